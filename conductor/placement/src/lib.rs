@@ -1,0 +1,1 @@
+//! The conductor's core: shadow index, cost model, selection, admission; no I/O

@@ -1,0 +1,1 @@
+//! The scheduler and the OpenAI-compatible front door

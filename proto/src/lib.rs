@@ -1,0 +1,23 @@
+//! Ids, layouts, wire types and services that every part of Kvasir shares. No logic beyond what
+//! defines an id: what a block key *is* stands in [`keys`].
+//!
+//! - [`ids`]: newtypes for everything that is named or numbered
+//! - [`keys`]: namespaces and the chain of block keys
+//! - [`layout`]: how a block lies in a slot, checked
+//! - [`v1`]: the generated messages and services of `proto/kvasir/v1`
+
+pub mod ids;
+pub mod keys;
+pub mod layout;
+
+/// Generated from `proto/kvasir/v1/*.proto`; `tests/generated.rs` keeps it true.
+#[allow(clippy::all, clippy::pedantic, missing_debug_implementations, unreachable_pub)]
+pub mod v1 {
+    include!("generated/kvasir.v1.rs");
+}
+
+pub use ids::{
+    BlockKey, FieldError, Generation, Imm, Incarnation, InstanceId, Namespace, NodeId, Share, Side,
+    SlotIndex, TxId,
+};
+pub use layout::{LayoutError, SlotLayout};

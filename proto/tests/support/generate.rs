@@ -1,0 +1,17 @@
+//! Generates the protobuf code with protox, so that no system protoc is needed.
+
+use std::path::Path;
+
+/// Generates `kvasir.v1.rs` into `out`.
+pub fn into(out: &Path) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let files: Vec<_> = ["common", "node", "attach", "engine", "conductor"]
+        .iter()
+        .map(|name| root.join(format!("kvasir/v1/{name}.proto")))
+        .collect();
+    let descriptors = protox::compile(&files, [root]).expect("the .proto files compile");
+    tonic_prost_build::configure()
+        .out_dir(out)
+        .compile_fds(descriptors)
+        .expect("the generated code can be written");
+}

@@ -1,0 +1,1 @@
+//! MLA partial attention over pages, and the merge of partials

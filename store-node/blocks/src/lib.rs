@@ -1,0 +1,1 @@
+//! The store node's core: block states, transactions, leases, eviction; no I/O

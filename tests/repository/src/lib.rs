@@ -1,0 +1,1 @@
+//! Checks on the repository itself: dependency direction, file sizes, generated files

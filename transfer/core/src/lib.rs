@@ -1,0 +1,1 @@
+//! The transfer engine's core: sharding, immediate counters, endpoints, retry; no I/O

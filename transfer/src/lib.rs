@@ -1,0 +1,1 @@
+//! Point-to-point transfer engine: regions, one-sided writes, immediate counters
