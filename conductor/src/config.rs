@@ -1,0 +1,145 @@
+//! What an operator may set. Parsed once by the binary; the doc comment on each field becomes the
+//! configuration reference. Units are in the names; values that make no sense are refused, never
+//! rounded.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// The conductor: OpenAI-compatible front door and scheduler.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Address of the OpenAI-compatible HTTP API, the health endpoints and the metrics.
+    pub listen: SocketAddr,
+    /// Address of the gRPC scheduler, for callers with a front door of their own.
+    pub grpc_listen: SocketAddr,
+    /// Store nodes, as "host:port". Each is asked for what it holds and for its engine.
+    pub nodes: Vec<String>,
+    /// The models that clients may ask for.
+    pub models: Vec<ModelConfig>,
+    /// Mixed into every block key: clusters with different salts never share blocks.
+    pub tenant_salt: String,
+    /// A request that takes longer is cancelled and answered with 504.
+    pub request_deadline_ms: u64,
+    /// A request is refused when its first token is predicted to come later than this.
+    pub ttft_objective_ms: u64,
+    /// A request is refused when the time between its tokens is predicted to be longer than this.
+    pub tbt_objective_ms: u64,
+    /// Blocks are fetched from another node when the best prefix match is at least this many
+    /// times as long as the local one (Mooncake, Algorithm 1).
+    pub kvcache_balancing_threshold: f64,
+    /// How long a node keeps what a request holds without hearing from anybody.
+    pub lease_ms: u64,
+    /// Attempts at one request, the first included, before an answer has begun.
+    pub attempts_max: u32,
+    /// Requests (each prompt and each of `n` counts) that are worked on at once; more are refused
+    /// with 429.
+    pub choices_running_max: usize,
+    /// Prompts times `n` of one request.
+    pub choices_max: usize,
+    /// Stop strings of one request.
+    pub stop_strings_max: usize,
+    /// Bytes of one request body; a longer one is refused with 413.
+    pub body_bytes_max: usize,
+    /// Bytes of all request bodies that are being read; beyond it requests are refused with 503.
+    pub bodies_bytes_max: usize,
+    /// A request whose body has not arrived after this long is answered with 408.
+    pub body_read_ms: u64,
+    /// HTTP connections open at once; more wait in the listen queue.
+    pub connections_max: usize,
+    /// A connection whose request headers have not arrived after this long is closed.
+    pub header_read_ms: u64,
+    /// A connection whose client takes no byte of its answer for this long is closed and its
+    /// request cancelled.
+    pub write_stall_ms: u64,
+    /// Prompts that are tokenized at once; more wait.
+    pub tokenize_parallel: usize,
+    /// On shutdown, requests in flight may finish for this long; then they are cancelled.
+    pub drain_ms: u64,
+}
+
+/// A model that clients may ask for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ModelConfig {
+    /// The name in requests; engines that serve it attach with the same name.
+    pub name: String,
+    /// Directory with `tokenizer.json`, `tokenizer_config.json` and perhaps `chat_template.jinja`.
+    pub path: PathBuf,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            listen: SocketAddr::from(([127, 0, 0, 1], 8000)),
+            grpc_listen: SocketAddr::from(([127, 0, 0, 1], 8001)),
+            nodes: Vec::new(),
+            models: Vec::new(),
+            tenant_salt: String::new(),
+            request_deadline_ms: 60_000,
+            ttft_objective_ms: 30_000,
+            tbt_objective_ms: 1_000,
+            kvcache_balancing_threshold: 1.5,
+            lease_ms: 5_000,
+            attempts_max: 3,
+            choices_running_max: 4_096,
+            choices_max: 64,
+            stop_strings_max: 16,
+            body_bytes_max: 8 << 20,
+            bodies_bytes_max: 512 << 20,
+            body_read_ms: 30_000,
+            connections_max: 4_096,
+            header_read_ms: 10_000,
+            write_stall_ms: 20_000,
+            tokenize_parallel: 4,
+            drain_ms: 10_000,
+        }
+    }
+}
+
+impl Config {
+    /// Refuses values that cannot work, naming the field.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let positive = [
+            ("request_deadline_ms", self.request_deadline_ms),
+            ("ttft_objective_ms", self.ttft_objective_ms),
+            ("tbt_objective_ms", self.tbt_objective_ms),
+            ("attempts_max", u64::from(self.attempts_max)),
+            ("choices_running_max", self.choices_running_max as u64),
+            ("choices_max", self.choices_max as u64),
+            ("body_bytes_max", self.body_bytes_max as u64),
+            ("body_read_ms", self.body_read_ms),
+            ("connections_max", self.connections_max as u64),
+            ("header_read_ms", self.header_read_ms),
+            ("write_stall_ms", self.write_stall_ms),
+            ("tokenize_parallel", self.tokenize_parallel as u64),
+        ];
+        for (field, value) in positive {
+            if value == 0 {
+                return Err(format!("`{field}` must be at least 1"));
+            }
+        }
+        if self.lease_ms < 100 {
+            return Err("`lease_ms` must be at least 100: it is renewed every third of it".into());
+        }
+        let threshold = self.kvcache_balancing_threshold;
+        if !threshold.is_finite() || threshold <= 0.0 {
+            return Err("`kvcache_balancing_threshold` must be a positive number".into());
+        }
+        if self.bodies_bytes_max < self.body_bytes_max {
+            return Err("`bodies_bytes_max` must be at least `body_bytes_max`".into());
+        }
+        for (index, model) in self.models.iter().enumerate() {
+            if model.name.is_empty() {
+                return Err(format!("`models[{index}].name` must not be empty"));
+            }
+            if self.models[..index].iter().any(|other| other.name == model.name) {
+                return Err(format!("`models` names \"{}\" twice", model.name));
+            }
+        }
+        Ok(())
+    }
+}

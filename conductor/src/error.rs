@@ -1,0 +1,23 @@
+//! Why the conductor could not start or go on. What a client did wrong is in `openai::error`.
+
+use std::net::SocketAddr;
+
+/// Why [`crate::run`] ended without being asked to.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The configuration cannot work; the sentence names the field.
+    #[error("the conductor's configuration is wrong: {0}")]
+    Config(String),
+    /// An address could not be bound.
+    #[error("the conductor cannot listen on {address}: {source}")]
+    Bind { address: SocketAddr, source: std::io::Error },
+    /// The files of a model could not be read.
+    #[error("model \"{model}\": {reason}")]
+    Model { model: String, reason: String },
+    /// A metric was registered twice.
+    #[error("cannot register metrics: {0}")]
+    Metrics(#[from] prometheus::Error),
+    /// The gRPC server stopped.
+    #[error("the gRPC server failed: {0}")]
+    Grpc(#[from] tonic::transport::Error),
+}
