@@ -1,1 +1,16 @@
-//! The store node's core: block states, transactions, leases, eviction; no I/O
+//! The store node's core: block states, transactions, leases, eviction; no I/O.
+//!
+//! [`Blocks`] owns a node's block table. It decides; the shell executes: commands and the time go
+//! in, answers and [`Action`]s come out. It knows slots by number and blocks by key, and never sees
+//! a byte of them.
+#![forbid(unsafe_code)]
+
+mod api;
+mod blocks;
+
+pub use api::{
+    AbortOutcome, AbortReason, Action, Allocate, AllocateError, Allocated, Arrival, AttachEpoch,
+    BindError, Binding, BlockChange, BlockView, Bound, Busy, Changes, Commit, Counts, GetError,
+    GrowError, Options, Outcome, ShareError, ShareView, Snapshot,
+};
+pub use blocks::Blocks;

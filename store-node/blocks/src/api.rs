@@ -1,0 +1,359 @@
+//! The words that the owner and its shell exchange: requests, answers, errors and actions.
+//!
+//! Plain data. What the answers mean in which order stands on [`crate::Blocks`].
+
+use std::fmt;
+use std::ops::Range;
+
+use kvasir_proto::{BlockKey, Generation, Imm, Namespace, Share, SlotIndex};
+
+/// Sizes and bounds of a node's block table.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Slots there are; 0 until an engine has said how large one is (see [`crate::Blocks::reset`]).
+    pub slots: u32,
+    /// Tokens of a block; 0 only together with no slots.
+    pub block_tokens: u32,
+    /// The first immediate is drawn from here on; the shell draws it at random, so that a restarted
+    /// node does not soon repeat the immediates of its former incarnation.
+    pub imm_seed: u32,
+    /// The longest lease that is granted.
+    pub lease_ms_max: u64,
+    /// How long an abort of an unknown share is remembered.
+    pub tombstone_ms: u64,
+    /// How many such aborts; when full the oldest is forgotten and counted.
+    pub tombstones_max: usize,
+    /// How long ended shares are remembered: longer than the longest request deadline.
+    pub finished_ms: u64,
+    /// How many ended shares; when full the oldest is forgotten and counted.
+    pub finished_max: usize,
+    /// Block changes kept for subscribers that fall behind; older ones cost a snapshot.
+    pub event_log_max: usize,
+    /// Shares that may be open at once; one more is refused.
+    pub shares_max: usize,
+    /// Pins that one engine may hold through [`crate::Blocks::get`]; more are refused.
+    pub get_pins_max: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            slots: 0,
+            block_tokens: 0,
+            imm_seed: 1,
+            lease_ms_max: 60_000,
+            tombstone_ms: 120_000,
+            tombstones_max: 65_536,
+            finished_ms: 600_000,
+            finished_max: 262_144,
+            event_log_max: 65_536,
+            shares_max: 16_384,
+            get_pins_max: 65_536,
+        }
+    }
+}
+
+/// Names one attachment of one engine; grows with each attach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AttachEpoch(pub u32);
+
+/// What a share wants. Compared as a whole when the same share comes again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Allocate {
+    pub share: Share,
+    pub namespace: Namespace,
+    /// Keys of the prompt's full blocks (source side: of the blocks to send), in chain order.
+    pub keys: Vec<BlockKey>,
+    /// Ignored on the source side.
+    pub prompt_tokens: u32,
+    pub lease_ms: u64,
+    /// Prefill side: blocks [held, fetch_until_block) are targets of a fetch. 0 for none.
+    pub fetch_until_block: u32,
+    /// The request names a node that will write here.
+    pub has_remote_writer: bool,
+}
+
+/// What a share got.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Allocated {
+    /// Leading blocks that are committed here and now pinned.
+    pub held_blocks: u32,
+    /// One slot for each page of the prompt: the held prefix, then reserved ones (source side: the
+    /// held prefix alone).
+    pub pages: Vec<SlotIndex>,
+    /// Pages that the remote writer fills; empty when there is none, or when it has only the tail
+    /// to send.
+    pub targets: Range<u32>,
+    /// What its writes must carry. Present exactly when a remote writer is expected.
+    pub imm: Option<Imm>,
+}
+
+/// Why nothing was taken.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AllocateError {
+    /// Try again later, or elsewhere.
+    #[error("{wanted} slots are wanted and {available} could be had")]
+    NoSpace { available: u32, wanted: u32 },
+    /// No use to try again here.
+    #[error("{wanted} slots are wanted and this node has {slots} in all")]
+    TooLarge { wanted: u32, slots: u32 },
+    #[error("{0} shares are open, which is the most this node keeps")]
+    TooManyShares(usize),
+    /// The share was aborted (before or after it was allocated).
+    #[error("the share was aborted before")]
+    Tombstoned,
+    #[error("the share has finished")]
+    Finished,
+    #[error("{0}")]
+    BadRequest(&'static str),
+}
+
+/// Why a call about a share had no effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ShareError {
+    /// Never allocated here, or ended so long ago that it is forgotten.
+    #[error("no such share")]
+    Unknown,
+    #[error("the share has ended")]
+    Finished,
+    /// Aborted, and waiting for its writers and readers to stop.
+    #[error("the share was aborted and is ending")]
+    Ending,
+    /// The call does not fit the share as it stands; the text says why.
+    #[error("{0}")]
+    Refused(&'static str),
+}
+
+/// Answer to an engine that takes a share over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Binding {
+    /// The slots are settled.
+    Bound(Bound),
+    /// A fetch is under way: [`Action::Bound`] follows, or [`Action::StopEngine`].
+    Waiting,
+}
+
+/// What the engine may work with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bound {
+    /// One for each page of the prompt.
+    pub slots: Vec<SlotIndex>,
+    /// Tokens of the prompt whose rows are there and may only be read.
+    pub cached_tokens: u32,
+    /// Decode side: pages and tail have arrived already, so `Ready` is due at once.
+    pub arrived: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum BindError {
+    #[error("no such share, or it has ended")]
+    Gone,
+    #[error("another bind came first")]
+    Taken,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum GrowError {
+    /// Nothing was taken; try again later or give up.
+    #[error("{wanted} slots are wanted and {available} could be had")]
+    NoSpace { available: u32, wanted: u32 },
+    #[error(transparent)]
+    Share(#[from] ShareError),
+}
+
+/// What became of a page that was committed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Commit {
+    /// It is in the index now (or was put there by an earlier call).
+    Indexed,
+    /// The key was there before: the old copy stays in the index, the new one stays the share's own
+    /// and is freed with it.
+    Duplicate { kept: SlotIndex },
+    /// The block before it is not in the index (any more), so nobody could find it: it stays the
+    /// share's own.
+    NoParent,
+}
+
+/// What became of the pages a remote writer sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arrival {
+    /// Settled; this many leading blocks of the share are cached and may only be read.
+    Settled { cached_blocks: u32 },
+    /// The share is being aborted: its writer counts as finished, and nothing was committed.
+    Late,
+}
+
+/// How a share ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    Released,
+    Aborted,
+}
+
+/// What an abort met.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AbortOutcome {
+    /// The share was open; it ends now, or when [`Action::Ended`] says so.
+    Aborting,
+    /// It was being aborted already.
+    AlreadyAborting,
+    AlreadyEnded,
+    /// Unknown: a tombstone refuses an allocation that arrives later.
+    Tombstoned,
+}
+
+/// Why a share was aborted; for the engine and the log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AbortReason {
+    /// The conductor asked, and said why.
+    Asked(String),
+    LeaseOver,
+    EngineGone,
+    /// Released by its engine before the remote writer was done.
+    ReleasedEarly,
+    /// A block that it reads failed its checksum.
+    Corrupt,
+    /// What its peer sent failed its checksum or could not be read.
+    BadArrival,
+    PeerLost,
+    Draining,
+}
+
+impl fmt::Display for AbortReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            AbortReason::Asked(why) => why,
+            AbortReason::LeaseOver => "the lease ran out",
+            AbortReason::EngineGone => "the engine is gone",
+            AbortReason::ReleasedEarly => "released before its pages had arrived",
+            AbortReason::Corrupt => "a block it reads failed its checksum",
+            AbortReason::BadArrival => "what the peer sent is not intact",
+            AbortReason::PeerLost => "the peer is lost",
+            AbortReason::Draining => "the node is draining",
+        })
+    }
+}
+
+/// What the shell must do. Each is given once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// The fetch that a bind waited for is settled: tell the engine.
+    Bound { share: Share, epoch: AttachEpoch, bound: Bound },
+    /// Tell the local engine to stop writing; answered by `release` or `engine_gone`.
+    StopEngine { share: Share, epoch: AttachEpoch, reason: AbortReason },
+    /// Ask the remote writer to stop; answered by `writer_stopped` or `writer_cut_off` (or by
+    /// `arrived`, when everything landed after all).
+    StopWriter { share: Share },
+    /// Issue no more of this share's pushes (and owe none); answered by `push_stopped` when those
+    /// that were issued have landed or failed.
+    StopPush { share: Share },
+    /// Nobody waits for this immediate any more. Its counter must be kept until `Ended`.
+    CancelImm { share: Share, imm: Imm },
+    /// The share is over: its immediate, tail space and whatever else hangs on it may be reused.
+    Ended { share: Share, imm: Option<Imm>, outcome: Outcome },
+}
+
+/// Why a lookup by an engine pinned nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum GetError {
+    #[error("the engine would hold more than {0} pins")]
+    TooManyPins(usize),
+    #[error("the handle names other pins of this engine")]
+    HandleInUse,
+}
+
+/// Another layout cannot be taken while anything is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{shares} shares and {pins} pins are open")]
+pub struct Busy {
+    pub shares: u32,
+    pub pins: u32,
+}
+
+/// A key that came to or left the index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockChange {
+    pub key: BlockKey,
+    pub removed: bool,
+}
+
+/// Changes in sequence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Changes {
+    /// Of the first change; each has the next one.
+    pub first_sequence: u64,
+    pub changes: Vec<BlockChange>,
+}
+
+/// All keys of the index, exact at `sequence`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Snapshot {
+    pub sequence: u64,
+    pub keys: Vec<BlockKey>,
+}
+
+/// A committed block.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BlockView<'a> {
+    pub key: BlockKey,
+    pub namespace: Namespace,
+    pub slot: SlotIndex,
+    pub generation: Generation,
+    pub pins: u32,
+    pub checksums: &'a [u64],
+}
+
+/// A share as it stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShareView<'a> {
+    pub request: &'a Allocate,
+    pub held_blocks: u32,
+    /// Pages of the prompt and then those grown. Empty once the share gives its slots back.
+    pub slots: Vec<SlotIndex>,
+    pub targets: Range<u32>,
+    pub imm: Option<Imm>,
+    /// There is no remote writer, or what it sent is settled.
+    pub settled: bool,
+    pub bound_to: Option<AttachEpoch>,
+    /// Pushes under way or owed.
+    pub reads: u32,
+    pub aborting: bool,
+}
+
+/// What is held now, and what was counted since the start. Everything in the first part but
+/// `free`, `committed` and `evictable` is zero when nothing is under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    pub slots: u32,
+    pub free: u32,
+    pub allocated: u32,
+    pub committed: u32,
+    /// Committed and not pinned.
+    pub evictable: u32,
+    pub leaving: u32,
+    pub quarantined: u32,
+    pub shares: u32,
+    /// Shares that wait for a writer or a reader to stop.
+    pub aborting: u32,
+    /// When the oldest of those was aborted.
+    pub aborting_since_ms: Option<u64>,
+    pub pins: u32,
+    /// Pins among them that engines hold through `get`.
+    pub get_pins: u32,
+    pub imms: u32,
+    pub tombstones: u32,
+    pub finished: u32,
+
+    pub committed_total: u64,
+    pub duplicates_total: u64,
+    pub evicted_total: u64,
+    /// Blocks dropped because they, or one before them, failed a checksum.
+    pub dropped_total: u64,
+    pub leases_over_total: u64,
+    pub aborts_total: u64,
+    pub refused_no_space_total: u64,
+    /// Tombstones forgotten before their time, because there were too many.
+    pub tombstones_forgotten_total: u64,
+    /// Ended shares forgotten before their time, because there were too many.
+    pub finished_forgotten_total: u64,
+}
