@@ -1,1 +1,29 @@
-//! MLA partial attention over pages, and the merge of partials
+//! Partial attention of absorbed MLA over pages of latent rows, where they lie, and the merge of
+//! partials. Knows nothing of networks, blocks or models.
+//!
+//! A cached token is one row of `d_qk` values; its first `d_v` values are also the value. A partial
+//! over a set of rows is `(o, m, l)`: the normalised output, the largest logit and the softmax
+//! denominator relative to it. The empty set has `m = -inf`, `l = 0`, `o = 0`.
+//!
+//! Reading path:
+//! 1. [`pages`]: rows in memory that someone else owns; the one unsafe constructor
+//! 2. [`partial`]: queries, partials and [`merge`]
+//! 3. [`attend`]: chooses a kernel and a strategy, splits work over threads
+//! 4. `scalar` (the reference), `narrow` (few query rows: decode), `wide` (many: prefill)
+//! 5. `simd`, `exp`, [`matrix`]: what those are made of
+//!
+//! Results are bit-equal for the same kernel, shape, split and number of threads.
+
+pub mod attend;
+mod exp;
+pub mod matrix;
+mod narrow;
+pub mod pages;
+pub mod partial;
+mod scalar;
+mod simd;
+mod wide;
+
+pub use attend::{Attention, AttentionOptions, Job, Kernel};
+pub use pages::{PageError, PageList, PageSpec, RowDtype};
+pub use partial::{Partial, PartialMut, Query, Visible, merge};

@@ -1,0 +1,206 @@
+//! Attention over page lists: which kernel, which strategy, which thread.
+
+use crate::narrow::{self, Narrow};
+use crate::pages::PageList;
+use crate::partial::{PartialMut, Query};
+use crate::scalar;
+use crate::simd::{Portable, Simd, Task};
+use crate::wide::{self, Wide};
+
+/// An instruction set that partial attention is written for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kernel {
+    /// The reference, in f64.
+    Scalar,
+    /// Any processor.
+    Portable,
+    /// x86-64 with AVX2 and FMA.
+    Avx2,
+    /// x86-64 with AVX-512F.
+    Avx512,
+}
+
+impl Kernel {
+    /// Those that this processor runs, the slowest first.
+    pub fn available() -> Vec<Kernel> {
+        let all = [Kernel::Scalar, Kernel::Portable, Kernel::Avx2, Kernel::Avx512];
+        all.into_iter().filter(|kernel| kernel.runs_here()).collect()
+    }
+
+    /// The fastest that this processor runs.
+    pub fn best() -> Kernel {
+        Kernel::available().pop().unwrap_or(Kernel::Portable)
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn runs_here(self) -> bool {
+        use crate::simd::{Avx2, Avx512};
+        match self {
+            Kernel::Scalar | Kernel::Portable => true,
+            Kernel::Avx2 => Avx2::detect().is_some(),
+            Kernel::Avx512 => Avx512::detect().is_some(),
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn runs_here(self) -> bool {
+        matches!(self, Kernel::Scalar | Kernel::Portable)
+    }
+
+    /// Runs a task on the instruction set, or on the portable one where it is missing.
+    #[cfg(target_arch = "x86_64")]
+    fn run(self, task: impl Task) {
+        use crate::simd::{Avx2, Avx512};
+        match (self, Avx512::detect(), Avx2::detect()) {
+            (Kernel::Avx512, Some(simd), _) => simd.run(task),
+            (Kernel::Avx512 | Kernel::Avx2, _, Some(simd)) => simd.run(task),
+            _ => Portable.run(task),
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn run(self, task: impl Task) {
+        Portable.run(task);
+    }
+}
+
+/// How [`Attention`] works.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionOptions {
+    pub kernel: Kernel,
+    /// Threads of one call; 1 starts none.
+    pub threads: usize,
+    /// Query rows from which the large products pay.
+    pub wide_rows_min: usize,
+}
+
+impl Default for AttentionOptions {
+    fn default() -> Self {
+        AttentionOptions { kernel: Kernel::best(), threads: 1, wide_rows_min: 64 }
+    }
+}
+
+/// One query over one page list; rows of `out` are the query's.
+#[derive(Debug)]
+pub struct Job<'a> {
+    pub query: Query<'a>,
+    pub pages: PageList<'a>,
+    pub out: PartialMut<'a>,
+}
+
+impl<'a> Job<'a> {
+    /// Products of pairs (query row, cached row).
+    fn work(&self) -> usize {
+        let rows = self.query.rows();
+        let pairs = |row| self.query.visible.of(row, self.pages.rows());
+        (0..rows).map(pairs).sum()
+    }
+
+    fn split_at(self, rows: usize) -> (Job<'a>, Job<'a>) {
+        let Job { query, pages, out } = self;
+        let (out, out_rest) = out.split_at(rows, query.d_v);
+        let rest = Job { query: query.slice(rows, query.rows()), pages, out: out_rest };
+        (Job { query: query.slice(0, rows), pages, out }, rest)
+    }
+}
+
+/// Pairs below which another thread costs more than it brings: some 100 µs of one core.
+const THREAD_WORK_MIN: usize = 16 * 1024;
+/// A job is cut at multiples of so many query rows, each part reading all its cached rows.
+const SPLIT_ROWS: usize = 64;
+
+/// The kernels with the memory that they reuse.
+#[derive(Debug)]
+pub struct Attention {
+    options: AttentionOptions,
+    scratch: Vec<Scratch>,
+}
+
+#[derive(Debug, Default)]
+struct Scratch {
+    narrow: narrow::Scratch,
+    wide: wide::Scratch,
+}
+
+impl Attention {
+    pub fn new(options: AttentionOptions) -> Self {
+        let threads = options.threads.max(1);
+        Attention { options, scratch: (0..threads).map(|_| Scratch::default()).collect() }
+    }
+
+    /// The partial of `query` over `pages`, into `out`.
+    ///
+    /// # Panics
+    /// When shapes disagree, which is the caller's mistake.
+    pub fn attend(&mut self, query: &Query<'_>, pages: &PageList<'_>, out: PartialMut<'_>) {
+        self.attend_all(vec![Job { query: *query, pages: *pages, out }]);
+    }
+
+    /// Several queries, each over its own pages.
+    ///
+    /// # Panics
+    /// As [`Attention::attend`].
+    pub fn attend_all(&mut self, jobs: Vec<Job<'_>>) {
+        for job in &jobs {
+            job.query.check();
+            job.out.check(&job.query);
+            assert_eq!(job.pages.width(), job.query.d_qk, "query and cached rows differ in width");
+        }
+        let options = self.options;
+        let work: usize = jobs.iter().map(Job::work).sum();
+        let threads = self.scratch.len().min((work / THREAD_WORK_MIN).max(1));
+        if threads == 1 {
+            jobs.into_iter().for_each(|job| run(options, job, &mut self.scratch[0]));
+            return;
+        }
+        let mut shares = share(jobs, threads, work.div_ceil(threads)).into_iter();
+        let mine = shares.next().unwrap_or_default();
+        let (scratch, others) = self.scratch.split_first_mut().expect("at least one thread");
+        std::thread::scope(|scope| {
+            for (share, scratch) in shares.zip(others) {
+                scope.spawn(move || share.into_iter().for_each(|job| run(options, job, scratch)));
+            }
+            mine.into_iter().for_each(|job| run(options, job, scratch));
+        });
+    }
+}
+
+fn run(options: AttentionOptions, job: Job<'_>, scratch: &mut Scratch) {
+    let Job { query, pages, out } = job;
+    if options.kernel == Kernel::Scalar {
+        scalar::attend(&query, &pages, out);
+    } else if query.rows() >= options.wide_rows_min {
+        let scratch = &mut scratch.wide;
+        options.kernel.run(Wide { query: &query, pages: &pages, out, scratch });
+    } else {
+        let scratch = &mut scratch.narrow;
+        options.kernel.run(Narrow { query: &query, pages: &pages, out, scratch });
+    }
+}
+
+/// Deals jobs out to threads in order, cutting where one thread has its share.
+fn share(jobs: Vec<Job<'_>>, threads: usize, goal: usize) -> Vec<Vec<Job<'_>>> {
+    let mut shares: Vec<Vec<Job<'_>>> = vec![Vec::new()];
+    let mut filled = 0;
+    for mut job in jobs {
+        while shares.len() < threads && filled + job.work() > goal {
+            let mut rows = 0;
+            let mut taken = 0;
+            while rows < job.query.rows() && filled + taken < goal {
+                let next = (rows + SPLIT_ROWS).min(job.query.rows());
+                taken += (rows..next)
+                    .map(|row| job.query.visible.of(row, job.pages.rows()))
+                    .sum::<usize>();
+                rows = next;
+            }
+            let (now, later) = job.split_at(rows);
+            shares.last_mut().expect("never empty").push(now);
+            shares.push(Vec::new());
+            filled = 0;
+            job = later;
+        }
+        filled += job.work();
+        shares.last_mut().expect("never empty").push(job);
+    }
+    shares
+}

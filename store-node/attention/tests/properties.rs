@@ -1,0 +1,218 @@
+//! What must hold for any shape, split and order.
+
+mod support;
+
+use kvasir_attention::{
+    Job, Kernel, PageError, PageList, PageSpec, Partial, PartialMut, Query, RowDtype, Visible,
+    merge,
+};
+use proptest::prelude::*;
+use support::{Paged, Way, assert_close, query};
+
+/// Values in -1..1 from a seed.
+fn values(seed: u64, count: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+#[derive(Debug, Clone)]
+struct Shape {
+    seed: u64,
+    query_rows: usize,
+    rows: usize,
+    d_v: usize,
+    rope: usize,
+    rows_per_page: usize,
+    bf16: bool,
+    scale: f32,
+}
+
+fn shapes() -> impl Strategy<Value = Shape> {
+    (
+        1u64..,
+        1usize..90,
+        0usize..400,
+        1usize..70,
+        0usize..20,
+        1usize..70,
+        any::<bool>(),
+        0.1f32..4.0,
+    )
+        .prop_map(|(seed, query_rows, rows, d_v, rope, rows_per_page, bf16, scale)| Shape {
+            seed,
+            query_rows,
+            rows,
+            d_v,
+            rope,
+            rows_per_page,
+            bf16,
+            scale,
+        })
+}
+
+impl Shape {
+    fn d_qk(&self) -> usize {
+        self.d_v + self.rope
+    }
+
+    fn dtype(&self) -> RowDtype {
+        if self.bf16 { RowDtype::Bf16 } else { RowDtype::F32 }
+    }
+
+    fn q(&self) -> Vec<f32> {
+        values(self.seed, self.query_rows * self.d_qk())
+    }
+
+    fn rows(&self) -> Vec<f32> {
+        values(self.seed ^ 0xabcd, self.rows * self.d_qk())
+    }
+
+    fn paged(&self, rows: &[f32]) -> Paged {
+        let rows: Vec<&[f32]> = rows.chunks_exact(self.d_qk()).collect();
+        Paged::new(&rows, self.d_qk(), self.rows_per_page, self.dtype())
+    }
+}
+
+const SCALAR: Way = Way { kernel: Kernel::Scalar, wide: false, threads: 1 };
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn every_way_agrees_with_the_scalar_reference_under_any_causal_limit(shape in shapes()) {
+        let (q, rows) = (shape.q(), shape.rows());
+        let paged = shape.paged(&rows);
+        let counts: Vec<usize> = values(shape.seed ^ 1, shape.query_rows)
+            .iter()
+            .map(|v| ((v + 1.0) * 0.6 * shape.rows as f32) as usize)
+            .collect();
+        for visible in [Visible::All, Visible::First(&counts)] {
+            let query = Query { visible, ..query(&q, shape.d_qk(), shape.d_v, shape.scale) };
+            let want = SCALAR.attend(&query, &paged.list());
+            for way in Way::all() {
+                assert_close(&way.attend(&query, &paged.list()), &want, &format!("{way:?}"));
+            }
+        }
+    }
+
+    #[test]
+    fn parts_of_any_split_merge_to_the_whole_in_any_order(shape in shapes(), cuts in prop::collection::vec(0usize..400, 0..6)) {
+        let (q, rows) = (shape.q(), shape.rows());
+        let query = query(&q, shape.d_qk(), shape.d_v, shape.scale);
+        let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(shape.rows)).collect();
+        cuts.extend([0, shape.rows]);
+        cuts.sort_unstable();
+        let way = Way { kernel: Kernel::best(), wide: false, threads: 1 };
+        let mut parts: Vec<Partial> = cuts
+            .windows(2)
+            .map(|cut| {
+                let own = shape.paged(&rows[cut[0] * shape.d_qk()..cut[1] * shape.d_qk()]);
+                way.attend(&query, &own.list())
+            })
+            .collect();
+        let want = SCALAR.attend(&query, &shape.paged(&rows).list());
+        let merged = merge(&parts, shape.d_v);
+        assert_close(&merged, &want, "in order");
+        prop_assert_eq!(&merged, &merge(&parts, shape.d_v), "the same bits again");
+        parts.reverse();
+        assert_close(&merge(&parts, shape.d_v), &want, "reversed");
+    }
+}
+
+#[test]
+fn empty_parts_change_no_bit_and_one_part_comes_out_as_it_went_in() {
+    let rows = values(3, 40 * 24);
+    let q = values(4, 5 * 24);
+    let rows: Vec<&[f32]> = rows.chunks_exact(24).collect();
+    let paged = Paged::new(&rows, 24, 7, RowDtype::F32);
+    let query = query(&q, 24, 16, 1.7);
+    let way = Way { kernel: Kernel::best(), wide: false, threads: 1 };
+    let part = way.attend(&query, &paged.list());
+    let other = way.attend(&query, &Paged::new(&rows[..9], 24, 3, RowDtype::F32).list());
+    let empty = Partial::empty(5, 16);
+    assert_eq!(merge(std::slice::from_ref(&part), 16), part);
+    assert_eq!(merge(&[empty.clone(), part.clone(), empty.clone()], 16), part);
+    let both = merge(&[part.clone(), other.clone()], 16);
+    assert_eq!(merge(&[empty.clone(), part, empty.clone(), other, empty.clone()], 16), both);
+    assert_eq!(merge(&[empty.clone(), empty.clone()], 16), empty);
+}
+
+#[test]
+fn a_query_that_sees_nothing_gives_the_empty_partial() {
+    let q = values(5, 3 * 20);
+    let rows = values(6, 10 * 20);
+    let rows: Vec<&[f32]> = rows.chunks_exact(20).collect();
+    for way in Way::all() {
+        let none = Paged::new(&[], 20, 4, RowDtype::F32);
+        assert_eq!(way.attend(&query(&q, 20, 20, 1.0), &none.list()), Partial::empty(3, 20));
+        let some = Paged::new(&rows, 20, 4, RowDtype::F32);
+        let blind = Query { visible: Visible::First(&[0, 0, 0]), ..query(&q, 20, 20, 1.0) };
+        assert_eq!(way.attend(&blind, &some.list()), Partial::empty(3, 20));
+    }
+}
+
+#[test]
+fn equal_work_gives_equal_bits_and_jobs_do_not_disturb_each_other() {
+    let rows = values(7, 700 * 80);
+    let rows: Vec<&[f32]> = rows.chunks_exact(80).collect();
+    let paged =
+        [Paged::new(&rows, 80, 64, RowDtype::F32), Paged::new(&rows[..99], 80, 16, RowDtype::Bf16)];
+    let q = values(8, 300 * 80);
+    let queries = [query(&q, 80, 64, 1.0), query(&q[..4 * 80], 80, 64, 1.0)];
+    for way in Way::all() {
+        let alone: Vec<Partial> =
+            queries.iter().zip(&paged).map(|(q, p)| way.attend(q, &p.list())).collect();
+        let mut attention = way.attention();
+        for _ in 0..2 {
+            let mut out: Vec<Partial> =
+                queries.iter().map(|query| Partial::empty(query.rows(), 64)).collect();
+            let jobs = queries.iter().zip(&paged).zip(&mut out);
+            let jobs = jobs.map(|((query, paged), out)| Job {
+                query: *query,
+                pages: paged.list(),
+                out: PartialMut { o: &mut out.o, m: &mut out.m, l: &mut out.l },
+            });
+            attention.attend_all(jobs.collect());
+            if way.threads == 1 {
+                assert_eq!(out, alone, "{way:?}");
+            }
+            for (got, want) in out.iter().zip(&alone) {
+                assert_close(got, want, &format!("{way:?}"));
+            }
+        }
+    }
+}
+
+/// Why a list over `paged`'s memory is refused after a change to its description.
+fn refusal<'a>(paged: &'a Paged, change: impl FnOnce(&mut PageSpec<'a>)) -> Option<PageError> {
+    let mut spec = paged.spec();
+    change(&mut spec);
+    // SAFETY: the memory is `paged`'s own; a description that leaves it must be refused.
+    unsafe { PageList::new(spec) }.err()
+}
+
+#[test]
+fn pages_that_do_not_lie_in_the_memory_are_refused() {
+    let paged = Paged::new(&[[1.0; 8].as_slice(); 10], 8, 4, RowDtype::F32);
+    let len_bytes = paged.spec().len_bytes;
+    let check = |change: fn(&mut PageSpec<'_>)| refusal(&paged, change);
+    assert_eq!(check(|_| ()), None);
+    assert!(matches!(check(|s| s.len_bytes -= 64), Some(PageError::OutOfMemory { page: 0, .. })));
+    for (page, far) in [(1, [0, len_bytes - 4, 0]), (0, [usize::MAX - 3, 0, 0])] {
+        let refused = refusal(&paged, |spec| spec.offsets_bytes = &far);
+        assert!(matches!(refused, Some(PageError::OutOfMemory { page: at, .. }) if at == page));
+    }
+    let count = PageError::Count { rows: 13, needed: 4, got: 3 };
+    assert_eq!(check(|s| s.rows = 13), Some(count));
+    assert!(matches!(check(|s| s.row_stride_bytes = 28), Some(PageError::Stride { .. })));
+    assert_eq!(check(|s| s.row_stride_bytes = 42), Some(PageError::Unaligned));
+    assert_eq!(check(|s| s.offsets_bytes = &[2, 0, 0]), Some(PageError::Unaligned));
+    assert_eq!(check(|s| s.rows_per_page = 0), Some(PageError::Empty));
+    assert_eq!(check(|s| s.width = 0), Some(PageError::Empty));
+}

@@ -1,0 +1,129 @@
+//! Rows in pages of a test's own memory, as slot memory would hold them.
+
+use std::ptr::NonNull;
+
+use half::bf16;
+use kvasir_attention::{
+    Attention, AttentionOptions, Kernel, PageList, PageSpec, Partial, Query, RowDtype, Visible,
+};
+
+/// Pages of `rows_per_page` rows with gaps between rows and pages, in shuffled order.
+pub struct Paged {
+    memory: Vec<u64>,
+    offsets_bytes: Vec<usize>,
+    rows_per_page: usize,
+    row_stride_bytes: usize,
+    rows: usize,
+    width: usize,
+    dtype: RowDtype,
+}
+
+impl Paged {
+    pub fn new(rows: &[&[f32]], width: usize, rows_per_page: usize, dtype: RowDtype) -> Paged {
+        let row_stride_bytes = (width + 3) * dtype.bytes();
+        let page_bytes = (rows_per_page * row_stride_bytes + 16).next_multiple_of(8);
+        let pages = rows.len().div_ceil(rows_per_page);
+        // What no row covers is NaN: a kernel that reads it says so.
+        let mut memory = vec![u64::MAX; (pages + 1) * page_bytes / 8];
+        let offsets_bytes: Vec<usize> =
+            (0..pages).map(|page| (pages - page) * page_bytes).collect();
+        let bytes: &mut [u8] = bytes_of(&mut memory);
+        for (i, row) in rows.iter().enumerate() {
+            let at = offsets_bytes[i / rows_per_page] + i % rows_per_page * row_stride_bytes;
+            for (j, value) in row.iter().enumerate() {
+                match dtype {
+                    RowDtype::F32 => bytes[at + 4 * j..][..4].copy_from_slice(&value.to_ne_bytes()),
+                    RowDtype::Bf16 => bytes[at + 2 * j..][..2]
+                        .copy_from_slice(&bf16::from_f32(*value).to_ne_bytes()),
+                }
+            }
+        }
+        let rows = rows.len();
+        Paged { memory, offsets_bytes, rows_per_page, row_stride_bytes, rows, width, dtype }
+    }
+
+    pub fn spec(&self) -> PageSpec<'_> {
+        PageSpec {
+            base: NonNull::from(self.memory.as_slice()).cast(),
+            len_bytes: self.memory.len() * 8,
+            offsets_bytes: &self.offsets_bytes,
+            rows_per_page: self.rows_per_page,
+            row_stride_bytes: self.row_stride_bytes,
+            rows: self.rows,
+            width: self.width,
+            dtype: self.dtype,
+        }
+    }
+
+    pub fn list(&self) -> PageList<'_> {
+        // SAFETY: the memory is this value's own, and borrowed for as long as the list.
+        unsafe { PageList::new(self.spec()) }.expect("pages within their memory")
+    }
+}
+
+fn bytes_of(memory: &mut [u64]) -> &mut [u8] {
+    let (len, at) = (memory.len() * 8, memory.as_mut_ptr().cast());
+    // SAFETY: the same memory, borrowed alone, as bytes.
+    unsafe { std::slice::from_raw_parts_mut(at, len) }
+}
+
+/// A way to compute a partial.
+#[derive(Debug, Clone, Copy)]
+pub struct Way {
+    pub kernel: Kernel,
+    pub wide: bool,
+    pub threads: usize,
+}
+
+impl Way {
+    /// Every kernel of this processor with both strategies, and one with threads.
+    pub fn all() -> Vec<Way> {
+        let mut ways = Vec::new();
+        for kernel in Kernel::available() {
+            for wide in [false, true] {
+                ways.push(Way { kernel, wide, threads: 1 });
+            }
+        }
+        ways.push(Way { kernel: Kernel::best(), wide: true, threads: 3 });
+        ways
+    }
+
+    pub fn attention(self) -> Attention {
+        Attention::new(AttentionOptions {
+            kernel: self.kernel,
+            threads: self.threads,
+            wide_rows_min: if self.wide { 0 } else { usize::MAX },
+        })
+    }
+
+    pub fn attend(self, query: &Query<'_>, pages: &PageList<'_>) -> Partial {
+        let mut partial = Partial::empty(query.rows(), query.d_v);
+        // What was there before must not matter.
+        partial.o.fill(f32::NAN);
+        partial.l.fill(7.0);
+        self.attention().attend(query, pages, partial.as_mut());
+        partial
+    }
+}
+
+/// A query that sees every row.
+pub fn query(values: &[f32], d_qk: usize, d_v: usize, scale: f32) -> Query<'_> {
+    Query { values, d_qk, d_v, scale, visible: Visible::All }
+}
+
+/// Compares with the tolerances of the reference vectors for an f32 kernel.
+pub fn assert_close(got: &Partial, want: &Partial, what: &str) {
+    let largest = want.o.iter().fold(0f32, |largest, value| largest.max(value.abs()));
+    for (i, (got, want)) in got.o.iter().zip(&want.o).enumerate() {
+        assert!((got - want).abs() <= 1e-5 * largest, "{what}: o[{i}] is {got}, not {want}");
+    }
+    for (i, (got, want)) in got.m.iter().zip(&want.m).enumerate() {
+        let near = got == want || (got - want).abs() <= 1e-4 + 1e-6 * want.abs();
+        assert!(near, "{what}: m[{i}] is {got}, not {want}");
+    }
+    for (i, (got, want)) in got.l.iter().zip(&want.l).enumerate() {
+        let near = got == want || (got.ln() - want.ln()).abs() <= 1e-4;
+        assert!(near, "{what}: l[{i}] is {got}, not {want}");
+    }
+    assert!(got.o.len() == want.o.len() && got.m.len() == want.m.len(), "{what}: shape");
+}
