@@ -1,12 +1,29 @@
-//! The owner of a node's block table.
+//! The owner of a node's block table: a switchboard between shares, cache and memories.
+//!
+//! It alone changes them. Each of its concerns has a file: [`allocate`] reserves, [`engine`] serves
+//! the local engine, [`arrival`] settles what a remote writer sent, [`ending`] ends shares, and
+//! [`invariants`] says what must hold between any two calls.
+
+mod allocate;
+mod arrival;
+mod ending;
+mod engine;
+mod invariants;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use kvasir_proto::{BlockKey, Generation, Share, SlotIndex};
 
 use crate::api::{
-    AbortOutcome, AbortReason, Action, Allocate, AllocateError, Allocated, Arrival, AttachEpoch,
-    BindError, Binding, BlockView, Busy, Changes, Commit, Counts, GetError, GrowError, Options,
-    ShareError, ShareView, Snapshot,
+    Action, BlockView, Busy, Changes, Counts, Options, ShareError, ShareView, Snapshot,
 };
+use crate::cache::Cache;
+use crate::ended::Ended;
+use crate::gets::Gets;
+use crate::imms::Imms;
+use crate::index::Entry;
+use crate::share::ShareRecord;
+use crate::share_state::Refusal;
 
 /// The one owner of a node's slots, index and shares.
 ///
@@ -39,11 +56,49 @@ use crate::api::{
 /// `StopEngine`, `StopWriter`, `StopPush` and `CancelImm` are given for whoever still writes or
 /// reads. When all have confirmed, the slots and the immediate are free and `Ended` is given.
 #[derive(Debug)]
-pub struct Blocks {}
+pub struct Blocks {
+    options: Options,
+    block_tokens: u32,
+    cache: Cache,
+    shares: BTreeMap<Share, ShareRecord>,
+    /// (lease over at, share) of every share that is not aborted.
+    leases: BTreeSet<(u64, Share)>,
+    /// (aborted at, share) of every share that is.
+    aborting: BTreeSet<(u64, Share)>,
+    gets: Gets,
+    imms: Imms,
+    tombstones: Ended,
+    finished: Ended,
+    /// Bounded by the shares: each adds every action at most once.
+    actions: VecDeque<Action>,
+    totals: Totals,
+}
+
+#[derive(Debug, Default)]
+struct Totals {
+    committed: u64,
+    duplicates: u64,
+    leases_over: u64,
+    aborts: u64,
+    refused_no_space: u64,
+}
 
 impl Blocks {
     pub fn new(options: Options) -> Self {
-        unimplemented!()
+        Blocks {
+            block_tokens: options.block_tokens,
+            cache: Cache::new(options.slots, options.event_log_max),
+            shares: BTreeMap::new(),
+            leases: BTreeSet::new(),
+            aborting: BTreeSet::new(),
+            gets: Gets::new(options.get_pins_max),
+            imms: Imms::new(options.imm_seed),
+            tombstones: Ended::new(options.tombstone_ms, options.tombstones_max),
+            finished: Ended::new(options.finished_ms, options.finished_max),
+            actions: VecDeque::new(),
+            totals: Totals::default(),
+            options,
+        }
     }
 
     /// Takes another number of slots of another size, and forgets every block. Sequences, leases,
@@ -53,286 +108,162 @@ impl Blocks {
     /// [`Busy`] while a share or a pin is open; abort first (see [`Self::abort_all`]) and wait for
     /// their ends.
     pub fn reset(&mut self, slots: u32, block_tokens: u32) -> Result<(), Busy> {
-        unimplemented!()
-    }
-
-    /// Reserves and pins for a share, whole or not at all. The same request again gives the same
-    /// answer and changes nothing.
-    ///
-    /// - Prefill: pins the committed prefix but leaves at least one token to compute into a private
-    ///   slot; reserves every other page. With `fetch_until_block` beyond what is held, the pages
-    ///   between are the targets of a fetch.
-    /// - Decode: pins the committed prefix, reserves the rest; all of the rest is target.
-    /// - Source: pins the committed prefix of `keys`, reserves nothing.
-    ///
-    /// # Errors
-    /// [`AllocateError`]; then nothing was taken.
-    pub fn allocate(
-        &mut self,
-        now_ms: u64,
-        request: &Allocate,
-    ) -> Result<Allocated, AllocateError> {
-        unimplemented!()
-    }
-
-    /// The share may hold what it holds for `lease_ms` from now (at most `lease_ms_max`). Never
-    /// shortens.
-    ///
-    /// # Errors
-    /// [`ShareError`] when it is not alive here any more.
-    pub fn renew(&mut self, now_ms: u64, share: Share, lease_ms: u64) -> Result<(), ShareError> {
-        unimplemented!()
-    }
-
-    /// Ends a share early; an unknown one leaves a tombstone.
-    pub fn abort(&mut self, now_ms: u64, share: Share, reason: AbortReason) -> AbortOutcome {
-        unimplemented!()
-    }
-
-    /// Aborts every open share.
-    pub fn abort_all(&mut self, now_ms: u64, reason: &AbortReason) {
-        unimplemented!()
-    }
-
-    /// The engine takes the share over.
-    ///
-    /// # Errors
-    /// [`BindError::Gone`] and [`BindError::Taken`].
-    pub fn bind(&mut self, share: Share, epoch: AttachEpoch) -> Result<Binding, BindError> {
-        unimplemented!()
-    }
-
-    /// Adds private pages to the end of a bound share, evicting if it must. Whole or nothing.
-    ///
-    /// # Errors
-    /// [`GrowError::NoSpace`] when nothing was taken.
-    pub fn grow(&mut self, share: Share, pages: u32) -> Result<Vec<SlotIndex>, GrowError> {
-        unimplemented!()
-    }
-
-    /// Seals a full page of the prompt, whose key came with `allocate`; all its layers are written.
-    /// One checksum for each run, as the shell likes to count them. Doing it again changes nothing.
-    ///
-    /// # Errors
-    /// [`ShareError`] when it is not the share's to commit: no such page, not full, or a remote
-    /// writer may still write it.
-    pub fn commit_page(
-        &mut self,
-        share: Share,
-        page: u32,
-        checksums: Vec<u64>,
-    ) -> Result<Commit, ShareError> {
-        unimplemented!()
-    }
-
-    /// Seals a page that the answer filled, under a key that the engine computed.
-    ///
-    /// # Errors
-    /// As [`Self::commit_page`], and when the key is in the index under another parent or
-    /// namespace.
-    pub fn commit_extra(
-        &mut self,
-        share: Share,
-        page: u32,
-        key: BlockKey,
-        checksums: Vec<u64>,
-    ) -> Result<Commit, ShareError> {
-        unimplemented!()
-    }
-
-    /// The immediate has reached its count: every page in `targets` and the tail have landed, and
-    /// the writer will write no more. Commits the full ones. `checksums` has one list for each page
-    /// in `targets`.
-    ///
-    /// # Errors
-    /// [`ShareError`]; nothing has changed then.
-    pub fn arrived(
-        &mut self,
-        now_ms: u64,
-        share: Share,
-        checksums: Vec<Vec<u64>>,
-    ) -> Result<Arrival, ShareError> {
-        unimplemented!()
-    }
-
-    /// The remote writer of an open share shall stop, because not all will come: gives
-    /// [`Action::StopWriter`] unless it has stopped.
-    ///
-    /// # Errors
-    /// [`ShareError`] when there is no such share or it has no remote writer.
-    pub fn stop_writer(&mut self, share: Share) -> Result<(), ShareError> {
-        unimplemented!()
-    }
-
-    /// The remote writer says that every write it issued has landed or failed, and that it issues
-    /// no more.
-    pub fn writer_stopped(&mut self, now_ms: u64, share: Share) {
-        unimplemented!()
-    }
-
-    /// The remote writer is lost, and the transfer engine confirmed that none of its writes can
-    /// land any more.
-    pub fn writer_cut_off(&mut self, now_ms: u64, share: Share) {
-        unimplemented!()
-    }
-
-    /// Prefill side, when the writer has stopped before all arrived: the first `checksums.len()`
-    /// pages of `targets` are intact and are committed; the others become pages to compute.
-    /// Answers with the blocks that are cached, also when it was settled before.
-    ///
-    /// # Errors
-    /// [`ShareError::Refused`] while the writer may still write, or when there is no fetch.
-    pub fn settle_fetch(
-        &mut self,
-        share: Share,
-        checksums: Vec<Vec<u64>>,
-    ) -> Result<u32, ShareError> {
-        unimplemented!()
-    }
-
-    /// A push of this share's pages is owed or begins: slots stay until it has ended.
-    ///
-    /// # Errors
-    /// [`ShareError`] when the share is not open: then do not read.
-    pub fn read_begin(&mut self, share: Share) -> Result<(), ShareError> {
-        unimplemented!()
-    }
-
-    /// One push has ended: each of its writes has landed or failed.
-    ///
-    /// # Errors
-    /// [`ShareError`] when no read of the share is open (it may have been stopped meanwhile).
-    pub fn read_end(&mut self, now_ms: u64, share: Share) -> Result<(), ShareError> {
-        unimplemented!()
-    }
-
-    /// Answers [`Action::StopPush`]: all of the share's reads have ended, and none will begin.
-    pub fn push_stopped(&mut self, now_ms: u64, share: Share) {
-        unimplemented!()
-    }
-
-    /// Whoever held the share here will not touch its slots again. Pins are dropped and private
-    /// slots freed as soon as reads have ended and the remote writer is known to have finished; if
-    /// it has not finished, it is asked to stop as in an abort. Doing it again changes nothing.
-    ///
-    /// # Errors
-    /// [`ShareError::Unknown`] and [`ShareError::Finished`], which need no answer.
-    pub fn release(&mut self, now_ms: u64, share: Share) -> Result<(), ShareError> {
-        unimplemented!()
-    }
-
-    /// The engine of this attachment can write no more: its process is dead, or its epoch is
-    /// revoked and confirmed. Releases and aborts its shares, and drops its pins.
-    pub fn engine_gone(&mut self, now_ms: u64, epoch: AttachEpoch) {
-        unimplemented!()
-    }
-
-    /// Pins the longest committed prefix of a chain for an engine, under a name it chose. An empty
-    /// answer holds nothing.
-    ///
-    /// # Errors
-    /// [`GetError`]; then nothing was pinned.
-    pub fn get(
-        &mut self,
-        epoch: AttachEpoch,
-        handle: u64,
-        keys: &[BlockKey],
-    ) -> Result<Vec<SlotIndex>, GetError> {
-        unimplemented!()
-    }
-
-    /// Drops the pins of a handle; false when there are none.
-    pub fn unpin(&mut self, epoch: AttachEpoch, handle: u64) -> bool {
-        unimplemented!()
-    }
-
-    /// A committed copy failed its checksum. It and the blocks after it leave the index at once and
-    /// are freed when unpinned; open shares that read it are aborted, except source shares (whose
-    /// push must itself leave it out). Answers with the number of blocks dropped: 0 when the slot
-    /// does not hold that generation of a committed block any more.
-    pub fn drop_corrupt(&mut self, now_ms: u64, slot: SlotIndex, generation: Generation) -> u32 {
-        unimplemented!()
+        let pins = self.cache.slots().tally().pins;
+        if !self.shares.is_empty() || pins > 0 {
+            return Err(Busy { shares: as_u32(self.shares.len()), pins: as_u32(pins) });
+        }
+        self.cache.reset(slots);
+        self.block_tokens = block_tokens;
+        Ok(())
     }
 
     /// When [`Self::handle_timeout`] wants to be called.
     pub fn poll_timeout(&self) -> Option<u64> {
-        unimplemented!()
-    }
-
-    /// Aborts the shares whose leases ran out; forgets what is old enough.
-    pub fn handle_timeout(&mut self, now_ms: u64) {
-        unimplemented!()
+        let lease = self.leases.first().map(|&(at_ms, _)| at_ms);
+        [lease, self.tombstones.next_ms(), self.finished.next_ms()].into_iter().flatten().min()
     }
 
     /// The next thing to do, oldest first.
     pub fn poll_action(&mut self) -> Option<Action> {
-        unimplemented!()
+        self.actions.pop_front()
     }
 
     /// A share that is open or ending.
     pub fn share(&self, share: Share) -> Option<ShareView<'_>> {
-        unimplemented!()
+        self.shares.get(&share).map(ShareRecord::view)
     }
 
     /// Every share that is open or ending, in order.
     pub fn shares(&self) -> impl Iterator<Item = Share> + '_ {
-        [].into_iter()
+        self.shares.keys().copied()
     }
 
     /// The slot of a page, prompt pages first and then grown ones.
     pub fn page_slot(&self, share: Share, page: u32) -> Option<(SlotIndex, Generation)> {
-        unimplemented!()
+        let record = self.shares.get(&share).filter(|record| !record.is_aborted())?;
+        let slot = record.page(page)?.slot;
+        Some((slot, self.cache.slots().generation(slot)?))
     }
 
     /// The indexed copy of a block.
     pub fn block(&self, key: BlockKey) -> Option<BlockView<'_>> {
-        unimplemented!()
+        let slot = self.cache.index().find(key)?;
+        self.block_view(slot, self.cache.index().entry(slot)?)
     }
 
     /// Every block of the index, in slot order.
     pub fn blocks(&self) -> impl Iterator<Item = BlockView<'_>> {
-        [].into_iter()
+        self.cache.index().iter().filter_map(|(slot, entry)| self.block_view(slot, entry))
     }
 
     /// Checksums of the committed block in this slot, as they were given.
     pub fn checksums_of(&self, slot: SlotIndex) -> Option<&[u64]> {
-        unimplemented!()
+        self.cache.index().entry(slot).map(|entry| &*entry.checksums)
     }
 
+    /// `None` when there is no such slot.
     pub fn generation(&self, slot: SlotIndex) -> Option<Generation> {
-        unimplemented!()
+        self.cache.slots().generation(slot)
     }
 
     /// Slots that could be had now: free plus evictable.
     pub fn available(&self) -> u32 {
-        unimplemented!()
+        self.cache.available()
     }
 
     pub fn counts(&self) -> Counts {
-        unimplemented!()
+        let tally = self.cache.slots().tally();
+        Counts {
+            slots: self.cache.slots().len(),
+            free: tally.free,
+            allocated: tally.allocated,
+            committed: tally.committed,
+            evictable: tally.evictable,
+            leaving: tally.leaving,
+            quarantined: tally.quarantined,
+            shares: as_u32(self.shares.len()),
+            aborting: as_u32(self.aborting.len()),
+            aborting_since_ms: self.aborting.first().map(|&(since_ms, _)| since_ms),
+            pins: as_u32(tally.pins),
+            get_pins: as_u32(self.gets.pins()),
+            imms: as_u32(self.imms.held().len()),
+            tombstones: self.tombstones.len(),
+            finished: self.finished.len(),
+            committed_total: self.totals.committed,
+            duplicates_total: self.totals.duplicates,
+            evicted_total: self.cache.evicted_total(),
+            dropped_total: self.cache.dropped_total(),
+            leases_over_total: self.totals.leases_over,
+            aborts_total: self.totals.aborts,
+            refused_no_space_total: self.totals.refused_no_space,
+            tombstones_forgotten_total: self.tombstones.forgotten_total(),
+            finished_forgotten_total: self.finished.forgotten_total(),
+        }
     }
 
     /// The sequence of the latest block change; 0 before the first.
     pub fn sequence(&self) -> u64 {
-        unimplemented!()
+        self.cache.log().sequence()
     }
 
     /// All keys, exact at the sequence it carries.
     pub fn snapshot(&self) -> Snapshot {
-        unimplemented!()
+        let keys = self.cache.index().iter().map(|(_, entry)| entry.key).collect();
+        Snapshot { sequence: self.sequence(), keys }
     }
 
     /// Up to `changes_max` changes after `sequence`; `None` when the log does not reach back so
     /// far (or never got there): a snapshot is needed.
     pub fn changes_since(&self, sequence: u64, changes_max: usize) -> Option<Changes> {
-        unimplemented!()
+        self.cache.log().since(sequence, changes_max)
     }
 
-    /// Checks everything that must hold between two calls; for tests and simulations.
-    ///
-    /// # Errors
-    /// A sentence about the first thing that does not hold.
-    pub fn check_invariants(&self) -> Result<(), String> {
-        unimplemented!()
+    fn block_view<'a>(&self, slot: SlotIndex, entry: &'a Entry) -> Option<BlockView<'a>> {
+        Some(BlockView {
+            key: entry.key,
+            namespace: entry.namespace,
+            slot,
+            generation: self.cache.slots().generation(slot)?,
+            pins: self.cache.slots().state(slot)?.pins(),
+            checksums: &entry.checksums,
+        })
     }
+
+    /// Why there is no record of a share.
+    fn missing(&self, share: Share) -> ShareError {
+        match self.finished.get(share).or(self.tombstones.get(share)) {
+            Some(_) => ShareError::Finished,
+            None => ShareError::Unknown,
+        }
+    }
+
+    /// A share that nobody aborted.
+    fn open(&self, share: Share) -> Result<&ShareRecord, ShareError> {
+        match self.shares.get(&share) {
+            None => Err(self.missing(share)),
+            Some(record) if record.is_aborted() => Err(ShareError::Ending),
+            Some(record) => Ok(record),
+        }
+    }
+
+    fn forget_until(&mut self, now_ms: u64) {
+        self.tombstones.forget_until(now_ms);
+        self.finished.forget_until(now_ms);
+    }
+}
+
+impl From<Refusal> for ShareError {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Ending => ShareError::Ending,
+            Refusal::Taken => ShareError::Refused("an engine has the share"),
+            Refusal::NoWriter => ShareError::Refused("the share has no remote writer"),
+            Refusal::MayStillWrite => ShareError::Refused("the remote writer may still write"),
+            Refusal::NoRead => ShareError::Refused("no read of the share is open"),
+        }
+    }
+}
+
+fn as_u32(count: impl TryInto<u32>) -> u32 {
+    count.try_into().unwrap_or(u32::MAX)
 }

@@ -7,6 +7,16 @@
 
 mod api;
 mod blocks;
+mod cache;
+mod ended;
+mod events;
+mod gets;
+mod imms;
+mod index;
+mod share;
+mod share_state;
+mod slot_state;
+mod slots;
 
 pub use api::{
     AbortOutcome, AbortReason, Action, Allocate, AllocateError, Allocated, Arrival, AttachEpoch,

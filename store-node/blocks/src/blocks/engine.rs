@@ -1,0 +1,190 @@
+//! What the local engine asks for: taking a share over, growing it, committing what it wrote, and
+//! pins of its own.
+
+use kvasir_proto::{BlockKey, Share, Side, SlotIndex};
+
+use super::{Blocks, Totals};
+use crate::api::{AttachEpoch, BindError, Binding, Commit, GetError, GrowError, ShareError};
+use crate::cache::Cache;
+use crate::index::Entry;
+use crate::share::{Hold, Page, ShareRecord};
+use crate::share_state::{Engine, Phase, Refusal, ShareEvent};
+
+impl Blocks {
+    /// The engine takes the share over.
+    ///
+    /// # Errors
+    /// [`BindError::Gone`] and [`BindError::Taken`].
+    pub fn bind(&mut self, share: Share, epoch: AttachEpoch) -> Result<Binding, BindError> {
+        let record = self.shares.get_mut(&share).ok_or(BindError::Gone)?;
+        if share.side == Side::Source {
+            return Err(BindError::Gone);
+        }
+        record.state.on(ShareEvent::Bind(epoch)).map_err(|refusal| match refusal {
+            Refusal::Taken => BindError::Taken,
+            _ => BindError::Gone,
+        })?;
+        match record.state.engine {
+            Engine::Waiting(_) => Ok(Binding::Waiting),
+            _ => Ok(Binding::Bound(record.bound(self.block_tokens))),
+        }
+    }
+
+    /// Adds private pages to the end of a bound share, evicting if it must. Whole or nothing.
+    ///
+    /// # Errors
+    /// [`GrowError::NoSpace`] when nothing was taken.
+    pub fn grow(&mut self, share: Share, pages: u32) -> Result<Vec<SlotIndex>, GrowError> {
+        must_be_bound(self.open(share)?)?;
+        let available = self.cache.available();
+        if pages > available {
+            self.totals.refused_no_space += 1;
+            return Err(GrowError::NoSpace { available, wanted: pages });
+        }
+        let reserve = |_| self.cache.reserve(share).expect("there are that many");
+        let slots: Vec<SlotIndex> = (0..pages).map(reserve).collect();
+        if let Some(record) = self.shares.get_mut(&share) {
+            record.pages.extend(slots.iter().map(|&slot| Page { slot, hold: Hold::Private }));
+        }
+        Ok(slots)
+    }
+
+    /// Seals a full page of the prompt, whose key came with `allocate`; all its layers are written.
+    /// One checksum for each run, as the shell likes to count them. Doing it again changes nothing.
+    ///
+    /// # Errors
+    /// [`ShareError`] when it is not the share's to commit: no such page, not full, or a remote
+    /// writer may still write it.
+    pub fn commit_page(
+        &mut self,
+        share: Share,
+        page: u32,
+        checksums: Vec<u64>,
+    ) -> Result<Commit, ShareError> {
+        let record = self.open(share)?;
+        must_be_bound_or_released(record)?;
+        let key = record.key_of_prompt(page).ok_or(ShareError::Refused("no key for that page"))?;
+        self.seal_page(share, page, key, checksums)
+    }
+
+    /// Seals a page that the answer filled, under a key that the engine computed.
+    ///
+    /// # Errors
+    /// As [`Self::commit_page`], and when the key is in the index under another parent or
+    /// namespace.
+    pub fn commit_extra(
+        &mut self,
+        share: Share,
+        page: u32,
+        key: BlockKey,
+        checksums: Vec<u64>,
+    ) -> Result<Commit, ShareError> {
+        let record = self.open(share)?;
+        must_be_bound_or_released(record)?;
+        if record.key_of_prompt(page).is_some_and(|known| known != key) {
+            return Err(ShareError::Refused("the page has another key"));
+        }
+        self.seal_page(share, page, key, checksums)
+    }
+
+    /// Pins the longest committed prefix of a chain for an engine, under a name it chose. An empty
+    /// answer holds nothing.
+    ///
+    /// # Errors
+    /// [`GetError`]; then nothing was pinned.
+    pub fn get(
+        &mut self,
+        epoch: AttachEpoch,
+        handle: u64,
+        keys: &[BlockKey],
+    ) -> Result<Vec<SlotIndex>, GetError> {
+        let slots = self.cache.index().prefix(None, keys);
+        self.gets.check(epoch, handle, slots.len())?;
+        if !slots.is_empty() {
+            slots.iter().for_each(|&slot| self.cache.pin(slot));
+            self.gets.insert(epoch, handle, slots.clone());
+        }
+        Ok(slots)
+    }
+
+    /// Drops the pins of a handle; false when there are none.
+    pub fn unpin(&mut self, epoch: AttachEpoch, handle: u64) -> bool {
+        let Some(slots) = self.gets.remove(epoch, handle) else { return false };
+        // Leaves first: the oldest use of a chain is then that of its end.
+        slots.iter().rev().for_each(|&slot| self.cache.unpin(slot));
+        true
+    }
+
+    pub(super) fn seal_page(
+        &mut self,
+        share: Share,
+        page: u32,
+        key: BlockKey,
+        checksums: Vec<u64>,
+    ) -> Result<Commit, ShareError> {
+        let record = self.shares.get_mut(&share).ok_or(ShareError::Unknown)?;
+        if record.may_be_written_remotely(page) {
+            return Err(Refusal::MayStillWrite.into());
+        }
+        let held = record.page(page).ok_or(ShareError::Refused("the share has no such page"))?;
+        match held.hold {
+            Hold::Pinned => sealed_before(&self.cache, held.slot, key),
+            Hold::Duplicate { kept } => Ok(Commit::Duplicate { kept }),
+            Hold::Private => seal(&mut self.cache, &mut self.totals, record, page, key, checksums),
+        }
+    }
+}
+
+fn must_be_bound(record: &ShareRecord) -> Result<(), ShareError> {
+    match record.state.engine {
+        Engine::Bound(_) => Ok(()),
+        _ => Err(ShareError::Refused("no engine works on the share")),
+    }
+}
+
+/// The last commits of an engine may come after its release, while pushes hold the pages.
+fn must_be_bound_or_released(record: &ShareRecord) -> Result<(), ShareError> {
+    if record.state.phase == Phase::Released { Ok(()) } else { must_be_bound(record) }
+}
+
+fn sealed_before(cache: &Cache, slot: SlotIndex, key: BlockKey) -> Result<Commit, ShareError> {
+    match cache.index().entry(slot) {
+        Some(entry) if entry.key == key => Ok(Commit::Indexed),
+        Some(_) => Err(ShareError::Refused("the page has another key")),
+        // Dropped meanwhile, because it or one before it failed its checksum.
+        None => Ok(Commit::NoParent),
+    }
+}
+
+fn seal(
+    cache: &mut Cache,
+    totals: &mut Totals,
+    record: &mut ShareRecord,
+    page: u32,
+    key: BlockKey,
+    checksums: Vec<u64>,
+) -> Result<Commit, ShareError> {
+    let parent = match page.checked_sub(1) {
+        None => None,
+        Some(before) => match record.page(before).and_then(Page::pinned) {
+            Some(parent) if cache.index().entry(parent).is_some() => Some(parent),
+            _ => return Ok(Commit::NoParent),
+        },
+    };
+    let namespace = record.request.namespace;
+    let at = &mut record.pages[page as usize];
+    if let Some(kept) = cache.index().find(key) {
+        let entry = cache.index().entry(kept);
+        if entry.is_none_or(|entry| entry.parent != parent || entry.namespace != namespace) {
+            return Err(ShareError::Refused("the key is another block's"));
+        }
+        cache.pin(kept);
+        at.hold = Hold::Duplicate { kept };
+        totals.duplicates += 1;
+        return Ok(Commit::Duplicate { kept });
+    }
+    cache.seal(at.slot, Entry { key, namespace, parent, checksums: checksums.into_boxed_slice() });
+    at.hold = Hold::Pinned;
+    totals.committed += 1;
+    Ok(Commit::Indexed)
+}
