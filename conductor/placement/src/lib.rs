@@ -1,1 +1,34 @@
-//! The conductor's core: shadow index, cost model, selection, admission; no I/O
+//! The conductor's core: who holds which block, what each choice would cost, and which one is
+//! taken. No I/O, no clock, no randomness: time and seeds are passed in, so that the same events
+//! give the same decisions, here, in the simulator and in the trace replayer.
+//!
+//! Reading path:
+//! 1. [`place`]: the decision, *Mooncake* Algorithm 1, a pure function of the three below
+//! 2. [`index`]: the shadow index; one search answers for all nodes how much of a prompt they hold
+//! 3. [`view`]: the instances, their load, and the requests this conductor has sent them
+//! 4. [`cost`]: what prefill, transfer and a decode step take, fitted to what was measured
+//! 5. [`queue`]: the work that is booked on one instance
+//! 6. [`explain`]: a decision as text
+//!
+//! Everything in here is a hint: a stale index or view costs time, never correctness.
+
+#![forbid(unsafe_code)]
+
+pub mod cost;
+pub mod decision;
+pub mod explain;
+pub mod index;
+pub mod place;
+pub mod queue;
+pub mod view;
+
+pub use cost::{DecodeProfile, LinkProfile, PrefillProfile, Profile};
+pub use decision::{
+    Chosen, DecodeCandidate, Fetch, Missing, Objectives, OverloadReason, PlaceRequest, Placement,
+    Policy, PrefillCandidate, Refusal, Shape, Verdict,
+};
+pub use index::{IndexLimits, NodeIndex, PrefixMatch, ShadowIndex};
+pub use place::place;
+pub use view::{
+    BookingId, ClusterView, InstanceRef, InstanceReport, ModelIndex, ModelSpec, ReportedLoad, Role,
+};

@@ -1,0 +1,200 @@
+//! What things take, learned from what was measured. Each model starts from a profile, refines it
+//! online and stays bounded whatever it is fed. All times in microseconds.
+//!
+//! - Prefill: *Mooncake*'s cost of prefill, `l (a n^2 d + b n d^2)` FLOP, as a polynomial in the
+//!   computed and the reused tokens, which Algorithm 1 calls `EstimatePrefillExecutionTime`.
+//! - Transfer: *Mooncake* Algorithm 1's `EstimateKVCacheTransferTime`: bytes, those in flight
+//!   before them, over the measured bandwidth.
+//! - Decode: one step over `running` sequences, for the objective between tokens (*Mooncake* §4.3).
+
+mod fit;
+
+use fit::Fit;
+
+/// The longest time that any estimate gives: an hour.
+const ESTIMATE_US_MAX: f64 = 3.6e9;
+
+/// Where all three models start.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Profile {
+    pub prefill: PrefillProfile,
+    pub decode: DecodeProfile,
+    pub link: LinkProfile,
+}
+
+/// `base_us + token_us * n + pair_us * n (2 r + n)` for `n` computed after `r` reused tokens.
+///
+/// `n (2 r + n) = (r + n)^2 - r^2` is the part of the squared length that is computed here: with
+/// `r = 0` this is Mooncake's formula with `pair_us = l a d / speed`, `token_us = l b d^2 / speed`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PrefillProfile {
+    pub base_us: f64,
+    pub token_us: f64,
+    pub pair_us: f64,
+}
+
+impl Default for PrefillProfile {
+    /// A small model on a few CPU cores; a GPU is learned within a few prefills.
+    fn default() -> Self {
+        PrefillProfile { base_us: 1_000.0, token_us: 100.0, pair_us: 0.005 }
+    }
+}
+
+/// `base_us + sequence_us * running`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DecodeProfile {
+    pub base_us: f64,
+    pub sequence_us: f64,
+    /// How long an answer takes in all: the uniform decode time of *Mooncake* §4.3.
+    pub answer_us: f64,
+}
+
+impl Default for DecodeProfile {
+    fn default() -> Self {
+        DecodeProfile { base_us: 2_000.0, sequence_us: 500.0, answer_us: 2_000_000.0 }
+    }
+}
+
+/// `base_us + bytes / bandwidth`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LinkProfile {
+    pub base_us: f64,
+    pub bytes_per_us: f64,
+}
+
+impl Default for LinkProfile {
+    /// Two calls on one host, and what one TCP stream on loopback was measured to carry.
+    fn default() -> Self {
+        LinkProfile { base_us: 1_000.0, bytes_per_us: 1_000.0 }
+    }
+}
+
+/// How long one instance takes to prefill.
+#[derive(Debug, Clone)]
+pub struct PrefillModel {
+    fit: Fit,
+}
+
+impl PrefillModel {
+    pub fn new(profile: PrefillProfile) -> Self {
+        PrefillModel { fit: Fit::new([profile.base_us, profile.token_us, profile.pair_us]) }
+    }
+
+    pub fn predict_us(&self, computed_tokens: u64, reused_tokens: u64) -> u64 {
+        bounded_us(self.fit.predict(features(computed_tokens, reused_tokens)))
+    }
+
+    /// One prefill took `measured_us` of the engine's own time, without its queue.
+    pub fn observe(&mut self, computed_tokens: u64, reused_tokens: u64, measured_us: u64) {
+        if computed_tokens > 0 && measured_us > 0 {
+            let measured_us = (measured_us as f64).min(ESTIMATE_US_MAX);
+            self.fit.observe(features(computed_tokens, reused_tokens), measured_us);
+        }
+    }
+
+    /// What it has learned so far.
+    pub fn profile(&self) -> PrefillProfile {
+        let [base_us, token_us, pair_us] = self.fit.coefficients();
+        PrefillProfile { base_us, token_us, pair_us }
+    }
+}
+
+fn features(computed_tokens: u64, reused_tokens: u64) -> [f64; 3] {
+    let (n, r) = (computed_tokens as f64, reused_tokens as f64);
+    [1.0, n, n * (2.0 * r + n)]
+}
+
+/// What one pair of nodes moves: an exponentially weighted mean of the bandwidth, and the bytes
+/// under way.
+#[derive(Debug, Clone)]
+pub struct LinkModel {
+    base_us: f64,
+    bytes_per_us: f64,
+    samples: u32,
+}
+
+impl LinkModel {
+    pub fn new(profile: LinkProfile) -> Self {
+        LinkModel { base_us: profile.base_us, bytes_per_us: profile.bytes_per_us, samples: 0 }
+    }
+
+    /// How long `bytes` take behind `in_flight_bytes` of others on the same way.
+    pub fn predict_us(&self, bytes: u64, in_flight_bytes: u64) -> u64 {
+        let bytes = bytes.saturating_add(in_flight_bytes) as f64;
+        bounded_us(self.base_us + bytes / self.bytes_per_us)
+    }
+
+    /// `bytes` took `measured_us`, calls included. Small ones say nothing of the bandwidth.
+    pub fn observe(&mut self, bytes: u64, measured_us: u64) {
+        const BYTES_MIN: u64 = 64 << 10;
+        if bytes < BYTES_MIN || measured_us == 0 {
+            return;
+        }
+        let moving_us = (measured_us as f64 - self.base_us).max(measured_us as f64 / 2.0);
+        let sample = (bytes as f64 / moving_us).clamp(0.1, 1e6);
+        self.bytes_per_us += weight(&mut self.samples) * (sample - self.bytes_per_us);
+    }
+
+    pub fn bytes_per_us(&self) -> f64 {
+        self.bytes_per_us
+    }
+}
+
+/// How long one decode step of an instance takes, and how long an answer lasts.
+#[derive(Debug, Clone)]
+pub struct DecodeModel {
+    profile: DecodeProfile,
+    /// Measured over predicted.
+    scale: f64,
+    scale_samples: u32,
+    answer_us: f64,
+    answer_samples: u32,
+}
+
+impl DecodeModel {
+    pub fn new(profile: DecodeProfile) -> Self {
+        let answer_us = profile.answer_us;
+        DecodeModel { profile, scale: 1.0, scale_samples: 0, answer_us, answer_samples: 0 }
+    }
+
+    /// The time between tokens with `running` sequences.
+    pub fn predict_step_us(&self, running: u32) -> u64 {
+        bounded_us(self.scale * self.unscaled(running))
+    }
+
+    /// The mean time between tokens was `measured_us` while `running` sequences ran.
+    pub fn observe_step(&mut self, running: u32, measured_us: u64) {
+        if measured_us > 0 {
+            let sample = (measured_us as f64 / self.unscaled(running)).clamp(1e-3, 1e3);
+            self.scale += weight(&mut self.scale_samples) * (sample - self.scale);
+        }
+    }
+
+    /// How long an answer takes from the hand-over to its end.
+    pub fn answer_us(&self) -> u64 {
+        bounded_us(self.answer_us)
+    }
+
+    /// One answer took this long.
+    pub fn observe_answer(&mut self, measured_us: u64) {
+        let sample = (measured_us as f64).clamp(1.0, ESTIMATE_US_MAX);
+        self.answer_us += weight(&mut self.answer_samples) * (sample - self.answer_us);
+    }
+
+    fn unscaled(&self, running: u32) -> f64 {
+        self.profile.base_us + self.profile.sequence_us * f64::from(running.max(1))
+    }
+}
+
+/// The weight of the next sample: a plain mean of the first few, then a slow one.
+fn weight(samples: &mut u32) -> f64 {
+    const WEIGHT_MIN: f64 = 0.1;
+    *samples = samples.saturating_add(1);
+    // The profile counts as one sample, so that the first measurement is worth a half.
+    (1.0 / f64::from(samples.saturating_add(1))).max(WEIGHT_MIN)
+}
+
+fn bounded_us(us: f64) -> u64 {
+    // `as` turns what is no number into 0.
+    us.clamp(0.0, ESTIMATE_US_MAX) as u64
+}

@@ -1,0 +1,122 @@
+//! A small robust regression: three coefficients, none negative, fitted to a fading memory of
+//! samples by relative error, pulled gently to where they started.
+//!
+//! Not more than that: no history is kept but the sums. Whatever it is fed, coefficients stay
+//! finite and not negative.
+
+/// How much of the memory stays when a sample comes: about the last hundred count.
+const FADE: f64 = 0.99;
+/// The pull to the prior, of each coefficient's relative deviation. So weak that a hundred samples
+/// move a coefficient a hundredfold; it only decides what samples leave open (all of one length).
+const RIDGE: f64 = 1e-4;
+/// A sample further off than this many usual deviations counts for less.
+const OUTLIER: f64 = 3.0;
+/// The usual deviation is never taken for less than this, in log of the ratio.
+const SPREAD_MIN: f64 = 0.1;
+/// And at first, when nothing is known, a sample may be off by any factor.
+const SPREAD_FIRST: f64 = 10.0;
+
+#[derive(Debug, Clone)]
+pub(super) struct Fit {
+    prior: [f64; 3],
+    coefficients: [f64; 3],
+    /// Faded sums of `w x x^T` and `w x y`, with each feature in units of its prior term.
+    products: [[f64; 3]; 3],
+    targets: [f64; 3],
+    /// A mean of `|ln(measured / predicted)|`.
+    spread: f64,
+}
+
+impl Fit {
+    pub(super) fn new(prior: [f64; 3]) -> Self {
+        let prior = prior.map(|value| if value.is_finite() { value.max(1e-9) } else { 1e-9 });
+        Fit {
+            prior,
+            coefficients: prior,
+            products: [[0.0; 3]; 3],
+            targets: [0.0; 3],
+            spread: SPREAD_FIRST,
+        }
+    }
+
+    pub(super) fn coefficients(&self) -> [f64; 3] {
+        self.coefficients
+    }
+
+    pub(super) fn predict(&self, features: [f64; 3]) -> f64 {
+        (0..3).map(|i| self.coefficients[i] * features[i]).sum()
+    }
+
+    pub(super) fn observe(&mut self, features: [f64; 3], measured: f64) {
+        let off = (measured / self.predict(features).max(1e-3)).ln().abs().min(SPREAD_FIRST);
+        let trust = (OUTLIER * self.spread.max(SPREAD_MIN) / off.max(1e-9)).min(1.0);
+        self.spread += 0.2 * (off - self.spread);
+        // Squared error over the squared measurement: the relative error.
+        let weight = trust / (measured * measured);
+        let scaled: [f64; 3] = std::array::from_fn(|i| features[i] * self.prior[i]);
+        for i in 0..3 {
+            for j in 0..3 {
+                self.products[i][j] =
+                    FADE * self.products[i][j] + weight * scaled[i] * scaled[j];
+            }
+            self.targets[i] = FADE * self.targets[i] + weight * scaled[i] * measured;
+        }
+        self.solve();
+    }
+
+    /// The best coefficients of which none is negative: the best of the eight choices of which
+    /// ones are held at zero.
+    fn solve(&mut self) {
+        let mut best: Option<(f64, [f64; 3])> = None;
+        for held_at_zero in 0..8u8 {
+            let free: [bool; 3] = std::array::from_fn(|i| held_at_zero & (1 << i) == 0);
+            let Some(factors) = self.solve_for(free) else { continue };
+            let error = self.error(factors);
+            if best.is_none_or(|(least, _)| error < least) {
+                best = Some((error, factors));
+            }
+        }
+        if let Some((_, factors)) = best {
+            self.coefficients = std::array::from_fn(|i| factors[i] * self.prior[i]);
+        }
+    }
+
+    /// Coefficients over their priors, by elimination; `None` when one comes out negative.
+    fn solve_for(&self, free: [bool; 3]) -> Option<[f64; 3]> {
+        let mut rows: [[f64; 4]; 3] = std::array::from_fn(|i| {
+            if !free[i] {
+                // An equation that says "this one is zero".
+                return std::array::from_fn(|j| if i == j { 1.0 } else { 0.0 });
+            }
+            std::array::from_fn(|j| match j {
+                3 => self.targets[i] + RIDGE,
+                _ if !free[j] => 0.0,
+                _ => self.products[i][j] + if i == j { RIDGE } else { 0.0 },
+            })
+        });
+        // Symmetric and positive definite, so no pivoting is needed.
+        for i in 0..3 {
+            let pivot = rows[i];
+            for (j, row) in rows.iter_mut().enumerate() {
+                if j != i {
+                    let factor = row[i] / pivot[i];
+                    for (value, above) in row.iter_mut().zip(pivot) {
+                        *value -= factor * above;
+                    }
+                }
+            }
+        }
+        let factors: [f64; 3] = std::array::from_fn(|i| rows[i][3] / rows[i][i]);
+        factors.iter().all(|factor| factor.is_finite() && *factor >= 0.0).then_some(factors)
+    }
+
+    fn error(&self, factors: [f64; 3]) -> f64 {
+        let mut error = 0.0;
+        for i in 0..3 {
+            let product: f64 = (0..3).map(|j| self.products[i][j] * factors[j]).sum();
+            error += factors[i] * (product - 2.0 * self.targets[i]);
+            error += RIDGE * (factors[i] - 1.0).powi(2);
+        }
+        error
+    }
+}

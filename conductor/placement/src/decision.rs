@@ -1,0 +1,225 @@
+//! What is asked of a placement and what it answers: plain values, to be printed, compared and
+//! replayed. Nothing is decided here (see [`crate::place()`]).
+
+use std::sync::Arc;
+
+use kvasir_proto::{InstanceId, NodeId};
+
+use crate::index::NodeIndex;
+use crate::view::{InstanceRef, ModelIndex, Names};
+
+/// One request, as far as its place depends on it. Its block keys are in the match.
+#[derive(Debug, Clone)]
+pub struct PlaceRequest<'a> {
+    pub model: ModelIndex,
+    pub prompt_tokens: u32,
+    pub max_tokens: u32,
+    pub objectives: Objectives,
+    /// Instances that failed this request already.
+    pub exclude: &'a [InstanceId],
+    /// Breaks ties between equals, so that equals share the load.
+    pub tie_seed: u64,
+    pub now_us: u64,
+}
+
+/// What the request must meet. A request that cannot is refused before it costs anything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Objectives {
+    /// Time to the first token.
+    pub ttft_us: u64,
+    /// Time between tokens.
+    pub tbt_us: u64,
+}
+
+impl Objectives {
+    /// Every request meets these.
+    pub const NONE: Objectives = Objectives { ttft_us: u64::MAX, tbt_us: u64::MAX };
+}
+
+/// How decisions are taken.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Policy {
+    /// An instance whose own prefix is shorter than the best one by more than this factor may
+    /// fetch the difference (*Mooncake* Algorithm 1). No hit counts as above it.
+    pub kvcache_balancing_threshold: f64,
+    /// Above the threshold, fetch whatever it costs, as Algorithm 1 is printed. Off: fetch only
+    /// where that is cheaper than computing.
+    pub always_fetch: bool,
+    /// Decode instances whose load is within this of the least are equals in load, and the one
+    /// with the longest prefix is taken.
+    pub decode_load_margin: f64,
+    /// The least and the most that a refused caller is told to wait.
+    pub retry_after_ms_min: u64,
+    pub retry_after_ms_max: u64,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Policy {
+            kvcache_balancing_threshold: 1.5,
+            always_fetch: false,
+            decode_load_margin: 0.1,
+            retry_after_ms_min: 100,
+            retry_after_ms_max: 60_000,
+        }
+    }
+}
+
+/// Where a request goes. A plan: nothing is booked or reserved by it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Placement {
+    pub shape: Shape,
+    /// Blocks that the prefill side brings from elsewhere before it computes.
+    pub fetch: Option<Fetch>,
+    /// Prompt tokens that are left to compute.
+    pub compute_tokens: u32,
+    /// Prompt tokens that are reused, held or fetched.
+    pub reused_tokens: u32,
+    pub queue_us: u64,
+    pub transfer_us: u64,
+    pub compute_us: u64,
+    pub decode_wait_us: u64,
+    pub predicted_ttft_us: u64,
+    pub predicted_tbt_us: u64,
+    /// All that were considered, in the order of the view.
+    pub prefill_candidates: Vec<PrefillCandidate>,
+    pub decode_candidates: Vec<DecodeCandidate>,
+    pub(crate) names: Arc<Names>,
+    pub(crate) prompt_tokens: u32,
+    pub(crate) prompt_blocks: u32,
+}
+
+/// One instance or two.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Shape {
+    /// Prefill and decode on one instance.
+    Whole(Chosen),
+    Split {
+        prefill: Chosen,
+        decode: Chosen,
+    },
+}
+
+/// An instance that was taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chosen {
+    pub instance: InstanceRef,
+    pub instance_id: InstanceId,
+    pub node: NodeIndex,
+    pub node_id: NodeId,
+    /// Leading blocks of the prompt that its node holds, as far as is known here.
+    pub held_blocks: u32,
+}
+
+/// Blocks `[from_block, until_block)` come from this instance's node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fetch {
+    pub source: Chosen,
+    pub from_block: u32,
+    pub until_block: u32,
+    pub bytes: u64,
+}
+
+impl Placement {
+    /// The instance that computes the prompt.
+    pub fn prefill(&self) -> &Chosen {
+        match &self.shape {
+            Shape::Whole(chosen) | Shape::Split { prefill: chosen, .. } => chosen,
+        }
+    }
+
+    /// The instance that decodes: the same one when the shape is whole.
+    pub fn decode(&self) -> &Chosen {
+        match &self.shape {
+            Shape::Whole(chosen) | Shape::Split { decode: chosen, .. } => chosen,
+        }
+    }
+
+    pub fn is_whole(&self) -> bool {
+        matches!(self.shape, Shape::Whole(_))
+    }
+}
+
+/// What one instance would cost as the prefill side.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PrefillCandidate {
+    /// Its position among the names of the placement.
+    pub(crate) at: u32,
+    pub held_blocks: u32,
+    /// Blocks that would not be computed: held, or held and fetched.
+    pub used_blocks: u32,
+    pub(crate) fetch_from: Option<u32>,
+    pub queue_us: u64,
+    pub transfer_us: u64,
+    pub compute_us: u64,
+    pub ttft_us: u64,
+    pub verdict: Verdict,
+}
+
+/// What one instance would be like as the decode side.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DecodeCandidate {
+    pub(crate) at: u32,
+    pub held_blocks: u32,
+    /// Predicted sequences over the most it decodes at once, this one included, at the time the
+    /// prefill ends.
+    pub load: f64,
+    pub wait_us: u64,
+    pub tbt_us: u64,
+    pub verdict: Verdict,
+}
+
+/// Why a candidate was taken or left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    Chosen,
+    /// Another one was better.
+    Worse,
+    MissesTtft,
+    MissesTbt,
+    /// Its node has not enough slots.
+    NoRoom,
+    /// It failed this request.
+    Excluded,
+    /// It failed another request a moment ago.
+    Avoided,
+    Draining,
+    /// No decode instance could be paired with it.
+    NoDecode,
+}
+
+/// Why a request was refused, by what the caller can do.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// Nothing meets the objectives now: try again later.
+    #[error("{reason}; predicted time to first token {predicted_ttft_us} us; retry after {retry_after_ms} ms")]
+    Overloaded { predicted_ttft_us: u64, retry_after_ms: u64, reason: OverloadReason },
+    /// Nobody serves the model at the moment.
+    #[error("no {missing} instance of model `{model}` is available")]
+    NoInstance { model: String, missing: Missing },
+    #[error("model `{model}` is not known here")]
+    UnknownModel { model: String },
+    /// No node could ever hold it: shorten it.
+    #[error("the prompt needs {prompt_blocks} blocks; the largest node holds {slots_max}")]
+    TooLarge { prompt_blocks: u32, slots_max: u32 },
+}
+
+/// What was over its limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum OverloadReason {
+    #[error("no instance would answer within the objective for the first token")]
+    Ttft,
+    #[error("no instance would decode within the objective between tokens")]
+    Tbt,
+    #[error("no node has room for the prompt")]
+    NoRoom,
+}
+
+/// The role that nobody fills.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Missing {
+    #[error("prefill")]
+    Prefill,
+    #[error("decode")]
+    Decode,
+}

@@ -1,0 +1,482 @@
+//! What the conductor knows of the cluster at one moment: the instances, what they last reported,
+//! and what this conductor has booked on them since. One owner applies reports and bookings;
+//! [`crate::place()`] only reads. Names are resolved once, so that a decision compares numbers.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kvasir_proto::{InstanceId, NodeId};
+
+use crate::cost::{DecodeModel, LinkModel, PrefillModel, Profile};
+use crate::decision::Placement;
+use crate::index::NodeIndex;
+use crate::queue::{DecodeBookings, PrefillBooking, PrefillQueue};
+
+/// Models that are remembered, at most. When there are more, those that nobody serves go first.
+const MODELS_MAX: usize = 256;
+
+/// A model that some instance serves or has served: everything that two instances must agree on
+/// to work on one request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelSpec {
+    pub name: Arc<str>,
+    pub fingerprint: [u8; 32],
+    pub kv_dtype: Arc<str>,
+    pub vocab_size: u32,
+    pub context_tokens: u32,
+    pub block_tokens: u32,
+    /// Bytes of one block, all layers.
+    pub block_bytes: u64,
+    /// A hash of the whole slot layout: pages are exchanged only between equals.
+    pub layout_hash: u64,
+}
+
+/// A model as this view numbers it. Numbers are never used again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ModelIndex(pub u32);
+
+/// One attachment of an instance, as this view numbers it. Numbers are never used again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct InstanceRef(pub u64);
+
+/// One booked request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BookingId(pub u64);
+
+/// What an instance does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Role {
+    Prefill,
+    Decode,
+    Both,
+}
+
+impl Role {
+    pub fn prefills(self) -> bool {
+        matches!(self, Role::Prefill | Role::Both)
+    }
+
+    pub fn decodes(self) -> bool {
+        matches!(self, Role::Decode | Role::Both)
+    }
+}
+
+/// What an engine said of itself last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ReportedLoad {
+    pub running: u32,
+    pub waiting: u32,
+    /// Prompt tokens accepted and not yet computed.
+    pub waiting_prompt_tokens: u64,
+}
+
+/// One status of a node with an engine attached.
+#[derive(Debug, Clone, PartialEq)]
+pub struct InstanceReport {
+    pub instance_id: InstanceId,
+    pub node: NodeIndex,
+    pub node_id: NodeId,
+    /// Differs between any two attachments of this instance to this node.
+    pub attachment: (u64, u32),
+    pub role: Role,
+    pub model: ModelSpec,
+    pub max_running: u32,
+    pub slots_total: u32,
+    pub slots_available: u32,
+    pub draining: bool,
+    pub load: ReportedLoad,
+}
+
+/// An attached instance with everything that its price depends on.
+#[derive(Debug, Clone)]
+pub struct Instance {
+    pub(crate) reference: InstanceRef,
+    pub(crate) model: ModelIndex,
+    pub(crate) report: InstanceReport,
+    pub(crate) prefill_model: PrefillModel,
+    pub(crate) decode_model: DecodeModel,
+    /// Of the way to its node.
+    pub(crate) link: LinkModel,
+    pub(crate) bytes_in: u64,
+    pub(crate) bytes_out: u64,
+    pub(crate) prefills: PrefillQueue,
+    pub(crate) decodes: DecodeBookings,
+    /// What the last report holds beyond what was booked here then: the work of others. It is
+    /// fixed when the report comes, so that own work that ends later is not taken for theirs.
+    other_tokens: u64,
+    other_answers: u32,
+    /// Slots that were booked since the last report.
+    slots_booked: u32,
+    /// Others are preferred until a report that comes after this time.
+    avoid_until_us: Option<u64>,
+}
+
+impl Instance {
+    pub fn reference(&self) -> InstanceRef {
+        self.reference
+    }
+
+    pub fn model(&self) -> ModelIndex {
+        self.model
+    }
+
+    pub fn report(&self) -> &InstanceReport {
+        &self.report
+    }
+
+    /// What it has learned of its prefills.
+    pub fn prefill_model(&self) -> &PrefillModel {
+        &self.prefill_model
+    }
+
+    pub(crate) fn avoided(&self) -> bool {
+        self.avoid_until_us.is_some()
+    }
+
+    /// Work ahead of a prefill that comes now.
+    pub(crate) fn queue_us(&self, now_us: u64) -> u64 {
+        const STRETCH_TOKENS: u64 = 512;
+        let mut queue_us = self.prefills.remaining_us(now_us);
+        if self.other_tokens > 0 {
+            // Others' prompts are a number of tokens of unknown lengths: priced by the stretch.
+            let stretch_us = self.prefill_model.predict_us(STRETCH_TOKENS, 0);
+            queue_us += (self.other_tokens * stretch_us) / STRETCH_TOKENS;
+        }
+        queue_us
+    }
+
+    /// Answers that it will be decoding at `at_us`.
+    pub(crate) fn answers_at(&self, at_us: u64, now_us: u64) -> f64 {
+        let answer_us = self.decode_model.answer_us();
+        let own = self.decodes.remaining_at(at_us, now_us, answer_us);
+        let share = crate::queue::left_share(at_us, now_us, answer_us);
+        own + f64::from(self.other_answers) * share
+    }
+
+    pub(crate) fn slots_left(&self) -> u32 {
+        self.report.slots_available.saturating_sub(self.slots_booked)
+    }
+
+    fn take_report(&mut self, report: InstanceReport, now_us: u64) {
+        self.other_tokens =
+            report.load.waiting_prompt_tokens.saturating_sub(self.prefills.tokens());
+        // No load of a sane engine is near this; it keeps a wild one from overflowing a price.
+        self.other_tokens = self.other_tokens.min(1 << 30);
+        let answers = report.load.running.saturating_add(report.load.waiting);
+        let booked = self.decodes.len() + if report.role == Role::Prefill { self.prefills.len() } else { 0 };
+        self.other_answers = answers.saturating_sub(u32::try_from(booked).unwrap_or(u32::MAX));
+        self.slots_booked = 0;
+        if self.avoid_until_us.is_some_and(|until_us| now_us >= until_us) {
+            self.avoid_until_us = None;
+        }
+        self.report = report;
+    }
+}
+
+/// What a placement calls its candidates: shared by all placements until the members change.
+#[derive(Debug, PartialEq, Eq, Default)]
+pub(crate) struct Names {
+    pub(crate) rows: Vec<(InstanceId, NodeId)>,
+}
+
+#[derive(Debug, Clone)]
+struct Booked {
+    prefill: InstanceRef,
+    decode: InstanceRef,
+    prompt_tokens: u32,
+    fetch: Option<(InstanceRef, u64)>,
+    end_us: u64,
+    handed_over_us: Option<u64>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct ClusterView {
+    profile: Profile,
+    policy: crate::decision::Policy,
+    instances: Vec<Instance>,
+    names: Arc<Names>,
+    models: BTreeMap<ModelIndex, ModelSpec>,
+    next_model: u32,
+    next_instance: u64,
+    bookings: BTreeMap<BookingId, Booked>,
+}
+
+impl ClusterView {
+    pub fn new(policy: crate::decision::Policy, profile: Profile) -> Self {
+        ClusterView {
+            profile,
+            policy,
+            instances: Vec::new(),
+            names: Arc::default(),
+            models: BTreeMap::new(),
+            next_model: 0,
+            next_instance: 0,
+            bookings: BTreeMap::new(),
+        }
+    }
+
+    /// An instance as it is now. A new attachment, role or model makes a new member: what was
+    /// booked on the old one is void, what was learned of its speed stays if the model did.
+    pub fn report(&mut self, report: InstanceReport, now_us: u64) -> InstanceRef {
+        let model = self.intern(&report.model);
+        let same = |instance: &Instance| {
+            instance.report.node == report.node && instance.report.instance_id == report.instance_id
+        };
+        if let Some(old) = self.instances.iter_mut().find(|instance| same(instance)) {
+            let unchanged = old.report.attachment == report.attachment
+                && old.report.role == report.role
+                && old.model == model;
+            if unchanged {
+                old.take_report(report, now_us);
+                return old.reference;
+            }
+        }
+        let old = self.instances.iter().position(same).map(|at| self.instances.remove(at));
+        let learned = old.filter(|old| old.model == model);
+        let member = self.member(model, report, learned, now_us);
+        let reference = member.reference;
+        self.instances.push(member);
+        self.instances.sort_by(|a, b| {
+            let order = |i: &Instance| (i.report.instance_id.clone(), i.report.node_id.clone());
+            order(a).cmp(&order(b))
+        });
+        self.members_changed();
+        reference
+    }
+
+    /// Instances of this node whose id is not `keep` are gone.
+    pub fn remove_instances(&mut self, node: NodeIndex, keep: Option<&InstanceId>) {
+        let stays = |i: &Instance| i.report.node != node || Some(&i.report.instance_id) == keep;
+        if !self.instances.iter().all(stays) {
+            self.instances.retain(stays);
+            self.members_changed();
+        }
+    }
+
+    /// The index knows this node by another number from now on.
+    pub fn renumber_node(&mut self, old: NodeIndex, new: NodeIndex) {
+        for instance in self.instances.iter_mut().filter(|i| i.report.node == old) {
+            instance.report.node = new;
+        }
+    }
+
+    /// Prefer others to this instance until it reports again, at `until_us` or later.
+    pub fn mark_failed(&mut self, instance: &InstanceId, until_us: u64) {
+        for member in self.instances.iter_mut().filter(|i| i.report.instance_id == *instance) {
+            member.avoid_until_us = Some(until_us);
+        }
+    }
+
+    /// The instances, by name.
+    pub fn instances(&self) -> &[Instance] {
+        &self.instances
+    }
+
+    pub fn policy(&self) -> &crate::decision::Policy {
+        &self.policy
+    }
+
+    pub fn model_spec(&self, model: ModelIndex) -> Option<&ModelSpec> {
+        self.models.get(&model)
+    }
+
+    /// Models in the order in which they were first seen.
+    pub fn models(&self) -> impl Iterator<Item = (ModelIndex, &ModelSpec)> {
+        self.models.iter().map(|(index, spec)| (*index, spec))
+    }
+
+    /// Whether a request for this model could be served from prompt to answer.
+    pub fn serves(&self, model: ModelIndex) -> bool {
+        let has = |does: fn(Role) -> bool| {
+            self.instances.iter().any(|i| i.model == model && does(i.report.role))
+        };
+        has(Role::prefills) && has(Role::decodes)
+    }
+
+    /// Counts a placed request in from now on. An id that is booked already is left as it is.
+    pub fn book(&mut self, id: BookingId, placement: &Placement, now_us: u64) {
+        if self.bookings.contains_key(&id) {
+            return;
+        }
+        let (prefill, decode) = (placement.prefill(), placement.decode());
+        let mut booked = Booked {
+            prefill: prefill.instance,
+            decode: decode.instance,
+            prompt_tokens: placement.prompt_tokens,
+            fetch: placement.fetch.as_ref().map(|fetch| (fetch.source.instance, fetch.bytes)),
+            end_us: now_us.saturating_add(placement.predicted_ttft_us),
+            handed_over_us: None,
+        };
+        let prompt_blocks = placement.prompt_blocks;
+        if let Some(instance) = self.find(prefill.instance) {
+            let work = PrefillBooking {
+                computed_tokens: placement.compute_tokens,
+                reused_tokens: placement.reused_tokens,
+                predicted_us: placement.compute_us,
+            };
+            instance.prefills.book(id, work, now_us);
+            instance.slots_booked += prompt_blocks.saturating_sub(prefill.held_blocks);
+            instance.bytes_in += booked.fetch.map_or(0, |(_, bytes)| bytes);
+        }
+        if let Some(instance) = self.find(decode.instance) {
+            booked.end_us = booked.end_us.saturating_add(instance.decode_model.answer_us());
+            instance.decodes.book(booked.end_us);
+            if !placement.is_whole() {
+                instance.slots_booked += prompt_blocks.saturating_sub(decode.held_blocks);
+            }
+        }
+        if let Some((source, bytes)) = booked.fetch
+            && let Some(instance) = self.find(source)
+        {
+            instance.bytes_out += bytes;
+        }
+        self.bookings.insert(id, booked);
+    }
+
+    /// The node really holds, or will have fetched, this many leading tokens: the rest is to be
+    /// computed. Corrects what is booked.
+    pub fn revise(&mut self, id: BookingId, reused_tokens: u32) {
+        let Some(booked) = self.bookings.get(&id).cloned() else { return };
+        let computed_tokens = booked.prompt_tokens.saturating_sub(reused_tokens).max(1);
+        let Some(instance) = self.find(booked.prefill) else { return };
+        let predicted_us =
+            instance.prefill_model.predict_us(computed_tokens.into(), reused_tokens.into());
+        let work = PrefillBooking { computed_tokens, reused_tokens, predicted_us };
+        instance.prefills.revise(id, work);
+    }
+
+    /// The fetch of this request has ended: `moved` are its bytes and time when it went well.
+    pub fn fetched(&mut self, id: BookingId, moved: Option<(u64, u64)>) {
+        let Some(booked) = self.bookings.get_mut(&id) else { return };
+        let prefill = booked.prefill;
+        let Some((source, bytes)) = booked.fetch.take() else { return };
+        if let Some(instance) = self.find(source) {
+            instance.bytes_out -= bytes;
+        }
+        if let Some(instance) = self.find(prefill) {
+            instance.bytes_in -= bytes;
+            if let Some((moved_bytes, moved_us)) = moved {
+                instance.link.observe(moved_bytes, moved_us);
+            }
+        }
+    }
+
+    /// The prompt is computed and handed over. `measured` is what the engine said: computed
+    /// tokens and its time for them.
+    pub fn prefilled(&mut self, id: BookingId, measured: Option<(u32, u64)>, now_us: u64) {
+        self.fetched(id, None);
+        let Some(booked) = self.bookings.get_mut(&id) else { return };
+        let first_time = booked.handed_over_us.is_none();
+        booked.handed_over_us = Some(booked.handed_over_us.unwrap_or(now_us));
+        let booked = booked.clone();
+        if let Some(instance) = self.find(booked.prefill) {
+            instance.prefills.remove(id, now_us);
+            if let Some((computed_tokens, prefill_us)) = measured {
+                let reused = booked.prompt_tokens.saturating_sub(computed_tokens);
+                instance.prefill_model.observe(computed_tokens.into(), reused.into(), prefill_us);
+            }
+        }
+        if first_time && let Some(instance) = self.find(booked.decode) {
+            instance.decodes.remove(booked.end_us);
+            let end_us = now_us.saturating_add(instance.decode_model.answer_us());
+            instance.decodes.book(end_us);
+            if let Some(booked) = self.bookings.get_mut(&id) {
+                booked.end_us = end_us;
+            }
+        }
+    }
+
+    /// The mean time between tokens that this request saw lately.
+    pub fn stepped(&mut self, id: BookingId, interval_us: u64, now_us: u64) {
+        let Some(decode) = self.bookings.get(&id).map(|booked| booked.decode) else { return };
+        if let Some(instance) = self.find(decode) {
+            let running = instance.answers_at(now_us, now_us).round() as u32;
+            instance.decode_model.observe_step(running, interval_us);
+        }
+    }
+
+    /// The request is over: `completed` when its answer reached its end.
+    pub fn unbook(&mut self, id: BookingId, completed: bool, now_us: u64) {
+        self.fetched(id, None);
+        let Some(booked) = self.bookings.remove(&id) else { return };
+        if let Some(instance) = self.find(booked.prefill) {
+            instance.prefills.remove(id, now_us);
+        }
+        if let Some(instance) = self.find(booked.decode) {
+            instance.decodes.remove(booked.end_us);
+            if let (true, Some(since_us)) = (completed, booked.handed_over_us) {
+                instance.decode_model.observe_answer(now_us.saturating_sub(since_us));
+            }
+        }
+    }
+
+    /// Requests that are booked.
+    pub fn bookings(&self) -> usize {
+        self.bookings.len()
+    }
+
+    pub(crate) fn names(&self) -> &Arc<Names> {
+        &self.names
+    }
+
+    fn find(&mut self, reference: InstanceRef) -> Option<&mut Instance> {
+        self.instances.iter_mut().find(|instance| instance.reference == reference)
+    }
+
+    fn member(
+        &mut self,
+        model: ModelIndex,
+        report: InstanceReport,
+        learned: Option<Instance>,
+        now_us: u64,
+    ) -> Instance {
+        let Profile { prefill, decode, link } = self.profile;
+        let (prefill_model, decode_model, link) = match learned {
+            Some(old) => (old.prefill_model, old.decode_model, old.link),
+            None => (PrefillModel::new(prefill), DecodeModel::new(decode), LinkModel::new(link)),
+        };
+        let reference = InstanceRef(self.next_instance);
+        self.next_instance += 1;
+        let mut member = Instance {
+            reference,
+            model,
+            report: report.clone(),
+            prefill_model,
+            decode_model,
+            link,
+            bytes_in: 0,
+            bytes_out: 0,
+            prefills: PrefillQueue::default(),
+            decodes: DecodeBookings::default(),
+            other_tokens: 0,
+            other_answers: 0,
+            slots_booked: 0,
+            avoid_until_us: None,
+        };
+        member.take_report(report, now_us);
+        member
+    }
+
+    fn intern(&mut self, spec: &ModelSpec) -> ModelIndex {
+        if let Some((index, _)) = self.models.iter().find(|(_, known)| *known == spec) {
+            return *index;
+        }
+        if self.models.len() >= MODELS_MAX {
+            let served = |index: &ModelIndex| self.instances.iter().any(|i| i.model == *index);
+            let unserved = self.models.keys().find(|index| !served(index)).copied();
+            if let Some(index) = unserved {
+                self.models.remove(&index);
+            }
+        }
+        let index = ModelIndex(self.next_model);
+        self.next_model += 1;
+        self.models.insert(index, spec.clone());
+        index
+    }
+
+    fn members_changed(&mut self) {
+        let row = |i: &Instance| (i.report.instance_id.clone(), i.report.node_id.clone());
+        self.names = Arc::new(Names { rows: self.instances.iter().map(row).collect() });
+    }
+}
