@@ -1,0 +1,413 @@
+//! One task for each configured node: connect, subscribe, apply its events, and begin anew with a
+//! snapshot when anything is amiss (a gap, another incarnation, a broken or silent stream). What
+//! was known of a node that is lost is gone from every decision at once.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvasir_placement::NodeIndex;
+use kvasir_proto::v1::engine_client::EngineClient;
+use kvasir_proto::v1::node_event::Event;
+use kvasir_proto::v1::store_node_client::StoreNodeClient;
+use kvasir_proto::{BlockKey, FieldError, Incarnation, InstanceId, NodeId, v1};
+use tokio_util::sync::CancellationToken;
+use tonic::transport::{Channel, Endpoint};
+
+use super::handle::{ClusterError, Options};
+use super::state::{EngineHandle, NODES_MAX, Node, Shared, State};
+use super::status::{self, Attached, StatusError};
+
+/// Keys applied under one hold of the lock: about 0.1 ms.
+const KEYS_AT_ONCE: usize = 1024;
+/// A part of a snapshot may be large.
+const MESSAGE_BYTES_MAX: usize = 64 << 20;
+const KEEP_ALIVE: Duration = Duration::from_secs(5);
+const SWEEP_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Why following a node ended.
+#[derive(Debug, thiserror::Error)]
+enum Lost {
+    #[error("cannot connect")]
+    Connect(#[from] tonic::transport::Error),
+    #[error("the node answered with an error: {0}")]
+    Call(#[from] tonic::Status),
+    #[error("the stream of events ended")]
+    Ended,
+    #[error("the node said nothing for {0} ms")]
+    Silent(u64),
+    #[error("change {got} came where {expected} was due")]
+    Gap { expected: u64, got: u64 },
+    #[error("the node is another incarnation now")]
+    Restarted,
+    #[error("an event cannot be read")]
+    Field(#[from] FieldError),
+    #[error("a status cannot be used")]
+    Status(#[from] StatusError),
+    #[error("block changes came before a snapshot")]
+    NoSnapshot,
+    #[error("another address leads to this node too: `{0}`")]
+    SameNode(Arc<str>),
+    #[error(transparent)]
+    TooManyNodes(#[from] kvasir_placement::index::TooManyNodes),
+}
+
+impl Lost {
+    /// The label of the metric.
+    fn reason(&self) -> &'static str {
+        match self {
+            Lost::Connect(_) => "connect",
+            Lost::Call(_) => "call",
+            Lost::Ended => "ended",
+            Lost::Silent(_) => "silent",
+            Lost::Gap { .. } => "gap",
+            Lost::Restarted => "restarted",
+            Lost::Field(_) | Lost::Status(_) | Lost::NoSnapshot => "unreadable",
+            Lost::SameNode(_) => "same_node",
+            Lost::TooManyNodes(_) => "too_many",
+        }
+    }
+}
+
+/// The addresses, checked once.
+pub(super) fn endpoints(options: &Options) -> Result<Vec<Endpoint>, ClusterError> {
+    let nodes = options.nodes.len();
+    let nodes_max = usize::from(NODES_MAX);
+    if nodes > nodes_max {
+        return Err(ClusterError::TooMany { nodes, nodes_max });
+    }
+    let mut seen = BTreeSet::new();
+    if let Some(address) = options.nodes.iter().find(|address| !seen.insert(*address)) {
+        return Err(ClusterError::Twice { address: address.clone() });
+    }
+    let endpoint = |address: &String| {
+        endpoint(address, options)
+            .map_err(|source| ClusterError::Address { address: address.clone(), source })
+    };
+    options.nodes.iter().map(endpoint).collect()
+}
+
+fn endpoint(address: &str, options: &Options) -> Result<Endpoint, tonic::transport::Error> {
+    Ok(Endpoint::from_shared(format!("http://{address}"))?
+        .connect_timeout(Duration::from_millis(options.connect_timeout_ms))
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_timeout(KEEP_ALIVE)
+        .keep_alive_while_idle(true))
+}
+
+/// Follows one node until `shutdown`.
+pub(super) async fn follow(
+    shared: Arc<Shared>,
+    at: usize,
+    endpoint: Endpoint,
+    shutdown: CancellationToken,
+) {
+    let address: Arc<str> = Arc::from(shared.options.nodes[at].as_str());
+    let mut pause_ms = shared.options.reconnect_ms_min;
+    loop {
+        let mut session = Session::new(&shared, at, address.clone());
+        let lost = tokio::select! {
+            () = shutdown.cancelled() => return,
+            lost = session.run(&endpoint) => lost,
+        };
+        let was_warm = session.warm;
+        drop(session);
+        shared.metrics.losses.with_label_values(&[lost.reason()]).inc();
+        if was_warm {
+            tracing::warn!(%address, error = %Causes(&lost), "lost a store node");
+            pause_ms = shared.options.reconnect_ms_min;
+        } else {
+            tracing::debug!(%address, error = %Causes(&lost), pause_ms, "cannot follow a node");
+        }
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            () = tokio::time::sleep(Duration::from_millis(pause_ms)) => {}
+        }
+        pause_ms = (pause_ms * 2).min(shared.options.reconnect_ms_max);
+    }
+}
+
+/// Cleans the index after lost nodes, a step at a time, so that decisions go on between steps.
+pub(super) async fn sweep(shared: Arc<Shared>, shutdown: CancellationToken) {
+    while !shutdown.is_cancelled() {
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            () = tokio::time::sleep(SWEEP_INTERVAL) => {}
+        }
+        while shared.lock().index.sweep_step() {
+            tokio::task::yield_now().await;
+        }
+        let bytes = shared.lock().index.bytes();
+        shared.metrics.index_bytes.set(bytes as i64);
+    }
+}
+
+/// One connection to one incarnation of one node. Dropping it removes the node.
+struct Session<'a> {
+    shared: &'a Shared,
+    at: usize,
+    address: Arc<str>,
+    node_id: NodeId,
+    incarnation: Incarnation,
+    joined: bool,
+    /// The sequence of the next change; absent until a whole snapshot is there.
+    next_sequence: Option<u64>,
+    warm: bool,
+}
+
+impl<'a> Session<'a> {
+    fn new(shared: &'a Shared, at: usize, address: Arc<str>) -> Self {
+        Session {
+            shared,
+            at,
+            address,
+            node_id: NodeId::from(""),
+            incarnation: Incarnation::default(),
+            joined: false,
+            next_sequence: None,
+            warm: false,
+        }
+    }
+
+    /// Runs until the node is lost, and says how.
+    async fn run(&mut self, endpoint: &Endpoint) -> Lost {
+        match self.try_run(endpoint).await {
+            Ok(never) => match never {},
+            Err(lost) => lost,
+        }
+    }
+
+    async fn try_run(&mut self, endpoint: &Endpoint) -> Result<Infallible, Lost> {
+        let silence_ms = self.shared.options.silence_ms_max;
+        let silence = Duration::from_millis(silence_ms);
+        let channel = endpoint.connect().await?;
+        let mut client =
+            StoreNodeClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
+        let described = tokio::time::timeout(silence, client.describe(v1::DescribeRequest {}));
+        let status = described.await.map_err(|_| Lost::Silent(silence_ms))??.into_inner();
+        self.join(&status, client.clone())?;
+        self.apply_status(&status)?;
+        let subscribed = tokio::time::timeout(silence, client.events(v1::EventsRequest::default()));
+        let mut events = subscribed.await.map_err(|_| Lost::Silent(silence_ms))??.into_inner();
+        loop {
+            let event = tokio::time::timeout(silence, events.message());
+            let event = event.await.map_err(|_| Lost::Silent(silence_ms))??.ok_or(Lost::Ended)?;
+            if event.incarnation != self.incarnation.0 {
+                return Err(Lost::Restarted);
+            }
+            match event.event {
+                Some(Event::Snapshot(part)) => self.apply_snapshot(&part)?,
+                Some(Event::Changes(changes)) => self.apply_changes(&changes)?,
+                Some(Event::Status(status)) => self.apply_status(&status)?,
+                // A kind of event that this version does not know.
+                None => {}
+            }
+        }
+    }
+
+    fn join(
+        &mut self,
+        status: &v1::NodeDescription,
+        client: StoreNodeClient<Channel>,
+    ) -> Result<(), Lost> {
+        self.node_id = NodeId::from(status.node_id.as_str());
+        self.incarnation = Incarnation(status.incarnation);
+        let mut state = self.shared.lock();
+        if let Some(other) = state.nodes.iter().flatten().find(|node| node.node_id == self.node_id)
+        {
+            return Err(Lost::SameNode(other.address.clone()));
+        }
+        let index = state.index.add_node()?;
+        state.nodes[self.at] = Some(Node {
+            node_id: self.node_id.clone(),
+            incarnation: self.incarnation,
+            address: self.address.clone(),
+            endpoint: status.endpoint.clone().into(),
+            client,
+            index,
+            warm: false,
+            engines: BTreeMap::new(),
+        });
+        self.joined = true;
+        self.shared.metrics.nodes_up.inc();
+        Ok(())
+    }
+
+    fn apply_snapshot(&mut self, part: &v1::Snapshot) -> Result<(), Lost> {
+        let keys = BlockKey::list(&part.keys)?;
+        if part.first {
+            self.start_anew()?;
+        }
+        for keys in keys.chunks(KEYS_AT_ONCE) {
+            self.with_node(|state, index| state.index.insert(index, keys))
+                .map(|left_out| self.shared.metrics.index_full.inc_by(left_out as u64));
+        }
+        if part.last {
+            self.next_sequence = Some(part.sequence.saturating_add(1));
+            if let Some(node) = &mut self.shared.lock().nodes[self.at] {
+                node.warm = true;
+            }
+            if !self.warm {
+                self.warm = true;
+                self.shared.metrics.nodes_warm.inc();
+                tracing::info!(node = %self.node_id, address = %self.address,
+                    incarnation = self.incarnation.0, "following a store node");
+            }
+            self.shared.metrics.snapshots.inc();
+        }
+        self.count_entries();
+        Ok(())
+    }
+
+    /// All that was known of the node's blocks is void. Its old number is retired, which takes
+    /// no time, and it goes on under a new one.
+    fn start_anew(&mut self) -> Result<(), Lost> {
+        self.next_sequence = None;
+        self.with_node(|state, old| {
+            if state.index.entries_of(old) == 0 {
+                return Ok(());
+            }
+            state.index.retire_node(old);
+            let new = state.index.add_node()?;
+            state.view.renumber_node(old, new);
+            if let Some(node) = &mut state.nodes[self.at] {
+                node.index = new;
+            }
+            Ok(())
+        })
+        .unwrap_or(Ok(()))
+    }
+
+    fn apply_changes(&mut self, batch: &v1::BlockChanges) -> Result<(), Lost> {
+        let expected = self.next_sequence.ok_or(Lost::NoSnapshot)?;
+        if batch.sequence > expected {
+            return Err(Lost::Gap { expected, got: batch.sequence });
+        }
+        // Changes that are known already: the stream began a little before the snapshot's end.
+        let known = usize::try_from(expected - batch.sequence).unwrap_or(usize::MAX);
+        let changes = batch.changes.get(known..).unwrap_or_default();
+        for changes in changes.chunks(KEYS_AT_ONCE) {
+            // Runs of one kind, in order: a block may come and go within one batch.
+            for run in changes.chunk_by(|a, b| a.removed == b.removed) {
+                let keys = run.iter().map(key).collect::<Result<Vec<_>, _>>()?;
+                let left_out = self.with_node(|state, index| match run[0].removed {
+                    true => {
+                        state.index.remove(index, &keys);
+                        0
+                    }
+                    false => state.index.insert(index, &keys),
+                });
+                self.shared.metrics.index_full.inc_by(left_out.unwrap_or(0) as u64);
+            }
+        }
+        self.next_sequence = Some(expected.saturating_add(changes.len() as u64));
+        self.shared.metrics.changes.inc_by(changes.len() as u64);
+        self.count_entries();
+        Ok(())
+    }
+
+    fn apply_status(&mut self, status: &v1::NodeDescription) -> Result<(), Lost> {
+        if status.incarnation != self.incarnation.0 {
+            return Err(Lost::Restarted);
+        }
+        if *status.node_id != *self.node_id.0 {
+            let (got, was) = (status.node_id.clone(), self.node_id.clone());
+            return Err(StatusError::Renamed { got, was }.into());
+        }
+        let now_us = self.shared.now_us();
+        let mut state = self.shared.lock();
+        let state = &mut *state;
+        let Some(node) = &mut state.nodes[self.at] else { return Ok(()) };
+        node.endpoint = status.endpoint.clone().into();
+        let attached = status::attached(status, node.index)?;
+        let instance_id = attached.as_ref().map(|attached| &attached.report.instance_id);
+        state.view.remove_instances(node.index, instance_id);
+        node.engines.retain(|id, _| Some(id) == instance_id);
+        if let Some(attached) = attached {
+            let (id, handle) = engine(node, &attached, &self.shared.options)?;
+            node.engines.insert(id, handle);
+            state.view.report(attached.report, now_us);
+        }
+        self.shared.metrics.instances.set(state.view.instances().len() as i64);
+        Ok(())
+    }
+
+    fn with_node<T>(&self, work: impl FnOnce(&mut State, NodeIndex) -> T) -> Option<T> {
+        let mut state = self.shared.lock();
+        let index = state.nodes[self.at].as_ref()?.index;
+        Some(work(&mut state, index))
+    }
+
+    fn count_entries(&self) {
+        let entries = self.shared.lock().index.entries();
+        self.shared.metrics.index_entries.set(entries as i64);
+    }
+}
+
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        if !self.joined {
+            return;
+        }
+        let mut state = self.shared.lock();
+        if let Some(node) = state.nodes[self.at].take() {
+            state.view.remove_instances(node.index, None);
+            state.index.retire_node(node.index);
+        }
+        let metrics = &self.shared.metrics;
+        metrics.instances.set(state.view.instances().len() as i64);
+        metrics.index_entries.set(state.index.entries() as i64);
+        drop(state);
+        metrics.nodes_up.dec();
+        if self.warm {
+            metrics.nodes_warm.dec();
+        }
+    }
+}
+
+fn key(change: &v1::BlockChange) -> Result<BlockKey, FieldError> {
+    let got = change.key.len();
+    let bytes = change.key.as_slice().try_into();
+    bytes.map(BlockKey).map_err(|_| FieldError::Length { field: "key", got, want: "16" })
+}
+
+/// The engine's channel: the one there is, unless it is another attachment or address.
+fn engine(
+    node: &Node,
+    attached: &Attached,
+    options: &Options,
+) -> Result<(InstanceId, EngineHandle), StatusError> {
+    let id = attached.report.instance_id.clone();
+    let Attached { grpc_address, attach_epoch, .. } = attached;
+    if let Some(known) = node.engines.get(&id)
+        && known.attach_epoch == *attach_epoch
+        && *known.address == **grpc_address
+    {
+        return Ok((id, known.clone()));
+    }
+    let endpoint = endpoint(grpc_address, options)
+        .map_err(|_| StatusError::EngineAddress(grpc_address.clone()))?;
+    tracing::info!(instance = %id, node = %node.node_id, address = %grpc_address, attach_epoch,
+        "engine attached");
+    let client = EngineClient::new(endpoint.connect_lazy());
+    let address = Arc::from(grpc_address.as_str());
+    Ok((id, EngineHandle { address, attach_epoch: *attach_epoch, client }))
+}
+
+/// An error with its causes, in one line.
+struct Causes<'a>(&'a Lost);
+
+impl fmt::Display for Causes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)?;
+        let mut cause = std::error::Error::source(self.0);
+        while let Some(error) = cause {
+            write!(f, ": {error}")?;
+            cause = error.source();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,326 @@
+//! [`Cluster`]: what the rest of the conductor asks. A cheap clone; all methods return at once.
+//!
+//! A placed request comes with its [`Booking`]: from then on its work counts in every later
+//! decision, until it is dropped.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use kvasir_placement::{
+    Fetch, ModelIndex, ModelSpec, Objectives, PlaceRequest, Placement, Policy, Profile, Refusal,
+};
+use kvasir_proto::v1::engine_client::EngineClient;
+use kvasir_proto::v1::store_node_client::StoreNodeClient;
+use kvasir_proto::{BlockKey, Incarnation, InstanceId, Namespace, NodeId, keys};
+use prometheus::Registry;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
+
+use super::booking::Booking;
+use super::follow;
+use super::metrics::Metrics;
+use super::state::{Shared, State};
+
+/// How the cluster is followed.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Store nodes, as "host:port".
+    pub nodes: Vec<String>,
+    pub policy: Policy,
+    /// What costs are taken to be until they are measured.
+    pub profile: Profile,
+    /// Different block keys in the index, at most; about 44 bytes each.
+    pub index_keys_max: usize,
+    /// Between attempts to reach a node, growing from the least to the most.
+    pub reconnect_ms_min: u64,
+    pub reconnect_ms_max: u64,
+    pub connect_timeout_ms: u64,
+    /// A node that says nothing for this long is lost. Nodes speak at least once a second.
+    pub silence_ms_max: u64,
+    /// A failed instance is avoided for at least this long, then until its next status.
+    pub failed_avoid_ms: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            nodes: Vec::new(),
+            policy: Policy::default(),
+            profile: Profile::default(),
+            index_keys_max: 16 << 20,
+            reconnect_ms_min: 50,
+            reconnect_ms_max: 2_000,
+            connect_timeout_ms: 2_000,
+            silence_ms_max: 5_000,
+            failed_avoid_ms: 250,
+        }
+    }
+}
+
+/// Why a cluster cannot be followed as configured.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    #[error("`{address}` is not the address of a store node: it must read \"host:port\"")]
+    Address { address: String, source: tonic::transport::Error },
+    #[error("`{address}` is listed twice among the store nodes")]
+    Twice { address: String },
+    #[error("{nodes} store nodes are listed; at most {nodes_max} can be followed")]
+    TooMany { nodes: usize, nodes_max: usize },
+    #[error("the cluster's metrics cannot be registered")]
+    Metrics(#[from] prometheus::Error),
+}
+
+/// A model that is or was served, as its instances describe it.
+#[derive(Debug, Clone)]
+pub struct ServedModel {
+    pub name: Arc<str>,
+    /// BLAKE3 over configuration and weights.
+    pub fingerprint: [u8; 32],
+    pub kv_dtype: Arc<str>,
+    pub vocab_size: u32,
+    /// The longest prompt plus answer, in tokens.
+    pub context_tokens: u32,
+    pub block_tokens: u32,
+    /// Instances for prefill and for decode are attached.
+    pub ready: bool,
+    pub(super) index: ModelIndex,
+}
+
+impl ServedModel {
+    /// The root of the key chains of this model for one tenant.
+    pub fn namespace(&self, tenant_salt: &str) -> Namespace {
+        keys::namespace(&self.fingerprint, &self.kv_dtype, tenant_salt, "")
+    }
+
+    fn new(index: ModelIndex, spec: &ModelSpec, ready: bool) -> Self {
+        ServedModel {
+            name: spec.name.clone(),
+            fingerprint: spec.fingerprint,
+            kv_dtype: spec.kv_dtype.clone(),
+            vocab_size: spec.vocab_size,
+            context_tokens: spec.context_tokens,
+            block_tokens: spec.block_tokens,
+            ready,
+            index,
+        }
+    }
+}
+
+/// A request, as far as its place depends on it.
+#[derive(Debug, Clone)]
+pub struct PlaceQuery<'a> {
+    pub model: &'a ServedModel,
+    /// The keys of the prompt's full blocks.
+    pub keys: &'a [BlockKey],
+    pub prompt_tokens: u32,
+    pub max_tokens: u32,
+    pub objectives: Objectives,
+    /// Instances that failed this request already.
+    pub exclude: &'a [InstanceId],
+}
+
+/// A placed request: whom to call. What is in the handles may be stale by the time of the call.
+#[derive(Debug)]
+pub struct Placed {
+    /// The decision, with all its candidates; `Display` explains it.
+    pub placement: Placement,
+    /// Prefill, or all of it when `decode` is absent.
+    pub prefill: EngineTarget,
+    pub decode: Option<EngineTarget>,
+    pub fetch: Option<FetchSource>,
+    pub booking: Booking,
+}
+
+/// An instance and the store node it is attached to.
+#[derive(Debug, Clone)]
+pub struct EngineTarget {
+    pub instance_id: InstanceId,
+    /// As "host:port".
+    pub engine_address: Arc<str>,
+    pub engine: EngineClient<Channel>,
+    pub attach_epoch: u32,
+    pub node: NodeHandle,
+    /// Leading blocks of the prompt that the node is thought to hold.
+    pub held_blocks: u32,
+}
+
+/// A store node.
+#[derive(Debug, Clone)]
+pub struct NodeHandle {
+    pub node_id: NodeId,
+    pub incarnation: Incarnation,
+    /// As configured: "host:port".
+    pub address: Arc<str>,
+    /// The transfer engine's address, for `writer_endpoint`.
+    pub endpoint: Bytes,
+    pub client: StoreNodeClient<Channel>,
+}
+
+/// The prefill side fetches blocks `[from_block, until_block)` from this node.
+#[derive(Debug, Clone)]
+pub struct FetchSource {
+    pub node: NodeHandle,
+    pub from_block: u32,
+    pub until_block: u32,
+    pub bytes: u64,
+}
+
+/// See the module.
+#[derive(Debug, Clone)]
+pub struct Cluster {
+    shared: Arc<Shared>,
+}
+
+impl Cluster {
+    /// Follows the nodes from now on, until `shutdown`. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// [`ClusterError`] when the options cannot be right.
+    pub fn start(
+        options: Options,
+        registry: &Registry,
+        shutdown: CancellationToken,
+    ) -> Result<Cluster, ClusterError> {
+        let endpoints = follow::endpoints(&options)?;
+        let metrics = Metrics::new(registry)?;
+        let shared = Arc::new(Shared::new(options, metrics));
+        for (at, endpoint) in endpoints.into_iter().enumerate() {
+            tokio::spawn(follow::follow(shared.clone(), at, endpoint, shutdown.clone()));
+        }
+        tokio::spawn(follow::sweep(shared.clone(), shutdown));
+        Ok(Cluster { shared })
+    }
+
+    /// Places a request and books its work.
+    ///
+    /// # Errors
+    /// [`Refusal`] by what the caller can do.
+    pub fn place(&self, query: &PlaceQuery<'_>) -> Result<Placed, Refusal> {
+        let placed_at = Instant::now();
+        let mut state = self.shared.lock();
+        let now_us = self.shared.now_us();
+        let placement = self.decide(&state, query, now_us)?;
+        let Some((prefill, decode, fetch)) = targets(&state, &placement) else {
+            // Instances and nodes change together under the lock, so this does not happen; were
+            // it to, the caller could do no more than with an instance that has just gone.
+            let model = query.model.name.to_string();
+            let missing = kvasir_placement::Missing::Prefill;
+            return Err(Refusal::NoInstance { model, missing });
+        };
+        let id = state.next_booking();
+        state.view.book(id, &placement, now_us);
+        drop(state);
+        self.shared.metrics.placed(&placement);
+        let booking =
+            Booking::new(self.shared.clone(), id, placed_at, placement.predicted_ttft_us);
+        Ok(Placed { placement, prefill, decode, fetch, booking })
+    }
+
+    /// The same decision without booking it.
+    ///
+    /// # Errors
+    /// [`Refusal`] by what the caller can do.
+    pub fn plan(&self, query: &PlaceQuery<'_>) -> Result<Plan, Refusal> {
+        let state = self.shared.lock();
+        let placement = self.decide(&state, query, self.shared.now_us())?;
+        let (prefill, decode, fetch) = targets(&state, &placement).ok_or_else(|| {
+            let model = query.model.name.to_string();
+            Refusal::NoInstance { model, missing: kvasir_placement::Missing::Prefill }
+        })?;
+        Ok(Plan { placement, prefill, decode, fetch })
+    }
+
+    fn decide(
+        &self,
+        state: &State,
+        query: &PlaceQuery<'_>,
+        now_us: u64,
+    ) -> Result<Placement, Refusal> {
+        let request = PlaceRequest {
+            model: query.model.index,
+            prompt_tokens: query.prompt_tokens,
+            max_tokens: query.max_tokens,
+            objectives: query.objectives,
+            exclude: query.exclude,
+            tie_seed: self.shared.next_seed(),
+            now_us,
+        };
+        let matched = state.index.match_prefix(query.keys);
+        let decided = kvasir_placement::place(&state.view, &matched, &request);
+        decided.inspect_err(|refusal| self.shared.metrics.refused(refusal))
+    }
+
+    /// All models that are or were served, by name. Of several under one name the one that is
+    /// ready comes first.
+    pub fn models(&self) -> Vec<ServedModel> {
+        let state = self.shared.lock();
+        let mut models: Vec<ServedModel> = state
+            .view
+            .models()
+            .map(|(index, spec)| ServedModel::new(index, spec, state.view.serves(index)))
+            .collect();
+        drop(state);
+        models.sort_by(|a, b| {
+            let order = |model: &ServedModel| (model.name.clone(), !model.ready, model.index);
+            order(a).cmp(&order(b))
+        });
+        models
+    }
+
+    /// The model of this name.
+    ///
+    /// # Errors
+    /// [`Refusal::UnknownModel`] when no instance has ever served it.
+    pub fn model(&self, name: &str) -> Result<ServedModel, Refusal> {
+        self.models().into_iter().find(|model| &*model.name == name).ok_or_else(|| {
+            let refusal = Refusal::UnknownModel { model: name.to_string() };
+            self.shared.metrics.refused(&refusal);
+            refusal
+        })
+    }
+
+    /// Some model is served from prompt to answer, and what every reachable node holds is known.
+    pub fn is_ready(&self) -> bool {
+        let state = self.shared.lock();
+        let warm = state.nodes.iter().flatten().all(|node| node.warm);
+        warm && state.view.models().any(|(index, _)| state.view.serves(index))
+    }
+
+    /// Prefer others to this instance for a moment.
+    pub fn mark_failed(&self, instance: &InstanceId) {
+        let until_us = self.shared.now_us() + self.shared.options.failed_avoid_ms * 1_000;
+        self.shared.lock().view.mark_failed(instance, until_us);
+        tracing::info!(%instance, "instance is avoided after a failure");
+    }
+}
+
+/// A decision that is not booked.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    pub placement: Placement,
+    pub prefill: EngineTarget,
+    pub decode: Option<EngineTarget>,
+    pub fetch: Option<FetchSource>,
+}
+
+type Targets = (EngineTarget, Option<EngineTarget>, Option<FetchSource>);
+
+/// The handles of what was chosen.
+fn targets(state: &State, placement: &Placement) -> Option<Targets> {
+    let prefill = state.engine_target(placement.prefill())?;
+    let decode = match placement.is_whole() {
+        true => None,
+        false => Some(state.engine_target(placement.decode())?),
+    };
+    let source = |fetch: &Fetch| {
+        let node = state.node_handle(fetch.source.node)?;
+        let Fetch { from_block, until_block, bytes, .. } = *fetch;
+        Some(FetchSource { node, from_block, until_block, bytes })
+    };
+    let fetch = match &placement.fetch {
+        None => None,
+        Some(fetch) => Some(source(fetch)?),
+    };
+    Some((prefill, decode, fetch))
+}

@@ -1,0 +1,31 @@
+//! The conductor's picture of the cluster, kept alive: one task for each store node follows its
+//! events into the placement core; [`Cluster`] is the handle that the front door asks.
+//!
+//! Nothing here is truth: the truth is on the nodes, and a stale picture costs time, never
+//! correctness. The state is behind one mutex that is held for microseconds and never across an
+//! await.
+//!
+//! - [`handle`]: places requests, answers what is served and whether all is ready
+//! - [`booking`]: a placed request's work, counted until it is dropped
+//! - [`follow`]: connect, subscribe, apply, and start anew when anything is amiss
+//! - [`status`]: one status of a node, read and checked
+//! - [`state`]: what the tasks share
+//! - [`service`]: the decisions for callers with a front door of their own
+
+mod booking;
+mod follow;
+mod handle;
+mod metrics;
+mod service;
+mod state;
+mod status;
+
+pub use booking::Booking;
+pub use handle::{
+    Cluster, ClusterError, EngineTarget, FetchSource, NodeHandle, Options, Placed, PlaceQuery,
+    Plan, ServedModel,
+};
+pub use kvasir_placement::{
+    Missing, Objectives, OverloadReason, Placement, Policy, Profile, Refusal,
+};
+pub use service::scheduler_service;

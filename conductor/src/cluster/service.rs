@@ -1,0 +1,108 @@
+//! `kvasir.v1.Scheduler`: decisions for callers with a front door of their own. Plans only;
+//! nothing is booked or reserved.
+
+use kvasir_placement::{Chosen, Objectives, Refusal};
+use kvasir_proto::v1::scheduler_server::{Scheduler, SchedulerServer};
+use kvasir_proto::{BlockKey, keys, v1};
+use tonic::{Code, Request, Response, Status};
+
+use super::handle::{Cluster, EngineTarget, PlaceQuery, Plan};
+
+/// The service, ready to be added to a gRPC server.
+pub fn scheduler_service(cluster: Cluster) -> SchedulerServer<impl Scheduler> {
+    SchedulerServer::new(SchedulerService { cluster })
+}
+
+struct SchedulerService {
+    cluster: Cluster,
+}
+
+#[tonic::async_trait]
+impl Scheduler for SchedulerService {
+    async fn schedule(
+        &self,
+        request: Request<v1::ScheduleRequest>,
+    ) -> Result<Response<v1::ScheduleReply>, Status> {
+        let cluster = self.cluster.clone();
+        // Hashing a long prompt takes milliseconds: not on the reactor.
+        let reply = tokio::task::spawn_blocking(move || schedule(&cluster, &request.into_inner()));
+        match reply.await {
+            Ok(reply) => reply.map(Response::new),
+            Err(error) => {
+                tracing::error!(%error, "a schedule call broke off");
+                Err(Status::internal("the call broke off"))
+            }
+        }
+    }
+}
+
+fn schedule(cluster: &Cluster, request: &v1::ScheduleRequest) -> Result<v1::ScheduleReply, Status> {
+    let model = cluster.model(&request.model).map_err(|refusal| status(&refusal))?;
+    let prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
+    if prompt_tokens == 0 {
+        return Err(Status::invalid_argument("the prompt is empty"));
+    }
+    if prompt_tokens.saturating_add(request.max_tokens) > model.context_tokens {
+        return Err(Status::invalid_argument(format!(
+            "{prompt_tokens} prompt tokens and {} answer tokens are more than the {} of the model",
+            request.max_tokens, model.context_tokens
+        )));
+    }
+    let keys = keys::chain(model.namespace(""), &request.prompt, model.block_tokens as usize);
+    let query = PlaceQuery {
+        model: &model,
+        keys: &keys,
+        prompt_tokens,
+        max_tokens: request.max_tokens,
+        objectives: Objectives {
+            ttft_us: objective_us(request.ttft_objective_ms),
+            tbt_us: objective_us(request.tbt_objective_ms),
+        },
+        exclude: &[],
+    };
+    let plan = cluster.plan(&query).map_err(|refusal| status(&refusal))?;
+    Ok(reply(&plan, model.block_tokens, &keys))
+}
+
+/// 0 on the wire is no objective.
+fn objective_us(ms: u64) -> u64 {
+    if ms == 0 { u64::MAX } else { ms.saturating_mul(1_000) }
+}
+
+fn reply(plan: &Plan, block_tokens: u32, keys: &[BlockKey]) -> v1::ScheduleReply {
+    let decode = plan.decode.as_ref().unwrap_or(&plan.prefill);
+    let fetch = plan.fetch.as_ref();
+    v1::ScheduleReply {
+        prefill: Some(instance(&plan.prefill, plan.placement.prefill())),
+        decode: Some(instance(decode, plan.placement.decode())),
+        fetch_from_node_id: fetch.map(|fetch| fetch.node.node_id.to_string()).unwrap_or_default(),
+        fetch_until_block: fetch.map_or(0, |fetch| fetch.until_block),
+        block_tokens,
+        keys: BlockKey::concat(keys),
+        predicted_ttft_us: plan.placement.predicted_ttft_us,
+        explanation: plan.placement.to_string(),
+    }
+}
+
+fn instance(target: &EngineTarget, chosen: &Chosen) -> v1::InstancePlacement {
+    v1::InstancePlacement {
+        node_id: target.node.node_id.to_string(),
+        instance_id: target.instance_id.to_string(),
+        engine_address: target.engine_address.to_string(),
+        node_address: target.node.address.to_string(),
+        held_blocks: chosen.held_blocks,
+    }
+}
+
+fn status(refusal: &Refusal) -> Status {
+    match refusal {
+        Refusal::Overloaded { retry_after_ms, .. } => {
+            let mut status = Status::resource_exhausted(refusal.to_string());
+            status.metadata_mut().insert("retry-after-ms", (*retry_after_ms).into());
+            status
+        }
+        Refusal::NoInstance { .. } => Status::new(Code::Unavailable, refusal.to_string()),
+        Refusal::UnknownModel { .. } => Status::new(Code::NotFound, refusal.to_string()),
+        Refusal::TooLarge { .. } => Status::invalid_argument(refusal.to_string()),
+    }
+}

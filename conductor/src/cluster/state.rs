@@ -1,0 +1,133 @@
+//! What all tasks of the cluster share: the index, the view and the nodes behind one mutex.
+//! Members of the view, nodes and channels change together under it, so that a decision always
+//! finds the handles of what it chose.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use bytes::Bytes;
+use kvasir_placement::{BookingId, Chosen, ClusterView, IndexLimits, NodeIndex, ShadowIndex};
+use kvasir_proto::v1::engine_client::EngineClient;
+use kvasir_proto::v1::store_node_client::StoreNodeClient;
+use kvasir_proto::{Incarnation, InstanceId, NodeId};
+use tonic::transport::Channel;
+
+use super::handle::{EngineTarget, NodeHandle, Options};
+use super::metrics::Metrics;
+
+/// Store nodes that one conductor follows, at most.
+pub(super) const NODES_MAX: u16 = 1024;
+
+pub(super) struct Shared {
+    pub(super) options: Options,
+    pub(super) metrics: Metrics,
+    state: Mutex<State>,
+    started: Instant,
+    seed: AtomicU64,
+}
+
+/// All of it is a hint, so that a poisoned lock is no reason to stop serving.
+impl Shared {
+    pub(super) fn new(options: Options, metrics: Metrics) -> Self {
+        let limits = IndexLimits { keys_max: options.index_keys_max, nodes_max: NODES_MAX };
+        let state = State {
+            index: ShadowIndex::new(limits),
+            view: ClusterView::new(options.policy, options.profile),
+            nodes: options.nodes.iter().map(|_| None).collect(),
+            bookings: 0,
+        };
+        Shared {
+            options,
+            metrics,
+            state: Mutex::new(state),
+            started: Instant::now(),
+            seed: AtomicU64::new(rand::random()),
+        }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The core's time: microseconds since this conductor began.
+    pub(super) fn now_us(&self) -> u64 {
+        self.started.elapsed().as_micros() as u64
+    }
+
+    /// A different one for each decision, and from conductor to conductor.
+    pub(super) fn next_seed(&self) -> u64 {
+        self.seed.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+pub(super) struct State {
+    pub(super) index: ShadowIndex,
+    pub(super) view: ClusterView,
+    /// One for each configured address; absent while it is not connected.
+    pub(super) nodes: Vec<Option<Node>>,
+    bookings: u64,
+}
+
+/// A connected node.
+pub(super) struct Node {
+    pub(super) node_id: NodeId,
+    pub(super) incarnation: Incarnation,
+    pub(super) address: Arc<str>,
+    pub(super) endpoint: Bytes,
+    pub(super) client: StoreNodeClient<Channel>,
+    pub(super) index: NodeIndex,
+    /// A whole snapshot has been taken in.
+    pub(super) warm: bool,
+    pub(super) engines: BTreeMap<InstanceId, EngineHandle>,
+}
+
+/// The channel to an attached engine.
+#[derive(Clone)]
+pub(super) struct EngineHandle {
+    pub(super) address: Arc<str>,
+    pub(super) attach_epoch: u32,
+    pub(super) client: EngineClient<Channel>,
+}
+
+impl State {
+    pub(super) fn next_booking(&mut self) -> BookingId {
+        self.bookings += 1;
+        BookingId(self.bookings)
+    }
+
+    pub(super) fn node_handle(&self, index: NodeIndex) -> Option<NodeHandle> {
+        let node = self.node(index)?;
+        Some(NodeHandle {
+            node_id: node.node_id.clone(),
+            incarnation: node.incarnation,
+            address: node.address.clone(),
+            endpoint: node.endpoint.clone(),
+            client: node.client.clone(),
+        })
+    }
+
+    pub(super) fn engine_target(&self, chosen: &Chosen) -> Option<EngineTarget> {
+        let engine = self.node(chosen.node)?.engines.get(&chosen.instance_id)?;
+        Some(EngineTarget {
+            instance_id: chosen.instance_id.clone(),
+            engine_address: engine.address.clone(),
+            engine: engine.client.clone(),
+            attach_epoch: engine.attach_epoch,
+            node: self.node_handle(chosen.node)?,
+            held_blocks: chosen.held_blocks,
+        })
+    }
+
+    fn node(&self, index: NodeIndex) -> Option<&Node> {
+        self.nodes.iter().flatten().find(|node| node.index == index)
+    }
+}

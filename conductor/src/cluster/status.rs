@@ -1,0 +1,102 @@
+//! One status of a node, read from the wire and checked: outside input gives errors, never panics.
+
+use std::sync::Arc;
+
+use kvasir_placement::{InstanceReport, ModelSpec, NodeIndex, ReportedLoad, Role};
+use kvasir_proto::{FieldError, InstanceId, LayoutError, NodeId, SlotLayout, v1};
+
+/// Why a status cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StatusError {
+    #[error(transparent)]
+    Field(#[from] FieldError),
+    #[error("the layout is wrong")]
+    Layout(#[from] LayoutError),
+    #[error("the node calls itself `{got}` and was `{was}`")]
+    Renamed { got: String, was: NodeId },
+    #[error("`{0}` is no address of an engine")]
+    EngineAddress(String),
+}
+
+/// An engine that is attached, as the view wants it, and where it answers.
+pub(super) struct Attached {
+    pub(super) report: InstanceReport,
+    pub(super) grpc_address: String,
+    pub(super) attach_epoch: u32,
+}
+
+/// Reads the engine of a status; `None` while there is none.
+pub(super) fn attached(
+    status: &v1::NodeDescription,
+    node: NodeIndex,
+) -> Result<Option<Attached>, StatusError> {
+    let Some(instance) = &status.instance else { return Ok(None) };
+    let layout = status.layout.as_ref().ok_or(FieldError::Missing("layout"))?;
+    let layout = SlotLayout::try_from(layout)?;
+    let model = instance.model.as_ref().ok_or(FieldError::Missing("model"))?;
+    let load = status.load.unwrap_or_default();
+    let report = InstanceReport {
+        instance_id: InstanceId::from(instance.instance_id.as_str()),
+        node,
+        node_id: NodeId::from(status.node_id.as_str()),
+        attachment: (status.incarnation, instance.attach_epoch),
+        role: role(instance.role)?,
+        model: model_spec(model, &layout)?,
+        max_running: instance.max_running,
+        slots_total: status.slots_total,
+        slots_available: status.slots_available,
+        draining: status.draining,
+        load: ReportedLoad {
+            running: load.running,
+            waiting: load.waiting,
+            waiting_prompt_tokens: load.waiting_prompt_tokens,
+        },
+    };
+    let grpc_address = instance.grpc_address.clone();
+    Ok(Some(Attached { report, grpc_address, attach_epoch: instance.attach_epoch }))
+}
+
+fn role(role: i32) -> Result<Role, FieldError> {
+    match v1::Role::try_from(role) {
+        Ok(v1::Role::Prefill) => Ok(Role::Prefill),
+        Ok(v1::Role::Decode) => Ok(Role::Decode),
+        Ok(v1::Role::Both) => Ok(Role::Both),
+        Ok(v1::Role::Unspecified) | Err(_) => Err(FieldError::Unknown { field: "role", got: role }),
+    }
+}
+
+fn model_spec(model: &v1::ModelDescription, layout: &SlotLayout) -> Result<ModelSpec, FieldError> {
+    let got = model.fingerprint.len();
+    let fingerprint = model.fingerprint.as_slice().try_into().map_err(|_| FieldError::Length {
+        field: "fingerprint",
+        got,
+        want: "32",
+    })?;
+    Ok(ModelSpec {
+        name: Arc::from(model.name.as_str()),
+        fingerprint,
+        kv_dtype: Arc::from(model.kv_dtype.as_str()),
+        vocab_size: model.vocab_size,
+        context_tokens: model.context_tokens,
+        block_tokens: layout.block_tokens(),
+        block_bytes: layout.slot_bytes(),
+        layout_hash: layout_hash(layout),
+    })
+}
+
+/// FNV-1a over every number of the layout. Equal layouts have equal hashes; the nodes compare the
+/// layouts themselves before a byte moves.
+fn layout_hash(layout: &SlotLayout) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    let mut mix = |number: u64| hash = (hash ^ number).wrapping_mul(0x0100_0000_01b3);
+    mix(layout.block_tokens().into());
+    mix(layout.slot_bytes());
+    for layer in 0..layout.layers() {
+        mix(u64::MAX);
+        for run in layout.runs(layer) {
+            mix(run.offset_bytes);
+            mix(run.length_bytes);
+        }
+    }
+    hash
+}
