@@ -1,0 +1,18 @@
+//! How an engine on the same host attaches: slot memory, control memory and the descriptors that
+//! carry them.
+//!
+//! 1. [`client`]: what an engine links
+//! 2. [`control`]: the control memory of one attach: header, progress word, load, two rings of
+//!    [`kvasir_transfer::ring`]
+//! 3. [`doorbell`]: waking a sleeping side without system calls while both are awake
+//! 4. [`handover`]: descriptors over a Unix socket
+//!
+//! The node's end is in `crate::node::session`; nothing an engine writes is trusted there.
+
+pub mod client;
+pub mod control;
+pub mod doorbell;
+pub mod handover;
+
+pub use client::{AttachError, AttachOptions, EngineAttachment, Link, Receiver, Sender};
+pub use kvasir_transfer::SharedMemory;

@@ -1,0 +1,141 @@
+//! The store node's configuration: one typed struct, read once. Refuses what cannot work, in a
+//! sentence that says what to set.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// Settings of one store node.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// The node's name, unique in the cluster. It appears in events, logs and metrics.
+    pub node_id: String,
+    /// Where gRPC and the HTTP paths /metrics, /healthz and /readyz are served.
+    pub listen: SocketAddr,
+    /// The directory in which engines find `attach.sock` and `descriptors.sock`. It is made when it
+    /// is not there. Its path is limited by the length of a Unix socket address (about 90 bytes).
+    pub attach_dir: PathBuf,
+    /// Bytes of memory for the cache: taken, and touched once, when the node starts.
+    pub arena_bytes: u64,
+    /// Bytes for what follows the pages of a push (checksums and the engine's tail).
+    pub tail_bytes: u64,
+    /// How nodes of one host write to each other.
+    pub domain: Domain,
+    /// Where this node takes writes of peers over TCP. Port 0 takes any free port.
+    pub transfer_listen: SocketAddr,
+    /// The longest lease that a conductor may ask for, in milliseconds.
+    pub lease_ms_max: u64,
+    /// Whether a prefill share pushes its pages. Off only in tests that show that decoding waits
+    /// for the push.
+    pub push: bool,
+    /// Over which domains pages that arrive are checked against their checksums.
+    pub verify: Verify,
+    /// The most bytes per second that this node sends, all peers together; 0 is no limit. Stands
+    /// for a slow network in measurements.
+    pub throttle_bytes_per_s: u64,
+    /// A file that gets a line for each layer pushed: when it was issued and when it landed.
+    pub layer_log: Option<PathBuf>,
+    /// How long a peer that was asked to stop writing may take to answer, in milliseconds, before
+    /// it is cut off.
+    pub stop_timeout_ms: u64,
+    /// How long a shutdown waits for the shares that are under way, in milliseconds.
+    pub drain_ms: u64,
+}
+
+/// How nodes of one host write to each other.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema, Default,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Domain {
+    /// The peer's memory is mapped and written directly.
+    #[default]
+    Shm,
+    /// Over a TCP connection.
+    Tcp,
+}
+
+/// Over which domains pages that arrive are checked against their checksums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Verify {
+    /// Pages that came over TCP.
+    pub tcp: bool,
+    /// Pages that were copied within this host.
+    pub shm: bool,
+}
+
+impl Default for Verify {
+    fn default() -> Self {
+        Verify { tcp: true, shm: false }
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            node_id: "node".into(),
+            listen: (Ipv4Addr::LOCALHOST, 7401).into(),
+            attach_dir: "/run/kvasir/node".into(),
+            arena_bytes: 1 << 30,
+            tail_bytes: 16 << 20,
+            domain: Domain::Shm,
+            transfer_listen: (Ipv4Addr::LOCALHOST, 0).into(),
+            lease_ms_max: 60_000,
+            push: true,
+            verify: Verify::default(),
+            throttle_bytes_per_s: 0,
+            layer_log: None,
+            stop_timeout_ms: 1_000,
+            drain_ms: 5_000,
+        }
+    }
+}
+
+/// Memory is taken in whole pages of the host.
+const HOST_PAGE_BYTES: u64 = 4096;
+
+impl Config {
+    /// Refuses settings that cannot work.
+    ///
+    /// # Errors
+    /// A sentence that names the setting and what it may be.
+    pub fn check(&self) -> Result<(), String> {
+        if self.node_id.is_empty() {
+            return Err("`node_id` is empty; give the node a name that is unique".into());
+        }
+        for (name, bytes) in [("arena_bytes", self.arena_bytes), ("tail_bytes", self.tail_bytes)] {
+            if bytes < HOST_PAGE_BYTES || !bytes.is_multiple_of(HOST_PAGE_BYTES) {
+                return Err(format!(
+                    "`{name}` is {bytes}; it must be a multiple of {HOST_PAGE_BYTES} above zero"
+                ));
+            }
+        }
+        if self.lease_ms_max == 0 || self.stop_timeout_ms == 0 {
+            return Err("`lease_ms_max` and `stop_timeout_ms` must be above zero".into());
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_that_cannot_work_are_refused_by_name() {
+        assert_eq!(Config::default().check(), Ok(()));
+        for (config, word) in [
+            (Config { node_id: String::new(), ..Config::default() }, "node_id"),
+            (Config { arena_bytes: 0, ..Config::default() }, "arena_bytes"),
+            (Config { arena_bytes: 4097, ..Config::default() }, "arena_bytes"),
+            (Config { tail_bytes: 1, ..Config::default() }, "tail_bytes"),
+            (Config { lease_ms_max: 0, ..Config::default() }, "lease_ms_max"),
+        ] {
+            let refused = config.check().expect_err("a refusal");
+            assert!(refused.contains(word), "{refused}");
+        }
+    }
+}

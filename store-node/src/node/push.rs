@@ -1,0 +1,336 @@
+//! One push: the pages of one share that go to the slots of another node, then the tail.
+//!
+//! A plan only: it says which writes are due and keeps what became of them; the owner issues them.
+//! Layers are due as they finish, whatever finished before the targets were known is due at once,
+//! and nothing is due after a stop. No order between writes is assumed: the receiver counts.
+
+use std::ops::Range;
+
+use super::pages::Pages;
+
+/// How writes are put together: what is written together is known to have landed together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Grouping {
+    /// One layer of neighbouring pages, as an engine finishes them.
+    Layers,
+    /// All layers of one page: each page's fate is known by itself.
+    Pages,
+}
+
+/// Writes that are issued and counted together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Group {
+    pub pages: Range<u32>,
+    pub layers: Range<u16>,
+}
+
+impl Group {
+    /// Pages put together at most, so that a long prompt does not become one long copy.
+    const PAGES_MAX: u32 = 64;
+}
+
+/// Why a group did not land.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The bytes do not hash to what they must.
+    Corrupt,
+    /// The receiver does not take it (revoked, out of bounds).
+    Refused,
+    /// The peer is gone or did not answer in time.
+    PeerLost,
+}
+
+/// Where the tail stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Tail {
+    /// The engine has not finished.
+    Open,
+    /// To be sent as soon as every page's checksums are known.
+    Given(Vec<u8>),
+    Issued,
+    Landed,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Push {
+    grouping: Grouping,
+    /// Pages that go over.
+    pages: Range<u32>,
+    /// For each of them, layers issued.
+    issued: Vec<u16>,
+    /// Groups and tails issued and not yet definite.
+    in_flight: u32,
+    landed_groups: u64,
+    tail: Tail,
+    stopped: bool,
+    fault: Option<Fault>,
+    /// Pages whose group failed.
+    bad_pages: Vec<(u32, Fault)>,
+}
+
+impl Push {
+    pub fn new(grouping: Grouping, pages: Range<u32>) -> Self {
+        Push {
+            grouping,
+            issued: vec![0; pages.len()],
+            pages,
+            in_flight: 0,
+            landed_groups: 0,
+            tail: Tail::Open,
+            stopped: false,
+            fault: None,
+            bad_pages: Vec::new(),
+        }
+    }
+
+    /// The next writes that are due. They count as issued from now on.
+    pub fn next_group(&mut self, pages: &Pages) -> Option<Group> {
+        if self.stopped {
+            return None;
+        }
+        let due = |page: u32, issued: u16| issued < pages.layers_done(page);
+        let first = self.pages.clone().zip(&self.issued).position(|(p, issued)| due(p, *issued))?;
+        let layer = self.issued[first];
+        let first_page = self.pages.start + first as u32;
+        let group = match self.grouping {
+            Grouping::Pages => {
+                Group { pages: first_page..first_page + 1, layers: layer..pages.layers_done(first_page) }
+            }
+            Grouping::Layers => {
+                let count = (first_page..self.pages.end)
+                    .zip(&self.issued[first..])
+                    .take(Group::PAGES_MAX as usize)
+                    .take_while(|(page, issued)| {
+                        **issued == layer
+                            && due(*page, **issued)
+                            && pages.step(*page) == pages.step(first_page)
+                    })
+                    .count() as u32;
+                Group { pages: first_page..first_page + count, layers: layer..layer + 1 }
+            }
+        };
+        self.issued[first..first + group.pages.len()].fill(group.layers.end);
+        self.in_flight += 1;
+        Some(group)
+    }
+
+    /// A group is definite.
+    pub fn group_done(&mut self, group: &Group, outcome: Result<(), Fault>) {
+        self.in_flight -= 1;
+        match outcome {
+            Ok(()) => self.landed_groups += 1,
+            Err(fault) => {
+                self.bad_pages.extend(group.pages.clone().map(|page| (page, fault)));
+                self.fault.get_or_insert(fault);
+                // One missing write is one missing count: what follows is in vain, except that a
+                // source must learn of every page whether it is intact.
+                self.stopped |= self.grouping == Grouping::Layers || fault != Fault::Corrupt;
+            }
+        }
+    }
+
+    /// The engine's part of the tail. Only the first is taken.
+    pub fn give_tail(&mut self, engine: Vec<u8>) {
+        if self.tail == Tail::Open {
+            self.tail = Tail::Given(engine);
+        }
+    }
+
+    /// The engine's part of the tail, when the tail is due: all pages are known and (by page) have
+    /// landed. It counts as issued from now on.
+    pub fn take_due_tail(&mut self, pages: &Pages) -> Option<Vec<u8>> {
+        let whole = || self.pages.clone().all(|page| pages.is_whole(page));
+        let landed = self.grouping == Grouping::Layers
+            || (self.in_flight == 0 && self.everything_issued(pages));
+        if self.stopped || self.fault.is_some() || !landed || !whole() {
+            return None;
+        }
+        match std::mem::replace(&mut self.tail, Tail::Issued) {
+            Tail::Given(engine) => {
+                self.in_flight += 1;
+                Some(engine)
+            }
+            other => {
+                self.tail = other;
+                None
+            }
+        }
+    }
+
+    /// Could not be issued now: due again.
+    pub fn return_tail(&mut self, engine: Vec<u8>) {
+        self.in_flight -= 1;
+        self.tail = Tail::Given(engine);
+    }
+
+    /// The tail is definite.
+    pub fn tail_done(&mut self, outcome: Result<(), Fault>) {
+        self.in_flight -= 1;
+        match outcome {
+            Ok(()) => self.tail = Tail::Landed,
+            Err(fault) => {
+                self.fault.get_or_insert(fault);
+                self.stopped = true;
+            }
+        }
+    }
+
+    /// Nothing more is issued.
+    pub fn stop(&mut self) {
+        self.stopped = true;
+    }
+
+    pub fn is_stopped(&self) -> bool {
+        self.stopped
+    }
+
+    /// No write of it is under way, and none will be: all landed, or it was stopped.
+    pub fn is_over(&self, pages: &Pages) -> bool {
+        let finished = self.stopped
+            || self.tail == Tail::Landed
+            || (self.fault.is_some() && self.everything_issued(pages));
+        self.in_flight == 0 && finished
+    }
+
+    pub fn is_in_flight(&self) -> bool {
+        self.in_flight > 0
+    }
+
+    /// Everything arrived, the tail too.
+    pub fn all_landed(&self) -> bool {
+        self.tail == Tail::Landed && self.fault.is_none()
+    }
+
+    pub fn fault(&self) -> Option<Fault> {
+        self.fault
+    }
+
+    /// Pages whose group failed, each with why.
+    pub fn bad_pages(&self) -> &[(u32, Fault)] {
+        &self.bad_pages
+    }
+
+    /// Leading pages that landed whole and intact.
+    pub fn good_pages(&self, pages: &Pages) -> u32 {
+        let good = |page: &u32| {
+            let issued = self.issued[(page - self.pages.start) as usize];
+            issued == pages.layers() && !self.bad_pages.iter().any(|(bad, _)| bad == page)
+        };
+        self.pages.clone().take_while(good).count() as u32
+    }
+
+    pub fn pages(&self) -> Range<u32> {
+        self.pages.clone()
+    }
+
+    fn everything_issued(&self, pages: &Pages) -> bool {
+        self.issued.iter().all(|issued| *issued == pages.layers())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvasir_proto::{SlotIndex, SlotLayout};
+    use std::sync::Arc;
+
+    const LAYERS: u16 = 3;
+
+    fn pages(count: u32) -> Pages {
+        let layout = SlotLayout::layer_major(64, LAYERS as usize, 16).expect("a layout");
+        Pages::new(Arc::new(layout), &(0..count).map(SlotIndex).collect::<Vec<_>>())
+    }
+
+    fn finish(pages: &mut Pages, which: Range<u32>, step: u32, layers: Range<u16>) {
+        for page in which {
+            assert!(pages.finish_layers(page, step, layers.clone(), |_, _| 7));
+        }
+    }
+
+    fn due(push: &mut Push, pages: &Pages) -> Vec<(Range<u32>, Range<u16>)> {
+        std::iter::from_fn(|| push.next_group(pages)).map(|g| (g.pages, g.layers)).collect()
+    }
+
+    #[test]
+    fn layers_are_due_once_as_they_finish_and_at_once_when_the_targets_come_late() {
+        let mut pages = pages(6);
+        finish(&mut pages, 0..3, 1, 0..2);
+        let mut push = Push::new(Grouping::Layers, 1..6);
+        assert_eq!(due(&mut push, &pages), [(1..3, 0..1), (1..3, 1..2)]);
+        assert_eq!(due(&mut push, &pages), []);
+        finish(&mut pages, 0..3, 1, 2..3);
+        finish(&mut pages, 3..6, 2, 0..3);
+        assert_eq!(
+            due(&mut push, &pages),
+            [(1..3, 2..3), (3..6, 0..1), (3..6, 1..2), (3..6, 2..3)]
+        );
+    }
+
+    #[test]
+    fn the_tail_is_due_when_every_checksum_is_known_and_the_push_is_over_when_all_landed() {
+        let mut pages = pages(1);
+        let mut push = Push::new(Grouping::Layers, 0..1);
+        push.give_tail(b"t".to_vec());
+        finish(&mut pages, 0..1, 1, 0..2);
+        assert_eq!(push.take_due_tail(&pages), None, "the last layer is missing");
+        finish(&mut pages, 0..1, 1, 2..3);
+        assert_eq!(push.take_due_tail(&pages), Some(b"t".to_vec()));
+        assert_eq!(push.take_due_tail(&pages), None);
+        let groups: Vec<Group> = std::iter::from_fn(|| push.next_group(&pages)).collect();
+        push.tail_done(Ok(()));
+        for group in &groups {
+            assert!(!push.is_over(&pages));
+            push.group_done(group, Ok(()));
+        }
+        assert!(push.is_over(&pages) && push.all_landed());
+    }
+
+    #[test]
+    fn a_stopped_push_issues_nothing_and_is_over_when_drained() {
+        let mut pages = pages(2);
+        finish(&mut pages, 0..2, 1, 0..1);
+        let mut push = Push::new(Grouping::Layers, 0..2);
+        push.give_tail(Vec::new());
+        let group = push.next_group(&pages).expect("due");
+        push.stop();
+        finish(&mut pages, 0..2, 1, 1..3);
+        assert_eq!((push.next_group(&pages), push.take_due_tail(&pages)), (None, None));
+        assert!(!push.is_over(&pages), "one group is under way");
+        push.group_done(&group, Ok(()));
+        assert!(push.is_over(&pages) && !push.all_landed());
+    }
+
+    #[test]
+    fn a_source_learns_of_every_page_and_sends_no_tail_after_a_bad_one() {
+        let mut pages = pages(4);
+        for page in 0..4 {
+            assert!(pages.set_whole(page, SlotIndex(page), &[1, 2, 3]));
+        }
+        let mut push = Push::new(Grouping::Pages, 0..4);
+        push.give_tail(Vec::new());
+        let groups: Vec<Group> = std::iter::from_fn(|| push.next_group(&pages)).collect();
+        assert_eq!(groups.len(), 4);
+        assert_eq!(groups[2], Group { pages: 2..3, layers: 0..3 });
+        for (index, group) in groups.iter().enumerate() {
+            assert_eq!(push.take_due_tail(&pages), None);
+            push.group_done(group, if index == 2 { Err(Fault::Corrupt) } else { Ok(()) });
+        }
+        assert_eq!(push.take_due_tail(&pages), None);
+        assert!(push.is_over(&pages));
+        assert_eq!(push.good_pages(&pages), 2);
+        assert_eq!(push.bad_pages(), [(2, Fault::Corrupt)]);
+    }
+
+    #[test]
+    fn a_lost_peer_stops_the_push() {
+        let mut pages = pages(2);
+        finish(&mut pages, 0..2, 1, 0..3);
+        let mut push = Push::new(Grouping::Layers, 0..2);
+        let group = push.next_group(&pages).expect("due");
+        push.group_done(&group, Err(Fault::PeerLost));
+        assert_eq!(push.next_group(&pages), None);
+        assert!(push.is_over(&pages));
+        assert_eq!(push.fault(), Some(Fault::PeerLost));
+    }
+}
