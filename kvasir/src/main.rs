@@ -1,1 +1,63 @@
-fn main() {}
+//! The one binary. `up` runs a whole cluster on this machine; `conductor`, `store-node` and
+//! `engine` are the daemons it starts, each also for use alone; `config` prints the reference
+//! configuration of a daemon. Nothing below this file reads the environment.
+#![forbid(unsafe_code)]
+
+mod args;
+mod config;
+mod daemon;
+mod output;
+mod up;
+
+use std::error::Error;
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use clap::Parser;
+use tracing_subscriber::EnvFilter;
+
+use args::{Cli, Command};
+
+/// What is logged when neither `--log` nor `RUST_LOG` says otherwise.
+const LOG_DEFAULT: &str = "info";
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    if let Err(sentence) = start_logging(cli.log.as_deref()) {
+        output::complain(&sentence);
+        return ExitCode::from(2);
+    }
+    let outcome = match cli.command {
+        Command::Up(flags) => run_up(&flags, cli.log),
+        Command::Conductor(flags) => daemon::run(daemon::Kind::Conductor, &flags),
+        Command::StoreNode(flags) => daemon::run(daemon::Kind::StoreNode, &flags),
+        Command::Engine(flags) => daemon::run(daemon::Kind::Engine, &flags),
+        Command::Config(flags) => config::print(&flags),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            output::complain(&output::sentence(failure.as_ref()));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run_up(flags: &up::flags::Flags, log_filter: Option<String>) -> Result<(), Box<dyn Error>> {
+    let program = std::env::current_exe()?;
+    up::run(flags, up::Setting { log_filter, temporary: std::env::temp_dir(), program })
+}
+
+fn start_logging(flag: Option<&str>) -> Result<(), String> {
+    let filter = match flag {
+        Some(directives) => EnvFilter::try_new(directives)
+            .map_err(|error| format!("--log {directives:?} is no filter: {error}"))?,
+        None => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_DEFAULT)),
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
+    Ok(())
+}

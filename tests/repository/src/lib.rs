@@ -1,1 +1,52 @@
-//! Checks on the repository itself: dependency direction, file sizes, generated files
+//! Checks on the repository itself; what is here is what they share. They need only the files and
+//! Cargo, and reach no network.
+//!
+//! - `tests/packages.rs`: who may depend on whom, what a core may not depend on, lints
+//! - `tests/files.rs`: file sizes, unsafe code, unfinished work, the licence
+//! - `tests/documents.rs`: links between documents
+#![forbid(unsafe_code)]
+
+use std::path::{Path, PathBuf};
+
+/// The root of the workspace.
+pub fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.ancestors().nth(2).expect("this package lies two folders below the root").to_owned()
+}
+
+/// Built, fetched or hidden folders, which are nobody's source.
+const PASSED_OVER: [&str; 4] = ["target", "__pycache__", "node_modules", "venv"];
+
+/// Every file of the project whose name ends so, sorted, relative to the root.
+pub fn files(endings: &[&str]) -> Vec<PathBuf> {
+    let root = root();
+    let mut found = Vec::new();
+    let mut folders = vec![root.clone()];
+    while let Some(folder) = folders.pop() {
+        let entries = std::fs::read_dir(&folder).expect("a folder of the project is readable");
+        for entry in entries {
+            let entry = entry.expect("a folder of the project is readable");
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let kind = entry.file_type().expect("a file of the project has a type");
+            let is_hidden = name.starts_with('.') && name != ".ci";
+            if kind.is_dir() && !is_hidden && !PASSED_OVER.contains(&name.as_str()) {
+                folders.push(entry.path());
+            } else if kind.is_file() && endings.iter().any(|ending| name.ends_with(ending)) {
+                let path = entry.path();
+                found.push(path.strip_prefix(&root).expect("below the root").to_owned());
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+pub fn read(path: &Path) -> String {
+    std::fs::read_to_string(root().join(path))
+        .unwrap_or_else(|error| panic!("{} is no readable text: {error}", path.display()))
+}
+
+/// One complaint per line, all at once, so that one run shows everything that is to be done.
+pub fn assert_none(what: &str, complaints: &[String]) {
+    assert!(complaints.is_empty(), "{what}:\n  {}", complaints.join("\n  "));
+}

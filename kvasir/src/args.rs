@@ -1,0 +1,55 @@
+//! The command line, without the flags of `up`, which stand beside their meaning in `up::flags`.
+
+use std::path::PathBuf;
+
+use crate::daemon;
+use crate::up::flags::Flags as UpFlags;
+
+/// Disaggregated KV-cache serving for large language models.
+#[derive(Debug, clap::Parser)]
+#[command(name = "kvasir", version, after_help = "Start with `kvasir up`.")]
+pub struct Cli {
+    /// What to log, as in `info` or `warn,kvasir_conductor=debug`. Without it the variable
+    /// RUST_LOG is read; without that it is `info`.
+    #[arg(long, global = true, value_name = "FILTER")]
+    pub log: Option<String>,
+
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub enum Command {
+    /// Runs a whole cluster on this machine, each part a process of its own.
+    Up(Box<UpFlags>),
+    /// Runs a conductor: the scheduler and the OpenAI-compatible front door.
+    Conductor(DaemonFlags),
+    /// Runs a store node: the daemon that owns a host's part of the cache.
+    StoreNode(DaemonFlags),
+    /// Runs a reference engine, which computes a DeepSeek-V2 model on the CPU.
+    Engine(DaemonFlags),
+    /// Prints the reference configuration of a daemon: every key with its meaning and default.
+    Config(ConfigFlags),
+}
+
+#[derive(Debug, clap::Args)]
+pub struct DaemonFlags {
+    /// The configuration file; `kvasir config` prints what may stand in it.
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+
+    /// Ends when standard input is closed: how `up` makes sure that nothing outlives it.
+    #[arg(long, hide = true)]
+    pub exit_with_stdin: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct ConfigFlags {
+    /// Which daemon; all of them when left out.
+    pub daemon: Option<daemon::Kind>,
+
+    /// Writes `DIR/conductor.toml`, `DIR/store-node.toml` and `DIR/engine.toml` instead of
+    /// printing.
+    #[arg(long, value_name = "DIR")]
+    pub write: Option<PathBuf>,
+}

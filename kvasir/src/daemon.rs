@@ -1,0 +1,115 @@
+//! Runs one daemon: reads its configuration, gives it a runtime, and tells it when to end: at
+//! SIGINT, SIGTERM or, when `up` started it, at the end of standard input. What a daemon does is
+//! not known here.
+
+use std::error::Error;
+use std::io::Read;
+use std::time::Duration;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use crate::args::DaemonFlags;
+use crate::config;
+
+/// After standard input has closed a daemon may drain for this long; then it is ended. Nobody is
+/// left to do that from outside.
+const DRAIN_MAX: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Kind {
+    Conductor,
+    StoreNode,
+    Engine,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 3] = [Kind::Conductor, Kind::StoreNode, Kind::Engine];
+
+    /// The subcommand, and the name of the configuration file.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Conductor => "conductor",
+            Kind::StoreNode => "store-node",
+            Kind::Engine => "engine",
+        }
+    }
+}
+
+pub fn run(kind: Kind, flags: &DaemonFlags) -> Result<(), Box<dyn Error>> {
+    match kind {
+        Kind::Conductor => {
+            let config = config::load(&flags.config)?;
+            block_on(flags, |shutdown| kvasir_conductor::run(config, shutdown))
+        }
+        Kind::StoreNode => {
+            let config = config::load(&flags.config)?;
+            block_on(flags, |shutdown| kvasir_store_node::run(config, shutdown))
+        }
+        Kind::Engine => {
+            let config = config::load(&flags.config)?;
+            block_on(flags, |shutdown| kvasir_engine_reference::run(config, shutdown))
+        }
+    }
+}
+
+fn block_on<Daemon, Failure>(
+    flags: &DaemonFlags,
+    start: impl FnOnce(CancellationToken) -> Daemon,
+) -> Result<(), Box<dyn Error>>
+where
+    Daemon: Future<Output = Result<(), Failure>>,
+    Failure: Error + 'static,
+{
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let outcome = runtime.block_on(async {
+        let shutdown = CancellationToken::new();
+        let interrupt = signal(SignalKind::interrupt())?;
+        let terminate = signal(SignalKind::terminate())?;
+        tokio::spawn(end_at_signal(interrupt, terminate, shutdown.clone()));
+        if flags.exit_with_stdin {
+            end_with_stdin(shutdown.clone())?;
+        }
+        Box::pin(start(shutdown)).await.map_err(|failure| Box::new(failure) as Box<dyn Error>)
+    });
+    // Blocking tasks that are still computing must not hold up the end.
+    runtime.shutdown_background();
+    outcome
+}
+
+/// The first signal drains, the second ends the process at once.
+async fn end_at_signal(mut interrupt: Signal, mut terminate: Signal, shutdown: CancellationToken) {
+    loop {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        if shutdown.is_cancelled() {
+            tracing::warn!("second signal: ending at once");
+            std::process::exit(130);
+        }
+        tracing::info!("draining");
+        shutdown.cancel();
+    }
+}
+
+fn end_with_stdin(shutdown: CancellationToken) -> std::io::Result<()> {
+    std::thread::Builder::new().name("stdin".into()).spawn(move || {
+        let mut ignored = [0u8; 64];
+        let mut stdin = std::io::stdin().lock();
+        loop {
+            match stdin.read(&mut ignored) {
+                Ok(0) => break,
+                Ok(_) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(_) => break,
+            }
+        }
+        tracing::info!("standard input closed: draining");
+        shutdown.cancel();
+        std::thread::sleep(DRAIN_MAX);
+        tracing::error!("drained for too long: ending");
+        std::process::exit(1);
+    })?;
+    Ok(())
+}

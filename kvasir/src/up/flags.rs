@@ -1,0 +1,257 @@
+//! The flags of `up`, and what a combination of them means: how many engines of which role.
+
+use std::path::PathBuf;
+
+/// Memory is taken in whole pages of the host.
+const HOST_PAGE_BYTES: u64 = 4096;
+/// Every engine is a process with threads of its own; more on one machine is a mistake.
+const ENGINES_MAX: u32 = 64;
+
+#[derive(Debug, Clone, clap::Args)]
+pub struct Flags {
+    /// Engines that compute prompts. 1 by default.
+    #[arg(long, value_name = "N", conflicts_with = "both")]
+    pub prefill: Option<u32>,
+
+    /// Engines that generate tokens. 1 by default.
+    #[arg(long, value_name = "M", conflicts_with = "both")]
+    pub decode: Option<u32>,
+
+    /// Engines that do both, instead of prefill and decode apart.
+    #[arg(long, value_name = "N")]
+    pub both: Option<u32>,
+
+    /// A Hugging Face folder of a DeepSeek-V2 model. Without it the bundled model with random
+    /// weights is served.
+    #[arg(long, value_name = "DIR")]
+    pub model: Option<PathBuf>,
+
+    /// The name that clients ask for. The folder's name by default.
+    #[arg(long, value_name = "NAME")]
+    pub model_name: Option<String>,
+
+    /// Where HTTP is served, on 127.0.0.1. All other ports are chosen free.
+    #[arg(long, value_name = "P", default_value_t = 8000)]
+    pub port: u16,
+
+    /// Memory for the cache, for each engine's store node: bytes, or as in 512MiB or 1GiB.
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_bytes)]
+    pub arena_bytes: u64,
+
+    /// Prompt tokens that an engine computes in one step at most.
+    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
+    pub chunk_tokens: u32,
+
+    /// How the cache is stored.
+    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = ["f32", "bf16"])]
+    pub kv_dtype: String,
+
+    /// How the store nodes reach each other: shared memory, or TCP as if on several hosts.
+    #[arg(long, value_name = "DOMAIN", default_value = "shm", value_parser = ["shm", "tcp"])]
+    pub domain: String,
+
+    /// Computing threads of each engine. By default the cores are shared out evenly.
+    #[arg(long, value_name = "N")]
+    pub threads: Option<u32>,
+
+    /// Where configurations, logs and state.json lie. By default a temporary folder that is
+    /// removed at the end; a folder given here stays.
+    #[arg(long, value_name = "DIR")]
+    pub run_dir: Option<PathBuf>,
+
+    /// When a request is given up.
+    #[arg(long, value_name = "MS", default_value_t = 60_000)]
+    pub request_deadline_ms: u64,
+
+    /// How long what a request holds on a node outlives its last sign of life.
+    #[arg(long, value_name = "MS", default_value_t = 5_000)]
+    pub lease_ms: u64,
+
+    /// For experiments: nodes take part in everything but never push a page.
+    #[arg(long, hide = true)]
+    pub no_push: bool,
+
+    /// For experiments: what a node sends in a second at most.
+    #[arg(long, hide = true, value_name = "SIZE", value_parser = parse_bytes)]
+    pub throttle_bytes_per_s: Option<u64>,
+
+    /// For experiments: every engine and node writes here when each layer was computed and sent.
+    #[arg(long, hide = true, value_name = "DIR")]
+    pub layer_log_dir: Option<PathBuf>,
+
+    /// For experiments: received pages are not compared with their checksums.
+    #[arg(long, hide = true)]
+    pub no_verify: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Engines {
+    pub prefill: u32,
+    pub decode: u32,
+    pub both: u32,
+}
+
+impl Engines {
+    pub fn total(self) -> u32 {
+        self.prefill + self.decode + self.both
+    }
+}
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FlagError {
+    #[error("--{0} 0 leaves nobody to do that work: at least 1 is needed")]
+    NoEngine(&'static str),
+    #[error("{asked} engines are more than the {ENGINES_MAX} that `up` runs on one machine")]
+    TooManyEngines { asked: u64 },
+    #[error("--{flag} {value} is out of range: {range}")]
+    OutOfRange { flag: &'static str, value: u64, range: &'static str },
+}
+
+impl Flags {
+    pub fn engines(&self) -> Result<Engines, FlagError> {
+        let engines = match self.both {
+            Some(both) => Engines { prefill: 0, decode: 0, both },
+            None => Engines {
+                prefill: self.prefill.unwrap_or(1),
+                decode: self.decode.unwrap_or(1),
+                both: 0,
+            },
+        };
+        if self.both == Some(0) {
+            return Err(FlagError::NoEngine("both"));
+        }
+        if self.both.is_none() && engines.prefill == 0 {
+            return Err(FlagError::NoEngine("prefill"));
+        }
+        if self.both.is_none() && engines.decode == 0 {
+            return Err(FlagError::NoEngine("decode"));
+        }
+        let asked = [engines.prefill, engines.decode, engines.both].map(u64::from).iter().sum();
+        if asked > u64::from(ENGINES_MAX) {
+            return Err(FlagError::TooManyEngines { asked });
+        }
+        Ok(engines)
+    }
+
+    /// Numbers that no daemon could do anything with.
+    pub fn check_ranges(&self) -> Result<(), FlagError> {
+        let chunk = u64::from(self.chunk_tokens);
+        let threads = u64::from(self.threads.unwrap_or(1));
+        let checks = [
+            ("chunk-tokens", chunk, (1..=65_536).contains(&chunk), "1 to 65536"),
+            (
+                "arena-bytes",
+                self.arena_bytes,
+                self.arena_bytes > 0 && self.arena_bytes.is_multiple_of(HOST_PAGE_BYTES),
+                "a multiple of 4096 above 0",
+            ),
+            ("threads", threads, (1..=1024).contains(&threads), "1 to 1024"),
+            (
+                "request-deadline-ms",
+                self.request_deadline_ms,
+                (100..=3_600_000).contains(&self.request_deadline_ms),
+                "100 to 3600000",
+            ),
+            ("lease-ms", self.lease_ms, (100..=600_000).contains(&self.lease_ms), "100 to 600000"),
+        ];
+        match checks.into_iter().find(|(_, _, is_right, _)| !is_right) {
+            None => Ok(()),
+            Some((flag, value, _, range)) => Err(FlagError::OutOfRange { flag, value, range }),
+        }
+    }
+}
+
+/// Bytes as a plain number or with one of the units B, KiB, MiB, GiB and TiB.
+fn parse_bytes(text: &str) -> Result<u64, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let factor: u64 = match unit.trim() {
+        "" | "B" => 1,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        "TiB" => 1 << 40,
+        _ => return Err(format!("{text:?} is no size: write bytes, or as in 512MiB or 1GiB")),
+    };
+    number
+        .parse::<u64>()
+        .ok()
+        .and_then(|number| number.checked_mul(factor))
+        .ok_or_else(|| format!("{text:?} is no size: write bytes, or as in 512MiB or 1GiB"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        flags: Flags,
+    }
+
+    fn flags(line: &str) -> Flags {
+        Line::try_parse_from(std::iter::once("up").chain(line.split_whitespace())).unwrap().flags
+    }
+
+    fn check_engines(line: &str, expected: Result<(u32, u32, u32), &str>) {
+        let outcome = flags(line).engines().map(|e| (e.prefill, e.decode, e.both));
+        assert_eq!(outcome.map_err(|e| e.to_string()), expected.map_err(String::from), "{line}");
+    }
+
+    #[test]
+    fn roles_are_counted_and_an_empty_role_is_refused() {
+        check_engines("", Ok((1, 1, 0)));
+        check_engines("--prefill 2 --decode 3", Ok((2, 3, 0)));
+        check_engines("--both 2", Ok((0, 0, 2)));
+        check_engines(
+            "--prefill 0",
+            Err("--prefill 0 leaves nobody to do that work: at least 1 is needed"),
+        );
+        check_engines(
+            "--decode 0",
+            Err("--decode 0 leaves nobody to do that work: at least 1 is needed"),
+        );
+        check_engines(
+            "--both 0",
+            Err("--both 0 leaves nobody to do that work: at least 1 is needed"),
+        );
+        check_engines(
+            "--prefill 4294967295",
+            Err("4294967296 engines are more than the 64 that `up` runs on one machine"),
+        );
+    }
+
+    #[test]
+    fn both_excludes_prefill_and_decode() {
+        assert!(Line::try_parse_from(["up", "--both", "1", "--decode", "1"]).is_err());
+    }
+
+    #[test]
+    fn numbers_out_of_range_are_refused() {
+        for line in [
+            "--arena-bytes 4097",
+            "--arena-bytes 0",
+            "--chunk-tokens 0",
+            "--threads 0",
+            "--lease-ms 1",
+            "--request-deadline-ms 0",
+        ] {
+            assert!(flags(line).check_ranges().is_err(), "{line}");
+        }
+        assert_eq!(flags("").check_ranges(), Ok(()));
+    }
+
+    #[test]
+    fn sizes_are_bytes_or_carry_a_unit() {
+        let check = |text: &str, expected| assert_eq!(parse_bytes(text).ok(), expected, "{text}");
+        check("4096", Some(4096));
+        check("64MiB", Some(64 << 20));
+        check("1 GiB", Some(1 << 30));
+        check("1GB", None);
+        check("-1", None);
+        check("GiB", None);
+        check("99999999999TiB", None);
+    }
+}

@@ -1,0 +1,225 @@
+//! `kvasir up`: a whole cluster on this machine, each part a process of its own.
+//!
+//! 1. [`flags`]: what was asked for
+//! 2. [`preflight`]: what can be known to fail before anything starts, and [`run_dir`]
+//! 3. [`plan`]: every process with its addresses ([`ports`]) and configuration
+//! 4. [`supervise`]: starts, watches and ends the processes ([`child`], [`backoff`])
+//! 5. this file: the order of it all, and what is said to the person at the terminal
+//!
+//! What must hold: nothing is half up, and nothing outlives `up`.
+
+mod backoff;
+mod child;
+pub mod flags;
+mod http;
+mod plan;
+mod ports;
+mod preflight;
+mod run_dir;
+mod state;
+mod supervise;
+mod welcome;
+
+use std::error::Error;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::time::{Duration, Instant};
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::output::say;
+use flags::Flags;
+use plan::{AddressError, Addresses, Surroundings};
+use ports::HeldPorts;
+use run_dir::RunDir;
+use supervise::{Ended, Supervisor};
+
+/// How often children are looked at.
+const TICK: Duration = Duration::from_millis(50);
+/// A child that ends this often in a row before the cluster has been ready will not come up.
+const ENDS_BEFORE_GIVING_UP: u32 = 5;
+/// When the person is told what is being waited for, and how often again.
+const STILL_WAITING: Duration = Duration::from_secs(15);
+
+/// What `main` knows beside the flags of `up`.
+#[derive(Debug)]
+pub struct Setting {
+    /// Handed on to every child.
+    pub log_filter: Option<String>,
+    /// Where a run folder is made when none was asked for.
+    pub temporary: PathBuf,
+    /// The program that runs, which is also that of the children.
+    pub program: PathBuf,
+}
+
+pub fn run(flags: &Flags, setting: Setting) -> Result<(), Box<dyn Error>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(Box::pin(run_cluster(flags, setting)))
+}
+
+async fn run_cluster(flags: &Flags, setting: Setting) -> Result<(), Box<dyn Error>> {
+    let began = Instant::now();
+    // Before anything starts, so that no signal is missed.
+    let mut signals = Signals::new()?;
+    let engines = flags.engines()?;
+    flags.check_ranges()?;
+    let model = preflight::find_model(flags)?;
+    preflight::check_model(flags, engines, &model)?;
+    let mut ports = CheckedPorts { port: flags.port, held: HeldPorts::default() };
+    let mut run_dir = RunDir::open(flags.run_dir.as_deref(), &setting.temporary)?;
+    if let Some(folder) = &flags.layer_log_dir {
+        std::fs::create_dir_all(folder)?;
+    }
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let surroundings = Surroundings {
+        run_dir: run_dir.path(),
+        model: &model,
+        cores: u32::try_from(cores).unwrap_or(u32::MAX),
+    };
+    let plan = plan::plan(flags, engines, &surroundings, &mut ports)?;
+
+    say(&format!(
+        "starting {} processes: {}",
+        plan.processes.len(),
+        plan.processes.iter().map(|p| p.name.as_str()).collect::<Vec<_>>().join(", ")
+    ));
+    say(&format!("serving {} from {}", plan.model_name, model.display()));
+    say(&format!("run folder {}", run_dir.path().display()));
+    let front_door = plan.front_door;
+    let mut supervisor =
+        Supervisor::new(plan, run_dir.path(), setting.program, setting.log_filter)?;
+    ports.held.release();
+
+    let outcome = {
+        let cluster = Watch { front_door, began, run_dir: run_dir.path() };
+        tokio::select! {
+            outcome = cluster.keep_running(&mut supervisor) => outcome.map(|never| match never {}),
+            () = signals.next() => Ok(()),
+        }
+    };
+    let ending = Instant::now();
+    say("ending: the conductor, then the engines, then the store nodes");
+    let mut again: Pin<Box<dyn Future<Output = ()>>> = Box::pin(async { signals.next().await });
+    supervisor.shut_down(&mut again).await;
+    if outcome.is_err() {
+        run_dir.keep();
+        say(&format!("logs are kept in {}", run_dir.path().display()));
+    }
+    say(&format!("ended after {:.1} s", ending.elapsed().as_secs_f64()));
+    outcome
+}
+
+/// What [`Watch::keep_running`] returns instead of a value: it ends only in an error.
+enum Never {}
+
+struct Watch<'a> {
+    front_door: SocketAddr,
+    began: Instant,
+    run_dir: &'a Path,
+}
+
+impl Watch<'_> {
+    async fn keep_running(&self, supervisor: &mut Supervisor) -> Result<Never, Box<dyn Error>> {
+        let mut is_ready = false;
+        let mut remind_at = self.began + STILL_WAITING;
+        loop {
+            let started = supervisor.start_due()?;
+            if is_ready && !started.is_empty() {
+                say(&format!("started again: {}", started.join(", ")));
+            } else if !started.is_empty() {
+                say(&format!("started {}", started.join(", ")));
+            }
+            if !is_ready {
+                is_ready = self.greet_when_ready(supervisor, &mut remind_at).await?;
+            }
+            tokio::time::sleep(TICK).await;
+            for ended in supervisor.reap()? {
+                tell(&ended);
+                if !is_ready && ended.ends_in_a_row >= ENDS_BEFORE_GIVING_UP {
+                    let Ended { name, ends_in_a_row, .. } = ended;
+                    return Err(
+                        format!("{name} ended {ends_in_a_row} times and is given up").into()
+                    );
+                }
+            }
+        }
+    }
+
+    async fn greet_when_ready(
+        &self,
+        supervisor: &mut Supervisor,
+        remind_at: &mut Instant,
+    ) -> Result<bool, Box<dyn Error>> {
+        let reply = http::get(self.front_door, "/readyz").await;
+        if reply.as_ref().is_some_and(|reply| reply.status == 200) {
+            supervisor.set_ready()?;
+            let seconds = self.began.elapsed().as_secs_f64();
+            say(&welcome::text(&supervisor.state(), self.run_dir, seconds));
+            return Ok(true);
+        }
+        if Instant::now() >= *remind_at {
+            let reason = reply.map_or_else(|| "no answer".to_owned(), |reply| reply.body);
+            say(&format!("not ready yet: http://{}/readyz says: {reason}", self.front_door));
+            *remind_at = Instant::now() + STILL_WAITING;
+        }
+        Ok(false)
+    }
+}
+
+fn tell(ended: &Ended) {
+    let seconds = ended.restart_in.as_secs_f64();
+    say(&format!(
+        "{} {}; starting it again on the same ports in {seconds:.1} s. The end of {}:",
+        ended.name,
+        ended.how,
+        ended.log.display()
+    ));
+    for line in child::tail(&ended.log) {
+        say(&format!("    {line}"));
+    }
+}
+
+/// The front door's port is the one that was asked for, all others are free ones.
+struct CheckedPorts {
+    port: u16,
+    held: HeldPorts,
+}
+
+impl Addresses for CheckedPorts {
+    fn front_door(&mut self) -> Result<SocketAddr, AddressError> {
+        let port = self.port;
+        if port == 0 {
+            return self.free();
+        }
+        self.held.take(port).map_err(|source| AddressError::FrontDoor { port, source })
+    }
+
+    fn free(&mut self) -> Result<SocketAddr, AddressError> {
+        self.held.take_free().map_err(AddressError::NoneFree)
+    }
+}
+
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Signals> {
+        Ok(Signals {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+            _ = self.hangup.recv() => {}
+        }
+    }
+}

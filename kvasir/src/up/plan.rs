@@ -1,0 +1,339 @@
+//! What will run: every process with its name, its addresses and its configuration. Made whole
+//! before anything starts; nothing here touches a port or a file.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use kvasir_conductor::{Config as ConductorConfig, ModelConfig};
+use kvasir_engine_reference::model::KvDtype;
+use kvasir_engine_reference::{Config as EngineConfig, Role};
+use kvasir_store_node::Config as NodeConfig;
+use kvasir_store_node::config::{Domain, Verify};
+
+use super::flags::{Engines, Flags};
+use crate::daemon::Kind;
+
+/// How long each kind may drain. Together under ten seconds, the most that ending may take.
+pub const CONDUCTOR_DRAIN_MS: u32 = 4_000;
+pub const ENGINE_DRAIN_MS: u32 = 1_500;
+pub const NODE_DRAIN_MS: u32 = 1_500;
+
+#[derive(Debug)]
+pub struct ClusterPlan {
+    /// In the order of starting: nodes, then engines, then the conductor.
+    pub processes: Vec<ProcessPlan>,
+    pub front_door: SocketAddr,
+    pub model_name: String,
+}
+
+#[derive(Debug)]
+pub struct ProcessPlan {
+    pub name: String,
+    pub kind: Kind,
+    /// Where it answers /healthz, /readyz and /metrics.
+    pub address: SocketAddr,
+    pub other_addresses: Vec<SocketAddr>,
+    /// The text of its configuration file.
+    pub config: String,
+}
+
+/// What the flags do not say.
+#[derive(Debug)]
+pub struct Surroundings<'a> {
+    pub run_dir: &'a Path,
+    pub model: &'a Path,
+    pub cores: u32,
+}
+
+/// One after another each address that the plan needs; the first is the front door.
+pub trait Addresses {
+    fn front_door(&mut self) -> Result<SocketAddr, AddressError>;
+    fn free(&mut self) -> Result<SocketAddr, AddressError>;
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum AddressError {
+    #[error("port {port} of 127.0.0.1 cannot be used ({source}); choose another with --port")]
+    FrontDoor { port: u16, source: std::io::Error },
+    #[error("no free port was found on 127.0.0.1: {0}")]
+    NoneFree(std::io::Error),
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    #[error("a configuration cannot be written as TOML: {0}")]
+    Toml(#[from] toml::ser::Error),
+}
+
+pub fn plan(
+    flags: &Flags,
+    engines: Engines,
+    surroundings: &Surroundings<'_>,
+    addresses: &mut impl Addresses,
+) -> Result<ClusterPlan, PlanError> {
+    let front_door = addresses.front_door()?;
+    let model_name = model_name(flags, surroundings.model);
+    let threads =
+        flags.threads.unwrap_or_else(|| (surroundings.cores / engines.total().max(1)).max(1));
+    let common = Common { flags, surroundings, model_name: &model_name, threads };
+
+    let (mut nodes, mut workers) = (Vec::new(), Vec::new());
+    for (name, role) in names(engines) {
+        let node = node(&common, &name, addresses)?;
+        workers.push(engine(&common, &name, role, addresses)?);
+        nodes.push(node);
+    }
+    let node_addresses = nodes.iter().map(|node| node.address.to_string()).collect();
+    let conductor = conductor(&common, front_door, node_addresses, addresses)?;
+    let processes = nodes.into_iter().chain(workers).chain([conductor]).collect();
+    Ok(ClusterPlan { processes, front_door, model_name })
+}
+
+struct Common<'a> {
+    flags: &'a Flags,
+    surroundings: &'a Surroundings<'a>,
+    model_name: &'a str,
+    threads: u32,
+}
+
+/// `prefill-1`, `prefill-2`, …: an engine's name. Its node is called the same with `-node`.
+fn names(engines: Engines) -> Vec<(String, Role)> {
+    let roles = [
+        (engines.prefill, "prefill", Role::Prefill),
+        (engines.decode, "decode", Role::Decode),
+        (engines.both, "both", Role::Both),
+    ];
+    roles
+        .into_iter()
+        .flat_map(|(count, word, role)| (1..=count).map(move |i| (format!("{word}-{i}"), role)))
+        .collect()
+}
+
+fn node_name(engine: &str) -> String {
+    format!("{engine}-node")
+}
+
+/// Short, because a Unix socket's path has 108 bytes.
+fn attach_dir(run_dir: &Path, engine: &str) -> PathBuf {
+    run_dir.join(node_name(engine))
+}
+
+fn node(
+    common: &Common<'_>,
+    engine: &str,
+    addresses: &mut impl Addresses,
+) -> Result<ProcessPlan, PlanError> {
+    let flags = common.flags;
+    let name = node_name(engine);
+    let (listen, transfer_listen) = (addresses.free()?, addresses.free()?);
+    let config = NodeConfig {
+        node_id: name.clone(),
+        listen,
+        attach_dir: attach_dir(common.surroundings.run_dir, engine),
+        arena_bytes: flags.arena_bytes,
+        domain: if flags.domain == "tcp" { Domain::Tcp } else { Domain::Shm },
+        transfer_listen,
+        lease_ms_max: NodeConfig::default().lease_ms_max.max(flags.lease_ms),
+        push: !flags.no_push,
+        verify: if flags.no_verify { Verify { tcp: false, shm: false } } else { Verify::default() },
+        throttle_bytes_per_s: flags.throttle_bytes_per_s.unwrap_or(0),
+        layer_log: layer_log(flags, &name),
+        drain_ms: NODE_DRAIN_MS.into(),
+        ..NodeConfig::default()
+    };
+    Ok(ProcessPlan {
+        name,
+        kind: Kind::StoreNode,
+        address: listen,
+        other_addresses: vec![transfer_listen],
+        config: toml::to_string(&config)?,
+    })
+}
+
+fn engine(
+    common: &Common<'_>,
+    name: &str,
+    role: Role,
+    addresses: &mut impl Addresses,
+) -> Result<ProcessPlan, PlanError> {
+    let flags = common.flags;
+    let listen = addresses.free()?;
+    let config = EngineConfig {
+        instance_id: name.to_owned(),
+        role,
+        model: common.surroundings.model.to_owned(),
+        model_name: common.model_name.to_owned(),
+        attach_dir: attach_dir(common.surroundings.run_dir, name),
+        listen,
+        chunk_tokens: flags.chunk_tokens,
+        kv_dtype: if flags.kv_dtype == "bf16" { KvDtype::Bf16 } else { KvDtype::F32 },
+        threads: common.threads,
+        drain_ms: ENGINE_DRAIN_MS,
+        layer_log: layer_log(flags, name),
+        ..EngineConfig::default()
+    };
+    Ok(ProcessPlan {
+        name: name.to_owned(),
+        kind: Kind::Engine,
+        address: listen,
+        other_addresses: Vec::new(),
+        config: toml::to_string(&config)?,
+    })
+}
+
+fn conductor(
+    common: &Common<'_>,
+    listen: SocketAddr,
+    nodes: Vec<String>,
+    addresses: &mut impl Addresses,
+) -> Result<ProcessPlan, PlanError> {
+    let flags = common.flags;
+    let grpc_listen = addresses.free()?;
+    let config = ConductorConfig {
+        listen,
+        grpc_listen,
+        nodes,
+        models: vec![ModelConfig {
+            name: common.model_name.to_owned(),
+            path: common.surroundings.model.to_owned(),
+        }],
+        request_deadline_ms: flags.request_deadline_ms,
+        lease_ms: flags.lease_ms,
+        drain_ms: CONDUCTOR_DRAIN_MS.into(),
+        ..ConductorConfig::default()
+    };
+    Ok(ProcessPlan {
+        name: "conductor".to_owned(),
+        kind: Kind::Conductor,
+        address: listen,
+        other_addresses: vec![grpc_listen],
+        config: toml::to_string(&config)?,
+    })
+}
+
+fn layer_log(flags: &Flags, process: &str) -> Option<PathBuf> {
+    flags.layer_log_dir.as_ref().map(|folder| folder.join(format!("{process}.log")))
+}
+
+fn model_name(flags: &Flags, model: &Path) -> String {
+    flags
+        .model_name
+        .clone()
+        .or_else(|| Some(model.file_name()?.to_str()?.to_owned()))
+        .unwrap_or_else(|| "model".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        flags: Flags,
+    }
+
+    struct Counted(u16);
+
+    impl Addresses for Counted {
+        fn front_door(&mut self) -> Result<SocketAddr, AddressError> {
+            Ok(([127, 0, 0, 1], 8000).into())
+        }
+
+        fn free(&mut self) -> Result<SocketAddr, AddressError> {
+            self.0 += 1;
+            Ok(([127, 0, 0, 1], self.0).into())
+        }
+    }
+
+    fn planned(line: &str) -> ClusterPlan {
+        let words = std::iter::once("up").chain(line.split_whitespace());
+        let flags = Line::try_parse_from(words).unwrap().flags;
+        let surroundings =
+            Surroundings { run_dir: Path::new("/run"), model: Path::new("/m/tiny"), cores: 4 };
+        plan(&flags, flags.engines().unwrap(), &surroundings, &mut Counted(100)).unwrap()
+    }
+
+    fn config<T: serde::de::DeserializeOwned>(plan: &ClusterPlan, name: &str) -> T {
+        let process = plan.processes.iter().find(|process| process.name == name).unwrap();
+        toml::from_str(&process.config).unwrap()
+    }
+
+    #[test]
+    fn every_engine_has_a_node_and_the_conductor_knows_all_nodes() {
+        let plan = planned("--prefill 2 --decode 1");
+        let names: Vec<&str> = plan.processes.iter().map(|p| p.name.as_str()).collect();
+        assert_eq!(
+            names,
+            [
+                "prefill-1-node",
+                "prefill-2-node",
+                "decode-1-node",
+                "prefill-1",
+                "prefill-2",
+                "decode-1",
+                "conductor"
+            ]
+        );
+        let conductor: ConductorConfig = config(&plan, "conductor");
+        let nodes: Vec<String> =
+            plan.processes[..3].iter().map(|node| node.address.to_string()).collect();
+        assert_eq!(conductor.nodes, nodes);
+        assert_eq!(conductor.models[0].name, "tiny");
+        for engine in ["prefill-1", "prefill-2", "decode-1"] {
+            let node: NodeConfig = config(&plan, &node_name(engine));
+            assert_eq!(config::<EngineConfig>(&plan, engine).attach_dir, node.attach_dir);
+        }
+    }
+
+    #[test]
+    fn no_address_is_given_twice() {
+        let plan = planned("--prefill 2 --decode 2");
+        let mut all: Vec<SocketAddr> = plan
+            .processes
+            .iter()
+            .flat_map(|process| {
+                std::iter::once(process.address).chain(process.other_addresses.clone())
+            })
+            .collect();
+        let count = all.len();
+        all.sort();
+        all.dedup();
+        assert_eq!(all.len(), count);
+        assert_eq!(count, 4 * 3 + 2);
+    }
+
+    #[test]
+    fn flags_land_in_the_configurations_they_are_about() {
+        let plan = planned(
+            "--both 1 --arena-bytes 64MiB --chunk-tokens 16 --kv-dtype bf16 --domain tcp --threads 3 \
+             --no-push --throttle-bytes-per-s 1000 --layer-log-dir /logs --no-verify --lease-ms 70000 \
+             --request-deadline-ms 900 --model-name other",
+        );
+        let node: NodeConfig = config(&plan, "both-1-node");
+        assert_eq!(node.arena_bytes, 64 << 20);
+        assert_eq!(node.domain, Domain::Tcp);
+        assert_eq!((node.push, node.throttle_bytes_per_s), (false, 1000));
+        assert_eq!(node.verify, Verify { tcp: false, shm: false });
+        assert_eq!(node.layer_log, Some("/logs/both-1-node.log".into()));
+        assert!(node.lease_ms_max >= 70_000);
+        let engine: EngineConfig = config(&plan, "both-1");
+        assert_eq!((engine.chunk_tokens, engine.threads), (16, 3));
+        assert_eq!((engine.kv_dtype, engine.role), (KvDtype::Bf16, Role::Both));
+        assert_eq!(engine.layer_log, Some("/logs/both-1.log".into()));
+        assert_eq!(engine.model_name, "other");
+        let conductor: ConductorConfig = config(&plan, "conductor");
+        assert_eq!((conductor.request_deadline_ms, conductor.lease_ms), (900, 70_000));
+        assert_eq!(conductor.models[0].name, "other");
+    }
+
+    #[test]
+    fn cores_are_shared_out_and_nobody_gets_none() {
+        let threads = |line| config::<EngineConfig>(&planned(line), "prefill-1").threads;
+        assert_eq!(threads("--prefill 1 --decode 1"), 2);
+        assert_eq!(threads("--prefill 3 --decode 3"), 1);
+    }
+}

@@ -1,0 +1,76 @@
+//! Ports of the cluster. Each is held open from its choice until just before its process starts,
+//! so that two clusters that start at once do not choose the same ones.
+//!
+//! They are chosen below the kernel's range for outgoing connections where there is room: a
+//! child that died is started again on its port, and until then no connection of somebody else
+//! may have taken it.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+
+use rand::Rng;
+
+/// Below lie ports that people give to services.
+const LOWEST: u16 = 10_000;
+/// With fewer ports than this to choose from, the kernel chooses.
+const RANGE_MIN: usize = 2_000;
+const ATTEMPTS_MAX: usize = 64;
+
+/// Ports that nobody else can take before they are released.
+#[derive(Debug, Default)]
+pub struct HeldPorts {
+    held: Vec<TcpListener>,
+}
+
+impl HeldPorts {
+    /// Exactly this port.
+    pub fn take(&mut self, port: u16) -> std::io::Result<SocketAddr> {
+        self.hold(TcpListener::bind((Ipv4Addr::LOCALHOST, port))?)
+    }
+
+    pub fn take_free(&mut self) -> std::io::Result<SocketAddr> {
+        let range = LOWEST..lowest_outgoing_port();
+        if range.len() >= RANGE_MIN {
+            for _ in 0..ATTEMPTS_MAX {
+                let port = rand::rng().random_range(range.clone());
+                if let Ok(listener) = TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
+                    return self.hold(listener);
+                }
+            }
+        }
+        self.take(0)
+    }
+
+    /// From here on the processes they are meant for must bind them soon.
+    pub fn release(self) {
+        drop(self.held);
+    }
+
+    fn hold(&mut self, listener: TcpListener) -> std::io::Result<SocketAddr> {
+        let address = listener.local_addr()?;
+        self.held.push(listener);
+        Ok(address)
+    }
+}
+
+fn lowest_outgoing_port() -> u16 {
+    std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")
+        .ok()
+        .and_then(|text| text.split_whitespace().next()?.parse().ok())
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_held_port_is_nobody_elses_until_it_is_released() {
+        let mut ports = HeldPorts::default();
+        let first = ports.take_free().unwrap();
+        let second = ports.take_free().unwrap();
+        assert_ne!(first, second);
+        assert!(HeldPorts::default().take(first.port()).is_err());
+        ports.release();
+        assert!(HeldPorts::default().take(first.port()).is_ok());
+    }
+}

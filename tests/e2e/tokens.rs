@@ -1,0 +1,126 @@
+//! Every token of the reference vectors comes out of a real cluster, however its cache travelled.
+
+mod support;
+
+use futures::future::join_all;
+use serde_json::Value;
+use support::cluster::Cluster;
+use support::vectors::{BLOCK_BYTES, BLOCK_TOKENS, Case, Variant, ids};
+
+async fn check_case(cluster: &Cluster, case: &Case) -> Value {
+    let max_tokens = u32::try_from(case.greedy.len()).expect("a few");
+    let (status, answer) = cluster.complete(&case.prompt, max_tokens).await;
+    let length = case.prompt.len();
+    assert_eq!(status, 200, "prompt of {length} tokens: {answer}");
+    assert_eq!(ids(&answer["choices"][0]["token_ids"]), case.greedy, "prompt of {length} tokens");
+    assert_eq!(answer["usage"]["prompt_tokens"], length);
+    assert_eq!(answer["usage"]["completion_tokens"], case.greedy.len());
+    answer
+}
+
+fn flags_for(variant: Variant, flags: &str) -> String {
+    format!("{flags} --model {}", variant.model().display())
+}
+
+/// All cases one after another; then what the counters say of where the work was done.
+async fn check_apart(variant: Variant, flags: &str, domain: &str) {
+    let cluster = Cluster::start(&flags_for(variant, flags)).await;
+    let cases = variant.cases();
+    for case in &cases {
+        check_case(&cluster, case).await;
+    }
+    let computed = "kvasir_engine_prompt_tokens_computed_total";
+    assert!(cluster.metrics("decode-1").await.has(computed));
+    assert_eq!(cluster.sum("decode-1", computed, &[]).await, 0.0, "decode computed a prompt");
+    let prompt_tokens: usize = cases.iter().map(|case| case.prompt.len()).sum();
+    assert_eq!(cluster.sum("prefill-1", computed, &[]).await, prompt_tokens as f64);
+
+    let pages: usize = cases.iter().map(Case::prompt_pages).sum();
+    let moved = "kvasir_transfer_bytes_total";
+    let bytes = cluster.sum("-node", moved, &[("domain", domain)]).await;
+    assert!(bytes >= (pages * BLOCK_BYTES) as f64, "{bytes} bytes moved for {pages} pages");
+    let elsewhere = cluster.sum("-node", moved, &[]).await - bytes;
+    assert!(elsewhere < BLOCK_BYTES as f64, "{elsewhere} bytes moved outside of {domain}");
+}
+
+#[tokio::test]
+async fn prefill_and_decode_apart_over_shared_memory_give_the_reference_tokens() {
+    check_apart(Variant::Plain, "--domain shm", "shm").await;
+    check_apart(Variant::YarnQlora, "--domain shm", "shm").await;
+}
+
+#[tokio::test]
+async fn prefill_and_decode_apart_over_tcp_give_the_reference_tokens() {
+    check_apart(Variant::Plain, "--domain tcp", "tcp").await;
+    check_apart(Variant::YarnQlora, "--domain tcp", "tcp").await;
+}
+
+#[tokio::test]
+async fn chunks_of_16_tokens_give_the_reference_tokens() {
+    check_apart(Variant::Plain, "--chunk-tokens 16", "shm").await;
+    check_apart(Variant::YarnQlora, "--chunk-tokens 16 --domain tcp", "tcp").await;
+}
+
+#[tokio::test]
+async fn chunks_of_64_tokens_give_the_reference_tokens() {
+    check_apart(Variant::Plain, "--chunk-tokens 64 --domain tcp", "tcp").await;
+    check_apart(Variant::YarnQlora, "--chunk-tokens 64", "shm").await;
+}
+
+#[tokio::test]
+async fn a_cache_in_bf16_gives_the_reference_tokens() {
+    // Half the bytes move, so only the tokens are checked.
+    for variant in [Variant::Plain, Variant::YarnQlora] {
+        let cluster = Cluster::start(&flags_for(variant, "--kv-dtype bf16")).await;
+        for case in &variant.cases() {
+            check_case(&cluster, case).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn one_engine_for_both_gives_the_reference_tokens_and_moves_nothing() {
+    for variant in [Variant::Plain, Variant::YarnQlora] {
+        let cluster = Cluster::start(&flags_for(variant, "--both 1")).await;
+        for case in &variant.cases() {
+            check_case(&cluster, case).await;
+        }
+        assert_eq!(cluster.sum("-node", "kvasir_transfer_bytes_total", &[]).await, 0.0);
+    }
+}
+
+#[tokio::test]
+async fn a_prefix_hit_on_the_same_node_gives_the_same_tokens_and_is_reported() {
+    for flags in ["--both 1", "--domain shm", "--domain tcp"] {
+        let cluster = Cluster::start(flags).await;
+        let case = Variant::Plain.longest();
+        let cached = |answer: &Value| {
+            answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0)
+        };
+        let first = check_case(&cluster, &case).await;
+        assert_eq!(cached(&first), 0, "{flags}");
+        let second = check_case(&cluster, &case).await;
+        // Whole blocks, and at least one token is left to compute.
+        let whole = (case.prompt.len() - 1) / BLOCK_TOKENS * BLOCK_TOKENS;
+        assert_eq!(cached(&second), whole as u64, "{flags}");
+    }
+}
+
+#[tokio::test]
+async fn thirty_two_requests_at_once_give_the_reference_tokens() {
+    for flags in ["--domain shm", "--domain tcp --chunk-tokens 64", "--both 1"] {
+        let cluster = Cluster::start(flags).await;
+        let cases: Vec<Case> = Variant::Plain.cases().into_iter().cycle().take(32).collect();
+        join_all(cases.iter().map(|case| check_case(&cluster, case))).await;
+    }
+}
+
+#[tokio::test]
+async fn without_the_push_no_request_is_answered() {
+    let cluster = Cluster::start("--no-push --request-deadline-ms 2000").await;
+    let case = &Variant::Plain.cases()[0];
+    let (status, answer) = cluster.complete(&case.prompt, 4).await;
+    assert!(status >= 500, "{status}: {answer}");
+    assert!(answer["error"]["message"].is_string(), "{answer}");
+    assert!(answer["choices"].is_null(), "{answer}");
+}
