@@ -192,7 +192,9 @@ pub enum Verdict {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// Nothing meets the objectives now: try again later.
-    #[error("{reason}; predicted time to first token {predicted_ttft_us} us; retry after {retry_after_ms} ms")]
+    #[error(
+        "{reason}; predicted time to first token {predicted_ttft_us} us; retry after {retry_after_ms} ms"
+    )]
     Overloaded { predicted_ttft_us: u64, retry_after_ms: u64, reason: OverloadReason },
     /// Nobody serves the model at the moment.
     #[error("no {missing} instance of model `{model}` is available")]

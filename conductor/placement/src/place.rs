@@ -28,9 +28,9 @@ pub fn place(
     matched: &PrefixMatch,
     request: &PlaceRequest<'_>,
 ) -> Result<Placement, Refusal> {
-    let spec = view.model_spec(request.model).ok_or_else(|| Refusal::UnknownModel {
-        model: format!("number {}", request.model.0),
-    })?;
+    let spec = view
+        .model_spec(request.model)
+        .ok_or_else(|| Refusal::UnknownModel { model: format!("number {}", request.model.0) })?;
     Planner::new(view, spec, matched, request).plan()
 }
 
@@ -143,8 +143,8 @@ impl<'a> Planner<'a> {
                 .max()
                 .ok_or_else(|| self.no_instance(missing))
         };
-        let slots_max =
-            largest(Role::prefills, Missing::Prefill)?.min(largest(Role::decodes, Missing::Decode)?);
+        let slots_max = largest(Role::prefills, Missing::Prefill)?
+            .min(largest(Role::decodes, Missing::Decode)?);
         if self.prompt_blocks > slots_max {
             return Err(Refusal::TooLarge { prompt_blocks: self.prompt_blocks, slots_max });
         }
@@ -270,7 +270,7 @@ impl<'a> Planner<'a> {
     }
 
     /// The decode side of a pair: within the objective, then least load; of those nearly as idle,
-    /// the one with the longest prefix, then the one with most room.
+    /// one with room for the whole answer, then the longest prefix, then most room.
     fn choose_decode(&self, decodes: &[DecodeCandidate]) -> Option<usize> {
         let usable = |avoided: bool| {
             decodes.iter().enumerate().filter(move |(_, candidate)| {
@@ -278,7 +278,8 @@ impl<'a> Planner<'a> {
             })
         };
         let avoided = usable(false).next().is_none();
-        let misses = |candidate: &DecodeCandidate| candidate.tbt_us > self.request.objectives.tbt_us;
+        let misses =
+            |candidate: &DecodeCandidate| candidate.tbt_us > self.request.objectives.tbt_us;
         let all_miss = usable(avoided).all(|(_, candidate)| misses(candidate));
         let in_time = || usable(avoided).filter(|(_, candidate)| all_miss || !misses(candidate));
         let least = in_time().map(|(_, candidate)| candidate.load).min_by(f64::total_cmp)?;
@@ -287,9 +288,18 @@ impl<'a> Planner<'a> {
             .filter(|(_, candidate)| candidate.load <= near)
             .max_by_key(|(_, candidate)| {
                 let instance = self.at(candidate.at);
-                (candidate.held_blocks, instance.slots_left(), self.tie(instance))
+                let slots = instance.slots_left();
+                (slots >= self.answer_blocks(), candidate.held_blocks, slots, self.tie(instance))
             })
             .map(|(at, _)| at)
+    }
+
+    /// Blocks of the prompt and the longest answer. Slots for the answer are taken as it grows,
+    /// so that an instance without that many is only liked less.
+    fn answer_blocks(&self) -> u32 {
+        self.prompt_tokens
+            .saturating_add(self.request.max_tokens)
+            .div_ceil(self.spec.block_tokens.max(1))
     }
 
     /// Every way to serve the request, and a verdict on each prefill candidate that has none.
@@ -462,9 +472,8 @@ fn least(
     prefills: &[PrefillCandidate],
     wanted: impl Fn(&PrefillCandidate) -> bool,
 ) -> Option<usize> {
-    let order = |candidate: &PrefillCandidate| {
-        (candidate.verdict == Verdict::Avoided, candidate.ttft_us)
-    };
+    let order =
+        |candidate: &PrefillCandidate| (candidate.verdict == Verdict::Avoided, candidate.ttft_us);
     prefills
         .iter()
         .enumerate()

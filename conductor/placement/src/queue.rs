@@ -39,8 +39,8 @@ impl PrefillQueue {
     pub fn revise(&mut self, id: BookingId, booking: PrefillBooking) {
         if let Some(old) = self.booked.get_mut(&id) {
             self.sum_us = self.sum_us - old.predicted_us + booking.predicted_us;
-            self.tokens = self.tokens - u64::from(old.computed_tokens)
-                + u64::from(booking.computed_tokens);
+            self.tokens =
+                self.tokens - u64::from(old.computed_tokens) + u64::from(booking.computed_tokens);
             *old = booking;
         }
     }

@@ -163,7 +163,8 @@ impl Instance {
         // No load of a sane engine is near this; it keeps a wild one from overflowing a price.
         self.other_tokens = self.other_tokens.min(1 << 30);
         let answers = report.load.running.saturating_add(report.load.waiting);
-        let booked = self.decodes.len() + if report.role == Role::Prefill { self.prefills.len() } else { 0 };
+        let booked =
+            self.decodes.len() + if report.role == Role::Prefill { self.prefills.len() } else { 0 };
         self.other_answers = answers.saturating_sub(u32::try_from(booked).unwrap_or(u32::MAX));
         self.slots_booked = 0;
         if self.avoid_until_us.is_some_and(|until_us| now_us >= until_us) {

@@ -6,9 +6,9 @@
 
 /// How much of the memory stays when a sample comes: about the last hundred count.
 const FADE: f64 = 0.99;
-/// The pull to the prior, of each coefficient's relative deviation. So weak that a hundred samples
-/// move a coefficient a hundredfold; it only decides what samples leave open (all of one length).
-const RIDGE: f64 = 1e-4;
+/// The pull to the prior, of each coefficient's relative deviation. So weak that it only decides
+/// what samples leave open, as they do when all are of one length.
+const RIDGE: f64 = 1e-6;
 /// A sample further off than this many usual deviations counts for less.
 const OUTLIER: f64 = 3.0;
 /// The usual deviation is never taken for less than this, in log of the ratio.
@@ -48,16 +48,17 @@ impl Fit {
     }
 
     pub(super) fn observe(&mut self, features: [f64; 3], measured: f64) {
-        let off = (measured / self.predict(features).max(1e-3)).ln().abs().min(SPREAD_FIRST);
+        let predicted = self.predict(features).max(1e-3);
+        let off = (measured / predicted).ln().abs().min(SPREAD_FIRST);
         let trust = (OUTLIER * self.spread.max(SPREAD_MIN) / off.max(1e-9)).min(1.0);
         self.spread += 0.2 * (off - self.spread);
-        // Squared error over the squared measurement: the relative error.
-        let weight = trust / (measured * measured);
+        // The relative error. Over the larger of the two, so that a tiny measurement has no more
+        // to say than a huge one.
+        let weight = trust / measured.max(predicted).powi(2);
         let scaled: [f64; 3] = std::array::from_fn(|i| features[i] * self.prior[i]);
         for i in 0..3 {
             for j in 0..3 {
-                self.products[i][j] =
-                    FADE * self.products[i][j] + weight * scaled[i] * scaled[j];
+                self.products[i][j] = FADE * self.products[i][j] + weight * scaled[i] * scaled[j];
             }
             self.targets[i] = FADE * self.targets[i] + weight * scaled[i] * measured;
         }

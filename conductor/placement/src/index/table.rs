@@ -175,7 +175,8 @@ impl Table {
     }
 
     fn shrink_when_sparse(&mut self) {
-        if self.slots.len() > CAPACITY_MIN && self.used * 4 < self.slots.len() {
+        let sparse = self.slots.len() > CAPACITY_MIN && self.used * 4 < self.slots.len();
+        if sparse || self.used == 0 {
             self.resize(self.used);
         }
     }

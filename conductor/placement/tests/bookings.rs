@@ -1,0 +1,167 @@
+//! What is booked counts at once, and only as long as it lasts.
+
+mod support;
+
+use kvasir_placement::{BookingId, PrefixMatch};
+use support::World;
+
+#[test]
+fn equal_requests_spread_over_equal_instances() {
+    let mut world = World::new(&["p0", "p1", "p2", "p3", "d0", "d1"]);
+    let mut prefills = Vec::new();
+    let mut decodes = Vec::new();
+    for _ in 0..8 {
+        let (_, placement) = world.book(0);
+        prefills.push(placement.prefill().instance_id.clone());
+        decodes.push(placement.decode().instance_id.clone());
+    }
+    for instance in world.view.instances() {
+        let id = &instance.report().instance_id;
+        let booked = prefills.iter().chain(&decodes).filter(|taken| *taken == id).count();
+        let want = if instance.report().role.prefills() { 2 } else { 4 };
+        assert!(booked.abs_diff(want) <= 1, "{id}: {booked} of 8");
+    }
+}
+
+#[test]
+fn a_queue_drains_as_time_goes_and_when_work_ends() {
+    let mut world = World::new(&["p0", "d0"]);
+    let queue = |world: &World, now_us: u64| {
+        world.place(|request| request.now_us = now_us).expect("a placement").queue_us
+    };
+    let (first, _) = world.book(0);
+    let (second, _) = world.book(0);
+    assert_eq!(queue(&world, 0), 22_000);
+    assert_eq!(queue(&world, 5_000), 17_000);
+    assert_eq!(queue(&world, 50_000), 11_000, "one that overruns counts as about to end");
+    world.view.prefilled(first, None, 60_000);
+    assert_eq!(queue(&world, 61_000), 10_000);
+    world.view.revise(second, 960);
+    assert_eq!(queue(&world, 60_000), 1_400, "its node held more than was known");
+    world.view.unbook(second, false, 62_000);
+    assert_eq!(queue(&world, 62_000), 0);
+    world.view.unbook(first, true, 70_000);
+    assert_eq!(world.view.bookings(), 0);
+}
+
+#[test]
+fn work_that_was_reported_is_not_counted_twice() {
+    let mut world = World::new(&["p0", "d0"]);
+    world.book(0);
+    let load = |report: &mut kvasir_placement::InstanceReport, tokens| {
+        report.load.waiting_prompt_tokens = tokens;
+        report.load.running = 1;
+    };
+    let own = world.reports("p0", |report| load(report, 1_000)).reports("d0", |r| load(r, 0));
+    let placement = own.place(|_| {}).expect("a placement");
+    assert_eq!(placement.queue_us, 11_000);
+    assert!((placement.decode_candidates[0].load - 0.2).abs() < 1e-9);
+    let others = own.reports("p0", |report| load(report, 1_512));
+    assert_eq!(others.place(|_| {}).expect("a placement").queue_us, 11_000 + 6_120);
+}
+
+#[test]
+fn own_work_that_ends_is_not_taken_for_that_of_others() {
+    let mut world = World::new(&["p0", "d0"]);
+    let (id, _) = world.book(0);
+    let mut world = world.reports("p0", |report| report.load.waiting_prompt_tokens = 1_000);
+    world.view.unbook(id, false, 0);
+    assert_eq!(world.place(|_| {}).expect("a placement").queue_us, 0);
+}
+
+#[test]
+fn decode_load_is_that_of_the_time_when_the_prefill_ends() {
+    // Ten answers of one second each, handed over at once.
+    let mut world = World::new(&["p0", "d0"]);
+    for _ in 0..10 {
+        let (id, _) = world.book(0);
+        world.view.prefilled(id, None, 0);
+    }
+    let wait = |world: &World, now_us| {
+        let placement = world.place(|request| request.now_us = now_us).expect("a placement");
+        (placement.decode_candidates[0].load, placement.decode_wait_us)
+    };
+    assert_eq!(wait(&world, 0), (1.1, 100_000), "one too many for a while");
+    assert_eq!(wait(&world, 988_999), (1.1, 100_000));
+    assert_eq!(wait(&world, 989_000), (0.1, 0), "all will have ended 11 ms later");
+    // They overrun: the longer, the less is known of when they end.
+    let (load, _) = wait(&world, 1_500_000);
+    assert!((1.0..1.1).contains(&load), "{load}");
+}
+
+#[test]
+fn bytes_on_their_way_make_the_next_transfer_dearer_until_they_arrive() {
+    let transfer = |world: &World| world.place(|_| {}).expect("a placement").transfer_us;
+    let mut world = World::new(&["p0", "d0"]).held(&[(1, 10)]);
+    assert_eq!(transfer(&world), 1_100);
+    let (first, _) = world.book(0);
+    let (second, _) = world.book(0);
+    assert_eq!(transfer(&world), 3_100);
+    world.view.fetched(first, None);
+    assert_eq!(transfer(&world), 2_100);
+    world.view.fetched(first, None);
+    assert_eq!(transfer(&world), 2_100, "it ends once");
+    world.view.unbook(second, false, 0);
+    world.view.unbook(first, false, 0);
+    assert_eq!(transfer(&world), 1_100);
+}
+
+#[test]
+fn slots_are_taken_until_the_node_reports_them() {
+    let mut world = World::new(&["p0", "d0"])
+        .reports("p0", |report| report.slots_available = 40)
+        .held(&[(0, 4)]);
+    world.book(0);
+    world.book(0);
+    world.book(0);
+    assert!(world.place(|_| {}).is_err(), "3 x 12 of 40 are taken");
+    let world = world.reports("p0", |report| report.slots_available = 12);
+    assert!(world.place(|_| {}).is_ok());
+}
+
+#[test]
+fn an_engine_that_comes_back_has_an_empty_queue_and_the_speed_it_had() {
+    let mut world = World::new(&["p0", "d0"]);
+    let (id, _) = world.book(0);
+    world.view.prefilled(id, Some((1_000, 55_000)), 0);
+    world.book(0);
+    let mut again = world.reports("p0", |report| report.attachment = (1, 2));
+    let placement = again.place(|_| {}).expect("a placement");
+    assert_eq!(placement.queue_us, 0);
+    assert!(placement.compute_us > 40_000, "{}", placement.compute_us);
+    // What was booked on the one before is over, and its end changes nothing.
+    again.view.unbook(BookingId(2), false, 0);
+    assert_eq!(again.place(|_| {}).expect("a placement").queue_us, 0);
+    let other = again.reports("p0", |report| {
+        report.model.fingerprint[0] += 1;
+        report.attachment = (1, 3);
+    });
+    assert_eq!(other.view.models().count(), 2);
+}
+
+#[test]
+fn an_instance_learns_from_its_own_prefills() {
+    let mut world = World::new(&["p0", "p1", "d0"]);
+    for _ in 0..10 {
+        let (id, placement) = world.book(0);
+        // p0 is ten times as slow as the profile says.
+        let slow = &*placement.prefill().instance_id.0 == "p0";
+        let us = if slow { 110_000 } else { 11_000 };
+        world.view.prefilled(id, Some((1_000, us)), 0);
+        world.view.unbook(id, true, 0);
+    }
+    for tie_seed in 0..20 {
+        let placement = world.place(|request| request.tie_seed = tie_seed).expect("a placement");
+        assert_eq!(&*placement.prefill().instance_id.0, "p1");
+    }
+}
+
+#[test]
+fn a_node_under_another_number_keeps_its_instance() {
+    let mut world = World::new(&["p0", "d0"]).held(&[(0, 15)]);
+    assert_eq!(world.place(|_| {}).expect("a placement").prefill().held_blocks, 15);
+    world.view.renumber_node(kvasir_placement::NodeIndex(0), kvasir_placement::NodeIndex(5));
+    assert_eq!(world.place(|_| {}).expect("a placement").prefill().held_blocks, 0);
+    world.matched = PrefixMatch::from_pairs(&[(kvasir_placement::NodeIndex(5), 15)]);
+    assert_eq!(world.place(|_| {}).expect("a placement").prefill().held_blocks, 15);
+}

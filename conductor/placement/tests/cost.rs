@@ -1,0 +1,124 @@
+//! The cost models against machines that they do not know.
+
+use kvasir_placement::cost::{DecodeModel, LinkModel, PrefillModel};
+use kvasir_placement::{DecodeProfile, LinkProfile, PrefillProfile};
+
+/// Lengths as requests have them: computed and reused tokens.
+fn lengths() -> impl Iterator<Item = (u64, u64)> {
+    let computed = [50, 400, 1_000, 3_000, 9_000, 200, 6_000];
+    let reused = [0, 0, 2_000, 500, 0, 8_000, 0, 1_500, 300];
+    (0..60).map(move |i| (computed[i % 7], reused[i % 9]))
+}
+
+fn true_us(machine: [f64; 3], n: u64, r: u64) -> u64 {
+    let (n, r) = (n as f64, r as f64);
+    (machine[0] + machine[1] * n + machine[2] * n * (2.0 * r + n)) as u64
+}
+
+fn check_learns(machine: [f64; 3], within: f64) {
+    let mut model = PrefillModel::new(PrefillProfile::default());
+    for (n, r) in lengths() {
+        model.observe(n, r, true_us(machine, n, r));
+    }
+    for (n, r) in [(100, 0), (2_000, 0), (2_000, 4_000), (8_000, 1_000), (20_000, 0)] {
+        let (predicted, real) = (model.predict_us(n, r) as f64, true_us(machine, n, r) as f64);
+        let off = (predicted / real - 1.0).abs();
+        assert!(off < within, "{machine:?}: ({n}, {r}) takes {real}, predicted {predicted}");
+    }
+}
+
+#[test]
+fn a_machine_of_any_speed_is_learned_from_sixty_prefills() {
+    check_learns([1_000.0, 100.0, 0.005], 0.01);
+    check_learns([20_000.0, 5.0, 0.0003], 0.10);
+    check_learns([3_000.0, 2_000.0, 0.4], 0.10);
+    check_learns([500.0, 900.0, 0.0], 0.10);
+    check_learns([10.0, 1.0, 0.0001], 0.25);
+}
+
+#[test]
+fn prefills_of_one_length_are_learned_and_reuse_still_pays() {
+    let mut model = PrefillModel::new(PrefillProfile::default());
+    for _ in 0..20 {
+        model.observe(512, 0, 5_120);
+    }
+    let predicted = model.predict_us(512, 0);
+    assert!((4_900..5_400).contains(&predicted), "{predicted}");
+    assert!(model.predict_us(256, 256) < predicted);
+    assert!(model.predict_us(1_024, 0) > predicted);
+}
+
+#[test]
+fn an_outlier_hardly_moves_what_is_known_but_a_lasting_change_does() {
+    let mut model = PrefillModel::new(PrefillProfile::default());
+    let machine = [1_000.0, 50.0, 0.001];
+    for (n, r) in lengths() {
+        model.observe(n, r, true_us(machine, n, r));
+    }
+    let before = model.predict_us(1_000, 0);
+    model.observe(1_000, 0, before * 1_000);
+    model.observe(1_000, 0, 1);
+    let after = model.predict_us(1_000, 0);
+    assert!(after.abs_diff(before) * 5 < before, "{before} became {after}");
+    let slower = machine.map(|part| part * 3.0);
+    for _ in 0..10 {
+        for (n, r) in lengths() {
+            model.observe(n, r, true_us(slower, n, r));
+        }
+    }
+    let (predicted, real) = (model.predict_us(1_000, 0), true_us(slower, 1_000, 0));
+    assert!(predicted.abs_diff(real) * 5 < real, "{real}, predicted {predicted}");
+}
+
+#[test]
+fn whatever_is_fed_estimates_stay_finite_and_reuse_never_costs() {
+    let mut model = PrefillModel::new(PrefillProfile::default());
+    let wild = [0, 1, 3, 1_000, u64::MAX, 17, u64::from(u32::MAX)];
+    for i in 0..300 {
+        let at = |step: usize| wild[(i * step + i / 7) % wild.len()];
+        model.observe(at(1), at(2), at(3));
+        let profile = model.profile();
+        for part in [profile.base_us, profile.token_us, profile.pair_us] {
+            assert!(part.is_finite() && part >= 0.0, "{profile:?}");
+        }
+        let prompt = 5_000;
+        let costs: Vec<u64> =
+            (0..=4_900).step_by(700).map(|r| model.predict_us(prompt - r, r)).collect();
+        assert!(costs.is_sorted_by(|a, b| a >= b), "{costs:?}");
+        assert!(model.predict_us(u64::MAX, u64::MAX) <= 3_600_000_000);
+    }
+}
+
+#[test]
+fn bandwidth_follows_what_was_measured() {
+    let mut link = LinkModel::new(LinkProfile { base_us: 1_000.0, bytes_per_us: 1_000.0 });
+    assert_eq!(link.predict_us(10_000_000, 0), 11_000);
+    assert_eq!(link.predict_us(10_000_000, 10_000_000), 21_000, "behind what is under way");
+    for _ in 0..50 {
+        link.observe(10_000_000, 1_000 + 2_500);
+    }
+    assert!((link.bytes_per_us() - 4_000.0).abs() < 100.0, "{}", link.bytes_per_us());
+    link.observe(10, 1_000_000);
+    link.observe(10_000_000, 0);
+    assert!((link.bytes_per_us() - 4_000.0).abs() < 100.0, "small ones say nothing");
+    link.observe(u64::MAX, 1);
+    assert!(link.bytes_per_us().is_finite() && link.predict_us(u64::MAX, u64::MAX) > 0);
+}
+
+#[test]
+fn decode_steps_and_answers_follow_what_was_measured() {
+    let profile = DecodeProfile { base_us: 1_000.0, sequence_us: 100.0, answer_us: 1_000_000.0 };
+    let mut model = DecodeModel::new(profile);
+    assert_eq!((model.predict_step_us(1), model.predict_step_us(10)), (1_100, 2_000));
+    for _ in 0..60 {
+        model.observe_step(10, 6_000);
+        model.observe_answer(30_000_000);
+    }
+    assert!((5_900..6_100).contains(&model.predict_step_us(10)));
+    assert!(model.predict_step_us(20) > model.predict_step_us(10));
+    assert!((29_000_000..30_100_000).contains(&model.answer_us()));
+    model.observe_step(1, 0);
+    model.observe_step(1, u64::MAX);
+    model.observe_answer(u64::MAX);
+    assert!(model.predict_step_us(u32::MAX) <= 3_600_000_000);
+}

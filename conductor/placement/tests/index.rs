@@ -1,0 +1,212 @@
+//! The shadow index against a naive one: every question asked of every block.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kvasir_placement::{IndexLimits, NodeIndex, ShadowIndex};
+use kvasir_proto::BlockKey;
+use proptest::prelude::*;
+
+/// Block `at` of chain `chain`. Chains that are multiples of 16 crowd on a few places of the
+/// table, the way that real keys do only by bad luck.
+fn key(chain: u64, at: u32) -> BlockKey {
+    let mut x = (chain << 32 | u64::from(at)).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x ^= x >> 32;
+    let place = if chain.is_multiple_of(16) { x & 3 } else { x };
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&place.to_le_bytes());
+    bytes[8..].copy_from_slice(&(chain << 32 | u64::from(at)).to_le_bytes());
+    BlockKey(bytes)
+}
+
+fn chain(chain: u64, blocks: u32) -> Vec<BlockKey> {
+    (0..blocks).map(|at| key(chain, at)).collect()
+}
+
+const CHAINS: u64 = 20;
+const BLOCKS_MAX: u32 = 200;
+
+#[derive(Debug, Clone)]
+enum Op {
+    AddNode,
+    RetireNode(usize),
+    /// The node now holds this much of the chain.
+    Hold(usize, u64, u32),
+    Sweep,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        3 => Just(Op::AddNode),
+        1 => any::<usize>().prop_map(Op::RetireNode),
+        12 => (any::<usize>(), 0..CHAINS, 0..=BLOCKS_MAX)
+            .prop_map(|(node, chain, blocks)| Op::Hold(node, chain, blocks)),
+        2 => Just(Op::Sweep),
+    ]
+}
+
+#[derive(Default)]
+struct Naive {
+    nodes: BTreeMap<NodeIndex, BTreeMap<u64, u32>>,
+}
+
+impl Naive {
+    fn pick(&self, number: usize) -> Option<NodeIndex> {
+        let at = number.checked_rem(self.nodes.len())?;
+        self.nodes.keys().nth(at).copied()
+    }
+}
+
+fn run(ops: &[Op], first_nodes: usize) {
+    let mut index = ShadowIndex::new(IndexLimits::default());
+    let mut naive = Naive::default();
+    for op in std::iter::repeat_n(&Op::AddNode, first_nodes).chain(ops) {
+        match *op {
+            Op::AddNode => {
+                let node = index.add_node().expect("room for a node");
+                assert!(naive.nodes.insert(node, BTreeMap::new()).is_none(), "in use");
+            }
+            Op::RetireNode(number) => {
+                if let Some(node) = naive.pick(number) {
+                    index.retire_node(node);
+                    naive.nodes.remove(&node);
+                }
+            }
+            Op::Hold(number, of, blocks) => {
+                let Some(node) = naive.pick(number) else { continue };
+                let held = naive.nodes.get_mut(&node).expect("picked").entry(of).or_default();
+                let whole = chain(of, BLOCKS_MAX);
+                let (less, more) = ((*held).min(blocks) as usize, (*held).max(blocks) as usize);
+                if blocks > *held {
+                    assert_eq!(index.insert(node, &whole[less..more]), 0);
+                } else {
+                    index.remove(node, &whole[less..more]);
+                }
+                *held = blocks;
+            }
+            Op::Sweep => {
+                index.sweep_step();
+            }
+        }
+    }
+    compare(&index, &naive);
+    while index.sweep_step() {}
+    compare(&index, &naive);
+}
+
+fn compare(index: &ShadowIndex, naive: &Naive) {
+    assert_eq!(index.nodes(), naive.nodes.len());
+    for of in 0..CHAINS {
+        for length in [1, 2, 9, 100, BLOCKS_MAX] {
+            let matched = index.match_prefix(&chain(of, length));
+            for (node, held) in &naive.nodes {
+                let want = held.get(&of).copied().unwrap_or(0).min(length);
+                assert_eq!(matched.held_blocks(*node), want, "node {node}, chain {of}, {length}");
+            }
+        }
+    }
+    let count = |held: &BTreeMap<u64, u32>| held.values().sum::<u32>() as usize;
+    assert_eq!(index.entries(), naive.nodes.values().map(count).sum::<usize>());
+    for (node, held) in &naive.nodes {
+        assert_eq!(index.entries_of(*node), count(held));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn any_history_of_a_few_nodes_gives_the_naive_answer(ops in prop::collection::vec(op(), 0..150)) {
+        run(&ops, 0);
+    }
+
+    #[test]
+    fn any_history_of_many_nodes_gives_the_naive_answer(ops in prop::collection::vec(op(), 0..150)) {
+        run(&ops, 100);
+    }
+
+    /// Sets with holes: what a node says while its events are on their way.
+    #[test]
+    fn a_length_always_ends_between_a_held_block_and_one_that_is_not(
+        held in prop::collection::vec(prop::collection::btree_set(0u32..60, 0..60), 3),
+    ) {
+        let mut index = ShadowIndex::new(IndexLimits::default());
+        let keys = chain(1, 60);
+        for (number, held) in held.iter().enumerate() {
+            let node = index.add_node().expect("room");
+            prop_assert_eq!(node, NodeIndex(number as u16));
+            let held: Vec<BlockKey> = held.iter().map(|&at| key(1, at)).collect();
+            index.insert(node, &held);
+        }
+        let matched = index.match_prefix(&keys);
+        for (number, held) in held.iter().enumerate() {
+            let length = matched.held_blocks(NodeIndex(number as u16));
+            prop_assert!(length == 0 || held.contains(&(length - 1)));
+            prop_assert!(length == 60 || !held.contains(&length));
+        }
+    }
+}
+
+#[test]
+fn a_retired_node_is_gone_at_once_and_its_number_comes_back_clean() {
+    let limits = IndexLimits { nodes_max: 2, ..IndexLimits::default() };
+    let mut index = ShadowIndex::new(limits);
+    let (a, b) = (index.add_node().expect("room"), index.add_node().expect("room"));
+    assert!(index.add_node().is_err(), "two at most");
+    let keys = chain(1, 50);
+    index.insert(a, &keys);
+    index.insert(b, &keys[..10]);
+    index.retire_node(a);
+    let matched = index.match_prefix(&keys);
+    assert_eq!((matched.held_blocks(a), matched.held_blocks(b)), (0, 10));
+    assert_eq!(index.entries(), 10);
+    assert_eq!(index.insert(a, &keys), 50, "nothing is taken for a node that is gone");
+    let mut numbers = BTreeSet::new();
+    for _ in 0..200 {
+        let node = index.add_node().expect("room again");
+        numbers.insert(node);
+        assert_eq!(index.match_prefix(&keys).held_blocks(node), 0);
+        index.insert(node, &keys);
+        index.retire_node(node);
+    }
+    assert_eq!(numbers.len(), 63, "numbers come back, and not too soon");
+}
+
+#[test]
+fn memory_is_bounded_and_comes_back() {
+    let limits = IndexLimits { keys_max: 1_000, ..IndexLimits::default() };
+    let mut index = ShadowIndex::new(limits);
+    let (a, b) = (index.add_node().expect("room"), index.add_node().expect("room"));
+    let keys = chain(1, 1_500);
+    assert_eq!(index.insert(a, &keys), 500);
+    assert_eq!(index.match_prefix(&keys).held_blocks(a), 1_000);
+    assert_eq!(index.insert(b, &keys), 500, "blocks that are known cost nothing more");
+    assert_eq!(index.entries(), 2_000);
+    index.remove(a, &keys);
+    index.remove(b, &keys);
+    assert_eq!((index.entries(), index.bytes()), (0, 0));
+    assert_eq!(index.insert(a, &keys[500..]), 0, "there is room again");
+}
+
+#[test]
+fn an_entry_takes_less_than_48_bytes_at_any_size() {
+    let mut index = ShadowIndex::new(IndexLimits::default());
+    let node = index.add_node().expect("room");
+    for at in 0..300 {
+        index.insert(node, &chain(1_000_001 + at, 1_000));
+        let entries = index.entries();
+        assert!(entries < 20_000 || index.bytes() < 48 * entries, "{} of {entries}", index.bytes());
+    }
+    assert_eq!(index.entries(), 300_000);
+}
+
+#[test]
+fn nothing_matches_nothing() {
+    let mut index = ShadowIndex::new(IndexLimits::default());
+    assert_eq!(index.match_prefix(&chain(1, 5)).held_blocks(NodeIndex(0)), 0);
+    let node = index.add_node().expect("room");
+    index.insert(node, &chain(1, 5));
+    assert_eq!(index.match_prefix(&[]).held_blocks(node), 0);
+    assert_eq!(index.match_prefix(&chain(2, 5)).held_blocks(node), 0);
+    assert_eq!(index.match_prefix(&chain(1, 5)).held_blocks(NodeIndex(999)), 0);
+}

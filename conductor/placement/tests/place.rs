@@ -1,0 +1,269 @@
+//! Decisions as text, and the refusals. Prices are those of `support`.
+
+mod support;
+
+use kvasir_placement::{Missing, Objectives, OverloadReason, Policy, Refusal, Role};
+use kvasir_proto::InstanceId;
+use support::{World, report};
+
+fn check(world: &World, want: &str) {
+    let got = world.place(|_| {}).expect("a placement").to_string();
+    assert_eq!(got, want.trim(), "\n--- got ---\n{got}\n-----------");
+}
+
+#[test]
+fn an_idle_pair_takes_the_request() {
+    check(
+        &World::new(&["p0", "d0"]),
+        "
+prompt of 1000 tokens in 16 blocks
+prefill p0@n0: held 0, max(queue 0, transfer 0) + compute 11000 = 11000 us: chosen
+decode d0@n1: held 0, load 0.10, wait 0 us, step 1100 us: chosen
+split p0 -> d0, first token in 11000 us, then every 1100 us",
+    );
+}
+
+#[test]
+fn one_that_does_both_serves_it_whole() {
+    check(
+        &World::new(&["b0"]).held(&[(0, 10)]),
+        "
+prompt of 1000 tokens in 16 blocks
+prefill b0@n0: held 10, max(queue 0, transfer 0) + compute 4600 = 4600 us: chosen
+decode b0@n0: held 10, load 0.10, wait 0 us, step 1100 us: chosen
+whole on b0, first token in 4600 us, then every 1100 us",
+    );
+}
+
+#[test]
+fn the_longest_prefix_wins_among_the_idle() {
+    // p1's prefix is within 1.5 of the best, so it is not priced with a fetch.
+    check(
+        &World::new(&["p0", "p1", "d0"]).held(&[(0, 12), (1, 8)]),
+        "
+prompt of 1000 tokens in 16 blocks
+prefill p0@n0: held 12, max(queue 0, transfer 0) + compute 3320 = 3320 us: chosen
+prefill p1@n1: held 8, max(queue 0, transfer 0) + compute 5880 = 5880 us: not the best
+decode d0@n2: held 0, load 0.10, wait 0 us, step 1100 us: chosen
+split p0 -> d0, first token in 3320 us, then every 1100 us",
+    );
+}
+
+#[test]
+fn a_busy_holder_gives_its_blocks_to_an_idle_instance() {
+    let busy = World::new(&["p0", "p1", "d0"])
+        .held(&[(0, 12), (1, 2)])
+        .reports("p0", |report| report.load.waiting_prompt_tokens = 5_120);
+    check(
+        &busy,
+        "
+prompt of 1000 tokens in 16 blocks
+prefill p0@n0: held 12, max(queue 61200, transfer 0) + compute 3320 = 64520 us: not the best
+prefill p1@n1: held 2, fetch to 12 from n0, max(queue 0, transfer 1100) + compute 3320 = 4420 us: chosen
+decode d0@n2: held 0, load 0.10, wait 0 us, step 1100 us: chosen
+split p1 -> d0, fetch [2, 12) from n0, first token in 4420 us, then every 1100 us",
+    );
+}
+
+#[test]
+fn queue_and_transfer_overlap() {
+    // Both are busy, the holder more so: its blocks travel while p1 works on its queue.
+    let busy = World::new(&["p0", "p1", "d0"])
+        .held(&[(0, 12)])
+        .reports("p0", |report| report.load.waiting_prompt_tokens = 5_120)
+        .reports("p1", |report| report.load.waiting_prompt_tokens = 512);
+    check(
+        &busy,
+        "
+prompt of 1000 tokens in 16 blocks
+prefill p0@n0: held 12, max(queue 61200, transfer 0) + compute 3320 = 64520 us: not the best
+prefill p1@n1: held 0, fetch to 12 from n0, max(queue 6120, transfer 1300) + compute 3320 = 9440 us: chosen
+decode d0@n2: held 0, load 0.10, wait 0 us, step 1100 us: chosen
+split p1 -> d0, fetch [0, 12) from n0, first token in 9440 us, then every 1100 us",
+    );
+}
+
+#[test]
+fn the_decode_side_can_be_the_source() {
+    let world = World::new(&["p0", "d0"]).held(&[(1, 15)]);
+    let placement = world.place(|_| {}).expect("a placement");
+    let fetch = placement.fetch.as_ref().expect("a fetch");
+    assert_eq!((fetch.from_block, fetch.until_block, fetch.bytes), (0, 15, 1_500_000));
+    assert_eq!(fetch.source.instance_id, placement.decode().instance_id);
+    assert_eq!((placement.reused_tokens, placement.compute_tokens), (960, 40));
+}
+
+#[test]
+fn a_dear_fetch_is_left_unless_the_policy_insists() {
+    // 10 bytes a microsecond: 100,000 us for ten blocks that take 6,400 us to compute.
+    for always_fetch in [false, true] {
+        let policy = Policy { always_fetch, ..Policy::default() };
+        let mut world = World::with_policy(&["p0", "d0"], policy).held(&[(1, 10)]);
+        assert!(world.place(|_| {}).expect("a placement").fetch.is_some());
+        for _ in 0..100 {
+            let (id, _) = world.book(0);
+            world.view.fetched(id, Some((1_000_000, 100_000)));
+            world.view.unbook(id, false, 0);
+            world = world.reports("p0", |_| {}).reports("d0", |_| {});
+        }
+        assert_eq!(world.place(|_| {}).expect("a placement").fetch.is_some(), always_fetch);
+    }
+}
+
+#[test]
+fn the_threshold_decides_whether_a_fetch_is_looked_at() {
+    let fetches = |threshold: f64, held: &[(u16, u32)]| {
+        let policy = Policy { kvcache_balancing_threshold: threshold, ..Policy::default() };
+        let world = World::with_policy(&["p0", "d0"], policy).held(held);
+        world.place(|_| {}).expect("a placement").fetch.is_some()
+    };
+    assert!(!fetches(2.0, &[(0, 5), (1, 10)]), "twice as long is not above two");
+    assert!(fetches(2.0, &[(0, 5), (1, 11)]));
+    assert!(fetches(1000.0, &[(1, 1)]), "no hit counts as above it");
+    assert!(!fetches(0.0, &[(0, 5), (1, 5)]), "there is nothing to bring");
+    assert!(!fetches(0.0, &[(0, 5)]), "it is the best holder itself");
+}
+
+#[test]
+fn at_least_one_token_is_computed() {
+    let world = World::new(&["p0", "d0"]).held(&[(0, 15), (1, 15)]);
+    for (prompt_tokens, computed) in [(960, 64), (961, 1), (1, 1), (64, 64), (65, 1), (1_000, 40)] {
+        let placement = world.place(|request| request.prompt_tokens = prompt_tokens);
+        assert_eq!(placement.expect("a placement").compute_tokens, computed, "{prompt_tokens}");
+    }
+}
+
+#[test]
+fn decode_goes_where_there_is_least_load_then_most_prefix() {
+    let decode =
+        |world: &World| world.place(|_| {}).expect("a placement").decode().instance_id.to_string();
+    let world = World::new(&["p0", "d0", "d1", "d2"]).held(&[(2, 3), (3, 5)]);
+    assert_eq!(decode(&world), "d2");
+    let world = world.reports("d2", |report| report.load.running = 1);
+    assert_eq!(decode(&world), "d2", "a tenth more load is nearly as idle");
+    let world = world.reports("d2", |report| report.load.running = 2);
+    assert_eq!(decode(&world), "d1");
+    let world = world.reports("d1", |report| report.load.waiting = 8);
+    assert_eq!(decode(&world), "d0");
+    let world = world.reports("d0", |report| report.slots_available = 16);
+    assert_eq!(decode(&world), "d2", "the prompt and one more block must fit");
+    let world = World::new(&["p0", "d0", "d1"])
+        .held(&[(1, 3)])
+        .reports("d0", |report| report.slots_available = 17);
+    assert_eq!(decode(&world), "d1", "the whole answer would not fit on d0");
+}
+
+#[test]
+fn instances_of_another_model_or_layout_are_never_mixed() {
+    let mut world = World::new(&["p0"]);
+    let mut other = report("d0", 1, Role::Decode);
+    other.model.layout_hash += 1;
+    world.view.report(other, 0);
+    let want = Refusal::NoInstance { model: "tiny".to_string(), missing: Missing::Decode };
+    assert_eq!(world.place(|_| {}), Err(want));
+    assert!(!world.view.serves(world.model));
+    let mut holder = report("p1", 2, Role::Prefill);
+    holder.model.fingerprint[0] += 1;
+    world.view.report(holder, 0);
+    world.view.report(report("d1", 3, Role::Decode), 0);
+    let placement = world.held(&[(2, 15)]).place(|_| {}).expect("a placement");
+    assert_eq!(placement.prefill_candidates.len(), 1);
+    assert_eq!(placement.fetch, None, "blocks of another model are no hit");
+}
+
+fn check_refusal(world: &World, objectives: Objectives, want: Refusal) {
+    assert_eq!(world.place(|request| request.objectives = objectives), Err(want));
+}
+
+#[test]
+fn a_request_that_cannot_meet_its_objectives_is_refused_with_the_time_to_wait() {
+    let objectives = |ttft_us, tbt_us| Objectives { ttft_us, tbt_us };
+    let overloaded = |predicted_ttft_us, retry_after_ms, reason| Refusal::Overloaded {
+        predicted_ttft_us,
+        retry_after_ms,
+        reason,
+    };
+    let idle = World::new(&["p0", "d0"]);
+    assert!(idle.place(|request| request.objectives = objectives(11_000, 1_100)).is_ok());
+    let want = overloaded(11_000, 100, OverloadReason::Ttft);
+    check_refusal(&idle, objectives(10_999, 1_100), want);
+    let want = overloaded(11_000, 1_000, OverloadReason::Tbt);
+    check_refusal(&idle, objectives(11_000, 1_099), want);
+    // 256,000 tokens wait: 500 times 6,120 us.
+    let busy = idle.reports("p0", |report| report.load.waiting_prompt_tokens = 256_000);
+    let want = overloaded(3_071_000, 2_071, OverloadReason::Ttft);
+    check_refusal(&busy, objectives(1_000_000, u64::MAX), want);
+    // 12 run and this one: three over ten wait for three tenths of an answer, after 11 ms in
+    // which 0.13 of the twelve will have ended.
+    let full = World::new(&["p0", "d0"]).reports("d0", |report| report.load.running = 12);
+    let want = overloaded(297_800, 198, OverloadReason::Ttft);
+    check_refusal(&full, objectives(100_000, u64::MAX), want);
+    let no_room = World::new(&["p0", "d0"]).reports("d0", |report| report.slots_available = 16);
+    let want = overloaded(11_000, 1_000, OverloadReason::NoRoom);
+    check_refusal(&no_room, Objectives::NONE, want);
+}
+
+#[test]
+fn the_wait_of_a_refused_caller_is_bounded() {
+    let world = World::new(&["p0", "d0"])
+        .reports("p0", |report| report.load.waiting_prompt_tokens = u64::MAX);
+    let objectives = Objectives { ttft_us: 1, tbt_us: u64::MAX };
+    match world.place(|request| request.objectives = objectives) {
+        Err(Refusal::Overloaded { retry_after_ms, .. }) => assert_eq!(retry_after_ms, 60_000),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_refusal_says_who_is_missing() {
+    let none = |missing| Refusal::NoInstance { model: "tiny".to_string(), missing };
+    let check = |names: &[&str], missing| {
+        check_refusal(&World::new(names), Objectives::NONE, none(missing));
+    };
+    check(&["d0"], Missing::Prefill);
+    check(&["p0"], Missing::Decode);
+    let mut gone = World::new(&["b0"]);
+    gone.view.remove_instances(kvasir_placement::NodeIndex(0), None);
+    check_refusal(&gone, Objectives::NONE, none(Missing::Prefill));
+    let drained = World::new(&["p0", "d0"]).reports("p0", |report| report.draining = true);
+    check_refusal(&drained, Objectives::NONE, none(Missing::Prefill));
+    let drained = World::new(&["p0", "d0"]).reports("d0", |report| report.draining = true);
+    check_refusal(&drained, Objectives::NONE, none(Missing::Decode));
+    let small = World::new(&["p0", "d0"]).reports("d0", |report| report.slots_total = 15);
+    let want = Refusal::TooLarge { prompt_blocks: 16, slots_max: 15 };
+    check_refusal(&small, Objectives::NONE, want);
+    let mut unknown = World::new(&["b0"]);
+    unknown.model = kvasir_placement::ModelIndex(9);
+    assert!(matches!(unknown.place(|_| {}), Err(Refusal::UnknownModel { .. })));
+}
+
+#[test]
+fn an_instance_that_failed_the_request_is_not_asked_again() {
+    let world = World::new(&["p0", "p1", "d0", "d1"]).held(&[(0, 15), (2, 15)]);
+    let exclude = [InstanceId::from("p0"), InstanceId::from("d0")];
+    let placement = world.place(|request| request.exclude = &exclude).expect("a placement");
+    assert_eq!(&*placement.prefill().instance_id.0, "p1");
+    assert_eq!(&*placement.decode().instance_id.0, "d1");
+    assert_eq!(placement.fetch, None, "nor is it a source");
+    let exclude = ["p0", "p1"].map(InstanceId::from);
+    let want = Refusal::NoInstance { model: "tiny".to_string(), missing: Missing::Prefill };
+    assert_eq!(world.place(|request| request.exclude = &exclude), Err(want));
+}
+
+#[test]
+fn an_instance_that_failed_is_avoided_until_a_later_report() {
+    let mut world = World::new(&["p0", "p1", "d0"]).held(&[(0, 15)]);
+    let prefill =
+        |world: &World| world.place(|_| {}).expect("a placement").prefill().instance_id.to_string();
+    world.view.mark_failed(&InstanceId::from("p0"), 100);
+    assert_eq!(prefill(&world), "p1");
+    world.view.report(report("p0", 0, Role::Prefill), 99);
+    assert_eq!(prefill(&world), "p1", "that report may have been under way");
+    world.view.mark_failed(&InstanceId::from("p1"), 200);
+    assert_eq!(prefill(&world), "p0", "better than nobody");
+    world.view.report(report("p0", 0, Role::Prefill), 100);
+    world.view.report(report("p1", 1, Role::Prefill), 200);
+    assert_eq!(prefill(&world), "p0");
+    world.view.mark_failed(&InstanceId::from("d0"), 300);
+    assert!(world.place(|_| {}).is_ok(), "nor does a lone decode instance end the service");
+}
