@@ -20,8 +20,6 @@ pub struct Config {
     pub nodes: Vec<String>,
     /// The models that clients may ask for.
     pub models: Vec<ModelConfig>,
-    /// Mixed into every block key: clusters with different salts never share blocks.
-    pub tenant_salt: String,
     /// A request that takes longer is cancelled and answered with 504.
     pub request_deadline_ms: u64,
     /// A request is refused when its first token is predicted to come later than this.
@@ -78,7 +76,6 @@ impl Default for Config {
             grpc_listen: SocketAddr::from(([127, 0, 0, 1], 8001)),
             nodes: Vec::new(),
             models: Vec::new(),
-            tenant_salt: String::new(),
             request_deadline_ms: 60_000,
             ttft_objective_ms: 30_000,
             tbt_objective_ms: 1_000,

@@ -1,20 +1,26 @@
-//! The scheduler and the OpenAI-compatible front door.
+//! The scheduler and the OpenAI-compatible front door. Stateless: all truth is on the store nodes,
+//! and several conductors at once are normal. It never sees KV bytes.
+//!
+//! Reading path:
+//! 1. [`Config`], [`run`]: what may be set, and the conductor's life
+//! 2. `http`: connections, bodies, routes, each with its bounds
+//! 3. `openai`: requests are checked, answers are written
+//! 4. `text`: chat templates and tokenizers
+//! 5. `serve`: one answer on the cluster, from its place to its last token, and its undoing
+//! 6. [`cluster`]: the picture of the nodes, around the placement core in `kvasir-placement`
 
+#![forbid(unsafe_code)]
+
+pub mod cluster;
 mod config;
 mod error;
+mod http;
+mod metrics;
+mod openai;
+mod run;
+mod serve;
+mod text;
 
 pub use config::{Config, ModelConfig};
 pub use error::Error;
-
-/// Serves until `shutdown` is cancelled, then drains and returns.
-///
-/// # Errors
-/// [`Error`] when the configuration is wrong, an address is taken or a model cannot be read.
-pub async fn run(
-    config: Config,
-    shutdown: tokio_util::sync::CancellationToken,
-) -> Result<(), Error> {
-    config.check().map_err(Error::Config)?;
-    shutdown.cancelled().await;
-    Ok(())
-}
+pub use run::{Conductor, run};

@@ -1,0 +1,47 @@
+//! What every request gets: an id, a span that carries it, a line in the counters.
+
+use std::sync::Arc;
+
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderName, HeaderValue};
+use axum::middleware::Next;
+use axum::response::Response;
+use rand::Rng;
+use tracing::Instrument;
+
+use crate::metrics::Metrics;
+
+const HEADER: HeaderName = HeaderName::from_static("x-request-id");
+const ID_BYTES_MAX: usize = 128;
+
+/// The id of one HTTP request: the client's own when it is fit to be logged, else a new one.
+#[derive(Debug, Clone)]
+pub(crate) struct RequestId(pub Arc<str>);
+
+/// Middleware around all routes.
+pub(super) async fn identify(
+    State(metrics): State<Arc<Metrics>>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let id = request.headers().get(&HEADER).and_then(fit).unwrap_or_else(new_id);
+    let path = request.extensions().get::<MatchedPath>();
+    let path = path.map_or_else(|| "other".to_owned(), |path| path.as_str().to_owned());
+    request.extensions_mut().insert(RequestId(Arc::clone(&id)));
+    let span = tracing::info_span!("request", id = &*id, path);
+    let mut response = next.run(request).instrument(span).await;
+    metrics.requests.with_label_values(&[path.as_str(), response.status().as_str()]).inc();
+    let header = HeaderValue::from_str(&id).expect("ids are visible ASCII");
+    response.headers_mut().insert(HEADER, header);
+    response
+}
+
+fn fit(header: &HeaderValue) -> Option<Arc<str>> {
+    let text = header.to_str().ok()?;
+    let visible = text.bytes().all(|byte| byte.is_ascii_graphic());
+    (visible && !text.is_empty() && text.len() <= ID_BYTES_MAX).then(|| Arc::from(text))
+}
+
+fn new_id() -> Arc<str> {
+    format!("{:032x}", rand::rng().random::<u128>()).into()
+}

@@ -1,0 +1,135 @@
+//! What the front door counts. The registry is made by `run` and shared with the cluster's own
+//! metrics; there is no global one.
+
+use prometheus::{
+    Encoder, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
+    TextEncoder,
+};
+
+/// Counters of the HTTP side and of the orchestration.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    registry: Registry,
+    /// HTTP requests by path and status.
+    pub requests: IntCounterVec,
+    pub connections: IntGauge,
+    pub slow_readers_cut: IntCounter,
+    /// Choices (one answer to one prompt) that are worked on.
+    pub choices_in_flight: IntGauge,
+    /// Choices by how they ended.
+    pub choices: IntCounterVec,
+    pub ttft: Histogram,
+    pub time_between_tokens: Histogram,
+    pub choice_seconds: Histogram,
+    /// `prompt`, `cached` and `answer`.
+    pub tokens: IntCounterVec,
+    /// Attempts after the first, by the phase in which the one before failed.
+    pub retries: IntCounterVec,
+    /// Transactions that were given up, by phase.
+    pub abandoned: IntCounterVec,
+    /// TxAbort calls by result.
+    pub aborts: IntCounterVec,
+    pub aborts_in_flight: IntGauge,
+    /// Shares that a node did not know at renewal.
+    pub renewals_unknown: IntCounter,
+}
+
+impl Metrics {
+    pub fn new(registry: Registry) -> Result<Metrics, prometheus::Error> {
+        let counter = |name, help| registered(&registry, IntCounter::new(name, help)?);
+        let counters = |name, help, labels: &[&str]| {
+            registered(&registry, IntCounterVec::new(Opts::new(name, help), labels)?)
+        };
+        let gauge = |name, help| registered(&registry, IntGauge::new(name, help)?);
+        let seconds = |name, help| {
+            let options = HistogramOpts::new(name, help).buckets(buckets());
+            registered(&registry, Histogram::with_opts(options)?)
+        };
+        Ok(Metrics {
+            requests: counters(
+                "kvasir_conductor_requests_total",
+                "HTTP requests by path and status.",
+                &["path", "status"],
+            )?,
+            connections: gauge("kvasir_conductor_connections", "Open HTTP connections.")?,
+            slow_readers_cut: counter(
+                "kvasir_conductor_slow_readers_cut_total",
+                "Connections closed because the client took nothing for too long.",
+            )?,
+            choices_in_flight: gauge(
+                "kvasir_conductor_choices_in_flight",
+                "Answers that are being made.",
+            )?,
+            choices: counters(
+                "kvasir_conductor_choices_total",
+                "Answers by how they ended.",
+                &["result"],
+            )?,
+            ttft: seconds(
+                "kvasir_conductor_ttft_seconds",
+                "From the arrival of a request to its first token.",
+            )?,
+            time_between_tokens: seconds(
+                "kvasir_conductor_time_between_tokens_seconds",
+                "Between two tokens of one answer.",
+            )?,
+            choice_seconds: seconds(
+                "kvasir_conductor_choice_seconds",
+                "From the arrival of a request to the end of its answer.",
+            )?,
+            tokens: counters(
+                "kvasir_conductor_tokens_total",
+                "Tokens of prompts, those of them that were cached, and tokens of answers.",
+                &["kind"],
+            )?,
+            retries: counters(
+                "kvasir_conductor_retries_total",
+                "Further attempts at a request, by the phase in which the former one failed.",
+                &["phase"],
+            )?,
+            abandoned: counters(
+                "kvasir_conductor_transactions_abandoned_total",
+                "Transactions given up before their end, by phase.",
+                &["phase"],
+            )?,
+            aborts: counters(
+                "kvasir_conductor_aborts_total",
+                "Shares of abandoned transactions by how telling their node went.",
+                &["result"],
+            )?,
+            aborts_in_flight: gauge(
+                "kvasir_conductor_aborts_in_flight",
+                "Shares of abandoned transactions whose nodes do not know yet.",
+            )?,
+            renewals_unknown: counter(
+                "kvasir_conductor_renewals_unknown_total",
+                "Shares that were not alive any more when their lease was to be renewed.",
+            )?,
+            registry,
+        })
+    }
+
+    /// All of the registry in Prometheus' text format.
+    pub fn text(&self) -> String {
+        let mut out = Vec::new();
+        // Only a registry with two families of one name fails here; registering refuses that.
+        let _ = TextEncoder::new().encode(&self.registry.gather(), &mut out);
+        String::from_utf8_lossy(&out).into_owned()
+    }
+}
+
+fn registered<C>(registry: &Registry, collector: C) -> Result<C, prometheus::Error>
+where
+    C: prometheus::core::Collector + Clone + 'static,
+{
+    registry.register(Box::new(collector.clone()))?;
+    Ok(collector)
+}
+
+/// From a millisecond to two minutes, three to a decade and finer where objectives lie.
+fn buckets() -> Vec<f64> {
+    vec![
+        0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0,
+        2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0,
+    ]
+}

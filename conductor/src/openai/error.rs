@@ -1,0 +1,159 @@
+//! Errors as OpenAI's clients know them: `{"error": {"message", "type", "param", "code"}}`.
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+
+use crate::serve::Failure;
+use crate::text::TextError;
+
+/// An error on its way to a client.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ApiError {
+    pub status: StatusCode,
+    pub message: String,
+    /// The parameter of the request that is to blame.
+    pub param: Option<String>,
+    pub code: &'static str,
+    /// When it is worth trying again.
+    pub retry_after_s: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct Body<'a> {
+    error: Inner<'a>,
+}
+
+#[derive(Serialize)]
+struct Inner<'a> {
+    message: &'a str,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    param: Option<&'a str>,
+    code: &'static str,
+}
+
+impl ApiError {
+    pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> ApiError {
+        ApiError { status, message: message.into(), param: None, code, retry_after_s: None }
+    }
+
+    /// 400 that blames a parameter.
+    pub fn invalid(param: &str, message: impl Into<String>) -> ApiError {
+        ApiError {
+            param: Some(param.to_owned()),
+            ..ApiError::new(StatusCode::BAD_REQUEST, "invalid_value", message)
+        }
+    }
+
+    /// 400 for what is known but not offered here.
+    pub fn unsupported(param: &str, message: impl Into<String>) -> ApiError {
+        ApiError { code: "unsupported_parameter", ..ApiError::invalid(param, message) }
+    }
+
+    pub fn model_not_found(model: &str) -> ApiError {
+        ApiError {
+            param: Some("model".to_owned()),
+            ..ApiError::new(
+                StatusCode::NOT_FOUND,
+                "model_not_found",
+                format!("The model {model:?} does not exist."),
+            )
+        }
+    }
+
+    /// 503: nobody can serve it now.
+    pub fn unavailable(message: impl Into<String>) -> ApiError {
+        ApiError {
+            retry_after_s: Some(1),
+            ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "no_instance", message)
+        }
+    }
+
+    fn kind(&self) -> &'static str {
+        match self.status {
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            status if status.is_client_error() => "invalid_request_error",
+            _ => "server_error",
+        }
+    }
+
+    /// The JSON body, as it stands in a response and in an event of a stream.
+    pub fn json(&self) -> String {
+        let body = Body {
+            error: Inner {
+                message: &self.message,
+                kind: self.kind(),
+                param: self.param.as_deref(),
+                code: self.code,
+            },
+        };
+        serde_json::to_string(&body).expect("strings always serialise")
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let json = HeaderValue::from_static("application/json");
+        let mut response =
+            (self.status, [(header::CONTENT_TYPE, json)], self.json()).into_response();
+        if let Some(seconds) = self.retry_after_s {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds.max(1)));
+        }
+        response
+    }
+}
+
+impl From<TextError> for ApiError {
+    fn from(error: TextError) -> ApiError {
+        match error {
+            TextError::NoTemplate | TextError::Template(_) => {
+                ApiError::invalid("messages", error.to_string())
+            }
+            TextError::Tokenize(_) => ApiError::invalid("prompt", error.to_string()),
+            TextError::Interrupted => ApiError::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "internal_error",
+                error.to_string(),
+            ),
+        }
+    }
+}
+
+impl From<Failure> for ApiError {
+    fn from(failure: Failure) -> ApiError {
+        let message = failure.to_string();
+        match failure {
+            Failure::UnknownModel => ApiError {
+                param: Some("model".to_owned()),
+                ..ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message)
+            },
+            Failure::Overloaded { retry_after_ms, .. } => ApiError {
+                retry_after_s: Some(retry_after_ms.div_ceil(1000).max(1)),
+                ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
+            },
+            Failure::TooLong { .. } => ApiError {
+                param: Some("prompt".to_owned()),
+                ..ApiError::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message)
+            },
+            Failure::Rejected { .. } => {
+                ApiError::new(StatusCode::BAD_REQUEST, "invalid_value", message)
+            }
+            Failure::NoInstance { .. } => ApiError::unavailable(message),
+            Failure::Deadline { .. } => {
+                ApiError::new(StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded", message)
+            }
+            Failure::Interrupted { .. } => {
+                ApiError::new(StatusCode::BAD_GATEWAY, "instance_failed", message)
+            }
+            Failure::Draining => ApiError {
+                retry_after_s: Some(1),
+                ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message)
+            },
+            // Nobody is there to read it.
+            Failure::ClientGone => {
+                ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "cancelled", message)
+            }
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! The OpenAI API: requests in, answers out. What a request asks for is checked here, completely
+//! and before anything is reserved for it; how it is served is `crate::serve`'s affair.
+//!
+//! - [`common`], [`chat`], [`completions`]: requests, on top of [`fields`]
+//! - [`prepare`]: from a checked request to prompts of tokens and jobs
+//! - [`answer`], [`logprobs`]: shapes of answers
+//! - [`stream`], [`whole`]: from the pieces of the choices to a response
+//! - [`error`]: errors as clients know them
+
+mod answer;
+mod chat;
+mod common;
+mod completions;
+mod error;
+mod fields;
+mod logprobs;
+mod prepare;
+mod stream;
+mod whole;
+
+use std::sync::Arc;
+
+use axum::response::Response;
+use bytes::Bytes;
+use tokio::time::Instant;
+
+pub(crate) use chat::ChatRequest;
+pub(crate) use common::Limits;
+pub(crate) use completions::CompletionRequest;
+pub(crate) use error::ApiError;
+pub(crate) use prepare::unix_seconds;
+
+use crate::http::Front;
+use crate::serve::{Failure, Job, Progress};
+use answer::Answer;
+
+/// When and under which name a request came in.
+#[derive(Debug, Clone)]
+pub(crate) struct Arrival {
+    pub request_id: Arc<str>,
+    pub at: Instant,
+}
+
+/// Answers `/v1/chat/completions`.
+pub(crate) async fn chat(
+    front: &Front,
+    arrival: Arrival,
+    body: Bytes,
+) -> Result<Response, ApiError> {
+    let limits = front.limits;
+    let parse = move |body: &[u8]| ChatRequest::parse(body, &limits);
+    let request = off_reactor_when_large(front, body, parse).await?;
+    let stream = request.common.stream;
+    let (answer, jobs) = prepare::chat(front, &arrival, request).await?;
+    respond(front, answer, jobs, stream).await
+}
+
+/// Answers `/v1/completions`.
+pub(crate) async fn complete(
+    front: &Front,
+    arrival: Arrival,
+    body: Bytes,
+) -> Result<Response, ApiError> {
+    let limits = front.limits;
+    let parse = move |body: &[u8]| CompletionRequest::parse(body, &limits);
+    let request = off_reactor_when_large(front, body, parse).await?;
+    let stream = request.common.stream;
+    let (answer, jobs) = prepare::completion(front, &arrival, request).await?;
+    respond(front, answer, jobs, stream).await
+}
+
+/// A body of this size takes a fraction of a millisecond to parse.
+const PARSE_INLINE_BYTES_MAX: usize = 64 << 10;
+
+async fn off_reactor_when_large<T: Send + 'static>(
+    front: &Front,
+    body: Bytes,
+    parse: impl FnOnce(&[u8]) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    if body.len() <= PARSE_INLINE_BYTES_MAX {
+        return parse(&body);
+    }
+    front.texts.run(move || parse(&body)).await?
+}
+
+/// Starts the jobs and waits for the first thing that happens, so that a request that fails before
+/// its first token gets the status that says why, streamed or not.
+async fn respond(
+    front: &Front,
+    answer: Answer,
+    jobs: Vec<Job>,
+    stream: bool,
+) -> Result<Response, ApiError> {
+    let mut outputs = front.serving.start(jobs)?;
+    let first = outputs.next().await.ok_or_else(Failure::vanished)?;
+    if let Progress::Failed(failure) = first.progress {
+        return Err(failure.into());
+    }
+    if stream {
+        Ok(stream::respond(answer, first, outputs))
+    } else {
+        whole::respond(answer, first, outputs).await
+    }
+}

@@ -1,0 +1,187 @@
+//! From a checked request to jobs: finds the model, makes tokens of text, and holds the prompt
+//! against what the model can take.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use kvasir_proto::v1;
+use rand::Rng;
+
+use super::Arrival;
+use super::answer::{Answer, Style};
+use super::chat::ChatRequest;
+use super::common::Common;
+use super::completions::{CompletionRequest, Prompt};
+use super::error::ApiError;
+use crate::cluster::ServedModel;
+use crate::http::Front;
+use crate::serve::{Failure, Job, Prompt as JobPrompt};
+use crate::text::{ModelText, TextError};
+
+/// What completions get that do not say how long they may be, as at OpenAI. Chats get all the
+/// room there is.
+const COMPLETION_TOKENS_DEFAULT: u32 = 16;
+/// Hashing this many ids takes a fraction of a millisecond.
+const IDS_INLINE_MAX: usize = 16 << 10;
+
+pub(super) async fn chat(
+    front: &Front,
+    arrival: &Arrival,
+    request: ChatRequest,
+) -> Result<(Answer, Vec<Job>), ApiError> {
+    let ChatRequest { common, mut messages, add_generation_prompt, template_arguments } = request;
+    let (text, served) = model(front, &common.model)?;
+    let add_special_tokens = common.add_special_tokens.unwrap_or(false);
+    let hashed = served.clone();
+    let encode = move || {
+        let template = text.template.as_ref().ok_or(TextError::NoTemplate)?;
+        if !template.knows_developer() {
+            for message in &mut messages {
+                if message["role"] == "developer" {
+                    message["role"] = "system".into();
+                }
+            }
+        }
+        let rendered = template.render(&messages, add_generation_prompt, &template_arguments)?;
+        let tokens = text.tokenizer.encode(&rendered, add_special_tokens)?;
+        Ok::<_, TextError>(JobPrompt::new(tokens.into(), &hashed))
+    };
+    let prompt = front.texts.run(encode).await??;
+    let room = room_of(&prompt.tokens, "messages", common.max_tokens, &served)?;
+    let max_tokens = common.max_tokens.unwrap_or(room);
+    assemble(front, arrival, common, Style::Chat, vec![(prompt, max_tokens)])
+}
+
+pub(super) async fn completion(
+    front: &Front,
+    arrival: &Arrival,
+    request: CompletionRequest,
+) -> Result<(Answer, Vec<Job>), ApiError> {
+    let CompletionRequest { common, prompts, echo } = request;
+    let (text, served) = model(front, &common.model)?;
+    let add_special_tokens = common.add_special_tokens.unwrap_or(true);
+    let quick = !echo && prompts.iter().map(Prompt::ids).sum::<usize>() <= IDS_INLINE_MAX;
+    let hashed = served.clone();
+    let encode = move || {
+        let mut echoes = echo.then(Vec::new);
+        let mut all = Vec::with_capacity(prompts.len());
+        for prompt in prompts {
+            if let Some(echoes) = &mut echoes {
+                echoes.push(match &prompt {
+                    Prompt::Text(text) => text.clone(),
+                    Prompt::Ids(ids) => text.tokenizer.decode(ids)?,
+                });
+            }
+            let tokens = match prompt {
+                Prompt::Text(prompt) => text.tokenizer.encode(&prompt, add_special_tokens)?,
+                Prompt::Ids(ids) => ids,
+            };
+            all.push(JobPrompt::new(tokens.into(), &hashed));
+        }
+        Ok::<_, TextError>((all, echoes))
+    };
+    let (prompts, echo) = if quick { encode()? } else { front.texts.run(encode).await?? };
+    let prompts = prompts
+        .into_iter()
+        .map(|prompt| {
+            let room = room_of(&prompt.tokens, "prompt", common.max_tokens, &served)?;
+            let max_tokens = common.max_tokens.unwrap_or(room.min(COMPLETION_TOKENS_DEFAULT));
+            Ok((prompt, max_tokens))
+        })
+        .collect::<Result<Vec<_>, ApiError>>()?;
+    assemble(front, arrival, common, Style::Completion { echo }, prompts)
+}
+
+fn model(front: &Front, name: &str) -> Result<(Arc<ModelText>, ServedModel), ApiError> {
+    let text = front.texts.model(name).ok_or_else(|| ApiError::model_not_found(name))?;
+    let served = front.cluster.models().into_iter().find(|served| &*served.name == name);
+    let Some(served) = served else {
+        let reason = format!("no engine serves the model {name:?} now");
+        return Err(Failure::NoInstance { reason }.into());
+    };
+    Ok((text, served))
+}
+
+/// Tokens that the answer may have, at least one.
+fn room_of(
+    prompt: &[u32],
+    param: &str,
+    max_tokens: Option<u32>,
+    served: &ServedModel,
+) -> Result<u32, ApiError> {
+    if prompt.is_empty() {
+        return Err(ApiError::invalid(param, "The prompt must have at least one token."));
+    }
+    if let Some(id) = prompt.iter().find(|id| **id >= served.vocab_size) {
+        let message = format!(
+            "Token id {id} is not in the model's vocabulary of {} tokens.",
+            served.vocab_size
+        );
+        return Err(ApiError::invalid(param, message));
+    }
+    let context = served.context_tokens;
+    let length = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+    let room = context.saturating_sub(length);
+    if room < max_tokens.unwrap_or(1) {
+        let answer = match max_tokens {
+            Some(tokens) => format!("and up to {tokens} of the answer"),
+            None => "and at least 1 of the answer".to_owned(),
+        };
+        let message = format!(
+            "This model's context has {context} tokens. The request needs {length} of the prompt {answer}."
+        );
+        let error = ApiError::invalid(param, message);
+        return Err(ApiError { code: "context_length_exceeded", ..error });
+    }
+    Ok(room)
+}
+
+fn assemble(
+    front: &Front,
+    arrival: &Arrival,
+    common: Common,
+    style: Style,
+    prompts: Vec<(JobPrompt, u32)>,
+) -> Result<(Answer, Vec<Job>), ApiError> {
+    let seed = common.seed.unwrap_or_else(|| rand::rng().random());
+    let model: Arc<str> = common.model.as_str().into();
+    let deadline = arrival.at + front.request_deadline;
+    let mut jobs = Vec::with_capacity(prompts.len() * common.n as usize);
+    for (prompt, max_tokens) in &prompts {
+        for choice in 0..u64::from(common.n) {
+            jobs.push(Job {
+                model: Arc::clone(&model),
+                prompt: prompt.clone(),
+                sampling: v1::SamplingParams {
+                    max_tokens: *max_tokens,
+                    // Each choice draws for itself; the first as if it were alone.
+                    seed: seed.wrapping_add(choice),
+                    ..common.sampling.clone()
+                },
+                request_id: Arc::clone(&arrival.request_id),
+                arrived: arrival.at,
+                deadline,
+            });
+        }
+    }
+    let prefix = match style {
+        Style::Chat => "chatcmpl",
+        Style::Completion { .. } => "cmpl",
+    };
+    let answer = Answer {
+        id: format!("{prefix}-{:032x}", rand::rng().random::<u128>()),
+        created_unix_s: unix_seconds(),
+        model: common.model,
+        style,
+        n: common.n,
+        prompts: prompts.into_iter().map(|(prompt, _)| prompt.tokens).collect(),
+        logprobs: common.sampling.logprobs,
+        return_token_ids: common.return_token_ids,
+        include_usage: common.include_usage,
+    };
+    Ok((answer, jobs))
+}
+
+pub(crate) fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

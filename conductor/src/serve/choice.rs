@@ -1,0 +1,181 @@
+//! One answer from start to end: attempts until one succeeds, under one deadline.
+//!
+//! Whatever ends it first (the answer, the deadline, a client that went, the shutdown), the
+//! attempt that was running is dropped here and gives back what it held.
+
+use std::sync::Arc;
+
+use kvasir_proto::InstanceId;
+use prometheus::IntGauge;
+use tokio::time::sleep_until;
+use tracing::Instrument;
+
+use super::Serving;
+use super::attempt::{self, Scene};
+use super::fault::{Failure, Fault, FaultKind, InstanceFault};
+use super::job::{Ended, Job};
+use super::outputs::Outlet;
+use super::phase::{Phase, PhaseCell};
+use crate::cluster::{PlaceQuery, Placed, Refusal, ServedModel};
+
+/// Runs a job and tells its outlet how it ended.
+pub(super) async fn run(serving: Arc<Serving>, job: Job, outlet: Outlet) {
+    let span = tracing::info_span!("choice", id = &*job.request_id, tx = tracing::field::Empty);
+    run_in_span(serving, job, outlet).instrument(span).await;
+}
+
+async fn run_in_span(serving: Arc<Serving>, job: Job, outlet: Outlet) {
+    let _in_flight = Counted::new(&serving.metrics.choices_in_flight);
+    let phase = PhaseCell::new();
+    let result = tokio::select! {
+        result = Box::pin(attempts(&serving, &job, &phase, &outlet)) => result,
+        () = sleep_until(job.deadline) => Err(Failure::Deadline { phase: phase.get().name() }),
+        () = outlet.closed() => Err(Failure::ClientGone),
+        () = serving.abandon.cancelled() => Err(Failure::Draining),
+    };
+    let metrics = &serving.metrics;
+    let label = result.as_ref().map_or_else(Failure::label, |_| "ok");
+    metrics.choices.with_label_values(&[label]).inc();
+    metrics.choice_seconds.observe(job.arrived.elapsed().as_secs_f64());
+    match result {
+        Ok((text, ended)) => {
+            tracing::debug!(?ended, "answered");
+            let tokens = |kind, count| metrics.tokens.with_label_values(&[kind]).inc_by(count);
+            tokens("prompt", u64::from(job.prompt.length()));
+            tokens("cached", u64::from(ended.cached_tokens));
+            tokens("answer", u64::from(ended.answer_tokens));
+            // A client that is gone by now has lost nothing that could be helped.
+            let last = outlet.ended(text, ended);
+            let _ = tokio::time::timeout(serving.options.write_stall, last).await;
+        }
+        Err(failure) => {
+            tracing::info!(%failure, phase = phase.get().name(), "not answered");
+            outlet.failed(failure, serving.options.write_stall).await;
+        }
+    }
+}
+
+async fn attempts(
+    serving: &Arc<Serving>,
+    job: &Job,
+    phase: &PhaseCell,
+    outlet: &Outlet,
+) -> Result<(String, Ended), Failure> {
+    let mut avoided = Avoided::default();
+    let mut last: Option<InstanceFault> = None;
+    for _ in 0..serving.options.attempts_max {
+        if let Some(fault) = &last {
+            serving.metrics.retries.with_label_values(&[fault.phase.name()]).inc();
+        }
+        phase.set(Phase::Placing);
+        // Anew each time: instances come and go.
+        let model = serving.cluster.models().into_iter().find(|model| *model.name == *job.model);
+        let model = model.ok_or(Failure::UnknownModel)?;
+        let prompt = job.prompt.keyed(&model);
+        let keys = prompt.keys();
+        let placed = place(serving, job, &model, keys, &mut avoided)
+            .map_err(|refusal| refused(refusal, last.as_ref()))?;
+        tracing::debug!(placement = %placed.placement, "placed");
+        let scene = Scene { serving, job, prompt: &prompt, phase, outlet };
+        match attempt::run(scene, placed).await {
+            Ok(ended) => {
+                phase.set(Phase::Ended);
+                return Ok(ended);
+            }
+            Err(Fault::Final(failure)) => return Err(failure),
+            Err(Fault::Instance(fault)) => {
+                let InstanceFault { instance, kind, phase, message } = &fault;
+                let phase = phase.name();
+                tracing::warn!(%instance, ?kind, phase, message, "an attempt failed");
+                avoided.note(&fault);
+                last = Some(fault);
+            }
+        }
+    }
+    Err(last.map_or_else(Failure::vanished, exhausted))
+}
+
+fn place(
+    serving: &Serving,
+    job: &Job,
+    model: &ServedModel,
+    keys: &[kvasir_proto::BlockKey],
+    avoided: &mut Avoided,
+) -> Result<Placed, Refusal> {
+    let query = |exclude| PlaceQuery {
+        model,
+        keys,
+        prompt_tokens: job.prompt.length(),
+        max_tokens: job.sampling.max_tokens,
+        objectives: serving.options.objectives,
+        exclude,
+    };
+    let all = avoided.all();
+    match serving.cluster.place(&query(&all)) {
+        // Somebody who only said no may have done so for a peer's fault.
+        Err(Refusal::NoInstance { .. }) if !avoided.doubtful.is_empty() => {
+            avoided.doubtful.clear();
+            serving.cluster.place(&query(&avoided.certain))
+        }
+        placed => placed,
+    }
+}
+
+/// Instances that failed this request.
+#[derive(Debug, Default)]
+struct Avoided {
+    certain: Vec<InstanceId>,
+    /// It was there and said no, so that its peer may be to blame: tried again when there is
+    /// nobody else.
+    doubtful: Vec<InstanceId>,
+}
+
+impl Avoided {
+    fn note(&mut self, fault: &InstanceFault) {
+        let list = match fault.kind {
+            FaultKind::NoRoom | FaultKind::Lost => &mut self.certain,
+            FaultKind::Refused => &mut self.doubtful,
+        };
+        list.push(fault.instance.clone());
+    }
+
+    fn all(&self) -> Vec<InstanceId> {
+        self.certain.iter().chain(&self.doubtful).cloned().collect()
+    }
+}
+
+/// When there is nobody else, what the last one said is what the client should know.
+fn refused(refusal: Refusal, last: Option<&InstanceFault>) -> Failure {
+    match (&refusal, last) {
+        (Refusal::NoInstance { .. }, Some(fault)) => exhausted(fault.clone()),
+        _ => refusal.into(),
+    }
+}
+
+/// What a node or an engine without room is given to get some.
+const NO_ROOM_RETRY_MS: u64 = 1_000;
+
+fn exhausted(fault: InstanceFault) -> Failure {
+    let InstanceFault { instance, kind, message, .. } = fault;
+    let reason = format!("instance {instance}: {message}");
+    match kind {
+        FaultKind::NoRoom => Failure::Overloaded { reason, retry_after_ms: NO_ROOM_RETRY_MS },
+        FaultKind::Lost | FaultKind::Refused => Failure::NoInstance { reason },
+    }
+}
+
+/// A gauge that is one higher while this lives.
+struct Counted(IntGauge);
+
+impl Counted {
+    fn new(gauge: &IntGauge) -> Counted {
+        gauge.inc();
+        Counted(gauge.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}

@@ -1,0 +1,126 @@
+//! What goes wrong: [`Fault`] is one attempt's, by what the next attempt should avoid; [`Failure`]
+//! is the request's, by what its client can do.
+
+use kvasir_proto::InstanceId;
+use tonic::{Code, Status};
+
+use super::phase::Phase;
+use crate::cluster::Refusal;
+
+/// Why a request is not answered, or not to its end.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error("The model is not served here.")]
+    UnknownModel,
+    /// Try again after a while.
+    #[error("The service is at its limit: {reason}.")]
+    Overloaded { reason: String, retry_after_ms: u64 },
+    /// No node could ever hold it.
+    #[error("The prompt is too long: {reason}.")]
+    TooLong { reason: String },
+    /// An engine says that the request itself is wrong.
+    #[error("The request was refused: {reason}.")]
+    Rejected { reason: String },
+    #[error("The model cannot be served now: {reason}.")]
+    NoInstance { reason: String },
+    #[error("The request's deadline passed while {phase}.")]
+    Deadline { phase: &'static str },
+    /// The answer had begun.
+    #[error("The answer broke off: {reason}.")]
+    Interrupted { reason: String },
+    #[error("The server is shutting down.")]
+    Draining,
+    #[error("The client has gone.")]
+    ClientGone,
+}
+
+impl Failure {
+    /// The task of a choice ended without a last word: it panicked, which is logged there.
+    pub fn vanished() -> Failure {
+        Failure::Interrupted { reason: "its task failed".to_owned() }
+    }
+
+    /// For the metric of results.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Failure::UnknownModel => "unknown_model",
+            Failure::Overloaded { .. } => "refused",
+            Failure::TooLong { .. } => "too_long",
+            Failure::Rejected { .. } => "rejected",
+            Failure::NoInstance { .. } => "no_instance",
+            Failure::Deadline { .. } => "deadline",
+            Failure::Interrupted { .. } => "interrupted",
+            Failure::Draining => "shutdown",
+            Failure::ClientGone => "client_gone",
+        }
+    }
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Failure {
+        let reason = refusal.to_string();
+        match refusal {
+            Refusal::Overloaded { retry_after_ms, .. } => {
+                Failure::Overloaded { reason, retry_after_ms }
+            }
+            Refusal::NoInstance { .. } => Failure::NoInstance { reason },
+            Refusal::UnknownModel { .. } => Failure::UnknownModel,
+            Refusal::TooLarge { .. } => Failure::TooLong { reason },
+        }
+    }
+}
+
+/// Why an attempt failed.
+#[derive(Debug)]
+pub(super) enum Fault {
+    /// Another attempt may help.
+    Instance(InstanceFault),
+    /// It would not.
+    Final(Failure),
+}
+
+/// One instance (its engine or its node) failed the attempt.
+#[derive(Debug, Clone)]
+pub(super) struct InstanceFault {
+    pub instance: InstanceId,
+    pub kind: FaultKind,
+    pub phase: Phase,
+    pub message: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum FaultKind {
+    /// It has no room now.
+    NoRoom,
+    /// It cannot be reached, or broke off.
+    Lost,
+    /// It is there and said no: perhaps because of what its peer did.
+    Refused,
+}
+
+impl Fault {
+    /// What a failed call means for the request.
+    pub fn of(status: &Status, instance: &InstanceId, phase: Phase) -> Fault {
+        let kind = match status.code() {
+            Code::InvalidArgument | Code::OutOfRange => {
+                return Fault::Final(Failure::Rejected { reason: status.message().to_owned() });
+            }
+            Code::ResourceExhausted => FaultKind::NoRoom,
+            Code::Unavailable
+            | Code::Unknown
+            | Code::Cancelled
+            | Code::DeadlineExceeded
+            | Code::Internal
+            | Code::DataLoss => FaultKind::Lost,
+            _ => FaultKind::Refused,
+        };
+        let message = format!("{:?}: {}", status.code(), status.message());
+        Fault::Instance(InstanceFault { instance: instance.clone(), kind, phase, message })
+    }
+}
+
+impl From<Failure> for Fault {
+    fn from(failure: Failure) -> Fault {
+        Fault::Final(failure)
+    }
+}

@@ -1,0 +1,96 @@
+//! What is to be served, and what comes out of it.
+
+use std::sync::Arc;
+
+use kvasir_proto::{BlockKey, Namespace, keys, v1};
+use tokio::time::Instant;
+
+use crate::cluster::ServedModel;
+
+/// A prompt with the keys of its blocks; made once, shared by its choices and attempts.
+#[derive(Debug, Clone)]
+pub(crate) struct Prompt {
+    pub tokens: Arc<[u32]>,
+    namespace: Namespace,
+    block_tokens: u32,
+    keys: Arc<[BlockKey]>,
+}
+
+impl Prompt {
+    /// Hashes the blocks: about a microsecond for each.
+    pub fn new(tokens: Arc<[u32]>, model: &ServedModel) -> Prompt {
+        let (namespace, block_tokens) = (namespace_of(model), model.block_tokens);
+        let keys = keys::chain(namespace, &tokens, block_tokens as usize).into();
+        Prompt { tokens, namespace, block_tokens, keys }
+    }
+
+    /// The keys in the model's namespace as it is now: it may have been replaced since.
+    pub fn keyed(&self, model: &ServedModel) -> Prompt {
+        if self.namespace == namespace_of(model) && self.block_tokens == model.block_tokens {
+            return self.clone();
+        }
+        Prompt::new(Arc::clone(&self.tokens), model)
+    }
+
+    pub fn keys(&self) -> &[BlockKey] {
+        &self.keys
+    }
+
+    pub fn namespace(&self) -> Namespace {
+        self.namespace
+    }
+
+    pub fn block_tokens(&self) -> u32 {
+        self.block_tokens
+    }
+
+    /// Prompts longer than this are refused before they are made.
+    pub fn length(&self) -> u32 {
+        u32::try_from(self.tokens.len()).unwrap_or(u32::MAX)
+    }
+}
+
+/// One namespace for all clients: there are no tenants yet.
+fn namespace_of(model: &ServedModel) -> Namespace {
+    model.namespace("")
+}
+
+/// One answer to make.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub model: Arc<str>,
+    pub prompt: Prompt,
+    pub sampling: v1::SamplingParams,
+    pub request_id: Arc<str>,
+    pub arrived: Instant,
+    pub deadline: Instant,
+}
+
+/// What happens to an answer. `Ended` and `Failed` come once and last.
+#[derive(Debug)]
+pub(crate) enum Progress {
+    Tokens(v1::Tokens),
+    Ended {
+        /// Text that was still held back.
+        text: String,
+        ended: Ended,
+    },
+    Failed(super::Failure),
+}
+
+/// How an answer ended.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Ended {
+    pub reason: FinishReason,
+    pub stop_matched: Option<String>,
+    /// Tokens of the prompt that were not computed for it.
+    pub cached_tokens: u32,
+    pub answer_tokens: u32,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum FinishReason {
+    #[default]
+    Stop,
+    Length,
+}

@@ -1,0 +1,62 @@
+//! The calls to the engines. Dropping a leg cancels it there.
+
+use std::sync::OnceLock;
+
+use futures::future::BoxFuture;
+use kvasir_proto::v1::{self, generate_event::Event};
+use tonic::{Response, Status, Streaming};
+
+use crate::cluster::EngineTarget;
+
+type Opening = BoxFuture<'static, Result<Response<Streaming<v1::GenerateEvent>>, Status>>;
+
+/// One `Generate` call, opened when it is first asked for an event.
+pub(super) struct Leg {
+    state: LegState,
+}
+
+enum LegState {
+    Opening(Opening),
+    Open(Streaming<v1::GenerateEvent>),
+}
+
+impl Leg {
+    pub fn new(target: &EngineTarget, request: v1::GenerateRequest) -> Leg {
+        let mut client = target.engine.clone();
+        let opening = Box::pin(async move { client.generate(request).await });
+        Leg { state: LegState::Opening(opening) }
+    }
+
+    /// The next event. A stream that ends without `Finished` has failed. Nothing is lost when the
+    /// future is dropped before it is ready.
+    pub async fn next(&mut self) -> Result<Event, Status> {
+        if let LegState::Opening(opening) = &mut self.state {
+            self.state = LegState::Open(opening.await?.into_inner());
+        }
+        let LegState::Open(stream) = &mut self.state else {
+            return Err(Status::internal("a leg was used after it failed"));
+        };
+        loop {
+            match stream.message().await? {
+                // An event of a later version.
+                Some(v1::GenerateEvent { event: None }) => {}
+                Some(v1::GenerateEvent { event: Some(event) }) => return Ok(event),
+                None => return Err(Status::unavailable("the engine ended without an answer")),
+            }
+        }
+    }
+}
+
+/// Runs a prefill leg to its end. `cached` is set as soon as the engine has accepted it.
+pub(super) async fn prefill(mut leg: Leg, cached: &OnceLock<u32>) -> Result<v1::Finished, Status> {
+    loop {
+        match leg.next().await? {
+            Event::Accepted(accepted) => {
+                let _ = cached.set(accepted.cached_tokens);
+            }
+            Event::Finished(finished) => return Ok(finished),
+            // The decode side tells them.
+            Event::Tokens(_) => {}
+        }
+    }
+}

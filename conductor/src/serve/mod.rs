@@ -1,0 +1,122 @@
+//! Serving one answer: place it, reserve on the nodes, call the engines, pass their tokens on, and
+//! leave nothing behind however it ends.
+//!
+//! Reading path:
+//! 1. [`job`]: what is to be served and what comes out
+//! 2. [`choice`]: one answer from start to end: attempts, deadline, cancelling
+//! 3. [`attempt`]: one attempt on chosen instances: allocate, fetch, push, both legs
+//! 4. [`transaction`]: what an attempt holds on the nodes; dropped, it gives it all back
+//! 5. [`fetch`], [`legs`], [`renewal`], [`abort`], [`fault`], [`pace`]: its parts
+//!
+//! No KV bytes are seen here; only ids, places and tokens.
+
+mod abort;
+mod attempt;
+mod choice;
+mod fault;
+mod fetch;
+mod job;
+mod legs;
+mod outputs;
+mod pace;
+mod phase;
+mod renewal;
+mod transaction;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use kvasir_proto::TxId;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::cluster::{Cluster, Objectives};
+use crate::metrics::Metrics;
+
+pub(crate) use fault::Failure;
+pub(crate) use job::{Ended, FinishReason, Job, Progress, Prompt};
+pub(crate) use outputs::{Output, Outputs};
+
+/// Bounds of serving.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ServeOptions {
+    pub objectives: Objectives,
+    pub lease: Duration,
+    pub attempts_max: u32,
+    pub choices_running_max: usize,
+    /// How long the end of an answer waits for a client that takes nothing.
+    pub write_stall: Duration,
+}
+
+/// Serves jobs. Shared by all requests.
+#[derive(Debug)]
+pub(crate) struct Serving {
+    cluster: Cluster,
+    options: ServeOptions,
+    metrics: Arc<Metrics>,
+    /// Drawn when the conductor starts: its transactions are its own.
+    incarnation: u64,
+    serial: AtomicU64,
+    permits: Arc<Semaphore>,
+    /// Choices and aborts: what must end before the conductor does.
+    tasks: TaskTracker,
+    /// Cancelled when draining took too long.
+    abandon: CancellationToken,
+}
+
+impl Serving {
+    pub fn new(
+        cluster: Cluster,
+        options: ServeOptions,
+        metrics: Arc<Metrics>,
+        abandon: CancellationToken,
+    ) -> Serving {
+        Serving {
+            cluster,
+            options,
+            metrics,
+            incarnation: rand::random(),
+            serial: AtomicU64::new(1),
+            permits: Arc::new(Semaphore::new(options.choices_running_max)),
+            tasks: TaskTracker::new(),
+            abandon,
+        }
+    }
+
+    /// Starts all jobs of one request, or none. Dropping what comes back cancels them.
+    ///
+    /// # Errors
+    /// [`Failure::Overloaded`] when there is no room for so many at once.
+    pub fn start(self: &Arc<Self>, jobs: Vec<Job>) -> Result<Outputs, Failure> {
+        let mut permits = Vec::with_capacity(jobs.len());
+        for _ in &jobs {
+            let permit = Arc::clone(&self.permits).try_acquire_owned();
+            permits.push(permit.map_err(|_| Failure::Overloaded {
+                reason: "too many requests are being served".to_owned(),
+                retry_after_ms: 1_000,
+            })?);
+        }
+        let (outlets, outputs) = outputs::channel(jobs.len());
+        for ((job, outlet), permit) in jobs.into_iter().zip(outlets).zip(permits) {
+            let serving = Arc::clone(self);
+            self.tasks.spawn(async move {
+                choice::run(serving, job, outlet).await;
+                drop(permit);
+            });
+        }
+        Ok(outputs)
+    }
+
+    /// All choices have ended and all nodes have been told of what was abandoned.
+    pub async fn finished(&self) {
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
+    fn next_tx(&self) -> TxId {
+        let serial = self.serial.fetch_add(1, Ordering::Relaxed);
+        TxId { conductor_incarnation: self.incarnation, serial }
+    }
+}

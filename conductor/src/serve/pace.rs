@@ -1,0 +1,52 @@
+//! The time between the tokens of one answer, as its engine makes them: what a slow client adds
+//! is left out.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::metrics::Metrics;
+
+/// Passing a token on takes microseconds; longer means that the client was waited for.
+const WAITED: Duration = Duration::from_millis(1);
+/// Tokens that one report to the cluster averages over.
+const REPORT_TOKENS: u32 = 16;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Pace {
+    /// When the last tokens came; absent when the time since then says nothing.
+    last: Option<Instant>,
+    sum: Duration,
+    tokens: u32,
+}
+
+impl Pace {
+    pub fn new() -> Pace {
+        Pace { last: None, sum: Duration::ZERO, tokens: 0 }
+    }
+
+    /// Tokens came. Now and then, the mean time between the latest ones in microseconds.
+    pub fn came(&mut self, tokens: usize, metrics: &Metrics) -> Option<u64> {
+        let now = Instant::now();
+        let last = self.last.replace(now)?;
+        let tokens = u32::try_from(tokens).ok().filter(|tokens| *tokens > 0)?;
+        let each = now.saturating_duration_since(last) / tokens;
+        metrics.time_between_tokens.observe(each.as_secs_f64());
+        self.sum += each * tokens;
+        self.tokens += tokens;
+        if self.tokens < REPORT_TOKENS {
+            return None;
+        }
+        let mean = self.sum / self.tokens;
+        (self.sum, self.tokens) = (Duration::ZERO, 0);
+        Some(u64::try_from(mean.as_micros()).unwrap_or(u64::MAX))
+    }
+
+    /// The tokens that came were passed on.
+    pub fn passed_on(&mut self) {
+        if self.last.is_some_and(|last| last.elapsed() > WAITED) {
+            self.last = None;
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Where a request is. One way forward, and out of every phase into the end:
+//!
+//! ```text
+//! Placing -> Allocating -> [Fetching ->] Prefilling -> Decoding -> Ended
+//!    ^___________|_____________|_____________|   (another attempt, while no text was sent)
+//! ```
+//!
+//! | phase | held on nodes | renewed by |
+//! | --- | --- | --- |
+//! | Placing | nothing | |
+//! | Allocating | perhaps a share on each node | |
+//! | Fetching | prefill, decode and source share | conductor |
+//! | Prefilling | prefill and decode share | conductor |
+//! | Decoding | decode share (whole: prefill share) | the engine that decodes |
+//! | Ended | nothing | |
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// See the module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Phase {
+    Placing,
+    Allocating,
+    Fetching,
+    Prefilling,
+    Decoding,
+    Ended,
+}
+
+impl Phase {
+    const ALL: [Phase; 6] = [
+        Phase::Placing,
+        Phase::Allocating,
+        Phase::Fetching,
+        Phase::Prefilling,
+        Phase::Decoding,
+        Phase::Ended,
+    ];
+
+    /// For labels and messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Placing => "placing",
+            Phase::Allocating => "allocating",
+            Phase::Fetching => "fetching",
+            Phase::Prefilling => "prefilling",
+            Phase::Decoding => "decoding",
+            Phase::Ended => "ended",
+        }
+    }
+}
+
+/// The phase of one choice: written by its task, read also after an attempt was dropped.
+#[derive(Debug)]
+pub(super) struct PhaseCell(AtomicU8);
+
+impl PhaseCell {
+    pub fn new() -> PhaseCell {
+        PhaseCell(AtomicU8::new(Phase::Placing as u8))
+    }
+
+    pub fn get(&self) -> Phase {
+        Phase::ALL[usize::from(self.0.load(Ordering::Relaxed))]
+    }
+
+    pub fn set(&self, phase: Phase) {
+        self.0.store(phase as u8, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cell_gives_back_the_phase_that_was_set() {
+        let cell = PhaseCell::new();
+        assert_eq!(cell.get(), Phase::Placing);
+        for phase in Phase::ALL {
+            cell.set(phase);
+            assert_eq!(cell.get(), phase);
+        }
+    }
+}
