@@ -1,0 +1,11 @@
+//! The core as its shell sees it. Every step of every test is followed by a check of all
+//! invariants (see `support`).
+
+mod allocating;
+mod arriving;
+mod checker;
+mod committing;
+mod ending;
+mod serving;
+mod simulation;
+mod support;

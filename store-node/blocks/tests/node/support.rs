@@ -1,0 +1,187 @@
+//! A small node to test with: blocks of four tokens, prompts written as letters (one for each full
+//! block), shares written as `7p`, `7d`, `7s`.
+
+use std::fmt::Write;
+
+use kvasir_blocks::{
+    Action, Allocate, AllocateError, Allocated, AttachEpoch, Blocks, Commit, Options, Outcome,
+};
+use kvasir_proto::{BlockKey, Namespace, Share, Side, SlotIndex, TxId, keys};
+
+pub const BLOCK_TOKENS: u32 = 4;
+pub const LEASE_MS: u64 = 5_000;
+pub const EPOCH: AttachEpoch = AttachEpoch(1);
+
+pub fn options(slots: u32) -> Options {
+    Options { slots, block_tokens: BLOCK_TOKENS, imm_seed: 100, ..Options::default() }
+}
+
+/// `"7p"` is the prefill share of transaction 7.
+pub fn share(name: &str) -> Share {
+    let (serial, side) = name.split_at(name.len() - 1);
+    let side = match side {
+        "p" => Side::Prefill,
+        "d" => Side::Decode,
+        "s" => Side::Source,
+        other => panic!("no side is called {other}"),
+    };
+    let serial = serial.parse().expect("a share's name begins with a number");
+    Share { tx: TxId { conductor_incarnation: 1, serial }, side }
+}
+
+pub fn share_name(share: Share) -> String {
+    let side = match share.side {
+        Side::Prefill => 'p',
+        Side::Decode => 'd',
+        Side::Source => 's',
+    };
+    format!("{}{side}", share.tx.serial)
+}
+
+pub fn namespace(tenant: &str) -> Namespace {
+    keys::namespace(b"model", "f32", tenant, "")
+}
+
+/// The keys of a prompt of full blocks, one for each letter.
+pub fn chain(prompt: &str) -> Vec<BlockKey> {
+    chain_in("", prompt)
+}
+
+pub fn chain_in(tenant: &str, prompt: &str) -> Vec<BlockKey> {
+    let tokens: Vec<u32> =
+        prompt.chars().flat_map(|c| [u32::from(c); BLOCK_TOKENS as usize]).collect();
+    keys::chain(namespace(tenant), &tokens, BLOCK_TOKENS as usize)
+}
+
+/// The key of a prompt's last block.
+pub fn key(prompt: &str) -> BlockKey {
+    *chain(prompt).last().expect("a prompt of at least one block")
+}
+
+/// A request for a prompt of full blocks and `rest` tokens more.
+pub fn request(name: &str, prompt: &str, rest: u32) -> Allocate {
+    let share = share(name);
+    Allocate {
+        share,
+        namespace: namespace(""),
+        keys: chain(prompt),
+        prompt_tokens: prompt.len() as u32 * BLOCK_TOKENS + rest,
+        lease_ms: LEASE_MS,
+        fetch_until_block: 0,
+        has_remote_writer: share.side == Side::Decode,
+    }
+}
+
+pub fn sums(pages: usize) -> Vec<Vec<u64>> {
+    (0..pages as u64).map(|page| vec![page, page + 1]).collect()
+}
+
+#[derive(Debug)]
+pub struct Node {
+    pub blocks: Blocks,
+    pub now_ms: u64,
+}
+
+impl Node {
+    pub fn new(slots: u32) -> Self {
+        Node::with(options(slots))
+    }
+
+    pub fn with(options: Options) -> Self {
+        Node { blocks: Blocks::new(options), now_ms: 1_000 }
+    }
+
+    pub fn check(&self) {
+        if let Err(broken) = self.blocks.check_invariants() {
+            panic!("{broken}");
+        }
+    }
+
+    pub fn allocate(&mut self, request: &Allocate) -> Result<Allocated, AllocateError> {
+        let result = self.blocks.allocate(self.now_ms, request);
+        self.check();
+        result
+    }
+
+    /// Allocates and binds a share that must fit.
+    pub fn open(&mut self, name: &str, prompt: &str, rest: u32) -> Allocated {
+        let allocated = self.allocate(&request(name, prompt, rest)).expect("there is room");
+        if share(name).side != Side::Source {
+            self.blocks.bind(share(name), EPOCH).expect("nobody bound it before");
+        }
+        self.check();
+        allocated
+    }
+
+    /// Commits a page of the prompt.
+    pub fn commit(&mut self, name: &str, page: u32) -> Commit {
+        let commit = self.blocks.commit_page(share(name), page, vec![u64::from(page)]);
+        self.check();
+        commit.expect("a page to commit")
+    }
+
+    pub fn release(&mut self, name: &str) {
+        self.blocks.release(self.now_ms, share(name)).expect("a share to release");
+        self.check();
+    }
+
+    /// A whole prefill, after which the prompt's blocks are cached.
+    pub fn fill(&mut self, name: &str, prompt: &str) {
+        self.open(name, prompt, 1);
+        for page in 0..prompt.len() as u32 {
+            self.commit(name, page);
+        }
+        self.release(name);
+        self.actions();
+    }
+
+    pub fn has(&self, prompt: &str) -> bool {
+        self.blocks.block(key(prompt)).is_some()
+    }
+
+    pub fn slot(&self, prompt: &str) -> SlotIndex {
+        self.blocks.block(key(prompt)).expect("a cached block").slot
+    }
+
+    /// Which of the prompts (`"a ab abc"`) are cached, space for space.
+    pub fn cached(&self, prompts: &str) -> String {
+        prompts.split(' ').filter(|prompt| self.has(prompt)).collect::<Vec<_>>().join(" ")
+    }
+
+    /// What the shell is to do, as text.
+    pub fn actions(&mut self) -> String {
+        self.check();
+        let mut text = String::new();
+        while let Some(action) = self.blocks.poll_action() {
+            let (what, share) = match action {
+                Action::Bound { share, epoch: _, bound } => {
+                    (format!("Bound/{}", bound.cached_tokens), share)
+                }
+                Action::StopEngine { share, .. } => ("StopEngine".to_owned(), share),
+                Action::StopWriter { share } => ("StopWriter".to_owned(), share),
+                Action::StopPush { share } => ("StopPush".to_owned(), share),
+                Action::CancelImm { share, .. } => ("CancelImm".to_owned(), share),
+                Action::Ended { share, outcome: Outcome::Released, .. } => {
+                    ("Released".to_owned(), share)
+                }
+                Action::Ended { share, outcome: Outcome::Aborted, .. } => {
+                    ("Aborted".to_owned(), share)
+                }
+            };
+            write!(text, "{}{what}({})", if text.is_empty() { "" } else { " " }, share_name(share))
+                .expect("to a string");
+        }
+        text
+    }
+
+    /// Nothing is held: no share, pin, lock, immediate or quarantined slot.
+    pub fn assert_idle(&self) {
+        self.check();
+        let c = self.blocks.counts();
+        let held = [c.shares, c.aborting, c.allocated, c.leaving, c.quarantined, c.pins];
+        assert_eq!(held, [0; 6], "{c:?}");
+        assert_eq!((c.get_pins, c.imms, c.aborting_since_ms), (0, 0, None), "{c:?}");
+        assert_eq!(c.free + c.committed, c.slots, "{c:?}");
+        assert_eq!(c.evictable, c.committed, "{c:?}");
+    }
+}
