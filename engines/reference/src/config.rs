@@ -1,0 +1,115 @@
+//! What an operator can set.
+
+#![forbid(unsafe_code)]
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+use kvasir_proto::v1;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::model::KvDtype;
+
+/// Which legs of a request the engine takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    Prefill,
+    Decode,
+    Both,
+}
+
+impl Role {
+    /// As the wire has it.
+    pub fn to_wire(self) -> v1::Role {
+        match self {
+            Role::Prefill => v1::Role::Prefill,
+            Role::Decode => v1::Role::Decode,
+            Role::Both => v1::Role::Both,
+        }
+    }
+}
+
+/// Configuration of the reference engine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// The engine's name; unique in the cluster.
+    pub instance_id: String,
+    /// The legs of requests that it takes: `prefill`, `decode` or `both`.
+    pub role: Role,
+    /// The folder of the model, as Hugging Face publishes it: config.json, tokenizer.json and
+    /// safetensors.
+    pub model: PathBuf,
+    /// The name that clients ask for.
+    pub model_name: String,
+    /// The `attach_dir` of the store node on this host that the engine attaches to.
+    pub attach_dir: PathBuf,
+    /// Where the engine answers gRPC, `/metrics`, `/healthz` and `/readyz`.
+    pub listen: SocketAddr,
+    /// Where conductors reach the engine, as `host:port`, when that is not `listen`.
+    pub advertise: Option<String>,
+    /// Prompt tokens that one step computes at most, over all sequences.
+    pub chunk_tokens: u32,
+    /// Tokens of a block, which is a page and a slot. All engines of a cluster agree on it.
+    pub block_tokens: u32,
+    /// How the cache holds its numbers: `f32` or `bf16`. All engines of a cluster agree on it.
+    pub kv_dtype: KvDtype,
+    /// Threads of the large matrix products.
+    pub threads: u32,
+    /// Sequences that take part in steps at once, at most.
+    pub max_running: u32,
+    /// Sequences that wait beyond those, at most; more are refused.
+    pub max_waiting: u32,
+    /// How long a decoding sequence waits for a slot when the node has none, in milliseconds, before
+    /// the youngest one that waits is given up.
+    pub grow_wait_ms: u32,
+    /// How long requests may go on after the engine was told to stop, in milliseconds.
+    pub drain_ms: u32,
+    /// A file that gets a line of JSON for each step and layer, with the time on CLOCK_MONOTONIC in
+    /// microseconds at which the layer was computed.
+    pub layer_log: Option<PathBuf>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            instance_id: "engine-0".to_owned(),
+            role: Role::Both,
+            model: PathBuf::from("configs/models/tiny-deepseek-v2"),
+            model_name: "tiny-deepseek-v2".to_owned(),
+            attach_dir: PathBuf::from("run/node-0"),
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 7300)),
+            advertise: None,
+            chunk_tokens: 512,
+            block_tokens: 64,
+            kv_dtype: KvDtype::F32,
+            threads: 1,
+            max_running: 32,
+            max_waiting: 256,
+            grow_wait_ms: 2_000,
+            drain_ms: 5_000,
+            layer_log: None,
+        }
+    }
+}
+
+impl Config {
+    /// What is wrong with it, in a sentence, if something is.
+    pub(crate) fn flaw(&self) -> Option<&'static str> {
+        let flaws = [
+            (self.instance_id.is_empty(), "`instance_id` is empty"),
+            (self.model_name.is_empty(), "`model_name` is empty"),
+            (self.chunk_tokens == 0, "`chunk_tokens` is 0; a step must compute something"),
+            (self.block_tokens == 0, "`block_tokens` is 0; a block has at least one token"),
+            (self.threads == 0, "`threads` is 0; at least one thread computes"),
+            (
+                self.listen.ip().is_unspecified() && self.advertise.is_none(),
+                "`listen` is on all addresses, so `advertise` must say which one conductors reach",
+            ),
+            (self.max_running == 0, "`max_running` is 0; no request could ever run"),
+        ];
+        flaws.into_iter().find_map(|(wrong, flaw)| wrong.then_some(flaw))
+    }
+}

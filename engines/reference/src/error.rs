@@ -1,0 +1,28 @@
+//! Why the engine did not start or did not go on. Each is one sentence for the operator.
+
+#![forbid(unsafe_code)]
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use crate::model::ModelError;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("the engine's configuration is not usable: {0}")]
+    Config(&'static str),
+    #[error("the model cannot be loaded: {0}")]
+    Model(#[from] ModelError),
+    #[error("the tokenizer {} cannot be used: {why}", path.display())]
+    Tokenizer { path: PathBuf, why: String },
+    #[error("cannot listen on {address}: {source}")]
+    Listen { address: SocketAddr, source: std::io::Error },
+    #[error("cannot write the layer log {}: {source}", path.display())]
+    LayerLog { path: PathBuf, source: std::io::Error },
+    #[error("the gRPC server stopped: {0}")]
+    Serve(#[from] tonic::transport::Error),
+    #[error("the system refused {what}: {source}")]
+    System { what: &'static str, source: std::io::Error },
+    #[error("the compute thread ended unexpectedly")]
+    Compute,
+}

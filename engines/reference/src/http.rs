@@ -1,0 +1,64 @@
+//! The port: gRPC and, beside it, `/metrics`, `/healthz` and `/readyz`.
+
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::IntoResponse;
+use axum::routing::get;
+use kvasir_proto::v1::engine_server::EngineServer;
+use prometheus::{Registry, TextEncoder};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+
+use crate::inbox::Inbox;
+use crate::service::EngineService;
+
+/// Serves until `stopped`.
+///
+/// # Errors
+/// When the listener fails.
+pub async fn serve<A: Send + 'static>(
+    listener: TcpListener,
+    service: EngineService<A>,
+    registry: Registry,
+    stopped: CancellationToken,
+) -> Result<(), tonic::transport::Error> {
+    let pages = pages(Arc::clone(&service.inbox), registry);
+    let grpc = Routes::new(EngineServer::new(service)).into_axum_router();
+    // A token is a small message: it must not wait for the next one.
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    Server::builder()
+        .accept_http1(true)
+        .add_routes(Routes::from(grpc.merge(pages)))
+        .serve_with_incoming_shutdown(incoming, stopped.cancelled_owned())
+        .await
+}
+
+fn pages<A: Send + 'static>(inbox: Arc<Inbox<A>>, registry: Registry) -> Router {
+    Router::new()
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(readyz::<A>).with_state(inbox))
+        .route("/metrics", get(metrics).with_state(registry))
+}
+
+async fn readyz<A>(State(inbox): State<Arc<Inbox<A>>>) -> (StatusCode, &'static str) {
+    if inbox.is_stopping() {
+        (StatusCode::SERVICE_UNAVAILABLE, "the engine is stopping\n")
+    } else if inbox.is_attached() {
+        (StatusCode::OK, "ok\n")
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "the engine is not attached to a store node\n")
+    }
+}
+
+async fn metrics(State(registry): State<Registry>) -> impl IntoResponse {
+    let encoded = TextEncoder::new().encode_to_string(&registry.gather());
+    encoded.map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
+}

@@ -1,0 +1,76 @@
+//! What the scheduler needs of a node and of a model, so that it can be tested without either.
+
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use kvasir_proto::v1;
+
+use crate::model::{SequenceStep, StepError};
+
+/// The attachment is of no use any more: everything bound through it is void.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct PortLost(pub String);
+
+/// The node, as attached once. Dropped when it is lost; another attach is another port.
+pub trait CachePort {
+    /// # Errors
+    /// [`PortLost`] when the node is gone or takes no more.
+    fn send(&mut self, message: v1::engine_to_node::Message) -> Result<(), PortLost>;
+
+    /// # Errors
+    /// [`PortLost`] when the node broke the protocol.
+    fn try_recv(&mut self) -> Result<Option<v1::node_to_engine::Message>, PortLost>;
+
+    /// Says that the rows of the first `layers_done` layers of `step` are written.
+    fn progress(&self, step: u32, layers_done: u16);
+
+    fn publish_load(&self, load: &v1::InstanceLoad);
+
+    /// Slots are numbered below this.
+    fn slots_total(&self) -> u32;
+}
+
+/// The model over the node's slot memory.
+pub trait Compute {
+    /// Computes a step; see [`crate::model::Model::forward`]. Answers the logits of the sequences
+    /// that wanted them, in batch order.
+    ///
+    /// # Errors
+    /// [`StepError`] before anything was written.
+    fn forward(
+        &mut self,
+        batch: &[SequenceStep<'_>],
+        on_layer: &mut dyn FnMut(usize),
+    ) -> Result<Vec<&[f32]>, StepError>;
+}
+
+/// Monotonic time in microseconds, handed in so that tests decide what time it is.
+#[derive(Clone)]
+pub struct Clock(Arc<dyn Fn() -> u64 + Send + Sync>);
+
+impl Clock {
+    pub fn new(now_us: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
+        Clock(Arc::new(now_us))
+    }
+
+    /// CLOCK_MONOTONIC, which is the same in all processes of a host.
+    pub fn monotonic() -> Self {
+        Clock::new(|| {
+            let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+            // Neither part is negative on this clock.
+            now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1_000
+        })
+    }
+
+    pub fn now_us(&self) -> u64 {
+        (self.0)()
+    }
+}
+
+impl std::fmt::Debug for Clock {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Clock")
+    }
+}

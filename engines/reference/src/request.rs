@@ -1,0 +1,282 @@
+//! A request as it came in, checked once at the edge: what is wrong is said in a sentence.
+
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeSet;
+
+use kvasir_proto::{Namespace, Share, Side, v1};
+use tonic::Status;
+
+use crate::config::Role;
+use crate::sampling::Sampling;
+use crate::scheduler::CheckedRequest;
+use crate::scheduler::answer::AnswerOptions;
+use crate::scheduler::sequence::Leg;
+use crate::text::{StopStrings, TextOptions};
+
+const STOP_STRINGS_MAX: usize = 64;
+const STOP_STRING_BYTES_MAX: usize = 1024;
+const STOP_TOKENS_MAX: usize = 1024;
+const TOP_LOGPROBS_MAX: u32 = 20;
+const REQUEST_ID_BYTES_MAX: usize = 256;
+
+/// What requests are checked against.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    pub role: Role,
+    pub vocab: u32,
+    /// The longest prompt plus answer.
+    pub context_tokens: u32,
+    /// Tokens that end an answer unless they are ignored.
+    pub end_tokens: Vec<u32>,
+}
+
+impl Limits {
+    /// Checks a request. An answer that would exceed the context is cut to it.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT`; `FAILED_PRECONDITION` when this engine does not take such legs.
+    pub fn check(&self, request: v1::GenerateRequest) -> Result<CheckedRequest, Status> {
+        let leg = self.leg(request.leg)?;
+        let side = if leg == Leg::Decode { Side::Decode } else { Side::Prefill };
+        let tx = request.tx.try_into().map_err(|why: kvasir_proto::FieldError| refuse(why))?;
+        if request.request_id.len() > REQUEST_ID_BYTES_MAX {
+            return Err(refuse(format!("request_id is longer than {REQUEST_ID_BYTES_MAX} bytes")));
+        }
+        self.check_prompt(&request.prompt)?;
+        let params = request.sampling.ok_or_else(|| refuse("sampling is missing"))?;
+        let answer = self.answer(params, request.prompt.len() as u32)?;
+        let namespace = match leg {
+            Leg::Prefill => None,
+            Leg::Decode | Leg::Whole => {
+                Some(Namespace::try_from(request.namespace.as_slice()).map_err(refuse)?)
+            }
+        };
+        Ok(CheckedRequest {
+            share: Share { tx, side },
+            leg,
+            request_id: request.request_id,
+            prompt: request.prompt,
+            answer,
+            namespace,
+        })
+    }
+
+    fn leg(&self, leg: i32) -> Result<Leg, Status> {
+        let leg = match v1::Leg::try_from(leg) {
+            Ok(v1::Leg::Prefill) => Leg::Prefill,
+            Ok(v1::Leg::Decode) => Leg::Decode,
+            Ok(v1::Leg::Whole) => Leg::Whole,
+            Ok(v1::Leg::Unspecified) | Err(_) => {
+                return Err(refuse("leg must be prefill, decode or whole"));
+            }
+        };
+        let takes = match self.role {
+            Role::Both => true,
+            Role::Prefill => leg == Leg::Prefill,
+            Role::Decode => leg == Leg::Decode,
+        };
+        if takes {
+            return Ok(leg);
+        }
+        let why = format!("an engine of role {:?} takes no {leg:?} leg", self.role);
+        Err(Status::failed_precondition(why.to_lowercase()))
+    }
+
+    fn check_prompt(&self, prompt: &[u32]) -> Result<(), Status> {
+        if prompt.is_empty() {
+            return Err(refuse("the prompt is empty"));
+        }
+        let (tokens, context) = (prompt.len(), self.context_tokens);
+        if tokens >= context as usize {
+            return Err(refuse(format!(
+                "the prompt has {tokens} tokens; with at least one token of an answer it must \
+                 fit into {context}"
+            )));
+        }
+        if let Some(token) = prompt.iter().find(|&&token| token >= self.vocab) {
+            let vocab = self.vocab;
+            return Err(refuse(format!("token {token} is not in the vocabulary of {vocab}")));
+        }
+        Ok(())
+    }
+
+    fn answer(&self, params: v1::SamplingParams, prompt: u32) -> Result<AnswerOptions, Status> {
+        if params.max_tokens == 0 {
+            return Err(refuse("max_tokens must be at least 1"));
+        }
+        if params.top_logprobs > TOP_LOGPROBS_MAX {
+            return Err(refuse(format!("top_logprobs must be at most {TOP_LOGPROBS_MAX}")));
+        }
+        check_stops(&params)?;
+        let sampling = Sampling {
+            temperature: in_range("temperature", params.temperature, 0.0, f32::MAX)?,
+            top_p: in_range("top_p", params.top_p, f32::MIN_POSITIVE, 1.0)?,
+            top_k: params.top_k,
+            seed: params.seed,
+            frequency_penalty: finite("frequency_penalty", params.frequency_penalty)?,
+            presence_penalty: finite("presence_penalty", params.presence_penalty)?,
+        };
+        let mut stop_tokens: BTreeSet<u32> = params.stop_token_ids.into_iter().collect();
+        if !params.ignore_eos {
+            stop_tokens.extend(&self.end_tokens);
+        }
+        let stop = StopStrings {
+            strings: params.stop,
+            include_in_output: params.include_stop_str_in_output,
+        };
+        Ok(AnswerOptions {
+            sampling,
+            max_tokens: params.max_tokens.min(self.context_tokens - prompt),
+            stop_tokens,
+            logprobs: params.logprobs.then_some(params.top_logprobs as usize),
+            text: TextOptions { stop, keep_special_tokens: params.keep_special_tokens },
+        })
+    }
+}
+
+fn check_stops(params: &v1::SamplingParams) -> Result<(), Status> {
+    if params.stop.len() > STOP_STRINGS_MAX {
+        return Err(refuse(format!("there may be {STOP_STRINGS_MAX} stop strings at most")));
+    }
+    if params.stop.iter().any(|text| text.is_empty() || text.len() > STOP_STRING_BYTES_MAX) {
+        let max = STOP_STRING_BYTES_MAX;
+        return Err(refuse(format!("a stop string must have 1 to {max} bytes")));
+    }
+    if params.stop_token_ids.len() > STOP_TOKENS_MAX {
+        return Err(refuse(format!("there may be {STOP_TOKENS_MAX} stop tokens at most")));
+    }
+    Ok(())
+}
+
+fn in_range(name: &str, value: f32, min: f32, max: f32) -> Result<f32, Status> {
+    if (min..=max).contains(&value) {
+        return Ok(value);
+    }
+    let range = if max == f32::MAX { "at least 0".to_owned() } else { format!("in (0, {max}]") };
+    Err(refuse(format!("{name} is {value}; it must be {range}")))
+}
+
+fn finite(name: &str, value: f32) -> Result<f32, Status> {
+    if value.is_finite() { Ok(value) } else { Err(refuse(format!("{name} is not a number"))) }
+}
+
+fn refuse(why: impl ToString) -> Status {
+    Status::invalid_argument(why.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+
+    use super::*;
+
+    fn limits(role: Role) -> Limits {
+        Limits { role, vocab: 100, context_tokens: 32, end_tokens: vec![1] }
+    }
+
+    fn request() -> v1::GenerateRequest {
+        v1::GenerateRequest {
+            tx: Some(v1::TxId { conductor_incarnation: 1, serial: 2 }),
+            leg: v1::Leg::Whole.into(),
+            request_id: "r".into(),
+            prompt: vec![5; 20],
+            sampling: Some(v1::SamplingParams {
+                top_p: 1.0,
+                max_tokens: 8,
+                ..v1::SamplingParams::default()
+            }),
+            namespace: vec![0; 16],
+        }
+    }
+
+    fn check(change: impl FnOnce(&mut v1::GenerateRequest)) -> Result<CheckedRequest, String> {
+        let mut request = request();
+        change(&mut request);
+        limits(Role::Both).check(request).map_err(|status| {
+            assert_eq!(status.code(), Code::InvalidArgument);
+            status.message().to_owned()
+        })
+    }
+
+    fn check_sampling(
+        change: impl FnOnce(&mut v1::SamplingParams),
+    ) -> Result<CheckedRequest, String> {
+        check(|request| change(request.sampling.as_mut().expect("set above")))
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        let wrong = |answer: Result<CheckedRequest, String>, part: &str| {
+            let why = answer.expect_err("refused");
+            assert!(why.contains(part), "{why:?} does not say {part:?}");
+        };
+        wrong(check(|r| r.tx = None), "`tx`");
+        wrong(check(|r| r.leg = 0), "leg");
+        wrong(check(|r| r.leg = 9), "leg");
+        wrong(check(|r| r.prompt.clear()), "empty");
+        wrong(check(|r| r.prompt = vec![5; 32]), "32 tokens");
+        wrong(check(|r| r.prompt[3] = 100), "token 100");
+        wrong(check(|r| r.sampling = None), "sampling");
+        wrong(check(|r| r.namespace.clear()), "namespace");
+        wrong(check(|r| r.request_id = "x".repeat(257)), "request_id");
+        wrong(check_sampling(|s| s.max_tokens = 0), "max_tokens");
+        wrong(check_sampling(|s| s.temperature = -1.0), "temperature");
+        wrong(check_sampling(|s| s.temperature = f32::NAN), "temperature");
+        wrong(check_sampling(|s| s.temperature = f32::INFINITY), "temperature");
+        wrong(check_sampling(|s| s.top_p = 0.0), "top_p");
+        wrong(check_sampling(|s| s.top_p = 1.1), "top_p");
+        wrong(check_sampling(|s| s.presence_penalty = f32::NAN), "presence_penalty");
+        wrong(check_sampling(|s| s.frequency_penalty = f32::INFINITY), "frequency_penalty");
+        wrong(check_sampling(|s| s.stop = vec![String::new()]), "stop string");
+        wrong(check_sampling(|s| s.stop = vec!["x".repeat(1025)]), "stop string");
+        wrong(check_sampling(|s| s.stop = vec!["x".into(); 65]), "stop strings");
+        wrong(check_sampling(|s| s.stop_token_ids = vec![0; 1025]), "stop tokens");
+        wrong(check_sampling(|s| s.top_logprobs = 21), "top_logprobs");
+    }
+
+    #[test]
+    fn an_answer_is_cut_to_the_context() {
+        let max_tokens = |r: Result<CheckedRequest, String>| r.expect("taken").answer.max_tokens;
+        assert_eq!(max_tokens(check(|_| ())), 8);
+        assert_eq!(max_tokens(check_sampling(|s| s.max_tokens = u32::MAX)), 12);
+        assert_eq!(max_tokens(check(|r| r.prompt = vec![5; 31])), 1);
+    }
+
+    #[test]
+    fn the_model_s_end_tokens_end_an_answer_unless_they_are_ignored() {
+        let stops = |r: Result<CheckedRequest, String>| r.expect("taken").answer.stop_tokens;
+        let with = stops(check_sampling(|s| s.stop_token_ids = vec![7]));
+        assert!(with.contains(&1) && with.contains(&7));
+        let without = stops(check_sampling(|s| {
+            s.stop_token_ids = vec![7];
+            s.ignore_eos = true;
+        }));
+        assert!(!without.contains(&1) && without.contains(&7));
+    }
+
+    #[test]
+    fn an_engine_takes_the_legs_of_its_role_only() {
+        for (role, taken) in [
+            (Role::Both, &[v1::Leg::Prefill, v1::Leg::Decode, v1::Leg::Whole][..]),
+            (Role::Prefill, &[v1::Leg::Prefill]),
+            (Role::Decode, &[v1::Leg::Decode]),
+        ] {
+            for leg in [v1::Leg::Prefill, v1::Leg::Decode, v1::Leg::Whole] {
+                let request = v1::GenerateRequest { leg: leg.into(), ..request() };
+                match limits(role).check(request) {
+                    Ok(checked) => {
+                        assert!(taken.contains(&leg), "{role:?} {leg:?}");
+                        let side =
+                            if leg == v1::Leg::Decode { Side::Decode } else { Side::Prefill };
+                        assert_eq!(checked.share.side, side);
+                    }
+                    Err(status) => {
+                        assert!(!taken.contains(&leg), "{role:?} {leg:?}");
+                        assert_eq!(status.code(), Code::FailedPrecondition);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! The process without a node: what it answers, and how it refuses to start.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+use kvasir_proto::v1::engine_client::EngineClient;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tonic::Code;
+
+use super::*;
+
+fn config(dir: &Path) -> Config {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/models/tiny-deepseek-v2");
+    Config {
+        model,
+        attach_dir: dir.join("no-node"),
+        listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+        ..Config::default()
+    }
+}
+
+/// Why the engine does not start.
+async fn refusal(config: Config) -> String {
+    let ended = run(config, CancellationToken::new()).await;
+    ended.expect_err("it must not start").to_string()
+}
+
+async fn get(address: SocketAddr, path: &str) -> String {
+    let mut stream = tokio::net::TcpStream::connect(address).await.expect("it listens");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.expect("written");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.expect("answered");
+    answer
+}
+
+#[tokio::test]
+async fn without_a_node_it_lives_is_not_ready_and_refuses_calls() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let config = config(dir.path());
+    let listener = TcpListener::bind(config.listen).await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let loaded = load(&config).await.expect("the default model");
+    let shutdown = CancellationToken::new();
+    let engine = Engine::start(config, loaded).expect("it starts");
+    let running = tokio::spawn(engine.serve(listener, address.to_string(), shutdown.clone()));
+
+    assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200"));
+    let ready = get(address, "/readyz").await;
+    assert!(ready.starts_with("HTTP/1.1 503") && ready.contains("not attached"), "{ready}");
+    let mut client =
+        EngineClient::connect(format!("http://{address}")).await.expect("gRPC on the same port");
+    let request = v1::GenerateRequest {
+        tx: Some(v1::TxId { conductor_incarnation: 1, serial: 1 }),
+        leg: v1::Leg::Whole.into(),
+        request_id: "r".into(),
+        prompt: vec![5, 6],
+        sampling: Some(v1::SamplingParams {
+            top_p: 1.0,
+            max_tokens: 4,
+            ..v1::SamplingParams::default()
+        }),
+        namespace: vec![0; 16],
+    };
+    let refused = client.generate(request.clone()).await.expect_err("there is no node");
+    assert_eq!(refused.code(), Code::Unavailable);
+    let empty = v1::GenerateRequest { prompt: Vec::new(), ..request };
+    let refused = client.generate(empty).await.expect_err("there is no prompt");
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    let metrics = get(address, "/metrics").await;
+    for line in [
+        "kvasir_engine_prompt_tokens_computed_total 0",
+        "kvasir_engine_attach_epoch 0",
+        "kvasir_engine_requests_refused_total{reason=\"unattached\"} 1",
+        "kvasir_engine_requests_refused_total{reason=\"invalid\"} 1",
+    ] {
+        assert!(metrics.contains(line), "{line} is not in {metrics}");
+    }
+
+    shutdown.cancel();
+    drop(client);
+    running.await.expect("no panic").expect("it stops as asked");
+}
+
+#[tokio::test]
+async fn what_keeps_it_from_starting_is_said_in_a_sentence() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let zero = Config { chunk_tokens: 0, ..config(dir.path()) };
+    assert!(refusal(zero).await.contains("`chunk_tokens` is 0"));
+    let everywhere = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
+    let unreachable = Config { listen: everywhere, ..config(dir.path()) };
+    assert!(refusal(unreachable).await.contains("`advertise`"));
+    let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port");
+    let listen = taken.local_addr().expect("an address");
+    let twice = Config { listen, ..config(dir.path()) };
+    assert!(refusal(twice).await.contains(&format!("cannot listen on {listen}")));
+    let nowhere = Config { model: PathBuf::from("no/such/model"), ..config(dir.path()) };
+    let why = refusal(nowhere).await;
+    assert!(why.contains("the model cannot be loaded") && why.contains("no/such/model"), "{why}");
+    let log = dir.path().join("no-folder/layers.jsonl");
+    let unwritable = Config { layer_log: Some(log), ..config(dir.path()) };
+    assert!(refusal(unwritable).await.contains("cannot write the layer log"));
+}

@@ -1,0 +1,144 @@
+//! What the node says, and what becomes of the sequence it is about.
+
+use kvasir_proto::v1::generate_event::Event;
+use kvasir_proto::v1::node_to_engine::Message;
+use kvasir_proto::{Share, Side, SlotIndex, v1};
+use tonic::Status;
+
+use super::sequence::{Leg, State};
+use super::{End, Scheduler, release};
+use crate::ports::{CachePort, Compute, PortLost};
+use crate::tail::EngineTail;
+
+impl<P: CachePort, C: Compute> Scheduler<P, C> {
+    /// Handles everything the node has said so far.
+    ///
+    /// # Errors
+    /// [`PortLost`]
+    pub fn handle_all(&mut self) -> Result<(), PortLost> {
+        while let Some(message) = self.port.try_recv()? {
+            self.handle(message)?;
+        }
+        Ok(())
+    }
+
+    fn handle(&mut self, message: Message) -> Result<(), PortLost> {
+        let (tx, side) = match &message {
+            Message::Bound(bound) => (bound.tx, bound.side),
+            Message::Ready(ready) => (ready.tx, Side::Decode.to_wire()),
+            Message::Grown(grown) => (grown.tx, grown.side),
+            Message::Stop(stop) => (stop.tx, stop.side),
+            // This engine looks nothing up by itself.
+            Message::Got(_) => return Ok(()),
+        };
+        let share = Share::from_wire(tx, side).map_err(|why| PortLost(why.to_string()))?;
+        let Some(&id) = self.by_share.get(&share) else {
+            return self.handle_unknown(share, message);
+        };
+        match message {
+            Message::Bound(bound) => self.handle_bound(id, bound),
+            Message::Ready(ready) => self.handle_ready(id, &ready),
+            Message::Grown(grown) => self.handle_grown(id, &grown),
+            Message::Stop(stop) => self.handle_stop(id, &stop),
+            Message::Got(_) => Ok(()),
+        }
+    }
+
+    /// A share that was released meanwhile. What was granted since is released once more: the node
+    /// may have seen the first release before it had anything to free.
+    fn handle_unknown(&mut self, share: Share, message: Message) -> Result<(), PortLost> {
+        let holds = match message {
+            Message::Bound(bound) => bound.status() == v1::BindStatus::Ok,
+            Message::Stop(_) => true,
+            Message::Ready(_) | Message::Grown(_) | Message::Got(_) => false,
+        };
+        if holds { self.port.send(release(share)) } else { Ok(()) }
+    }
+
+    fn handle_bound(&mut self, id: u64, bound: v1::Bound) -> Result<(), PortLost> {
+        let refusal = match bound.status() {
+            v1::BindStatus::Ok => None,
+            v1::BindStatus::Taken => Some("another call has bound this share"),
+            v1::BindStatus::Gone | v1::BindStatus::Unspecified => {
+                Some("the store node knows no such transaction any more")
+            }
+        };
+        if let Some(why) = refusal {
+            let end = End::Failed { status: Status::aborted(why), label: "stopped" };
+            self.forget(id, end);
+            return Ok(());
+        }
+        let slots = match self.checked(&bound.slots) {
+            Ok(slots) => slots,
+            Err(why) => return self.broken(id, why),
+        };
+        let sequence = self.sequences.get_mut(&id).expect("looked up by the caller");
+        let cached = bound.cached_tokens;
+        let prefills = sequence.leg != Leg::Decode;
+        let pages = sequence.prompt_tokens.div_ceil(sequence.page_tokens);
+        let cached_max = sequence.prompt_tokens - u32::from(prefills);
+        if sequence.state != State::Binding || slots.len() != pages as usize || cached > cached_max
+        {
+            let (state, prompt, got) = (sequence.state, sequence.prompt_tokens, slots.len());
+            let why = format!(
+                "a share of {prompt} prompt tokens, {state:?}, was bound to {got} slots with \
+                 {cached} tokens cached"
+            );
+            return self.broken(id, why);
+        }
+        sequence.slots = slots;
+        sequence.events.send(Event::Accepted(v1::Accepted { cached_tokens: cached }));
+        if prefills {
+            sequence.state = State::Prefilling { computed: cached };
+            sequence.admitted.settle(cached);
+            self.runnable.push(id);
+            self.shared.metrics.prompt_tokens_cached.inc_by(cached.into());
+        } else {
+            sequence.state = State::Arriving;
+        }
+        Ok(())
+    }
+
+    fn handle_ready(&mut self, id: u64, ready: &v1::Ready) -> Result<(), PortLost> {
+        let vocab = self.options.vocab;
+        let now_us = self.shared.clock.now_us();
+        let sequence = self.sequences.get_mut(&id).expect("looked up by the caller");
+        if sequence.state != State::Arriving {
+            let why = format!("`Ready` came for a share that is {:?}", sequence.state);
+            return self.broken(id, why);
+        }
+        let Some(first) = EngineTail::first_token(&ready.tail, vocab) else {
+            return self.broken(id, "what the prefill engine handed over cannot be read".into());
+        };
+        sequence.state = State::Decoding;
+        sequence.times.started_us = Some(now_us);
+        self.runnable.push(id);
+        self.add_token(id, first)
+    }
+
+    fn handle_grown(&mut self, id: u64, grown: &v1::Grown) -> Result<(), PortLost> {
+        let slots = match self.checked(&grown.slots) {
+            Ok(slots) => slots,
+            Err(why) => return self.broken(id, why),
+        };
+        let now_us = self.shared.clock.now_us();
+        let sequence = self.sequences.get_mut(&id).expect("looked up by the caller");
+        sequence.growth.handle_grown(!slots.is_empty(), now_us);
+        sequence.slots.extend(slots);
+        Ok(())
+    }
+
+    fn handle_stop(&mut self, id: u64, stop: &v1::Stop) -> Result<(), PortLost> {
+        let status = Status::aborted(format!("the store node ended it: {}", stop.reason));
+        self.end(id, End::Failed { status, label: "stopped" })
+    }
+
+    /// A slot that does not exist would be a write outside the cache.
+    fn checked(&self, slots: &[u32]) -> Result<Vec<SlotIndex>, String> {
+        let total = self.port.slots_total();
+        match slots.iter().find(|&&slot| slot >= total) {
+            Some(slot) => Err(format!("slot {slot} was granted, and there are only {total}")),
+            None => Ok(slots.iter().copied().map(SlotIndex).collect()),
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! One request in the engine and the states it goes through.
+//!
+//! | leg | states |
+//! | --- | --- |
+//! | prefill | Binding, Prefilling; ends when it is handed over |
+//! | decode | Binding, Arriving, Decoding |
+//! | whole | Binding, Prefilling, Decoding |
+//!
+//! From every state it may also end: cancelled, stopped by the node, or failed.
+
+use kvasir_proto::{Share, SlotIndex, v1};
+
+use super::answer::Answer;
+use super::answer_blocks::AnswerBlocks;
+use super::growth::{Growth, Room};
+use super::plan::{Part, PromptPages, Work};
+use crate::admission::Admitted;
+use crate::events::EventSink;
+use crate::model::SequenceStep;
+
+/// What the engine does for a request; what the wire leaves unspecified was refused before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Leg {
+    Prefill,
+    Decode,
+    Whole,
+}
+
+/// A sequence is in exactly one of these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// `Bind` was sent. Becomes Arriving or Prefilling when `Bound` comes.
+    Binding,
+    /// Decode leg: the slots are known, rows and tail are on their way. Becomes Decoding when
+    /// `Ready` comes.
+    Arriving,
+    /// Rows before `computed` are in the cache. Becomes Decoding, or ends handed over.
+    Prefilling { computed: u32 },
+    /// Rows of all tokens but the last are in the cache.
+    Decoding,
+}
+
+/// When things happened, in microseconds of the engine's clock.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Times {
+    pub received_us: u64,
+    /// The first step that it took part in, or its `Ready`.
+    pub started_us: Option<u64>,
+    pub prefilled_us: Option<u64>,
+}
+
+/// A request in the engine.
+#[derive(Debug)]
+pub struct Sequence {
+    pub share: Share,
+    pub leg: Leg,
+    pub state: State,
+    /// The prompt, then the answer.
+    pub tokens: Vec<u32>,
+    pub prompt_tokens: u32,
+    pub slots: Vec<SlotIndex>,
+    pub answer: Answer,
+    /// Absent on a prefill leg, which fills no block beyond the prompt.
+    pub answer_blocks: Option<AnswerBlocks>,
+    pub growth: Growth,
+    pub events: EventSink,
+    pub admitted: Admitted,
+    pub times: Times,
+    pub prompt_tokens_computed: u32,
+    pub page_tokens: u32,
+}
+
+impl Sequence {
+    /// What it would do in a step, if it could take part in one now.
+    pub fn work(&self) -> Option<Work> {
+        match self.state {
+            State::Binding | State::Arriving => None,
+            State::Prefilling { computed } => {
+                Some(Work::Prefill { computed, prompt_tokens: self.prompt_tokens })
+            }
+            State::Decoding if self.room().is_short() => None,
+            State::Decoding => Some(Work::Decode { position: self.tokens.len() as u32 - 1 }),
+        }
+    }
+
+    /// Its part of the model's batch.
+    pub fn batch_part(&self, part: &Part) -> SequenceStep<'_> {
+        let (start, end) = (part.positions.start, part.positions.end);
+        SequenceStep {
+            tokens: &self.tokens[start as usize..end as usize],
+            start,
+            pages: &self.slots,
+            logits: part.samples,
+        }
+    }
+
+    /// How far its rows reach. The last token of an answer needs no row.
+    pub fn room(&self) -> Room {
+        Room {
+            rows_next: self.tokens.len() as u32,
+            rows_max: self.prompt_tokens + self.answer.max_tokens() - 1,
+            pages: self.slots.len() as u32,
+            page_tokens: self.page_tokens,
+        }
+    }
+
+    pub fn prompt_pages(&self) -> PromptPages {
+        PromptPages {
+            prompt_tokens: self.prompt_tokens,
+            page_tokens: self.page_tokens,
+            prompt_only: self.leg == Leg::Prefill,
+        }
+    }
+
+    /// Its lease is this engine's to renew: the conductor does so until the hand-over.
+    pub fn renews_lease(&self) -> bool {
+        self.state == State::Decoding
+    }
+
+    /// What the caller hears last.
+    pub fn finished(&self, reason: v1::finished::Reason) -> v1::Finished {
+        let since = |at: Option<u64>| at.map_or(0, |at| at.saturating_sub(self.times.received_us));
+        v1::Finished {
+            reason: reason.into(),
+            text: String::new(),
+            prompt_tokens_computed: self.prompt_tokens_computed,
+            answer_tokens: self.answer.tokens(),
+            stop_matched: String::new(),
+            queue_us: since(self.times.started_us),
+            prefill_us: since(self.times.prefilled_us),
+        }
+    }
+}

@@ -1,0 +1,790 @@
+//! The scheduler against a fake node and a toy model: what is said, computed, answered and given
+//! back, leg by leg and state by state.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kvasir_proto::v1::finished::Reason;
+use kvasir_proto::v1::node_to_engine::Message as ToEngine;
+use kvasir_proto::{BlockKey, Side, TxId, keys};
+use prometheus::Registry;
+use tokio::sync::mpsc;
+
+use super::*;
+use crate::events::{self, EventResult};
+use crate::fakes::{FakeNode, Heard, LAYERS, ToyModel, VOCAB, greedy, text_of, vocabulary};
+use crate::sampling::Sampling;
+use crate::tail::EngineTail;
+use crate::text::TextOptions;
+
+const NAMESPACE: Namespace = Namespace([9; 16]);
+const PAGE: u32 = 64;
+
+/// A scheduler with its node, its model and its time.
+struct Bench {
+    node: FakeNode,
+    model: ToyModel,
+    now_us: Arc<AtomicU64>,
+    scheduler: Scheduler<FakeNode, ToyModel>,
+}
+
+fn bench(options: SchedulerOptions) -> Bench {
+    let node = FakeNode::default();
+    let model = ToyModel::new(options.block_tokens);
+    let now_us = Arc::new(AtomicU64::new(1));
+    let time = Arc::clone(&now_us);
+    let shared = Shared {
+        vocabulary: vocabulary(),
+        admission: Arc::new(Admission::new(100)),
+        metrics: Metrics::new(&Registry::new()),
+        clock: Clock::new(move || time.load(Ordering::Relaxed)),
+        layer_log: None,
+    };
+    let scheduler = Scheduler::new(options, shared, node.clone(), model.clone());
+    Bench { node, model, now_us, scheduler }
+}
+
+fn options() -> SchedulerOptions {
+    SchedulerOptions {
+        chunk_tokens: 100,
+        block_tokens: PAGE,
+        max_running: 8,
+        grow_wait_us: 1_000_000,
+        vocab: VOCAB,
+    }
+}
+
+/// A request of so many tokens; its serial makes its prompt and its slots its own.
+#[derive(Clone)]
+struct Ask {
+    serial: u64,
+    leg: Leg,
+    prompt_tokens: u32,
+    answer: AnswerOptions,
+}
+
+impl Ask {
+    fn new(leg: Leg, serial: u64, prompt_tokens: u32, max_tokens: u32) -> Self {
+        let sampling = Sampling {
+            temperature: 0.0,
+            top_p: 1.0,
+            top_k: 0,
+            seed: 0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
+        };
+        let answer = AnswerOptions {
+            sampling,
+            max_tokens,
+            stop_tokens: BTreeSet::new(),
+            logprobs: None,
+            text: TextOptions::default(),
+        };
+        Ask { serial, leg, prompt_tokens, answer }
+    }
+
+    fn share(&self) -> Share {
+        let side = if self.leg == Leg::Decode { Side::Decode } else { Side::Prefill };
+        Share { tx: TxId { conductor_incarnation: 0, serial: self.serial }, side }
+    }
+
+    fn prompt(&self) -> Vec<u32> {
+        (0..u64::from(self.prompt_tokens))
+            .map(|at| 1 + ((at * 31 + self.serial * 7) % u64::from(VOCAB - 1)) as u32)
+            .collect()
+    }
+
+    fn slots(&self) -> Vec<u32> {
+        let first = self.serial as u32 * 20;
+        (first..first + self.prompt_tokens.div_ceil(PAGE)).rev().collect()
+    }
+
+    fn bound(&self, cached_tokens: u32) -> ToEngine {
+        self.bound_to(self.slots(), cached_tokens, v1::BindStatus::Ok)
+    }
+
+    fn bound_to(&self, slots: Vec<u32>, cached_tokens: u32, status: v1::BindStatus) -> ToEngine {
+        let Share { tx, side } = self.share();
+        let status = status.into();
+        let (tx, side) = (Some(tx.into()), side.to_wire());
+        ToEngine::Bound(v1::Bound { tx, side, status, slots, cached_tokens })
+    }
+
+    fn ready(&self, first_token: u32) -> ToEngine {
+        let first = v1::TokenOut { id: first_token, logprob: None, top: Vec::new() };
+        let tx = Some(self.share().tx.into());
+        ToEngine::Ready(v1::Ready { tx, tail: EngineTail::to_bytes(first) })
+    }
+
+    fn stop(&self) -> ToEngine {
+        let Share { tx, side } = self.share();
+        let (tx, side) = (Some(tx.into()), side.to_wire());
+        ToEngine::Stop(v1::Stop { tx, side, reason: "the lease ran out".into() })
+    }
+
+    fn grown(&self, slots: Vec<u32>) -> ToEngine {
+        let Share { tx, side } = self.share();
+        ToEngine::Grown(v1::Grown { tx: Some(tx.into()), side: side.to_wire(), slots })
+    }
+}
+
+/// What a caller heard.
+#[derive(Debug, Default, PartialEq)]
+struct Answered {
+    cached: Option<u32>,
+    tokens: Vec<u32>,
+    text: String,
+    finished: Option<v1::Finished>,
+    failed: Option<Code>,
+}
+
+impl Answered {
+    fn reason(&self) -> Reason {
+        self.finished.as_ref().expect("finished").reason()
+    }
+}
+
+struct Caller {
+    events: mpsc::Receiver<EventResult>,
+}
+
+impl Caller {
+    fn heard(&mut self) -> Answered {
+        let mut answered = Answered::default();
+        while let Ok(event) = self.events.try_recv() {
+            assert!(answered.finished.is_none() && answered.failed.is_none(), "after the end");
+            match event.map(|event| event.event.expect("an event")) {
+                Ok(Event::Accepted(accepted)) => answered.cached = Some(accepted.cached_tokens),
+                Ok(Event::Tokens(tokens)) => {
+                    answered.tokens.extend(tokens.tokens.iter().map(|token| token.id));
+                    answered.text.push_str(&tokens.text);
+                }
+                Ok(Event::Finished(finished)) => {
+                    answered.text.push_str(&finished.text);
+                    answered.finished = Some(finished);
+                }
+                Err(status) => answered.failed = Some(status.code()),
+            }
+        }
+        answered
+    }
+}
+
+impl Bench {
+    fn ask(&mut self, ask: &Ask) -> Caller {
+        let (sink, events) = events::channel(ask.answer.max_tokens);
+        let request = CheckedRequest {
+            share: ask.share(),
+            leg: ask.leg,
+            request_id: String::new(),
+            prompt: ask.prompt(),
+            answer: ask.answer.clone(),
+            namespace: (ask.leg != Leg::Prefill).then_some(NAMESPACE),
+        };
+        let tokens = if ask.leg == Leg::Decode { 0 } else { ask.prompt_tokens };
+        let admitted = self.scheduler.shared.admission.try_admit(tokens).expect("room");
+        let job = Job { request, events: sink, admitted, received_us: 1 };
+        self.scheduler.accept(job).expect("the node is there");
+        Caller { events }
+    }
+
+    /// One round of the compute thread's loop; says whether a step was computed.
+    fn turn(&mut self) -> bool {
+        self.scheduler.handle_all().expect("the node is there");
+        self.scheduler.sweep().expect("the node is there");
+        self.scheduler.publish_load();
+        self.scheduler.step().expect("the node is there")
+    }
+
+    fn run(&mut self) {
+        let mut turns = 0;
+        while self.turn() {
+            turns += 1;
+            assert!(turns < 10_000, "it never ends");
+        }
+    }
+
+    /// (step, first page, pages) as the node was told, for one share.
+    fn planned(&self, share: Share) -> Vec<(u32, u32, u32)> {
+        let mut planned = Vec::new();
+        for message in self.node.messages() {
+            if let Message::Plan(plan) = message {
+                for pages in plan.pages {
+                    if Share::from_wire(pages.tx, pages.side) == Ok(share) {
+                        planned.push((plan.step, pages.first_page, pages.page_count));
+                    }
+                }
+            }
+        }
+        planned
+    }
+
+    fn commits(&self) -> Vec<(u32, Vec<BlockKey>)> {
+        let commit = |message| match message {
+            Message::Commit(commit) => {
+                Some((commit.first_page, BlockKey::list(&commit.keys).expect("keys")))
+            }
+            _ => None,
+        };
+        self.node.messages().into_iter().filter_map(commit).collect()
+    }
+
+    fn tail(&self) -> u32 {
+        let tail = |message| match message {
+            Message::FinishPrefill(finish) => EngineTail::first_token(&finish.tail, VOCAB),
+            _ => None,
+        };
+        self.node.messages().into_iter().find_map(tail).expect("a tail").id
+    }
+
+    fn computed(&self) -> u64 {
+        self.scheduler.shared.metrics.prompt_tokens_computed.get()
+    }
+}
+
+#[test]
+fn a_prefill_leg_finishes_every_page_once_and_hands_the_first_token_over() {
+    for (chunk_tokens, plans) in [
+        (16, vec![(4, 0, 1), (8, 1, 1), (12, 2, 1), (13, 3, 1)]),
+        (64, vec![(1, 0, 1), (2, 1, 1), (3, 2, 1), (4, 3, 1)]),
+        (100, vec![(1, 0, 1), (2, 1, 3)]),
+        (512, vec![(1, 0, 4)]),
+    ] {
+        let mut bench = bench(SchedulerOptions { chunk_tokens, ..options() });
+        let ask = Ask::new(Leg::Prefill, 1, 200, 50);
+        let mut caller = bench.ask(&ask);
+        assert!(!bench.turn(), "nothing is computed before the slots are known");
+        bench.node.say(ask.bound(0));
+        bench.run();
+        assert_eq!(bench.planned(ask.share()), plans, "chunk {chunk_tokens}");
+        assert_eq!(bench.tail(), greedy(&ask.prompt(), 1)[0]);
+        let last = bench.node.messages().split_off(bench.node.messages().len() - 2);
+        assert!(matches!(last[..], [Message::FinishPrefill(_), Message::Release(_)]), "{last:?}");
+        let answered = caller.heard();
+        assert_eq!((answered.cached, answered.tokens.len()), (Some(0), 0));
+        assert_eq!(answered.reason(), Reason::HandedOver);
+        assert_eq!(answered.finished.expect("finished").prompt_tokens_computed, 200);
+        assert!(bench.scheduler.is_empty());
+    }
+}
+
+#[test]
+fn a_plan_stands_before_its_step_and_progress_counts_its_layers() {
+    let mut bench = bench(SchedulerOptions { chunk_tokens: 64, ..options() });
+    let ask = Ask::new(Leg::Prefill, 1, 128, 1);
+    let _caller = bench.ask(&ask);
+    bench.node.say(ask.bound(0));
+    bench.run();
+    let mut planned = 0;
+    let mut progress = Vec::new();
+    for heard in bench.node.state().heard.clone() {
+        match heard {
+            Heard::Message(Message::Plan(plan)) => planned = plan.step,
+            Heard::Message(_) => {}
+            Heard::Progress { step, layers_done } => {
+                assert_eq!(step, planned);
+                progress.push((step, layers_done));
+            }
+        }
+    }
+    let layers = 1..=LAYERS as u16;
+    let expected: Vec<_> =
+        (1..=2).flat_map(|step| layers.clone().map(move |layer| (step, layer))).collect();
+    assert_eq!(progress, expected);
+}
+
+#[test]
+fn cached_rows_are_read_and_not_computed() {
+    let mut bench = bench(options());
+    let ask = Ask::new(Leg::Prefill, 1, 200, 1);
+    bench.model.fill(&ask.prompt()[..128], &ask.slots());
+    let mut caller = bench.ask(&ask);
+    bench.node.say(ask.bound(128));
+    bench.run();
+    assert_eq!(bench.model.batches(), [[(128, 72)]]);
+    assert_eq!(bench.planned(ask.share()), [(1, 2, 2)]);
+    assert_eq!(bench.tail(), greedy(&ask.prompt(), 1)[0]);
+    assert_eq!(caller.heard().cached, Some(128));
+    assert_eq!(bench.computed(), 72);
+}
+
+#[test]
+fn a_whole_leg_answers_the_same_whatever_the_chunks_and_the_cache() {
+    for chunk_tokens in [16, 64, 100, 512] {
+        for cached in [0, 64, 128] {
+            let mut bench = bench(SchedulerOptions { chunk_tokens, ..options() });
+            bench.node.state().grows_from = Some(500);
+            let ask = Ask::new(Leg::Whole, 1, 150, 200);
+            bench.model.fill(&ask.prompt()[..cached as usize], &ask.slots());
+            let mut caller = bench.ask(&ask);
+            bench.node.say(ask.bound(cached));
+            bench.run();
+            let answered = caller.heard();
+            let expected = greedy(&ask.prompt(), 200);
+            assert_eq!(answered.tokens, expected, "chunk {chunk_tokens}, cached {cached}");
+            assert_eq!(answered.text, text_of(&expected));
+            assert_eq!(answered.reason(), Reason::Length);
+            assert_eq!(bench.computed(), u64::from(150 - cached));
+            assert_eq!(bench.node.releases(), [ask.share()]);
+        }
+    }
+}
+
+#[test]
+fn blocks_that_an_answer_fills_are_committed_once_their_last_row_is_there() {
+    let mut bench = bench(options());
+    bench.node.state().grows_from = Some(500);
+    let ask = Ask::new(Leg::Whole, 1, 150, 107);
+    let _caller = bench.ask(&ask);
+    bench.node.say(ask.bound(0));
+    bench.run();
+    // The last of 107 tokens has no row: 256 rows are there, and they are exactly four blocks.
+    let mut tokens = ask.prompt();
+    tokens.extend(greedy(&tokens, 106));
+    let chain = keys::chain(NAMESPACE, &tokens, PAGE as usize);
+    assert_eq!(chain.len(), 4);
+    assert_eq!(bench.commits(), [(2, vec![chain[2]]), (3, vec![chain[3]])]);
+    // The prompt's full blocks come with the plan; its partial page goes on to be written.
+    assert_eq!(bench.planned(ask.share()), [(1, 0, 1), (2, 1, 1)]);
+}
+
+#[test]
+fn a_decode_leg_computes_no_prompt_token_and_answers_like_a_whole_one() {
+    let mut bench = bench(options());
+    bench.node.state().grows_from = Some(500);
+    let ask = Ask::new(Leg::Decode, 1, 150, 100);
+    let expected = greedy(&ask.prompt(), 100);
+    bench.model.fill(&ask.prompt(), &ask.slots());
+    let mut caller = bench.ask(&ask);
+    bench.node.say(ask.bound(64));
+    assert!(!bench.turn(), "rows are still on their way");
+    bench.node.say(ask.ready(expected[0]));
+    bench.run();
+    let answered = caller.heard();
+    assert_eq!(answered.tokens, expected);
+    assert_eq!(answered.text, text_of(&expected));
+    assert_eq!((bench.computed(), answered.cached), (0, Some(64)));
+    let steps: Vec<_> = (150..249).map(|at| vec![(at, 1)]).collect();
+    assert_eq!(bench.model.batches(), steps);
+    assert_eq!(bench.planned(ask.share()), []);
+    let mut tokens = ask.prompt();
+    tokens.extend(&expected);
+    let chain = keys::chain(NAMESPACE, &tokens[..249], PAGE as usize);
+    assert_eq!(bench.commits(), [(2, vec![chain[2]])]);
+}
+
+#[test]
+fn the_answer_of_one_token_needs_no_step_and_no_slot_on_the_decode_side() {
+    let mut bench = bench(options());
+    let ask = Ask::new(Leg::Decode, 1, 128, 1);
+    let mut caller = bench.ask(&ask);
+    bench.node.say(ask.bound(0));
+    bench.node.say(ask.ready(5));
+    bench.run();
+    assert_eq!(caller.heard().tokens, [5]);
+    assert!(bench.model.batches().is_empty());
+    let messages = bench.node.messages();
+    assert!(!messages.iter().any(|message| matches!(message, Message::Grow(_))), "{messages:?}");
+}
+
+#[test]
+fn decoding_goes_on_beside_prompts_that_share_the_chunk() {
+    let mut bench = bench(options());
+    bench.node.state().grows_from = Some(500);
+    let decoding = Ask::new(Leg::Decode, 1, 10, 40);
+    bench.model.fill(&decoding.prompt(), &decoding.slots());
+    let mut decoded = bench.ask(&decoding);
+    let prompts = [Ask::new(Leg::Whole, 2, 130, 1), Ask::new(Leg::Prefill, 3, 90, 1)];
+    let mut callers: Vec<Caller> = prompts.iter().map(|ask| bench.ask(ask)).collect();
+    bench.node.say(decoding.bound(0));
+    bench.node.say(decoding.ready(greedy(&decoding.prompt(), 1)[0]));
+    for ask in &prompts {
+        bench.node.say(ask.bound(0));
+    }
+    bench.run();
+    let expected = [
+        vec![(10, 1), (0, 100)],
+        vec![(11, 1), (100, 30), (0, 70)],
+        vec![(12, 1), (70, 20)],
+        vec![(13, 1)],
+    ];
+    assert_eq!(bench.model.batches()[..4], expected);
+    assert_eq!(decoded.heard().tokens, greedy(&decoding.prompt(), 40));
+    assert_eq!(callers[0].heard().tokens, greedy(&prompts[0].prompt(), 1));
+    assert_eq!(bench.tail(), greedy(&prompts[1].prompt(), 1)[0]);
+}
+
+#[test]
+fn a_running_sequence_keeps_its_seat_and_the_next_one_waits() {
+    let mut bench = bench(SchedulerOptions { max_running: 2, ..options() });
+    let asks: Vec<Ask> =
+        (1..=4).map(|serial| Ask::new(Leg::Whole, serial, 8, 4 + serial as u32)).collect();
+    let mut callers: Vec<Caller> = asks.iter().map(|ask| bench.ask(ask)).collect();
+    for ask in asks.iter().rev() {
+        bench.node.say(ask.bound(0));
+    }
+    bench.run();
+    assert!(bench.model.batches().iter().all(|batch| batch.len() <= 2));
+    assert_eq!(bench.model.batches()[0].len(), 2);
+    for (ask, caller) in asks.iter().zip(&mut callers) {
+        let expected = greedy(&ask.prompt(), ask.answer.max_tokens as usize);
+        assert_eq!(caller.heard().tokens, expected);
+    }
+}
+
+/// Brings a request into each state in turn; says what to expect of it.
+fn in_each_state(mut check: impl FnMut(Bench, Ask, Caller, &str)) {
+    for state in ["binding", "arriving", "prefilling", "decoding", "short of room"] {
+        let leg = match state {
+            "arriving" | "decoding" => Leg::Decode,
+            _ => Leg::Whole,
+        };
+        let mut bench = bench(SchedulerOptions { chunk_tokens: 16, ..options() });
+        let ask = Ask::new(leg, 1, 64, 50);
+        bench.model.fill(&ask.prompt(), &ask.slots());
+        let caller = bench.ask(&ask);
+        if state != "binding" {
+            bench.node.say(ask.bound(0));
+            bench.turn();
+        }
+        if state == "decoding" {
+            bench.node.say(ask.ready(5));
+            bench.node.say(ask.grown(vec![900]));
+            bench.turn();
+        }
+        if state == "short of room" {
+            (0..4).for_each(|_| {
+                bench.turn();
+            });
+        }
+        let sequence = bench.scheduler.sequences.values().next().expect("it runs");
+        let reached = match sequence.state {
+            State::Binding => "binding",
+            State::Arriving => "arriving",
+            State::Prefilling { .. } => "prefilling",
+            State::Decoding if sequence.room().is_short() => "short of room",
+            State::Decoding => "decoding",
+        };
+        assert_eq!(reached, state);
+        check(bench, ask, caller, state);
+    }
+}
+
+#[test]
+fn cancelling_in_any_state_gives_the_share_back_at_once() {
+    in_each_state(|mut bench, ask, caller, state| {
+        let steps = bench.model.batches().len();
+        drop(caller);
+        assert!(!bench.turn(), "{state}");
+        assert_eq!(bench.node.releases(), [ask.share()], "{state}");
+        assert_eq!(bench.model.batches().len(), steps, "{state}");
+        assert!(bench.scheduler.is_empty() && bench.scheduler.runnable.is_empty(), "{state}");
+        assert_eq!(bench.scheduler.shared.admission.requests(), 0, "{state}");
+        assert_eq!(bench.scheduler.shared.admission.waiting_prompt_tokens(), 0, "{state}");
+    });
+}
+
+#[test]
+fn a_stop_in_any_state_ends_the_call_and_is_answered_by_a_release() {
+    in_each_state(|mut bench, ask, mut caller, state| {
+        let steps = bench.model.batches().len();
+        bench.node.say(ask.stop());
+        assert!(!bench.turn(), "{state}");
+        assert_eq!(caller.heard().failed, Some(Code::Aborted), "{state}");
+        assert_eq!(bench.node.releases(), [ask.share()], "{state}");
+        assert_eq!(bench.model.batches().len(), steps, "{state}");
+    });
+}
+
+#[test]
+fn losing_the_node_in_any_state_ends_the_call() {
+    in_each_state(|mut bench, _ask, mut caller, state| {
+        bench.node.lose();
+        bench.scheduler.fail_all("the engine lost its store node");
+        assert_eq!(caller.heard().failed, Some(Code::Unavailable), "{state}");
+        assert!(bench.scheduler.is_empty(), "{state}");
+    });
+}
+
+#[test]
+fn what_is_granted_to_a_share_that_has_ended_is_given_back() {
+    let mut bench = bench(options());
+    let ask = Ask::new(Leg::Whole, 1, 64, 5);
+    drop(bench.ask(&ask));
+    bench.turn();
+    assert_eq!(bench.node.releases().len(), 1);
+    bench.node.say(ask.bound(0));
+    bench.turn();
+    assert_eq!(bench.node.releases().len(), 2);
+    bench.node.say(ask.bound_to(Vec::new(), 0, v1::BindStatus::Gone));
+    bench.node.say(ask.grown(vec![3]));
+    bench.turn();
+    assert_eq!(bench.node.releases().len(), 2);
+    bench.node.say(ask.stop());
+    bench.turn();
+    assert_eq!(bench.node.releases().len(), 3);
+}
+
+#[test]
+fn a_share_that_is_gone_or_taken_ends_the_call_and_is_not_released() {
+    for status in [v1::BindStatus::Gone, v1::BindStatus::Taken, v1::BindStatus::Unspecified] {
+        let mut bench = bench(options());
+        let ask = Ask::new(Leg::Whole, 1, 64, 5);
+        let mut caller = bench.ask(&ask);
+        bench.node.say(ask.bound_to(Vec::new(), 0, status));
+        bench.turn();
+        assert_eq!(caller.heard().failed, Some(Code::Aborted), "{status:?}");
+        assert!(bench.node.releases().is_empty(), "{status:?}");
+    }
+}
+
+#[test]
+fn slots_that_cannot_be_are_never_computed_into() {
+    let check = |leg: Leg, slots: Vec<u32>, cached: u32| {
+        let mut bench = bench(options());
+        let ask = Ask::new(leg, 1, 100, 5);
+        let mut caller = bench.ask(&ask);
+        bench.node.say(ask.bound_to(slots, cached, v1::BindStatus::Ok));
+        assert!(!bench.turn());
+        assert_eq!(caller.heard().failed, Some(Code::Internal));
+        assert_eq!(bench.node.releases(), [ask.share()]);
+    };
+    check(Leg::Whole, vec![1], 0);
+    check(Leg::Whole, vec![1, 2, 3], 0);
+    check(Leg::Whole, vec![1, FakeNode::SLOTS], 0);
+    check(Leg::Whole, vec![1, 2], 100);
+    check(Leg::Decode, vec![1, 2], 101);
+}
+
+#[test]
+fn a_hand_over_that_cannot_be_read_ends_the_call() {
+    for tail in [vec![], vec![0xFF], {
+        let first = v1::TokenOut { id: VOCAB, logprob: None, top: Vec::new() };
+        EngineTail::to_bytes(first)
+    }] {
+        let mut bench = bench(options());
+        let ask = Ask::new(Leg::Decode, 1, 64, 5);
+        let mut caller = bench.ask(&ask);
+        bench.node.say(ask.bound(0));
+        bench.node.say(ToEngine::Ready(v1::Ready { tx: Some(ask.share().tx.into()), tail }));
+        bench.turn();
+        assert_eq!(caller.heard().failed, Some(Code::Internal));
+        assert_eq!(bench.node.releases(), [ask.share()]);
+    }
+}
+
+#[test]
+fn a_share_is_bound_by_one_call_only() {
+    let mut bench = bench(options());
+    let ask = Ask::new(Leg::Whole, 1, 64, 5);
+    let mut first = bench.ask(&ask);
+    let mut second = bench.ask(&ask);
+    assert_eq!(second.heard().failed, Some(Code::AlreadyExists));
+    drop(second);
+    bench.node.state().grows_from = Some(500);
+    bench.node.say(ask.bound(0));
+    bench.run();
+    assert_eq!(first.heard().tokens, greedy(&ask.prompt(), 5));
+}
+
+#[test]
+fn without_room_the_youngest_is_given_up_in_time_and_the_others_go_on() {
+    let mut bench = bench(options());
+    let asks = [Ask::new(Leg::Whole, 1, 64, 30), Ask::new(Leg::Whole, 2, 64, 30)];
+    let mut callers: Vec<Caller> = asks.iter().map(|ask| bench.ask(ask)).collect();
+    for ask in &asks {
+        bench.node.say(ask.bound(0));
+    }
+    bench.run();
+    for ask in &asks {
+        bench.node.say(ask.grown(Vec::new()));
+    }
+    bench.run();
+    assert!(!bench.scheduler.is_empty());
+    bench.now_us.store(1_000_002, Ordering::Relaxed);
+    bench.turn();
+    assert_eq!(callers[1].heard().failed, Some(Code::ResourceExhausted));
+    assert_eq!(bench.node.releases(), [asks[1].share()]);
+    let grows = |bench: &Bench| {
+        let messages = bench.node.messages();
+        messages.iter().filter(|message| matches!(message, Message::Grow(_))).count()
+    };
+    assert_eq!(grows(&bench), 3, "asked again after a pause");
+    bench.node.say(asks[0].grown(vec![900]));
+    bench.run();
+    assert_eq!(callers[0].heard().tokens, greedy(&asks[0].prompt(), 30));
+    assert!(bench.scheduler.is_empty());
+}
+
+#[test]
+fn a_node_that_never_answers_a_grow_does_not_hang_the_call() {
+    let mut bench = bench(options());
+    let ask = Ask::new(Leg::Whole, 1, 64, 30);
+    let mut caller = bench.ask(&ask);
+    bench.node.say(ask.bound(0));
+    bench.run();
+    bench.now_us.store(1_000_002, Ordering::Relaxed);
+    bench.turn();
+    assert_eq!(caller.heard().failed, Some(Code::ResourceExhausted));
+}
+
+#[test]
+fn leases_are_renewed_each_second_from_the_hand_over_on() {
+    let mut bench = bench(SchedulerOptions { chunk_tokens: 16, ..options() });
+    bench.node.state().grows_from = Some(500);
+    let (decode, whole) = (Ask::new(Leg::Decode, 1, 60, 50), Ask::new(Leg::Whole, 2, 60, 50));
+    bench.model.fill(&decode.prompt(), &decode.slots());
+    let _callers = [bench.ask(&decode), bench.ask(&whole)];
+    bench.node.say(decode.bound(0));
+    bench.node.say(whole.bound(0));
+    let alive = |bench: &mut Bench, seconds: u64| -> Vec<Vec<Share>> {
+        bench.node.state().heard.clear();
+        bench.now_us.store(seconds * 1_000_000, Ordering::Relaxed);
+        bench.turn();
+        let shares = |message| match message {
+            Message::Alive(alive) => Some(
+                alive
+                    .shares
+                    .into_iter()
+                    .map(|share| Share::from_wire(share.tx, share.side).expect("a share"))
+                    .collect(),
+            ),
+            _ => None,
+        };
+        bench.node.messages().into_iter().filter_map(shares).collect()
+    };
+    assert!(alive(&mut bench, 1).is_empty());
+    bench.node.say(decode.ready(5));
+    assert_eq!(alive(&mut bench, 2), [[decode.share()]]);
+    assert!(alive(&mut bench, 2).is_empty(), "once a second");
+    (0..3).for_each(|_| {
+        bench.turn();
+    });
+    assert_eq!(alive(&mut bench, 3), [[decode.share(), whole.share()]]);
+}
+
+#[test]
+fn an_answer_ends_at_a_stop_token_and_says_nothing_of_it() {
+    let mut bench = bench(options());
+    let mut ask = Ask::new(Leg::Whole, 1, 20, 40);
+    let expected = greedy(&ask.prompt(), 40);
+    let stop = expected[6];
+    let end = expected.iter().position(|&token| token == stop).expect("it is there") + 1;
+    ask.answer.stop_tokens.insert(stop);
+    let mut caller = bench.ask(&ask);
+    bench.node.say(ask.bound(0));
+    bench.run();
+    let answered = caller.heard();
+    assert_eq!(answered.tokens, expected[..end]);
+    assert_eq!(answered.text, text_of(&expected[..end - 1]));
+    assert_eq!(answered.reason(), Reason::Stop);
+    assert_eq!(answered.finished.expect("finished").answer_tokens as usize, end);
+}
+
+#[test]
+fn an_answer_ends_at_a_stop_string_across_tokens() {
+    let mut bench = bench(options());
+    let mut ask = Ask::new(Leg::Whole, 1, 20, 40);
+    let text = text_of(&greedy(&ask.prompt(), 40));
+    let stop = &text[10..13];
+    ask.answer.text.stop.strings = vec![stop.to_owned()];
+    let mut caller = bench.ask(&ask);
+    bench.node.say(ask.bound(0));
+    bench.run();
+    let answered = caller.heard();
+    let start = text.find(stop).expect("it is there");
+    assert_eq!(answered.text, text[..start]);
+    assert_eq!(answered.tokens.len(), start + 3);
+    assert_eq!(answered.reason(), Reason::Stop);
+    assert_eq!(answered.finished.expect("finished").stop_matched, stop);
+}
+
+#[test]
+fn a_seeded_answer_does_not_depend_on_who_else_runs_nor_on_where_it_was_prefilled() {
+    let warm = |leg: Leg| {
+        let mut ask = Ask::new(leg, 1, 40, 30);
+        ask.answer.sampling.temperature = 1.0;
+        ask.answer.sampling.seed = 77;
+        ask
+    };
+    let whole = warm(Leg::Whole);
+    let answer = |others: u64| {
+        let mut bench = bench(options());
+        bench.node.state().grows_from = Some(500);
+        let _others: Vec<Caller> = (2..2 + others)
+            .map(|serial| {
+                let other = Ask::new(Leg::Whole, serial, 50, 9);
+                bench.node.say(other.bound(0));
+                bench.ask(&other)
+            })
+            .collect();
+        let mut caller = bench.ask(&whole);
+        bench.node.say(whole.bound(0));
+        bench.run();
+        caller.heard().tokens
+    };
+    let alone = answer(0);
+    assert_ne!(alone, greedy(&whole.prompt(), 30));
+    assert_eq!(answer(5), alone);
+
+    let prefill = warm(Leg::Prefill);
+    let mut first = bench(options());
+    let _caller = first.ask(&prefill);
+    first.node.say(prefill.bound(0));
+    first.run();
+    let decode = warm(Leg::Decode);
+    let mut second = bench(options());
+    second.node.state().grows_from = Some(500);
+    second.model.fill(&decode.prompt(), &decode.slots());
+    let mut caller = second.ask(&decode);
+    second.node.say(decode.bound(0));
+    second.node.say(decode.ready(first.tail()));
+    second.run();
+    assert_eq!(caller.heard().tokens, alone);
+}
+
+#[test]
+fn log_probabilities_come_with_the_token_s_own_bytes() {
+    let mut bench = bench(options());
+    let mut ask = Ask::new(Leg::Whole, 1, 20, 2);
+    ask.answer.logprobs = Some(3);
+    let mut caller = bench.ask(&ask);
+    bench.node.say(ask.bound(0));
+    bench.run();
+    let mut tokens = Vec::new();
+    while let Ok(event) = caller.events.try_recv() {
+        if let Some(Event::Tokens(out)) = event.expect("no error").event {
+            tokens.extend(out.tokens);
+        }
+    }
+    assert_eq!(tokens.len(), 2);
+    for token in tokens {
+        let logprob = token.logprob.expect("asked for");
+        assert_eq!(logprob.id, token.id);
+        assert_eq!(logprob.bytes, text_of(&[token.id]).into_bytes());
+        assert!(logprob.logprob < 0.0);
+        assert_eq!(token.top.len(), 3);
+        assert_eq!(token.top[0], logprob, "greedy takes the likeliest");
+    }
+}
+
+#[test]
+fn the_load_says_who_runs_who_waits_and_what_is_left_to_compute() {
+    let mut bench = bench(SchedulerOptions { max_running: 1, ..options() });
+    let asks = [Ask::new(Leg::Whole, 1, 150, 30), Ask::new(Leg::Prefill, 2, 70, 1)];
+    let _callers: Vec<Caller> = asks.iter().map(|ask| bench.ask(ask)).collect();
+    bench.scheduler.publish_load();
+    let load = |running, waiting, waiting_prompt_tokens, computed_prompt_tokens| v1::InstanceLoad {
+        running,
+        waiting,
+        waiting_prompt_tokens,
+        computed_prompt_tokens,
+    };
+    assert_eq!(bench.node.state().load, load(0, 2, 220, 0));
+    bench.model.fill(&asks[0].prompt()[..64], &asks[0].slots());
+    bench.node.say(asks[0].bound(64));
+    bench.node.say(asks[1].bound(0));
+    bench.turn();
+    bench.turn();
+    assert_eq!(bench.node.state().load, load(1, 1, 70, 86));
+}
