@@ -1,0 +1,206 @@
+//! Multi-head latent attention in absorbed form: queries are carried into the space of the cached
+//! rows, attend them there, and what they bring back is expanded by each head.
+
+#![forbid(unsafe_code)]
+
+use kvasir_attention::matrix::{Into, View, ViewMut, multiply};
+use kvasir_attention::{Job, PartialMut, Query, Visible};
+
+use super::math::{Matrix, rms_norm_in_place, scratch};
+use super::rope::rotate;
+use super::{Cache, ModelConfig};
+
+/// The norms of the low-rank forms have this epsilon, whatever `rms_norm_eps` says.
+const LOW_RANK_EPSILON: f32 = 1e-6;
+
+#[derive(Debug)]
+pub(super) struct Attention {
+    pub query: QueryProjection,
+    /// `kv_a_proj_with_mqa`: hidden to the latent and the key to rotate.
+    pub latent: Matrix,
+    pub latent_norm: Vec<f32>,
+    /// `kv_b_proj`: for each head the keys' expansion, then the values'.
+    pub expand: Matrix,
+    pub output: Matrix,
+}
+
+#[derive(Debug)]
+pub(super) enum QueryProjection {
+    Full(Matrix),
+    LowRank { down: Matrix, norm: Vec<f32>, up: Matrix },
+}
+
+/// The part of a sequence that a layer computes in this step, and the rows that it attends.
+#[derive(Debug, Clone)]
+pub(super) struct Span {
+    /// Rows of the layer's input that are this sequence's.
+    pub rows: std::ops::Range<usize>,
+    /// Cached positions once this step's are written.
+    pub cached: usize,
+    /// Where the sequence's slots begin, within [`Queries::slot_offsets`].
+    pub slots: std::ops::Range<usize>,
+}
+
+/// What a layer's queries need to know of the step.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Queries<'a> {
+    pub config: &'a ModelConfig,
+    pub scale: f32,
+    pub threads: usize,
+    pub layer: usize,
+    pub spans: &'a [Span],
+    pub slot_offsets: &'a [usize],
+    /// How many cached rows each query row (token × head) attends.
+    pub visible: &'a [usize],
+    /// One row of cosines and sines for each token.
+    pub turns: &'a [f32],
+}
+
+/// Memory that calls reuse.
+#[derive(Debug, Default)]
+pub(super) struct AttentionScratch {
+    low: Vec<f32>,
+    q: Vec<f32>,
+    absorbed: Vec<f32>,
+    latent_out: Vec<f32>,
+    running: Vec<f32>,
+    out: Vec<f32>,
+}
+
+impl Attention {
+    /// The rows to cache: `[norm(latent), rotated key]` for each of `tokens` rows of `x`.
+    pub fn latent_rows(
+        &self,
+        x: &[f32],
+        tokens: usize,
+        turns: &[f32],
+        rows: &mut [f32],
+        threads: usize,
+    ) {
+        self.latent.apply(x, tokens, rows, threads);
+        let (rank, turn_len) =
+            (self.latent_norm.len(), self.latent.outputs - self.latent_norm.len());
+        for (row, turns) in
+            rows.chunks_exact_mut(self.latent.outputs).zip(turns.chunks_exact(turn_len))
+        {
+            let (latent, key) = row.split_at_mut(rank);
+            rms_norm_in_place(latent, &self.latent_norm, LOW_RANK_EPSILON);
+            rotate(key, turns);
+        }
+    }
+
+    /// `target += attention(x)`, over rows that the cache holds already, this step's among them.
+    pub fn attend_add(
+        &self,
+        x: &[f32],
+        target: &mut [f32],
+        cache: &Cache,
+        queries: &Queries<'_>,
+        memory: &mut AttentionScratch,
+        kernels: &mut kvasir_attention::Attention,
+    ) {
+        let config = queries.config;
+        let (heads, rank, value) = (config.heads, config.rank, config.value);
+        let tokens = x.len() / config.hidden;
+        let AttentionScratch { low, q, absorbed, latent_out, running, out } = memory;
+        let q = scratch(q, tokens * heads * config.query_width());
+        self.query.apply(x, tokens, q, low, queries.threads);
+        let absorbed = scratch(absorbed, tokens * heads * config.row_width());
+        self.absorb(q, absorbed, queries, tokens);
+
+        let latent_out = scratch(latent_out, tokens * heads * rank);
+        let running = scratch(running, 2 * tokens * heads);
+        kernels.attend_all(jobs(absorbed, latent_out, running, cache, queries));
+
+        let out = scratch(out, tokens * heads * value);
+        for head in 0..heads {
+            let at = (head * (config.nope + value) + config.nope) * rank;
+            let expand = View::new(&self.expand.values[at..], value, rank, rank);
+            let latent = View::new(&latent_out[head * rank..], tokens, rank, heads * rank);
+            let out = ViewMut::new(&mut out[head * value..], tokens, value, heads * value);
+            multiply(out, Into::Replace, latent, expand.transposed(), queries.threads);
+        }
+        self.output.apply_add(out, tokens, target, queries.threads);
+    }
+
+    /// Query heads, carried into the rows' space: `[q_nope W_K, rotated q_rope]`.
+    fn absorb(&self, q: &[f32], absorbed: &mut [f32], queries: &Queries<'_>, tokens: usize) {
+        let config = queries.config;
+        let (heads, nope, rank) = (config.heads, config.nope, config.rank);
+        let (width, row) = (config.query_width(), config.row_width());
+        for head in 0..heads {
+            let at = head * (nope + config.value) * rank;
+            let expand = View::new(&self.expand.values[at..], nope, rank, rank);
+            let q = View::new(&q[head * width..], tokens, nope, heads * width);
+            let absorbed = ViewMut::new(&mut absorbed[head * row..], tokens, rank, heads * row);
+            multiply(absorbed, Into::Replace, q, expand, queries.threads);
+        }
+        for ((q, absorbed), turns) in q
+            .chunks_exact(heads * width)
+            .zip(absorbed.chunks_exact_mut(heads * row))
+            .zip(queries.turns.chunks_exact(config.rope_dims))
+        {
+            for (q, absorbed) in q.chunks_exact(width).zip(absorbed.chunks_exact_mut(row)) {
+                absorbed[rank..].copy_from_slice(&q[nope..]);
+                rotate(&mut absorbed[rank..], turns);
+            }
+        }
+    }
+}
+
+impl QueryProjection {
+    fn apply(&self, x: &[f32], tokens: usize, q: &mut [f32], low: &mut Vec<f32>, threads: usize) {
+        match self {
+            QueryProjection::Full(matrix) => matrix.apply(x, tokens, q, threads),
+            QueryProjection::LowRank { down, norm, up } => {
+                let low = scratch(low, tokens * down.outputs);
+                down.apply(x, tokens, low, threads);
+                for row in low.chunks_exact_mut(down.outputs) {
+                    rms_norm_in_place(row, norm, LOW_RANK_EPSILON);
+                }
+                up.apply(low, tokens, q, threads);
+            }
+        }
+    }
+}
+
+/// One job for each span. `running` holds the largest logits and the denominators, of no use here.
+fn jobs<'a>(
+    absorbed: &'a [f32],
+    mut latent_out: &'a mut [f32],
+    running: &'a mut [f32],
+    cache: &'a Cache,
+    queries: &Queries<'a>,
+) -> Vec<Job<'a>> {
+    let config = queries.config;
+    let (heads, rank, row) = (config.heads, config.rank, config.row_width());
+    let (mut m, mut l) = running.split_at_mut(running.len() / 2);
+    let spans = queries.spans.iter().filter(|span| !span.rows.is_empty());
+    spans
+        .map(|span| {
+            let rows = span.rows.len() * heads;
+            let from = span.rows.start * heads;
+            let query = Query {
+                values: &absorbed[from * row..][..rows * row],
+                d_qk: row,
+                d_v: rank,
+                scale: queries.scale,
+                visible: Visible::First(&queries.visible[from..][..rows]),
+            };
+            let out = PartialMut {
+                o: split_off(&mut latent_out, rows * rank),
+                m: split_off(&mut m, rows),
+                l: split_off(&mut l, rows),
+            };
+            let slots = &queries.slot_offsets[span.slots.clone()];
+            Job { query, pages: cache.rows(queries.layer, slots, span.cached), out }
+        })
+        .collect()
+}
+
+/// Takes the first values off a slice.
+fn split_off<'a>(slice: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
+    let (first, rest) = std::mem::take(slice).split_at_mut(len);
+    *slice = rest;
+    first
+}

@@ -1,0 +1,169 @@
+//! The latent cache: rows of positions in slot memory that a store node made. This file is the rim
+//! where the shared memory's address becomes rows; everything else in the model is safe code.
+
+use std::ptr::NonNull;
+
+use half::bf16;
+use kvasir_attention::{PageList, PageSpec, RowDtype};
+use kvasir_proto::{SlotIndex, SlotLayout};
+use serde::{Deserialize, Serialize};
+
+use super::ModelConfig;
+
+/// How the cache holds its numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum KvDtype {
+    F32,
+    /// Rounded after the norm and after rotation.
+    Bf16,
+}
+
+impl KvDtype {
+    /// The name in configurations and namespaces: `f32` or `bf16`.
+    pub fn name(self) -> &'static str {
+        match self {
+            KvDtype::F32 => "f32",
+            KvDtype::Bf16 => "bf16",
+        }
+    }
+
+    /// Bytes of one value.
+    pub fn bytes(self) -> usize {
+        self.rows().bytes()
+    }
+
+    fn rows(self) -> RowDtype {
+        match self {
+            KvDtype::F32 => RowDtype::F32,
+            KvDtype::Bf16 => RowDtype::Bf16,
+        }
+    }
+}
+
+/// The slot memory that a [`Cache`] is made over.
+#[derive(Debug, Clone)]
+pub struct CacheSpec {
+    pub base: NonNull<u8>,
+    pub len_bytes: usize,
+    /// As [`Model::layout`](super::Model::layout) gave it; a step refuses another one.
+    pub layout: SlotLayout,
+    pub dtype: KvDtype,
+}
+
+/// Slot memory as the model sees it: rows of positions. It belongs to one thread at a time.
+#[derive(Debug)]
+pub struct Cache {
+    spec: CacheSpec,
+    slot_bytes: usize,
+    page_bytes: usize,
+    slots: u32,
+}
+
+// SAFETY: the memory outlives the cache and is not tied to a thread (contract of `Cache::new`).
+unsafe impl Send for Cache {}
+
+impl Cache {
+    /// # Safety
+    /// `base` is aligned to 4 and points to `len_bytes` of readable, writable memory for as long as
+    /// the cache lives. While a step runs, nobody else writes the slots that its batch names; what
+    /// a step writes is read by others only after its `on_layer` said that it is there.
+    pub unsafe fn new(spec: CacheSpec) -> Cache {
+        let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+        let slot_bytes = size(spec.layout.slot_bytes());
+        let page_bytes = size(spec.layout.runs(0)[0].length_bytes);
+        let slots = u32::try_from(spec.len_bytes / slot_bytes).unwrap_or(u32::MAX);
+        Cache { spec, slot_bytes, page_bytes, slots }
+    }
+
+    pub fn dtype(&self) -> KvDtype {
+        self.spec.dtype
+    }
+
+    pub fn layout(&self) -> &SlotLayout {
+        &self.spec.layout
+    }
+
+    /// Slots that the memory holds.
+    pub fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    pub(super) fn block_tokens(&self) -> usize {
+        self.spec.layout.block_tokens() as usize
+    }
+
+    /// Whether the slots hold rows of this model: layers one after another, one run each.
+    pub(super) fn fits(&self, config: &ModelConfig) -> bool {
+        let layout = &self.spec.layout;
+        let row_bytes = config.row_width() * self.spec.dtype.bytes();
+        self.spec.base.addr().get().is_multiple_of(size_of::<f32>())
+            && self.page_bytes == self.block_tokens() * row_bytes
+            && self.slot_bytes == self.page_bytes * config.layers
+            && layout.layers() == config.layers
+            && (0..config.layers).all(|layer| match layout.runs(layer) {
+                [run] => {
+                    run.offset_bytes == (layer * self.page_bytes) as u64
+                        && run.length_bytes == self.page_bytes as u64
+                }
+                _ => false,
+            })
+    }
+
+    /// Where a slot begins, in bytes; the slot must be one of the memory's.
+    pub(super) fn slot_offset(&self, slot: SlotIndex) -> usize {
+        assert!(slot.0 < self.slots, "slot {slot} of {}", self.slots);
+        slot.0 as usize * self.slot_bytes
+    }
+
+    /// Writes the row of one token of a slot, rounded to the cache's type.
+    pub(super) fn write_row(&mut self, slot: SlotIndex, layer: usize, token: usize, row: &[f32]) {
+        let row_bytes = self.page_bytes / self.block_tokens();
+        assert_eq!(row.len() * self.spec.dtype.bytes(), row_bytes, "a row has another width");
+        assert!(token < self.block_tokens() && layer < self.spec.layout.layers());
+        let at = self.slot_offset(slot) + layer * self.page_bytes + token * row_bytes;
+        // SAFETY: slot, layer and token are within the memory, so the row is; the step alone
+        // writes this slot, and `&mut self` says that no list of rows is being read.
+        let to = unsafe { self.spec.base.as_ptr().add(at) };
+        match self.spec.dtype {
+            KvDtype::F32 => {
+                // SAFETY: `row_bytes` are writable at `to`, aligned as `fits` checked; `row` is
+                // the caller's own memory.
+                unsafe { to.cast::<f32>().copy_from_nonoverlapping(row.as_ptr(), row.len()) };
+            }
+            KvDtype::Bf16 => {
+                for (i, value) in row.iter().enumerate() {
+                    // SAFETY: as above, `i` values of two bytes on.
+                    unsafe { to.cast::<bf16>().add(i).write(bf16::from_f32(*value)) };
+                }
+            }
+        }
+    }
+
+    /// The first `rows` rows of one layer, in the slots that begin at `slot_offsets`.
+    pub(super) fn rows<'a>(
+        &'a self,
+        layer: usize,
+        slot_offsets: &'a [usize],
+        rows: usize,
+    ) -> PageList<'a> {
+        let layer_at = layer * self.page_bytes;
+        assert!(layer_at < self.spec.len_bytes, "the memory holds a slot");
+        let row_stride_bytes = self.page_bytes / self.block_tokens();
+        // SAFETY: `layer_at` is within the memory.
+        let base = unsafe { self.spec.base.add(layer_at) };
+        let spec = PageSpec {
+            base,
+            len_bytes: self.spec.len_bytes - layer_at,
+            offsets_bytes: &slot_offsets[..rows.div_ceil(self.block_tokens())],
+            rows_per_page: self.block_tokens(),
+            row_stride_bytes,
+            rows,
+            width: row_stride_bytes / self.spec.dtype.bytes(),
+            dtype: self.spec.dtype.rows(),
+        };
+        // SAFETY: the memory is readable while the cache lives; others do not write the batch's
+        // slots while a step runs, and this side writes them through `&mut self` only.
+        unsafe { PageList::new(spec) }.expect("slots lie within the memory")
+    }
+}

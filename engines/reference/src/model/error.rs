@@ -1,0 +1,34 @@
+//! What can be wrong with a model's folder, and with a step that is asked of the model.
+
+use std::path::PathBuf;
+
+/// Why a folder is not a model that this engine can run. Each is one sentence for the operator.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// A file that must be there is not, or cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    /// A file is there and does not hold what it must.
+    #[error("{} is not usable: {why}", path.display())]
+    Damaged { path: PathBuf, why: String },
+    /// The model is whole, but of a kind that this engine does not run.
+    #[error("{} describes a model that is not supported: {why}", path.display())]
+    Unsupported { path: PathBuf, why: String },
+}
+
+/// Why a step was refused. Nothing was written to the cache.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StepError {
+    #[error("sequence {sequence} of the batch has no tokens")]
+    NoTokens { sequence: usize },
+    #[error("token {token} of sequence {sequence} is not in the vocabulary of {vocab}")]
+    Token { sequence: usize, token: u32, vocab: usize },
+    #[error("sequence {sequence} needs {needed} pages for its tokens and has {got}")]
+    Pages { sequence: usize, needed: u32, got: usize },
+    #[error("slot {slot} of sequence {sequence} lies beyond the {slots} slots of the cache")]
+    Slot { sequence: usize, slot: u32, slots: u32 },
+    #[error("sequence {sequence} ends at position {end}, beyond the model's {max}")]
+    Position { sequence: usize, end: u64, max: u32 },
+    #[error("the cache has another layout than this model")]
+    Layout,
+}

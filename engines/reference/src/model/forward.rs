@@ -1,0 +1,285 @@
+//! One step of a batch: prefill chunks and decoded tokens together.
+//!
+//! Rows of a layer are written before anything of that layer is attended, so a step that is told
+//! of by `on_layer` may leave the host while the layer still computes. The last layer computes
+//! only what the wanted logits need: nobody attends its other outputs.
+
+#![forbid(unsafe_code)]
+
+use kvasir_attention::AttentionOptions;
+use kvasir_proto::SlotIndex;
+
+use super::attention::{AttentionScratch, Queries, Span};
+use super::math::{rms_norm, rms_norm_in_place, scratch};
+use super::mlp::MlpScratch;
+use super::moe::MoeScratch;
+use super::rope::softmax_factor;
+use super::weights::{Feed, Layer};
+use super::{Cache, Model, StepError};
+
+/// What one sequence does in a step: a prefill chunk or one decoded token.
+#[derive(Debug, Clone, Copy)]
+pub struct SequenceStep<'a> {
+    pub tokens: &'a [u32],
+    /// Position of the first of `tokens`; rows of all positions before it are in the cache.
+    pub start: u32,
+    /// The slots of the sequence from position 0 on; enough for `start + tokens.len()`.
+    pub pages: &'a [SlotIndex],
+    /// Whether logits after the last token are wanted.
+    pub logits: bool,
+}
+
+impl SequenceStep<'_> {
+    fn end(&self) -> u64 {
+        u64::from(self.start) + self.tokens.len() as u64
+    }
+}
+
+/// Memory that steps reuse; grows to the largest step and stays.
+#[derive(Debug, Default)]
+pub struct Workspace {
+    /// The residual stream, a row for each token.
+    x: Vec<f32>,
+    normed: Vec<f32>,
+    rows: Vec<f32>,
+    turns: Vec<f32>,
+    logits: Vec<f32>,
+    spans: Vec<Span>,
+    slot_offsets: Vec<usize>,
+    visible: Vec<usize>,
+    attention: AttentionScratch,
+    mlp: MlpScratch,
+    moe: MoeScratch,
+    kernels: Option<kvasir_attention::Attention>,
+}
+
+/// Logits of the sequences that wanted them, in batch order.
+#[derive(Debug, Clone, Copy)]
+pub struct Logits<'w> {
+    values: &'w [f32],
+    vocab: usize,
+}
+
+impl<'w> Logits<'w> {
+    pub fn len(&self) -> usize {
+        self.values.len() / self.vocab
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.values.is_empty()
+    }
+
+    /// The n-th row; rows are numbered among the sequences that wanted logits.
+    pub fn row(&self, n: usize) -> &'w [f32] {
+        &self.values[n * self.vocab..][..self.vocab]
+    }
+
+    pub fn rows(&self) -> impl Iterator<Item = &'w [f32]> + use<'w> {
+        self.values.chunks_exact(self.vocab)
+    }
+}
+
+impl Model {
+    /// Computes a step: writes the rows of its positions to the cache, and returns the logits.
+    ///
+    /// `on_layer(n)` is called when the rows of the first `n` layers of all positions of the step
+    /// are in the cache: n = 1, 2, .. layers, in order, each once.
+    ///
+    /// # Errors
+    /// [`StepError`], before anything was written.
+    pub fn forward<'w>(
+        &self,
+        workspace: &'w mut Workspace,
+        cache: &mut Cache,
+        batch: &[SequenceStep<'_>],
+        on_layer: &mut dyn FnMut(usize),
+    ) -> Result<Logits<'w>, StepError> {
+        self.check(cache, batch)?;
+        workspace.begin(self, cache, batch);
+        let last = self.layers.len() - 1;
+        for (n, layer) in self.layers.iter().enumerate() {
+            self.write_rows(workspace, cache, batch, (n, layer));
+            on_layer(n + 1);
+            if n == last {
+                workspace.keep_wanted(self, batch);
+            }
+            self.finish_layer(workspace, cache, (n, layer));
+        }
+        let tokens = workspace.tokens();
+        let hidden = scratch(&mut workspace.x, tokens * self.config.hidden);
+        for row in hidden.chunks_exact_mut(self.config.hidden) {
+            rms_norm_in_place(row, &self.norm, self.config.norm_epsilon);
+        }
+        let logits = scratch(&mut workspace.logits, tokens * self.config.vocab);
+        self.head.as_ref().unwrap_or(&self.embedding).apply(hidden, tokens, logits, self.threads);
+        Ok(Logits { values: logits, vocab: self.config.vocab })
+    }
+
+    fn check(&self, cache: &Cache, batch: &[SequenceStep<'_>]) -> Result<(), StepError> {
+        if !cache.fits(&self.config) {
+            return Err(StepError::Layout);
+        }
+        for (sequence, step) in batch.iter().enumerate() {
+            if step.tokens.is_empty() {
+                return Err(StepError::NoTokens { sequence });
+            }
+            let (end, max) = (step.end(), self.config.positions_max);
+            if end > u64::from(max) {
+                return Err(StepError::Position { sequence, end, max });
+            }
+            let vocab = self.config.vocab;
+            if let Some(&token) = step.tokens.iter().find(|&&token| token as usize >= vocab) {
+                return Err(StepError::Token { sequence, token, vocab });
+            }
+            let (needed, got) = (cache.layout().pages_for(end as u32), step.pages.len());
+            if needed as usize > got {
+                return Err(StepError::Pages { sequence, needed, got });
+            }
+            let slots = cache.slots();
+            if let Some(slot) = step.pages[..needed as usize].iter().find(|slot| slot.0 >= slots) {
+                return Err(StepError::Slot { sequence, slot: slot.0, slots });
+            }
+        }
+        Ok(())
+    }
+
+    /// Computes and caches the layer's rows of this step; leaves the normed input.
+    fn write_rows(
+        &self,
+        workspace: &mut Workspace,
+        cache: &mut Cache,
+        batch: &[SequenceStep<'_>],
+        (n, layer): (usize, &Layer),
+    ) {
+        let config = &self.config;
+        let tokens = workspace.tokens();
+        let x = scratch(&mut workspace.x, tokens * config.hidden);
+        let normed = scratch(&mut workspace.normed, tokens * config.hidden);
+        rms_norm(x, &layer.attention_norm, config.norm_epsilon, normed);
+        let rows = scratch(&mut workspace.rows, tokens * config.row_width());
+        let turns = &workspace.turns;
+        layer.attention.latent_rows(normed, tokens, turns, rows, self.threads);
+        let mut rows = rows.chunks_exact(config.row_width());
+        let block_tokens = cache.block_tokens();
+        for step in batch {
+            let positions = step.start as usize..step.end() as usize;
+            for (position, row) in positions.zip(&mut rows) {
+                let slot = step.pages[position / block_tokens];
+                cache.write_row(slot, n, position % block_tokens, row);
+            }
+        }
+    }
+
+    /// The layer's attention and MLP, added to the residual stream.
+    fn finish_layer(&self, workspace: &mut Workspace, cache: &Cache, (n, layer): (usize, &Layer)) {
+        let config = &self.config;
+        let tokens = workspace.tokens();
+        if tokens == 0 {
+            return;
+        }
+        let queries = Queries {
+            config,
+            scale: self.softmax_scale(),
+            threads: self.threads,
+            layer: n,
+            spans: &workspace.spans,
+            slot_offsets: &workspace.slot_offsets,
+            visible: &workspace.visible,
+            turns: &workspace.turns,
+        };
+        let kernels = workspace.kernels.get_or_insert_with(|| {
+            let threads = self.threads;
+            kvasir_attention::Attention::new(AttentionOptions { threads, ..Default::default() })
+        });
+        let x = scratch(&mut workspace.x, tokens * config.hidden);
+        let normed = scratch(&mut workspace.normed, tokens * config.hidden);
+        let memory = &mut workspace.attention;
+        layer.attention.attend_add(normed, x, cache, &queries, memory, kernels);
+
+        rms_norm(x, &layer.feed_norm, config.norm_epsilon, normed);
+        match &layer.feed {
+            Feed::Dense(mlp) => {
+                mlp.apply_add(normed, tokens, x, &mut workspace.mlp, self.threads);
+            }
+            Feed::Experts(moe) => {
+                moe.apply_add(normed, tokens, x, &mut workspace.moe, self.threads);
+            }
+        }
+    }
+
+    fn softmax_scale(&self) -> f32 {
+        let plain = 1.0 / (self.config.query_width() as f64).sqrt();
+        (plain * softmax_factor(&self.config.rope)) as f32
+    }
+}
+
+impl Workspace {
+    /// Rows that the current layer computes.
+    fn tokens(&self) -> usize {
+        self.spans.last().map_or(0, |span| span.rows.end)
+    }
+
+    /// Embeds the batch's tokens and lays out who is where.
+    fn begin(&mut self, model: &Model, cache: &Cache, batch: &[SequenceStep<'_>]) {
+        let hidden = model.config.hidden;
+        self.spans.clear();
+        self.slot_offsets.clear();
+        for step in batch {
+            let from = self.tokens();
+            let slots_from = self.slot_offsets.len();
+            let pages = cache.layout().pages_for(step.end() as u32) as usize;
+            let offsets = step.pages[..pages].iter().map(|slot| cache.slot_offset(*slot));
+            self.slot_offsets.extend(offsets);
+            self.spans.push(Span {
+                rows: from..from + step.tokens.len(),
+                cached: step.end() as usize,
+                slots: slots_from..self.slot_offsets.len(),
+            });
+        }
+        let tokens = batch.iter().flat_map(|step| {
+            step.tokens.iter().zip(step.start..).map(|(token, position)| (*token, position))
+        });
+        let count = self.tokens();
+        let x = scratch(&mut self.x, count * hidden);
+        let turn_len = model.rope.turn_len();
+        self.turns.resize(count * turn_len, 0.0);
+        for (((token, position), x), turns) in
+            tokens.zip(x.chunks_exact_mut(hidden)).zip(self.turns.chunks_exact_mut(turn_len))
+        {
+            x.copy_from_slice(&model.embedding.values[token as usize * hidden..][..hidden]);
+            model.rope.turns(position, turns);
+        }
+        self.fill_visible(model.config.heads);
+    }
+
+    fn fill_visible(&mut self, heads: usize) {
+        self.visible.clear();
+        for span in &self.spans {
+            for row in 0..span.rows.len() {
+                let visible = span.cached - (span.rows.len() - 1 - row);
+                self.visible.extend(std::iter::repeat_n(visible, heads));
+            }
+        }
+    }
+
+    /// Drops all rows but the last of each sequence that wants logits.
+    fn keep_wanted(&mut self, model: &Model, batch: &[SequenceStep<'_>]) {
+        let mut kept = 0;
+        for (span, step) in self.spans.iter_mut().zip(batch) {
+            let last = span.rows.end - 1;
+            let from = kept;
+            if step.logits {
+                let turn_len = model.rope.turn_len();
+                let hidden = model.config.hidden;
+                for (rows, width) in
+                    [(&mut self.x, hidden), (&mut self.normed, hidden), (&mut self.turns, turn_len)]
+                {
+                    rows.copy_within(last * width..(last + 1) * width, kept * width);
+                }
+                kept += 1;
+            }
+            span.rows = from..kept;
+        }
+        self.fill_visible(model.config.heads);
+    }
+}

@@ -1,0 +1,28 @@
+//! DeepSeek-V2 on the CPU: a Hugging Face folder in, logits out.
+//!
+//! The latent cache is not owned here: its rows lie in slot memory that a store node made, see
+//! [`Cache`]. Nothing in this module knows of nodes, transactions or sockets.
+//!
+//! Reading path: `config` (what config.json must say), `files` and `weights` (what the folder must
+//! hold), `forward` (a step), `attention`, `moe` and `mlp` (its layers), `rope` and `math` (their
+//! parts), `cache` (the rim to the shared memory), `fingerprint`.
+
+mod attention;
+mod cache;
+mod config;
+mod error;
+mod files;
+mod fingerprint;
+mod forward;
+mod math;
+mod mlp;
+mod moe;
+mod rope;
+mod weights;
+
+pub use cache::{Cache, CacheSpec, KvDtype};
+pub use config::{ExpertsConfig, Groups, ModelConfig, Weighting};
+pub use error::{ModelError, StepError};
+pub use forward::{Logits, SequenceStep, Workspace};
+pub use rope::{RopeConfig, Yarn};
+pub use weights::{LoadOptions, Model, ModelDescription};
