@@ -27,6 +27,10 @@ struct State<A> {
     stopping: bool,
 }
 
+/// The engine is not attached, or stopping.
+#[derive(Debug)]
+pub struct NoNode;
+
 /// What there is to do for a thread that is not attached.
 #[derive(Debug)]
 pub enum Unattached<A> {
@@ -49,15 +53,15 @@ impl<A> std::fmt::Debug for Inbox<A> {
 }
 
 impl<A> Inbox<A> {
-    /// Hands a job over; gives it back when there is no node to run it on. The number of jobs is
+    /// Hands a job over, or drops it when there is no node to run it on. The number of jobs is
     /// bounded by admission.
     ///
     /// # Errors
-    /// The job.
-    pub fn put(&self, job: Job) -> Result<(), Job> {
+    /// [`NoNode`]
+    pub fn put(&self, job: Job) -> Result<(), NoNode> {
         let mut state = self.lock();
         if state.stopping || state.wake_port.is_none() {
-            return Err(job);
+            return Err(NoNode);
         }
         state.jobs.push_back(job);
         drop(state);

@@ -117,7 +117,12 @@ mod tests {
         let woken = Arc::new(AtomicU32::new(0));
         let inbox = Arc::new(Inbox::default());
         let wakes = Arc::clone(&woken);
-        inbox.attach((), Box::new(move || drop(wakes.fetch_add(1, Ordering::Relaxed))));
+        inbox.attach(
+            (),
+            Box::new(move || {
+                wakes.fetch_add(1, Ordering::Relaxed);
+            }),
+        );
         (EngineService { limits, shared, inbox }, woken)
     }
 

@@ -17,7 +17,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 /// How tokens are chosen; checked when the request came in.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampling {
     /// 0 is greedy.
     pub temperature: f32,
@@ -80,7 +80,7 @@ impl Sampler {
             return self.best().id;
         }
         self.keep_top_k(sampling.top_k as usize);
-        self.to_weights(f64::from(sampling.temperature));
+        self.weigh(f64::from(sampling.temperature));
         self.keep_top_p(f64::from(sampling.top_p));
         self.draw(uniform(sampling.seed, choice.index))
     }
@@ -91,14 +91,14 @@ impl Sampler {
         self.candidates.clear();
         let all = (0u32..).zip(logits).map(|(id, &logit)| Candidate { id, value: number(logit) });
         self.candidates.extend(all);
-        let Sampling { frequency_penalty, presence_penalty, .. } = choice.sampling;
-        if *frequency_penalty == 0.0 && *presence_penalty == 0.0 {
+        let Sampling { frequency_penalty, presence_penalty, .. } = *choice.sampling;
+        if frequency_penalty == 0.0 && presence_penalty == 0.0 {
             return;
         }
         for (&id, &count) in &choice.counts.counts {
             if let Some(candidate) = self.candidates.get_mut(id as usize) {
-                candidate.value -= f64::from(*presence_penalty);
-                candidate.value -= f64::from(*frequency_penalty) * f64::from(count);
+                candidate.value -= f64::from(presence_penalty);
+                candidate.value -= f64::from(frequency_penalty) * f64::from(count);
             }
         }
     }
@@ -119,7 +119,7 @@ impl Sampler {
     }
 
     /// Weights relative to the best candidate's 1, so that nothing overflows.
-    fn to_weights(&mut self, temperature: f64) {
+    fn weigh(&mut self, temperature: f64) {
         let best = self.best().value;
         for candidate in &mut self.candidates {
             let below = candidate.value - best;

@@ -73,12 +73,12 @@ fn top_k_and_top_p_keep_the_likeliest_only() {
         tally(&logits, &sampling).iter().map(|&count| count > 0).collect()
     };
     let hot = Sampling { temperature: 1.0, ..OFF };
-    assert_eq!(kept(hot.clone()), [true, true, true, true]);
-    assert_eq!(kept(Sampling { top_k: 1, ..hot.clone() }), [false, true, false, false]);
-    assert_eq!(kept(Sampling { top_k: 2, ..hot.clone() }), [false, true, true, false]);
-    assert_eq!(kept(Sampling { top_k: 9, ..hot.clone() }), [true, true, true, true]);
-    assert_eq!(kept(Sampling { top_p: 0.39, ..hot.clone() }), [false, true, false, false]);
-    assert_eq!(kept(Sampling { top_p: 0.41, ..hot.clone() }), [false, true, true, false]);
+    assert_eq!(kept(hot), [true, true, true, true]);
+    assert_eq!(kept(Sampling { top_k: 1, ..hot }), [false, true, false, false]);
+    assert_eq!(kept(Sampling { top_k: 2, ..hot }), [false, true, true, false]);
+    assert_eq!(kept(Sampling { top_k: 9, ..hot }), [true, true, true, true]);
+    assert_eq!(kept(Sampling { top_p: 0.39, ..hot }), [false, true, false, false]);
+    assert_eq!(kept(Sampling { top_p: 0.41, ..hot }), [false, true, true, false]);
     // Of the two that top-k leaves, the first has 4/7 of the weight.
     let both = Sampling { top_k: 2, top_p: 0.5, ..hot };
     assert_eq!(kept(both), [false, true, false, false]);
@@ -95,11 +95,11 @@ fn penalties_count_the_answer_and_presence_counts_once() {
         Sampler::default().choose(logits, choice)
     };
     let frequency = Sampling { frequency_penalty: 1.0, ..OFF };
-    assert_eq!(check(frequency.clone(), &[3.5, 1.0, 0.0]), 0);
-    assert_eq!(check(frequency.clone(), &[2.9, 1.0, 0.0]), 1);
+    assert_eq!(check(frequency, &[3.5, 1.0, 0.0]), 0);
+    assert_eq!(check(frequency, &[2.9, 1.0, 0.0]), 1);
     assert_eq!(check(frequency, &[2.9, 0.9, 0.0]), 2);
     let presence = Sampling { presence_penalty: 1.0, ..OFF };
-    assert_eq!(check(presence.clone(), &[1.5, 1.0, 0.0]), 0);
+    assert_eq!(check(presence, &[1.5, 1.0, 0.0]), 0);
     assert_eq!(check(presence, &[0.5, 0.5, 0.0]), 2);
     assert_eq!(check(OFF, &[0.5, 0.0, 0.0]), 0);
 }
