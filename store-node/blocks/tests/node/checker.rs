@@ -66,7 +66,9 @@ impl Checker {
 
     /// This hand has confirmed that it writes no more.
     pub fn stopped(&mut self, share: Share, hand: Hand) {
-        self.writers.values_mut().for_each(|writers| drop(writers.remove(&(share, hand))));
+        for writers in self.writers.values_mut() {
+            writers.remove(&(share, hand));
+        }
     }
 
     /// A page is sealed: its writer does not touch it any more, by contract.
