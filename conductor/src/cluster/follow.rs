@@ -115,6 +115,7 @@ pub(super) async fn follow(
         };
         let was_warm = session.warm;
         drop(session);
+        shared.lock().unsettled.remove(&at);
         shared.metrics.losses.with_label_values(&[lost.reason()]).inc();
         if was_warm {
             tracing::warn!(%address, error = %Causes(&lost), "lost a store node");
@@ -184,8 +185,7 @@ impl<'a> Session<'a> {
         let silence_ms = self.shared.options.silence_ms_max;
         let silence = Duration::from_millis(silence_ms);
         let channel = endpoint.connect().await?;
-        let mut client =
-            StoreNodeClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
+        let mut client = StoreNodeClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
         let described = tokio::time::timeout(silence, client.describe(v1::DescribeRequest {}));
         let status = described.await.map_err(|_| Lost::Silent(silence_ms))??.into_inner();
         self.join(&status, client.clone())?;
@@ -228,7 +228,6 @@ impl<'a> Session<'a> {
             endpoint: status.endpoint.clone().into(),
             client,
             index,
-            warm: false,
             engines: BTreeMap::new(),
         });
         self.joined = true;
@@ -242,16 +241,14 @@ impl<'a> Session<'a> {
             self.start_anew()?;
         }
         for keys in keys.chunks(KEYS_AT_ONCE) {
-            self.with_node(|state, index| state.index.insert(index, keys))
-                .map(|left_out| self.shared.metrics.index_full.inc_by(left_out as u64));
+            let left_out = self.with_node(|state, index| state.index.insert(index, keys));
+            self.shared.metrics.index_full.inc_by(left_out.unwrap_or(0) as u64);
         }
         if part.last {
             self.next_sequence = Some(part.sequence.saturating_add(1));
-            if let Some(node) = &mut self.shared.lock().nodes[self.at] {
-                node.warm = true;
-            }
             if !self.warm {
                 self.warm = true;
+                self.shared.lock().unsettled.remove(&self.at);
                 self.shared.metrics.nodes_warm.inc();
                 tracing::info!(node = %self.node_id, address = %self.address,
                     incarnation = self.incarnation.0, "following a store node");

@@ -212,8 +212,7 @@ impl Cluster {
         state.view.book(id, &placement, now_us);
         drop(state);
         self.shared.metrics.placed(&placement);
-        let booking =
-            Booking::new(self.shared.clone(), id, placed_at, placement.predicted_ttft_us);
+        let booking = Booking::new(self.shared.clone(), id, placed_at, placement.predicted_ttft_us);
         Ok(Placed { placement, prefill, decode, fetch, booking })
     }
 
@@ -280,11 +279,11 @@ impl Cluster {
         })
     }
 
-    /// Some model is served from prompt to answer, and what every reachable node holds is known.
+    /// Some model is served from prompt to answer, and what every node holds that could be reached
+    /// at the start has been taken in.
     pub fn is_ready(&self) -> bool {
         let state = self.shared.lock();
-        let warm = state.nodes.iter().flatten().all(|node| node.warm);
-        warm && state.view.models().any(|(index, _)| state.view.serves(index))
+        state.unsettled.is_empty() && state.view.models().any(|(index, _)| state.view.serves(index))
     }
 
     /// Prefer others to this instance for a moment.

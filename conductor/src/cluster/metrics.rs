@@ -36,10 +36,8 @@ impl Metrics {
             instances: make.gauge("instances", "Attached engines")?,
             index_entries: make.gauge("index_entries", "(node, block) pairs in the index")?,
             index_bytes: make.gauge("index_bytes", "Memory of the index")?,
-            index_full: make.counter(
-                "index_full_total",
-                "Blocks left out of the index because it is full",
-            )?,
+            index_full: make
+                .counter("index_full_total", "Blocks left out of the index because it is full")?,
             changes: make.counter("index_changes_total", "Block changes applied")?,
             snapshots: make.counter("index_snapshots_total", "Whole snapshots taken in")?,
             losses: make.counters("node_losses_total", "Ends of a node's events", "reason")?,

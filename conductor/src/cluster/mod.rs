@@ -19,10 +19,12 @@ mod metrics;
 mod service;
 mod state;
 mod status;
+#[cfg(test)]
+mod tests;
 
 pub use booking::Booking;
 pub use handle::{
-    Cluster, ClusterError, EngineTarget, FetchSource, NodeHandle, Options, Placed, PlaceQuery,
+    Cluster, ClusterError, EngineTarget, FetchSource, NodeHandle, Options, PlaceQuery, Placed,
     Plan, ServedModel,
 };
 pub use kvasir_placement::{

@@ -2,7 +2,7 @@
 //! Members of the view, nodes and channels change together under it, so that a decision always
 //! finds the handles of what it chose.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,6 +37,7 @@ impl Shared {
             index: ShadowIndex::new(limits),
             view: ClusterView::new(options.policy, options.profile),
             nodes: options.nodes.iter().map(|_| None).collect(),
+            unsettled: (0..options.nodes.len()).collect(),
             bookings: 0,
         };
         Shared {
@@ -74,6 +75,9 @@ pub(super) struct State {
     pub(super) view: ClusterView,
     /// One for each configured address; absent while it is not connected.
     pub(super) nodes: Vec<Option<Node>>,
+    /// Addresses of which it is not known yet, since this conductor began, whether there is a
+    /// node and what it holds. A node that comes later does not make the conductor less ready.
+    pub(super) unsettled: BTreeSet<usize>,
     bookings: u64,
 }
 
@@ -85,8 +89,6 @@ pub(super) struct Node {
     pub(super) endpoint: Bytes,
     pub(super) client: StoreNodeClient<Channel>,
     pub(super) index: NodeIndex,
-    /// A whole snapshot has been taken in.
-    pub(super) warm: bool,
     pub(super) engines: BTreeMap<InstanceId, EngineHandle>,
 }
 

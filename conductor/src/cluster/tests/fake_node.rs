@@ -1,0 +1,211 @@
+//! A store node that says what the test tells it to. It speaks the real protocol on a loopback
+//! port; each subscription of events is handed to the test.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use kvasir_proto::v1::node_event::Event;
+use kvasir_proto::v1::store_node_server::{StoreNode, StoreNodeServer};
+use kvasir_proto::{BlockKey, SlotLayout, v1};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tonic::{Request, Response, Status};
+
+const LAYERS: usize = 2;
+const ROW_BYTES: u64 = 100;
+pub const BLOCK_TOKENS: u32 = 64;
+
+/// What the node says of itself: one engine, idle.
+pub fn description(node_id: &str, incarnation: u64, role: v1::Role) -> v1::NodeDescription {
+    let layout = SlotLayout::layer_major(BLOCK_TOKENS, LAYERS, ROW_BYTES).expect("a layout");
+    v1::NodeDescription {
+        node_id: node_id.to_string(),
+        incarnation,
+        endpoint: format!("endpoint of {node_id}").into_bytes(),
+        instance: Some(v1::InstanceDescription {
+            instance_id: format!("engine-{node_id}"),
+            role: role as i32,
+            model: Some(v1::ModelDescription {
+                name: "tiny".to_string(),
+                fingerprint: vec![7; 32],
+                kv_dtype: "f32".to_string(),
+                vocab_size: 1_000,
+                context_tokens: 4_096,
+            }),
+            grpc_address: "127.0.0.1:9".to_string(),
+            attach_epoch: 1,
+            max_running: 8,
+        }),
+        layout: Some(v1::SlotLayout::from(&layout)),
+        slots_total: 1_000,
+        slots_free: 1_000,
+        draining: false,
+        load: Some(v1::InstanceLoad::default()),
+        load_at_unix_ms: 0,
+        slots_available: 1_000,
+    }
+}
+
+/// A running node; dropped, it is gone like a killed one.
+pub struct FakeNode {
+    pub address: SocketAddr,
+    pub described: Arc<Mutex<v1::NodeDescription>>,
+    subscriptions: mpsc::Receiver<Subscription>,
+    _stop: DropGuard,
+}
+
+/// One conductor's subscription; dropped, the stream ends.
+pub struct Subscription {
+    pub incarnation: u64,
+    pub request: v1::EventsRequest,
+    events: mpsc::Sender<Result<v1::NodeEvent, Status>>,
+}
+
+impl FakeNode {
+    pub async fn start(described: v1::NodeDescription) -> Self {
+        FakeNode::start_at(described, "127.0.0.1:0".parse().expect("an address")).await
+    }
+
+    pub async fn start_at(described: v1::NodeDescription, address: SocketAddr) -> Self {
+        let listener = TcpListener::bind(address).await.expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        let described = Arc::new(Mutex::new(described));
+        let (subscribed, subscriptions) = mpsc::channel(64);
+        let stop = CancellationToken::new();
+        let service = Service { described: described.clone(), subscribed };
+        let stopped = stop.clone();
+        tokio::spawn(async move {
+            let server = tonic::transport::Server::builder()
+                .add_service(StoreNodeServer::new(service))
+                .serve_with_incoming(TcpListenerStream::new(listener));
+            // Not a graceful end: connections break.
+            tokio::select! {
+                served = server => served.expect("serves"),
+                () = stopped.cancelled() => {}
+            }
+        });
+        FakeNode { address, described, subscriptions, _stop: stop.drop_guard() }
+    }
+
+    pub async fn subscription(&mut self) -> Subscription {
+        tokio::time::timeout(Duration::from_secs(10), self.subscriptions.recv())
+            .await
+            .expect("a conductor subscribes in time")
+            .expect("the node is there")
+    }
+}
+
+impl Subscription {
+    pub async fn send(&self, event: Event) {
+        let event = v1::NodeEvent { incarnation: self.incarnation, event: Some(event) };
+        // A conductor that has gone away is not the node's trouble.
+        let _ = self.events.send(Ok(event)).await;
+    }
+
+    pub async fn status(&self, status: v1::NodeDescription) {
+        self.send(Event::Status(status)).await;
+    }
+
+    pub async fn snapshot(&self, sequence: u64, keys: &[BlockKey]) {
+        self.part(sequence, keys, true, true).await;
+    }
+
+    pub async fn part(&self, sequence: u64, keys: &[BlockKey], first: bool, last: bool) {
+        let keys = BlockKey::concat(keys);
+        self.send(Event::Snapshot(v1::Snapshot { sequence, first, last, keys })).await;
+    }
+
+    /// `(removed, key)` from this sequence on.
+    pub async fn changes(&self, sequence: u64, changes: &[(bool, BlockKey)]) {
+        let change =
+            |&(removed, key): &(bool, BlockKey)| v1::BlockChange { removed, key: key.0.to_vec() };
+        let changes = changes.iter().map(change).collect();
+        self.send(Event::Changes(v1::BlockChanges { sequence, changes })).await;
+    }
+
+    /// Waits until the conductor has ended this subscription.
+    pub async fn ended(&self) {
+        tokio::time::timeout(Duration::from_secs(10), self.events.closed())
+            .await
+            .expect("the conductor gives the stream up in time");
+    }
+}
+
+struct Service {
+    described: Arc<Mutex<v1::NodeDescription>>,
+    subscribed: mpsc::Sender<Subscription>,
+}
+
+impl Service {
+    fn described(&self) -> v1::NodeDescription {
+        self.described.lock().expect("no test panicked with it").clone()
+    }
+}
+
+#[tonic::async_trait]
+impl StoreNode for Service {
+    type EventsStream = ReceiverStream<Result<v1::NodeEvent, Status>>;
+
+    async fn describe(
+        &self,
+        _: Request<v1::DescribeRequest>,
+    ) -> Result<Response<v1::NodeDescription>, Status> {
+        Ok(Response::new(self.described()))
+    }
+
+    async fn events(
+        &self,
+        request: Request<v1::EventsRequest>,
+    ) -> Result<Response<Self::EventsStream>, Status> {
+        let (events, stream) = mpsc::channel(64);
+        let incarnation = self.described().incarnation;
+        let subscription = Subscription { incarnation, request: request.into_inner(), events };
+        self.subscribed.send(subscription).await.map_err(|_| Status::unavailable("stopped"))?;
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
+    async fn tx_allocate(
+        &self,
+        _: Request<v1::TxAllocateRequest>,
+    ) -> Result<Response<v1::TxAllocateReply>, Status> {
+        Err(Status::unimplemented("following a node allocates nothing"))
+    }
+
+    async fn tx_push(
+        &self,
+        _: Request<v1::TxPushRequest>,
+    ) -> Result<Response<v1::TxPushReply>, Status> {
+        Err(Status::unimplemented("following a node pushes nothing"))
+    }
+
+    async fn tx_commit(
+        &self,
+        _: Request<v1::TxCommitRequest>,
+    ) -> Result<Response<v1::TxCommitReply>, Status> {
+        Err(Status::unimplemented("following a node commits nothing"))
+    }
+
+    async fn tx_abort(
+        &self,
+        _: Request<v1::TxAbortRequest>,
+    ) -> Result<Response<v1::TxAbortReply>, Status> {
+        Err(Status::unimplemented("following a node aborts nothing"))
+    }
+
+    async fn renew(
+        &self,
+        _: Request<v1::RenewRequest>,
+    ) -> Result<Response<v1::RenewReply>, Status> {
+        Err(Status::unimplemented("following a node renews nothing"))
+    }
+
+    async fn list_blocks(
+        &self,
+        _: Request<v1::ListBlocksRequest>,
+    ) -> Result<Response<v1::ListBlocksReply>, Status> {
+        Err(Status::unimplemented("following a node lists nothing"))
+    }
+}

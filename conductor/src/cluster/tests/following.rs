@@ -1,0 +1,254 @@
+//! The picture follows the nodes' events, and starts anew when anything is amiss.
+
+use kvasir_placement::Missing;
+use kvasir_proto::v1::node_event::Event;
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+use crate::cluster::ClusterError;
+
+#[tokio::test]
+async fn it_is_ready_once_both_roles_are_there_and_every_snapshot_is_taken_in() {
+    let (mut p, mut d) = (node("p", v1::Role::Prefill).await, node("d", v1::Role::Decode).await);
+    let world = World::of(&[&p, &d]);
+    let (to_p, to_d) = (p.subscription().await, d.subscription().await);
+    assert_eq!(to_p.request, v1::EventsRequest::default(), "from a snapshot");
+    eventually("both engines are known", || world.metric("kvasir_conductor_instances") == 2.0)
+        .await;
+    assert!(!world.cluster.is_ready());
+    to_p.snapshot(0, &[]).await;
+    to_d.part(0, &prompt_keys()[..5], true, false).await;
+    eventually("one is warm", || world.metric("kvasir_conductor_nodes_warm") == 1.0).await;
+    assert!(!world.cluster.is_ready());
+    to_d.part(0, &prompt_keys()[5..], false, true).await;
+    eventually("ready", || world.cluster.is_ready()).await;
+    assert_eq!(world.metric("kvasir_conductor_index_entries"), 10.0);
+    let models = world.cluster.models();
+    let model = &models[0];
+    assert_eq!((models.len(), &*model.name, model.ready), (1, "tiny", true));
+    assert_eq!((model.context_tokens, model.block_tokens), (4_096, BLOCK_TOKENS));
+    assert_eq!((model.vocab_size, model.fingerprint), (1_000, [7; 32]));
+}
+
+#[tokio::test]
+async fn a_node_that_cannot_be_reached_does_not_hold_up_the_others() {
+    let mut b = node("b", v1::Role::Both).await;
+    let gone = node("gone", v1::Role::Both).await.address;
+    let world = World::with(vec![b.address.to_string(), gone.to_string()], |_| {});
+    let _events = followed(&mut b).await;
+    eventually("ready", || world.cluster.is_ready()).await;
+}
+
+#[tokio::test]
+async fn one_role_alone_is_not_ready() {
+    let mut p = node("p", v1::Role::Prefill).await;
+    let world = World::of(&[&p]);
+    let _events = followed(&mut p).await;
+    eventually("it is warm", || world.metric("kvasir_conductor_nodes_warm") == 1.0).await;
+    assert!(!world.cluster.is_ready());
+    let want = Refusal::NoInstance { model: "tiny".to_string(), missing: Missing::Decode };
+    assert_eq!(world.plan().expect_err("nobody decodes"), want);
+}
+
+#[tokio::test]
+async fn changes_are_applied_in_order_after_the_snapshot() {
+    let mut b = node("b", v1::Role::Both).await;
+    let world = World::of(&[&b]);
+    let events = b.subscription().await;
+    let keys = prompt_keys();
+    events.snapshot(40, &keys[..3]).await;
+    eventually("the snapshot", || world.held() == Some(3)).await;
+    let added: Vec<_> = keys[3..8].iter().map(|key| (false, *key)).collect();
+    events.changes(41, &added).await;
+    eventually("five more", || world.held() == Some(8)).await;
+    // Comes, goes, comes; goes, comes, goes.
+    let (a, b) = (keys[8], keys[7]);
+    let changes = [(false, a), (true, a), (false, a), (true, b), (false, b), (true, a), (true, b)];
+    events.changes(46, &changes).await;
+    eventually("one less", || world.held() == Some(7)).await;
+    // The end of the last batch once more, and one new change.
+    events.changes(51, &[(true, a), (true, b), (false, b)]).await;
+    eventually("one more", || world.held() == Some(8)).await;
+    assert_eq!(world.metric("kvasir_conductor_index_changes_total"), 13.0);
+    assert_eq!(world.metric("kvasir_conductor_node_losses_total"), 0.0);
+}
+
+#[tokio::test]
+async fn a_gap_leads_to_a_new_snapshot() {
+    let mut b = node("b", v1::Role::Both).await;
+    let world = World::of(&[&b]);
+    let events = b.subscription().await;
+    let keys = prompt_keys();
+    events.snapshot(0, &keys[..3]).await;
+    events.changes(2, &[(false, keys[3])]).await;
+    events.ended().await;
+    let events = b.subscription().await;
+    assert_eq!(events.request, v1::EventsRequest::default());
+    events.snapshot(2, &keys[..5]).await;
+    eventually("the new snapshot", || world.held() == Some(5)).await;
+    assert_eq!(world.metric("kvasir_conductor_node_losses_total"), 1.0);
+}
+
+#[tokio::test]
+async fn a_snapshot_in_midstream_replaces_all_that_was_known() {
+    let mut b = node("b", v1::Role::Both).await;
+    let world = World::of(&[&b]);
+    let events = b.subscription().await;
+    let keys = prompt_keys();
+    events.snapshot(5, &keys).await;
+    eventually("the first", || world.held() == Some(10)).await;
+    events.part(90, &keys[..2], true, false).await;
+    eventually("the second begins", || world.held() == Some(2)).await;
+    events.part(90, &keys[2..4], false, true).await;
+    events.changes(91, &[(false, keys[4])]).await;
+    eventually("it goes on from there", || world.held() == Some(5)).await;
+    assert_eq!(world.metric("kvasir_conductor_index_entries"), 5.0);
+    assert_eq!(world.metric("kvasir_conductor_nodes_warm"), 1.0);
+}
+
+#[tokio::test]
+async fn another_incarnation_starts_from_nothing() {
+    let mut b = node("b", v1::Role::Both).await;
+    let world = World::of(&[&b]);
+    let mut events = b.subscription().await;
+    events.snapshot(0, &prompt_keys()).await;
+    eventually("the snapshot", || world.held() == Some(10)).await;
+    b.described.lock().expect("free").incarnation = 2;
+    events.incarnation = 2;
+    events.changes(1, &[]).await;
+    events.ended().await;
+    let events = b.subscription().await;
+    eventually("nothing is held", || world.held() == Some(0)).await;
+    events.snapshot(0, &prompt_keys()[..1]).await;
+    eventually("the new one's snapshot", || world.held() == Some(1)).await;
+    assert_eq!(world.plan().expect("placed").prefill.node.incarnation.0, 2);
+}
+
+#[tokio::test]
+async fn a_lost_node_is_gone_at_once_and_comes_back() {
+    let mut p = node("p", v1::Role::Prefill).await;
+    let mut d = node("d", v1::Role::Decode).await;
+    let world = World::of(&[&p, &d]);
+    p.subscription().await.snapshot(0, &prompt_keys()).await;
+    // Its subscription is dropped: the stream has ended, and it subscribes again.
+    let to_p = p.subscription().await;
+    to_p.snapshot(0, &prompt_keys()).await;
+    let to_d = followed(&mut d).await;
+    eventually("both", || world.held() == Some(10)).await;
+    let address = p.address;
+    drop((p, to_p));
+    eventually("it is gone", || world.plan().is_err()).await;
+    assert_eq!(world.metric("kvasir_conductor_index_entries"), 0.0);
+    assert_eq!(world.metric("kvasir_conductor_nodes_up"), 1.0);
+    assert!(!world.cluster.is_ready());
+    assert!(world.cluster.model("tiny").is_ok(), "it is known, but not served now");
+    let mut p = FakeNode::start_at(description("p", 2, v1::Role::Prefill), address).await;
+    let _to_p = followed(&mut p).await;
+    eventually("it is back", || world.held() == Some(0)).await;
+    drop(to_d);
+}
+
+#[tokio::test]
+async fn a_silent_node_is_lost() {
+    let mut b = node("b", v1::Role::Both).await;
+    let world = World::with(vec![b.address.to_string()], |options| options.silence_ms_max = 100);
+    let events = followed(&mut b).await;
+    events.ended().await;
+    eventually("counted", || world.metric("kvasir_conductor_node_losses_total") >= 1.0).await;
+    let _again = b.subscription().await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_read_ends_the_stream_and_nothing_else() {
+    let mut b = node("b", v1::Role::Both).await;
+    let world = World::of(&[&b]);
+    let short = v1::BlockChange { removed: false, key: vec![1; 15] };
+    let mut odd_role = description("b", 1, v1::Role::Both);
+    odd_role.instance.as_mut().expect("set").role = 77;
+    let mut odd_model = description("b", 1, v1::Role::Both);
+    odd_model.instance.as_mut().expect("set").model.as_mut().expect("set").fingerprint = vec![1];
+    let mut odd_layout = description("b", 1, v1::Role::Both);
+    odd_layout.layout.as_mut().expect("set").layers.clear();
+    let mut odd_address = description("b", 1, v1::Role::Both);
+    odd_address.instance.as_mut().expect("set").grpc_address = "no address".to_string();
+    let renamed = description("c", 1, v1::Role::Both);
+    for event in [
+        Event::Snapshot(v1::Snapshot { keys: vec![1; 17], ..v1::Snapshot::default() }),
+        Event::Changes(v1::BlockChanges { sequence: 1, changes: vec![short] }),
+        Event::Changes(v1::BlockChanges { sequence: u64::MAX, changes: vec![] }),
+        Event::Status(odd_role),
+        Event::Status(odd_model),
+        Event::Status(odd_layout),
+        Event::Status(odd_address),
+        Event::Status(renamed),
+    ] {
+        let events = followed(&mut b).await;
+        events.send(event).await;
+        events.ended().await;
+    }
+    // Changes without any snapshot before them.
+    let events = b.subscription().await;
+    events.changes(1, &[(false, prompt_keys()[0])]).await;
+    events.ended().await;
+    let _events = followed(&mut b).await;
+    eventually("it goes on", || world.held() == Some(0)).await;
+    assert_eq!(world.metric("kvasir_conductor_node_losses_total"), 9.0);
+}
+
+#[tokio::test]
+async fn an_engine_that_attaches_again_has_a_new_channel_and_one_that_detaches_is_gone() {
+    let mut b = node("b", v1::Role::Both).await;
+    let world = World::of(&[&b]);
+    let events = followed(&mut b).await;
+    eventually("attached", || world.plan().is_ok()).await;
+    let target = world.plan().expect("placed").prefill;
+    assert_eq!((target.attach_epoch, &*target.engine_address), (1, "127.0.0.1:9"));
+    let mut status = description("b", 1, v1::Role::Both);
+    status.instance.as_mut().expect("set").attach_epoch = 2;
+    status.instance.as_mut().expect("set").grpc_address = "127.0.0.1:10".to_string();
+    events.status(status.clone()).await;
+    eventually("the new one", || world.plan().is_ok_and(|plan| plan.prefill.attach_epoch == 2))
+        .await;
+    assert_eq!(&*world.plan().expect("placed").prefill.engine_address, "127.0.0.1:10");
+    status.instance = None;
+    events.status(status).await;
+    eventually("detached", || world.plan().is_err()).await;
+    assert_eq!(world.metric("kvasir_conductor_nodes_up"), 1.0);
+}
+
+#[tokio::test]
+async fn a_node_that_is_listed_under_two_addresses_counts_once() {
+    let mut b = node("b", v1::Role::Both).await;
+    let by_name = format!("localhost:{}", b.address.port());
+    let world = World::with(vec![b.address.to_string(), by_name], |_| {});
+    let _events = followed(&mut b).await;
+    eventually("the second is refused", || {
+        world.metric("kvasir_conductor_node_losses_total") >= 1.0
+    })
+    .await;
+    assert_eq!(world.metric("kvasir_conductor_nodes_up"), 1.0);
+}
+
+#[tokio::test]
+async fn what_does_not_fit_into_the_index_is_left_out_and_counted() {
+    let mut b = node("b", v1::Role::Both).await;
+    let world = World::with(vec![b.address.to_string()], |options| options.index_keys_max = 6);
+    let events = b.subscription().await;
+    events.snapshot(0, &prompt_keys()).await;
+    eventually("six of ten", || world.held() == Some(6)).await;
+    assert_eq!(world.metric("kvasir_conductor_index_full_total"), 4.0);
+}
+
+#[tokio::test]
+async fn options_that_cannot_be_right_are_refused() {
+    let start = |nodes: &[&str]| {
+        let nodes = nodes.iter().map(|node| (*node).to_string()).collect();
+        let options = Options { nodes, ..Options::default() };
+        Cluster::start(options, &Registry::new(), CancellationToken::new())
+    };
+    assert!(matches!(start(&["not an address"]), Err(ClusterError::Address { .. })));
+    assert!(matches!(start(&["a:1", "b:1", "a:1"]), Err(ClusterError::Twice { .. })));
+    let many: Vec<String> = (0..1_025).map(|at| format!("n{at}:1")).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    assert!(matches!(start(&many), Err(ClusterError::TooMany { .. })));
+}

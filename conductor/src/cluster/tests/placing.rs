@@ -1,0 +1,88 @@
+//! Placed requests carry what is needed to serve them, and their work counts while it lasts.
+
+use std::time::Duration;
+
+use super::*;
+
+#[tokio::test]
+async fn a_placed_request_has_the_handles_of_what_was_chosen() {
+    let (mut p, mut d) = (node("p", v1::Role::Prefill).await, node("d", v1::Role::Decode).await);
+    let world = World::of(&[&p, &d]);
+    let _to_p = followed(&mut p).await;
+    let to_d = d.subscription().await;
+    to_d.snapshot(0, &prompt_keys()).await;
+    eventually("placed with a fetch", || world.plan().is_ok_and(|plan| plan.fetch.is_some())).await;
+    let placed = world.place().expect("placed");
+    assert_eq!(&*placed.prefill.instance_id.0, "engine-p");
+    assert_eq!(&placed.prefill.node.endpoint[..], b"endpoint of p");
+    assert_eq!(*placed.prefill.node.address, p.address.to_string());
+    let decode = placed.decode.as_ref().expect("a pair");
+    assert_eq!((&*decode.node.node_id.0, decode.held_blocks), ("d", 10));
+    let fetch = placed.fetch.as_ref().expect("a fetch");
+    assert_eq!((&*fetch.node.node_id.0, fetch.from_block, fetch.until_block), ("d", 0, 10));
+    assert_eq!(fetch.bytes, 10 * 64 * 100 * 2);
+    assert!(placed.placement.to_string().contains("split engine-p -> engine-d, fetch [0, 10)"));
+    // The handle works.
+    let mut client = placed.prefill.node.client.clone();
+    let described = client.describe(v1::DescribeRequest {}).await.expect("answers");
+    assert_eq!(described.into_inner().node_id, "p");
+}
+
+#[tokio::test]
+async fn a_booking_counts_until_it_is_dropped() {
+    let mut b = node("b", v1::Role::Both).await;
+    let world = World::of(&[&b]);
+    let _events = followed(&mut b).await;
+    eventually("placed", || world.plan().is_ok()).await;
+    let queue_us = || world.plan().expect("placed").placement.queue_us;
+    assert_eq!(queue_us(), 0, "a plan books nothing");
+    let mut first = world.place().expect("placed");
+    let second = world.place().expect("placed");
+    assert!(second.placement.queue_us > 0);
+    let two_us = queue_us();
+    second.booking.revise(PROMPT_TOKENS - 1);
+    assert!(queue_us() < two_us, "nearly all of the second is held");
+    first.booking.first_token();
+    first.booking.first_token();
+    first.booking.prefilled(Some((PROMPT_TOKENS, 1_000)));
+    let decoding = world.plan().expect("placed").placement.decode_candidates[0].load;
+    first.booking.stepped(1_000);
+    first.booking.complete();
+    drop(second);
+    assert_eq!(queue_us(), 0);
+    assert!(world.plan().expect("placed").placement.decode_candidates[0].load < decoding);
+    assert_eq!(world.metric("kvasir_conductor_placements_total"), 2.0);
+    let families = world.registry.gather();
+    let real = families.iter().find(|f| f.name() == "kvasir_conductor_ttft_real_seconds");
+    let count = real.expect("registered").get_metric()[0].get_histogram().get_sample_count();
+    assert_eq!(count, 1, "the first token comes once");
+}
+
+#[tokio::test]
+async fn an_instance_that_failed_is_avoided_until_its_next_good_status() {
+    let (mut a, mut b) = (node("a", v1::Role::Both).await, node("b", v1::Role::Both).await);
+    let nodes = vec![a.address.to_string(), b.address.to_string()];
+    let world = World::with(nodes, |options| options.failed_avoid_ms = 20);
+    let to_a = a.subscription().await;
+    to_a.snapshot(0, &prompt_keys()).await;
+    let _to_b = followed(&mut b).await;
+    let chosen = || world.plan().ok().map(|plan| plan.prefill.instance_id.to_string());
+    eventually("a holds the prompt", || chosen().as_deref() == Some("engine-a")).await;
+    eventually("both are there", || world.metric("kvasir_conductor_instances") == 2.0).await;
+    world.cluster.mark_failed(&"engine-a".into());
+    assert_eq!(chosen().as_deref(), Some("engine-b"));
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    assert_eq!(chosen().as_deref(), Some("engine-b"), "it has not spoken since");
+    to_a.status(description("a", 1, v1::Role::Both)).await;
+    eventually("it is asked again", || chosen().as_deref() == Some("engine-a")).await;
+}
+
+#[tokio::test]
+async fn a_model_that_nobody_ever_served_is_unknown() {
+    let mut b = node("b", v1::Role::Both).await;
+    let world = World::of(&[&b]);
+    let _events = followed(&mut b).await;
+    let want = Refusal::UnknownModel { model: "other".to_string() };
+    assert_eq!(world.cluster.model("other").expect_err("unknown"), want);
+    assert_eq!(world.metric("kvasir_conductor_refusals_total"), 1.0);
+}

@@ -1,0 +1,91 @@
+//! `Scheduler.Schedule` over gRPC.
+
+use kvasir_proto::v1::scheduler_client::SchedulerClient;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+use super::*;
+use crate::cluster::scheduler_service;
+
+async fn client(cluster: &Cluster) -> SchedulerClient<Channel> {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("bound");
+    let server =
+        tonic::transport::Server::builder().add_service(scheduler_service(cluster.clone()));
+    tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+    SchedulerClient::connect(format!("http://{address}")).await.expect("connects")
+}
+
+fn request() -> v1::ScheduleRequest {
+    v1::ScheduleRequest {
+        model: "tiny".to_string(),
+        prompt: prompt(),
+        max_tokens: 10,
+        ttft_objective_ms: 0,
+        tbt_objective_ms: 0,
+    }
+}
+
+async fn ask(
+    client: &mut SchedulerClient<Channel>,
+    change: impl FnOnce(&mut v1::ScheduleRequest),
+) -> Result<v1::ScheduleReply, Status> {
+    let mut request = request();
+    change(&mut request);
+    client.schedule(request).await.map(tonic::Response::into_inner)
+}
+
+#[tokio::test]
+async fn a_schedule_names_whom_to_call_and_books_nothing() {
+    let (mut p, mut d) = (node("p", v1::Role::Prefill).await, node("d", v1::Role::Decode).await);
+    let world = World::of(&[&p, &d]);
+    let _to_p = followed(&mut p).await;
+    let to_d = d.subscription().await;
+    to_d.snapshot(0, &prompt_keys()).await;
+    eventually("placed with a fetch", || world.plan().is_ok_and(|plan| plan.fetch.is_some())).await;
+    let mut client = client(&world.cluster).await;
+    let reply = ask(&mut client, |_| {}).await.expect("a schedule");
+    let again = ask(&mut client, |_| {}).await.expect("a schedule");
+    assert_eq!(reply.predicted_ttft_us, again.predicted_ttft_us);
+    let prefill = reply.prefill.expect("named");
+    assert_eq!((&*prefill.node_id, &*prefill.instance_id), ("p", "engine-p"));
+    assert_eq!(prefill.node_address, p.address.to_string());
+    assert_eq!((&*prefill.engine_address, prefill.held_blocks), ("127.0.0.1:9", 0));
+    let decode = reply.decode.expect("named");
+    assert_eq!((&*decode.node_id, decode.held_blocks), ("d", 10));
+    assert_eq!((&*reply.fetch_from_node_id, reply.fetch_until_block), ("d", 10));
+    assert_eq!((reply.block_tokens, reply.keys), (BLOCK_TOKENS, BlockKey::concat(&prompt_keys())));
+    assert!(reply.explanation.contains("split engine-p -> engine-d"), "{}", reply.explanation);
+}
+
+#[tokio::test]
+async fn a_refusal_has_the_code_that_says_what_to_do() {
+    let mut b = node("b", v1::Role::Both).await;
+    let world = World::of(&[&b]);
+    let events = followed(&mut b).await;
+    eventually("placed", || world.plan().is_ok()).await;
+    let mut client = client(&world.cluster).await;
+    let mut code = async |change: fn(&mut v1::ScheduleRequest)| {
+        ask(&mut client, change).await.expect_err("refused")
+    };
+    assert_eq!(code(|r| r.model = "other".to_string()).await.code(), Code::NotFound);
+    assert_eq!(code(|r| r.prompt.clear()).await.code(), Code::InvalidArgument);
+    assert_eq!(code(|r| r.max_tokens = u32::MAX).await.code(), Code::InvalidArgument);
+    // The profile says 500 us and more for a token.
+    let refused = code(|r| r.tbt_objective_ms = 1).await;
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    let retry_after = refused.metadata().get("retry-after-ms").expect("a time to wait");
+    let retry_after_ms: u64 = retry_after.to_str().expect("text").parse().expect("a number");
+    assert!(retry_after_ms >= 100);
+    let mut small = description("b", 1, v1::Role::Both);
+    small.slots_total = 3;
+    events.status(small).await;
+    eventually("it is small", || matches!(world.plan(), Err(Refusal::TooLarge { .. }))).await;
+    assert_eq!(code(|_| {}).await.code(), Code::InvalidArgument);
+    let mut detached = description("b", 1, v1::Role::Both);
+    detached.instance = None;
+    events.status(detached).await;
+    eventually("detached", || matches!(world.plan(), Err(Refusal::NoInstance { .. }))).await;
+    assert_eq!(code(|_| {}).await.code(), Code::Unavailable);
+}
