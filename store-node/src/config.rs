@@ -6,6 +6,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+pub use kvasir_transfer::{Domain, Verify};
+
 /// Settings of one store node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -42,35 +44,6 @@ pub struct Config {
     pub stop_timeout_ms: u64,
     /// How long a shutdown waits for the shares that are under way, in milliseconds.
     pub drain_ms: u64,
-}
-
-/// How nodes of one host write to each other.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema, Default,
-)]
-#[serde(rename_all = "lowercase")]
-pub enum Domain {
-    /// The peer's memory is mapped and written directly.
-    #[default]
-    Shm,
-    /// Over a TCP connection.
-    Tcp,
-}
-
-/// Over which domains pages that arrive are checked against their checksums.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct Verify {
-    /// Pages that came over TCP.
-    pub tcp: bool,
-    /// Pages that were copied within this host.
-    pub shm: bool,
-}
-
-impl Default for Verify {
-    fn default() -> Self {
-        Verify { tcp: true, shm: false }
-    }
 }
 
 impl Default for Config {

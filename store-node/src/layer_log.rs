@@ -5,7 +5,7 @@
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
 use kvasir_proto::Share;
@@ -72,14 +72,19 @@ impl LayerLog {
 
 fn write_lines(file: File, lines: &Receiver<LayerLine>) {
     let mut out = BufWriter::new(file);
-    let written = std::iter::from_fn(|| match lines.recv_timeout(FLUSH_EVERY) {
-        Ok(line) => Some(Some(line)),
-        Err(std::sync::mpsc::RecvTimeoutError::Timeout) => Some(None),
-        Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => None,
-    })
-    .try_for_each(|line| line.map_or_else(|| out.flush(), |line| line.write(&mut out)))
-    .and_then(|()| out.flush());
-    if let Err(error) = written {
-        tracing::error!(%error, "the layer log cannot be written; it ends here");
+    loop {
+        let written = match lines.recv_timeout(FLUSH_EVERY) {
+            Ok(line) => line.write(&mut out),
+            Err(RecvTimeoutError::Timeout) => out.flush(),
+            Err(RecvTimeoutError::Disconnected) => {
+                // The last lines, on a best effort: nobody is left to be told.
+                let _ = out.flush();
+                return;
+            }
+        };
+        if let Err(error) = written {
+            tracing::error!(%error, "the layer log cannot be written; it ends here");
+            return;
+        }
     }
 }

@@ -1,9 +1,26 @@
-//! The daemon that owns a host's part of the cache.
+//! The daemon that owns a host's part of the cache: it keeps the slots, lets an engine on the same
+//! host use them, and moves pages between nodes.
+//!
+//! - [`config`]: what can be set
+//! - [`run`]: starting and ending
+//! - [`attach`]: what an engine links, and the shared memory between the two
+//! - `node`: the one thread that decides; `grpc`, `http` and `attach_server` only carry calls to it
+//!
+//! Reading path: `run`, then `node` and its `owner`.
 
 pub mod attach;
+mod attach_server;
+mod clock;
 pub mod config;
+mod grpc;
+mod http;
+mod layer_log;
+mod metrics;
+mod node;
+pub mod run;
 
 pub use config::Config;
+pub use run::{Running, run, start};
 
 /// Why a store node could not start or had to end.
 #[derive(Debug, thiserror::Error)]
@@ -14,17 +31,16 @@ pub enum Error {
     /// A port, socket or file is not to be had.
     #[error("{what}: {source}")]
     Io { what: String, source: std::io::Error },
-}
-
-/// Runs a store node until `shutdown` is cancelled; then it drains and ends.
-///
-/// # Errors
-/// When it cannot start; each error is one sentence.
-pub async fn run(
-    config: Config,
-    shutdown: tokio_util::sync::CancellationToken,
-) -> Result<(), Error> {
-    config.check().map_err(Error::Config)?;
-    shutdown.cancelled().await;
-    Ok(())
+    /// The host has not that much memory: make `arena_bytes` smaller.
+    #[error("the memory for slots or tails is not to be had: {0}")]
+    Memory(#[source] kvasir_transfer::memory::MemoryError),
+    #[error("the transfer engine did not start: {0}")]
+    Transfer(#[from] kvasir_transfer::StartError),
+    #[error("the memory cannot be registered: {0}")]
+    Register(#[from] kvasir_transfer::RegisterError),
+    #[error("the metrics cannot be registered: {0}")]
+    Metrics(#[from] prometheus::Error),
+    /// A bug: the log says more.
+    #[error("the node's thread has ended before its time")]
+    Ended,
 }

@@ -104,7 +104,8 @@ mod tests {
         assert_eq!(read_token(&mut node).expect("a token"), [9; 16]);
         send(&node, [memory.fd(), memory.fd(), bell.as_fd(), other.as_fd()]).expect("sent");
         let (descriptors, engine) = given.join().expect("no panic").expect("descriptors");
-        let theirs = SharedMemory::from_fd(descriptors.slots, 4096, Access::ReadWrite).expect("a mapping");
+        let theirs =
+            SharedMemory::from_fd(descriptors.slots, 4096, Access::ReadWrite).expect("a mapping");
         assert_eq!(theirs.len(), 4096);
         assert_eq!(look(node.as_fd()), Connection::Open);
         say_goodbye(engine.as_fd());

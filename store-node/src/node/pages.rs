@@ -103,7 +103,8 @@ impl Pages {
             return false;
         }
         for layer in page.layers_done.max(layers.start)..layers.end {
-            page.checksums.extend(layout.runs(layer as usize).iter().map(|run| hash(page.slot, *run)));
+            page.checksums
+                .extend(layout.runs(layer as usize).iter().map(|run| hash(page.slot, *run)));
             page.layers_done = layer + 1;
             page.step = Some(step);
         }

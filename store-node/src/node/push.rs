@@ -61,8 +61,9 @@ pub struct Push {
     issued: Vec<u16>,
     /// Groups and tails issued and not yet definite.
     in_flight: u32,
-    landed_groups: u64,
     tail: Tail,
+    /// Whether a tail ends it: not when only a part of what is wanted can be sent.
+    tail_follows: bool,
     stopped: bool,
     fault: Option<Fault>,
     /// Pages whose group failed.
@@ -76,12 +77,18 @@ impl Push {
             issued: vec![0; pages.len()],
             pages,
             in_flight: 0,
-            landed_groups: 0,
             tail: Tail::Open,
+            tail_follows: true,
             stopped: false,
             fault: None,
             bad_pages: Vec::new(),
         }
+    }
+
+    /// Only a part of what is wanted can be sent: no tail ends it, so that the receiver never
+    /// counts it as whole.
+    pub fn without_tail(self) -> Self {
+        Push { tail_follows: false, ..self }
     }
 
     /// The next writes that are due. They count as issued from now on.
@@ -94,9 +101,10 @@ impl Push {
         let layer = self.issued[first];
         let first_page = self.pages.start + first as u32;
         let group = match self.grouping {
-            Grouping::Pages => {
-                Group { pages: first_page..first_page + 1, layers: layer..pages.layers_done(first_page) }
-            }
+            Grouping::Pages => Group {
+                pages: first_page..first_page + 1,
+                layers: layer..pages.layers_done(first_page),
+            },
             Grouping::Layers => {
                 let count = (first_page..self.pages.end)
                     .zip(&self.issued[first..])
@@ -119,7 +127,7 @@ impl Push {
     pub fn group_done(&mut self, group: &Group, outcome: Result<(), Fault>) {
         self.in_flight -= 1;
         match outcome {
-            Ok(()) => self.landed_groups += 1,
+            Ok(()) => {}
             Err(fault) => {
                 self.bad_pages.extend(group.pages.clone().map(|page| (page, fault)));
                 self.fault.get_or_insert(fault);
@@ -132,7 +140,7 @@ impl Push {
 
     /// The engine's part of the tail. Only the first is taken.
     pub fn give_tail(&mut self, engine: Vec<u8>) {
-        if self.tail == Tail::Open {
+        if self.tail == Tail::Open && self.tail_follows {
             self.tail = Tail::Given(engine);
         }
     }
@@ -156,12 +164,6 @@ impl Push {
                 None
             }
         }
-    }
-
-    /// Could not be issued now: due again.
-    pub fn return_tail(&mut self, engine: Vec<u8>) {
-        self.in_flight -= 1;
-        self.tail = Tail::Given(engine);
     }
 
     /// The tail is definite.
@@ -189,12 +191,8 @@ impl Push {
     pub fn is_over(&self, pages: &Pages) -> bool {
         let finished = self.stopped
             || self.tail == Tail::Landed
-            || (self.fault.is_some() && self.everything_issued(pages));
+            || ((self.fault.is_some() || !self.tail_follows) && self.everything_issued(pages));
         self.in_flight == 0 && finished
-    }
-
-    pub fn is_in_flight(&self) -> bool {
-        self.in_flight > 0
     }
 
     /// Everything arrived, the tail too.
@@ -320,6 +318,19 @@ mod tests {
         assert!(push.is_over(&pages));
         assert_eq!(push.good_pages(&pages), 2);
         assert_eq!(push.bad_pages(), [(2, Fault::Corrupt)]);
+    }
+
+    #[test]
+    fn a_part_of_what_is_wanted_is_over_without_a_tail() {
+        let mut pages = pages(1);
+        assert!(pages.set_whole(0, SlotIndex(0), &[1, 2, 3]));
+        let mut push = Push::new(Grouping::Pages, 0..1).without_tail();
+        push.give_tail(Vec::new());
+        let group = push.next_group(&pages).expect("due");
+        push.group_done(&group, Ok(()));
+        assert_eq!(push.take_due_tail(&pages), None);
+        assert!(push.is_over(&pages));
+        assert_eq!(push.good_pages(&pages), 1);
     }
 
     #[test]

@@ -80,7 +80,8 @@ mod tests {
     #[test]
     fn what_another_node_wrote_is_not_believed_unchecked() {
         let good = encode(TX, vec![1, 2, 3], b"tail".to_vec());
-        let check = |bytes: &[u8], tx, checksums| decode(bytes, tx, checksums).expect_err("refused");
+        let check =
+            |bytes: &[u8], tx, checksums| decode(bytes, tx, checksums).expect_err("refused");
         let other = TxId { serial: 3, ..TX };
         assert_eq!(check(&good, other, 3), TailError::OtherTx);
         assert_eq!(check(&good, TX, 4), TailError::Checksums { got: 3, want: 4 });

@@ -1,0 +1,111 @@
+//! gRPC for conductors and administrators: each call becomes a command for the node's thread.
+
+use std::pin::Pin;
+
+use futures::Stream;
+use kvasir_proto::v1;
+use tokio::sync::mpsc;
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+use v1::store_node_server::StoreNode;
+
+use crate::node::command::{Command, NodeHandle, Refused};
+use crate::node::events;
+
+/// The longest message taken: the keys of a prompt of a million tokens fit many times.
+pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
+
+impl From<Refused> for Status {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Invalid(why) => Status::invalid_argument(why),
+            Refused::NoSpace(why) => Status::resource_exhausted(why),
+            Refused::Ended(why) => Status::aborted(why),
+            Refused::Precondition(why) => Status::failed_precondition(why),
+            Refused::NotFound(why) => Status::not_found(why),
+            Refused::Unavailable(why) => Status::unavailable(why),
+        }
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct NodeService {
+    node: NodeHandle,
+}
+
+impl NodeService {
+    pub fn new(node: NodeHandle) -> Self {
+        NodeService { node }
+    }
+}
+
+#[tonic::async_trait]
+impl StoreNode for NodeService {
+    type EventsStream = Pin<Box<dyn Stream<Item = Result<v1::NodeEvent, Status>> + Send>>;
+
+    async fn describe(
+        &self,
+        _: Request<v1::DescribeRequest>,
+    ) -> Result<Response<v1::NodeDescription>, Status> {
+        Ok(Response::new(self.node.ask(Command::Describe).await?))
+    }
+
+    async fn tx_allocate(
+        &self,
+        request: Request<v1::TxAllocateRequest>,
+    ) -> Result<Response<v1::TxAllocateReply>, Status> {
+        let request = request.into_inner();
+        Ok(Response::new(self.node.ask(|reply| Command::Allocate(request, reply)).await?))
+    }
+
+    async fn tx_push(
+        &self,
+        request: Request<v1::TxPushRequest>,
+    ) -> Result<Response<v1::TxPushReply>, Status> {
+        let request = request.into_inner();
+        Ok(Response::new(self.node.ask(|reply| Command::Push(request, reply)).await?))
+    }
+
+    async fn tx_commit(
+        &self,
+        request: Request<v1::TxCommitRequest>,
+    ) -> Result<Response<v1::TxCommitReply>, Status> {
+        let request = request.into_inner();
+        Ok(Response::new(self.node.ask(|reply| Command::Commit(request, reply)).await?))
+    }
+
+    async fn tx_abort(
+        &self,
+        request: Request<v1::TxAbortRequest>,
+    ) -> Result<Response<v1::TxAbortReply>, Status> {
+        let request = request.into_inner();
+        Ok(Response::new(self.node.ask(|reply| Command::Abort(request, reply)).await?))
+    }
+
+    async fn renew(
+        &self,
+        request: Request<v1::RenewRequest>,
+    ) -> Result<Response<v1::RenewReply>, Status> {
+        let request = request.into_inner();
+        Ok(Response::new(self.node.ask(|reply| Command::Renew(request, reply)).await?))
+    }
+
+    async fn events(
+        &self,
+        request: Request<v1::EventsRequest>,
+    ) -> Result<Response<Self::EventsStream>, Status> {
+        let (queue, events) = mpsc::channel(events::QUEUE);
+        self.node.tell(Command::Subscribe(request.into_inner(), queue))?;
+        Ok(Response::new(Box::pin(ReceiverStream::new(events).map(Ok))))
+    }
+
+    async fn list_blocks(
+        &self,
+        request: Request<v1::ListBlocksRequest>,
+    ) -> Result<Response<v1::ListBlocksReply>, Status> {
+        let request = request.into_inner();
+        Ok(Response::new(self.node.ask(|reply| Command::ListBlocks(request, reply)).await?))
+    }
+}

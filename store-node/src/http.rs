@@ -1,0 +1,52 @@
+//! The HTTP paths on the same port as gRPC: liveness, readiness, metrics.
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use prometheus::{Encoder, Registry, TextEncoder};
+
+use crate::node::command::{Command, NodeHandle};
+
+#[derive(Debug, Clone)]
+struct Paths {
+    node: NodeHandle,
+    registry: Registry,
+}
+
+/// `/metrics`, `/healthz` and `/readyz`.
+pub fn router(node: NodeHandle, registry: Registry) -> Router {
+    Router::new()
+        .route("/metrics", get(metrics))
+        .route("/healthz", get(healthy))
+        .route("/readyz", get(ready))
+        .with_state(Paths { node, registry })
+}
+
+async fn metrics(State(paths): State<Paths>) -> Response {
+    let mut text = Vec::new();
+    match TextEncoder::new().encode(&paths.registry.gather(), &mut text) {
+        Ok(()) => text.into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+/// The node's thread answers.
+async fn healthy(State(paths): State<Paths>) -> Response {
+    match paths.node.ask(Command::Describe).await {
+        Ok(_) => "ok\n".into_response(),
+        Err(refused) => (StatusCode::SERVICE_UNAVAILABLE, refused.to_string()).into_response(),
+    }
+}
+
+/// The node takes requests: it is not draining. An engine need not be attached: without one it
+/// still serves what it holds.
+async fn ready(State(paths): State<Paths>) -> Response {
+    let unready = |why: String| (StatusCode::SERVICE_UNAVAILABLE, why).into_response();
+    match paths.node.ask(Command::Describe).await {
+        Ok(description) if description.draining => unready("draining\n".into()),
+        Ok(_) => "ok\n".into_response(),
+        Err(refused) => unready(refused.to_string()),
+    }
+}

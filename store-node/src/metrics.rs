@@ -1,0 +1,142 @@
+//! The node's metrics. Gauges are set from the core's counts, counters where things happen.
+
+use kvasir_blocks::Counts;
+use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+
+/// See the module.
+#[derive(Debug, Clone)]
+pub struct Metrics {
+    slots: IntGaugeVec,
+    shares: IntGauge,
+    shares_ending: IntGauge,
+    ending_oldest_ms: IntGauge,
+    pins: IntGauge,
+    core: IntGaugeVec,
+    pub attach_epoch: IntGauge,
+    pub subscribers: IntGauge,
+    pub writers: IntGauge,
+    pub tail_bytes: IntGauge,
+    pub expelled: IntCounter,
+    pub hit_blocks: IntCounter,
+    pub asked_blocks: IntCounter,
+    pub pushes: IntCounterVec,
+    pub pushed_bytes: IntCounter,
+    pub fetches: IntCounterVec,
+    pub corrupt_blocks: IntCounter,
+    pub bad_tails: IntCounter,
+    pub writers_cut: IntCounter,
+    pub messages_dropped: IntCounter,
+    pub layer_lines_dropped: IntCounter,
+}
+
+impl Metrics {
+    /// # Errors
+    /// When a name is registered already.
+    pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let gauge = |name: &str, help: &str| {
+            let gauge = IntGauge::new(format!("kvasir_store_{name}"), help)?;
+            registry.register(Box::new(gauge.clone()))?;
+            Ok::<_, prometheus::Error>(gauge)
+        };
+        let gauges = |name: &str, help: &str, label: &str| {
+            let gauges =
+                IntGaugeVec::new(Opts::new(format!("kvasir_store_{name}"), help), &[label])?;
+            registry.register(Box::new(gauges.clone()))?;
+            Ok::<_, prometheus::Error>(gauges)
+        };
+        let counter = |name: &str, help: &str| {
+            let counter = IntCounter::new(format!("kvasir_store_{name}"), help)?;
+            registry.register(Box::new(counter.clone()))?;
+            Ok::<_, prometheus::Error>(counter)
+        };
+        let counters = |name: &str, help: &str, label: &str| {
+            let opts = Opts::new(format!("kvasir_store_{name}"), help);
+            let counters = IntCounterVec::new(opts, &[label])?;
+            registry.register(Box::new(counters.clone()))?;
+            Ok::<_, prometheus::Error>(counters)
+        };
+        Ok(Metrics {
+            slots: gauges("slots", "Slots by state.", "state")?,
+            shares: gauge("shares", "Shares of transactions that are open or ending.")?,
+            shares_ending: gauge(
+                "shares_ending",
+                "Shares whose slots are quarantined until a writer or reader has stopped.",
+            )?,
+            ending_oldest_ms: gauge(
+                "quarantine_oldest_milliseconds",
+                "Age of the oldest quarantine; alarm when it grows beyond a minute.",
+            )?,
+            pins: gauge("pins", "Pins on committed blocks.")?,
+            core: gauges(
+                "core_events",
+                "What the block core has counted since the start.",
+                "event",
+            )?,
+            attach_epoch: gauge("attach_epoch", "Engines that have attached so far.")?,
+            subscribers: gauge("event_subscribers", "Subscribers of block events.")?,
+            writers: gauge("writers", "Nodes that have regions here to write to.")?,
+            tail_bytes: gauge("tail_bytes", "Bytes of the tail region that are taken.")?,
+            expelled: counter(
+                "engines_expelled_total",
+                "Engines that were detached because they broke the protocol.",
+            )?,
+            hit_blocks: counter("hit_blocks_total", "Blocks asked for that were held here.")?,
+            asked_blocks: counter("asked_blocks_total", "Blocks asked for by allocations.")?,
+            pushes: counters("pushes_total", "Pushes that ended, by outcome.", "outcome")?,
+            pushed_bytes: counter("pushed_bytes_total", "Bytes of pages that landed elsewhere.")?,
+            fetches: counters("arrivals_total", "Pushes to this node, by outcome.", "outcome")?,
+            corrupt_blocks: counter(
+                "corrupt_blocks_total",
+                "Stored blocks that failed their checksum and were dropped.",
+            )?,
+            bad_tails: counter("bad_tails_total", "Tails that arrived and could not be read.")?,
+            writers_cut: counter("writers_cut_off_total", "Lost nodes that were cut off.")?,
+            messages_dropped: counter(
+                "peer_messages_dropped_total",
+                "Messages of peers dropped because too many waited.",
+            )?,
+            layer_lines_dropped: counter(
+                "layer_log_lines_dropped_total",
+                "Lines of the layer log dropped because the disk did not keep up.",
+            )?,
+        })
+    }
+
+    /// Sets the gauges that mirror the core.
+    pub fn set_counts(&self, counts: &Counts, now_ms: u64) {
+        let states = [
+            ("free", counts.free),
+            ("allocated", counts.allocated),
+            ("committed", counts.committed),
+            ("evictable", counts.evictable),
+            ("leaving", counts.leaving),
+            ("quarantined", counts.quarantined),
+        ];
+        for (state, slots) in states {
+            self.slots.with_label_values(&[state]).set(slots.into());
+        }
+        self.shares.set(counts.shares.into());
+        self.shares_ending.set(counts.aborting.into());
+        let age_ms = counts.aborting_since_ms.map_or(0, |since| now_ms.saturating_sub(since));
+        self.ending_oldest_ms.set(signed(age_ms));
+        self.pins.set(counts.pins.into());
+        let events = [
+            ("committed", counts.committed_total),
+            ("duplicate", counts.duplicates_total),
+            ("evicted", counts.evicted_total),
+            ("dropped", counts.dropped_total),
+            ("lease_over", counts.leases_over_total),
+            ("abort", counts.aborts_total),
+            ("refused_no_space", counts.refused_no_space_total),
+            ("tombstone_forgotten", counts.tombstones_forgotten_total),
+            ("finished_forgotten", counts.finished_forgotten_total),
+        ];
+        for (event, count) in events {
+            self.core.with_label_values(&[event]).set(signed(count));
+        }
+    }
+}
+
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,51 @@
+//! The node's slot memory: where a run of a slot lies and what it hashes to.
+
+use std::sync::Arc;
+
+use kvasir_proto::layout::Run;
+use kvasir_proto::{SlotIndex, SlotLayout};
+use kvasir_transfer::SharedMemory;
+use kvasir_transfer::memory::{MemoryError, Prefault};
+
+/// Memory for the cache, shared with the engine and written by peers.
+#[derive(Debug)]
+pub struct Arena {
+    memory: Arc<SharedMemory>,
+}
+
+impl Arena {
+    /// Takes the memory and touches it once.
+    ///
+    /// # Errors
+    /// When the host has not that much.
+    pub fn create(bytes: u64) -> Result<Self, MemoryError> {
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let memory = SharedMemory::create("kvasir-slots", bytes, Prefault::Yes)?;
+        Ok(Arena { memory: Arc::new(memory) })
+    }
+
+    pub fn memory(&self) -> &Arc<SharedMemory> {
+        &self.memory
+    }
+
+    /// How many slots of this size there are.
+    pub fn slots(&self, slot_bytes: u64) -> u32 {
+        u32::try_from(self.memory.len() as u64 / slot_bytes).unwrap_or(u32::MAX)
+    }
+
+    /// The checksum of one run of a slot, as writes carry it.
+    pub fn checksum(&self, layout: &SlotLayout, slot: SlotIndex, run: Run) -> u64 {
+        let offset = u64::from(slot.0) * layout.slot_bytes() + run.offset_bytes;
+        // SAFETY: the callers hash only runs that are finished: committed, or said to be written by
+        // an engine that then leaves them alone. An engine that breaks its word makes a checksum
+        // that does not fit, which is what checksums are for.
+        let bytes = unsafe { self.memory.slice(offset as usize, run.length_bytes as usize) };
+        kvasir_transfer::checksum(bytes.expect("slots of a checked layout lie in the arena"))
+    }
+
+    /// The checksums of all runs of a slot, layer by layer.
+    pub fn checksums(&self, layout: &SlotLayout, slot: SlotIndex) -> Vec<u64> {
+        let runs = (0..layout.layers()).flat_map(|layer| layout.runs(layer));
+        runs.map(|run| self.checksum(layout, slot, *run)).collect()
+    }
+}

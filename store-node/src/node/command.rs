@@ -1,0 +1,86 @@
+//! What gRPC asks of the node's thread, and how it answers.
+
+use std::os::unix::net::UnixStream;
+
+use kvasir_proto::v1;
+use tokio::sync::{mpsc, oneshot};
+
+use super::inbox::{NotTaken, Post};
+use crate::attach::handover::Token;
+
+pub type Reply<T> = oneshot::Sender<Result<T, Refused>>;
+
+/// Why a call was refused, by what the caller can do.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// The request cannot be right.
+    #[error("{0}")]
+    Invalid(String),
+    /// No room: nothing was taken.
+    #[error("{0}")]
+    NoSpace(String),
+    /// The id was aborted or has finished.
+    #[error("{0}")]
+    Ended(String),
+    /// The node as it stands cannot do this.
+    #[error("{0}")]
+    Precondition(String),
+    #[error("{0}")]
+    NotFound(String),
+    /// Try again a little later.
+    #[error("{0}")]
+    Unavailable(String),
+}
+
+/// See the module.
+#[derive(Debug)]
+pub enum Command {
+    Describe(Reply<v1::NodeDescription>),
+    Allocate(v1::TxAllocateRequest, Reply<v1::TxAllocateReply>),
+    Push(v1::TxPushRequest, Reply<v1::TxPushReply>),
+    Commit(v1::TxCommitRequest, Reply<v1::TxCommitReply>),
+    Abort(v1::TxAbortRequest, Reply<v1::TxAbortReply>),
+    Renew(v1::RenewRequest, Reply<v1::RenewReply>),
+    ListBlocks(v1::ListBlocksRequest, Reply<v1::ListBlocksReply>),
+    Subscribe(v1::EventsRequest, mpsc::Sender<v1::NodeEvent>),
+    /// First half of an attach: checked, and given a token.
+    AttachBegin(v1::AttachRequest, Reply<v1::AttachReply>),
+    /// Second half: the engine showed the token on this connection.
+    AttachComplete(Token, UnixStream),
+    /// Refuse new work, wait for what is open, then end.
+    Drain,
+}
+
+/// The node, as gRPC sees it.
+#[derive(Debug, Clone)]
+pub struct NodeHandle {
+    post: Post,
+}
+
+impl NodeHandle {
+    pub fn new(post: Post) -> Self {
+        NodeHandle { post }
+    }
+
+    /// Asks and waits for the answer.
+    ///
+    /// # Errors
+    /// What the node says, or [`Refused::Unavailable`] when it is overloaded or ending.
+    pub async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Refused> {
+        let (reply, answer) = oneshot::channel();
+        self.tell(command(reply))?;
+        answer.await.unwrap_or_else(|_| Err(Refused::Unavailable("the node is ending".into())))
+    }
+
+    /// # Errors
+    /// [`Refused::Unavailable`] when the node is overloaded or ending.
+    pub fn tell(&self, command: Command) -> Result<(), Refused> {
+        self.post.command(command).map_err(|not_taken| {
+            let why = match not_taken {
+                NotTaken::Busy => "too many calls wait for this node; try again",
+                NotTaken::Ended => "the node is ending",
+            };
+            Refused::Unavailable(why.into())
+        })
+    }
+}

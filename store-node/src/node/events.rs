@@ -1,0 +1,140 @@
+//! Subscribers of block events and status. Each has a bounded queue; who falls behind gets changes
+//! from the core's log while it reaches back, and a new snapshot after that. Nothing is kept for a
+//! slow one but the rest of the snapshot it is being sent.
+
+use kvasir_blocks::{Blocks, Snapshot};
+use kvasir_proto::{BlockKey, v1};
+use tokio::sync::mpsc;
+
+/// Keys in one part of a snapshot: 1 MiB.
+const SNAPSHOT_KEYS: usize = 65_536;
+const CHANGES_MAX: usize = 4096;
+/// Subscribers at once; there is one for each conductor.
+pub const SUBSCRIBERS_MAX: usize = 64;
+/// Events that wait for one subscriber.
+pub const QUEUE: usize = 64;
+
+/// All subscribers.
+#[derive(Debug)]
+pub struct Events {
+    incarnation: u64,
+    subscribers: Vec<Subscriber>,
+}
+
+#[derive(Debug)]
+struct Subscriber {
+    queue: mpsc::Sender<v1::NodeEvent>,
+    at: At,
+    status_sent: bool,
+}
+
+#[derive(Debug)]
+enum At {
+    /// Everything up to this sequence is sent.
+    Sequence(u64),
+    NoSnapshot,
+    /// Keys from this index on are not sent yet.
+    InSnapshot(Snapshot, usize),
+}
+
+impl Events {
+    pub fn new(incarnation: u64) -> Self {
+        Events { incarnation, subscribers: Vec::new() }
+    }
+
+    /// Takes a subscriber, beginning after `from_sequence` when it knows this incarnation. Dropped,
+    /// which ends its stream, when there are too many.
+    pub fn subscribe(
+        &mut self,
+        request: &v1::EventsRequest,
+        queue: mpsc::Sender<v1::NodeEvent>,
+        status: v1::NodeDescription,
+    ) {
+        if self.subscribers.len() >= SUBSCRIBERS_MAX {
+            tracing::warn!("too many subscribers of events; one more was refused");
+            return;
+        }
+        let at = if request.incarnation == self.incarnation {
+            At::Sequence(request.from_sequence)
+        } else {
+            At::NoSnapshot
+        };
+        self.subscribers.push(Subscriber { queue, at, status_sent: false });
+        self.status(&status);
+    }
+
+    /// Sends what subscribers lack and their queues take. Answers whether all are up to date.
+    pub fn advance(&mut self, blocks: &Blocks) -> bool {
+        let incarnation = self.incarnation;
+        self.subscribers.retain(|subscriber| !subscriber.queue.is_closed());
+        let advance = |subscriber: &mut Subscriber| subscriber.advance(incarnation, blocks);
+        // Each is advanced, also after one that is behind.
+        self.subscribers.iter_mut().map(advance).fold(true, |all, current| all & current)
+    }
+
+    /// Offers the status to everyone; who has no room gets the next one.
+    pub fn status(&mut self, status: &v1::NodeDescription) {
+        for subscriber in &mut self.subscribers {
+            let event = v1::node_event::Event::Status(status.clone());
+            subscriber.status_sent |= subscriber.send(self.incarnation, event).is_ok();
+        }
+    }
+
+    /// Whether somebody has never had a status.
+    pub fn lacks_status(&self) -> bool {
+        self.subscribers.iter().any(|subscriber| !subscriber.status_sent)
+    }
+
+    pub fn count(&self) -> usize {
+        self.subscribers.len()
+    }
+}
+
+impl Subscriber {
+    fn advance(&mut self, incarnation: u64, blocks: &Blocks) -> bool {
+        while self.queue.capacity() > 0 {
+            match &mut self.at {
+                At::Sequence(at) if *at == blocks.sequence() => return true,
+                At::Sequence(at) => match blocks.changes_since(*at, CHANGES_MAX) {
+                    None => self.at = At::NoSnapshot,
+                    Some(changes) => {
+                        *at = changes.first_sequence + changes.changes.len() as u64 - 1;
+                        let change = |change: &kvasir_blocks::BlockChange| v1::BlockChange {
+                            removed: change.removed,
+                            key: change.key.0.to_vec(),
+                        };
+                        let event = v1::node_event::Event::Changes(v1::BlockChanges {
+                            sequence: changes.first_sequence,
+                            changes: changes.changes.iter().map(change).collect(),
+                        });
+                        // There is room: this thread is the only sender.
+                        let _ = self.send(incarnation, event);
+                    }
+                },
+                At::NoSnapshot => self.at = At::InSnapshot(blocks.snapshot(), 0),
+                At::InSnapshot(snapshot, sent) => {
+                    let (start, all) = (*sent, snapshot.keys.len());
+                    let end = all.min(start + SNAPSHOT_KEYS);
+                    let event = v1::node_event::Event::Snapshot(v1::Snapshot {
+                        sequence: snapshot.sequence,
+                        first: start == 0,
+                        last: end == all,
+                        keys: BlockKey::concat(&snapshot.keys[start..end]),
+                    });
+                    *sent = end;
+                    let done = (end == all).then_some(snapshot.sequence);
+                    let _ = self.send(incarnation, event);
+                    if let Some(sequence) = done {
+                        self.at = At::Sequence(sequence);
+                    }
+                }
+            }
+        }
+        self.queue.is_closed()
+    }
+
+    fn send(&self, incarnation: u64, event: v1::node_event::Event) -> Result<(), ()> {
+        let event = v1::NodeEvent { incarnation, event: Some(event) };
+        self.queue.try_send(event).map_err(|_| ())
+    }
+}

@@ -1,0 +1,160 @@
+//! What comes to the node's thread from elsewhere: commands from gRPC, the ends of transfers, and
+//! messages of peers. Each has a bounded queue of its own.
+//!
+//! - Commands: when full, the caller is told to come again.
+//! - Ends of transfers: bounded by what the node has under way (see `ENDS_MAX`), so never full.
+//! - Messages of peers: when full, dropped and counted; a peer that needs an answer asks again or
+//!   cuts this node off.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+
+use kvasir_proto::Share;
+use kvasir_transfer::{Outcome, PeerEvent, PeerId};
+use prometheus::IntCounter;
+
+use super::command::Command;
+use super::push::Group;
+use super::{SHARES_MAX, WRITES_MAX};
+use crate::attach::doorbell::Doorbell;
+
+const COMMANDS_MAX: usize = 1024;
+const MESSAGES_MAX: usize = 4096;
+/// Each group under way (at least one write) ends once; each share has one counter, one tail, one
+/// drain and one message at a time; the rest is for the few operations on writers.
+const ENDS_MAX: usize = WRITES_MAX + 4 * SHARES_MAX + 4096;
+
+/// The end of something that the transfer engine did.
+#[derive(Debug)]
+pub enum End {
+    Group(GroupEnd),
+    Tail {
+        share: Share,
+        push: u64,
+        outcome: Outcome,
+    },
+    Drained {
+        share: Share,
+        push: u64,
+        outcome: Outcome,
+    },
+    /// An immediate reached its count, or never will.
+    Counted {
+        share: Share,
+        imm: u32,
+        outcome: Outcome,
+    },
+    /// One of the operations that cut a writer off.
+    Cut {
+        writer: u64,
+        outcome: Outcome,
+    },
+    /// A message to a peer was handed over or not.
+    Sent {
+        share: Share,
+        outcome: Outcome,
+    },
+}
+
+/// The end of a group of writes.
+#[derive(Debug)]
+pub struct GroupEnd {
+    pub share: Share,
+    /// Which push of the share.
+    pub push: u64,
+    pub group: Group,
+    pub writes: usize,
+    pub issued_us: u64,
+    pub landed_us: u64,
+    pub outcome: Outcome,
+}
+
+/// From other nodes.
+#[derive(Debug)]
+pub enum FromPeer {
+    Message(PeerId, Vec<u8>),
+    Event(PeerEvent),
+}
+
+/// The sending ends, for any thread.
+#[derive(Debug, Clone)]
+pub struct Post {
+    commands: SyncSender<Command>,
+    ends: SyncSender<End>,
+    messages: SyncSender<FromPeer>,
+    bell: Arc<Bell>,
+    messages_dropped: IntCounter,
+}
+
+/// The node thread's own doorbell.
+#[derive(Debug)]
+pub struct Bell {
+    pub bell: Doorbell,
+    pub sleeping: AtomicU32,
+}
+
+impl Bell {
+    fn ring(&self) {
+        self.bell.ring_if(&self.sleeping);
+    }
+}
+
+/// Why a command was not taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NotTaken {
+    Busy,
+    Ended,
+}
+
+impl Post {
+    /// # Errors
+    /// [`NotTaken`].
+    pub fn command(&self, command: Command) -> Result<(), NotTaken> {
+        self.commands.try_send(command).map_err(|error| match error {
+            TrySendError::Full(_) => NotTaken::Busy,
+            TrySendError::Disconnected(_) => NotTaken::Ended,
+        })?;
+        self.bell.ring();
+        Ok(())
+    }
+
+    pub fn end(&self, end: End) {
+        // Full cannot be (see `ENDS_MAX`); disconnected means that the node's thread has ended.
+        let sent = self.ends.try_send(end);
+        debug_assert!(!matches!(sent, Err(TrySendError::Full(_))), "more ends than beginnings");
+        self.bell.ring();
+    }
+
+    pub fn peer(&self, message: FromPeer) {
+        if self.messages.try_send(message).is_err() {
+            self.messages_dropped.inc();
+        }
+        self.bell.ring();
+    }
+}
+
+/// The receiving ends, for the node's thread.
+#[derive(Debug)]
+pub struct Inbox {
+    pub commands: Receiver<Command>,
+    pub ends: Receiver<End>,
+    pub messages: Receiver<FromPeer>,
+    pub bell: Arc<Bell>,
+}
+
+/// # Errors
+/// When the process has no descriptors left.
+pub fn inbox(messages_dropped: IntCounter) -> std::io::Result<(Post, Inbox)> {
+    let bell = Arc::new(Bell { bell: Doorbell::new()?, sleeping: AtomicU32::new(0) });
+    let (commands, commands_receiver) = sync_channel(COMMANDS_MAX);
+    let (ends, ends_receiver) = sync_channel(ENDS_MAX);
+    let (messages, messages_receiver) = sync_channel(MESSAGES_MAX);
+    let inbox = Inbox {
+        commands: commands_receiver,
+        ends: ends_receiver,
+        messages: messages_receiver,
+        bell: Arc::clone(&bell),
+    };
+    Ok((Post { commands, ends, messages, bell, messages_dropped }, inbox))
+}

@@ -1,0 +1,128 @@
+//! What the shell keeps for one share that is open or ending: what its bytes are, where they come
+//! from and where they go. Who owns which slot and for how long is the block core's.
+
+use std::ops::Range;
+
+use kvasir_blocks::AttachEpoch;
+use kvasir_proto::{SlotIndex, TxId, v1};
+use kvasir_transfer::{PeerId, RegionDesc};
+
+use super::command::Reply;
+use super::pages::Pages;
+use super::peer_message::PushName;
+use super::push::Push;
+use super::tail_space::TailRange;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Leg {
+    pub pages: Pages,
+    /// Leading pages that may only be read.
+    pub cached_pages: u32,
+    /// Leading pages whose keys came with the allocation.
+    pub keyed_pages: u32,
+    /// Pages that the engine added at the end.
+    pub grown_pages: u32,
+    pub lease_ms: u64,
+    pub engine: Option<AttachEpoch>,
+    pub incoming: Option<Incoming>,
+    pub outgoing: Option<Outgoing>,
+    /// The engine's tail, when it came before the targets.
+    pub tail: Option<Vec<u8>>,
+    /// The engine has said that the prompt is computed.
+    pub finished: bool,
+    /// A read is open with the block core: a push is owed or under way.
+    pub reading: bool,
+}
+
+impl Leg {
+    /// Pages that the engine may plan to write.
+    pub fn writable_pages(&self) -> Range<u32> {
+        self.cached_pages..self.pages.count() + self.grown_pages
+    }
+}
+
+/// What another node writes here.
+#[derive(Debug)]
+pub struct Incoming {
+    /// Incarnation of its transfer engine; `None` once it has been cut off.
+    pub writer: Option<u64>,
+    pub imm: u32,
+    pub pages: Range<u32>,
+    pub tail: TailRange,
+    /// Writes to come: pages x runs + 1.
+    pub expected: u32,
+    pub state: IncomingState,
+    /// Calls that wait for the fetch to be settled, and how many leading pages they know good.
+    pub settling: Option<Settling>,
+}
+
+#[derive(Debug)]
+pub enum IncomingState {
+    Waiting,
+    /// All has arrived; the engine is told when it has bound the share.
+    Arrived {
+        engine: Vec<u8>,
+        told: bool,
+    },
+    /// The fetch ended with less.
+    Settled,
+}
+
+#[derive(Debug)]
+pub struct Settling {
+    pub good_pages: u32,
+    pub replies: Vec<Reply<v1::TxCommitReply>>,
+}
+
+/// Where this share's pages go.
+#[derive(Debug)]
+pub struct Outgoing {
+    /// Names it with the transfer engine.
+    pub id: u64,
+    pub target: Target,
+    pub push: Push,
+    pub drain: Drain,
+    /// A path was lost with its writes on it.
+    pub unsure: bool,
+    /// The block core waits to hear that it has stopped.
+    pub core_waits: bool,
+    /// Receivers that asked to stop it.
+    pub stop_asked: Vec<PeerId>,
+    /// Source side: the call that waits for the end.
+    pub reply: Option<Reply<v1::TxPushReply>>,
+    /// Its end has been seen to.
+    pub settled: bool,
+}
+
+/// Whether the transfer engine still has writes of a push that failed or was stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Drain {
+    NotNeeded,
+    Asked,
+    Done,
+}
+
+/// A place on another node, checked.
+#[derive(Debug, Clone)]
+pub struct Target {
+    pub tx: TxId,
+    pub peer: PeerId,
+    pub name: PushName,
+    pub slots_region: RegionDesc,
+    pub first_page: u32,
+    pub slots: Vec<SlotIndex>,
+    pub tail_region: RegionDesc,
+    pub tail_offset_bytes: u64,
+    pub tail_bytes_max: u32,
+}
+
+impl Target {
+    pub fn pages(&self) -> Range<u32> {
+        self.first_page..self.first_page + self.slots.len() as u32
+    }
+
+    pub fn slot(&self, page: u32) -> SlotIndex {
+        self.slots[(page - self.first_page) as usize]
+    }
+}

@@ -1,0 +1,221 @@
+//! Pages that come from another node: counting them, believing the tail, telling the engine.
+
+use kvasir_blocks::{AbortReason, Arrival, AttachEpoch, BindError, Binding, Bound};
+use kvasir_proto::{Share, Side, v1};
+use kvasir_transfer::engine::Expect;
+use kvasir_transfer::{Completion, Outcome, SubmitError};
+
+use super::Owner;
+use crate::clock;
+use crate::node::command::{Refused, Reply};
+use crate::node::inbox::End;
+use crate::node::leg::{IncomingState, Settling};
+use crate::node::tail;
+
+impl Owner {
+    /// Waits for the writes of a share.
+    pub(super) fn expect(&self, share: Share, imm: u32, count: u32) -> Result<(), SubmitError> {
+        let post = self.post.clone();
+        let done =
+            Completion::callback(move |outcome| post.end(End::Counted { share, imm, outcome }));
+        self.transfer.expect_imm(Expect { imm, count: count.into(), deadline: None }, done)
+    }
+
+    /// The count is reached: every page and the tail have landed.
+    pub(super) fn counted(&mut self, share: Share, imm: u32, outcome: Outcome) {
+        let Some(leg) = self.legs.get_mut(&share) else { return };
+        let Some(incoming) = leg.incoming.as_mut().filter(|i| i.imm == imm) else { return };
+        if outcome.is_err() || !matches!(incoming.state, IncomingState::Waiting) {
+            return;
+        }
+        let runs = leg.pages.layout().runs_per_page();
+        let mut room = vec![0; incoming.tail.length_bytes as usize];
+        let offset = incoming.tail.offset_bytes as usize;
+        self.tails.copy_to(offset, &mut room).expect("the room was taken in this memory");
+        let pages = incoming.pages.clone();
+        match tail::decode(&room, share.tx, pages.len() * runs) {
+            Ok(v1::Tail { checksums, engine, .. }) => {
+                let by_page = checksums.chunks(runs).map(<[u64]>::to_vec).collect();
+                self.arrived(share, by_page, engine);
+            }
+            Err(error) => {
+                tracing::error!(%share, %error, "the tail that arrived cannot be believed");
+                self.metrics.bad_tails.inc();
+                self.metrics.fetches.with_label_values(&["bad_tail"]).inc();
+                self.blocks.abort(clock::now_ms(), share, AbortReason::BadArrival);
+            }
+        }
+    }
+
+    fn arrived(&mut self, share: Share, checksums: Vec<Vec<u64>>, engine: Vec<u8>) {
+        let copies = checksums.clone();
+        let label = match self.blocks.arrived(clock::now_ms(), share, checksums) {
+            Ok(Arrival::Settled { cached_blocks }) => {
+                let Some(leg) = self.legs.get_mut(&share) else { return };
+                let Some(incoming) = &mut leg.incoming else { return };
+                incoming.state = IncomingState::Arrived { engine, told: false };
+                for (page, checksums) in incoming.pages.clone().zip(&copies) {
+                    let slot = leg.pages.slot(page);
+                    leg.pages.set_whole(page, slot, checksums);
+                }
+                leg.cached_pages = leg.cached_pages.max(cached_blocks);
+                self.stops.remove(&share);
+                self.answer_settling(share, cached_blocks);
+                self.tell_ready(share);
+                self.pump(share);
+                "arrived"
+            }
+            Ok(Arrival::Late) => "late",
+            Err(error) => {
+                tracing::debug!(%share, %error, "what arrived has no share any more");
+                "late"
+            }
+        };
+        self.metrics.fetches.with_label_values(&[label]).inc();
+    }
+
+    /// An engine takes a share over.
+    pub(super) fn bind(&mut self, share: Share, epoch: AttachEpoch) {
+        match self.blocks.bind(share, epoch) {
+            Ok(Binding::Bound(bound)) => self.bound(share, epoch, bound),
+            // `Action::Bound` follows.
+            Ok(Binding::Waiting) => {}
+            Err(error) => {
+                let status = match error {
+                    BindError::Gone => v1::BindStatus::Gone,
+                    BindError::Taken => v1::BindStatus::Taken,
+                };
+                let message = v1::Bound {
+                    tx: Some(share.tx.into()),
+                    side: share.side.to_wire(),
+                    status: status.into(),
+                    slots: Vec::new(),
+                    cached_tokens: 0,
+                };
+                self.tell_engine(v1::node_to_engine::Message::Bound(message));
+            }
+        }
+    }
+
+    /// The slots are settled: the engine may begin.
+    pub(super) fn bound(&mut self, share: Share, epoch: AttachEpoch, bound: Bound) {
+        if self.session.as_ref().is_none_or(|session| session.epoch() != epoch) {
+            return;
+        }
+        let Some(leg) = self.legs.get_mut(&share) else { return };
+        leg.engine = Some(epoch);
+        let block_tokens = leg.pages.layout().block_tokens();
+        self.set_cached(share, bound.cached_tokens / block_tokens);
+        let message = v1::Bound {
+            tx: Some(share.tx.into()),
+            side: share.side.to_wire(),
+            status: v1::BindStatus::Ok.into(),
+            slots: bound.slots.iter().map(|slot| slot.0).collect(),
+            cached_tokens: bound.cached_tokens,
+        };
+        self.tell_engine(v1::node_to_engine::Message::Bound(message));
+        self.tell_ready(share);
+        // What is cached can be pushed at once.
+        self.pump(share);
+    }
+
+    /// Hands the tail on, once: when all has arrived and the engine has bound the share.
+    fn tell_ready(&mut self, share: Share) {
+        let Some(leg) = self.legs.get_mut(&share) else { return };
+        let Some(incoming) = &mut leg.incoming else { return };
+        let IncomingState::Arrived { engine, told } = &mut incoming.state else { return };
+        if share.side != Side::Decode || leg.engine.is_none() || std::mem::replace(told, true) {
+            return;
+        }
+        let message = v1::Ready { tx: Some(share.tx.into()), tail: std::mem::take(engine) };
+        self.tell_engine(v1::node_to_engine::Message::Ready(message));
+    }
+
+    /// Settles a fetch whose source sent less than was asked for.
+    pub(super) fn commit(
+        &mut self,
+        request: &v1::TxCommitRequest,
+        reply: Reply<v1::TxCommitReply>,
+    ) {
+        if let Err((refused, reply)) = self.begin_settling(request, reply) {
+            let _ = reply.send(Err(refused));
+        }
+    }
+
+    fn begin_settling(
+        &mut self,
+        request: &v1::TxCommitRequest,
+        reply: Reply<v1::TxCommitReply>,
+    ) -> Result<(), (Refused, Reply<v1::TxCommitReply>)> {
+        let share = match Share::from_wire(request.tx, request.side) {
+            Ok(share) => share,
+            Err(error) => return Err((error.into(), reply)),
+        };
+        let Some(leg) = self.legs.get_mut(&share) else {
+            return Err((Refused::NotFound("no such share".into()), reply));
+        };
+        let Some(incoming) = leg.incoming.as_mut().filter(|_| share.side == Side::Prefill) else {
+            return Err((Refused::Precondition("the share has no fetch".into()), reply));
+        };
+        if !matches!(incoming.state, IncomingState::Waiting) {
+            let _ = reply.send(Ok(v1::TxCommitReply { held_blocks: leg.cached_pages }));
+            return Ok(());
+        }
+        let good_pages = request.good_blocks.min(incoming.pages.len() as u32);
+        let settling =
+            incoming.settling.get_or_insert(Settling { good_pages, replies: Vec::new() });
+        settling.good_pages = settling.good_pages.min(good_pages);
+        settling.replies.push(reply);
+        if good_pages == incoming.pages.len() as u32 && !request.source_lost {
+            // All of it landed: the count is about to be reached.
+            return Ok(());
+        }
+        if let Some(writer) = incoming.writer.filter(|_| request.source_lost) {
+            self.cut_off(writer);
+        }
+        if let Err(error) = self.blocks.stop_writer(share) {
+            tracing::debug!(%share, %error, "the writer is not asked to stop");
+        }
+        self.run_actions();
+        // It may have stopped before.
+        self.settle_fetch(share);
+        Ok(())
+    }
+
+    /// Tries to settle a fetch with less, once its writer writes no more.
+    pub(super) fn settle_fetch(&mut self, share: Share) {
+        let Some(leg) = self.legs.get_mut(&share) else { return };
+        let Some(incoming) = &mut leg.incoming else { return };
+        let Some(settling) = &incoming.settling else { return };
+        if !matches!(incoming.state, IncomingState::Waiting) {
+            return;
+        }
+        let good = incoming.pages.start..incoming.pages.start + settling.good_pages;
+        let layout = leg.pages.layout();
+        // The tail did not come. What landed was verified on its way where that is configured.
+        let checksums: Vec<Vec<u64>> =
+            good.clone().map(|page| self.arena.checksums(layout, leg.pages.slot(page))).collect();
+        let copies = checksums.clone();
+        match self.blocks.settle_fetch(share, checksums) {
+            Ok(cached_blocks) => {
+                incoming.state = IncomingState::Settled;
+                for (page, checksums) in good.zip(&copies) {
+                    let slot = leg.pages.slot(page);
+                    leg.pages.set_whole(page, slot, checksums);
+                }
+                leg.cached_pages = leg.cached_pages.max(cached_blocks);
+                self.metrics.fetches.with_label_values(&["partial"]).inc();
+                self.answer_settling(share, cached_blocks);
+            }
+            Err(error) => tracing::debug!(%share, %error, "the fetch cannot be settled yet"),
+        }
+    }
+
+    fn answer_settling(&mut self, share: Share, held_blocks: u32) {
+        let incoming = self.legs.get_mut(&share).and_then(|leg| leg.incoming.as_mut());
+        let settling = incoming.and_then(|incoming| incoming.settling.take());
+        for reply in settling.into_iter().flat_map(|settling| settling.replies) {
+            let _ = reply.send(Ok(v1::TxCommitReply { held_blocks }));
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! The switchboard: one thread that takes whatever comes, hands it to the part it belongs to, and
+//! carries out what the block core decides. It never waits for anything but its doorbells.
+//!
+//! - `shares`: allocate, commit, abort, renew, and the core's actions
+//! - `pushes`: pages that leave
+//! - `arrivals`: pages that come
+//! - `stops`: making sure that nobody writes any more
+//! - `engine`: the attached engine
+//! - `report`: events, status, metrics
+
+mod arrivals;
+mod engine;
+mod pushes;
+mod report;
+mod shares;
+mod stops;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvasir_blocks::{AbortReason, Blocks};
+use kvasir_proto::Share;
+use kvasir_transfer::{RegionHandle, SharedMemory, TransferEngine};
+
+use self::engine::{CacheShape, PendingAttach};
+use super::arena::Arena;
+use super::command::Command;
+use super::events::Events;
+use super::inbox::{Bell, End, FromPeer, Inbox, Post};
+use super::leg::Leg;
+use super::sent_pushes::SentPushes;
+use super::session::Session;
+use super::tail_space::TailSpace;
+use super::writers::Writers;
+use crate::attach::doorbell;
+use crate::clock;
+use crate::config::Config;
+use crate::layer_log::LayerLog;
+use crate::metrics::Metrics;
+
+/// How long the thread looks for work before it sleeps.
+const SPIN_US: u64 = 30;
+/// Taken of each kind before the others get their turn.
+const BATCH: usize = 256;
+/// How often what is not rung for is looked at: the engine's load, work that was put off.
+const TICK_MS: u64 = 250;
+/// While something waits for room.
+const SOON_MS: u64 = 2;
+/// What shutdown gives aborted shares to end.
+const ABORT_MS: u64 = 1_000;
+
+/// What the owner is made of.
+#[derive(Debug)]
+pub struct Parts {
+    pub config: Config,
+    pub incarnation: u64,
+    pub blocks: Blocks,
+    pub arena: Arena,
+    /// The arena, as pushes read it.
+    pub arena_region: RegionHandle,
+    pub tails: Arc<SharedMemory>,
+    pub writers: Writers,
+    pub transfer: TransferEngine,
+    pub inbox: Inbox,
+    pub post: Post,
+    pub metrics: Metrics,
+    pub layer_log: Option<LayerLog>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Owner {
+    config: Config,
+    incarnation: u64,
+    blocks: Blocks,
+    arena: Arena,
+    arena_region: RegionHandle,
+    tails: Arc<SharedMemory>,
+    tail_space: TailSpace,
+    legs: BTreeMap<Share, Leg>,
+    /// Stops that peers have been asked for, and when they are cut off instead.
+    stops: BTreeMap<Share, u64>,
+    writers: Writers,
+    sent: SentPushes,
+    transfer: TransferEngine,
+    session: Option<Session>,
+    pending_attach: Option<PendingAttach>,
+    attach_epoch: u32,
+    cache: Option<CacheShape>,
+    events: Events,
+    report: report::Reported,
+    inbox: Inbox,
+    post: Post,
+    metrics: Metrics,
+    layer_log: Option<LayerLog>,
+    next_push: u64,
+    writes_in_flight: usize,
+    /// A push has more to issue than may be under way at once.
+    push_waits: bool,
+    /// Set while draining: when open shares are aborted.
+    drain_until_ms: Option<u64>,
+}
+
+impl Owner {
+    pub fn new(parts: Parts) -> Self {
+        let Parts {
+            config,
+            incarnation,
+            blocks,
+            arena,
+            arena_region,
+            tails,
+            writers,
+            transfer,
+            inbox,
+            post,
+            metrics,
+            layer_log,
+        } = parts;
+        Owner {
+            tail_space: TailSpace::new(tails.len() as u64),
+            config,
+            incarnation,
+            blocks,
+            arena,
+            arena_region,
+            tails,
+            legs: BTreeMap::new(),
+            stops: BTreeMap::new(),
+            writers,
+            sent: SentPushes::default(),
+            transfer,
+            session: None,
+            pending_attach: None,
+            attach_epoch: 0,
+            cache: None,
+            events: Events::new(incarnation),
+            report: report::Reported::default(),
+            inbox,
+            post,
+            metrics,
+            layer_log,
+            next_push: 1,
+            writes_in_flight: 0,
+            push_waits: false,
+            drain_until_ms: None,
+        }
+    }
+
+    /// Runs until it is drained.
+    pub fn run(mut self) {
+        let mut busy_us = clock::now_us();
+        let mut tick_ms = 0;
+        while !self.is_drained() {
+            let mut worked = self.take_all();
+            let now_ms = clock::now_ms();
+            if now_ms >= tick_ms {
+                self.tick(now_ms);
+                tick_ms = now_ms + TICK_MS;
+                worked = true;
+            }
+            if self.blocks.poll_timeout().is_some_and(|due_ms| due_ms <= now_ms) {
+                self.blocks.handle_timeout(now_ms);
+                self.run_actions();
+                worked = true;
+            }
+            let behind = self.catch_up(now_ms, worked);
+            let now_us = clock::now_us();
+            if worked {
+                busy_us = now_us;
+            } else if now_us.saturating_sub(busy_us) < SPIN_US {
+                std::hint::spin_loop();
+            } else {
+                let due_ms = self.blocks.poll_timeout().unwrap_or(u64::MAX).min(tick_ms);
+                let due_ms = if behind { due_ms.min(now_ms + SOON_MS) } else { due_ms };
+                self.sleep(Duration::from_millis(due_ms.saturating_sub(now_ms)));
+                busy_us = clock::now_us();
+            }
+        }
+        tracing::info!(node = %self.config.node_id, "the node has drained");
+    }
+
+    /// Everything that has come in. Answers whether there was anything.
+    fn take_all(&mut self) -> bool {
+        let mut worked = false;
+        for _ in 0..BATCH {
+            let Ok(end) = self.inbox.ends.try_recv() else { break };
+            self.take_end(end);
+            worked = true;
+        }
+        worked |= self.take_engine();
+        for _ in 0..BATCH {
+            let Ok(command) = self.inbox.commands.try_recv() else { break };
+            self.take_command(command);
+            worked = true;
+        }
+        for _ in 0..BATCH {
+            let Ok(message) = self.inbox.messages.try_recv() else { break };
+            match message {
+                FromPeer::Message(peer, bytes) => self.take_message(peer, &bytes),
+                FromPeer::Event(event) => self.take_peer_event(event),
+            }
+            worked = true;
+        }
+        worked
+    }
+
+    fn take_end(&mut self, end: End) {
+        match end {
+            End::Group(end) => self.group_done(&end),
+            End::Tail { share, push, outcome } => self.tail_done(share, push, outcome),
+            End::Drained { share, push, outcome } => self.push_drained(share, push, outcome),
+            End::Counted { share, imm, outcome } => self.counted(share, imm, outcome),
+            End::Cut { writer, outcome } => self.writer_cut(writer, outcome),
+            End::Sent { share, outcome } => self.stop_sent(share, outcome),
+        }
+        self.run_actions();
+    }
+
+    fn take_command(&mut self, command: Command) {
+        // Whoever asked may have gone: then nobody wants the answer.
+        match command {
+            Command::Describe(reply) => drop(reply.send(Ok(self.describe()))),
+            Command::Allocate(request, reply) => drop(reply.send(self.allocate(request))),
+            Command::Push(request, reply) => self.push(request, reply),
+            Command::Commit(request, reply) => self.commit(&request, reply),
+            Command::Abort(request, reply) => drop(reply.send(self.abort(request))),
+            Command::Renew(request, reply) => drop(reply.send(self.renew(&request))),
+            Command::ListBlocks(request, reply) => drop(reply.send(self.list_blocks(&request))),
+            Command::Subscribe(request, queue) => {
+                let status = self.describe();
+                self.events.subscribe(&request, queue, status);
+            }
+            Command::AttachBegin(request, reply) => drop(reply.send(self.attach_begin(request))),
+            Command::AttachComplete(token, stream) => self.attach_complete(token, stream),
+            Command::Drain => {
+                let until_ms = clock::now_ms() + self.config.drain_ms;
+                self.drain_until_ms.get_or_insert(until_ms);
+                self.report.dirty = true;
+            }
+        }
+        self.run_actions();
+    }
+
+    /// What happens now and then.
+    fn tick(&mut self, now_ms: u64) {
+        self.look_after_engine();
+        self.look_after_stops(now_ms);
+        if self.drain_until_ms.is_some_and(|until_ms| now_ms >= until_ms) {
+            self.blocks.abort_all(now_ms, &AbortReason::Draining);
+        }
+        self.run_actions();
+        self.report_status(now_ms);
+    }
+
+    /// Sends on what had no room. Answers whether something still has none.
+    fn catch_up(&mut self, now_ms: u64, worked: bool) -> bool {
+        if self.push_waits {
+            self.pump_all();
+            self.run_actions();
+        }
+        let outbox = self.flush_engine();
+        let current = self.events.advance(&self.blocks);
+        if worked {
+            self.set_gauges(now_ms);
+        }
+        if self.report.dirty || self.events.lacks_status() {
+            self.report_status(now_ms);
+        }
+        outbox || !current || self.push_waits
+    }
+
+    fn sleep(&mut self, timeout: Duration) {
+        let bell: Arc<Bell> = Arc::clone(&self.inbox.bell);
+        doorbell::announce_sleep(&bell.sleeping);
+        if let Some(session) = &self.session {
+            doorbell::announce_sleep(session.control().node_sleeps());
+        }
+        // The last look takes what it finds, so that nothing is found and then slept on.
+        if !self.take_all() {
+            self.sleep_on(&bell, timeout);
+        }
+        bell.bell.clear();
+        doorbell::awake(&bell.sleeping);
+        if let Some(session) = &self.session {
+            session.clear_bell();
+            doorbell::awake(session.control().node_sleeps());
+        }
+    }
+
+    fn sleep_on(&mut self, bell: &Bell, timeout: Duration) {
+        // An engine that is not listened to any more has a connection that is always readable:
+        // its end is looked for at each tick.
+        let session = self.session.as_ref().filter(|session| !session.is_expelled());
+        let Some(session) = session else {
+            doorbell::sleep(&[bell.bell.as_fd()], timeout);
+            return;
+        };
+        let [node_bell, connection, process] = session.fds();
+        let ready = doorbell::sleep(&[bell.bell.as_fd(), node_bell, connection, process], timeout);
+        if ready & 0b1100 != 0 {
+            self.look_after_engine();
+            self.run_actions();
+        }
+    }
+
+    fn is_drained(&self) -> bool {
+        let Some(until_ms) = self.drain_until_ms else { return false };
+        let counts = self.blocks.counts();
+        counts.shares == 0 || clock::now_ms() >= until_ms + ABORT_MS
+    }
+}

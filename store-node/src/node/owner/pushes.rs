@@ -1,0 +1,543 @@
+//! Pages that leave: arming a push, issuing what is due, and seeing to its end.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use kvasir_blocks::{AbortReason, ShareError};
+use kvasir_proto::{Share, Side, SlotIndex, SlotLayout, v1};
+use kvasir_transfer::{
+    Completion, Endpoint, Outcome, PageSide, RegionDesc, Source, WireError, Write, WriteError,
+    WritePaged,
+};
+
+use super::Owner;
+use crate::clock;
+use crate::layer_log::LayerLine;
+use crate::node::WRITES_MAX;
+use crate::node::command::{Refused, Reply};
+use crate::node::inbox::{End, GroupEnd, Post};
+use crate::node::leg::{Drain, Leg, Outgoing, Target};
+use crate::node::peer_message::{PeerMessage, PushName};
+use crate::node::push::{Fault, Group, Grouping, Push};
+use crate::node::tail;
+
+/// When a write has not been acknowledged for so long, its push has failed.
+const WRITE_DEADLINE: Duration = Duration::from_secs(30);
+
+impl Owner {
+    /// Names the targets of a push. On the source side the answer is given when it is over.
+    pub(super) fn push(&mut self, request: v1::TxPushRequest, reply: Reply<v1::TxPushReply>) {
+        match self.arm(&request) {
+            Ok(Armed::Now(share)) => {
+                if share.side == Side::Source {
+                    let leg = self.legs.get_mut(&share);
+                    if let Some(outgoing) = leg.and_then(|leg| leg.outgoing.as_mut()) {
+                        outgoing.reply = Some(reply);
+                    }
+                } else {
+                    let _ = reply.send(Ok(v1::TxPushReply::default()));
+                }
+                self.pump(share);
+            }
+            Ok(Armed::Nothing) => drop(reply.send(Ok(v1::TxPushReply::default()))),
+            Err(refused) => drop(reply.send(Err(refused))),
+        }
+    }
+
+    fn arm(&mut self, request: &v1::TxPushRequest) -> Result<Armed, Refused> {
+        let share = Share::from_wire(request.tx, request.side)?;
+        let targets = request.targets.as_ref();
+        let targets =
+            targets.ok_or_else(|| Refused::Invalid("field `targets` is missing".into()))?;
+        if share.side == Side::Decode {
+            return Err(Refused::Invalid("a decode share sends nothing".into()));
+        }
+        let leg = self.legs.get(&share).ok_or_else(|| Refused::from(ShareError::Unknown))?;
+        let target = self.target(share, targets, leg)?;
+        if let Some(outgoing) = &leg.outgoing {
+            if outgoing.target.name == target.name && share.side == Side::Prefill {
+                return Ok(Armed::Nothing);
+            }
+            return Err(Refused::Precondition("the share has a push already".into()));
+        }
+        if share.side == Side::Prefill && !self.config.push {
+            return Ok(Armed::Nothing);
+        }
+        if self.sent.is_stopped(target.name) {
+            return Err(Refused::Ended("the receiver has stopped this push".into()));
+        }
+        if !leg.reading {
+            self.blocks.read_begin(share)?;
+        }
+        let leg = self.legs.get_mut(&share).expect("it was there above");
+        leg.reading = true;
+        let mut push = match share.side {
+            Side::Source => {
+                let held = leg.cached_pages.clamp(target.first_page, target.pages().end);
+                let push = Push::new(Grouping::Pages, target.first_page..held);
+                if held < target.pages().end { push.without_tail() } else { push }
+            }
+            Side::Prefill | Side::Decode => Push::new(Grouping::Layers, target.pages()),
+        };
+        match share.side {
+            Side::Source => push.give_tail(Vec::new()),
+            Side::Prefill | Side::Decode => {
+                if let Some(engine) = leg.tail.take() {
+                    push.give_tail(engine);
+                }
+            }
+        }
+        leg.outgoing = Some(Outgoing {
+            id: self.next_push,
+            target,
+            push,
+            drain: Drain::NotNeeded,
+            unsure: false,
+            core_waits: false,
+            stop_asked: Vec::new(),
+            reply: None,
+            settled: false,
+        });
+        self.next_push += 1;
+        Ok(Armed::Now(share))
+    }
+
+    /// Reads and checks what another node may have written into the request.
+    fn target(
+        &self,
+        share: Share,
+        targets: &v1::WriteTargets,
+        leg: &Leg,
+    ) -> Result<Target, Refused> {
+        let wrong = |field: &str, error: WireError| {
+            Refused::Invalid(format!("field `targets.{field}`: {error}"))
+        };
+        let endpoint = Endpoint::from_bytes(&targets.endpoint).map_err(|e| wrong("endpoint", e))?;
+        let slots_region =
+            RegionDesc::from_bytes(&targets.slots_region).map_err(|e| wrong("slots_region", e))?;
+        let tail_region =
+            RegionDesc::from_bytes(&targets.tail_region).map_err(|e| wrong("tail_region", e))?;
+        let layout = leg.pages.layout();
+        let theirs = targets.layout.as_ref().map(SlotLayout::try_from);
+        if !theirs.is_some_and(|theirs| theirs.is_ok_and(|theirs| theirs == **layout)) {
+            let why = "the receiver's slots have another layout";
+            return Err(Refused::Precondition(why.into()));
+        }
+        let pages = u32::try_from(targets.slots.len()).unwrap_or(u32::MAX);
+        let end = targets.first_page.checked_add(pages);
+        let fits = match share.side {
+            // All that the prompt has, so that decoding can begin.
+            Side::Prefill | Side::Decode => end == Some(leg.pages.count()),
+            Side::Source => end.is_some(),
+        };
+        let count = u64::from(pages) * layout.runs_per_page() as u64 + 1;
+        if !fits || count != u64::from(targets.expected_count) {
+            return Err(Refused::Invalid("the targets do not fit the share's pages".into()));
+        }
+        let unreachable = |error: kvasir_transfer::ConnectError| {
+            Refused::Precondition(format!("the receiver cannot be reached: {error}"))
+        };
+        Ok(Target {
+            tx: share.tx,
+            peer: self.transfer.connect(&endpoint).map_err(unreachable)?,
+            name: PushName { receiver: endpoint.incarnation, imm: targets.imm },
+            slots_region,
+            first_page: targets.first_page,
+            slots: targets.slots.iter().copied().map(SlotIndex).collect(),
+            tail_region,
+            tail_offset_bytes: targets.tail_offset_bytes,
+            tail_bytes_max: targets.tail_bytes_max,
+        })
+    }
+
+    /// Issues what is due of one push.
+    pub(super) fn pump(&mut self, share: Share) {
+        while let Some(leg) = self.legs.get_mut(&share) {
+            let Some(outgoing) = &mut leg.outgoing else { return };
+            if self.writes_in_flight >= WRITES_MAX {
+                self.push_waits = true;
+                break;
+            }
+            let Some(group) = outgoing.push.next_group(&leg.pages) else { break };
+            self.issue(share, group);
+        }
+        self.issue_tail(share);
+        self.settle_push(share);
+    }
+
+    pub(super) fn pump_all(&mut self) {
+        self.push_waits = false;
+        let waiting = |(share, leg): (&Share, &Leg)| {
+            leg.outgoing.as_ref().is_some_and(|outgoing| !outgoing.settled).then_some(*share)
+        };
+        let shares: Vec<Share> = self.legs.iter().filter_map(waiting).collect();
+        for share in shares {
+            self.pump(share);
+        }
+    }
+
+    fn issue(&mut self, share: Share, group: Group) {
+        let leg = &self.legs[&share];
+        let outgoing = leg.outgoing.as_ref().expect("the group is of its push");
+        let writes = paged_writes(leg, outgoing, &group, &self.arena_region);
+        let count = writes.iter().map(|write| write.source_pages.indices.len()).sum();
+        self.writes_in_flight += count;
+        let end = GroupEnd {
+            share,
+            push: outgoing.id,
+            group,
+            writes: count,
+            issued_us: clock::now_us(),
+            landed_us: 0,
+            outcome: Ok(()),
+        };
+        let tracker = Tracker::new(writes.len(), end, self.post.clone());
+        for write in writes {
+            let part = Arc::clone(&tracker);
+            let done = Completion::callback(move |outcome| part.part_done(outcome));
+            if let Err(error) = self.transfer.write_paged(write, done) {
+                tracing::warn!(%share, %error, "a write was not taken");
+                // Nothing of it was issued.
+                tracker.part_done(Err(WriteError::Cancelled));
+            }
+        }
+    }
+
+    fn issue_tail(&mut self, share: Share) {
+        let Some(leg) = self.legs.get_mut(&share) else { return };
+        let Some(outgoing) = &mut leg.outgoing else { return };
+        let Some(engine) = outgoing.push.take_due_tail(&leg.pages) else { return };
+        let pages = outgoing.push.pages();
+        let checksums = pages.flat_map(|page| leg.pages.checksums(page)).copied().collect();
+        let target = &outgoing.target;
+        let bytes = tail::encode(target.tx, checksums, engine);
+        if bytes.len() > target.tail_bytes_max as usize {
+            tracing::warn!(%share, bytes = bytes.len(), "the tail does not fit its room");
+            outgoing.push.tail_done(Err(Fault::Refused));
+            return;
+        }
+        let write = Write {
+            peer: target.peer,
+            checksum: Some(kvasir_transfer::checksum(&bytes)),
+            source: Source::Inline(bytes),
+            target: target.tail_region,
+            target_offset: target.tail_offset_bytes,
+            imm: Some(target.name.imm),
+            group: outgoing.id,
+            deadline: WRITE_DEADLINE,
+        };
+        let (post, push) = (self.post.clone(), outgoing.id);
+        let done = Completion::callback(move |outcome| {
+            post.end(End::Tail { share, push, outcome });
+        });
+        if let Err(error) = self.transfer.write(write, done) {
+            tracing::warn!(%share, %error, "a tail was not taken");
+            outgoing.push.tail_done(Err(Fault::PeerLost));
+        }
+    }
+
+    pub(super) fn group_done(&mut self, end: &GroupEnd) {
+        self.writes_in_flight -= end.writes;
+        let Some(leg) = self.legs.get_mut(&end.share) else { return };
+        let Some(outgoing) = leg.outgoing.as_mut().filter(|o| o.id == end.push) else { return };
+        outgoing.push.group_done(&end.group, end.outcome.map_err(fault));
+        outgoing.unsure |= end.outcome == Err(WriteError::PeerGone);
+        if end.outcome.is_ok() {
+            self.metrics.pushed_bytes.inc_by(group_bytes(leg, &end.group));
+            if let Some(log) = &self.layer_log {
+                for layer in end.group.layers.clone() {
+                    log.line(LayerLine {
+                        share: end.share,
+                        step: leg.pages.step(end.group.pages.start),
+                        layer: layer.into(),
+                        first_page: end.group.pages.start,
+                        pages: end.group.pages.len() as u32,
+                        issued_us: end.issued_us,
+                        landed_us: end.landed_us,
+                    });
+                }
+            }
+        } else {
+            self.drain_push(end.share);
+        }
+        self.pump(end.share);
+    }
+
+    pub(super) fn tail_done(&mut self, share: Share, push: u64, outcome: Outcome) {
+        let Some(leg) = self.legs.get_mut(&share) else { return };
+        let Some(outgoing) = leg.outgoing.as_mut().filter(|o| o.id == push) else { return };
+        outgoing.push.tail_done(outcome.map_err(fault));
+        outgoing.unsure |= outcome == Err(WriteError::PeerGone);
+        if outcome.is_err() {
+            self.drain_push(share);
+        }
+        self.settle_push(share);
+    }
+
+    /// Stops a push: nothing more is issued, and its end is made definite.
+    pub(super) fn halt_push(&mut self, share: Share) {
+        let Some(leg) = self.legs.get_mut(&share) else { return };
+        let Some(outgoing) = &mut leg.outgoing else { return };
+        if !outgoing.settled {
+            outgoing.push.stop();
+            self.drain_push(share);
+            self.settle_push(share);
+        }
+    }
+
+    fn drain_push(&mut self, share: Share) {
+        let leg = self.legs.get_mut(&share);
+        let Some(outgoing) = leg.and_then(|leg| leg.outgoing.as_mut()) else { return };
+        if outgoing.drain != Drain::NotNeeded {
+            return;
+        }
+        let (post, push) = (self.post.clone(), outgoing.id);
+        let done = Completion::callback(move |outcome| {
+            post.end(End::Drained { share, push, outcome });
+        });
+        outgoing.drain = match self.transfer.drain_group(push, done) {
+            Ok(()) => Drain::Asked,
+            Err(error) => {
+                tracing::warn!(%share, %error, "a push could not be drained");
+                outgoing.unsure = true;
+                Drain::Done
+            }
+        };
+    }
+
+    pub(super) fn push_drained(&mut self, share: Share, push: u64, outcome: Outcome) {
+        let leg = self.legs.get_mut(&share);
+        let Some(outgoing) = leg.and_then(|leg| leg.outgoing.as_mut()) else { return };
+        if outgoing.id == push {
+            outgoing.drain = Drain::Done;
+            outgoing.unsure |= outcome.is_err();
+            self.settle_push(share);
+        }
+    }
+
+    /// Sees to the end of a push, once each of its writes is definite and none will follow.
+    pub(super) fn settle_push(&mut self, share: Share) {
+        let Some(leg) = self.legs.get_mut(&share) else { return };
+        let Some(outgoing) = &mut leg.outgoing else { return };
+        let over = outgoing.push.is_over(&leg.pages) && outgoing.drain != Drain::Asked;
+        if !over || std::mem::replace(&mut outgoing.settled, true) {
+            return;
+        }
+        let name = outgoing.target.name;
+        if outgoing.unsure {
+            self.sent.unsure(name);
+        }
+        let (peers, reply) = (std::mem::take(&mut outgoing.stop_asked), outgoing.reply.take());
+        let (all_landed, fault) = (outgoing.push.all_landed(), outgoing.push.fault());
+        let stopped = outgoing.push.is_stopped();
+        let good_blocks = outgoing.push.good_pages(&leg.pages);
+        let reading = std::mem::replace(&mut leg.reading, false);
+        let core_waits = outgoing.core_waits;
+        let answer =
+            if outgoing.unsure { PeerMessage::Unsure(name) } else { PeerMessage::Stopped(name) };
+        let corrupt: Vec<u32> = outgoing
+            .push
+            .bad_pages()
+            .iter()
+            .filter(|(_, fault)| *fault == Fault::Corrupt)
+            .map(|(page, _)| *page)
+            .collect();
+        for peer in peers {
+            self.tell_peer(peer, answer);
+        }
+        let label = match (all_landed, fault, stopped) {
+            (true, _, _) => "landed",
+            (_, Some(Fault::Corrupt), _) => "corrupt",
+            (_, Some(Fault::Refused), _) => "refused",
+            (_, Some(Fault::PeerLost), _) => "peer_lost",
+            (_, None, true) => "stopped",
+            (_, None, false) => "partial",
+        };
+        self.metrics.pushes.with_label_values(&[label]).inc();
+        tracing::debug!(%share, outcome = label, "push ended");
+        let now_ms = clock::now_ms();
+        if core_waits {
+            self.blocks.push_stopped(now_ms, share);
+        } else if reading && let Err(error) = self.blocks.read_end(now_ms, share) {
+            tracing::debug!(%share, %error, "the read had ended");
+        }
+        match share.side {
+            Side::Source => {
+                let corrupt_blocks = if fault == Some(Fault::Corrupt) {
+                    self.drop_corrupt(share, &corrupt)
+                } else {
+                    0
+                };
+                if let Some(reply) = reply {
+                    let _ = reply.send(Ok(v1::TxPushReply { good_blocks, corrupt_blocks }));
+                }
+                // The conductor has its answer; an abort that follows finds the share finished.
+                let _ = self.blocks.release(now_ms, share);
+            }
+            Side::Prefill | Side::Decode => {
+                if let Some(fault) = fault {
+                    tracing::warn!(%share, ?fault, "the push failed; the share is aborted");
+                    self.blocks.abort(now_ms, share, AbortReason::PeerLost);
+                }
+            }
+        }
+    }
+
+    /// Drops the stored copies that failed. Answers how many pages did.
+    fn drop_corrupt(&mut self, share: Share, pages: &[u32]) -> u32 {
+        for page in pages {
+            let Some((slot, generation)) = self.blocks.page_slot(share, *page) else { continue };
+            let dropped = self.blocks.drop_corrupt(clock::now_ms(), slot, generation);
+            self.metrics.corrupt_blocks.inc();
+            tracing::error!(
+                %share, page, slot = slot.0, dropped,
+                "a stored block failed its checksum; it and what follows it were dropped"
+            );
+        }
+        pages.len() as u32
+    }
+
+    /// The engine's tail: the push owes it, now or when the targets come.
+    pub(super) fn finish_prefill(&mut self, share: Share, engine: Vec<u8>) {
+        let Some(leg) = self.legs.get_mut(&share) else { return };
+        leg.finished = true;
+        if !self.config.push {
+            return;
+        }
+        if let Some(outgoing) = &mut leg.outgoing {
+            outgoing.push.give_tail(engine);
+            self.pump(share);
+        } else if leg.tail.is_none() {
+            leg.tail = Some(engine);
+            match self.blocks.read_begin(share) {
+                Ok(()) => leg.reading = true,
+                Err(error) => tracing::debug!(%share, %error, "nothing will be pushed"),
+            }
+        }
+    }
+
+    /// The block core wants no more of this share's bytes to be read.
+    pub(super) fn stop_push(&mut self, share: Share) {
+        let leg = self.legs.get_mut(&share);
+        match leg.and_then(|leg| leg.outgoing.as_mut()) {
+            Some(outgoing) if !outgoing.settled => {
+                outgoing.core_waits = true;
+                self.halt_push(share);
+            }
+            _ => self.blocks.push_stopped(clock::now_ms(), share),
+        }
+    }
+}
+
+enum Armed {
+    Now(Share),
+    /// It is under way already, or pushing is off.
+    Nothing,
+}
+
+fn fault(error: WriteError) -> Fault {
+    match error {
+        WriteError::Corrupt => Fault::Corrupt,
+        WriteError::Refused(_) => Fault::Refused,
+        WriteError::PeerGone | WriteError::DeadlineExceeded | WriteError::Cancelled => {
+            Fault::PeerLost
+        }
+    }
+}
+
+/// One paged write for each run of each layer of the group.
+fn paged_writes(
+    leg: &Leg,
+    outgoing: &Outgoing,
+    group: &Group,
+    source: &kvasir_transfer::RegionHandle,
+) -> Vec<WritePaged> {
+    let layout = leg.pages.layout();
+    let target = &outgoing.target;
+    let sources: Vec<u32> = group.pages.clone().map(|page| leg.pages.slot(page).0).collect();
+    let targets: Vec<u32> = group.pages.clone().map(|page| target.slot(page).0).collect();
+    let mut writes = Vec::new();
+    for layer in group.layers.clone() {
+        for (index, run) in layout.runs(layer.into()).iter().enumerate() {
+            let side = |indices: &[u32]| PageSide {
+                offset: run.offset_bytes,
+                stride: layout.slot_bytes(),
+                indices: indices.to_vec(),
+            };
+            let checksum = |page: u32| leg.pages.layer_checksums(page, layer)[index];
+            writes.push(WritePaged {
+                peer: target.peer,
+                source: source.clone(),
+                source_pages: side(&sources),
+                target: target.slots_region,
+                target_pages: side(&targets),
+                page_bytes: run.length_bytes as usize,
+                imm: Some(target.name.imm),
+                checksums: group.pages.clone().map(checksum).collect(),
+                group: outgoing.id,
+                deadline: WRITE_DEADLINE,
+            });
+        }
+    }
+    writes
+}
+
+fn group_bytes(leg: &Leg, group: &Group) -> u64 {
+    let layout = leg.pages.layout();
+    let runs = group.layers.clone().flat_map(|layer| layout.runs(layer.into()));
+    runs.map(|run| run.length_bytes).sum::<u64>() * group.pages.len() as u64
+}
+
+/// Counts the parts of a group until all have ended; the last one posts the end. Shared with the
+/// transfer engine's thread.
+#[derive(Debug)]
+struct Tracker {
+    missing: AtomicUsize,
+    /// The worst outcome so far, as an index into [`OUTCOMES`].
+    worst: AtomicU8,
+    end: GroupEnd,
+    post: Post,
+}
+
+/// From harmless to what needs most care.
+const OUTCOMES: [Option<WriteError>; 5] = [
+    None,
+    Some(WriteError::Corrupt),
+    Some(WriteError::Cancelled),
+    Some(WriteError::DeadlineExceeded),
+    Some(WriteError::PeerGone),
+];
+
+impl Tracker {
+    fn new(parts: usize, end: GroupEnd, post: Post) -> Arc<Self> {
+        let (missing, worst) = (AtomicUsize::new(parts), AtomicU8::new(0));
+        Arc::new(Tracker { missing, worst, end, post })
+    }
+
+    fn part_done(&self, outcome: Outcome) {
+        // A refusal carries details that are logged here and not needed further on.
+        let error = outcome.err().map(|error| match error {
+            WriteError::Refused(refusal) => {
+                tracing::warn!(share = %self.end.share, %refusal, "a receiver refused a write");
+                WriteError::Cancelled
+            }
+            other => other,
+        });
+        let index = OUTCOMES.iter().position(|known| *known == error).unwrap_or(OUTCOMES.len() - 1);
+        self.worst.fetch_max(index as u8, Ordering::Relaxed);
+        if self.missing.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let worst = OUTCOMES[usize::from(self.worst.load(Ordering::Relaxed))];
+            let GroupEnd { share, push, ref group, writes, issued_us, .. } = self.end;
+            self.post.end(End::Group(GroupEnd {
+                share,
+                push,
+                group: group.clone(),
+                writes,
+                issued_us,
+                landed_us: clock::now_us(),
+                outcome: worst.map_or(Ok(()), Err),
+            }));
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! Shares of transactions, as conductors ask for them, and the core's actions.
+
+use std::sync::Arc;
+
+use kvasir_blocks::{
+    AbortOutcome, AbortReason, Action, Allocate, AllocateError, Allocated, Outcome, ShareError,
+};
+use kvasir_proto::{BlockKey, FieldError, Namespace, Share, Side, v1};
+use kvasir_transfer::{Completion, Endpoint};
+
+use super::Owner;
+use crate::clock;
+use crate::node::command::Refused;
+use crate::node::leg::{Incoming, IncomingState, Leg};
+use crate::node::pages::Pages;
+use crate::node::tail;
+use crate::node::tail_space::TailRange;
+
+impl From<FieldError> for Refused {
+    fn from(error: FieldError) -> Self {
+        Refused::Invalid(error.to_string())
+    }
+}
+
+impl From<AllocateError> for Refused {
+    fn from(error: AllocateError) -> Self {
+        let why = error.to_string();
+        match error {
+            AllocateError::NoSpace { .. } | AllocateError::TooManyShares(_) => {
+                Refused::NoSpace(why)
+            }
+            AllocateError::Tombstoned | AllocateError::Finished => Refused::Ended(why),
+            AllocateError::TooLarge { .. } | AllocateError::BadRequest(_) => Refused::Invalid(why),
+        }
+    }
+}
+
+impl From<ShareError> for Refused {
+    fn from(error: ShareError) -> Self {
+        let why = error.to_string();
+        match error {
+            ShareError::Unknown => Refused::NotFound(why),
+            ShareError::Finished | ShareError::Ending => Refused::Ended(why),
+            ShareError::Refused(_) => Refused::Precondition(why),
+        }
+    }
+}
+
+/// What is reserved for a writer before the core is asked, so that an allocation succeeds whole or
+/// takes nothing.
+struct Reserved {
+    writer: u64,
+    tail: TailRange,
+}
+
+impl Owner {
+    pub(super) fn allocate(
+        &mut self,
+        request: v1::TxAllocateRequest,
+    ) -> Result<v1::TxAllocateReply, Refused> {
+        let share = Share::from_wire(request.tx, request.side)?;
+        if self.drain_until_ms.is_some() {
+            return Err(Refused::Precondition("the node is draining".into()));
+        }
+        let Some(cache) = &self.cache else {
+            return Err(Refused::Precondition("no engine has attached to this node".into()));
+        };
+        let layout = Arc::clone(&cache.layout);
+        let served = self.session.as_ref().is_some_and(|session| !session.is_expelled());
+        if share.side != Side::Source && !served {
+            return Err(Refused::Precondition("no engine is attached to this node".into()));
+        }
+        let endpoint =
+            match request.writer_endpoint.as_slice() {
+                [] => None,
+                bytes => Some(Endpoint::from_bytes(bytes).map_err(|error| {
+                    Refused::Invalid(format!("field `writer_endpoint`: {error}"))
+                })?),
+            };
+        if share.side == Side::Decode && endpoint.is_none() {
+            return Err(FieldError::Missing("writer_endpoint").into());
+        }
+        let wanted = Allocate {
+            share,
+            namespace: Namespace::try_from(request.namespace.as_slice())?,
+            keys: BlockKey::list(&request.keys)?,
+            prompt_tokens: request.prompt_tokens,
+            lease_ms: request.lease_ms,
+            fetch_until_block: request.fetch_until_block,
+            has_remote_writer: endpoint.is_some(),
+        };
+        if self.legs.contains_key(&share) {
+            // The same again gives the same answer; anything else is refused by the core.
+            self.blocks.allocate(clock::now_ms(), &wanted)?;
+            return Ok(self.allocate_reply(share));
+        }
+        let reserved = match &endpoint {
+            Some(endpoint) => {
+                let pages = layout.pages_for(wanted.prompt_tokens) as usize;
+                Some(self.reserve(endpoint, pages.saturating_mul(layout.runs_per_page()))?)
+            }
+            None => None,
+        };
+        match self.blocks.allocate(clock::now_ms(), &wanted) {
+            Ok(allocated) => {
+                self.metrics.asked_blocks.inc_by(wanted.keys.len() as u64);
+                self.metrics.hit_blocks.inc_by(allocated.held_blocks.into());
+                self.open_leg(&wanted, &allocated, Pages::new(layout, &allocated.pages), reserved)?;
+                Ok(self.allocate_reply(share))
+            }
+            Err(error) => {
+                self.unreserve(reserved);
+                Err(error.into())
+            }
+        }
+    }
+
+    fn reserve(&mut self, endpoint: &Endpoint, checksums: usize) -> Result<Reserved, Refused> {
+        let bytes = tail::bytes_max(checksums) as u64;
+        let tail = self.tail_space.take(bytes).ok_or_else(|| {
+            Refused::NoSpace(format!("the tail region has no room for {bytes} bytes"))
+        })?;
+        match self.writers.open(&self.transfer, endpoint, &self.post) {
+            Ok(_) => Ok(Reserved { writer: endpoint.incarnation, tail }),
+            Err(refused) => {
+                self.tail_space.give_back(tail);
+                Err(refused)
+            }
+        }
+    }
+
+    fn unreserve(&mut self, reserved: Option<Reserved>) {
+        if let Some(Reserved { writer, tail }) = reserved {
+            self.tail_space.give_back(tail);
+            self.writers.close(writer);
+        }
+    }
+
+    fn open_leg(
+        &mut self,
+        wanted: &Allocate,
+        allocated: &Allocated,
+        pages: Pages,
+        reserved: Option<Reserved>,
+    ) -> Result<(), Refused> {
+        let share = wanted.share;
+        let runs = pages.layout().runs_per_page() as u32;
+        let incoming = match (allocated.imm, reserved) {
+            (Some(imm), Some(Reserved { writer, tail })) => Some(Incoming {
+                writer: Some(writer),
+                imm: imm.0,
+                pages: allocated.targets.clone(),
+                tail,
+                expected: allocated.targets.len() as u32 * runs + 1,
+                state: IncomingState::Waiting,
+                settling: None,
+            }),
+            // Nothing is to be written after all.
+            (_, reserved) => {
+                self.unreserve(reserved);
+                None
+            }
+        };
+        let expected = incoming.as_ref().map(|incoming| (incoming.imm, incoming.expected));
+        self.legs.insert(
+            share,
+            Leg {
+                pages,
+                cached_pages: 0,
+                keyed_pages: wanted.keys.len() as u32,
+                grown_pages: 0,
+                lease_ms: wanted.lease_ms,
+                engine: None,
+                incoming,
+                outgoing: None,
+                tail: None,
+                finished: false,
+                reading: false,
+            },
+        );
+        self.set_cached(share, allocated.held_blocks);
+        if let Some((imm, count)) = expected
+            && let Err(error) = self.expect(share, imm, count)
+        {
+            self.blocks.abort(clock::now_ms(), share, AbortReason::PeerLost);
+            return Err(Refused::NoSpace(format!("the transfer engine takes no more: {error}")));
+        }
+        Ok(())
+    }
+
+    /// The first pages are cached: their checksums are the stored ones.
+    pub(super) fn set_cached(&mut self, share: Share, cached_pages: u32) {
+        let Some(leg) = self.legs.get_mut(&share) else { return };
+        for page in leg.cached_pages..cached_pages.min(leg.pages.count()) {
+            let slot = leg.pages.slot(page);
+            let stored = self.blocks.checksums_of(slot).unwrap_or_default();
+            if !leg.pages.set_whole(page, slot, stored) {
+                tracing::error!(%share, page, "a cached block has no checksums");
+                return;
+            }
+        }
+        leg.cached_pages = cached_pages;
+    }
+
+    fn allocate_reply(&self, share: Share) -> v1::TxAllocateReply {
+        let view = self.blocks.share(share);
+        let held_blocks = view.map_or(0, |view| view.held_blocks);
+        let targets = self.legs.get(&share).and_then(|leg| self.write_targets(leg));
+        v1::TxAllocateReply { incarnation: self.incarnation, held_blocks, targets }
+    }
+
+    fn write_targets(&self, leg: &Leg) -> Option<v1::WriteTargets> {
+        let incoming = leg.incoming.as_ref()?;
+        let grant = self.writers.grant(incoming.writer?)?;
+        Some(v1::WriteTargets {
+            endpoint: self.transfer.endpoint().to_bytes(),
+            slots_region: grant.slots.to_bytes(),
+            layout: Some((&**leg.pages.layout()).into()),
+            first_page: incoming.pages.start,
+            slots: incoming.pages.clone().map(|page| leg.pages.slot(page).0).collect(),
+            imm: incoming.imm,
+            expected_count: incoming.expected,
+            tail_region: grant.tails.to_bytes(),
+            tail_offset_bytes: incoming.tail.offset_bytes,
+            tail_bytes_max: u32::try_from(incoming.tail.length_bytes).unwrap_or(u32::MAX),
+        })
+    }
+
+    pub(super) fn abort(
+        &mut self,
+        request: v1::TxAbortRequest,
+    ) -> Result<v1::TxAbortReply, Refused> {
+        let share = Share::from_wire(request.tx, request.side)?;
+        let reason = AbortReason::Asked(request.reason);
+        let outcome = self.blocks.abort(clock::now_ms(), share, reason);
+        Ok(v1::TxAbortReply { known: outcome != AbortOutcome::Tombstoned })
+    }
+
+    pub(super) fn renew(&mut self, request: &v1::RenewRequest) -> Result<v1::RenewReply, Refused> {
+        let now_ms = clock::now_ms();
+        let mut unknown = Vec::new();
+        for share in &request.shares {
+            let renewed = Share::from_wire(share.tx, share.side)?;
+            if self.blocks.renew(now_ms, renewed, request.lease_ms).is_err() {
+                unknown.push(*share);
+            }
+        }
+        Ok(v1::RenewReply { unknown })
+    }
+
+    /// Carries out what the core decided, until it wants nothing more.
+    pub(super) fn run_actions(&mut self) {
+        while let Some(action) = self.blocks.poll_action() {
+            match action {
+                Action::Bound { share, epoch, bound } => self.bound(share, epoch, bound),
+                Action::StopEngine { share, epoch, reason } => {
+                    self.stop_engine(share, epoch, &reason);
+                }
+                Action::StopWriter { share } => self.stop_writer(share),
+                Action::StopPush { share } => self.stop_push(share),
+                // The counter stays until the share has ended; what arrives is late.
+                Action::CancelImm { .. } => {}
+                Action::Ended { share, outcome, .. } => self.ended(share, outcome),
+            }
+        }
+    }
+
+    fn ended(&mut self, share: Share, outcome: Outcome) {
+        self.stops.remove(&share);
+        let Some(leg) = self.legs.remove(&share) else { return };
+        tracing::debug!(%share, ?outcome, "share ended");
+        if let Some(incoming) = leg.incoming {
+            if let Err(error) = self.transfer.cancel_imm(incoming.imm, Completion::Ignore) {
+                tracing::warn!(%share, %error, "a counter could not be taken back");
+            }
+            self.tail_space.give_back(incoming.tail);
+            if let Some(writer) = incoming.writer {
+                self.writers.close(writer);
+            }
+            let replies = incoming.settling.into_iter().flat_map(|settling| settling.replies);
+            for reply in replies {
+                let _ = reply.send(Err(Refused::Ended("the share has ended".into())));
+            }
+        }
+        if let Some(reply) = leg.outgoing.and_then(|outgoing| outgoing.reply) {
+            let _ = reply.send(Err(Refused::Ended("the share has ended".into())));
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Starting and ending a store node: ports first, then memory, then the node's thread.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvasir_blocks::Blocks;
+use kvasir_proto::v1::store_node_server::StoreNodeServer;
+use kvasir_transfer::memory::Prefault;
+use kvasir_transfer::{Handlers, SharedMemory, TransferConfig, TransferEngine};
+use prometheus::Registry;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::Error;
+use crate::attach_server::AttachSockets;
+use crate::config::Config;
+use crate::grpc::{MESSAGE_BYTES_MAX, NodeService};
+use crate::http;
+use crate::layer_log::LayerLog;
+use crate::metrics::Metrics;
+use crate::node::arena::Arena;
+use crate::node::command::{Command, NodeHandle};
+use crate::node::inbox::{FromPeer, Inbox, Post, inbox};
+use crate::node::owner::{Owner, Parts};
+use crate::node::writers::{Memories, Writers};
+use crate::node::{OPERATIONS_MAX, SHARES_MAX};
+
+/// What open connections get to end after the node has drained.
+const CONNECTIONS_END: Duration = Duration::from_secs(2);
+
+/// A node that runs.
+#[derive(Debug)]
+pub struct Running {
+    address: SocketAddr,
+    node: NodeHandle,
+    ended: oneshot::Receiver<()>,
+    servers: Vec<JoinHandle<Result<(), tonic::transport::Error>>>,
+    stop: CancellationToken,
+}
+
+/// Runs a store node until `shutdown` is cancelled; then it drains and ends.
+///
+/// # Errors
+/// When it cannot start or its thread ends before its time; each error is one sentence.
+pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Error> {
+    let mut running = start(config).await?;
+    tokio::select! {
+        () = shutdown.cancelled() => running.shut_down().await,
+        _ = &mut running.ended => return Err(Error::Ended),
+    }
+    Ok(())
+}
+
+/// Starts a store node.
+///
+/// # Errors
+/// When it cannot start; each error is one sentence.
+pub async fn start(config: Config) -> Result<Running, Error> {
+    config.check().map_err(Error::Config)?;
+    let failed = |what: String| move |source| Error::Io { what, source };
+    let listener = TcpListener::bind(config.listen)
+        .await
+        .map_err(failed(format!("`listen` {} is not to be had", config.listen)))?;
+    let address = listener.local_addr().map_err(failed("the port is not known".into()))?;
+    let sockets = AttachSockets::bind(&config.attach_dir)?;
+
+    let registry = Registry::new();
+    let metrics = Metrics::new(&registry)?;
+    let (post, inbox) = inbox(metrics.messages_dropped.clone())
+        .map_err(failed("the node's doorbell cannot be made".into()))?;
+    let parts = {
+        let (config, post, registry) = (config.clone(), post.clone(), registry.clone());
+        // Touching the arena takes half a second for each GiB.
+        let made = tokio::task::spawn_blocking(move || {
+            make_parts(config, &registry, metrics, post, inbox)
+        });
+        made.await.map_err(|_| Error::Ended)??
+    };
+    let incarnation = parts.incarnation;
+    let (end, ended) = oneshot::channel();
+    std::thread::Builder::new()
+        .name("store-node".into())
+        .spawn(move || {
+            Owner::new(parts).run();
+            // Nobody may wait any more.
+            let _ = end.send(());
+        })
+        .map_err(failed("the node's thread cannot be started".into()))?;
+
+    let (node, stop) = (NodeHandle::new(post), CancellationToken::new());
+    let service = StoreNodeServer::new(NodeService::new(node.clone()))
+        .max_decoding_message_size(MESSAGE_BYTES_MAX);
+    let router = tonic::service::Routes::new(service)
+        .into_axum_router()
+        .merge(http::router(node.clone(), registry));
+    let serving = tonic::transport::Server::builder()
+        .accept_http1(true)
+        .tcp_nodelay(true)
+        .add_routes(router.into())
+        .serve_with_incoming_shutdown(
+            tokio_stream::wrappers::TcpListenerStream::new(listener),
+            stop.clone().cancelled_owned(),
+        );
+    let servers =
+        vec![tokio::spawn(serving), tokio::spawn(sockets.serve(node.clone(), stop.clone()))];
+    tracing::info!(
+        node = %config.node_id, %address, attach_dir = %config.attach_dir.display(),
+        arena_bytes = config.arena_bytes, incarnation, "store node ready"
+    );
+    Ok(Running { address, node, ended, servers, stop })
+}
+
+impl Running {
+    /// Where gRPC and HTTP are served.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Drains and ends.
+    pub async fn shut_down(&mut self) {
+        // When it takes no commands it has ended.
+        let _ = self.node.tell(Command::Drain);
+        let _ = (&mut self.ended).await;
+        self.stop.cancel();
+        for server in self.servers.drain(..) {
+            let abort = server.abort_handle();
+            match tokio::time::timeout(CONNECTIONS_END, server).await {
+                Ok(Ok(Err(error))) => tracing::warn!(%error, "a server ended with an error"),
+                Ok(_) => {}
+                Err(_) => abort.abort(),
+            }
+        }
+    }
+}
+
+fn make_parts(
+    config: Config,
+    registry: &Registry,
+    metrics: Metrics,
+    post: Post,
+    inbox: Inbox,
+) -> Result<Parts, Error> {
+    let layer_log = match &config.layer_log {
+        Some(path) => {
+            let started = LayerLog::start(path, metrics.layer_lines_dropped.clone());
+            let what = format!("`layer_log` {} cannot be written", path.display());
+            Some(started.map_err(|source| Error::Io { what, source })?)
+        }
+        None => None,
+    };
+    let arena = Arena::create(config.arena_bytes).map_err(Error::Memory)?;
+    let tail_bytes = usize::try_from(config.tail_bytes).unwrap_or(usize::MAX);
+    let tails = SharedMemory::create("kvasir-tails", tail_bytes, Prefault::Yes);
+    let tails = Arc::new(tails.map_err(Error::Memory)?);
+    let transfer = start_transfer(&config, registry, &post)?;
+    let (arena_region, _) = transfer.register(Arc::clone(arena.memory()))?;
+    let blocks = Blocks::new(kvasir_blocks::Options {
+        imm_seed: rand::random(),
+        lease_ms_max: config.lease_ms_max,
+        shares_max: SHARES_MAX,
+        ..kvasir_blocks::Options::default()
+    });
+    let memories = Memories { slots: Arc::clone(arena.memory()), tails: Arc::clone(&tails) };
+    Ok(Parts {
+        config,
+        incarnation: rand::random::<u64>().max(1),
+        blocks,
+        arena,
+        arena_region,
+        tails,
+        writers: Writers::new(memories),
+        transfer,
+        inbox,
+        post,
+        metrics,
+        layer_log,
+    })
+}
+
+fn start_transfer(
+    config: &Config,
+    registry: &Registry,
+    post: &Post,
+) -> Result<TransferEngine, Error> {
+    let (messages, events) = (post.clone(), post.clone());
+    let handlers = Handlers {
+        on_message: Box::new(move |peer, bytes| {
+            messages.peer(FromPeer::Message(peer, bytes));
+        }),
+        on_peer: Box::new(move |event| events.peer(FromPeer::Event(event))),
+    };
+    let transfer = TransferConfig {
+        name: config.node_id.clone(),
+        preferred: config.domain,
+        tcp_listen: Some(config.transfer_listen),
+        run_dir: Some(config.attach_dir.clone()),
+        throttle_bytes_per_s: config.throttle_bytes_per_s,
+        verify: config.verify,
+        operations_max: OPERATIONS_MAX,
+        ..TransferConfig::default()
+    };
+    Ok(TransferEngine::start(transfer, handlers, registry)?)
+}
