@@ -1,1 +1,52 @@
-//! Point-to-point transfer engine: regions, one-sided writes, immediate counters
+//! Point-to-point transfer engine: regions, one-sided writes, immediate counters, small messages and
+//! progress words, over shared memory (`shm`) and TCP (`tcp`), and simulated (`sim`). It knows
+//! nothing of blocks, tokens or models.
+//!
+//! What it promises: writes are reliable and **unordered**; a receiver learns of them only through
+//! the counter of their immediate; one logical write is one count; every operation reaches a definite
+//! state by its deadline; a write outside its region, with a wrong key or to a revoked region is
+//! refused.
+//!
+//! Reading path: [`engine`] (the handle that callers hold), [`write`] (what they submit),
+//! [`completion`], then [`memory`], [`ring`] and [`doorbell`], which are useful on their own.
+
+pub mod completion;
+pub mod config;
+pub mod descriptors;
+pub mod doorbell;
+pub mod endpoint;
+pub mod engine;
+mod hello;
+pub mod memory;
+mod metrics;
+mod payload;
+mod peers;
+pub mod process;
+pub mod progress;
+pub mod region;
+pub mod ring;
+mod shared;
+mod shm;
+mod start;
+mod submit;
+mod tcp;
+mod worker;
+pub mod write;
+
+pub use completion::{Completion, CompletionFlag, CompletionFuture};
+pub use config::{Domain, TransferConfig, Verify};
+pub use endpoint::{Endpoint, WireError};
+pub use engine::{
+    ConnectError, Expect, Handlers, PeerEvent, PeerId, RegisterError, StartError, SubmitError,
+    TransferEngine,
+};
+pub use kvasir_transfer_core::{Outcome, Refusal, WriteError};
+pub use memory::SharedMemory;
+pub use progress::{Watch, WatchId};
+pub use region::{RegionDesc, RegionHandle};
+pub use write::{PageSide, Source, Write, WritePaged};
+
+/// The checksum that writes carry and receivers verify: XXH3-64 with seed 0.
+pub fn checksum(bytes: &[u8]) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(bytes)
+}

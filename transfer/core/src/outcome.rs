@@ -1,0 +1,73 @@
+//! How an operation ends. Every operation ends in exactly one of these, by its deadline.
+
+/// `Ok` means: landed (a write), handed to the peer's engine (a message), reached (a count).
+pub type Outcome = Result<(), WriteError>;
+
+/// Why an operation did not do what was asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum WriteError {
+    /// The receiver (or, in shared memory, the check under the receiver's table) said no. Nothing
+    /// landed.
+    #[error("refused: {0}")]
+    Refused(Refusal),
+    /// The bytes did not have the checksum that was given. They may lie in the target, uncounted.
+    #[error("the bytes do not have their checksum")]
+    Corrupt,
+    /// The path to the peer was lost. What had been issued may or may not land: the receiver can
+    /// make sure with a cut-off, the sender cannot.
+    #[error("the peer or the path to it is gone")]
+    PeerGone,
+    /// Not acknowledged in time. It may still land; draining its group waits for that.
+    #[error("not done by its deadline")]
+    DeadlineExceeded,
+    /// Taken back before it was issued in full, or the engine is stopping.
+    #[error("cancelled")]
+    Cancelled,
+}
+
+/// Why a receiver does not take a write or a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, thiserror::Error)]
+pub enum Refusal {
+    #[error("no region has this key")]
+    UnknownRegion,
+    #[error("the region was revoked")]
+    Revoked,
+    #[error("the region belongs to an earlier incarnation")]
+    StaleIncarnation,
+    #[error("outside the region")]
+    OutOfBounds,
+    #[error("malformed")]
+    Malformed,
+    /// Only said by this side's own counters.
+    #[error("the immediate is expected already")]
+    AlreadyExpected,
+}
+
+impl Refusal {
+    /// For metrics and the wire; never reused for another meaning.
+    pub const ALL: [(Refusal, u8, &'static str); 6] = [
+        (Refusal::UnknownRegion, 1, "unknown_region"),
+        (Refusal::Revoked, 2, "revoked"),
+        (Refusal::StaleIncarnation, 3, "stale_incarnation"),
+        (Refusal::OutOfBounds, 4, "out_of_bounds"),
+        (Refusal::Malformed, 5, "malformed"),
+        (Refusal::AlreadyExpected, 6, "already_expected"),
+    ];
+
+    pub fn code(self) -> u8 {
+        self.entry().1
+    }
+
+    pub fn label(self) -> &'static str {
+        self.entry().2
+    }
+
+    pub fn from_code(code: u8) -> Option<Refusal> {
+        Self::ALL.iter().find(|entry| entry.1 == code).map(|entry| entry.0)
+    }
+
+    fn entry(self) -> (Refusal, u8, &'static str) {
+        let found = Self::ALL.iter().find(|entry| entry.0 == self);
+        *found.expect("every refusal stands in the table")
+    }
+}

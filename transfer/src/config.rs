@@ -1,0 +1,96 @@
+//! How a transfer engine is set up.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// A way to reach peers.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
+    schemars::JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Domain {
+    /// The peer's memory is mapped here; same host only.
+    Shm,
+    /// TCP; everywhere.
+    Tcp,
+}
+
+impl Domain {
+    pub fn label(self) -> &'static str {
+        match self {
+            Domain::Shm => "shm",
+            Domain::Tcp => "tcp",
+        }
+    }
+}
+
+/// Whether writes that carry a checksum are verified as they land.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema,
+)]
+#[serde(deny_unknown_fields, default)]
+pub struct Verify {
+    /// Over TCP, by the receiver. On unless it is switched off: a flipped bit is a wrong answer.
+    pub tcp: bool,
+    /// In shared memory, by the sender, after the copy: it guards against rot in memory only.
+    pub shm: bool,
+}
+
+impl Default for Verify {
+    fn default() -> Self {
+        Verify { tcp: true, shm: false }
+    }
+}
+
+/// All that an engine needs to know.
+#[derive(Debug, Clone)]
+pub struct TransferConfig {
+    /// For logs and thread names.
+    pub name: String,
+    /// Used where the peer can be reached by it; otherwise the other one is.
+    pub preferred: Domain,
+    /// Where TCP connections are taken; `None` for no TCP. Port 0 takes a free one.
+    pub tcp_listen: Option<SocketAddr>,
+    /// The address peers are told, where it differs from the one that is listened on. Needed when
+    /// that one is unspecified (`0.0.0.0`).
+    pub tcp_advertise: Option<SocketAddr>,
+    /// The directory of the shm domain's Unix socket; `None` for no shm.
+    pub run_dir: Option<PathBuf>,
+    /// Bytes per second that this engine sends at most, over all peers; 0 for no limit.
+    pub throttle_bytes_per_s: u64,
+    pub verify: Verify,
+    /// Operations that are under way at once; beyond it `submit` answers `Full`.
+    pub operations_max: usize,
+    /// The longest message that `send` takes.
+    pub message_bytes_max: usize,
+    /// A longer write is sent in slices of this size, and counted when all have landed.
+    pub slice_bytes: usize,
+    /// Immediates that have arrived but are not expected yet; the oldest is forgotten beyond it.
+    pub early_imms_max: usize,
+    /// How long an idle worker polls before it sleeps.
+    pub spin_us: u64,
+    /// A peer that acknowledges nothing for so long, while something is outstanding, is lost. It also
+    /// bounds connecting.
+    pub peer_timeout_ms: u64,
+}
+
+impl Default for TransferConfig {
+    fn default() -> Self {
+        TransferConfig {
+            name: "transfer".into(),
+            preferred: Domain::Shm,
+            tcp_listen: None,
+            tcp_advertise: None,
+            run_dir: None,
+            throttle_bytes_per_s: 0,
+            verify: Verify::default(),
+            operations_max: 65_536,
+            message_bytes_max: 64 << 10,
+            slice_bytes: 1 << 20,
+            early_imms_max: 65_536,
+            spin_us: 50,
+            peer_timeout_ms: 10_000,
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! The address of an engine, as it is handed to peers: who it is, what admits a connection, and where
+//! each domain listens.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use prost::Message;
+
+/// Where and how an engine can be reached. Whoever has it may connect: it carries the cookie.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Drawn anew each time an engine starts.
+    pub incarnation: u64,
+    pub(crate) cookie: [u8; 16],
+    pub shm: Option<ShmAddress>,
+    pub tcp: Option<SocketAddr>,
+}
+
+impl std::fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Endpoint { incarnation, cookie: _, shm, tcp } = self;
+        f.debug_struct("Endpoint")
+            .field("incarnation", &format_args!("{incarnation:016x}"))
+            .field("shm", shm)
+            .field("tcp", tcp)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The shm domain: only reachable from the same host (boot).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShmAddress {
+    pub host_boot_id: String,
+    pub socket: PathBuf,
+}
+
+/// Bytes that are not what they should be.
+#[derive(Debug, thiserror::Error)]
+pub enum WireError {
+    #[error("version {got} is not known here ({known} is)")]
+    Version { got: u32, known: u32 },
+    #[error("field `{0}` is malformed")]
+    Field(&'static str),
+    #[error(transparent)]
+    Decode(#[from] prost::DecodeError),
+}
+
+const VERSION: u32 = 1;
+
+#[derive(Clone, PartialEq, Message)]
+struct EndpointWire {
+    #[prost(uint32, tag = "1")]
+    version: u32,
+    #[prost(fixed64, tag = "2")]
+    incarnation: u64,
+    #[prost(bytes = "vec", tag = "3")]
+    cookie: Vec<u8>,
+    #[prost(string, tag = "4")]
+    shm_host_boot_id: String,
+    #[prost(string, tag = "5")]
+    shm_socket: String,
+    #[prost(string, tag = "6")]
+    tcp: String,
+}
+
+impl Endpoint {
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let (shm_host_boot_id, shm_socket) = match &self.shm {
+            Some(shm) => (shm.host_boot_id.clone(), shm.socket.to_string_lossy().into_owned()),
+            None => Default::default(),
+        };
+        EndpointWire {
+            version: VERSION,
+            incarnation: self.incarnation,
+            cookie: self.cookie.to_vec(),
+            shm_host_boot_id,
+            shm_socket,
+            tcp: self.tcp.map(|address| address.to_string()).unwrap_or_default(),
+        }
+        .encode_to_vec()
+    }
+
+    /// # Errors
+    /// [`WireError`] when the bytes are not an endpoint of a version known here.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, WireError> {
+        let wire = EndpointWire::decode(bytes)?;
+        if wire.version != VERSION {
+            return Err(WireError::Version { got: wire.version, known: VERSION });
+        }
+        let cookie = wire.cookie.try_into().map_err(|_| WireError::Field("cookie"))?;
+        let shm = (!wire.shm_socket.is_empty()).then(|| ShmAddress {
+            host_boot_id: wire.shm_host_boot_id,
+            socket: PathBuf::from(wire.shm_socket),
+        });
+        let tcp = match wire.tcp.as_str() {
+            "" => None,
+            text => Some(text.parse().map_err(|_| WireError::Field("tcp"))?),
+        };
+        Ok(Endpoint { incarnation: wire.incarnation, cookie, shm, tcp })
+    }
+}

@@ -1,0 +1,337 @@
+//! The handle that callers hold. It checks what is submitted and queues it for the worker, which owns
+//! all state.
+
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::completion::Completion;
+use crate::config::{Domain, TransferConfig};
+use crate::doorbell::ring_event;
+use crate::endpoint::Endpoint;
+use crate::memory::{Access, MemoryError, SharedMemory};
+use crate::payload::{Permit, Waiter};
+use crate::progress::{Watch, WatchId};
+use crate::region::{RegionDesc, RegionHandle};
+use crate::shared::{Command, Shared};
+use crate::start;
+use crate::submit::{Submission, deadline_us};
+use crate::write::{Write, WritePaged};
+
+/// One session with one peer. After the peer was lost it is of no use any more, except for `cut_off`:
+/// `connect` gives another one. So nothing that was submitted for a lost session can reach the peer
+/// through a later one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerId {
+    pub(crate) peer: u32,
+    pub(crate) session: u32,
+}
+
+impl fmt::Display for PeerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.peer, self.session)
+    }
+}
+
+/// What happens to peers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PeerEvent {
+    /// Our session with the peer has ended: what was outstanding has ended with `PeerGone`.
+    SessionLost { peer: PeerId, incarnation: u64, domain: Option<Domain> },
+    /// A connection through which the peer wrote here has ended. Nothing more arrives through it.
+    WriterLost { incarnation: u64, domain: Domain },
+}
+
+/// What the engine calls, on its worker thread: short, and never waiting.
+pub struct Handlers {
+    /// A message has arrived. The session leads back to the sender.
+    pub on_message: Box<dyn FnMut(PeerId, Vec<u8>) + Send>,
+    pub on_peer: Box<dyn FnMut(PeerEvent) + Send>,
+}
+
+impl fmt::Debug for Handlers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handlers").finish_non_exhaustive()
+    }
+}
+
+impl Default for Handlers {
+    fn default() -> Self {
+        Handlers { on_message: Box::new(|_, _| {}), on_peer: Box::new(|_| {}) }
+    }
+}
+
+/// Why an engine did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("neither `tcp_listen` nor `run_dir` is set: peers could not reach this engine")]
+    NoDomain,
+    #[error("`{0}` is out of range")]
+    Config(&'static str),
+    #[error("`tcp_advertise` is needed when `tcp_listen` ({0}) is no address of one host")]
+    Advertise(std::net::SocketAddr),
+    #[error("cannot listen on {what}")]
+    Listen {
+        what: String,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("memory for the shm domain")]
+    Memory(#[from] MemoryError),
+    #[error("{call}")]
+    System {
+        call: &'static str,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("metrics are registered already")]
+    Metrics(#[from] prometheus::Error),
+}
+
+/// Why an operation was not accepted. Its completion is not called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum SubmitError {
+    /// Too much is under way: try again later.
+    #[error("too many operations are under way")]
+    Full,
+    /// It could never succeed.
+    #[error("invalid: {0}")]
+    Invalid(&'static str),
+    #[error("the engine has stopped")]
+    Stopped,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConnectError {
+    #[error("the endpoint has no address that can be reached from here")]
+    Unreachable,
+    #[error("too many peers")]
+    TooMany,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum RegisterError {
+    #[error("memory that is mapped read-only cannot be a target")]
+    ReadOnly,
+    #[error("too many regions")]
+    TooMany,
+}
+
+/// A count to wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Expect {
+    pub imm: u32,
+    /// At least 1.
+    pub count: u64,
+    /// From now; then the counter is forgotten. `None`: until `cancel_imm`.
+    pub deadline: Option<Duration>,
+}
+
+/// A transfer engine. Dropping it stops the worker; what is under way ends with `Cancelled`.
+#[derive(Debug)]
+pub struct TransferEngine {
+    shared: Arc<Shared>,
+    worker: Option<JoinHandle<()>>,
+}
+
+impl TransferEngine {
+    /// Listens and starts the worker.
+    ///
+    /// # Errors
+    /// [`StartError`] when the configuration cannot be or the system refuses.
+    pub fn start(
+        config: TransferConfig,
+        handlers: Handlers,
+        registry: &prometheus::Registry,
+    ) -> Result<Self, StartError> {
+        start::start(config, handlers, registry)
+            .map(|(shared, worker)| TransferEngine { shared, worker: Some(worker) })
+    }
+
+    /// How peers reach this engine.
+    pub fn endpoint(&self) -> Endpoint {
+        self.shared.endpoint.clone()
+    }
+
+    pub fn incarnation(&self) -> u64 {
+        self.shared.endpoint.incarnation
+    }
+
+    /// Makes memory a region that peers may write, from now until `revoke`.
+    ///
+    /// # Errors
+    /// [`RegisterError`].
+    pub fn register(
+        &self,
+        memory: Arc<SharedMemory>,
+    ) -> Result<(RegionHandle, RegionDesc), RegisterError> {
+        if memory.access() == Access::ReadOnly {
+            return Err(RegisterError::ReadOnly);
+        }
+        let key = self.shared.add_region(Arc::clone(&memory)).ok_or(RegisterError::TooMany)?;
+        let handle = RegionHandle { key, incarnation: self.incarnation(), memory };
+        let descriptor = handle.descriptor();
+        Ok((handle, descriptor))
+    }
+
+    /// Ends a registration. When it completes, no write to the region is under way, and none will
+    /// land any more.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; `Invalid` when the region was registered with another engine.
+    pub fn revoke(&self, region: &RegionHandle, done: Completion) -> Result<(), SubmitError> {
+        if region.incarnation != self.incarnation() {
+            return Err(SubmitError::Invalid("the region is another engine's"));
+        }
+        self.shared.submit(Command::Revoke { key: region.key, done: Waiter::new(done) })
+    }
+
+    /// The current session with a peer, or a new one. The connection is made when it is first used.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub fn connect(&self, endpoint: &Endpoint) -> Result<PeerId, ConnectError> {
+        let here = &self.shared.endpoint;
+        let by_shm = match (&here.shm, &endpoint.shm) {
+            (Some(here), Some(there)) => here.host_boot_id == there.host_boot_id,
+            _ => false,
+        };
+        if !by_shm && endpoint.tcp.is_none() {
+            return Err(ConnectError::Unreachable);
+        }
+        self.shared.peers().session(endpoint)
+    }
+
+    /// Submits a write.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; `done` is not called then.
+    pub fn write(&self, write: Write, done: Completion) -> Result<(), SubmitError> {
+        self.begin(Submission::write(write)?, done)
+    }
+
+    /// Submits a write of many pages. It completes when every page has ended: with the first error
+    /// if there was one. A page that is corrupt does not keep the others; a refusal does.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; `done` is not called then.
+    pub fn write_paged(&self, write: WritePaged, done: Completion) -> Result<(), SubmitError> {
+        self.begin(Submission::write_paged(write)?, done)
+    }
+
+    /// Sends a short message. `Ok` means that the peer's engine has it or will find it, not that
+    /// anyone acted on it. Messages are not ordered.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; `done` is not called then.
+    pub fn send(
+        &self,
+        peer: PeerId,
+        message: Vec<u8>,
+        deadline: Duration,
+        done: Completion,
+    ) -> Result<(), SubmitError> {
+        let max = self.shared.config.message_bytes_max;
+        self.begin(Submission::message(peer, message, deadline, max)?, done)
+    }
+
+    fn begin(&self, submission: Submission, done: Completion) -> Result<(), SubmitError> {
+        let max = self.shared.config.operations_max;
+        let permit = Permit::take(&self.shared.in_flight, max).ok_or(SubmitError::Full)?;
+        let done = Waiter::with_permit(done, permit);
+        let deadline_us = deadline_us(self.shared.now_us(), submission.deadline);
+        self.shared.submit(Command::Begin { submission, deadline_us, done })
+    }
+
+    /// Completes when writes with this immediate have landed `count` times, those before the call
+    /// included. An immediate is used anew only after `cancel_imm` (whether or not it was reached) has
+    /// completed; otherwise it ends with `Refused(AlreadyExpected)`.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; `done` is not called then.
+    pub fn expect_imm(&self, expect: Expect, done: Completion) -> Result<(), SubmitError> {
+        let Expect { imm, count, deadline } = expect;
+        if count == 0 {
+            return Err(SubmitError::Invalid("a count of 0 is reached already"));
+        }
+        let deadline_us =
+            deadline.map_or(u64::MAX, |from_now| deadline_us(self.shared.now_us(), from_now));
+        let done = Waiter::new(done);
+        self.shared.submit(Command::Expect { imm, count, deadline_us, done })
+    }
+
+    /// Forgets a counter: what has been counted, and the expectation, which ends with `Cancelled`
+    /// before `done` is called and is never called afterwards.
+    ///
+    /// # Errors
+    /// [`SubmitError`].
+    pub fn cancel_imm(&self, imm: u32, done: Completion) -> Result<(), SubmitError> {
+        self.shared.submit(Command::CancelImm { imm, done: Waiter::new(done) })
+    }
+
+    /// Stops issuing writes of the group (those not issued end with `Cancelled`, also those submitted
+    /// while it drains) and completes when each issued one has landed or failed for certain. With
+    /// `PeerGone` when a path was lost with writes on it: then only the receiver can make sure, by
+    /// cutting off.
+    ///
+    /// # Errors
+    /// [`SubmitError`].
+    pub fn drain_group(&self, group: u64, done: Completion) -> Result<(), SubmitError> {
+        self.shared.submit(Command::DrainGroup { group, done: Waiter::new(done) })
+    }
+
+    /// Makes sure that nothing the peer has submitted so far, for its sessions up to now, lands here
+    /// any more: its connections are closed and their readers past them when `done` is called. The
+    /// peer may connect anew, in a new session. Works for sessions that are lost.
+    ///
+    /// # Errors
+    /// [`SubmitError`].
+    pub fn cut_off(&self, peer: PeerId, done: Completion) -> Result<(), SubmitError> {
+        self.shared.submit(Command::CutOff { peer, done: Waiter::new(done) })
+    }
+
+    /// Polls a progress word from now on.
+    ///
+    /// # Errors
+    /// [`SubmitError::Invalid`] when the offsets do not fit the memory.
+    pub fn watch(&self, watch: Watch) -> Result<WatchId, SubmitError> {
+        let fits = watch.memory.access() == Access::ReadWrite
+            && watch.memory.atomic_u64(watch.offset).is_ok()
+            && watch.memory.atomic_u32(watch.sleeping_offset).is_ok();
+        if !fits {
+            return Err(SubmitError::Invalid("the watched words do not fit their memory"));
+        }
+        let id = self.shared.next_watch();
+        self.shared.submit(Command::Watch { id, watch })?;
+        Ok(id)
+    }
+
+    /// Stops polling; the callback is not called any more when `done` is.
+    ///
+    /// # Errors
+    /// [`SubmitError`].
+    pub fn unwatch(&self, watch: WatchId, done: Completion) -> Result<(), SubmitError> {
+        self.shared.submit(Command::Unwatch { id: watch, done: Waiter::new(done) })
+    }
+
+    /// The eventfd that wakes the worker; for whoever raises a watched word (see [`Watch`]).
+    pub fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.shared.wake.as_fd()
+    }
+}
+
+impl Drop for TransferEngine {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        ring_event(self.shared.wake.as_fd());
+        if let Some(worker) = self.worker.take()
+            && worker.thread().id() != std::thread::current().id()
+            && worker.join().is_err()
+        {
+            tracing::error!(engine = %self.shared.config.name, "the worker has panicked");
+        }
+    }
+}

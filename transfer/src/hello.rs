@@ -1,0 +1,161 @@
+//! How a connection begins, in every domain: the one who connects says who it is and shows the cookie
+//! of the endpoint it was given; the other one admits it or says why not.
+
+use prost::Message;
+
+use crate::endpoint::{Endpoint, WireError};
+
+/// A hello is never longer.
+pub(crate) const HELLO_BYTES_MAX: usize = 4096;
+
+pub(crate) const VERSION: u32 = 1;
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Hello {
+    #[prost(uint32, tag = "1")]
+    pub(crate) version: u32,
+    /// Of the endpoint that is connected to.
+    #[prost(bytes = "vec", tag = "2")]
+    pub(crate) cookie: Vec<u8>,
+    #[prost(fixed64, tag = "3")]
+    pub(crate) to_incarnation: u64,
+    /// The endpoint of the one who connects.
+    #[prost(bytes = "vec", tag = "4")]
+    pub(crate) from_endpoint: Vec<u8>,
+    /// How often it knows to have been cut off.
+    #[prost(uint64, tag = "5")]
+    pub(crate) cut_offs: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
+#[repr(i32)]
+pub(crate) enum Admission {
+    Unspecified = 0,
+    Admitted = 1,
+    /// Another incarnation listens here now.
+    OtherIncarnation = 2,
+    /// See `cut_offs` of the reply.
+    CutOff = 3,
+    OtherVersion = 4,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct HelloReply {
+    #[prost(enumeration = "Admission", tag = "1")]
+    pub(crate) admission: i32,
+    #[prost(uint64, tag = "2")]
+    pub(crate) cut_offs: u64,
+    /// shm: bytes of the link's memory and of the region directory.
+    #[prost(uint64, tag = "3")]
+    pub(crate) link_bytes: u64,
+    #[prost(uint64, tag = "4")]
+    pub(crate) directory_bytes: u64,
+}
+
+/// What a hello leads to.
+#[derive(Debug)]
+pub(crate) enum Verdict {
+    Admit(Endpoint),
+    /// Tell it why, then close.
+    Decline(HelloReply),
+    /// It has no business here: close without a word.
+    Reject,
+}
+
+impl Hello {
+    pub(crate) fn new(from: &Endpoint, to: &Endpoint, cut_offs: u64) -> Self {
+        Hello {
+            version: VERSION,
+            cookie: to.cookie.to_vec(),
+            to_incarnation: to.incarnation,
+            from_endpoint: from.to_bytes(),
+            cut_offs,
+        }
+    }
+
+    /// `admit` says whether a peer that knows of so many cut-offs may connect, or how many there were.
+    pub(crate) fn judge(
+        bytes: &[u8],
+        here: &Endpoint,
+        admit: impl FnOnce(u64, u64) -> Result<(), u64>,
+    ) -> Verdict {
+        let Ok(hello) = Hello::decode(bytes) else { return Verdict::Reject };
+        if hello.version != VERSION {
+            return Verdict::Decline(HelloReply::declining(Admission::OtherVersion, 0));
+        }
+        // An engine that was started anew has another cookie: its former peers are told, not shunned.
+        if hello.to_incarnation != here.incarnation {
+            return Verdict::Decline(HelloReply::declining(Admission::OtherIncarnation, 0));
+        }
+        if !same_cookie(&hello.cookie, &here.cookie) {
+            return Verdict::Reject;
+        }
+        let from: Result<Endpoint, WireError> = Endpoint::from_bytes(&hello.from_endpoint);
+        let Ok(from) = from else { return Verdict::Reject };
+        match admit(from.incarnation, hello.cut_offs) {
+            Ok(()) => Verdict::Admit(from),
+            Err(cut_offs) => Verdict::Decline(HelloReply::declining(Admission::CutOff, cut_offs)),
+        }
+    }
+}
+
+impl HelloReply {
+    pub(crate) fn admitting() -> Self {
+        HelloReply { admission: Admission::Admitted.into(), ..HelloReply::default() }
+    }
+
+    fn declining(admission: Admission, cut_offs: u64) -> Self {
+        HelloReply { admission: admission.into(), cut_offs, ..HelloReply::default() }
+    }
+}
+
+/// Takes the same time wherever they differ.
+fn same_cookie(given: &[u8], own: &[u8; 16]) -> bool {
+    let differing = given.iter().zip(own).fold(0, |differing, (a, b)| differing | (a ^ b));
+    given.len() == own.len() && differing == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn endpoint(incarnation: u64) -> Endpoint {
+        Endpoint { incarnation, cookie: [incarnation as u8; 16], shm: None, tcp: None }
+    }
+
+    fn judge(change: impl FnOnce(&mut Hello)) -> Verdict {
+        let mut hello = Hello::new(&endpoint(1), &endpoint(2), 3);
+        change(&mut hello);
+        let admit = |_, cut_offs| if cut_offs == 3 { Ok(()) } else { Err(9) };
+        Hello::judge(&hello.encode_to_vec(), &endpoint(2), admit)
+    }
+
+    fn admission(verdict: &Verdict) -> Option<Admission> {
+        match verdict {
+            Verdict::Admit(_) => Some(Admission::Admitted),
+            Verdict::Decline(reply) => Some(reply.admission()),
+            Verdict::Reject => None,
+        }
+    }
+
+    #[test]
+    fn only_who_has_the_cookie_and_knows_of_the_cut_offs_is_admitted() {
+        assert_eq!(admission(&judge(|_| {})), Some(Admission::Admitted));
+        assert_eq!(admission(&judge(|hello| hello.cookie[0] ^= 1)), None);
+        assert_eq!(admission(&judge(|hello| hello.cookie.clear())), None);
+        assert_eq!(admission(&judge(|hello| hello.from_endpoint.clear())), None);
+        let cut_off = judge(|hello| hello.cut_offs = 2);
+        assert_eq!(admission(&cut_off), Some(Admission::CutOff));
+        assert!(matches!(cut_off, Verdict::Decline(HelloReply { cut_offs: 9, .. })));
+        let stale = judge(|hello| hello.to_incarnation = 7);
+        assert_eq!(admission(&stale), Some(Admission::OtherIncarnation));
+        let version = judge(|hello| hello.version = 2);
+        assert_eq!(admission(&version), Some(Admission::OtherVersion));
+    }
+
+    #[test]
+    fn bytes_that_are_no_hello_are_rejected() {
+        let verdict = Hello::judge(&[0xff; 40], &endpoint(2), |_, _| Ok(()));
+        assert_eq!(admission(&verdict), None);
+    }
+}

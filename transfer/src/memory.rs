@@ -1,0 +1,300 @@
+//! Memory that processes share: a memfd and its mapping. Sealed against resizing, so that no peer can
+//! take pages away under a mapping. It hands out copies, atomics and (unsafe) slices; who may write
+//! which range when is the business of the layers above.
+
+use std::ffi::c_void;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+/// Whether pages are made present when the memory is created. First touch costs about 0.5 s per GB,
+/// so memory on a hot path is pre-faulted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Prefault {
+    Yes,
+    No,
+}
+
+/// How a descriptor that came from elsewhere is mapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    ReadOnly,
+    ReadWrite,
+}
+
+/// Why memory could not be made or taken over.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    #[error("shared memory must have at least one byte")]
+    Empty,
+    #[error("the descriptor has {actual} bytes; {wanted} were announced")]
+    Size { actual: u64, wanted: u64 },
+    #[error("the descriptor is not sealed against shrinking")]
+    NotSealed,
+    #[error("{call}")]
+    System {
+        call: &'static str,
+        #[source]
+        source: rustix::io::Errno,
+    },
+}
+
+/// A range that does not lie in the memory, is misaligned, or would write memory mapped read-only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("offset {offset} with {bytes} bytes does not fit the memory of {len} bytes")]
+pub struct RangeError {
+    pub offset: usize,
+    pub bytes: usize,
+    pub len: usize,
+}
+
+/// A mapped memfd. Unmapped when dropped; the pages live as long as any process maps them.
+#[derive(Debug)]
+pub struct SharedMemory {
+    fd: OwnedFd,
+    base: *mut u8,
+    len: usize,
+    access: Access,
+}
+
+// SAFETY: the mapping is process-wide and lives until drop; every access through `&self` is a raw
+// copy, an atomic, or an unsafe slice whose caller answers for it.
+unsafe impl Send for SharedMemory {}
+// SAFETY: as above.
+unsafe impl Sync for SharedMemory {}
+
+fn system(call: &'static str) -> impl Fn(rustix::io::Errno) -> MemoryError {
+    move |source| MemoryError::System { call, source }
+}
+
+impl SharedMemory {
+    /// Makes zeroed memory. `name` shows in `/proc/PID/maps`.
+    ///
+    /// # Errors
+    /// [`MemoryError`] when `bytes` is 0 or the system refuses.
+    pub fn create(name: &str, bytes: usize, prefault: Prefault) -> Result<Self, MemoryError> {
+        let memory = Self::create_with_seals(name, bytes, SealFlags::empty())?;
+        // Huge pages are a matter of speed only: most hosts give none to a memfd.
+        let _ = memory.advise(Advice::LinuxHugepage);
+        if prefault == Prefault::Yes {
+            memory.advise(Advice::LinuxPopulateWrite).map_err(system("prefault"))?;
+        }
+        Ok(memory)
+    }
+
+    /// Makes memory that only this mapping can write: whoever gets the descriptor can map it for
+    /// reading.
+    ///
+    /// # Errors
+    /// As [`SharedMemory::create`].
+    pub fn create_for_readers(name: &str, bytes: usize) -> Result<Self, MemoryError> {
+        Self::create_with_seals(name, bytes, SealFlags::FUTURE_WRITE)
+    }
+
+    fn create_with_seals(name: &str, bytes: usize, more: SealFlags) -> Result<Self, MemoryError> {
+        if bytes == 0 {
+            return Err(MemoryError::Empty);
+        }
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = rustix::fs::memfd_create(name, flags).map_err(system("memfd_create"))?;
+        rustix::fs::ftruncate(&fd, bytes as u64).map_err(system("ftruncate"))?;
+        // Mapped first: a seal against future writing only spares mappings that exist.
+        let memory = Self::map(fd, bytes, Access::ReadWrite)?;
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL | more;
+        rustix::fs::fcntl_add_seals(&memory.fd, seals).map_err(system("seal"))?;
+        Ok(memory)
+    }
+
+    /// Maps memory that another process made. The descriptor must hold exactly `bytes` and be sealed
+    /// against shrinking; otherwise its owner could crash us by truncating it.
+    ///
+    /// # Errors
+    /// [`MemoryError`] when it does not, or the system refuses.
+    pub fn from_fd(fd: OwnedFd, bytes: usize, access: Access) -> Result<Self, MemoryError> {
+        if bytes == 0 {
+            return Err(MemoryError::Empty);
+        }
+        let seals = rustix::fs::fcntl_get_seals(&fd).map_err(system("get seals"))?;
+        if !seals.contains(SealFlags::SHRINK) {
+            return Err(MemoryError::NotSealed);
+        }
+        let actual = rustix::fs::fstat(&fd).map_err(system("fstat"))?.st_size as u64;
+        if actual != bytes as u64 {
+            return Err(MemoryError::Size { actual, wanted: bytes as u64 });
+        }
+        Self::map(fd, bytes, access)
+    }
+
+    fn map(fd: OwnedFd, len: usize, access: Access) -> Result<Self, MemoryError> {
+        let protection = match access {
+            Access::ReadOnly => ProtFlags::READ,
+            Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
+        };
+        // SAFETY: the kernel chooses a fresh address range, so no existing memory is touched.
+        let base = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, &fd, 0)
+        }
+        .map_err(system("mmap"))?;
+        Ok(SharedMemory { fd, base: base.cast(), len, access })
+    }
+
+    fn advise(&self, advice: Advice) -> rustix::io::Result<()> {
+        // SAFETY: the range is our whole mapping, and neither advice changes its contents.
+        unsafe { rustix::mm::madvise(self.base.cast::<c_void>(), self.len, advice) }
+    }
+
+    /// Makes every page present in this process's page table, which otherwise costs a fault per page
+    /// at first touch. For memory whose pages exist already (another process pre-faulted them).
+    pub fn populate(&self) {
+        let advice = match self.access {
+            Access::ReadOnly => Advice::LinuxPopulateRead,
+            Access::ReadWrite => Advice::LinuxPopulateWrite,
+        };
+        // A matter of speed only.
+        let _ = self.advise(advice);
+    }
+
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    #[allow(clippy::len_without_is_empty)] // it is never empty
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn access(&self) -> Access {
+        self.access
+    }
+
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.base
+    }
+
+    /// # Errors
+    /// [`RangeError`] when the range does not lie inside.
+    pub fn check(&self, offset: usize, bytes: usize) -> Result<(), RangeError> {
+        match offset.checked_add(bytes) {
+            Some(end) if end <= self.len => Ok(()),
+            _ => Err(RangeError { offset, bytes, len: self.len }),
+        }
+    }
+
+    fn check_writable(&self, offset: usize, bytes: usize) -> Result<(), RangeError> {
+        match self.access {
+            Access::ReadWrite => self.check(offset, bytes),
+            Access::ReadOnly => Err(RangeError { offset, bytes, len: 0 }),
+        }
+    }
+
+    /// Copies `source` into the memory at `offset`.
+    ///
+    /// # Errors
+    /// [`RangeError`] when it does not fit or the memory is mapped read-only.
+    pub fn copy_from(&self, offset: usize, source: &[u8]) -> Result<(), RangeError> {
+        self.check_writable(offset, source.len())?;
+        // SAFETY: checked above; `source` is an ordinary slice, which cannot overlap memory that is
+        // only handed out as unsafe slices.
+        unsafe {
+            std::ptr::copy_nonoverlapping(source.as_ptr(), self.base.add(offset), source.len());
+        }
+        Ok(())
+    }
+
+    /// Copies memory from `offset` into `target`.
+    ///
+    /// # Errors
+    /// [`RangeError`] when the range does not lie inside.
+    pub fn copy_to(&self, offset: usize, target: &mut [u8]) -> Result<(), RangeError> {
+        self.check(offset, target.len())?;
+        // SAFETY: checked above; `target` is an exclusive ordinary slice.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.base.add(offset), target.as_mut_ptr(), target.len());
+        }
+        Ok(())
+    }
+
+    /// Copies between two memories (or within one, when the ranges do not overlap).
+    ///
+    /// # Errors
+    /// [`RangeError`] when either range does not lie inside, or the target is mapped read-only.
+    pub fn copy_between(
+        &self,
+        offset: usize,
+        target: &SharedMemory,
+        target_offset: usize,
+        bytes: usize,
+    ) -> Result<(), RangeError> {
+        self.check(offset, bytes)?;
+        target.check_writable(target_offset, bytes)?;
+        // SAFETY: both checked above; `copy` allows that two mappings show the same pages.
+        unsafe {
+            std::ptr::copy(self.base.add(offset), target.base.add(target_offset), bytes);
+        }
+        Ok(())
+    }
+
+    /// The bytes of a range.
+    ///
+    /// # Errors
+    /// [`RangeError`] when it does not lie inside.
+    ///
+    /// # Safety
+    /// Nobody, in any process, may write the range while the slice lives.
+    pub unsafe fn slice(&self, offset: usize, bytes: usize) -> Result<&[u8], RangeError> {
+        self.check(offset, bytes)?;
+        // SAFETY: in bounds; the caller promises that nobody writes.
+        Ok(unsafe { std::slice::from_raw_parts(self.base.add(offset), bytes) })
+    }
+
+    /// The bytes of a range, to be written.
+    ///
+    /// # Errors
+    /// [`RangeError`] when it does not lie inside or the memory is mapped read-only.
+    ///
+    /// # Safety
+    /// Nobody else, in any process, may read or write the range while the slice lives.
+    #[allow(clippy::mut_from_ref)] // shared memory: exclusivity is the caller's promise
+    pub unsafe fn slice_mut(&self, offset: usize, bytes: usize) -> Result<&mut [u8], RangeError> {
+        self.check_writable(offset, bytes)?;
+        // SAFETY: in bounds and writable; the caller promises exclusivity.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.base.add(offset), bytes) })
+    }
+
+    /// A 64-bit atomic at an 8-byte aligned offset. Memory mapped read-only gives atomics that may
+    /// only be loaded: a store faults.
+    ///
+    /// # Errors
+    /// [`RangeError`] when it does not lie inside or is misaligned.
+    pub fn atomic_u64(&self, offset: usize) -> Result<&AtomicU64, RangeError> {
+        self.check(offset, 8)?;
+        if !offset.is_multiple_of(8) {
+            return Err(RangeError { offset, bytes: 8, len: self.len });
+        }
+        // SAFETY: in bounds, aligned (the mapping is page-aligned), and valid for any bit pattern.
+        Ok(unsafe { AtomicU64::from_ptr(self.base.add(offset).cast()) })
+    }
+
+    /// A 32-bit atomic at a 4-byte aligned offset; see [`SharedMemory::atomic_u64`].
+    ///
+    /// # Errors
+    /// [`RangeError`] when it does not lie inside or is misaligned.
+    pub fn atomic_u32(&self, offset: usize) -> Result<&AtomicU32, RangeError> {
+        self.check(offset, 4)?;
+        if !offset.is_multiple_of(4) {
+            return Err(RangeError { offset, bytes: 4, len: self.len });
+        }
+        // SAFETY: in bounds, aligned, and valid for any bit pattern.
+        Ok(unsafe { AtomicU32::from_ptr(self.base.add(offset).cast()) })
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping, and every reference into it borrowed from `self`.
+        let unmapped = unsafe { rustix::mm::munmap(self.base.cast(), self.len) };
+        debug_assert!(unmapped.is_ok(), "munmap of our own mapping");
+    }
+}

@@ -1,0 +1,163 @@
+//! What the handles and the worker of an engine share: the queue of commands, the peers' sessions, and
+//! how the worker is woken.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use crate::config::TransferConfig;
+use crate::doorbell::ring_event;
+use crate::endpoint::Endpoint;
+use crate::engine::{PeerId, SubmitError};
+use crate::memory::SharedMemory;
+use crate::payload::Waiter;
+use crate::peers::Peers;
+use crate::progress::{Watch, WatchId};
+use crate::submit::Submission;
+
+/// What callers ask of the worker.
+#[derive(Debug)]
+pub(crate) enum Command {
+    Begin { submission: Submission, deadline_us: u64, done: Waiter },
+    Expect { imm: u32, count: u64, deadline_us: u64, done: Waiter },
+    CancelImm { imm: u32, done: Waiter },
+    DrainGroup { group: u64, done: Waiter },
+    Revoke { key: u64, done: Waiter },
+    CutOff { peer: PeerId, done: Waiter },
+    Watch { id: WatchId, watch: Watch },
+    Unwatch { id: WatchId, done: Waiter },
+}
+
+/// Commands that are not operations, beyond the bound of operations.
+const CONTROL_COMMANDS_MAX: usize = 65_536;
+pub(crate) const REGIONS_MAX: usize = 1024;
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) config: TransferConfig,
+    pub(crate) endpoint: Endpoint,
+    /// Operations under way.
+    pub(crate) in_flight: Arc<AtomicUsize>,
+    pub(crate) wake: OwnedFd,
+    pub(crate) stop: AtomicBool,
+    started: Instant,
+    queue: Mutex<VecDeque<Command>>,
+    queued: AtomicUsize,
+    sleeping: AtomicBool,
+    peers: Mutex<Peers>,
+    fresh_regions: Mutex<Vec<(u64, Arc<SharedMemory>)>>,
+    any_fresh_regions: AtomicBool,
+    regions: AtomicUsize,
+    next_key: AtomicU64,
+    next_watch: AtomicU64,
+}
+
+impl Shared {
+    pub(crate) fn new(config: TransferConfig, endpoint: Endpoint, wake: OwnedFd, first_key: u64) -> Self {
+        Shared {
+            config,
+            endpoint,
+            in_flight: Arc::default(),
+            wake,
+            stop: AtomicBool::new(false),
+            started: Instant::now(),
+            queue: Mutex::default(),
+            queued: AtomicUsize::new(0),
+            sleeping: AtomicBool::new(false),
+            peers: Mutex::default(),
+            fresh_regions: Mutex::default(),
+            any_fresh_regions: AtomicBool::new(false),
+            regions: AtomicUsize::new(0),
+            next_key: AtomicU64::new(first_key),
+            next_watch: AtomicU64::new(0),
+        }
+    }
+
+    /// Microseconds since the engine started.
+    pub(crate) fn now_us(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+
+    pub(crate) fn peers(&self) -> MutexGuard<'_, Peers> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    // ---- commands ----
+
+    pub(crate) fn submit(&self, command: Command) -> Result<(), SubmitError> {
+        if self.stop.load(Ordering::Acquire) {
+            return Err(SubmitError::Stopped);
+        }
+        {
+            let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+            if queue.len() >= self.config.operations_max + CONTROL_COMMANDS_MAX {
+                return Err(SubmitError::Full);
+            }
+            queue.push_back(command);
+            self.queued.store(queue.len(), Ordering::Release);
+        }
+        self.wake_if_asleep();
+        Ok(())
+    }
+
+    pub(crate) fn has_commands(&self) -> bool {
+        self.queued.load(Ordering::Acquire) > 0
+    }
+
+    /// Swaps the queue for an empty one.
+    pub(crate) fn take_commands(&self, into: &mut VecDeque<Command>) {
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::swap(&mut *queue, into);
+        self.queued.store(0, Ordering::Release);
+    }
+
+    // ---- regions ----
+
+    /// `None` when there are too many.
+    pub(crate) fn add_region(&self, memory: Arc<SharedMemory>) -> Option<u64> {
+        if self.regions.fetch_add(1, Ordering::Relaxed) >= REGIONS_MAX {
+            self.region_gone();
+            return None;
+        }
+        // Spread over all 64 bits, so that a wrong key is not the key of another region by chance. An
+        // odd factor maps different numbers to different keys; 0 is never a key.
+        let number = self.next_key.fetch_add(1, Ordering::Relaxed);
+        let key = number.wrapping_mul(0x9e37_79b9_7f4a_7c15).max(1);
+        let mut fresh = self.fresh_regions.lock().unwrap_or_else(PoisonError::into_inner);
+        fresh.push((key, memory));
+        self.any_fresh_regions.store(true, Ordering::Release);
+        Some(key)
+    }
+
+    pub(crate) fn take_fresh_regions(&self) -> Vec<(u64, Arc<SharedMemory>)> {
+        if !self.any_fresh_regions.load(Ordering::Acquire) {
+            return Vec::new();
+        }
+        let mut fresh = self.fresh_regions.lock().unwrap_or_else(PoisonError::into_inner);
+        self.any_fresh_regions.store(false, Ordering::Release);
+        std::mem::take(&mut fresh)
+    }
+
+    pub(crate) fn region_gone(&self) {
+        self.regions.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn next_watch(&self) -> WatchId {
+        WatchId(self.next_watch.fetch_add(1, Ordering::Relaxed))
+    }
+
+    // ---- sleeping and waking (as in `doorbell`, with the flag in this process) ----
+
+    pub(crate) fn wake_if_asleep(&self) {
+        fence(Ordering::SeqCst);
+        if self.sleeping.load(Ordering::Relaxed) {
+            ring_event(self.wake.as_fd());
+        }
+    }
+
+    pub(crate) fn set_sleeping(&self, sleeping: bool) {
+        self.sleeping.store(sleeping, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,185 @@
+//! The receiving end of a shm connection: it hands out descriptors and reads the ring.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use kvasir_transfer_core::PathId;
+use prost::Message;
+
+use super::{Copying, LinkMemory, Record, RegionAnswer, RegionPlace, RegionQuestion};
+use crate::config::Domain;
+use crate::descriptors::{self, DescriptorError};
+use crate::endpoint::Endpoint;
+use crate::hello::{HELLO_BYTES_MAX, Hello, HelloReply, Verdict};
+use crate::memory::{Prefault, SharedMemory};
+use crate::process::Process;
+use crate::ring::Consumer;
+use crate::worker::hub::Hub;
+use crate::worker::link::{LinkEnd, Readiness, Turn};
+
+const RECORDS_PER_TURN: usize = 512;
+const LINK_BYTES_MIN: usize = 256 << 10;
+
+#[derive(Debug)]
+pub(crate) struct ShmIn {
+    path: PathId,
+    socket: OwnedFd,
+    ready: Readiness,
+    up: Option<Up>,
+}
+
+#[derive(Debug)]
+struct Up {
+    peer: Endpoint,
+    link: LinkMemory,
+    consumer: Consumer,
+    process: Arc<Process>,
+    record: Vec<u8>,
+}
+
+impl ShmIn {
+    pub(crate) fn new(path: PathId, socket: OwnedFd) -> Self {
+        ShmIn { path, socket, ready: Readiness::default(), up: None }
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    pub(crate) fn ready(&mut self, ready: Readiness) {
+        self.ready.add(ready);
+    }
+
+    pub(crate) fn peer(&self) -> Option<&Endpoint> {
+        self.up.as_ref().map(|up| &up.peer)
+    }
+
+    pub(crate) fn has_work(&self) -> bool {
+        self.up.as_ref().is_some_and(|up| !up.consumer.is_empty())
+    }
+
+    pub(crate) fn turn(&mut self, hub: &mut Hub) -> Result<Turn, LinkEnd> {
+        let mut turn = Turn::default();
+        if let Some(up) = &mut self.up {
+            turn.busy |= up.read_ring(self.path, hub)?;
+        }
+        while self.ready.readable {
+            let mut bytes = [0; HELLO_BYTES_MAX];
+            match descriptors::recv(&self.socket, &mut bytes) {
+                Ok((length, _)) => {
+                    turn.busy = true;
+                    match &self.up {
+                        None => self.begin(&bytes[..length], hub)?,
+                        Some(_) => self.answer(&bytes[..length], hub)?,
+                    }
+                }
+                Err(DescriptorError::WouldBlock) => self.ready.readable = false,
+                Err(DescriptorError::Closed) => {
+                    self.read_rest(hub)?;
+                    return Err(LinkEnd::Lost);
+                }
+                Err(_) => return Err(LinkEnd::Malformed),
+            }
+        }
+        Ok(turn)
+    }
+
+    /// Forbids further copies. What may be under way is returned.
+    pub(crate) fn cut(&self) -> Option<Copying> {
+        let up = self.up.as_ref()?;
+        up.link.cut().store(1, Ordering::SeqCst);
+        self.copying()
+    }
+
+    /// The copy that is under way now, if there is one.
+    pub(crate) fn copying(&self) -> Option<Copying> {
+        let up = self.up.as_ref()?;
+        let epoch = up.link.epoch().load(Ordering::SeqCst);
+        let (link, process) = (up.link.clone(), Arc::clone(&up.process));
+        (epoch % 2 == 1).then_some(Copying { link, epoch, process })
+    }
+
+    fn begin(&mut self, hello: &[u8], hub: &mut Hub) -> Result<(), LinkEnd> {
+        let verdict = Hello::judge(hello, &hub.shared.endpoint, |incarnation, cut_offs| {
+            hub.shared.peers().admit(incarnation, cut_offs)
+        });
+        let peer = match verdict {
+            Verdict::Admit(peer) => peer,
+            Verdict::Decline(reply) => {
+                let told = descriptors::send(&self.socket, &reply.encode_to_vec(), &[]);
+                return Err(told.err().map_or(LinkEnd::Rejected, |_| LinkEnd::Lost));
+            }
+            Verdict::Reject => return Err(LinkEnd::Rejected),
+        };
+        // Without its process we could never be sure that a copy has ended.
+        let credentials = rustix::net::sockopt::socket_peercred(&self.socket)?;
+        let id = u32::try_from(credentials.pid.as_raw_nonzero().get()).unwrap_or(0);
+        let process = Process::open(id).map_err(|_| LinkEnd::Rejected)?;
+
+        let record_bytes = hub.shared.config.message_bytes_max + super::RECORD_BYTES;
+        let bytes = LINK_BYTES_MIN.max(8 * record_bytes.next_multiple_of(64));
+        let memory = SharedMemory::create("kvasir-link", bytes, Prefault::Yes);
+        let link = LinkMemory(Arc::new(memory.map_err(|_| LinkEnd::Lost)?));
+        let consumer = Consumer::open(&link.0, link.ring()).map_err(|_| LinkEnd::Lost)?;
+        let directory = hub.directory.as_ref().ok_or(LinkEnd::Rejected)?.memory();
+        let reply = HelloReply {
+            link_bytes: bytes as u64,
+            directory_bytes: directory.len() as u64,
+            ..HelloReply::admitting()
+        };
+        let fds = [link.0.fd(), directory.fd(), hub.shared.wake.as_fd()];
+        descriptors::send(&self.socket, &reply.encode_to_vec(), &fds)
+            .map_err(|_| LinkEnd::Lost)?;
+        let (process, record) = (Arc::new(process), Vec::new());
+        self.up = Some(Up { peer, link, consumer, process, record });
+        Ok(())
+    }
+
+    fn answer(&self, question: &[u8], hub: &mut Hub) -> Result<(), LinkEnd> {
+        let RegionQuestion { key } = RegionQuestion::decode(question).ok_or(LinkEnd::Malformed)?;
+        let memory = hub.region(key);
+        let slot = hub.directory.as_ref().and_then(|directory| directory.slot(key));
+        let (place, fds) = match (&memory, slot) {
+            (Some(memory), Some(slot)) => {
+                let length_bytes = memory.len() as u64;
+                (Ok(RegionPlace { slot: slot as u64, length_bytes }), vec![memory.fd()])
+            }
+            _ => (Err(hub.why_unknown(key)), Vec::new()),
+        };
+        let answer = RegionAnswer { key, place }.encode();
+        descriptors::send(&self.socket, &answer, &fds).map_err(|_| LinkEnd::Lost)
+    }
+
+    /// The sender is gone: what it had pushed has landed all the same.
+    fn read_rest(&mut self, hub: &mut Hub) -> Result<(), LinkEnd> {
+        let Some(up) = &mut self.up else { return Ok(()) };
+        let turns = up.link.0.len() / RECORDS_PER_TURN;
+        for _ in 0..turns {
+            if !up.read_ring(self.path, hub)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Up {
+    fn read_ring(&mut self, path: PathId, hub: &mut Hub) -> Result<bool, LinkEnd> {
+        let mut any = false;
+        for _ in 0..RECORDS_PER_TURN {
+            if !self.consumer.pop(&mut self.record).map_err(|_| LinkEnd::Malformed)? {
+                break;
+            }
+            any = true;
+            match Record::decode(&self.record).ok_or(LinkEnd::Malformed)? {
+                Record::Landed { imm } => hub.landed(Domain::Shm, path, imm),
+                Record::Message(message) if message.len() > hub.shared.config.message_bytes_max => {
+                    return Err(LinkEnd::Malformed);
+                }
+                Record::Message(message) => hub.message(Domain::Shm, &self.peer, message.to_vec()),
+            }
+        }
+        Ok(any)
+    }
+}

@@ -1,0 +1,217 @@
+//! The shm domain: same host, the peer's memory is mapped here. A write is a check in the peer's
+//! region directory, a copy, and one record in a ring; nothing is asked of the peer. Descriptors come
+//! over a Unix socket, whose end is the end of the connection.
+//!
+//! The two sides trust each other with their regions (whoever may write a region may spoil it), but
+//! not with anything else: the receiver survives whatever a sender does to the ring.
+
+pub(crate) mod directory;
+pub(crate) mod incoming;
+pub(crate) mod outgoing;
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use kvasir_transfer_core::Refusal;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
+    socket_with,
+};
+
+use crate::memory::SharedMemory;
+use crate::process::Process;
+use crate::ring::RingRange;
+
+const BACKLOG: i32 = 1024;
+
+fn open() -> rustix::io::Result<OwnedFd> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
+pub(crate) fn start_listening(path: &Path) -> rustix::io::Result<OwnedFd> {
+    let socket = open()?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+pub(crate) fn take_connection(listener: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+    accept_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)
+}
+
+fn start_connecting(path: &Path) -> rustix::io::Result<OwnedFd> {
+    let socket = open()?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
+/// Names this boot of this host: endpoints with another one cannot share memory with us.
+pub(crate) fn host_boot_id() -> std::io::Result<String> {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    Ok(id.trim().to_owned())
+}
+
+/// The memory of one connection: made by the receiver, written by both.
+#[derive(Debug, Clone)]
+struct LinkMemory(Arc<SharedMemory>);
+
+const EPOCH: usize = 0;
+const CUT: usize = 64;
+const RING: usize = 128;
+
+impl LinkMemory {
+    fn ring(&self) -> RingRange {
+        RingRange { offset: RING, bytes: self.0.len() - RING }
+    }
+
+    /// Odd while the sender copies. Raised before the check, so that whoever withdraws a region and
+    /// then finds it even knows that the check of the next copy fails.
+    fn epoch(&self) -> &AtomicU64 {
+        self.0.atomic_u64(EPOCH).expect("link memory is never so small")
+    }
+
+    /// Not zero: the sender may not write any more.
+    fn cut(&self) -> &AtomicU32 {
+        self.0.atomic_u32(CUT).expect("link memory is never so small")
+    }
+}
+
+/// A copy that may be under way, seen from the receiver.
+#[derive(Debug)]
+pub(crate) struct Copying {
+    link: LinkMemory,
+    epoch: u64,
+    process: Arc<Process>,
+}
+
+impl Copying {
+    /// It has ended, or its process has.
+    pub(crate) fn is_over(&self) -> bool {
+        self.link.epoch().load(Ordering::SeqCst) != self.epoch || self.process.has_exited()
+    }
+}
+
+/// A record in the ring.
+#[derive(Debug, PartialEq, Eq)]
+enum Record<'a> {
+    Landed { imm: u32 },
+    Message(&'a [u8]),
+}
+
+const RECORD_LANDED: u8 = 1;
+const RECORD_MESSAGE: u8 = 2;
+/// Of the longest record beside a message's bytes.
+const RECORD_BYTES: usize = 5;
+
+impl<'a> Record<'a> {
+    fn landed(imm: u32) -> [u8; RECORD_BYTES] {
+        let [a, b, c, d] = imm.to_le_bytes();
+        [RECORD_LANDED, a, b, c, d]
+    }
+
+    fn message(bytes: &[u8]) -> Vec<u8> {
+        [&[RECORD_MESSAGE], bytes].concat()
+    }
+
+    fn decode(bytes: &'a [u8]) -> Option<Self> {
+        match bytes {
+            [RECORD_LANDED, a, b, c, d] => {
+                Some(Record::Landed { imm: u32::from_le_bytes([*a, *b, *c, *d]) })
+            }
+            [RECORD_MESSAGE, message @ ..] => Some(Record::Message(message)),
+            _ => None,
+        }
+    }
+}
+
+/// Asks for the descriptor of a region.
+#[derive(Debug, PartialEq, Eq)]
+struct RegionQuestion {
+    key: u64,
+}
+
+/// Where the region stands in the directory; its descriptor comes along.
+#[derive(Debug, PartialEq, Eq)]
+struct RegionAnswer {
+    key: u64,
+    place: Result<RegionPlace, Refusal>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct RegionPlace {
+    slot: u64,
+    length_bytes: u64,
+}
+
+const ANSWER_WORDS: usize = 4;
+
+impl RegionQuestion {
+    fn encode(&self) -> [u8; 8] {
+        self.key.to_le_bytes()
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        Some(RegionQuestion { key: u64::from_le_bytes(bytes.try_into().ok()?) })
+    }
+}
+
+impl RegionAnswer {
+    fn encode(&self) -> Vec<u8> {
+        let words: [u64; ANSWER_WORDS] = match self.place {
+            Ok(RegionPlace { slot, length_bytes }) => [self.key, 0, slot, length_bytes],
+            Err(refusal) => [self.key, u64::from(refusal.code()), 0, 0],
+        };
+        words.into_iter().flat_map(u64::to_le_bytes).collect()
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let (words, rest) = bytes.as_chunks::<8>();
+        let [key, code, slot, length_bytes] = words else { return None };
+        if !rest.is_empty() {
+            return None;
+        }
+        let key = u64::from_le_bytes(*key);
+        let place = match u64::from_le_bytes(*code) {
+            0 => {
+                let slot = u64::from_le_bytes(*slot);
+                Ok(RegionPlace { slot, length_bytes: u64::from_le_bytes(*length_bytes) })
+            }
+            code => Err(Refusal::from_code(u8::try_from(code).ok()?)?),
+        };
+        Some(RegionAnswer { key, place })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn records_questions_and_answers_survive_the_way() {
+        assert_eq!(Record::decode(&Record::landed(7)), Some(Record::Landed { imm: 7 }));
+        assert_eq!(Record::decode(&Record::message(b"hi")), Some(Record::Message(b"hi")));
+        assert_eq!(RegionQuestion::decode(&RegionQuestion { key: 3 }.encode()).map(|q| q.key), Some(3));
+        let place = RegionPlace { slot: 2, length_bytes: 9 };
+        for place in [Ok(place), Err(Refusal::Revoked)] {
+            let answer = RegionAnswer { key: 5, place };
+            assert_eq!(RegionAnswer::decode(&answer.encode()), Some(answer));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_decoded_or_nothing(bytes in proptest::collection::vec(any::<u8>(), 0..40)) {
+            let _ = Record::decode(&bytes);
+            let _ = RegionQuestion::decode(&bytes);
+            if let Some(answer) = RegionAnswer::decode(&bytes) {
+                prop_assert_eq!(bytes.len(), 32);
+                prop_assert_eq!(RegionAnswer::decode(&answer.encode()), Some(answer));
+            }
+        }
+    }
+}

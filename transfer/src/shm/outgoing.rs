@@ -1,0 +1,380 @@
+//! The sending end of a shm connection: it does the copies.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use kvasir_transfer_core::regions::check_bounds;
+use kvasir_transfer_core::{
+    Frame, FrameKind, Next, OpId, Refusal, SessionId, Settled, Target,
+};
+use prost::Message;
+
+use super::directory::{self, SLEEPING};
+use super::{LinkMemory, Record, RegionAnswer, RegionPlace, RegionQuestion};
+use crate::config::Domain;
+use crate::descriptors::{self, DescriptorError};
+use crate::doorbell::Doorbell;
+use crate::hello::{Admission, HELLO_BYTES_MAX, Hello, HelloReply};
+use crate::memory::{Access, SharedMemory};
+use crate::payload::Payload;
+use crate::ring::{Producer, PushError};
+use crate::worker::hub::Hub;
+use crate::worker::link::{LinkEnd, Readiness, Turn};
+
+const BYTES_PER_TURN: u64 = 1 << 20;
+const FRAMES_PER_TURN: usize = 256;
+/// How long to leave a full ring alone.
+const RING_FULL_US: u64 = 100;
+/// Memory from this size on is populated beside, because a page fault for every 4 KiB halves the speed
+/// of the first copies.
+const POPULATE_BYTES_MIN: usize = 4 << 20;
+
+#[derive(Debug)]
+pub(crate) struct ShmOut {
+    socket: OwnedFd,
+    session: SessionId,
+    ready: Readiness,
+    peer_incarnation: u64,
+    up: Option<Up>,
+}
+
+#[derive(Debug)]
+struct Up {
+    link: LinkMemory,
+    directory: Arc<SharedMemory>,
+    producer: Producer,
+    bell: Doorbell,
+    regions: BTreeMap<u64, Mapped>,
+    epoch: u64,
+    /// Waits for the descriptor of its region.
+    waiting: Option<Frame<Payload>>,
+}
+
+#[derive(Debug)]
+struct Mapped {
+    memory: Arc<SharedMemory>,
+    slot: usize,
+}
+
+/// What came of trying to land a frame.
+enum Landing {
+    Done(Settled),
+    /// The region's memory is not mapped yet.
+    Unmapped,
+}
+
+impl ShmOut {
+    pub(crate) fn connect(
+        session: SessionId,
+        path: &Path,
+        hello: &Hello,
+    ) -> Result<Self, DescriptorError> {
+        let socket = super::start_connecting(path)?;
+        descriptors::send(&socket, &hello.encode_to_vec(), &[])?;
+        let (ready, up) = (Readiness::default(), None);
+        Ok(ShmOut { socket, session, ready, peer_incarnation: hello.to_incarnation, up })
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    pub(crate) fn ready(&mut self, ready: Readiness) {
+        self.ready.add(ready);
+    }
+
+    pub(crate) fn is_up(&self) -> bool {
+        self.up.is_some()
+    }
+
+    pub(crate) fn turn(&mut self, hub: &mut Hub) -> Result<Turn, LinkEnd> {
+        let mut turn = Turn::default();
+        while self.ready.readable {
+            let mut bytes = [0; HELLO_BYTES_MAX];
+            match descriptors::recv(&self.socket, &mut bytes) {
+                Ok((length, fds)) => {
+                    turn.busy = true;
+                    match &mut self.up {
+                        None => self.begin(&bytes[..length], fds, hub)?,
+                        Some(up) => up.take_answer(&bytes[..length], fds, self.session, hub)?,
+                    }
+                }
+                Err(DescriptorError::WouldBlock) => self.ready.readable = false,
+                Err(DescriptorError::Closed) => return Err(LinkEnd::Lost),
+                Err(_) => return Err(LinkEnd::Malformed),
+            }
+        }
+        if let Some(up) = &mut self.up {
+            up.send(&self.socket, self.session, self.peer_incarnation, hub, &mut turn)?;
+        }
+        Ok(turn)
+    }
+
+    /// Copies what waits, if it is the operation's, so that its source is not read any more.
+    pub(crate) fn detach(&mut self, op: OpId) {
+        let waiting = self.up.as_mut().and_then(|up| up.waiting.as_mut());
+        if let Some(frame) = waiting.filter(|frame| frame.op == op) {
+            let bytes = frame.payload.bytes(frame.source_offset as usize, frame.bytes as usize);
+            frame.payload = Payload::Bytes(Arc::new(bytes.to_vec()));
+            frame.source_offset = 0;
+        }
+    }
+
+    fn begin(&mut self, reply: &[u8], fds: Vec<OwnedFd>, hub: &mut Hub) -> Result<(), LinkEnd> {
+        let reply = HelloReply::decode(reply).map_err(|_| LinkEnd::Malformed)?;
+        match reply.admission() {
+            Admission::Admitted => {}
+            Admission::CutOff => return Err(LinkEnd::Declined { cut_offs: Some(reply.cut_offs) }),
+            _ => return Err(LinkEnd::Declined { cut_offs: None }),
+        }
+        let fds: [OwnedFd; 3] = fds.try_into().map_err(|_| LinkEnd::Malformed)?;
+        self.up = Some(Up::map(&reply, fds).ok_or(LinkEnd::Malformed)?);
+        hub.sender.session_up(self.session, hub.now_us);
+        Ok(())
+    }
+}
+
+impl Up {
+    fn map(reply: &HelloReply, [link, directory, bell]: [OwnedFd; 3]) -> Option<Self> {
+        let map = |fd, bytes: u64, access| {
+            SharedMemory::from_fd(fd, usize::try_from(bytes).ok()?, access).ok().map(Arc::new)
+        };
+        if reply.link_bytes < super::RING as u64 {
+            return None;
+        }
+        let link = LinkMemory(map(link, reply.link_bytes, Access::ReadWrite)?);
+        let directory = map(directory, reply.directory_bytes, Access::ReadOnly)?;
+        let bell = Doorbell::from_fd(bell, &directory, SLEEPING).ok()?;
+        let producer = Producer::open(&link.0, link.ring()).ok()?;
+        let (regions, epoch, waiting) = (BTreeMap::new(), 0, None);
+        Some(Up { link, directory, producer, bell, regions, epoch, waiting })
+    }
+
+    fn send(
+        &mut self,
+        socket: &OwnedFd,
+        session: SessionId,
+        peer_incarnation: u64,
+        hub: &mut Hub,
+        turn: &mut Turn,
+    ) -> Result<(), LinkEnd> {
+        let mut budget = BYTES_PER_TURN;
+        let mut pushed = false;
+        let record_bytes_max = hub.shared.config.message_bytes_max + super::RECORD_BYTES;
+        for _ in 0..FRAMES_PER_TURN {
+            if self.link.cut().load(Ordering::Relaxed) != 0 {
+                return Err(LinkEnd::Lost);
+            }
+            if budget == 0 || self.waiting.is_some() {
+                break;
+            }
+            match self.producer.room_for(record_bytes_max) {
+                Ok(()) => {}
+                Err(PushError::Full) => {
+                    turn.wait_until_us = turn.wait_until_us.min(hub.now_us + RING_FULL_US);
+                    break;
+                }
+                Err(PushError::TooLong { .. } | PushError::Corrupt(_)) => {
+                    return Err(LinkEnd::Malformed);
+                }
+            }
+            let frame = match hub.sender.next_frame(session, hub.now_us) {
+                Next::Frame(frame) => frame,
+                Next::Wait { until_us } => {
+                    turn.wait_until_us = turn.wait_until_us.min(until_us);
+                    break;
+                }
+                Next::Nothing => break,
+            };
+            turn.busy = true;
+            budget = budget.saturating_sub(frame.bytes);
+            match self.land(&frame, peer_incarnation, hub)? {
+                Landing::Done(settled) => {
+                    pushed = true;
+                    hub.sender.settle(session, frame.sequence, settled, hub.now_us);
+                }
+                Landing::Unmapped => self.ask(socket, frame)?,
+            }
+        }
+        if pushed {
+            self.bell.ring();
+        }
+        Ok(())
+    }
+
+    fn land(
+        &mut self,
+        frame: &Frame<Payload>,
+        peer_incarnation: u64,
+        hub: &Hub,
+    ) -> Result<Landing, LinkEnd> {
+        let (target, offset, bytes, imm, checksum) = match frame.kind {
+            FrameKind::Message => {
+                let message = frame.payload.bytes(0, frame.bytes as usize);
+                self.push(&Record::message(message))?;
+                hub.metrics.shm.sent_messages.inc();
+                return Ok(Landing::Done(Settled::Landed));
+            }
+            FrameKind::Write { target, offset, imm, checksum } => {
+                (target, offset, frame.bytes, imm, checksum)
+            }
+            FrameKind::Seal { target, offset, whole_bytes, imm, checksum } => {
+                (target, offset, whole_bytes, imm, checksum)
+            }
+        };
+        if target.incarnation != peer_incarnation {
+            return Ok(refused(Refusal::StaleIncarnation, hub));
+        }
+        let Some(region) = self.regions.get(&target.key) else { return Ok(Landing::Unmapped) };
+        let checksum = checksum.filter(|_| hub.shared.config.verify.shm);
+
+        // The copy is announced before the check; see `LinkMemory::epoch`.
+        self.epoch += 1;
+        self.link.epoch().store(self.epoch, Ordering::SeqCst);
+        let cut = self.link.cut().load(Ordering::SeqCst) != 0;
+        let checked = self.check(region, target, offset, bytes);
+        let intact = match checked {
+            Ok(()) if !cut => copy(frame, region, offset, (bytes, checksum)),
+            Ok(()) | Err(_) => true,
+        };
+        self.epoch += 1;
+        self.link.epoch().store(self.epoch, Ordering::Release);
+
+        if cut {
+            return Err(LinkEnd::Lost);
+        }
+        if let Err(refusal) = checked {
+            if refusal == Refusal::Revoked {
+                self.regions.remove(&target.key);
+            }
+            return Ok(refused(refusal, hub));
+        }
+        if !intact {
+            hub.metrics.shm.corrupt.inc();
+            return Ok(Landing::Done(Settled::Corrupt));
+        }
+        hub.metrics.shm.sent_bytes.inc_by(frame.bytes);
+        if let Some(imm) = imm {
+            hub.metrics.shm.sent_writes.inc();
+            self.push(&Record::landed(imm))?;
+        }
+        Ok(Landing::Done(Settled::Landed))
+    }
+
+    fn check(
+        &self,
+        region: &Mapped,
+        target: Target,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<(), Refusal> {
+        let length_bytes = directory::lookup(&self.directory, region.slot, target.key);
+        check_bounds(length_bytes.ok_or(Refusal::Revoked)?, offset, bytes)
+    }
+
+    fn push(&mut self, record: &[u8]) -> Result<(), LinkEnd> {
+        // Room was made sure of before the frame was taken.
+        self.producer.push(record).map_err(|_| LinkEnd::Malformed)
+    }
+
+    fn ask(&mut self, socket: &OwnedFd, frame: Frame<Payload>) -> Result<(), LinkEnd> {
+        let (FrameKind::Write { target, .. } | FrameKind::Seal { target, .. }) = frame.kind else {
+            return Err(LinkEnd::Malformed);
+        };
+        // Regions that were revoked meanwhile need not stay mapped: their owner wants the pages back.
+        self.regions.retain(|key, region| {
+            directory::lookup(&self.directory, region.slot, *key).is_some()
+        });
+        let question = RegionQuestion { key: target.key }.encode();
+        descriptors::send(socket, &question, &[]).map_err(|_| LinkEnd::Lost)?;
+        self.waiting = Some(frame);
+        Ok(())
+    }
+
+    fn take_answer(
+        &mut self,
+        bytes: &[u8],
+        fds: Vec<OwnedFd>,
+        session: SessionId,
+        hub: &mut Hub,
+    ) -> Result<(), LinkEnd> {
+        let answer = RegionAnswer::decode(bytes).ok_or(LinkEnd::Malformed)?;
+        let frame = self.waiting.take().ok_or(LinkEnd::Malformed)?;
+        let region = match answer.place {
+            Ok(place) => map_region(place, fds).ok_or(LinkEnd::Malformed)?,
+            Err(refusal) => {
+                hub.metrics.shm.refused(refusal).inc();
+                let settled = Settled::Refused(refusal);
+                hub.sender.settle(session, frame.sequence, settled, hub.now_us);
+                return Ok(());
+            }
+        };
+        self.regions.insert(answer.key, region);
+        match self.land(&frame, self.peer_of(&frame), hub)? {
+            Landing::Done(settled) => {
+                hub.sender.settle(session, frame.sequence, settled, hub.now_us);
+                self.bell.ring();
+                Ok(())
+            }
+            // The answer was for another region than the question.
+            Landing::Unmapped => Err(LinkEnd::Malformed),
+        }
+    }
+
+    /// A frame that waits was found to be of the peer's incarnation before it was asked for.
+    fn peer_of(&self, frame: &Frame<Payload>) -> u64 {
+        match frame.kind {
+            FrameKind::Write { target, .. } | FrameKind::Seal { target, .. } => target.incarnation,
+            FrameKind::Message => 0,
+        }
+    }
+}
+
+fn refused(refusal: Refusal, hub: &Hub) -> Landing {
+    hub.metrics.of(Domain::Shm).refused(refusal).inc();
+    Landing::Done(Settled::Refused(refusal))
+}
+
+/// Places the frame's bytes. Whether they (of a seal: the whole) have their checksum.
+fn copy(
+    frame: &Frame<Payload>,
+    region: &Mapped,
+    offset: u64,
+    (whole_bytes, checksum): (u64, Option<u64>),
+) -> bool {
+    let (offset, bytes) = (offset as usize, frame.bytes as usize);
+    if bytes > 0 {
+        let copied = match &frame.payload {
+            Payload::Memory(memory) => {
+                let source_offset = frame.source_offset as usize;
+                memory.copy_between(source_offset, &region.memory, offset, bytes)
+            }
+            Payload::Bytes(_) => {
+                let source = frame.payload.bytes(frame.source_offset as usize, bytes);
+                region.memory.copy_from(offset, source)
+            }
+        };
+        debug_assert!(copied.is_ok(), "the directory's length is that of the memory");
+    }
+    let Some(wanted) = checksum else { return true };
+    // SAFETY: we have just written the range, and nobody else writes it before it is counted: two
+    // writes to one place at once are a mistake of the peers, which the checksum then finds.
+    let landed = unsafe { region.memory.slice(offset, whole_bytes as usize) };
+    landed.is_ok_and(|landed| crate::checksum(landed) == wanted)
+}
+
+fn map_region(place: RegionPlace, fds: Vec<OwnedFd>) -> Option<Mapped> {
+    let [fd]: [OwnedFd; 1] = fds.try_into().ok()?;
+    let bytes = usize::try_from(place.length_bytes).ok()?;
+    let memory = Arc::new(SharedMemory::from_fd(fd, bytes, Access::ReadWrite).ok()?);
+    if bytes >= POPULATE_BYTES_MIN {
+        let memory = Arc::clone(&memory);
+        let populate = std::thread::Builder::new().name("kvasir-populate".into());
+        // A matter of speed only.
+        let _ = populate.spawn(move || memory.populate());
+    }
+    Some(Mapped { memory, slot: usize::try_from(place.slot).ok()? })
+}

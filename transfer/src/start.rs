@@ -1,0 +1,113 @@
+//! Starting an engine: the configuration is checked, addresses are taken, the worker is started.
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use kvasir_transfer_core::{Limits, Sender};
+use rustix::event::EventfdFlags;
+
+use crate::config::TransferConfig;
+use crate::endpoint::{Endpoint, ShmAddress};
+use crate::engine::{Handlers, StartError};
+use crate::metrics::Metrics;
+use crate::shared::Shared;
+use crate::shm::directory::Directory;
+use crate::worker::hub::Hub;
+use crate::worker::{Listeners, Worker};
+
+/// Frames of one connection that may wait for their acknowledgement.
+const FRAMES_MAX: usize = 8192;
+
+fn system(call: &'static str) -> impl Fn(rustix::io::Errno) -> StartError {
+    move |errno| StartError::System { call, source: errno.into() }
+}
+
+pub(crate) fn start(
+    config: TransferConfig,
+    handlers: Handlers,
+    registry: &prometheus::Registry,
+) -> Result<(Arc<Shared>, JoinHandle<()>), StartError> {
+    check(&config)?;
+    let (incarnation, cookie, first_key) = random_identity();
+    let mut listeners = Listeners::default();
+    let mut endpoint = Endpoint { incarnation, cookie, shm: None, tcp: None };
+    if let Some(address) = config.tcp_listen {
+        let (listener, advertised) = listen_tcp(address, config.tcp_advertise)?;
+        listeners.tcp = Some(listener);
+        endpoint.tcp = Some(advertised);
+    }
+    if let Some(run_dir) = &config.run_dir {
+        let (listener, path) = listen_shm(run_dir, incarnation)?;
+        listeners.shm = Some(listener);
+        listeners.socket_path = Some(path.clone());
+        let host_boot_id = crate::shm::host_boot_id()
+            .map_err(|source| StartError::System { call: "boot id", source })?;
+        endpoint.shm = Some(ShmAddress { host_boot_id, socket: path });
+    }
+    let directory = match &endpoint.shm {
+        Some(_) => Some(Directory::create()?),
+        None => None,
+    };
+    let metrics = Metrics::register(registry)?;
+    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+    let wake = rustix::event::eventfd(0, flags).map_err(system("eventfd"))?;
+    let sender = Sender::new(Limits {
+        slice_bytes: config.slice_bytes as u64,
+        frames_max: FRAMES_MAX,
+        throttle_bytes_per_s: config.throttle_bytes_per_s,
+        peer_timeout_us: config.peer_timeout_ms * 1000,
+    });
+    let thread = std::thread::Builder::new().name(format!("xfer-{}", config.name));
+    tracing::info!(engine = %config.name, ?endpoint, "transfer engine started");
+    let shared = Arc::new(Shared::new(config, endpoint, wake, first_key));
+    let hub = Hub::new(Arc::clone(&shared), sender, metrics, directory);
+    let worker = Worker::new(hub, handlers, listeners).map_err(system("epoll"))?;
+    let spawned = thread.spawn(move || worker.run());
+    let thread = spawned.map_err(|source| StartError::System { call: "spawn", source })?;
+    Ok((shared, thread))
+}
+
+fn check(config: &TransferConfig) -> Result<(), StartError> {
+    if config.tcp_listen.is_none() && config.run_dir.is_none() {
+        return Err(StartError::NoDomain);
+    }
+    let in_range = |name, ok| if ok { Ok(()) } else { Err(StartError::Config(name)) };
+    in_range("operations_max", (1..=1 << 24).contains(&config.operations_max))?;
+    in_range("message_bytes_max", (1..=16 << 20).contains(&config.message_bytes_max))?;
+    in_range("slice_bytes", (4096..=1 << 30).contains(&config.slice_bytes))?;
+    in_range("early_imms_max", config.early_imms_max >= 1)?;
+    in_range("peer_timeout_ms", (1..=3_600_000).contains(&config.peer_timeout_ms))
+}
+
+/// Incarnation, cookie and the number of the first key.
+fn random_identity() -> (u64, [u8; 16], u64) {
+    let (incarnation, cookie, first_key): (u64, [u8; 16], u64) = rand::random();
+    // 0 means "none" wherever an incarnation is optional.
+    (incarnation.max(1), cookie, first_key)
+}
+
+fn listen_tcp(
+    address: SocketAddr,
+    advertise: Option<SocketAddr>,
+) -> Result<(OwnedFd, SocketAddr), StartError> {
+    if address.ip().is_unspecified() && advertise.is_none() {
+        return Err(StartError::Advertise(address));
+    }
+    let (listener, bound) = crate::tcp::start_listening(address).map_err(|errno| {
+        StartError::Listen { what: address.to_string(), source: errno.into() }
+    })?;
+    Ok((listener, advertise.unwrap_or(bound)))
+}
+
+fn listen_shm(run_dir: &Path, incarnation: u64) -> Result<(OwnedFd, PathBuf), StartError> {
+    let path = run_dir.join(format!("transfer-{incarnation:016x}.sock"));
+    let listening = crate::shm::start_listening(&path);
+    let listener = listening.map_err(|errno| StartError::Listen {
+        what: path.display().to_string(),
+        source: errno.into(),
+    })?;
+    Ok((listener, path))
+}

@@ -1,0 +1,192 @@
+//! What all links of a worker share: the core's state machines, the regions, and what is to be told to
+//! the callers. Links come and go around it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use kvasir_transfer_core::{
+    Expectation, ImmTable, Outcome, PathCounts, PathId, Refusal, RegionTable, Sender, Target,
+    WriteError,
+};
+
+use crate::config::Domain;
+use crate::endpoint::Endpoint;
+use crate::engine::{Handlers, PeerEvent, PeerId};
+use crate::memory::SharedMemory;
+use crate::metrics::Metrics;
+use crate::payload::{Payload, Waiter};
+use crate::shared::Shared;
+use crate::shm::directory::Directory;
+
+#[derive(Debug)]
+pub(crate) struct Hub {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) sender: Sender<Payload, Waiter>,
+    pub(crate) imms: ImmTable<Waiter>,
+    pub(crate) metrics: Metrics,
+    /// Present when the shm domain is.
+    pub(crate) directory: Option<Directory>,
+    /// Of the current turn.
+    pub(crate) now_us: u64,
+    regions: RegionTable<Arc<SharedMemory>>,
+    calls: VecDeque<Call>,
+}
+
+/// What callers are to be told, in order. Told only between turns, when no link is half done.
+#[derive(Debug)]
+enum Call {
+    Done(Waiter, Outcome),
+    Message(PeerId, Vec<u8>),
+    Peer(PeerEvent),
+}
+
+impl Hub {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        sender: Sender<Payload, Waiter>,
+        metrics: Metrics,
+        directory: Option<Directory>,
+    ) -> Self {
+        Hub {
+            sender,
+            imms: ImmTable::new(shared.config.early_imms_max),
+            metrics,
+            directory,
+            now_us: shared.now_us(),
+            regions: RegionTable::new(shared.endpoint.incarnation),
+            calls: VecDeque::new(),
+            shared,
+        }
+    }
+
+    // ---- regions ----
+
+    /// Takes on the regions that were registered since the last call. A region is known to callers
+    /// before the worker hears of it, so this is also done before a key is called unknown.
+    pub(crate) fn absorb_regions(&mut self) {
+        for (key, memory) in self.shared.take_fresh_regions() {
+            let length_bytes = memory.len() as u64;
+            if let Some(directory) = &mut self.directory {
+                directory.publish(key, length_bytes);
+            }
+            self.regions.insert(key, memory, length_bytes);
+        }
+    }
+
+    pub(crate) fn region(&mut self, key: u64) -> Option<Arc<SharedMemory>> {
+        if self.regions.get(key).is_none() {
+            self.absorb_regions();
+        }
+        self.regions.get(key).cloned()
+    }
+
+    /// The memory to write to; a refusal is counted.
+    pub(crate) fn check(
+        &mut self,
+        domain: Domain,
+        target: Target,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<Arc<SharedMemory>, Refusal> {
+        let mut checked = self.regions.check(target, offset, bytes);
+        if matches!(checked, Err(Refusal::UnknownRegion)) {
+            self.absorb_regions();
+            checked = self.regions.check(target, offset, bytes);
+        }
+        let checked = checked.cloned();
+        if let Err(refusal) = checked {
+            self.metrics.of(domain).refused(refusal).inc();
+        }
+        checked
+    }
+
+    /// Why there is no such region.
+    pub(crate) fn why_unknown(&self, key: u64) -> Refusal {
+        let target = Target { incarnation: self.shared.endpoint.incarnation, key };
+        self.regions.check(target, 0, 0).err().unwrap_or(Refusal::UnknownRegion)
+    }
+
+    /// No new write is let in from now on. `false` when there is no such region.
+    pub(crate) fn revoke(&mut self, key: u64) -> bool {
+        self.absorb_regions();
+        if let Some(directory) = &mut self.directory {
+            directory.withdraw(key);
+        }
+        let known = self.regions.revoke(key).is_some();
+        if known {
+            self.shared.region_gone();
+        }
+        known
+    }
+
+    // ---- arrivals ----
+
+    pub(crate) fn landed(&mut self, domain: Domain, path: PathId, imm: u32) {
+        self.metrics.of(domain).received_writes.inc();
+        if let Some(waiter) = self.imms.arrived(path, imm, 1) {
+            self.calls.push_back(Call::Done(waiter, Ok(())));
+        }
+    }
+
+    pub(crate) fn message(&mut self, domain: Domain, from: &Endpoint, message: Vec<u8>) {
+        self.metrics.of(domain).received_messages.inc();
+        let session = self.shared.peers().session(from);
+        match session {
+            Ok(peer) => self.calls.push_back(Call::Message(peer, message)),
+            Err(error) => tracing::warn!(engine = %self.shared.config.name, %error, "message dropped"),
+        }
+    }
+
+    pub(crate) fn path_closed(&mut self, path: PathId) {
+        self.imms.path_closed(path, PathCounts::Keep);
+    }
+
+    // ---- immediates ----
+
+    pub(crate) fn expect(&mut self, imm: u32, count: u64, deadline_us: u64, waiter: Waiter) {
+        match self.imms.expect(imm, count, deadline_us, waiter) {
+            Expectation::Waiting => {}
+            Expectation::Reached(waiter) => self.complete(waiter, Ok(())),
+            Expectation::Taken(waiter) => {
+                let refused = WriteError::Refused(Refusal::AlreadyExpected);
+                self.complete(waiter, Err(refused));
+            }
+        }
+    }
+
+    pub(crate) fn cancel_imm(&mut self, imm: u32, done: Waiter) {
+        if let Some(waiter) = self.imms.cancel(imm) {
+            self.complete(waiter, Err(WriteError::Cancelled));
+        }
+        self.complete(done, Ok(()));
+    }
+
+    pub(crate) fn expire_imms(&mut self) {
+        while let Some(waiter) = self.imms.poll_expired(self.now_us) {
+            self.complete(waiter, Err(WriteError::DeadlineExceeded));
+        }
+    }
+
+    // ---- telling callers ----
+
+    pub(crate) fn complete(&mut self, waiter: Waiter, outcome: Outcome) {
+        self.calls.push_back(Call::Done(waiter, outcome));
+    }
+
+    pub(crate) fn tell_peer_event(&mut self, event: PeerEvent) {
+        self.calls.push_back(Call::Peer(event));
+    }
+
+    /// Whether there was anything to tell.
+    pub(crate) fn tell(&mut self, handlers: &mut Handlers) -> bool {
+        let any = !self.calls.is_empty();
+        while let Some(call) = self.calls.pop_front() {
+            match call {
+                Call::Done(waiter, outcome) => waiter.complete(outcome),
+                Call::Message(peer, message) => (handlers.on_message)(peer, message),
+                Call::Peer(event) => (handlers.on_peer)(event),
+            }
+        }
+        any
+    }
+}

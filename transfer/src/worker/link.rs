@@ -1,0 +1,66 @@
+//! What the worker knows of any connection, whatever its domain.
+
+use rustix::event::epoll::EventFlags;
+
+/// What a socket is ready for. Edges set it, a call that would have blocked clears it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Readiness {
+    pub(crate) readable: bool,
+    pub(crate) writable: bool,
+}
+
+impl Readiness {
+    pub(crate) fn of(flags: EventFlags) -> Self {
+        let over = flags.intersects(EventFlags::HUP | EventFlags::ERR | EventFlags::RDHUP);
+        Readiness {
+            readable: over || flags.contains(EventFlags::IN),
+            writable: over || flags.contains(EventFlags::OUT),
+        }
+    }
+
+    pub(crate) fn add(&mut self, more: Readiness) {
+        self.readable |= more.readable;
+        self.writable |= more.writable;
+    }
+}
+
+/// What came of giving a link its turn.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Turn {
+    /// Something was done, so there may be more to do.
+    pub(crate) busy: bool,
+    /// It has something to do then, though nothing will wake it.
+    pub(crate) wait_until_us: u64,
+}
+
+impl Default for Turn {
+    fn default() -> Self {
+        Turn { busy: false, wait_until_us: u64::MAX }
+    }
+}
+
+impl Turn {
+    pub(crate) fn add(&mut self, other: Turn) {
+        self.busy |= other.busy;
+        self.wait_until_us = self.wait_until_us.min(other.wait_until_us);
+    }
+}
+
+/// Why a link is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LinkEnd {
+    /// The other side or the way to it is gone.
+    Lost,
+    /// The other side has sent what cannot be.
+    Malformed,
+    /// We were not admitted; perhaps because of cut-offs that we did not know of.
+    Declined { cut_offs: Option<u64> },
+    /// We did not admit it.
+    Rejected,
+}
+
+impl From<rustix::io::Errno> for LinkEnd {
+    fn from(_: rustix::io::Errno) -> Self {
+        LinkEnd::Lost
+    }
+}

@@ -1,0 +1,477 @@
+//! All connections of a worker, both directions and all domains: made, polled, ended.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use kvasir_transfer_core::{OpId, PathId, SessionId};
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+
+use crate::config::Domain;
+use crate::endpoint::Endpoint;
+use crate::engine::{PeerEvent, PeerId};
+use crate::hello::Hello;
+use crate::metrics::DomainMetrics;
+use crate::shm::Copying;
+use crate::shm::incoming::ShmIn;
+use crate::shm::outgoing::ShmOut;
+use crate::tcp::incoming::TcpIn;
+use crate::tcp::outgoing::TcpOut;
+
+use super::hub::Hub;
+use super::link::{LinkEnd, Readiness, Turn};
+
+/// Connections that peers made; more are closed as they come.
+const INCOMING_MAX: usize = 4096;
+const ACCEPTS_PER_TURN: usize = 64;
+
+const TOKEN_WAKE: u64 = 0;
+const TOKEN_TCP: u64 = 1;
+const TOKEN_SHM: u64 = 2;
+const FIRST_TOKEN: u64 = 3;
+
+/// Whose readiness a token tells.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Owner {
+    Wake,
+    Listener(Domain),
+    Outgoing(SessionId),
+    Incoming(PathId),
+}
+
+#[derive(Debug)]
+pub(super) struct Links {
+    epoll: OwnedFd,
+    tcp_listener: Option<OwnedFd>,
+    shm_listener: Option<OwnedFd>,
+    /// Of sockets that have not become ready anew since: a listener is read until it is empty.
+    accepting: [bool; 2],
+    outgoing: BTreeMap<SessionId, Outgoing>,
+    incoming: BTreeMap<PathId, Incoming>,
+    owners: BTreeMap<u64, Owner>,
+    next_token: u64,
+}
+
+#[derive(Debug)]
+struct Outgoing {
+    token: u64,
+    link: OutLink,
+    /// To be tried when this one does not come up.
+    candidates: Vec<Domain>,
+}
+
+#[derive(Debug)]
+enum OutLink {
+    Shm(ShmOut),
+    Tcp(TcpOut),
+}
+
+#[derive(Debug)]
+struct Incoming {
+    token: u64,
+    link: InLink,
+    /// Until then it must have said who it is.
+    greet_until_us: u64,
+}
+
+#[derive(Debug)]
+enum InLink {
+    Shm(ShmIn),
+    Tcp(TcpIn),
+}
+
+impl OutLink {
+    fn domain(&self) -> Domain {
+        match self {
+            OutLink::Shm(_) => Domain::Shm,
+            OutLink::Tcp(_) => Domain::Tcp,
+        }
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            OutLink::Shm(link) => link.fd(),
+            OutLink::Tcp(link) => link.fd(),
+        }
+    }
+
+    fn is_up(&self) -> bool {
+        match self {
+            OutLink::Shm(link) => link.is_up(),
+            OutLink::Tcp(link) => link.is_up(),
+        }
+    }
+
+    fn turn(&mut self, hub: &mut Hub) -> Result<Turn, LinkEnd> {
+        match self {
+            OutLink::Shm(link) => link.turn(hub),
+            OutLink::Tcp(link) => link.turn(hub),
+        }
+    }
+}
+
+impl InLink {
+    fn domain(&self) -> Domain {
+        match self {
+            InLink::Shm(_) => Domain::Shm,
+            InLink::Tcp(_) => Domain::Tcp,
+        }
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            InLink::Shm(link) => link.fd(),
+            InLink::Tcp(link) => link.fd(),
+        }
+    }
+
+    fn peer(&self) -> Option<&Endpoint> {
+        match self {
+            InLink::Shm(link) => link.peer(),
+            InLink::Tcp(link) => link.peer(),
+        }
+    }
+
+    fn turn(&mut self, hub: &mut Hub) -> Result<Turn, LinkEnd> {
+        match self {
+            InLink::Shm(link) => link.turn(hub),
+            InLink::Tcp(link) => link.turn(hub),
+        }
+    }
+}
+
+fn watch_edges(epoll: &OwnedFd, fd: BorrowedFd<'_>, token: u64) -> rustix::io::Result<()> {
+    let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
+    epoll::add(epoll, fd, EventData::new_u64(token), flags)
+}
+
+impl Links {
+    pub(super) fn new(
+        wake: BorrowedFd<'_>,
+        tcp_listener: Option<OwnedFd>,
+        shm_listener: Option<OwnedFd>,
+    ) -> rustix::io::Result<Self> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, wake, EventData::new_u64(TOKEN_WAKE), EventFlags::IN)?;
+        let mut owners = BTreeMap::from([(TOKEN_WAKE, Owner::Wake)]);
+        for (listener, token, domain) in
+            [(&tcp_listener, TOKEN_TCP, Domain::Tcp), (&shm_listener, TOKEN_SHM, Domain::Shm)]
+        {
+            if let Some(listener) = listener {
+                watch_edges(&epoll, listener.as_fd(), token)?;
+                owners.insert(token, Owner::Listener(domain));
+            }
+        }
+        Ok(Links {
+            epoll,
+            tcp_listener,
+            shm_listener,
+            accepting: [true; 2],
+            outgoing: BTreeMap::new(),
+            incoming: BTreeMap::new(),
+            owners,
+            next_token: FIRST_TOKEN,
+        })
+    }
+
+    pub(super) fn epoll(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    pub(super) fn owner(&self, token: u64) -> Option<Owner> {
+        self.owners.get(&token).copied()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.outgoing.len() + self.incoming.len()
+    }
+
+    pub(super) fn ready(&mut self, owner: Owner, ready: Readiness) {
+        match owner {
+            Owner::Wake => {}
+            Owner::Listener(domain) => self.accepting[domain as usize] = true,
+            Owner::Outgoing(session) => match self.outgoing.get_mut(&session).map(|out| &mut out.link) {
+                Some(OutLink::Shm(link)) => link.ready(ready),
+                Some(OutLink::Tcp(link)) => link.ready(ready),
+                None => {}
+            },
+            Owner::Incoming(path) => match self.incoming.get_mut(&path).map(|into| &mut into.link) {
+                Some(InLink::Shm(link)) => link.ready(ready),
+                Some(InLink::Tcp(link)) => link.ready(ready),
+                None => {}
+            },
+        }
+    }
+
+    /// Whether a ring has something, which wakes nobody who sets his flag too late.
+    pub(super) fn has_work(&self) -> bool {
+        self.incoming.values().any(|into| match &into.link {
+            InLink::Shm(link) => link.has_work(),
+            InLink::Tcp(_) => false,
+        })
+    }
+
+    /// When a connection must have said who it is; `u64::MAX` for never.
+    pub(super) fn next_time_us(&self) -> u64 {
+        let silent = self.incoming.values().filter(|into| into.link.peer().is_none());
+        silent.map(|into| into.greet_until_us).min().unwrap_or(u64::MAX)
+    }
+
+    pub(super) fn turn(&mut self, hub: &mut Hub) -> Turn {
+        let mut all = Turn { busy: self.accept(hub), ..Turn::default() };
+        let mut ended = Vec::new();
+        for (path, into) in &mut self.incoming {
+            match into.link.turn(hub) {
+                Ok(turn) => {
+                    all.add(turn);
+                    if into.link.peer().is_none() && hub.now_us >= into.greet_until_us {
+                        ended.push((*path, LinkEnd::Rejected));
+                    }
+                }
+                Err(end) => ended.push((*path, end)),
+            }
+        }
+        for (path, end) in ended {
+            all.busy = true;
+            self.end_incoming(path, end, hub);
+        }
+        let mut ended = Vec::new();
+        for (session, out) in &mut self.outgoing {
+            match out.link.turn(hub) {
+                Ok(turn) => all.add(turn),
+                Err(end) => ended.push((*session, end)),
+            }
+        }
+        for (session, end) in ended {
+            all.busy = true;
+            self.end_outgoing(session, end, hub);
+        }
+        all
+    }
+
+    // ---- incoming ----
+
+    fn accept(&mut self, hub: &mut Hub) -> bool {
+        let mut any = false;
+        for domain in [Domain::Shm, Domain::Tcp] {
+            let listener = match domain {
+                Domain::Shm => &self.shm_listener,
+                Domain::Tcp => &self.tcp_listener,
+            };
+            let Some(listener) = listener else { continue };
+            let mut taken = Vec::new();
+            while self.accepting[domain as usize] && taken.len() < ACCEPTS_PER_TURN {
+                let socket = match domain {
+                    Domain::Shm => crate::shm::take_connection(listener),
+                    Domain::Tcp => crate::tcp::take_connection(listener),
+                };
+                match socket {
+                    Ok(socket) => taken.push(socket),
+                    // Nothing is left; or descriptors are, for now: the next one to come wakes us.
+                    Err(_) => self.accepting[domain as usize] = false,
+                }
+            }
+            for socket in taken {
+                any = true;
+                self.add_incoming(domain, socket, hub);
+            }
+        }
+        any
+    }
+
+    fn add_incoming(&mut self, domain: Domain, socket: OwnedFd, hub: &Hub) {
+        if self.incoming.len() >= INCOMING_MAX {
+            hub.metrics.of(domain).not_admitted.inc();
+            return;
+        }
+        let token = self.next_token;
+        self.next_token += 1;
+        let path = PathId(token);
+        let link = match domain {
+            Domain::Shm => InLink::Shm(ShmIn::new(path, socket)),
+            Domain::Tcp => InLink::Tcp(TcpIn::new(path, socket)),
+        };
+        if watch_edges(&self.epoll, link.fd(), token).is_err() {
+            hub.metrics.of(domain).not_admitted.inc();
+            return;
+        }
+        self.owners.insert(token, Owner::Incoming(path));
+        let greet_until_us = hub.now_us + hub.shared.config.peer_timeout_ms * 1000;
+        self.incoming.insert(path, Incoming { token, link, greet_until_us });
+    }
+
+    fn end_incoming(&mut self, path: PathId, end: LinkEnd, hub: &mut Hub) {
+        let Some(into) = self.incoming.remove(&path) else { return };
+        self.owners.remove(&into.token);
+        let domain = into.link.domain();
+        count_end(hub.metrics.of(domain), end);
+        hub.path_closed(path);
+        if let Some(peer) = into.link.peer() {
+            let incarnation = peer.incarnation;
+            tracing::info!(
+                engine = %hub.shared.config.name,
+                peer = format_args!("{incarnation:016x}"),
+                domain = domain.label(),
+                ?end,
+                "a writer's connection has ended"
+            );
+            hub.tell_peer_event(PeerEvent::WriterLost { incarnation, domain });
+        }
+    }
+
+    /// Nothing more is landed in the region, copies under way apart.
+    pub(super) fn revoked(&mut self, key: u64) -> Vec<Copying> {
+        let mut copying = Vec::new();
+        for into in self.incoming.values_mut() {
+            match &mut into.link {
+                InLink::Tcp(link) => link.revoked(key),
+                InLink::Shm(link) => copying.extend(link.copying()),
+            }
+        }
+        copying
+    }
+
+    /// Ends the peer's connections to here. Nothing more is landed, copies under way apart.
+    pub(super) fn cut_off(&mut self, incarnation: u64, hub: &mut Hub) -> Vec<Copying> {
+        let of_peer = |into: &Incoming| {
+            into.link.peer().is_some_and(|peer| peer.incarnation == incarnation)
+        };
+        let paths: Vec<PathId> =
+            self.incoming.iter().filter(|(_, into)| of_peer(into)).map(|(path, _)| *path).collect();
+        let mut copying = Vec::new();
+        for path in paths {
+            let Some(into) = self.incoming.remove(&path) else { continue };
+            self.owners.remove(&into.token);
+            if let InLink::Shm(link) = &into.link {
+                copying.extend(link.cut());
+            }
+            hub.metrics.of(into.link.domain()).cut_off.inc();
+            hub.path_closed(path);
+        }
+        copying
+    }
+
+    // ---- outgoing ----
+
+    pub(super) fn connect(&mut self, session: SessionId, hub: &mut Hub) {
+        let preferred = hub.shared.config.preferred;
+        let other = match preferred {
+            Domain::Shm => Domain::Tcp,
+            Domain::Tcp => Domain::Shm,
+        };
+        self.connect_by(session, vec![other, preferred], hub);
+    }
+
+    /// Tries the domains from the last to the first.
+    fn connect_by(&mut self, session: SessionId, mut candidates: Vec<Domain>, hub: &mut Hub) {
+        let peer = PeerId::from_session(session);
+        let (endpoint, cut_offs) = {
+            let peers = hub.shared.peers();
+            (peers.endpoint(peer).cloned(), peers.cut_offs_known(peer))
+        };
+        let Some(endpoint) = endpoint else {
+            self.session_lost(session, None, hub);
+            return;
+        };
+        let hello = Hello::new(&hub.shared.endpoint, &endpoint, cut_offs);
+        while let Some(domain) = candidates.pop() {
+            let Some(link) = open(session, domain, &endpoint, &hello, hub) else { continue };
+            let token = self.next_token;
+            self.next_token += 1;
+            if watch_edges(&self.epoll, link.fd(), token).is_err() {
+                continue;
+            }
+            self.owners.insert(token, Owner::Outgoing(session));
+            self.outgoing.insert(session, Outgoing { token, link, candidates });
+            return;
+        }
+        self.session_lost(session, None, hub);
+    }
+
+    pub(super) fn detach(&mut self, session: SessionId, op: OpId) {
+        match self.outgoing.get_mut(&session).map(|out| &mut out.link) {
+            Some(OutLink::Shm(link)) => link.detach(op),
+            Some(OutLink::Tcp(link)) => link.detach(op),
+            None => {}
+        }
+    }
+
+    pub(super) fn give_up(&mut self, session: SessionId, hub: &mut Hub) {
+        if self.outgoing.contains_key(&session) {
+            self.end_outgoing(session, LinkEnd::Lost, hub);
+        } else {
+            self.session_lost(session, None, hub);
+        }
+    }
+
+    fn end_outgoing(&mut self, session: SessionId, end: LinkEnd, hub: &mut Hub) {
+        // Dropped, and with it the socket, before anyone is told.
+        let Some(Outgoing { token, link, candidates }) = self.outgoing.remove(&session) else {
+            return;
+        };
+        self.owners.remove(&token);
+        let (domain, was_up) = (link.domain(), link.is_up());
+        drop(link);
+        count_end(hub.metrics.of(domain), end);
+        if let LinkEnd::Declined { cut_offs: Some(cut_offs) } = end {
+            hub.shared.peers().learn_cut_offs(PeerId::from_session(session), cut_offs);
+        }
+        let may_try_another = !was_up && !matches!(end, LinkEnd::Declined { .. });
+        if may_try_another && !candidates.is_empty() {
+            self.connect_by(session, candidates, hub);
+        } else {
+            self.session_lost(session, Some(domain), hub);
+        }
+    }
+
+    fn session_lost(&mut self, session: SessionId, domain: Option<Domain>, hub: &mut Hub) {
+        let peer = PeerId::from_session(session);
+        let incarnation = {
+            let mut peers = hub.shared.peers();
+            peers.end_session(peer);
+            peers.endpoint(peer).map_or(0, |endpoint| endpoint.incarnation)
+        };
+        tracing::info!(
+            engine = %hub.shared.config.name,
+            peer = format_args!("{incarnation:016x}"),
+            domain = domain.map_or("none", Domain::label),
+            "the session with a peer has ended"
+        );
+        if let Some(domain) = domain {
+            hub.metrics.of(domain).sessions_lost.inc();
+        }
+        hub.sender.session_lost(session);
+        hub.tell_peer_event(PeerEvent::SessionLost { peer, incarnation, domain });
+    }
+
+    pub(super) fn close_all(&mut self) {
+        self.outgoing.clear();
+        self.incoming.clear();
+    }
+}
+
+fn open(
+    session: SessionId,
+    domain: Domain,
+    endpoint: &Endpoint,
+    hello: &Hello,
+    hub: &Hub,
+) -> Option<OutLink> {
+    match domain {
+        Domain::Tcp => TcpOut::connect(session, endpoint.tcp?, hello).ok().map(OutLink::Tcp),
+        Domain::Shm => {
+            let (there, here) = (endpoint.shm.as_ref()?, hub.shared.endpoint.shm.as_ref()?);
+            if there.host_boot_id != here.host_boot_id {
+                return None;
+            }
+            ShmOut::connect(session, &there.socket, hello).ok().map(OutLink::Shm)
+        }
+    }
+}
+
+fn count_end(metrics: &DomainMetrics, end: LinkEnd) {
+    match end {
+        LinkEnd::Malformed => metrics.malformed.inc(),
+        LinkEnd::Rejected => metrics.not_admitted.inc(),
+        LinkEnd::Lost | LinkEnd::Declined { .. } => {}
+    }
+}

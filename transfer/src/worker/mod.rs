@@ -1,0 +1,373 @@
+//! The worker: one thread that owns every connection and all state of an engine. It polls while there
+//! is something to do and for a short time after, then sleeps until something happens. It never waits
+//! for a peer.
+
+pub(crate) mod hub;
+pub(crate) mod link;
+mod links;
+mod quiesce;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::Duration;
+
+use kvasir_transfer_core::{Action, Operation, WriteError};
+use rustix::event::{Timespec, epoll};
+
+use crate::doorbell::drain_event;
+use crate::engine::Handlers;
+use crate::payload::Waiter;
+use crate::progress::{Watch, WatchId};
+use crate::shared::Command;
+use crate::submit::Submission;
+
+use hub::Hub;
+use link::Readiness;
+use links::{Links, Owner};
+use quiesce::Quiescing;
+
+/// Sockets are looked at this often while the worker polls: looking costs a system call.
+const EPOLL_INTERVAL_US: u64 = 4;
+const EVENTS_PER_WAIT: usize = 64;
+/// How often a sleeping worker looks whether a copy under way has ended.
+const QUIESCE_POLL_US: u64 = 200;
+const GAUGES_INTERVAL_US: u64 = 100_000;
+
+#[derive(Debug)]
+pub(crate) struct Worker {
+    hub: Hub,
+    links: Links,
+    handlers: Handlers,
+    watches: BTreeMap<WatchId, Watched>,
+    quiescing: Vec<Quiescing>,
+    commands: VecDeque<Command>,
+    looked_us: u64,
+    gauges_us: u64,
+    /// Removed in the end.
+    socket_path: Option<PathBuf>,
+}
+
+#[derive(Debug)]
+struct Watched {
+    watch: Watch,
+    seen: u64,
+}
+
+impl Watched {
+    fn word(&self) -> &AtomicU64 {
+        let word = self.watch.memory.atomic_u64(self.watch.offset);
+        word.expect("the offset was checked when the watch was submitted")
+    }
+
+    fn set_sleeping(&self, sleeping: bool) {
+        let flag = self.watch.memory.atomic_u32(self.watch.sleeping_offset);
+        let flag = flag.expect("the offset was checked when the watch was submitted");
+        flag.store(u32::from(sleeping), Ordering::Relaxed);
+    }
+
+    fn has_changed(&self) -> bool {
+        self.word().load(Ordering::Acquire) != self.seen
+    }
+}
+
+/// What the worker listens on.
+#[derive(Debug, Default)]
+pub(crate) struct Listeners {
+    pub(crate) tcp: Option<OwnedFd>,
+    pub(crate) shm: Option<OwnedFd>,
+    pub(crate) socket_path: Option<PathBuf>,
+}
+
+impl Worker {
+    pub(crate) fn new(
+        hub: Hub,
+        handlers: Handlers,
+        listeners: Listeners,
+    ) -> rustix::io::Result<Self> {
+        let Listeners { tcp, shm, socket_path } = listeners;
+        Ok(Worker {
+            links: Links::new(hub.shared.wake.as_fd(), tcp, shm)?,
+            hub,
+            handlers,
+            watches: BTreeMap::new(),
+            quiescing: Vec::new(),
+            commands: VecDeque::new(),
+            looked_us: 0,
+            gauges_us: 0,
+            socket_path,
+        })
+    }
+
+    pub(crate) fn run(mut self) {
+        let spin_us = self.hub.shared.config.spin_us;
+        let mut active_us = self.hub.shared.now_us();
+        while !self.hub.shared.stop.load(Ordering::Acquire) {
+            self.hub.now_us = self.hub.shared.now_us();
+            let now_us = self.hub.now_us;
+            let (busy, wait_until_us) = self.turn();
+            if busy {
+                active_us = now_us;
+            } else if now_us.saturating_sub(active_us) < spin_us {
+                std::hint::spin_loop();
+            } else {
+                self.sleep(wait_until_us);
+                active_us = self.hub.shared.now_us();
+            }
+        }
+        self.stop();
+    }
+
+    /// Gives everything its turn. Whether anything was done, and when something has to be done though
+    /// nothing will wake us.
+    fn turn(&mut self) -> (bool, u64) {
+        let mut busy = false;
+        if self.hub.now_us >= self.looked_us + EPOLL_INTERVAL_US {
+            busy |= self.look(Some(Duration::ZERO));
+        }
+        self.hub.absorb_regions();
+        busy |= self.take_commands();
+        let links = self.links.turn(&mut self.hub);
+        busy |= links.busy;
+        busy |= self.look_at_watches();
+        busy |= self.look_at_quiescing();
+        self.hub.sender.handle_time(self.hub.now_us);
+        self.hub.expire_imms();
+        busy |= self.act();
+        busy |= self.hub.tell(&mut self.handlers);
+        self.set_gauges();
+        (busy, links.wait_until_us)
+    }
+
+    // ---- commands and actions ----
+
+    fn take_commands(&mut self) -> bool {
+        if !self.hub.shared.has_commands() {
+            return false;
+        }
+        let mut commands = std::mem::take(&mut self.commands);
+        self.hub.shared.take_commands(&mut commands);
+        // Regions come first: a command may name one that was registered a moment ago.
+        self.hub.absorb_regions();
+        for command in commands.drain(..) {
+            self.take(command);
+        }
+        self.commands = commands;
+        true
+    }
+
+    fn take(&mut self, command: Command) {
+        match command {
+            Command::Begin { submission, deadline_us, done } => {
+                self.begin(submission, deadline_us, done);
+            }
+            Command::Expect { imm, count, deadline_us, done } => {
+                self.hub.expect(imm, count, deadline_us, done);
+            }
+            Command::CancelImm { imm, done } => self.hub.cancel_imm(imm, done),
+            Command::DrainGroup { group, done } => self.hub.sender.drain_group(group, done),
+            Command::Revoke { key, done } => {
+                self.hub.revoke(key);
+                let copying = self.links.revoked(key);
+                self.quiesce(copying, done);
+            }
+            Command::CutOff { peer, done } => {
+                let incarnation = self.hub.shared.peers().cut_off(peer);
+                match incarnation {
+                    Some(incarnation) => {
+                        let copying = self.links.cut_off(incarnation, &mut self.hub);
+                        self.quiesce(copying, done);
+                    }
+                    // It was forgotten, so it never was cut off before, and has no connection now.
+                    None => self.hub.complete(done, Ok(())),
+                }
+            }
+            Command::Watch { id, watch } => {
+                let seen = watch.memory.atomic_u64(watch.offset);
+                let seen = seen.map_or(0, |word| word.load(Ordering::Acquire));
+                self.watches.insert(id, Watched { watch, seen });
+            }
+            Command::Unwatch { id, done } => {
+                self.watches.remove(&id);
+                self.hub.complete(done, Ok(()));
+            }
+        }
+    }
+
+    fn begin(&mut self, submission: Submission, deadline_us: u64, done: Waiter) {
+        let Submission { peer, deadline: _, payload, body } = submission;
+        if !self.hub.shared.peers().is_current(peer) {
+            self.hub.complete(done, Err(WriteError::PeerGone));
+            return;
+        }
+        let session = peer.session_id();
+        let operation = Operation { session, deadline_us, payload, body, done };
+        self.hub.sender.begin(operation, self.hub.now_us);
+    }
+
+    fn act(&mut self) -> bool {
+        let mut any = false;
+        while let Some(action) = self.hub.sender.poll_action() {
+            any = true;
+            match action {
+                Action::Complete(waiter, outcome) => self.hub.complete(waiter, outcome),
+                Action::Connect(session) => self.links.connect(session, &mut self.hub),
+                Action::Detach { session, op } => self.links.detach(session, op),
+                Action::GiveUp(session) => self.links.give_up(session, &mut self.hub),
+            }
+        }
+        any
+    }
+
+    // ---- what is polled ----
+
+    fn look_at_watches(&mut self) -> bool {
+        let mut any = false;
+        for watched in self.watches.values_mut() {
+            let now = watched.word().load(Ordering::Acquire);
+            if now != watched.seen {
+                any = true;
+                let former = std::mem::replace(&mut watched.seen, now);
+                (watched.watch.on_progress)(former, now);
+            }
+        }
+        any
+    }
+
+    fn quiesce(&mut self, copying: Vec<crate::shm::Copying>, done: Waiter) {
+        self.quiescing.push(Quiescing::new(copying, done));
+        self.look_at_quiescing();
+    }
+
+    fn look_at_quiescing(&mut self) -> bool {
+        let mut any = false;
+        for at in (0..self.quiescing.len()).rev() {
+            if self.quiescing[at].is_over() {
+                any = true;
+                let waiter = self.quiescing.swap_remove(at).into_waiter();
+                self.hub.complete(waiter, Ok(()));
+            }
+        }
+        any
+    }
+
+    fn set_gauges(&mut self) {
+        if self.hub.now_us < self.gauges_us {
+            return;
+        }
+        self.gauges_us = self.hub.now_us + GAUGES_INTERVAL_US;
+        let metrics = &self.hub.metrics;
+        let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        let total = |total: u64| i64::try_from(total).unwrap_or(i64::MAX);
+        metrics.imm_counters.set(count(self.hub.imms.len()));
+        metrics.imm_early_forgotten.set(total(self.hub.imms.early_forgotten()));
+        metrics.imm_excess.set(total(self.hub.imms.excess()));
+        metrics.operations.set(count(self.hub.shared.in_flight.load(Ordering::Relaxed)));
+        metrics.connections.set(count(self.links.len()));
+        metrics.quiescing.set(count(self.quiescing.len()));
+    }
+
+    // ---- sleeping ----
+
+    fn sleep(&mut self, wait_until_us: u64) {
+        let mut until_us = wait_until_us;
+        until_us = until_us.min(self.hub.sender.next_time_us());
+        until_us = until_us.min(self.hub.imms.next_deadline_us());
+        until_us = until_us.min(self.links.next_time_us());
+        if !self.quiescing.is_empty() {
+            until_us = until_us.min(self.hub.now_us + QUIESCE_POLL_US);
+        }
+        let now_us = self.hub.shared.now_us();
+        let timeout = match until_us {
+            u64::MAX => None,
+            until_us => Some(Duration::from_micros(until_us.saturating_sub(now_us))),
+        };
+        // What the gauges show must not stay old while we sleep.
+        self.gauges_us = 0;
+        self.set_gauges();
+        self.set_sleeping(true);
+        fence(Ordering::SeqCst);
+        let awake = self.hub.shared.has_commands()
+            || self.hub.shared.stop.load(Ordering::Acquire)
+            || self.links.has_work()
+            || self.watches.values().any(Watched::has_changed);
+        self.look(if awake { Some(Duration::ZERO) } else { timeout });
+        self.set_sleeping(false);
+    }
+
+    fn set_sleeping(&self, sleeping: bool) {
+        self.hub.shared.set_sleeping(sleeping);
+        if let Some(directory) = &self.hub.directory {
+            directory.set_sleeping(sleeping);
+        }
+        for watched in self.watches.values() {
+            watched.set_sleeping(sleeping);
+        }
+    }
+
+    /// Learns what the sockets are ready for. Whether there was anything.
+    fn look(&mut self, timeout: Option<Duration>) -> bool {
+        let timeout = timeout.map(|timeout| Timespec {
+            tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(timeout.subsec_nanos()),
+        });
+        self.looked_us = self.hub.now_us;
+        let mut events = [MaybeUninit::uninit(); EVENTS_PER_WAIT];
+        // An interrupted wait is a short one.
+        let Ok((events, _)) = epoll::wait(self.links.epoll(), &mut events, timeout.as_ref()) else {
+            return false;
+        };
+        for event in &*events {
+            let (token, flags) = (event.data.u64(), event.flags);
+            match self.links.owner(token) {
+                Some(Owner::Wake) => drain_event(self.hub.shared.wake.as_fd()),
+                Some(owner) => self.links.ready(owner, Readiness::of(flags)),
+                None => {}
+            }
+        }
+        !events.is_empty()
+    }
+
+    // ---- the end ----
+
+    fn stop(mut self) {
+        self.links.close_all();
+        if let Some(path) = &self.socket_path {
+            let _ = std::fs::remove_file(path);
+        }
+        self.hub.sender.shut_down();
+        self.act_at_the_end();
+        for quiescing in std::mem::take(&mut self.quiescing) {
+            self.hub.complete(quiescing.into_waiter(), Err(WriteError::Cancelled));
+        }
+        for waiter in self.hub.imms.drain_waiters() {
+            self.hub.complete(waiter, Err(WriteError::Cancelled));
+        }
+        self.hub.shared.take_commands(&mut self.commands);
+        for command in std::mem::take(&mut self.commands) {
+            match command {
+                Command::Begin { done, .. }
+                | Command::Expect { done, .. }
+                | Command::CancelImm { done, .. }
+                | Command::DrainGroup { done, .. }
+                | Command::Revoke { done, .. }
+                | Command::CutOff { done, .. }
+                | Command::Unwatch { done, .. } => {
+                    self.hub.complete(done, Err(WriteError::Cancelled));
+                }
+                Command::Watch { .. } => {}
+            }
+        }
+        self.hub.tell(&mut self.handlers);
+    }
+
+    fn act_at_the_end(&mut self) {
+        while let Some(action) = self.hub.sender.poll_action() {
+            if let Action::Complete(waiter, outcome) = action {
+                self.hub.complete(waiter, outcome);
+            }
+        }
+    }
+}
