@@ -113,14 +113,14 @@ impl<'a> Planner<'a> {
     /// Whom to fetch from: the longest prefix, of equals the one that sends least now.
     fn best_holder(&self) -> Option<(u32, usize)> {
         self.members()
-            .filter(|(_, instance)| !instance.report.draining && !self.excluded(instance))
-            .map(|(at, instance)| {
-                let order = std::cmp::Reverse((instance.bytes_out, self.tie(instance)));
-                (self.held_blocks(instance), order, at)
+            .map(|(at, instance)| (self.held_blocks(instance), at, instance))
+            .filter(|(held_blocks, _, instance)| {
+                *held_blocks > 0 && !instance.report.draining && !self.excluded(instance)
             })
-            .max()
-            .filter(|(held_blocks, ..)| *held_blocks > 0)
-            .map(|(held_blocks, _, at)| (held_blocks, at))
+            .max_by_key(|(held_blocks, _, instance)| {
+                (*held_blocks, std::cmp::Reverse((instance.bytes_out, self.tie(instance))))
+            })
+            .map(|(held_blocks, at, _)| (held_blocks, at))
     }
 
     fn excluded(&self, instance: &Instance) -> bool {
@@ -171,10 +171,10 @@ impl<'a> Planner<'a> {
     }
 
     fn price_prefills(&self) -> Vec<PrefillCandidate> {
-        self.members()
-            .filter(|(_, instance)| instance.report.role.prefills())
-            .map(|(at, instance)| self.price_prefill(at, instance))
-            .collect()
+        let mut prefills = Vec::with_capacity(self.view.instances().len());
+        let members = self.members().filter(|(_, instance)| instance.report.role.prefills());
+        prefills.extend(members.map(|(at, instance)| self.price_prefill(at, instance)));
+        prefills
     }
 
     fn price_prefill(&self, at: usize, instance: &Instance) -> PrefillCandidate {
@@ -238,18 +238,17 @@ impl<'a> Planner<'a> {
         split_ready_us: u64,
         prefills: &[PrefillCandidate],
     ) -> Vec<DecodeCandidate> {
-        self.members()
-            .filter(|(_, instance)| instance.report.role.decodes())
-            .map(|(at, instance)| {
-                // One that does both decodes what it prefilled itself.
-                let own = prefills.iter().find(|candidate| candidate.at as usize == at);
-                let ready_us = match own {
-                    Some(own) => self.request.now_us + own.ttft_us,
-                    None => split_ready_us,
-                };
-                self.price_decode(at, instance, ready_us)
-            })
-            .collect()
+        let mut decodes = Vec::with_capacity(self.view.instances().len());
+        let members = self.members().filter(|(_, instance)| instance.report.role.decodes());
+        decodes.extend(members.map(|(at, instance)| {
+            // One that does both decodes what it prefilled itself.
+            let ready_us = match instance.report.role {
+                Role::Both => self.request.now_us + own_ttft_us(prefills, at as u32),
+                Role::Prefill | Role::Decode => split_ready_us,
+            };
+            self.price_decode(at, instance, ready_us)
+        }));
+        decodes
     }
 
     fn price_decode(&self, at: usize, instance: &Instance, ready_us: u64) -> DecodeCandidate {
@@ -315,8 +314,11 @@ impl<'a> Planner<'a> {
             if !eligible(candidate.verdict) {
                 continue;
             }
-            let own = decodes.iter().position(|decode| decode.at == candidate.at);
-            let Some(decode) = own.or(split_decode) else {
+            let decode = match self.at(candidate.at).report.role {
+                Role::Both => decodes.binary_search_by_key(&candidate.at, |decode| decode.at).ok(),
+                Role::Prefill | Role::Decode => split_decode,
+            };
+            let Some(decode) = decode else {
                 candidate.verdict = Verdict::NoDecode;
                 continue;
             };
@@ -466,6 +468,11 @@ const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Whether a candidate may be taken: nothing speaks against it, or only a failure of late.
 fn eligible(verdict: Verdict) -> bool {
     matches!(verdict, Verdict::Worse | Verdict::Avoided)
+}
+
+/// Candidates are in the order of the view.
+fn own_ttft_us(prefills: &[PrefillCandidate], at: u32) -> u64 {
+    prefills.binary_search_by_key(&at, |own| own.at).map_or(0, |own| prefills[own].ttft_us)
 }
 
 fn least(

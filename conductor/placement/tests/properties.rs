@@ -6,7 +6,7 @@ use kvasir_placement::{Objectives, PlaceRequest, Placement, Refusal};
 use proptest::prelude::*;
 use support::World;
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 struct Member {
     role: u8,
     held: u32,
@@ -114,7 +114,7 @@ proptest! {
     fn a_longer_prefix_never_makes_a_lone_instance_dearer(
         member in member(), more in 1u32..10, seed: u64,
     ) {
-        let lone = Member { role: 2, slots: 500, ..member.clone() };
+        let lone = Member { role: 2, slots: 500, ..member };
         let longer = Member { role: 2, slots: 500, held: lone.held + more, ..member };
         if let (Ok(before), Ok(after)) = (place(&[lone], seed, u64::MAX), place(&[longer], seed, u64::MAX)) {
             prop_assert!(after.compute_us <= before.compute_us);
