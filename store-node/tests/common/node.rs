@@ -1,0 +1,182 @@
+//! A store node in this process, called through gRPC and HTTP like any other.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use kvasir_proto::{BlockKey, Share, v1};
+use kvasir_store_node::config::{Config, Domain};
+use kvasir_store_node::{Running, start};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tonic::transport::Channel;
+use v1::store_node_client::StoreNodeClient;
+
+use super::until;
+
+pub struct TestNode {
+    pub client: StoreNodeClient<Channel>,
+    running: Running,
+    dir: TempDir,
+}
+
+pub fn config(dir: &Path, domain: Domain) -> Config {
+    Config {
+        node_id: "test".into(),
+        listen: "127.0.0.1:0".parse().expect("an address"),
+        transfer_listen: "127.0.0.1:0".parse().expect("an address"),
+        attach_dir: dir.join("attach"),
+        arena_bytes: 64 * 4096,
+        tail_bytes: 1 << 20,
+        domain,
+        drain_ms: 500,
+        ..Config::default()
+    }
+}
+
+impl TestNode {
+    pub async fn start(domain: Domain) -> Self {
+        TestNode::start_with(domain, |_| {}).await
+    }
+
+    pub async fn start_with(domain: Domain, change: impl FnOnce(&mut Config)) -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut config = config(dir.path(), domain);
+        change(&mut config);
+        let running = start(config).await.expect("a node");
+        let address = format!("http://{}", running.address());
+        let client = StoreNodeClient::connect(address).await.expect("a connection");
+        TestNode { client, running, dir }
+    }
+
+    pub fn attach_dir(&self) -> PathBuf {
+        self.dir.path().join("attach")
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub async fn shut_down(mut self) {
+        self.running.shut_down().await;
+    }
+
+    pub async fn describe(&mut self) -> v1::NodeDescription {
+        self.client.describe(v1::DescribeRequest {}).await.expect("a description").into_inner()
+    }
+
+    pub async fn endpoint(&mut self) -> Vec<u8> {
+        self.describe().await.endpoint
+    }
+
+    pub async fn allocate(
+        &mut self,
+        request: v1::TxAllocateRequest,
+    ) -> Result<v1::TxAllocateReply, tonic::Status> {
+        self.client.tx_allocate(request).await.map(tonic::Response::into_inner)
+    }
+
+    pub async fn push(
+        &mut self,
+        share: Share,
+        targets: Option<v1::WriteTargets>,
+    ) -> Result<v1::TxPushReply, tonic::Status> {
+        let request =
+            v1::TxPushRequest { tx: Some(share.tx.into()), side: share.side.to_wire(), targets };
+        self.client.tx_push(request).await.map(tonic::Response::into_inner)
+    }
+
+    pub async fn commit(
+        &mut self,
+        share: Share,
+        good_blocks: u32,
+        source_lost: bool,
+    ) -> Result<v1::TxCommitReply, tonic::Status> {
+        let request = v1::TxCommitRequest {
+            tx: Some(share.tx.into()),
+            side: share.side.to_wire(),
+            good_blocks,
+            source_lost,
+        };
+        self.client.tx_commit(request).await.map(tonic::Response::into_inner)
+    }
+
+    pub async fn abort(&mut self, share: Share) -> bool {
+        let request = v1::TxAbortRequest {
+            tx: Some(share.tx.into()),
+            side: share.side.to_wire(),
+            reason: "the test says so".into(),
+        };
+        self.client.tx_abort(request).await.expect("an answer").into_inner().known
+    }
+
+    pub async fn renew(&mut self, share: Share, lease_ms: u64) -> bool {
+        let renewed = v1::TxShare { tx: Some(share.tx.into()), side: share.side.to_wire() };
+        let request = v1::RenewRequest { shares: vec![renewed], lease_ms };
+        self.client.renew(request).await.expect("an answer").into_inner().unknown.is_empty()
+    }
+
+    pub async fn blocks(&mut self, keys: &[BlockKey]) -> Vec<v1::BlockPlace> {
+        let request = v1::ListBlocksRequest { keys: BlockKey::concat(keys) };
+        self.client.list_blocks(request).await.expect("an answer").into_inner().blocks
+    }
+
+    /// Waits until all these blocks are committed.
+    pub async fn has_blocks(&mut self, keys: &[BlockKey]) {
+        until("blocks are committed", async || {
+            (self.blocks(keys).await.len() == keys.len()).then_some(())
+        })
+        .await;
+    }
+
+    pub async fn get(&self, path: &str) -> (u16, String) {
+        let address = self.running.address();
+        let mut stream = tokio::net::TcpStream::connect(address).await.expect("a connection");
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.expect("sent");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.expect("an answer");
+        let status = answer.split(' ').nth(1).and_then(|word| word.parse().ok());
+        (status.expect("a status"), answer)
+    }
+
+    /// All samples of `/metrics`.
+    pub async fn metrics(&self) -> BTreeMap<String, f64> {
+        let (status, text) = self.get("/metrics").await;
+        assert_eq!(status, 200);
+        let sample = |line: &str| {
+            let (name, value) = line.rsplit_once(' ')?;
+            Some((name.to_owned(), value.parse().ok()?))
+        };
+        text.lines().filter(|line| line.starts_with("kvasir_")).filter_map(sample).collect()
+    }
+
+    pub async fn metric(&self, name: &str) -> f64 {
+        self.metrics().await.get(&format!("kvasir_store_{name}")).copied().unwrap_or(0.0)
+    }
+
+    /// Waits until nothing is held: no share, slot, pin, quarantine or tail room.
+    pub async fn is_quiet(&self) {
+        let held = [
+            "shares",
+            "shares_ending",
+            "pins",
+            "tail_bytes",
+            "slots{state=\"allocated\"}",
+            "slots{state=\"leaving\"}",
+            "slots{state=\"quarantined\"}",
+        ];
+        let mut left = Vec::new();
+        let started = std::time::Instant::now();
+        while started.elapsed() < super::PATIENCE {
+            let metrics = self.metrics().await;
+            let value = |name: &str| metrics.get(&format!("kvasir_store_{name}")).copied();
+            left = held.iter().map(|name| (*name, value(name))).collect();
+            left.retain(|(_, value)| *value != Some(0.0));
+            if left.is_empty() {
+                return;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+        panic!("still held: {left:?}");
+    }
+}
