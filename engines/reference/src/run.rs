@@ -4,6 +4,8 @@
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod with_nodes;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -33,7 +33,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
         };
         let share = Share::from_wire(tx, side).map_err(|why| PortLost(why.to_string()))?;
         let Some(&id) = self.by_share.get(&share) else {
-            return self.handle_unknown(share, message);
+            return self.handle_ended(share, &message);
         };
         match message {
             Message::Bound(bound) => self.handle_bound(id, bound),
@@ -44,15 +44,20 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
         }
     }
 
-    /// A share that was released meanwhile. What was granted since is released once more: the node
-    /// may have seen the first release before it had anything to free.
-    fn handle_unknown(&mut self, share: Share, message: Message) -> Result<(), PortLost> {
-        let holds = match message {
+    /// A share whose sequence has ended. Either it was released, and the message has crossed the
+    /// release: then there is nothing to say. Or its bind was not answered yet: it is released as
+    /// soon as it is known to be this engine's, and not before, since the node takes a release of
+    /// what was never bound for a broken engine.
+    fn handle_ended(&mut self, share: Share, message: &Message) -> Result<(), PortLost> {
+        if !self.unanswered.remove(&share) {
+            return Ok(());
+        }
+        let bound = match message {
             Message::Bound(bound) => bound.status() == v1::BindStatus::Ok,
             Message::Stop(_) => true,
             Message::Ready(_) | Message::Grown(_) | Message::Got(_) => false,
         };
-        if holds { self.port.send(release(share)) } else { Ok(()) }
+        if bound { self.port.send(release(share)) } else { Ok(()) }
     }
 
     fn handle_bound(&mut self, id: u64, bound: v1::Bound) -> Result<(), PortLost> {

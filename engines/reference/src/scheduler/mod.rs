@@ -24,7 +24,7 @@ mod step;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -104,6 +104,8 @@ pub struct Scheduler<P, C> {
     /// By a serial that grows with each job.
     sequences: BTreeMap<u64, Sequence>,
     by_share: HashMap<Share, u64>,
+    /// Shares whose sequence has ended before the node answered its bind.
+    unanswered: BTreeSet<Share>,
     /// Those that can run, in the order in which they became able to. The first `max_running` have
     /// a seat, so a running sequence is never displaced.
     runnable: Vec<u64>,
@@ -133,6 +135,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
             sampler: Sampler::default(),
             sequences: BTreeMap::new(),
             by_share: HashMap::new(),
+            unanswered: BTreeSet::new(),
             runnable: Vec::new(),
             serial: 0,
             step: 0,
@@ -154,7 +157,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
     /// [`PortLost`]; the job is among those that `fail_all` ends.
     pub fn accept(&mut self, job: Job) -> Result<(), PortLost> {
         let share = job.request.share;
-        if self.by_share.contains_key(&share) {
+        if self.by_share.contains_key(&share) || self.unanswered.contains(&share) {
             let status = Status::already_exists(format!("share {share} is bound here already"));
             job.events.fail(status);
             return Ok(());
@@ -176,7 +179,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
         let gone = |(&id, sequence): (&u64, &Sequence)| sequence.events.is_closed().then_some(id);
         let cancelled: Vec<u64> = self.sequences.iter().filter_map(gone).collect();
         for id in cancelled {
-            self.end(id, End::Cancelled)?;
+            self.give_up(id, End::Cancelled)?;
         }
         self.give_up_on_room()?;
         self.renew_leases()
@@ -214,7 +217,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
         for id in self.sequences.keys().copied().collect::<Vec<_>>() {
             let status = Status::unavailable(why);
             // A lost node needs no release: it sees that the engine has gone.
-            let _ = self.end(id, End::Failed { status, label: "failed" });
+            let _ = self.give_up(id, End::Failed { status, label: "failed" });
         }
     }
 
@@ -281,6 +284,16 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
     fn end(&mut self, id: u64, end: End) -> Result<(), PortLost> {
         let share = self.forget(id, end);
         self.port.send(release(share))
+    }
+
+    /// Ends a sequence by the engine's own will, in whatever state it is.
+    fn give_up(&mut self, id: u64, end: End) -> Result<(), PortLost> {
+        if self.sequences[&id].state != State::Binding {
+            return self.end(id, end);
+        }
+        let share = self.forget(id, end);
+        self.unanswered.insert(share);
+        Ok(())
     }
 
     /// As `end`, for a share that is not this engine's to release.

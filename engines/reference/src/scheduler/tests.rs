@@ -476,6 +476,11 @@ fn cancelling_in_any_state_gives_the_share_back_at_once() {
         let steps = bench.model.batches().len();
         drop(caller);
         assert!(!bench.turn(), "{state}");
+        if state == "binding" {
+            assert!(bench.node.releases().is_empty(), "not before it is known to be bound");
+            bench.node.say(ask.bound(0));
+            assert!(!bench.turn());
+        }
         assert_eq!(bench.node.releases(), [ask.share()], "{state}");
         assert_eq!(bench.model.batches().len(), steps, "{state}");
         assert!(bench.scheduler.is_empty() && bench.scheduler.runnable.is_empty(), "{state}");
@@ -507,22 +512,39 @@ fn losing_the_node_in_any_state_ends_the_call() {
 }
 
 #[test]
-fn what_is_granted_to_a_share_that_has_ended_is_given_back() {
+fn a_share_is_released_once_whatever_crosses_the_release() {
     let mut bench = bench(options());
     let ask = Ask::new(Leg::Whole, 1, 64, 5);
-    drop(bench.ask(&ask));
-    bench.turn();
-    assert_eq!(bench.node.releases().len(), 1);
+    let caller = bench.ask(&ask);
     bench.node.say(ask.bound(0));
     bench.turn();
-    assert_eq!(bench.node.releases().len(), 2);
-    bench.node.say(ask.bound_to(Vec::new(), 0, v1::BindStatus::Gone));
-    bench.node.say(ask.grown(vec![3]));
+    drop(caller);
     bench.turn();
-    assert_eq!(bench.node.releases().len(), 2);
-    bench.node.say(ask.stop());
-    bench.turn();
-    assert_eq!(bench.node.releases().len(), 3);
+    for late in [ask.stop(), ask.grown(vec![3]), ask.ready(5)] {
+        bench.node.say(late);
+        bench.turn();
+    }
+    assert_eq!(bench.node.releases(), [ask.share()]);
+}
+
+#[test]
+fn a_bind_that_nobody_waits_for_any_more_is_released_only_if_it_was_granted() {
+    for (answer, releases) in [("granted", 1), ("gone", 0), ("stopped", 1)] {
+        let mut bench = bench(options());
+        let ask = Ask::new(Leg::Whole, 1, 64, 5);
+        drop(bench.ask(&ask));
+        bench.turn();
+        assert_eq!(bench.ask(&ask).heard().failed, Some(Code::AlreadyExists), "{answer}");
+        bench.node.say(match answer {
+            "granted" => ask.bound(0),
+            "gone" => ask.bound_to(Vec::new(), 0, v1::BindStatus::Gone),
+            _ => ask.stop(),
+        });
+        bench.turn();
+        bench.node.say(ask.stop());
+        bench.turn();
+        assert_eq!(bench.node.releases().len(), releases, "{answer}");
+    }
 }
 
 #[test]
