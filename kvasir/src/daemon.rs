@@ -4,7 +4,7 @@
 
 use std::error::Error;
 use std::io::Read;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -15,6 +15,10 @@ use crate::config;
 /// After standard input has closed a daemon may drain for this long; then it is ended. Nobody is
 /// left to do that from outside.
 const DRAIN_MAX: Duration = Duration::from_secs(10);
+
+/// A second signal that comes this soon is the first one again: tools often signal a process and
+/// its group.
+const SAME_WISH: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Kind {
@@ -77,19 +81,26 @@ where
     outcome
 }
 
-/// The first signal drains, the second ends the process at once.
+/// The first signal drains, a later one ends the process at once.
 async fn end_at_signal(mut interrupt: Signal, mut terminate: Signal, shutdown: CancellationToken) {
+    let mut asked_at: Option<Instant> = None;
     loop {
         tokio::select! {
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
         }
-        if shutdown.is_cancelled() {
-            tracing::warn!("second signal: ending at once");
-            std::process::exit(130);
+        match asked_at {
+            None => {
+                asked_at = Some(Instant::now());
+                tracing::info!("draining");
+                shutdown.cancel();
+            }
+            Some(asked_at) if asked_at.elapsed() < SAME_WISH => {}
+            Some(_) => {
+                tracing::warn!("asked again: ending at once");
+                std::process::exit(130);
+            }
         }
-        tracing::info!("draining");
-        shutdown.cancel();
     }
 }
 

@@ -39,6 +39,8 @@ use supervise::{Ended, Supervisor};
 const TICK: Duration = Duration::from_millis(50);
 /// A child that ends this often in a row before the cluster has been ready will not come up.
 const ENDS_BEFORE_GIVING_UP: u32 = 5;
+/// A second signal that comes this soon is the first one again.
+const SAME_WISH: Duration = Duration::from_secs(1);
 /// When the person is told what is being waited for, and how often again.
 const STILL_WAITING: Duration = Duration::from_secs(15);
 
@@ -100,7 +102,11 @@ async fn run_cluster(flags: &Flags, setting: Setting) -> Result<(), Box<dyn Erro
     };
     let ending = Instant::now();
     say("ending: the conductor, then the engines, then the store nodes");
-    let mut again: Pin<Box<dyn Future<Output = ()>>> = Box::pin(async { signals.next().await });
+    let mut again: Pin<Box<dyn Future<Output = ()>>> = Box::pin(async {
+        // Tools often signal a process and its group, so that one wish arrives twice.
+        tokio::time::sleep(SAME_WISH).await;
+        signals.next().await;
+    });
     supervisor.shut_down(&mut again).await;
     if outcome.is_err() {
         run_dir.keep();
