@@ -2,8 +2,13 @@
 //!
 //! A step of one group of cached rows (a page, at most [`GROUP_ROWS`]) computes its logits and adds
 //! its values while the group is still in the second-level cache, so that memory is read once.
-//! Pages of f32 are read where they lie; bf16 rows, and pages of very few rows, pass through
-//! scratch.
+//! Pages are read where they lie; pages of very few rows pass through scratch, and so do bf16 rows
+//! that many query rows would widen again and again.
+
+// One index names places in two or three matrices at once; iterators over them would hide that.
+#![allow(clippy::needless_range_loop)]
+
+use half::bf16;
 
 use crate::exp::{Running, softmax_step};
 use crate::pages::{PageList, RowDtype};
@@ -16,6 +21,8 @@ pub(crate) const GROUP_ROWS: usize = 64;
 const TILE: usize = 4;
 /// Below this many rows in a page a tile of logits would be mostly remainder.
 const IN_PLACE_ROWS_MIN: usize = 16;
+/// Up to two tiles of query rows, widening twice is cheaper than a detour through scratch.
+const WIDEN_IN_PLACE_MAX: usize = 2 * TILE;
 
 /// Memory that calls reuse.
 #[derive(Debug, Default)]
@@ -35,27 +42,34 @@ impl Task for Narrow<'_, '_> {
     fn run<S: Simd>(self, s: S) {
         let Narrow { query, pages, mut out, scratch } = self;
         out.clear();
-        let in_place = pages.dtype() == RowDtype::F32 && pages.rows_per_page() >= IN_PLACE_ROWS_MIN;
+        let in_place = pages.rows_per_page() >= IN_PLACE_ROWS_MIN
+            && (pages.dtype() == RowDtype::F32 || query.rows() <= WIDEN_IN_PLACE_MAX);
         let reach = (0..query.rows()).map(|row| query.visible.of(row, pages.rows())).max();
         let reach = reach.unwrap_or(0);
         let mut from = 0;
         while from < reach {
             let mut to = (from + GROUP_ROWS).min(reach);
-            let group = if in_place {
+            if in_place {
                 to = to.min((from / pages.rows_per_page() + 1) * pages.rows_per_page());
-                // SAFETY: the rows from..to lie in one page, and the list's rows stay readable
-                // while it is borrowed.
-                unsafe {
-                    Group::new(pages.row(from).cast(), pages.row_stride_bytes() / size_of::<f32>())
+                let (at, stride_bytes) = (pages.row(from), pages.row_stride_bytes());
+                match pages.dtype() {
+                    RowDtype::F32 => {
+                        let group = Group::<f32>::new(at, stride_bytes, to - from);
+                        group_step(s, query, &group, from, &mut out);
+                    }
+                    RowDtype::Bf16 => {
+                        let group = Group::<bf16>::new(at, stride_bytes, to - from);
+                        group_step(s, query, &group, from, &mut out);
+                    }
                 }
             } else {
                 scratch.rows.resize(GROUP_ROWS * pages.width(), 0.0);
                 gather(s, pages, from, to, &mut scratch.rows);
-                // SAFETY: `gather` filled to - from rows, one after another, and scratch is not
-                // touched before the group is done with.
-                unsafe { Group::new(scratch.rows.as_ptr(), pages.width()) }
-            };
-            group_step(s, query, &group, from, to - from, &mut out);
+                let stride_bytes = pages.width() * size_of::<f32>();
+                let group =
+                    Group::<f32>::new(scratch.rows.as_ptr().cast(), stride_bytes, to - from);
+                group_step(s, query, &group, from, &mut out);
+            }
             from = to;
         }
         out.normalise(query.d_v);
@@ -80,7 +94,7 @@ pub(crate) fn gather<S: Simd>(
                 unsafe { at.cast::<f32>().copy_to_nonoverlapping(into.as_mut_ptr(), width) };
             }
             RowDtype::Bf16 => {
-                let at = at.cast::<half::bf16>();
+                let at = at.cast::<bf16>();
                 let whole = width / S::LANES * S::LANES;
                 for i in (0..whole).step_by(S::LANES) {
                     // SAFETY: `i + LANES <= width`, the length of the row and of `into`.
@@ -95,50 +109,88 @@ pub(crate) fn gather<S: Simd>(
     }
 }
 
-/// Cached rows at a constant stride.
-struct Group {
-    rows: *const f32,
-    stride: usize,
+/// A type that cached rows hold.
+trait Value: Copy {
+    /// # Safety
+    /// `from` is readable for `S::LANES` values.
+    unsafe fn load<S: Simd>(s: S, from: *const Self) -> S::V;
+    fn widen(self) -> f32;
 }
 
-impl Group {
-    /// # Safety
-    /// All rows that are used later lie at `rows + i · stride` and stay readable till then.
-    unsafe fn new(rows: *const f32, stride: usize) -> Self {
-        Group { rows, stride }
+impl Value for f32 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, from: *const f32) -> S::V {
+        // SAFETY: the caller's word.
+        unsafe { s.load(from) }
+    }
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
+    }
+}
+
+impl Value for bf16 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, from: *const bf16) -> S::V {
+        // SAFETY: the caller's word.
+        unsafe { s.load_bf16(from) }
+    }
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+}
+
+/// Cached rows at a constant stride, in one page or in scratch. Only [`Narrow::run`] makes one, of
+/// rows that stay readable while it uses it, each as wide as the query's.
+struct Group<T> {
+    first: *const T,
+    stride: usize,
+    rows: usize,
+}
+
+impl<T: Value> Group<T> {
+    #[inline(always)]
+    fn new(first: *const u8, stride_bytes: usize, rows: usize) -> Self {
+        Group { first: first.cast(), stride: stride_bytes / size_of::<T>(), rows }
+    }
+
+    /// Where value `col` of a row lies.
+    #[inline(always)]
+    fn at(&self, row: usize, col: usize) -> *const T {
+        self.first.wrapping_add(row * self.stride + col)
     }
 }
 
 #[inline(always)]
-fn group_step<S: Simd>(
+fn group_step<S: Simd, T: Value>(
     s: S,
     query: &Query<'_>,
-    group: &Group,
+    group: &Group<T>,
     from: usize,
-    rows: usize,
     out: &mut PartialMut<'_>,
 ) {
     let mut first = 0;
     while first < query.rows() {
         let tile = TILE.min(query.rows() - first);
         match tile {
-            4 => tile_step::<S, 4>(s, query, group, from, rows, out, first),
-            3 => tile_step::<S, 3>(s, query, group, from, rows, out, first),
-            2 => tile_step::<S, 2>(s, query, group, from, rows, out, first),
-            _ => tile_step::<S, 1>(s, query, group, from, rows, out, first),
+            4 => tile_step::<S, T, 4>(s, query, group, from, out, first),
+            3 => tile_step::<S, T, 3>(s, query, group, from, out, first),
+            2 => tile_step::<S, T, 2>(s, query, group, from, out, first),
+            _ => tile_step::<S, T, 1>(s, query, group, from, out, first),
         }
         first += tile;
     }
 }
 
-/// One group of cached rows against `H` query rows from `first` on.
+/// One group of cached rows, which begins with row `from` of the list, against `H` query rows from
+/// `first` on.
 #[inline(always)]
-fn tile_step<S: Simd, const H: usize>(
+fn tile_step<S: Simd, T: Value, const H: usize>(
     s: S,
     query: &Query<'_>,
-    group: &Group,
+    group: &Group<T>,
     from: usize,
-    rows: usize,
     out: &mut PartialMut<'_>,
     first: usize,
 ) {
@@ -150,18 +202,16 @@ fn tile_step<S: Simd, const H: usize>(
     let mut weights = [[0f32; GROUP_ROWS]; H];
     let q: [&[f32]; H] = std::array::from_fn(|h| query.row(first + h));
     let mut row = 0;
-    while row < rows {
-        let left = rows - row;
-        // SAFETY: `row + tile rows <= rows`, the rows of the group, each `d_qk` values wide.
-        let k = unsafe { group.rows.add(row * group.stride) };
+    while row < group.rows {
+        let left = group.rows - row;
         if S::LOGIT_ROWS == 4 && left >= 4 {
-            logits_tile::<S, H, 4>(s, &q, k, group.stride, row, &mut weights);
+            logits_tile::<S, T, H, 4>(s, &q, group, row, &mut weights);
             row += 4;
         } else if S::LOGIT_ROWS >= 2 && left >= 2 {
-            logits_tile::<S, H, 2>(s, &q, k, group.stride, row, &mut weights);
+            logits_tile::<S, T, H, 2>(s, &q, group, row, &mut weights);
             row += 2;
         } else {
-            logits_tile::<S, H, 1>(s, &q, k, group.stride, row, &mut weights);
+            logits_tile::<S, T, H, 1>(s, &q, group, row, &mut weights);
             row += 1;
         }
     }
@@ -169,8 +219,8 @@ fn tile_step<S: Simd, const H: usize>(
     let mut corrections = [0f32; H];
     for h in 0..H {
         let mut running = Running { m: out.m[first + h], l: out.l[first + h] };
-        corrections[h] =
-            softmax_step(s, &mut weights[h][..rows], visible[h], query.scale, &mut running);
+        let logits = &mut weights[h][..group.rows];
+        corrections[h] = softmax_step(s, logits, visible[h], query.scale, &mut running);
         (out.m[first + h], out.l[first + h]) = (running.m, running.l);
     }
 
@@ -179,40 +229,40 @@ fn tile_step<S: Simd, const H: usize>(
     let mut col = 0;
     while col < d_v {
         let left = d_v - col;
-        let place = Place { group, rows, col, d_v };
+        let columns = Columns { from: col, d_v };
         if S::OUTPUT_VECTORS == 4 && left >= 4 * S::LANES {
-            output_tile::<S, H, 4>(s, &place, &weights, &corrections, o);
+            output_tile::<S, T, H, 4>(s, group, columns, &weights, &corrections, o);
             col += 4 * S::LANES;
         } else if S::OUTPUT_VECTORS >= 2 && left >= 2 * S::LANES {
-            output_tile::<S, H, 2>(s, &place, &weights, &corrections, o);
+            output_tile::<S, T, H, 2>(s, group, columns, &weights, &corrections, o);
             col += 2 * S::LANES;
         } else if left >= S::LANES {
-            output_tile::<S, H, 1>(s, &place, &weights, &corrections, o);
+            output_tile::<S, T, H, 1>(s, group, columns, &weights, &corrections, o);
             col += S::LANES;
         } else {
-            output_rest(&place, &weights, &corrections, o);
+            output_rest(group, columns, &weights, &corrections, o);
             col = d_v;
         }
     }
 }
 
-/// Dot products of `H` query rows with `R` cached rows from `k` on, into columns `at..at + R`.
+/// Dot products of `H` query rows with `R` cached rows from `row` on.
 #[inline(always)]
-fn logits_tile<S: Simd, const H: usize, const R: usize>(
+fn logits_tile<S: Simd, T: Value, const H: usize, const R: usize>(
     s: S,
     q: &[&[f32]; H],
-    k: *const f32,
-    stride: usize,
-    at: usize,
+    group: &Group<T>,
+    row: usize,
     logits: &mut [[f32; GROUP_ROWS]; H],
 ) {
     let width = q[0].len();
     let whole = width / S::LANES * S::LANES;
     let mut sums = [[s.splat(0.0); R]; H];
     for i in (0..whole).step_by(S::LANES) {
-        // SAFETY: `i + LANES <= width`, the length of every query row and of the `R` cached rows.
+        // SAFETY: `i + LANES <= width`, the length of every query row and of the `R` cached rows,
+        // which the caller has left.
         unsafe {
-            let rows: [S::V; R] = std::array::from_fn(|r| s.load(k.add(r * stride + i)));
+            let rows: [S::V; R] = std::array::from_fn(|r| T::load(s, group.at(row + r, i)));
             for h in 0..H {
                 let q = s.load(q[h].as_ptr().add(i));
                 for r in 0..R {
@@ -225,32 +275,32 @@ fn logits_tile<S: Simd, const H: usize, const R: usize>(
         for r in 0..R {
             let mut logit = s.sum(sums[h][r]);
             for i in whole..width {
-                // SAFETY: `i < width`, and row `r` is one of the `R`.
-                logit += q[h][i] * unsafe { k.add(r * stride + i).read() };
+                // SAFETY: `i < width`, and the caller has `R` rows left.
+                logit += q[h][i] * unsafe { group.at(row + r, i).read() }.widen();
             }
-            logits[h][at + r] = logit;
+            logits[h][row + r] = logit;
         }
     }
 }
 
-/// The part of the values that an output tile adds.
-struct Place<'a> {
-    group: &'a Group,
-    rows: usize,
-    col: usize,
+/// Where an output tile lies.
+#[derive(Clone, Copy)]
+struct Columns {
+    from: usize,
     d_v: usize,
 }
 
 /// `o = o · correction + weights · values` for `C` vectors of columns.
 #[inline(always)]
-fn output_tile<S: Simd, const H: usize, const C: usize>(
+fn output_tile<S: Simd, T: Value, const H: usize, const C: usize>(
     s: S,
-    place: &Place<'_>,
+    group: &Group<T>,
+    columns: Columns,
     weights: &[[f32; GROUP_ROWS]; H],
     corrections: &[f32; H],
     o: &mut [f32],
 ) {
-    let at = |h: usize, c: usize| h * place.d_v + place.col + c * S::LANES;
+    let at = |h: usize, c: usize| h * columns.d_v + columns.from + c * S::LANES;
     let o = o.as_mut_ptr();
     let mut sums = [[s.splat(0.0); C]; H];
     for h in 0..H {
@@ -259,10 +309,10 @@ fn output_tile<S: Simd, const H: usize, const C: usize>(
             sums[h][c] = s.mul(unsafe { s.load(o.add(at(h, c))) }, s.splat(corrections[h]));
         }
     }
-    for row in 0..place.rows {
+    for row in 0..group.rows {
         // SAFETY: `row` is one of the group's, and `d_v <= d_qk` values of it are readable.
         let values: [S::V; C] = std::array::from_fn(|c| unsafe {
-            s.load(place.group.rows.add(row * place.group.stride + place.col + c * S::LANES))
+            T::load(s, group.at(row, columns.from + c * S::LANES))
         });
         for h in 0..H {
             let weight = s.splat(weights[h][row]);
@@ -281,21 +331,21 @@ fn output_tile<S: Simd, const H: usize, const C: usize>(
 
 /// The columns that fill no vector.
 #[inline(always)]
-fn output_rest<const H: usize>(
-    place: &Place<'_>,
+fn output_rest<T: Value, const H: usize>(
+    group: &Group<T>,
+    columns: Columns,
     weights: &[[f32; GROUP_ROWS]; H],
     corrections: &[f32; H],
     o: &mut [f32],
 ) {
     for h in 0..H {
-        for col in place.col..place.d_v {
-            let mut sum = o[h * place.d_v + col] * corrections[h];
-            for row in 0..place.rows {
+        for col in columns.from..columns.d_v {
+            let mut sum = o[h * columns.d_v + col] * corrections[h];
+            for row in 0..group.rows {
                 // SAFETY: `row` is one of the group's and `col < d_v <= d_qk`.
-                let value = unsafe { place.group.rows.add(row * place.group.stride + col).read() };
-                sum += weights[h][row] * value;
+                sum += weights[h][row] * unsafe { group.at(row, col).read() }.widen();
             }
-            o[h * place.d_v + col] = sum;
+            o[h * columns.d_v + col] = sum;
         }
     }
 }
