@@ -94,7 +94,7 @@ impl<'a> Planner<'a> {
         let Some(winner) = self.winner(&pairs, &prefills) else {
             return Err(self.refusal(&pairs, &prefills, &decodes));
         };
-        Ok(self.placement(winner, &pairs, prefills, decodes))
+        Ok(self.placement(winner, prefills, decodes))
     }
 
     fn at(&self, at: u32) -> &'a Instance {
@@ -364,11 +364,9 @@ impl<'a> Planner<'a> {
     fn placement(
         &self,
         winner: Pair,
-        pairs: &[Pair],
         mut prefills: Vec<PrefillCandidate>,
         mut decodes: Vec<DecodeCandidate>,
     ) -> Placement {
-        debug_assert!(!pairs.is_empty(), "the winner is one of them");
         prefills[winner.prefill].verdict = Verdict::Chosen;
         decodes[winner.decode].verdict = Verdict::Chosen;
         let prefill = &prefills[winner.prefill];

@@ -90,6 +90,38 @@ fn decode_load_is_that_of_the_time_when_the_prefill_ends() {
 }
 
 #[test]
+fn an_answer_lasts_from_its_first_hand_over() {
+    let mut world = World::new(&["p0", "d0"]);
+    let (id, _) = world.book(0);
+    world.view.prefilled(id, None, 0);
+    world.view.prefilled(id, Some((1_000, 11_000)), 900_000);
+    let placement = world.place(|request| request.now_us = 990_000).expect("a placement");
+    assert!((placement.decode_candidates[0].load - 0.1).abs() < 1e-9, "it ends at one second");
+    world.view.unbook(id, true, 4_000_000);
+    // The profile's one second and the four that it took, in the mean.
+    let (id, _) = world.book(0);
+    world.view.prefilled(id, None, 0);
+    let load = |now_us| {
+        let placement = world.place(|request| request.now_us = now_us).expect("a placement");
+        placement.decode_candidates[0].load
+    };
+    assert!((load(2_480_000) - 0.2).abs() < 1e-9);
+    assert!((load(2_495_000) - 0.1).abs() < 1e-9);
+}
+
+#[test]
+fn models_that_nobody_serves_are_forgotten_when_there_are_too_many() {
+    let mut world = World::new(&["b0", "d1"]);
+    for version in 0..600u32 {
+        world = world.reports("d1", |report| {
+            report.model.fingerprint[..4].copy_from_slice(&version.to_le_bytes());
+        });
+    }
+    assert_eq!(world.view.models().count(), 256);
+    assert!(world.place(|_| {}).is_ok(), "what is served stays");
+}
+
+#[test]
 fn bytes_on_their_way_make_the_next_transfer_dearer_until_they_arrive() {
     let transfer = |world: &World| world.place(|_| {}).expect("a placement").transfer_us;
     let mut world = World::new(&["p0", "d0"]).held(&[(1, 10)]);
@@ -132,11 +164,14 @@ fn an_engine_that_comes_back_has_an_empty_queue_and_the_speed_it_had() {
     // What was booked on the one before is over, and its end changes nothing.
     again.view.unbook(BookingId(2), false, 0);
     assert_eq!(again.place(|_| {}).expect("a placement").queue_us, 0);
-    let other = again.reports("p0", |report| {
-        report.model.fingerprint[0] += 1;
-        report.attachment = (1, 3);
-    });
+    let mut other = again;
+    for name in ["p0", "d0"] {
+        other = other.reports(name, |report| report.model.fingerprint[0] += 1);
+    }
     assert_eq!(other.view.models().count(), 2);
+    other.model = other.view.models().last().expect("two").0;
+    let placement = other.place(|_| {}).expect("a placement");
+    assert_eq!(placement.compute_us, 11_000, "another model starts from the profile");
 }
 
 #[test]

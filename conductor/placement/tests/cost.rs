@@ -102,7 +102,12 @@ fn bandwidth_follows_what_was_measured() {
     link.observe(10_000_000, 0);
     assert!((link.bytes_per_us() - 4_000.0).abs() < 100.0, "small ones say nothing");
     link.observe(u64::MAX, 1);
-    assert!(link.bytes_per_us().is_finite() && link.predict_us(u64::MAX, u64::MAX) > 0);
+    assert!(link.bytes_per_us() < 200_000.0, "{}", link.bytes_per_us());
+    for _ in 0..1_000 {
+        link.observe(100_000, u64::MAX);
+    }
+    assert!(link.bytes_per_us() > 0.05, "{}", link.bytes_per_us());
+    assert!(link.predict_us(u64::MAX, u64::MAX) <= 3_600_000_000);
 }
 
 #[test]
@@ -120,5 +125,6 @@ fn decode_steps_and_answers_follow_what_was_measured() {
     model.observe_step(1, 0);
     model.observe_step(1, u64::MAX);
     model.observe_answer(u64::MAX);
+    assert!(model.predict_step_us(1) < 200 * 1_100, "{}", model.predict_step_us(1));
     assert!(model.predict_step_us(u32::MAX) <= 3_600_000_000);
 }

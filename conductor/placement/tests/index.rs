@@ -180,7 +180,9 @@ fn memory_is_bounded_and_comes_back() {
     let keys = chain(1, 1_500);
     assert_eq!(index.insert(a, &keys), 500);
     assert_eq!(index.match_prefix(&keys).held_blocks(a), 1_000);
+    let bytes = index.bytes();
     assert_eq!(index.insert(b, &keys), 500, "blocks that are known cost nothing more");
+    assert_eq!(index.bytes(), bytes);
     assert_eq!(index.entries(), 2_000);
     index.remove(a, &keys);
     index.remove(b, &keys);
@@ -209,4 +211,31 @@ fn nothing_matches_nothing() {
     assert_eq!(index.match_prefix(&[]).held_blocks(node), 0);
     assert_eq!(index.match_prefix(&chain(2, 5)).held_blocks(node), 0);
     assert_eq!(index.match_prefix(&chain(1, 5)).held_blocks(NodeIndex(999)), 0);
+}
+
+#[test]
+fn a_sweep_leaves_no_trace_also_of_a_node_that_retires_meanwhile() {
+    let mut index = ShadowIndex::new(IndexLimits::default());
+    let nodes: Vec<_> = (0..3).map(|_| index.add_node().expect("room")).collect();
+    // All on a few places of one table, and elsewhere.
+    let (crowded, spread) = (chain(16, 120), chain(1, 500));
+    for node in &nodes[..2] {
+        index.insert(*node, &crowded);
+        index.insert(*node, &spread);
+    }
+    index.insert(nodes[2], &crowded[..60]);
+    index.retire_node(nodes[0]);
+    for _ in 0..30 {
+        assert!(index.sweep_step());
+    }
+    index.retire_node(nodes[1]);
+    while index.sweep_step() {}
+    for _ in 0..2 {
+        let node = index.add_node().expect("room");
+        assert!(nodes[..2].contains(&node), "numbers come back");
+        for key in crowded.iter().chain(&spread) {
+            assert_eq!(index.match_prefix(&[*key]).held_blocks(node), 0);
+        }
+    }
+    assert_eq!(index.match_prefix(&crowded).held_blocks(nodes[2]), 60);
 }

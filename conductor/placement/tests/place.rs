@@ -113,9 +113,18 @@ fn a_dear_fetch_is_left_unless_the_policy_insists() {
 #[test]
 fn the_threshold_decides_whether_a_fetch_is_looked_at() {
     let fetches = |threshold: f64, held: &[(u16, u32)]| {
-        let policy = Policy { kvcache_balancing_threshold: threshold, ..Policy::default() };
+        let policy = Policy {
+            kvcache_balancing_threshold: threshold,
+            always_fetch: true,
+            ..Policy::default()
+        };
         let world = World::with_policy(&["p0", "d0"], policy).held(held);
-        world.place(|_| {}).expect("a placement").fetch.is_some()
+        let fetches = |tie_seed| {
+            let placement = world.place(|request| request.tie_seed = tie_seed);
+            placement.expect("a placement").fetch.is_some()
+        };
+        assert!((1..20).all(|seed| fetches(seed) == fetches(0)));
+        fetches(0)
     };
     assert!(!fetches(2.0, &[(0, 5), (1, 10)]), "twice as long is not above two");
     assert!(fetches(2.0, &[(0, 5), (1, 11)]));
@@ -264,6 +273,31 @@ fn an_instance_that_failed_is_avoided_until_a_later_report() {
     world.view.report(report("p0", 0, Role::Prefill), 100);
     world.view.report(report("p1", 1, Role::Prefill), 200);
     assert_eq!(prefill(&world), "p0");
+    world.view.report(report("d1", 3, Role::Decode), 0);
+    world = world.reports("d1", |report| report.load.running = 9);
     world.view.mark_failed(&InstanceId::from("d0"), 300);
+    let placement = world.place(|_| {}).expect("a placement");
+    assert_eq!(&*placement.decode().instance_id.0, "d1", "for decode as for prefill");
+    world.view.mark_failed(&InstanceId::from("d1"), 300);
     assert!(world.place(|_| {}).is_ok(), "nor does a lone decode instance end the service");
+}
+
+#[test]
+fn a_decode_instance_that_is_too_slow_is_left_for_a_busier_one() {
+    let mut world = World::new(&["p0", "d0"]);
+    let (id, _) = world.book(0);
+    for _ in 0..50 {
+        world.view.stepped(id, 50_000, 0);
+    }
+    world.view.unbook(id, false, 0);
+    world.view.report(report("d1", 2, Role::Decode), 0);
+    let world = world.reports("d1", |report| report.load.running = 7);
+    let decode = |tbt_us| {
+        let objectives = Objectives { tbt_us, ..Objectives::NONE };
+        let placement = world.place(|request| request.objectives = objectives);
+        placement.map(|placement| placement.decode().instance_id.to_string())
+    };
+    assert_eq!(decode(u64::MAX).as_deref(), Ok("d0"));
+    assert_eq!(decode(10_000).as_deref(), Ok("d1"));
+    assert!(decode(1_000).is_err());
 }

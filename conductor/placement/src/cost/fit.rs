@@ -9,12 +9,6 @@ const FADE: f64 = 0.99;
 /// The pull to the prior, of each coefficient's relative deviation. So weak that it only decides
 /// what samples leave open, as they do when all are of one length.
 const RIDGE: f64 = 1e-6;
-/// A sample further off than this many usual deviations counts for less.
-const OUTLIER: f64 = 3.0;
-/// The usual deviation is never taken for less than this, in log of the ratio.
-const SPREAD_MIN: f64 = 0.1;
-/// And at first, when nothing is known, a sample may be off by any factor.
-const SPREAD_FIRST: f64 = 10.0;
 
 #[derive(Debug, Clone)]
 pub(super) struct Fit {
@@ -23,20 +17,12 @@ pub(super) struct Fit {
     /// Faded sums of `w x x^T` and `w x y`, with each feature in units of its prior term.
     products: [[f64; 3]; 3],
     targets: [f64; 3],
-    /// A mean of `|ln(measured / predicted)|`.
-    spread: f64,
 }
 
 impl Fit {
     pub(super) fn new(prior: [f64; 3]) -> Self {
         let prior = prior.map(|value| if value.is_finite() { value.max(1e-9) } else { 1e-9 });
-        Fit {
-            prior,
-            coefficients: prior,
-            products: [[0.0; 3]; 3],
-            targets: [0.0; 3],
-            spread: SPREAD_FIRST,
-        }
+        Fit { prior, coefficients: prior, products: [[0.0; 3]; 3], targets: [0.0; 3] }
     }
 
     pub(super) fn coefficients(&self) -> [f64; 3] {
@@ -49,12 +35,9 @@ impl Fit {
 
     pub(super) fn observe(&mut self, features: [f64; 3], measured: f64) {
         let predicted = self.predict(features).max(1e-3);
-        let off = (measured / predicted).ln().abs().min(SPREAD_FIRST);
-        let trust = (OUTLIER * self.spread.max(SPREAD_MIN) / off.max(1e-9)).min(1.0);
-        self.spread += 0.2 * (off - self.spread);
-        // The relative error. Over the larger of the two, so that a tiny measurement has no more
-        // to say than a huge one.
-        let weight = trust / measured.max(predicted).powi(2);
+        // The relative error, over the larger of the two: one measurement that is far off, either
+        // way, then moves little.
+        let weight = 1.0 / measured.max(predicted).powi(2);
         let scaled: [f64; 3] = std::array::from_fn(|i| features[i] * self.prior[i]);
         for i in 0..3 {
             for j in 0..3 {
