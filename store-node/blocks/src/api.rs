@@ -169,8 +169,8 @@ pub enum Commit {
     /// The key was there before: the old copy stays in the index, the new one stays the share's own
     /// and is freed with it.
     Duplicate { kept: SlotIndex },
-    /// The block before it is not in the index (any more), so nobody could find it: it stays the
-    /// share's own.
+    /// The page before it was not committed, so nobody could find this one: it stays the share's
+    /// own.
     NoParent,
 }
 

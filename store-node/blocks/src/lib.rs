@@ -3,6 +3,16 @@
 //! [`Blocks`] owns a node's block table. It decides; the shell executes: commands and the time go
 //! in, answers and [`Action`]s come out. It knows slots by number and blocks by key, and never sees
 //! a byte of them.
+//!
+//! Reading path:
+//! 1. [`Blocks`] (`blocks.rs`): the owner, and the order of its calls; `api.rs`: its words.
+//! 2. `share_state.rs` and `slot_state.rs`: the two state machines, as pure functions; their whole
+//!    tables are in `tests/golden/`.
+//! 3. `blocks/allocate.rs`, `engine.rs`, `arrival.rs`, `ending.rs`: what the owner does with them.
+//! 4. `cache.rs`: slots (`slots.rs`), index and eviction order (`index.rs`) and event log
+//!    (`events.rs`), which change together; `share.rs`, `gets.rs`, `imms.rs`, `ended.rs`: the rest
+//!    of what it remembers.
+//! 5. `blocks/invariants.rs`: what must hold between two calls.
 #![forbid(unsafe_code)]
 
 mod api;

@@ -55,7 +55,8 @@ pub(crate) struct ShareRecord {
     /// Leading blocks whose rows are there: held, and then those that arrived.
     pub(crate) cached_blocks: u32,
     pub(crate) prompt_pages: u32,
-    /// Of the prompt, then grown. Emptied from the front of its end on (see `blocks::ending`).
+    /// Of the prompt, then grown. Once nothing here touches the share any more, only the targets
+    /// that its remote writer may still write (see `blocks::ending`).
     pub(crate) pages: Vec<Page>,
     /// Pages of the remote writer.
     pub(crate) targets: Range<u32>,

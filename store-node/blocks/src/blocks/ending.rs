@@ -171,9 +171,8 @@ impl Blocks {
             return;
         }
         let mut kept = Vec::new();
-        // Leaves first: the oldest use of a chain is then that of its end.
         let pages = std::mem::take(&mut record.pages);
-        for (index, page) in (0..pages.len() as u32).zip(pages).rev() {
+        for (index, page) in (0..pages.len() as u32).zip(pages) {
             if let Some(slot) = page.pinned() {
                 self.cache.unpin(slot);
             }
@@ -184,7 +183,6 @@ impl Blocks {
             }
         }
         // What is left are the targets of the remote writer, and nothing else.
-        kept.reverse();
         record.targets = 0..kept.len() as u32;
         record.pages = kept;
         if record.state.over() {

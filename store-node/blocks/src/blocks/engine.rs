@@ -50,7 +50,7 @@ impl Blocks {
     }
 
     /// Seals a full page of the prompt, whose key came with `allocate`; all its layers are written.
-    /// One checksum for each run, as the shell likes to count them. Doing it again changes nothing.
+    /// The checksums are kept with it as they are. Doing it again changes nothing.
     ///
     /// # Errors
     /// [`ShareError`] when it is not the share's to commit: no such page, not full, or a remote
@@ -110,8 +110,7 @@ impl Blocks {
     /// Drops the pins of a handle; false when there are none.
     pub fn unpin(&mut self, epoch: AttachEpoch, handle: u64) -> bool {
         let Some(slots) = self.gets.remove(epoch, handle) else { return false };
-        // Leaves first: the oldest use of a chain is then that of its end.
-        slots.iter().rev().for_each(|&slot| self.cache.unpin(slot));
+        slots.iter().for_each(|&slot| self.cache.unpin(slot));
         true
     }
 
@@ -150,9 +149,7 @@ fn must_be_bound_or_released(record: &ShareRecord) -> Result<(), ShareError> {
 fn sealed_before(cache: &Cache, slot: SlotIndex, key: BlockKey) -> Result<Commit, ShareError> {
     match cache.index().entry(slot) {
         Some(entry) if entry.key == key => Ok(Commit::Indexed),
-        Some(_) => Err(ShareError::Refused("the page has another key")),
-        // Dropped meanwhile, because it or one before it failed its checksum.
-        None => Ok(Commit::NoParent),
+        _ => Err(ShareError::Refused("the page has another key")),
     }
 }
 
@@ -164,11 +161,12 @@ fn seal(
     key: BlockKey,
     checksums: Vec<u64>,
 ) -> Result<Commit, ShareError> {
+    // What an open share has pinned is in the index: had it been dropped, the share were aborted.
     let parent = match page.checked_sub(1) {
         None => None,
         Some(before) => match record.page(before).and_then(Page::pinned) {
-            Some(parent) if cache.index().entry(parent).is_some() => Some(parent),
-            _ => return Ok(Commit::NoParent),
+            Some(parent) => Some(parent),
+            None => return Ok(Commit::NoParent),
         },
     };
     let namespace = record.request.namespace;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kvasir_proto::{Share, SlotIndex};
+use kvasir_proto::{Share, Side, SlotIndex};
 
 use super::Blocks;
 use crate::share_state::Phase;
@@ -123,6 +123,13 @@ impl Blocks {
         }
         if self.finished.get(share).is_some() || self.tombstones.get(share).is_some() {
             return Err(format!("{share} is open and remembered as ended"));
+        }
+        let reads_dropped =
+            record.pages.iter().filter_map(|page| page.pinned()).any(|slot| {
+                matches!(self.cache.slots().state(slot), Some(SlotState::Leaving { .. }))
+            });
+        if reads_dropped && !record.is_aborted() && share.side != Side::Source {
+            return Err(format!("{share} reads a block that was dropped and is not aborted"));
         }
         let has_pins = record.pages.iter().any(|page| page.pinned().is_some());
         if record.state.locally_over() && has_pins {

@@ -105,6 +105,18 @@ fn the_answers_blocks_are_committed_under_keys_the_engine_knows() {
 }
 
 #[test]
+fn a_page_of_the_prompt_is_committed_under_the_key_it_was_allocated_with() {
+    let mut node = Node::new(8);
+    node.open("1p", "ab", 1);
+    let refused = node.blocks.commit_extra(share("1p"), 0, key("x"), vec![]);
+    assert_eq!(refused, Err(ShareError::Refused("the page has another key")));
+    assert_eq!(node.cached("a x"), "");
+    let same = node.blocks.commit_extra(share("1p"), 0, key("a"), vec![]);
+    assert_eq!(same, Ok(Commit::Indexed));
+    node.check();
+}
+
+#[test]
 fn a_key_that_belongs_elsewhere_is_refused() {
     let mut node = Node::new(16);
     node.fill("1p", "ab");

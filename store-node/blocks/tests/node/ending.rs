@@ -266,6 +266,13 @@ fn what_comes_after_the_end_is_told_so() {
 }
 
 #[test]
+fn no_engine_takes_the_source_side() {
+    let mut node = Node::new(8);
+    node.open("1s", "a", 0);
+    assert_eq!(node.blocks.bind(share("1s"), EPOCH), Err(BindError::Gone));
+}
+
+#[test]
 fn a_share_that_waits_for_its_pushes_is_finished_to_an_allocation() {
     let mut node = Node::new(8);
     node.open("1p", "a", 1);
