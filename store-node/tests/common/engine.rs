@@ -47,7 +47,7 @@ impl FakeEngine {
         EngineAttachment::connect(options).await.map(FakeEngine::new)
     }
 
-    fn new(attachment: EngineAttachment) -> Self {
+    pub fn new(attachment: EngineAttachment) -> Self {
         FakeEngine { attachment, layout: layout(), step: 0, seen: VecDeque::new() }
     }
 

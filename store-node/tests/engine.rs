@@ -1,0 +1,248 @@
+//! The attached engine: one at a time, trusted with nothing, and never missed for long.
+
+mod common;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use common::*;
+use kvasir_proto::{BlockKey, Share, Side, SlotLayout, v1};
+use kvasir_store_node::attach::{AttachError, EngineAttachment};
+use v1::engine_to_node::Message as ToNode;
+
+const P: fn(u64) -> Share = |serial| share(serial, Side::Prefill);
+
+/// Fills the node with the full blocks of a prompt.
+async fn fill(node: &mut TestNode, engine: &mut FakeEngine, serial: u64, prompt: &[u32]) {
+    let pages = prompt.len() as u32 / BLOCK_TOKENS;
+    node.allocate(allocate(P(serial), prompt)).await.expect("room");
+    let bound = engine.bind(P(serial)).await;
+    let first = bound.cached_tokens / BLOCK_TOKENS;
+    engine.compute(P(serial), prompt, &bound.slots, first..pages);
+    engine.release(P(serial));
+    node.has_blocks(&chain(prompt)).await;
+    node.is_quiet().await;
+}
+
+/// Waits until the node has noticed that the engine left.
+async fn is_alone(node: &mut TestNode) {
+    until("the engine is gone", async || node.describe().await.instance.is_none().then_some(()))
+        .await;
+}
+
+async fn attach_again(node: &TestNode, layout: SlotLayout) -> FakeEngine {
+    until("an attach", async || FakeEngine::try_attach(node, layout.clone()).await.ok()).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_engine_is_refused_while_the_first_lives() {
+    let node = TestNode::start(Domain::Shm).await;
+    let first = FakeEngine::attach(&node).await;
+    let refused = FakeEngine::try_attach(&node, layout()).await.err().expect("refused");
+    let AttachError::Unreachable { reason, .. } = refused else { panic!("{refused}") };
+    assert!(reason.contains("engine `engine`"), "{reason}");
+    drop(first);
+    let second = attach_again(&node, layout()).await;
+    assert_eq!(second.attachment.epoch(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_comes_back_finds_its_blocks_and_another_layout_clears_them() {
+    let mut node = TestNode::start(Domain::Shm).await;
+    let mut engine = FakeEngine::attach(&node).await;
+    let prompt = prompt(1, 2 * BLOCK_TOKENS);
+    fill(&mut node, &mut engine, 1, &prompt).await;
+    drop(engine);
+    let engine = attach_again(&node, layout()).await;
+    assert_eq!(node.blocks(&chain(&prompt)).await.len(), 2);
+    drop(engine);
+    let other = SlotLayout::layer_major(BLOCK_TOKENS, 2, 64).expect("a layout");
+    attach_again(&node, other).await;
+    assert_eq!(node.blocks(&[]).await.len(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_arena_that_is_too_small_is_refused_with_what_to_set() {
+    let node = TestNode::start(Domain::Shm).await;
+    let huge = SlotLayout::layer_major(BLOCK_TOKENS, 4, 256).expect("a layout");
+    let refused = FakeEngine::try_attach(&node, huge).await.err().expect("refused");
+    let AttachError::Refused(why) = refused else { panic!("{refused}") };
+    assert!(why.contains("set `arena_bytes` to 524288 or more"), "{why}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_leaves_gives_everything_back() {
+    let mut node = TestNode::start(Domain::Shm).await;
+    let mut engine = FakeEngine::attach(&node).await;
+    let prompt = prompt(1, 2 * BLOCK_TOKENS);
+    fill(&mut node, &mut engine, 1, &prompt).await;
+    let longer: Vec<u32> = prompt.iter().copied().chain(common::prompt(3, 100)).collect();
+    node.allocate(allocate(P(2), &longer)).await.expect("room");
+    engine.bind(P(2)).await;
+    engine.grow(P(2), 3).await;
+    let keys = BlockKey::concat(&chain(&prompt));
+    engine.send(ToNode::Get(v1::GetBlocks { handle: 9, keys }));
+    until("pins", async || (node.metric("pins").await == 4.0).then_some(())).await;
+    drop(engine);
+    is_alone(&mut node).await;
+    node.is_quiet().await;
+    assert_eq!(node.blocks(&chain(&prompt)).await.len(), 2, "what is committed stays");
+}
+
+/// Not a test: an engine in a process of its own, for the test below. It attaches to the node in
+/// the current directory, says so, and computes nothing until it is killed.
+#[test]
+#[ignore = "is started by another test"]
+fn engine_process() {
+    if !Path::new("attach.sock").exists() {
+        return;
+    }
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    runtime.block_on(async {
+        let options = common::engine::options(Path::new("."), layout());
+        let attachment = EngineAttachment::connect(options).await.expect("attached");
+        let mut engine = FakeEngine::new(attachment);
+        engine.bind(P(1)).await;
+        std::fs::write("bound", b"").expect("written");
+        tokio::time::sleep(std::time::Duration::from_secs(600)).await;
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_is_killed_gives_everything_back() {
+    let mut node = TestNode::start(Domain::Shm).await;
+    let mut engine = Command::new(std::env::current_exe().expect("this test"))
+        .args(["--ignored", "--exact", "engine_process"])
+        .current_dir(node.attach_dir())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("a process");
+    until("an engine", async || node.describe().await.instance.is_some().then_some(())).await;
+    node.allocate(allocate(P(1), &prompt(1, 200))).await.expect("room");
+    let bound = node.attach_dir().join("bound");
+    until("the bind", async || bound.exists().then_some(())).await;
+    assert_eq!(node.metric("slots{state=\"allocated\"}").await, 4.0);
+    engine.kill().expect("killed");
+    engine.wait().expect("its end");
+    is_alone(&mut node).await;
+    node.is_quiet().await;
+    FakeEngine::attach(&node).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn blocks_are_pinned_for_an_engine_that_asks() {
+    let mut node = TestNode::start(Domain::Shm).await;
+    let mut engine = FakeEngine::attach(&node).await;
+    let prompt = prompt(1, 3 * BLOCK_TOKENS);
+    fill(&mut node, &mut engine, 1, &prompt).await;
+    let mut keys = chain(&prompt);
+    keys[2] = BlockKey([7; 16]);
+    engine.send(ToNode::Get(v1::GetBlocks { handle: 5, keys: BlockKey::concat(&keys) }));
+    let slots = engine
+        .wait("blocks", |message| match message {
+            v1::node_to_engine::Message::Got(got) if got.handle == 5 => Some(got.slots.clone()),
+            _ => None,
+        })
+        .await;
+    assert_eq!(slots.len(), 2, "the longest prefix");
+    engine.holds(&prompt, &slots, 0..2);
+    assert_eq!(node.metric("pins").await, 2.0);
+    engine.send(ToNode::Unpin(v1::UnpinBlocks { handle: 5 }));
+    node.is_quiet().await;
+}
+
+/// Brings an engine to the point where it misbehaves; it must be detached, and what it could still
+/// write must stay in quarantine until it is gone.
+async fn check_expelled(misbehave: impl AsyncFnOnce(&mut FakeEngine, &[u32])) {
+    let mut node = TestNode::start(Domain::Shm).await;
+    let mut engine = FakeEngine::attach(&node).await;
+    let prompt = prompt(1, 2 * BLOCK_TOKENS);
+    fill(&mut node, &mut engine, 1, &prompt).await;
+    let longer: Vec<u32> = prompt.iter().copied().chain(common::prompt(3, 100)).collect();
+    node.allocate(allocate(P(2), &longer)).await.expect("room");
+    let bound = engine.bind(P(2)).await;
+    assert_eq!(bound.cached_tokens, 2 * BLOCK_TOKENS);
+    misbehave(&mut engine, &bound.slots).await;
+    is_alone(&mut node).await;
+    assert_eq!(node.metric("engines_expelled_total").await, 1.0);
+    assert_eq!(node.metric("slots{state=\"quarantined\"}").await, 2.0);
+    until("the engine notices", async || (!engine.attachment.is_connected()).then_some(())).await;
+    drop(engine);
+    node.is_quiet().await;
+    attach_again(&node, layout()).await;
+    assert_eq!(node.blocks(&chain(&prompt)).await.len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_plans_to_write_a_cached_page_is_detached() {
+    check_expelled(async |engine, _| {
+        engine.plan(&[(P(2), 1..3)]);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_plans_pages_it_has_not_is_detached() {
+    check_expelled(async |engine, _| {
+        engine.plan(&[(P(2), 3..5)]);
+    })
+    .await;
+    check_expelled(async |engine, _| {
+        engine.plan(&[(P(2), u32::MAX - 1..u32::MAX)]);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_commits_pages_it_has_not_is_detached() {
+    check_expelled(async |engine, _| {
+        engine.send(ToNode::Commit(v1::CommitBlocks {
+            tx: Some(tx(2).into()),
+            side: Side::Prefill.to_wire(),
+            first_page: 3,
+            keys: vec![1; 32],
+        }));
+    })
+    .await;
+    check_expelled(async |engine, _| {
+        engine.send(ToNode::Commit(v1::CommitBlocks {
+            tx: Some(tx(2).into()),
+            side: Side::Prefill.to_wire(),
+            first_page: 3,
+            keys: vec![1; 5],
+        }));
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_whose_progress_cannot_be_true_is_detached() {
+    check_expelled(async |engine, _| {
+        let step = engine.plan(&[(P(2), 2..3)]);
+        engine.attachment.progress(step, LAYERS + 1);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_names_no_share_is_detached() {
+    check_expelled(async |engine, _| {
+        engine.send(ToNode::Release(v1::Release { tx: None, side: 1 }));
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn shares_that_have_ended_are_no_reason_to_detach() {
+    let mut node = TestNode::start(Domain::Shm).await;
+    let mut engine = FakeEngine::attach(&node).await;
+    engine.plan(&[(P(77), 0..9)]);
+    engine.finish(P(77), b"");
+    engine.release(P(77));
+    assert!(engine.grow(P(77), 1).await.is_empty());
+    engine.ask_bind(P(77));
+    assert_eq!(engine.bound(P(77)).await.status(), v1::BindStatus::Gone);
+    fill(&mut node, &mut engine, 1, &prompt(1, 64)).await;
+    assert_eq!(node.metric("engines_expelled_total").await, 0.0);
+}

@@ -1,0 +1,157 @@
+//! Blocks that come from another node before prefill begins.
+
+mod common;
+
+use common::*;
+use kvasir_proto::{Share, Side, v1};
+
+const P: fn(u64) -> Share = |serial| share(serial, Side::Prefill);
+const S: fn(u64) -> Share = |serial| share(serial, Side::Source);
+
+/// A source that holds `blocks` blocks of the prompt, and a target that holds none.
+struct Fetch {
+    source: TestNode,
+    target: TestNode,
+    source_engine: FakeEngine,
+    target_engine: FakeEngine,
+}
+
+impl Fetch {
+    async fn start(domain: Domain, prompt: &[u32]) -> Self {
+        let (mut source, target) = (TestNode::start(domain).await, TestNode::start(domain).await);
+        let mut source_engine = FakeEngine::attach(&source).await;
+        let target_engine = FakeEngine::attach(&target).await;
+        let pages = prompt.len() as u32 / BLOCK_TOKENS;
+        let prompt = &prompt[..(pages * BLOCK_TOKENS) as usize];
+        source.allocate(allocate(P(100), prompt)).await.expect("room");
+        let slots = source_engine.bind(P(100)).await.slots;
+        source_engine.compute(P(100), prompt, &slots, 0..pages);
+        source_engine.release(P(100));
+        source.has_blocks(&chain(prompt)).await;
+        source.is_quiet().await;
+        Fetch { source, target, source_engine, target_engine }
+    }
+
+    /// Allocates both sides of a fetch of all full blocks.
+    async fn allocate(&mut self, serial: u64, prompt: &[u32]) -> v1::WriteTargets {
+        let writer_endpoint = self.source.endpoint().await;
+        let fetch_until_block = prompt.len() as u32 / BLOCK_TOKENS;
+        let request = v1::TxAllocateRequest {
+            writer_endpoint,
+            fetch_until_block,
+            ..allocate(P(serial), prompt)
+        };
+        let target = self.target.allocate(request).await.expect("room");
+        self.source.allocate(allocate(S(serial), prompt)).await.expect("held");
+        target.targets.expect("targets")
+    }
+
+    async fn is_quiet(&self) {
+        self.source.is_quiet().await;
+        self.target.is_quiet().await;
+    }
+
+    /// Changes one bit of a stored block, as rotten memory would.
+    async fn flip_a_bit(&mut self, prompt: &[u32], block: usize) {
+        let place = self.source.blocks(&chain(prompt)[block..=block]).await.remove(0);
+        let mut bytes = self.source_engine.read(place.slot, 2);
+        bytes[17] ^= 4;
+        self.source_engine.write(place.slot, 2, &bytes);
+    }
+}
+
+async fn blocks_are_fetched(domain: Domain) {
+    let prompt = prompt(1, 3 * BLOCK_TOKENS + 9);
+    let mut fetch = Fetch::start(domain, &prompt).await;
+    let targets = fetch.allocate(1, &prompt).await;
+    assert_eq!((targets.first_page, targets.slots.len()), (0, 3));
+    // The bind comes first and is answered when the blocks are there.
+    fetch.target_engine.ask_bind(P(1));
+    let pushed = fetch.source.push(S(1), Some(targets)).await.expect("pushed");
+    assert_eq!((pushed.good_blocks, pushed.corrupt_blocks), (3, 0));
+    let bound = fetch.target_engine.bound(P(1)).await;
+    assert_eq!(bound.cached_tokens, 3 * BLOCK_TOKENS);
+    fetch.target_engine.holds(&prompt, &bound.slots, 0..3);
+    let keys = chain(&prompt);
+    assert_eq!(fetch.target.blocks(&keys).await.len(), 3);
+    fetch.target_engine.compute(P(1), &prompt, &bound.slots, 3..4);
+    fetch.target_engine.release(P(1));
+    fetch.is_quiet().await;
+    // The source closed its share by itself.
+    assert_eq!(fetch.source.metric("shares").await, 0.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn blocks_are_fetched_over_shared_memory() {
+    blocks_are_fetched(Domain::Shm).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn blocks_are_fetched_over_tcp() {
+    blocks_are_fetched(Domain::Tcp).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flipped_bit_is_found_and_the_blocks_before_it_are_kept() {
+    let prompt = prompt(1, 4 * BLOCK_TOKENS + 9);
+    let mut fetch = Fetch::start(Domain::Tcp, &prompt).await;
+    let keys = chain(&prompt);
+    fetch.flip_a_bit(&prompt, 2).await;
+    let targets = fetch.allocate(1, &prompt).await;
+    fetch.target_engine.ask_bind(P(1));
+    let pushed = fetch.source.push(S(1), Some(targets)).await.expect("an answer");
+    assert_eq!((pushed.good_blocks, pushed.corrupt_blocks), (2, 1));
+    // The bad copy is gone, and what could only be reached through it.
+    until("the bad block is dropped", async || {
+        (fetch.source.blocks(&keys).await.len() == 2).then_some(())
+    })
+    .await;
+    assert_eq!(fetch.source.metric("corrupt_blocks_total").await, 1.0);
+    assert_eq!(fetch.target_engine.unasked(), [], "nothing is bound before it is settled");
+    let settled = fetch.target.commit(P(1), pushed.good_blocks, false).await.expect("settled");
+    assert_eq!(settled.held_blocks, 2);
+    let bound = fetch.target_engine.bound(P(1)).await;
+    assert_eq!(bound.cached_tokens, 2 * BLOCK_TOKENS);
+    fetch.target_engine.holds(&prompt, &bound.slots, 0..2);
+    fetch.target_engine.compute(P(1), &prompt, &bound.slots, 2..5);
+    fetch.target_engine.release(P(1));
+    fetch.target.has_blocks(&keys).await;
+    fetch.is_quiet().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_source_that_is_gone_is_cut_off_and_nothing_of_it_is_kept() {
+    let prompt = prompt(1, 3 * BLOCK_TOKENS + 9);
+    let mut fetch = Fetch::start(Domain::Tcp, &prompt).await;
+    fetch.allocate(1, &prompt).await;
+    fetch.target_engine.ask_bind(P(1));
+    let Fetch { source, mut target, source_engine, mut target_engine } = fetch;
+    drop(source_engine);
+    source.shut_down().await;
+    let settled = target.commit(P(1), 0, true).await.expect("settled");
+    assert_eq!(settled.held_blocks, 0);
+    assert_eq!(target.metric("writers_cut_off_total").await, 1.0);
+    let bound = target_engine.bound(P(1)).await;
+    assert_eq!(bound.cached_tokens, 0);
+    target_engine.compute(P(1), &prompt, &bound.slots, 0..4);
+    target_engine.release(P(1));
+    target.has_blocks(&chain(&prompt)).await;
+    target.is_quiet().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_source_that_holds_less_says_so_and_sends_what_it_has() {
+    let held = prompt(1, 2 * BLOCK_TOKENS);
+    let mut fetch = Fetch::start(Domain::Shm, &held).await;
+    let longer: Vec<u32> = held.iter().copied().chain(prompt(5, 100)).collect();
+    let targets = fetch.allocate(1, &longer).await;
+    assert_eq!(targets.slots.len(), 3);
+    let pushed = fetch.source.push(S(1), Some(targets)).await.expect("an answer");
+    assert_eq!((pushed.good_blocks, pushed.corrupt_blocks), (2, 0));
+    let settled = fetch.target.commit(P(1), 2, false).await.expect("settled");
+    assert_eq!(settled.held_blocks, 2);
+    let bound = fetch.target_engine.bind(P(1)).await;
+    fetch.target_engine.holds(&longer, &bound.slots, 0..2);
+    fetch.target_engine.release(P(1));
+    fetch.is_quiet().await;
+}
