@@ -39,10 +39,11 @@ impl fmt::Display for PeerId {
 /// What happens to peers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerEvent {
-    /// Our session with the peer has ended: what was outstanding has ended with `PeerGone`.
+    /// Our session with the peer has ended: what was outstanding has ended with `PeerGone`. No domain
+    /// where none could be connected, or in the simulated one.
     SessionLost { peer: PeerId, incarnation: u64, domain: Option<Domain> },
     /// A connection through which the peer wrote here has ended. Nothing more arrives through it.
-    WriterLost { incarnation: u64, domain: Domain },
+    WriterLost { incarnation: u64, domain: Option<Domain> },
 }
 
 /// What the engine calls, on its worker thread: short, and never waiting.

@@ -10,6 +10,7 @@
 //! Reading path: [`engine`] (the handle that callers hold), [`write`] (what they submit),
 //! [`completion`], then [`memory`], [`ring`] and [`doorbell`], which are useful on their own.
 
+mod calls;
 pub mod completion;
 pub mod config;
 pub mod descriptors;
@@ -27,6 +28,7 @@ pub mod region;
 pub mod ring;
 mod shared;
 mod shm;
+pub mod sim;
 mod start;
 mod submit;
 mod tcp;

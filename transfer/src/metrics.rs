@@ -45,7 +45,8 @@ pub(crate) struct Metrics {
 impl Metrics {
     pub(crate) fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let vector = |name: &str, help: &str, labels: &[&str]| {
-            let vector = IntCounterVec::new(Opts::new(format!("kvasir_transfer_{name}"), help), labels)?;
+            let vector =
+                IntCounterVec::new(Opts::new(format!("kvasir_transfer_{name}"), help), labels)?;
             registry.register(Box::new(vector.clone()))?;
             Ok::<_, prometheus::Error>(vector)
         };
@@ -56,7 +57,11 @@ impl Metrics {
         };
         let both = ["domain", "direction"];
         let bytes = vector("bytes_total", "Bytes of writes.", &both)?;
-        let writes = vector("writes_total", "Writes with an immediate, as they are sent and as they are counted.", &both)?;
+        let writes = vector(
+            "writes_total",
+            "Writes with an immediate, as they are sent and as they are counted.",
+            &both,
+        )?;
         let messages = vector("messages_total", "Messages.", &both)?;
         let refused = vector("refused_total", "Writes refused.", &["domain", "reason"])?;
         let corrupt = vector("corrupt_total", "Writes whose checksum did not agree.", &["domain"])?;

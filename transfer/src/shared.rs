@@ -55,7 +55,12 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(config: TransferConfig, endpoint: Endpoint, wake: OwnedFd, first_key: u64) -> Self {
+    pub(crate) fn new(
+        config: TransferConfig,
+        endpoint: Endpoint,
+        wake: OwnedFd,
+        first_key: u64,
+    ) -> Self {
         Shared {
             config,
             endpoint,

@@ -96,9 +96,8 @@ fn listen_tcp(
     if address.ip().is_unspecified() && advertise.is_none() {
         return Err(StartError::Advertise(address));
     }
-    let (listener, bound) = crate::tcp::start_listening(address).map_err(|errno| {
-        StartError::Listen { what: address.to_string(), source: errno.into() }
-    })?;
+    let (listener, bound) = crate::tcp::start_listening(address)
+        .map_err(|errno| StartError::Listen { what: address.to_string(), source: errno.into() })?;
     Ok((listener, advertise.unwrap_or(bound)))
 }
 

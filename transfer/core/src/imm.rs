@@ -56,10 +56,18 @@ struct Counter<C> {
 #[derive(Debug)]
 enum State<C> {
     /// Nobody expects it yet.
-    Early { serial: u64 },
-    Waiting { count: u64, deadline_us: u64, waiter: C },
+    Early {
+        serial: u64,
+    },
+    Waiting {
+        count: u64,
+        deadline_us: u64,
+        waiter: C,
+    },
     /// Reached, and not cancelled yet.
-    Reached { serial: u64 },
+    Reached {
+        serial: u64,
+    },
 }
 
 impl<C> Counter<C> {

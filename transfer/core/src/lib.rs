@@ -21,7 +21,5 @@ pub use imm::{Expectation, ImmTable, PathCounts, PathId};
 pub use outcome::{Outcome, Refusal, WriteError};
 pub use plan::{Pages, Shape};
 pub use regions::{RegionTable, Target};
-pub use sender::{
-    Action, Body, Frame, FrameKind, Limits, Next, OpId, Operation, Sender, Settled,
-};
+pub use sender::{Action, Body, Frame, FrameKind, Limits, Next, OpId, Operation, Sender, Settled};
 pub use session::SessionId;

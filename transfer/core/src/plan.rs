@@ -74,7 +74,8 @@ impl Shape {
         match self {
             Shape::Single { source_offset, target_offset, bytes, checksum } => {
                 let (source_offset, target_offset) = (*source_offset, *target_offset);
-                let piece = Piece { source_offset, target_offset, bytes: *bytes, checksum: *checksum };
+                let piece =
+                    Piece { source_offset, target_offset, bytes: *bytes, checksum: *checksum };
                 (at == 0).then_some(piece)
             }
             Shape::Paged { source, target, page_bytes, checksums } => Some(Piece {

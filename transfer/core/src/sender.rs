@@ -55,9 +55,20 @@ pub struct Frame<P> {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FrameKind {
-    Write { target: Target, offset: u64, imm: Option<u32>, checksum: Option<u64> },
+    Write {
+        target: Target,
+        offset: u64,
+        imm: Option<u32>,
+        checksum: Option<u64>,
+    },
     /// All slices of a long write have landed: check the whole, then count.
-    Seal { target: Target, offset: u64, whole_bytes: u64, imm: Option<u32>, checksum: Option<u64> },
+    Seal {
+        target: Target,
+        offset: u64,
+        whole_bytes: u64,
+        imm: Option<u32>,
+        checksum: Option<u64>,
+    },
     Message,
 }
 
@@ -74,7 +85,9 @@ pub enum Settled {
 pub enum Next<P> {
     Frame(Frame<P>),
     /// The throttle says: not before.
-    Wait { until_us: u64 },
+    Wait {
+        until_us: u64,
+    },
     /// Nothing, or as much is on the wire as may be.
     Nothing,
 }
@@ -87,7 +100,10 @@ pub enum Action<C> {
     Connect(SessionId),
     /// The operation has ended while frames of it may still be read from its source: copy what is
     /// left of them, because the caller may reuse the source as soon as it is told.
-    Detach { session: SessionId, op: OpId },
+    Detach {
+        session: SessionId,
+        op: OpId,
+    },
     /// The peer has shown no life for too long: close the path, then `session_lost`.
     GiveUp(SessionId),
 }
@@ -167,7 +183,10 @@ const CHECK_INTERVAL_US: u64 = 500;
 
 impl<P: Clone, C> Sender<P, C> {
     pub fn new(limits: Limits) -> Self {
-        assert!(limits.slice_bytes > 0 && limits.frames_max > 0, "limits must let something through");
+        assert!(
+            limits.slice_bytes > 0 && limits.frames_max > 0,
+            "limits must let something through"
+        );
         Sender {
             throttle: Throttle::new(limits.throttle_bytes_per_s),
             limits,
@@ -216,7 +235,12 @@ impl<P: Clone, C> Sender<P, C> {
         if is_message { &mut session.messages } else { &mut session.writes }.push_back(id);
     }
 
-    fn settled_from_the_start(&self, body: &Body, deadline_us: u64, now_us: u64) -> Option<Outcome> {
+    fn settled_from_the_start(
+        &self,
+        body: &Body,
+        deadline_us: u64,
+        now_us: u64,
+    ) -> Option<Outcome> {
         if let Body::Write { shape, group, .. } = body {
             if self.groups.is_draining(*group) {
                 return Some(Err(WriteError::Cancelled));

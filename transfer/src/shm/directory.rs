@@ -94,7 +94,11 @@ mod tests {
         directory.withdraw(5);
         assert_eq!(find(&directory, 5), None);
         directory.publish(7, 300);
-        assert_eq!((find(&directory, 5), find(&directory, 7)), (None, Some(300)), "slots are reused");
+        assert_eq!(
+            (find(&directory, 5), find(&directory, 7)),
+            (None, Some(300)),
+            "slots are reused"
+        );
         assert_eq!(lookup(directory.memory(), usize::MAX, 7), None);
     }
 }

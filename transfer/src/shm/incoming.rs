@@ -129,8 +129,7 @@ impl ShmIn {
             ..HelloReply::admitting()
         };
         let fds = [link.0.fd(), directory.fd(), hub.shared.wake.as_fd()];
-        descriptors::send(&self.socket, &reply.encode_to_vec(), &fds)
-            .map_err(|_| LinkEnd::Lost)?;
+        descriptors::send(&self.socket, &reply.encode_to_vec(), &fds).map_err(|_| LinkEnd::Lost)?;
         let (process, record) = (Arc::new(process), Vec::new());
         self.up = Some(Up { peer, link, consumer, process, record });
         Ok(())

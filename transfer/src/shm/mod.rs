@@ -195,7 +195,10 @@ mod tests {
     fn records_questions_and_answers_survive_the_way() {
         assert_eq!(Record::decode(&Record::landed(7)), Some(Record::Landed { imm: 7 }));
         assert_eq!(Record::decode(&Record::message(b"hi")), Some(Record::Message(b"hi")));
-        assert_eq!(RegionQuestion::decode(&RegionQuestion { key: 3 }.encode()).map(|q| q.key), Some(3));
+        assert_eq!(
+            RegionQuestion::decode(&RegionQuestion { key: 3 }.encode()).map(|q| q.key),
+            Some(3)
+        );
         let place = RegionPlace { slot: 2, length_bytes: 9 };
         for place in [Ok(place), Err(Refusal::Revoked)] {
             let answer = RegionAnswer { key: 5, place };

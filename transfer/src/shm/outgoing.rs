@@ -7,9 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use kvasir_transfer_core::regions::check_bounds;
-use kvasir_transfer_core::{
-    Frame, FrameKind, Next, OpId, Refusal, SessionId, Settled, Target,
-};
+use kvasir_transfer_core::{Frame, FrameKind, Next, OpId, Refusal, SessionId, Settled, Target};
 use prost::Message;
 
 use super::directory::{self, SLEEPING};
@@ -285,9 +283,8 @@ impl Up {
             return Err(LinkEnd::Malformed);
         };
         // Regions that were revoked meanwhile need not stay mapped: their owner wants the pages back.
-        self.regions.retain(|key, region| {
-            directory::lookup(&self.directory, region.slot, *key).is_some()
-        });
+        self.regions
+            .retain(|key, region| directory::lookup(&self.directory, region.slot, *key).is_some());
         let question = RegionQuestion { key: target.key }.encode();
         descriptors::send(socket, &question, &[]).map_err(|_| LinkEnd::Lost)?;
         self.waiting = Some(frame);

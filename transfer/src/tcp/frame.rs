@@ -121,8 +121,13 @@ const ACK_CORRUPT: u8 = 3;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ack {
     /// All up to this one have landed, those apart of which something else was said.
-    Through { sequence: u64 },
-    Failed { sequence: u64, settled: Settled },
+    Through {
+        sequence: u64,
+    },
+    Failed {
+        sequence: u64,
+        settled: Settled,
+    },
 }
 
 impl Ack {

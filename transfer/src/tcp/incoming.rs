@@ -50,11 +50,29 @@ pub(crate) struct TcpIn {
 #[derive(Debug)]
 enum Reading {
     Header,
-    Payload { header: Header, into: Landing, left: u64, hash: Option<Box<Hash>> },
-    Skip { header: Header, left: u64, settled: Settled },
-    Message { header: Header, message: Vec<u8>, filled: usize },
+    Payload {
+        header: Header,
+        into: Landing,
+        left: u64,
+        hash: Option<Box<Hash>>,
+    },
+    Skip {
+        header: Header,
+        left: u64,
+        settled: Settled,
+    },
+    Message {
+        header: Header,
+        message: Vec<u8>,
+        filled: usize,
+    },
     /// A seal: the whole is read back.
-    Verify { header: Header, into: Landing, left: u64, hash: Box<Hash> },
+    Verify {
+        header: Header,
+        into: Landing,
+        left: u64,
+        hash: Box<Hash>,
+    },
 }
 
 /// A checked target.
@@ -204,7 +222,10 @@ impl TcpIn {
         self.ahead_end -= self.ahead_start;
         self.ahead_start = 0;
         let room = self.ahead.get_mut(self.ahead_end..upto).unwrap_or_default();
-        let bytes = received(retry_on_intr(|| rustix::io::read(&self.socket, &mut *room)), &mut self.ready)?;
+        let bytes = received(
+            retry_on_intr(|| rustix::io::read(&self.socket, &mut *room)),
+            &mut self.ready,
+        )?;
         self.ahead_end += bytes;
         Ok(bytes as u64)
     }
@@ -347,7 +368,9 @@ impl TcpIn {
                 let digest = hash.map(|hash| hash.0.digest());
                 (header, verdict(&header, digest))
             }
-            Reading::Verify { header, hash, .. } => (header, verdict(&header, Some(hash.0.digest()))),
+            Reading::Verify { header, hash, .. } => {
+                (header, verdict(&header, Some(hash.0.digest())))
+            }
             Reading::Skip { header, settled, .. } => (header, settled),
             Reading::Message { header, message, .. } => {
                 let peer = self.peer.as_ref().ok_or(LinkEnd::Malformed)?;
@@ -358,8 +381,8 @@ impl TcpIn {
         };
         match settled {
             Settled::Landed => {
-                if let FrameKind::Write { imm: Some(imm), .. } | FrameKind::Seal { imm: Some(imm), .. } =
-                    header.kind
+                if let FrameKind::Write { imm: Some(imm), .. }
+                | FrameKind::Seal { imm: Some(imm), .. } = header.kind
                 {
                     hub.landed(Domain::Tcp, self.path, imm);
                 }
@@ -390,9 +413,8 @@ impl TcpIn {
         if self.acks.is_empty() || !self.ready.writable {
             return Ok(false);
         }
-        let sent = retry_on_intr(|| {
-            rustix::net::send(&self.socket, &self.acks, SendFlags::NOSIGNAL)
-        });
+        let sent =
+            retry_on_intr(|| rustix::net::send(&self.socket, &self.acks, SendFlags::NOSIGNAL));
         match sent {
             Ok(bytes) => {
                 self.acks.drain(..bytes);
@@ -428,10 +450,7 @@ fn verdict(header: &Header, digest: Option<u64>) -> Settled {
     }
 }
 
-fn received(
-    result: rustix::io::Result<usize>,
-    ready: &mut Readiness,
-) -> Result<usize, LinkEnd> {
+fn received(result: rustix::io::Result<usize>, ready: &mut Readiness) -> Result<usize, LinkEnd> {
     match result {
         Ok(0) => Err(LinkEnd::Lost),
         Ok(bytes) => Ok(bytes),

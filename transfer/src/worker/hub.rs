@@ -1,17 +1,15 @@
 //! What all links of a worker share: the core's state machines, the regions, and what is to be told to
 //! the callers. Links come and go around it.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use kvasir_transfer_core::{
-    Expectation, ImmTable, Outcome, PathCounts, PathId, Refusal, RegionTable, Sender, Target,
-    WriteError,
+    Expectation, ImmTable, PathCounts, PathId, Refusal, RegionTable, Sender, Target, WriteError,
 };
 
+use crate::calls::Calls;
 use crate::config::Domain;
 use crate::endpoint::Endpoint;
-use crate::engine::{Handlers, PeerEvent, PeerId};
 use crate::memory::SharedMemory;
 use crate::metrics::Metrics;
 use crate::payload::{Payload, Waiter};
@@ -29,15 +27,7 @@ pub(crate) struct Hub {
     /// Of the current turn.
     pub(crate) now_us: u64,
     regions: RegionTable<Arc<SharedMemory>>,
-    calls: VecDeque<Call>,
-}
-
-/// What callers are to be told, in order. Told only between turns, when no link is half done.
-#[derive(Debug)]
-enum Call {
-    Done(Waiter, Outcome),
-    Message(PeerId, Vec<u8>),
-    Peer(PeerEvent),
+    pub(crate) calls: Calls,
 }
 
 impl Hub {
@@ -54,7 +44,7 @@ impl Hub {
             directory,
             now_us: shared.now_us(),
             regions: RegionTable::new(shared.endpoint.incarnation),
-            calls: VecDeque::new(),
+            calls: Calls::default(),
             shared,
         }
     }
@@ -124,7 +114,7 @@ impl Hub {
     pub(crate) fn landed(&mut self, domain: Domain, path: PathId, imm: u32) {
         self.metrics.of(domain).received_writes.inc();
         if let Some(waiter) = self.imms.arrived(path, imm, 1) {
-            self.calls.push_back(Call::Done(waiter, Ok(())));
+            self.calls.done(waiter, Ok(()));
         }
     }
 
@@ -132,8 +122,10 @@ impl Hub {
         self.metrics.of(domain).received_messages.inc();
         let session = self.shared.peers().session(from);
         match session {
-            Ok(peer) => self.calls.push_back(Call::Message(peer, message)),
-            Err(error) => tracing::warn!(engine = %self.shared.config.name, %error, "message dropped"),
+            Ok(peer) => self.calls.message(peer, message),
+            Err(error) => {
+                tracing::warn!(engine = %self.shared.config.name, %error, "message dropped")
+            }
         }
     }
 
@@ -146,47 +138,24 @@ impl Hub {
     pub(crate) fn expect(&mut self, imm: u32, count: u64, deadline_us: u64, waiter: Waiter) {
         match self.imms.expect(imm, count, deadline_us, waiter) {
             Expectation::Waiting => {}
-            Expectation::Reached(waiter) => self.complete(waiter, Ok(())),
+            Expectation::Reached(waiter) => self.calls.done(waiter, Ok(())),
             Expectation::Taken(waiter) => {
                 let refused = WriteError::Refused(Refusal::AlreadyExpected);
-                self.complete(waiter, Err(refused));
+                self.calls.done(waiter, Err(refused));
             }
         }
     }
 
     pub(crate) fn cancel_imm(&mut self, imm: u32, done: Waiter) {
         if let Some(waiter) = self.imms.cancel(imm) {
-            self.complete(waiter, Err(WriteError::Cancelled));
+            self.calls.done(waiter, Err(WriteError::Cancelled));
         }
-        self.complete(done, Ok(()));
+        self.calls.done(done, Ok(()));
     }
 
     pub(crate) fn expire_imms(&mut self) {
         while let Some(waiter) = self.imms.poll_expired(self.now_us) {
-            self.complete(waiter, Err(WriteError::DeadlineExceeded));
+            self.calls.done(waiter, Err(WriteError::DeadlineExceeded));
         }
-    }
-
-    // ---- telling callers ----
-
-    pub(crate) fn complete(&mut self, waiter: Waiter, outcome: Outcome) {
-        self.calls.push_back(Call::Done(waiter, outcome));
-    }
-
-    pub(crate) fn tell_peer_event(&mut self, event: PeerEvent) {
-        self.calls.push_back(Call::Peer(event));
-    }
-
-    /// Whether there was anything to tell.
-    pub(crate) fn tell(&mut self, handlers: &mut Handlers) -> bool {
-        let any = !self.calls.is_empty();
-        while let Some(call) = self.calls.pop_front() {
-            match call {
-                Call::Done(waiter, outcome) => waiter.complete(outcome),
-                Call::Message(peer, message) => (handlers.on_message)(peer, message),
-                Call::Peer(event) => (handlers.on_peer)(event),
-            }
-        }
-        any
     }
 }

@@ -189,16 +189,20 @@ impl Links {
         match owner {
             Owner::Wake => {}
             Owner::Listener(domain) => self.accepting[domain as usize] = true,
-            Owner::Outgoing(session) => match self.outgoing.get_mut(&session).map(|out| &mut out.link) {
-                Some(OutLink::Shm(link)) => link.ready(ready),
-                Some(OutLink::Tcp(link)) => link.ready(ready),
-                None => {}
-            },
-            Owner::Incoming(path) => match self.incoming.get_mut(&path).map(|into| &mut into.link) {
-                Some(InLink::Shm(link)) => link.ready(ready),
-                Some(InLink::Tcp(link)) => link.ready(ready),
-                None => {}
-            },
+            Owner::Outgoing(session) => {
+                match self.outgoing.get_mut(&session).map(|out| &mut out.link) {
+                    Some(OutLink::Shm(link)) => link.ready(ready),
+                    Some(OutLink::Tcp(link)) => link.ready(ready),
+                    None => {}
+                }
+            }
+            Owner::Incoming(path) => {
+                match self.incoming.get_mut(&path).map(|into| &mut into.link) {
+                    Some(InLink::Shm(link)) => link.ready(ready),
+                    Some(InLink::Tcp(link)) => link.ready(ready),
+                    None => {}
+                }
+            }
         }
     }
 
@@ -314,7 +318,7 @@ impl Links {
                 ?end,
                 "a writer's connection has ended"
             );
-            hub.tell_peer_event(PeerEvent::WriterLost { incarnation, domain });
+            hub.calls.peer(PeerEvent::WriterLost { incarnation, domain: Some(domain) });
         }
     }
 
@@ -332,9 +336,8 @@ impl Links {
 
     /// Ends the peer's connections to here. Nothing more is landed, copies under way apart.
     pub(super) fn cut_off(&mut self, incarnation: u64, hub: &mut Hub) -> Vec<Copying> {
-        let of_peer = |into: &Incoming| {
-            into.link.peer().is_some_and(|peer| peer.incarnation == incarnation)
-        };
+        let of_peer =
+            |into: &Incoming| into.link.peer().is_some_and(|peer| peer.incarnation == incarnation);
         let paths: Vec<PathId> =
             self.incoming.iter().filter(|(_, into)| of_peer(into)).map(|(path, _)| *path).collect();
         let mut copying = Vec::new();
@@ -440,7 +443,7 @@ impl Links {
             hub.metrics.of(domain).sessions_lost.inc();
         }
         hub.sender.session_lost(session);
-        hub.tell_peer_event(PeerEvent::SessionLost { peer, incarnation, domain });
+        hub.calls.peer(PeerEvent::SessionLost { peer, incarnation, domain });
     }
 
     pub(super) fn close_all(&mut self) {

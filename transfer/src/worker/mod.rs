@@ -136,7 +136,7 @@ impl Worker {
         self.hub.sender.handle_time(self.hub.now_us);
         self.hub.expire_imms();
         busy |= self.act();
-        busy |= self.hub.tell(&mut self.handlers);
+        busy |= self.hub.calls.tell(&mut self.handlers);
         self.set_gauges();
         (busy, links.wait_until_us)
     }
@@ -181,7 +181,7 @@ impl Worker {
                         self.quiesce(copying, done);
                     }
                     // It was forgotten, so it never was cut off before, and has no connection now.
-                    None => self.hub.complete(done, Ok(())),
+                    None => self.hub.calls.done(done, Ok(())),
                 }
             }
             Command::Watch { id, watch } => {
@@ -191,7 +191,7 @@ impl Worker {
             }
             Command::Unwatch { id, done } => {
                 self.watches.remove(&id);
-                self.hub.complete(done, Ok(()));
+                self.hub.calls.done(done, Ok(()));
             }
         }
     }
@@ -199,7 +199,7 @@ impl Worker {
     fn begin(&mut self, submission: Submission, deadline_us: u64, done: Waiter) {
         let Submission { peer, deadline: _, payload, body } = submission;
         if !self.hub.shared.peers().is_current(peer) {
-            self.hub.complete(done, Err(WriteError::PeerGone));
+            self.hub.calls.done(done, Err(WriteError::PeerGone));
             return;
         }
         let session = peer.session_id();
@@ -212,7 +212,7 @@ impl Worker {
         while let Some(action) = self.hub.sender.poll_action() {
             any = true;
             match action {
-                Action::Complete(waiter, outcome) => self.hub.complete(waiter, outcome),
+                Action::Complete(waiter, outcome) => self.hub.calls.done(waiter, outcome),
                 Action::Connect(session) => self.links.connect(session, &mut self.hub),
                 Action::Detach { session, op } => self.links.detach(session, op),
                 Action::GiveUp(session) => self.links.give_up(session, &mut self.hub),
@@ -247,7 +247,7 @@ impl Worker {
             if self.quiescing[at].is_over() {
                 any = true;
                 let waiter = self.quiescing.swap_remove(at).into_waiter();
-                self.hub.complete(waiter, Ok(()));
+                self.hub.calls.done(waiter, Ok(()));
             }
         }
         any
@@ -340,10 +340,10 @@ impl Worker {
         self.hub.sender.shut_down();
         self.act_at_the_end();
         for quiescing in std::mem::take(&mut self.quiescing) {
-            self.hub.complete(quiescing.into_waiter(), Err(WriteError::Cancelled));
+            self.hub.calls.done(quiescing.into_waiter(), Err(WriteError::Cancelled));
         }
         for waiter in self.hub.imms.drain_waiters() {
-            self.hub.complete(waiter, Err(WriteError::Cancelled));
+            self.hub.calls.done(waiter, Err(WriteError::Cancelled));
         }
         self.hub.shared.take_commands(&mut self.commands);
         for command in std::mem::take(&mut self.commands) {
@@ -355,18 +355,18 @@ impl Worker {
                 | Command::Revoke { done, .. }
                 | Command::CutOff { done, .. }
                 | Command::Unwatch { done, .. } => {
-                    self.hub.complete(done, Err(WriteError::Cancelled));
+                    self.hub.calls.done(done, Err(WriteError::Cancelled));
                 }
                 Command::Watch { .. } => {}
             }
         }
-        self.hub.tell(&mut self.handlers);
+        self.hub.calls.tell(&mut self.handlers);
     }
 
     fn act_at_the_end(&mut self) {
         while let Some(action) = self.hub.sender.poll_action() {
             if let Action::Complete(waiter, outcome) = action {
-                self.hub.complete(waiter, outcome);
+                self.hub.calls.done(waiter, outcome);
             }
         }
     }

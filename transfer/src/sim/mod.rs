@@ -1,0 +1,433 @@
+//! The simulated domain: engines that live in one process under virtual time, on a network whose
+//! latency, bandwidth, reordering and faults follow from a seed. It drives the same core as the worker
+//! does, so what holds here of counters, groups, sessions and deadlines holds there.
+//!
+//! Nothing moves by itself: [`SimNetwork::run_until`] and [`SimNetwork::advance`] let time pass. Same
+//! seed and same calls, same run.
+
+mod node;
+mod wire;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use kvasir_transfer_core::{Next, SessionId};
+
+use crate::completion::Completion;
+use crate::endpoint::Endpoint;
+use crate::engine::{ConnectError, Expect, Handlers, PeerId, RegisterError, SubmitError};
+use crate::memory::{Access, SharedMemory};
+use crate::payload::{Permit, Waiter};
+use crate::region::{RegionDesc, RegionHandle};
+use crate::submit::{Submission, deadline_us};
+use crate::write::{Write, WritePaged};
+
+pub use node::SimCounts;
+use node::{NodeId, SimNode};
+use wire::{Event, Flight, Link};
+
+/// How the network behaves.
+#[derive(Debug, Clone)]
+pub struct SimConfig {
+    pub seed: u64,
+    pub latency_us: u64,
+    /// Each frame takes up to so much longer: they overtake each other.
+    pub jitter_us: u64,
+    /// Of each engine's own wire.
+    pub bytes_per_s: u64,
+    pub peer_timeout_us: u64,
+    pub slice_bytes: usize,
+    pub operations_max: usize,
+    pub message_bytes_max: usize,
+    pub throttle_bytes_per_s: u64,
+    /// Whether receivers verify checksums.
+    pub verify: bool,
+}
+
+impl Default for SimConfig {
+    fn default() -> Self {
+        SimConfig {
+            seed: 0,
+            latency_us: 10,
+            jitter_us: 100,
+            bytes_per_s: 10_000_000_000,
+            peer_timeout_us: 1_000_000,
+            slice_bytes: 1 << 20,
+            operations_max: 65_536,
+            message_bytes_max: 64 << 10,
+            throttle_bytes_per_s: 0,
+            verify: true,
+        }
+    }
+}
+
+/// A network and its engines.
+#[derive(Clone)]
+pub struct SimNetwork(Arc<Network>);
+
+struct Network {
+    world: Mutex<World>,
+    /// Apart from the world, because handlers call back into it.
+    handlers: Mutex<BTreeMap<NodeId, Handlers>>,
+}
+
+impl fmt::Debug for SimNetwork {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimNetwork").finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug)]
+struct World {
+    config: SimConfig,
+    now_us: u64,
+    random: Random,
+    nodes: BTreeMap<NodeId, SimNode>,
+    links: BTreeMap<(NodeId, SessionId), Link>,
+    flights: BTreeMap<u64, Flight>,
+    events: BTreeMap<(u64, u64), Event>,
+    next_serial: u64,
+}
+
+/// SplitMix64.
+#[derive(Debug)]
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Up to `max`, itself included.
+    fn upto(&mut self, max: u64) -> u64 {
+        match max.checked_add(1) {
+            Some(range) => self.next() % range,
+            None => self.next(),
+        }
+    }
+}
+
+impl SimNetwork {
+    pub fn new(config: SimConfig) -> Self {
+        let world = World {
+            random: Random(config.seed),
+            config,
+            now_us: 0,
+            nodes: BTreeMap::new(),
+            links: BTreeMap::new(),
+            flights: BTreeMap::new(),
+            events: BTreeMap::new(),
+            next_serial: 0,
+        };
+        let handlers = Mutex::new(BTreeMap::new());
+        SimNetwork(Arc::new(Network { world: Mutex::new(world), handlers }))
+    }
+
+    /// Adds an engine.
+    pub fn engine(&self, handlers: Handlers) -> SimEngine {
+        let node = self.world().add_node();
+        self.handlers().insert(node, handlers);
+        SimEngine { network: self.clone(), node }
+    }
+
+    pub fn now_us(&self) -> u64 {
+        self.world().now_us
+    }
+
+    /// Lets time pass until `done` or until nothing is left to happen. Whether it is done.
+    pub fn run_until(&self, mut done: impl FnMut() -> bool) -> bool {
+        loop {
+            self.tell();
+            if done() {
+                return true;
+            }
+            let stepped = self.world().step(u64::MAX);
+            if !stepped {
+                self.tell();
+                return done();
+            }
+        }
+    }
+
+    /// Lets so much time pass.
+    pub fn advance(&self, by_us: u64) {
+        let until_us = self.now_us().saturating_add(by_us);
+        loop {
+            self.tell();
+            let mut world = self.world();
+            if !world.step(until_us) {
+                world.now_us = until_us;
+                return;
+            }
+        }
+    }
+
+    /// The engine's process dies. What it had put on the wire still arrives.
+    pub fn kill(&self, engine: &SimEngine) {
+        self.world().kill(engine.node);
+    }
+
+    /// From now on nothing that `from` is told of its frames arrives there, though they land.
+    pub fn lose_acknowledgements(&self, from: &SimEngine) {
+        if let Some(node) = self.world().nodes.get_mut(&from.node) {
+            node.hears = false;
+        }
+    }
+
+    fn world(&self) -> MutexGuard<'_, World> {
+        self.0.world.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn handlers(&self) -> MutexGuard<'_, BTreeMap<NodeId, Handlers>> {
+        self.0.handlers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells callers what has happened, while the world is free for them.
+    fn tell(&self) {
+        loop {
+            let calls = self.world().take_calls();
+            if calls.is_empty() {
+                return;
+            }
+            for (node, mut calls) in calls {
+                let handlers = self.handlers().remove(&node);
+                let mut handlers = handlers.unwrap_or_default();
+                calls.tell(&mut handlers);
+                self.handlers().insert(node, handlers);
+            }
+        }
+    }
+}
+
+/// One simulated engine; its methods mean what those of [`crate::TransferEngine`] mean.
+#[derive(Debug, Clone)]
+pub struct SimEngine {
+    network: SimNetwork,
+    node: NodeId,
+}
+
+impl SimEngine {
+    pub fn endpoint(&self) -> Endpoint {
+        self.with(|_, node| node.endpoint.clone())
+    }
+
+    pub fn counts(&self) -> SimCounts {
+        self.with(|_, node| node.counts)
+    }
+
+    /// # Errors
+    /// [`RegisterError::ReadOnly`].
+    pub fn register(
+        &self,
+        memory: Arc<SharedMemory>,
+    ) -> Result<(RegionHandle, RegionDesc), RegisterError> {
+        if memory.access() == Access::ReadOnly {
+            return Err(RegisterError::ReadOnly);
+        }
+        let (key, incarnation) = self.with(|_, node| node.add_region(Arc::clone(&memory)));
+        let handle = RegionHandle { key, incarnation, memory };
+        let descriptor = handle.descriptor();
+        Ok((handle, descriptor))
+    }
+
+    /// # Errors
+    /// [`SubmitError::Invalid`] when the region is another engine's.
+    pub fn revoke(&self, region: &RegionHandle, done: Completion) -> Result<(), SubmitError> {
+        self.with(|_, node| {
+            if region.incarnation != node.endpoint.incarnation {
+                return Err(SubmitError::Invalid("the region is another engine's"));
+            }
+            node.regions.revoke(region.key);
+            node.calls.done(Waiter::new(done), Ok(()));
+            Ok(())
+        })
+    }
+
+    /// # Errors
+    /// [`ConnectError`].
+    pub fn connect(&self, endpoint: &Endpoint) -> Result<PeerId, ConnectError> {
+        self.with(|_, node| node.peers.session(endpoint))
+    }
+
+    /// # Errors
+    /// [`SubmitError`].
+    pub fn write(&self, write: Write, done: Completion) -> Result<(), SubmitError> {
+        self.begin(Submission::write(write)?, done)
+    }
+
+    /// # Errors
+    /// [`SubmitError`].
+    pub fn write_paged(&self, write: WritePaged, done: Completion) -> Result<(), SubmitError> {
+        self.begin(Submission::write_paged(write)?, done)
+    }
+
+    /// # Errors
+    /// [`SubmitError`].
+    pub fn send(
+        &self,
+        peer: PeerId,
+        message: Vec<u8>,
+        deadline: Duration,
+        done: Completion,
+    ) -> Result<(), SubmitError> {
+        let max = self.network.world().config.message_bytes_max;
+        self.begin(Submission::message(peer, message, deadline, max)?, done)
+    }
+
+    fn begin(&self, submission: Submission, done: Completion) -> Result<(), SubmitError> {
+        let mut world = self.network.world();
+        let (now_us, max) = (world.now_us, world.config.operations_max);
+        let node = world.node(self.node);
+        if !node.alive {
+            return Err(SubmitError::Stopped);
+        }
+        let permit = Permit::take(&node.in_flight, max).ok_or(SubmitError::Full)?;
+        let waiter = Waiter::with_permit(done, permit);
+        let deadline_us = deadline_us(now_us, submission.deadline);
+        node.begin(submission, deadline_us, waiter, now_us);
+        world.settle();
+        Ok(())
+    }
+
+    /// # Errors
+    /// [`SubmitError::Invalid`] for a count of 0.
+    pub fn expect_imm(&self, expect: Expect, done: Completion) -> Result<(), SubmitError> {
+        let Expect { imm, count, deadline } = expect;
+        if count == 0 {
+            return Err(SubmitError::Invalid("a count of 0 is reached already"));
+        }
+        self.with(|now_us, node| {
+            let deadline_us = deadline.map_or(u64::MAX, |from_now| deadline_us(now_us, from_now));
+            node.expect(imm, count, deadline_us, Waiter::new(done));
+        });
+        Ok(())
+    }
+
+    /// # Errors
+    /// None; like that of a real engine.
+    pub fn cancel_imm(&self, imm: u32, done: Completion) -> Result<(), SubmitError> {
+        self.with(|_, node| node.cancel_imm(imm, Waiter::new(done)));
+        Ok(())
+    }
+
+    /// # Errors
+    /// None; like that of a real engine.
+    pub fn drain_group(&self, group: u64, done: Completion) -> Result<(), SubmitError> {
+        self.with(|_, node| node.sender.drain_group(group, Waiter::new(done)));
+        Ok(())
+    }
+
+    /// # Errors
+    /// None; like that of a real engine.
+    pub fn cut_off(&self, peer: PeerId, done: Completion) -> Result<(), SubmitError> {
+        let mut world = self.network.world();
+        let incarnation = world.node(self.node).peers.cut_off(peer);
+        if let Some(incarnation) = incarnation {
+            world.cut_links(incarnation, self.node);
+        }
+        world.node(self.node).calls.done(Waiter::new(done), Ok(()));
+        world.settle();
+        Ok(())
+    }
+
+    fn with<T>(&self, change: impl FnOnce(u64, &mut SimNode) -> T) -> T {
+        let mut world = self.network.world();
+        let now_us = world.now_us;
+        let result = change(now_us, world.node(self.node));
+        world.settle();
+        result
+    }
+}
+
+impl World {
+    fn node(&mut self, id: NodeId) -> &mut SimNode {
+        self.nodes.get_mut(&id).expect("engines are never removed")
+    }
+
+    fn add_node(&mut self) -> NodeId {
+        let id = NodeId(self.nodes.len());
+        let incarnation = self.random.next().max(1);
+        self.nodes.insert(id, SimNode::new(incarnation, &self.config));
+        id
+    }
+
+    fn find(&self, incarnation: u64) -> Option<NodeId> {
+        let found = self.nodes.iter().find(|(_, node)| node.endpoint.incarnation == incarnation);
+        found.map(|(id, _)| *id)
+    }
+
+    fn at(&mut self, at_us: u64, event: Event) {
+        self.events.insert((at_us, self.next_serial), event);
+        self.next_serial += 1;
+    }
+
+    fn take_calls(&mut self) -> Vec<(NodeId, crate::calls::Calls)> {
+        let nodes = self.nodes.iter_mut().filter(|(_, node)| !node.calls.is_empty());
+        nodes.map(|(id, node)| (*id, std::mem::take(&mut node.calls))).collect()
+    }
+
+    /// Lets the next thing happen, if it happens by `until_us`.
+    fn step(&mut self, until_us: u64) -> bool {
+        let event_us = self.events.keys().next().map_or(u64::MAX, |(at_us, _)| *at_us);
+        let due = self.nodes.values().filter(|node| node.alive).map(SimNode::next_time_us);
+        let due_us = due.min().unwrap_or(u64::MAX);
+        let next_us = event_us.min(due_us);
+        if next_us == u64::MAX || next_us > until_us {
+            return false;
+        }
+        self.now_us = self.now_us.max(next_us);
+        if event_us <= due_us {
+            if let Some((_, event)) = self.events.pop_first() {
+                self.happen(event);
+            }
+        } else {
+            let now_us = self.now_us;
+            for node in self.nodes.values_mut().filter(|node| node.alive) {
+                node.handle_time(now_us);
+            }
+        }
+        self.settle();
+        true
+    }
+
+    /// Does what follows at once: connects, puts frames on the wire, ends sessions.
+    fn settle(&mut self) {
+        let alive = self.nodes.iter().filter(|(_, node)| node.alive);
+        let ids: Vec<NodeId> = alive.map(|(id, _)| *id).collect();
+        for id in ids {
+            while let Some(wanted) = self.node(id).act() {
+                self.perform(id, wanted);
+            }
+            let own = self.links.range((id, SessionId(0))..=(id, SessionId(u64::MAX)));
+            let sessions: Vec<SessionId> =
+                own.filter(|(_, link)| link.up).map(|((_, session), _)| *session).collect();
+            for session in sessions {
+                self.pump(id, session);
+            }
+        }
+    }
+
+    fn pump(&mut self, id: NodeId, session: SessionId) {
+        loop {
+            let now_us = self.now_us;
+            let node = self.node(id);
+            if !node.alive {
+                return;
+            }
+            match node.sender.next_frame(session, now_us) {
+                Next::Frame(frame) => self.depart(id, session, frame),
+                Next::Wait { until_us } => {
+                    node.throttled_until_us = until_us;
+                    return;
+                }
+                Next::Nothing => return,
+            }
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! Two engines of one domain, behind one face, so that a case need not know which they are.
+
+use std::cell::RefCell;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use kvasir_transfer::memory::Prefault;
+use kvasir_transfer::sim::{SimConfig, SimEngine, SimNetwork};
+use kvasir_transfer::{
+    Completion, CompletionFlag, Domain, Endpoint, Expect, Handlers, Outcome, PeerEvent, PeerId,
+    RegionDesc, RegionHandle, SharedMemory, Source, SubmitError, TransferConfig, TransferEngine,
+    Verify, Write, WritePaged,
+};
+
+/// Far more than anything here takes.
+pub const LONG: Duration = Duration::from_secs(30);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Shm,
+    Tcp,
+    Sim,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    pub slice_bytes: usize,
+    pub operations_max: usize,
+    pub throttle_bytes_per_s: u64,
+    pub verify: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            slice_bytes: 1 << 20,
+            operations_max: 4096,
+            throttle_bytes_per_s: 0,
+            verify: false,
+        }
+    }
+}
+
+enum Engine {
+    Real { engine: Box<TransferEngine>, registry: prometheus::Registry },
+    Sim(SimEngine),
+}
+
+pub struct Node {
+    engine: RefCell<Option<Engine>>,
+    pub messages: Arc<Mutex<Vec<(PeerId, Vec<u8>)>>>,
+    pub events: Arc<Mutex<Vec<PeerEvent>>>,
+}
+
+pub struct Fabric {
+    pub kind: Kind,
+    options: Options,
+    network: Option<SimNetwork>,
+    run_dir: tempfile::TempDir,
+    pub a: Node,
+    pub b: Node,
+}
+
+macro_rules! either {
+    ($node:expr, $engine:ident => $call:expr) => {
+        match $node.engine.borrow().as_ref().expect("it was not killed") {
+            Engine::Real { engine: $engine, .. } => $call,
+            Engine::Sim($engine) => $call,
+        }
+    };
+}
+
+pub fn config(kind: Kind, options: Options, run_dir: &std::path::Path) -> TransferConfig {
+    let both = TransferConfig {
+        name: "test".into(),
+        verify: Verify { tcp: options.verify, shm: options.verify },
+        slice_bytes: options.slice_bytes,
+        operations_max: options.operations_max,
+        throttle_bytes_per_s: options.throttle_bytes_per_s,
+        ..TransferConfig::default()
+    };
+    match kind {
+        Kind::Shm => TransferConfig {
+            preferred: Domain::Shm,
+            run_dir: Some(run_dir.to_owned()),
+            ..both
+        },
+        Kind::Tcp | Kind::Sim => TransferConfig {
+            preferred: Domain::Tcp,
+            tcp_listen: Some(([127, 0, 0, 1], 0).into()),
+            ..both
+        },
+    }
+}
+
+impl Fabric {
+    pub fn new(kind: Kind, options: Options) -> Self {
+        let run_dir = tempfile::tempdir().expect("a directory");
+        let network = (kind == Kind::Sim).then(|| {
+            SimNetwork::new(SimConfig {
+                seed: 7,
+                slice_bytes: options.slice_bytes,
+                operations_max: options.operations_max,
+                throttle_bytes_per_s: options.throttle_bytes_per_s,
+                verify: options.verify,
+                ..SimConfig::default()
+            })
+        });
+        let mut fabric = Fabric {
+            kind,
+            options,
+            network,
+            run_dir,
+            a: Node::empty(),
+            b: Node::empty(),
+        };
+        fabric.a = fabric.node();
+        fabric.b = fabric.node();
+        fabric
+    }
+
+    /// One more engine.
+    pub fn node(&self) -> Node {
+        let node = Node::empty();
+        let (messages, events) = (Arc::clone(&node.messages), Arc::clone(&node.events));
+        let handlers = Handlers {
+            on_message: Box::new(move |from, message| {
+                messages.lock().expect("messages").push((from, message));
+            }),
+            on_peer: Box::new(move |event| events.lock().expect("events").push(event)),
+        };
+        let engine = match &self.network {
+            Some(network) => Engine::Sim(network.engine(handlers)),
+            None => {
+                let config = config(self.kind, self.options, self.run_dir.path());
+                let registry = prometheus::Registry::new();
+                let engine = TransferEngine::start(config, handlers, &registry).expect("start");
+                Engine::Real { engine: Box::new(engine), registry }
+            }
+        };
+        node.engine.replace(Some(engine));
+        node
+    }
+
+    /// Waits until it is so.
+    pub fn until(&self, what: &str, mut done: impl FnMut() -> bool) {
+        match &self.network {
+            Some(network) => assert!(network.run_until(done), "never: {what}"),
+            None => {
+                let started = Instant::now();
+                while !done() {
+                    assert!(started.elapsed() < LONG, "not in time: {what}");
+                    std::thread::sleep(Duration::from_micros(50));
+                }
+            }
+        }
+    }
+
+    pub fn outcome(&self, flag: &CompletionFlag) -> Outcome {
+        self.until("an outcome", || flag.get().is_some());
+        flag.get().expect("just seen")
+    }
+
+    /// Lets a while pass in which something could go wrong.
+    pub fn pass(&self, time: Duration) {
+        match &self.network {
+            Some(network) => network.advance(time.as_micros() as u64),
+            None => std::thread::sleep(time),
+        }
+    }
+
+    pub fn now(&self) -> Duration {
+        match &self.network {
+            Some(network) => Duration::from_micros(network.now_us()),
+            None => {
+                let now = std::time::SystemTime::now();
+                now.duration_since(std::time::UNIX_EPOCH).expect("after 1970")
+            }
+        }
+    }
+
+    /// A real engine is dropped; a simulated one stays, dead.
+    pub fn kill(&self, node: &Node) {
+        let engine = node.engine.take();
+        if let (Some(Engine::Sim(engine)), Some(network)) = (&engine, &self.network) {
+            network.kill(engine);
+            node.engine.replace(Some(Engine::Sim(engine.clone())));
+        }
+    }
+
+    /// Refused and corrupt, on both sides.
+    pub fn refused_and_corrupt(&self) -> (u64, u64) {
+        let (a, b) = (self.a.refused_and_corrupt(), self.b.refused_and_corrupt());
+        (a.0 + b.0, a.1 + b.1)
+    }
+}
+
+impl Node {
+    fn empty() -> Self {
+        Node { engine: RefCell::new(None), messages: Arc::default(), events: Arc::default() }
+    }
+
+    pub fn endpoint(&self) -> Endpoint {
+        let endpoint = either!(self, engine => engine.endpoint());
+        // As it would come from elsewhere.
+        Endpoint::from_bytes(&endpoint.to_bytes()).expect("endpoints survive the wire")
+    }
+
+    pub fn connect(&self, to: &Node) -> PeerId {
+        self.connect_to(&to.endpoint())
+    }
+
+    pub fn connect_to(&self, endpoint: &Endpoint) -> PeerId {
+        either!(self, engine => engine.connect(endpoint)).expect("reachable")
+    }
+
+    pub fn region(&self, bytes: usize) -> (RegionHandle, RegionDesc) {
+        let memory = SharedMemory::create("test", bytes, Prefault::No).expect("memory");
+        let registered = either!(self, engine => engine.register(Arc::new(memory)));
+        let (handle, descriptor) = registered.expect("room");
+        let copy = RegionDesc::from_bytes(&descriptor.to_bytes()).expect("it survives the wire");
+        assert_eq!(copy, descriptor);
+        (handle, copy)
+    }
+
+    pub fn revoke(&self, region: &RegionHandle) -> Arc<CompletionFlag> {
+        let (done, flag) = Completion::flag();
+        either!(self, engine => engine.revoke(region, done)).expect("accepted");
+        flag
+    }
+
+    pub fn write(&self, write: Write) -> Arc<CompletionFlag> {
+        self.try_write(write).expect("accepted")
+    }
+
+    pub fn try_write(&self, write: Write) -> Result<Arc<CompletionFlag>, SubmitError> {
+        let (done, flag) = Completion::flag();
+        either!(self, engine => engine.write(write, done)).map(|()| flag)
+    }
+
+    pub fn write_paged(&self, write: WritePaged) -> Arc<CompletionFlag> {
+        self.try_write_paged(write).expect("accepted")
+    }
+
+    pub fn try_write_paged(&self, write: WritePaged) -> Result<Arc<CompletionFlag>, SubmitError> {
+        let (done, flag) = Completion::flag();
+        either!(self, engine => engine.write_paged(write, done)).map(|()| flag)
+    }
+
+    pub fn send(&self, peer: PeerId, message: &[u8]) -> Result<Arc<CompletionFlag>, SubmitError> {
+        let (done, flag) = Completion::flag();
+        let message = message.to_vec();
+        either!(self, engine => engine.send(peer, message, LONG, done)).map(|()| flag)
+    }
+
+    pub fn expect(&self, imm: u32, count: u64) -> Arc<CompletionFlag> {
+        self.expect_within(imm, count, None)
+    }
+
+    pub fn expect_within(
+        &self,
+        imm: u32,
+        count: u64,
+        deadline: Option<Duration>,
+    ) -> Arc<CompletionFlag> {
+        let (done, flag) = Completion::flag();
+        let expect = Expect { imm, count, deadline };
+        either!(self, engine => engine.expect_imm(expect, done)).expect("accepted");
+        flag
+    }
+
+    pub fn cancel_imm(&self, imm: u32) -> Arc<CompletionFlag> {
+        let (done, flag) = Completion::flag();
+        either!(self, engine => engine.cancel_imm(imm, done)).expect("accepted");
+        flag
+    }
+
+    pub fn drain_group(&self, group: u64) -> Arc<CompletionFlag> {
+        let (done, flag) = Completion::flag();
+        either!(self, engine => engine.drain_group(group, done)).expect("accepted");
+        flag
+    }
+
+    pub fn cut_off(&self, peer: PeerId) -> Arc<CompletionFlag> {
+        let (done, flag) = Completion::flag();
+        either!(self, engine => engine.cut_off(peer, done)).expect("accepted");
+        flag
+    }
+
+    pub fn lost_sessions(&self) -> Vec<PeerId> {
+        let events = self.events.lock().expect("events");
+        let lost = events.iter().filter_map(|event| match event {
+            PeerEvent::SessionLost { peer, .. } => Some(*peer),
+            PeerEvent::WriterLost { .. } => None,
+        });
+        lost.collect()
+    }
+
+    pub fn lost_writers(&self) -> Vec<u64> {
+        let events = self.events.lock().expect("events");
+        let lost = events.iter().filter_map(|event| match event {
+            PeerEvent::WriterLost { incarnation, .. } => Some(*incarnation),
+            PeerEvent::SessionLost { .. } => None,
+        });
+        lost.collect()
+    }
+
+    fn refused_and_corrupt(&self) -> (u64, u64) {
+        match self.engine.borrow().as_ref() {
+            Some(Engine::Sim(engine)) => (engine.counts().refused, engine.counts().corrupt),
+            Some(Engine::Real { registry, .. }) => (
+                total(registry, "kvasir_transfer_refused_total"),
+                total(registry, "kvasir_transfer_corrupt_total"),
+            ),
+            None => (0, 0),
+        }
+    }
+}
+
+fn total(registry: &prometheus::Registry, name: &str) -> u64 {
+    let families = registry.gather();
+    let family = families.iter().find(|family| family.name() == name).expect("it is registered");
+    family.get_metric().iter().map(|metric| metric.get_counter().get_value() as u64).sum()
+}
+
+/// Bytes that differ from place to place.
+pub fn pattern(seed: u8, bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|at| (at as u8).wrapping_mul(31).wrapping_add(seed) ^ (at >> 8) as u8).collect()
+}
+
+pub fn fill(region: &RegionHandle, seed: u8) -> Vec<u8> {
+    let bytes = pattern(seed, region.memory().len());
+    region.memory().copy_from(0, &bytes).expect("it fits");
+    bytes
+}
+
+pub fn read(region: &RegionHandle, offset: usize, bytes: usize) -> Vec<u8> {
+    let mut copy = vec![0; bytes];
+    region.memory().copy_to(offset, &mut copy).expect("it fits");
+    copy
+}
+
+/// A write of a whole region to the start of another; cases change what they need.
+pub fn whole(peer: PeerId, source: &RegionHandle, target: RegionDesc, imm: u32) -> Write {
+    let bytes = source.memory().len();
+    Write {
+        peer,
+        source: Source::Region { handle: source.clone(), offset: 0, bytes },
+        target,
+        target_offset: 0,
+        imm: Some(imm),
+        checksum: None,
+        group: 0,
+        deadline: LONG,
+    }
+}

@@ -1,0 +1,50 @@
+//! What every domain must keep, run over shm, tcp and sim alike: each case is one function of a
+//! [`Fabric`], which is two engines that can reach each other.
+
+mod cases;
+mod fabric;
+mod faults;
+mod two_processes;
+
+use fabric::{Fabric, Kind, Options};
+
+/// One test per domain and case. A case takes the options it wants.
+macro_rules! contract {
+    ($($(#[$note:meta])* $case:ident($options:expr) in $module:ident;)*) => {
+        mod shm { $(#[test] fn $case() { super::run(super::Kind::Shm, $options, super::$module::$case); })* }
+        mod tcp { $(#[test] fn $case() { super::run(super::Kind::Tcp, $options, super::$module::$case); })* }
+        mod sim { $(#[test] fn $case() { super::run(super::Kind::Sim, $options, super::$module::$case); })* }
+    };
+}
+
+fn run(kind: Kind, options: Options, case: fn(&Fabric)) {
+    case(&Fabric::new(kind, options));
+}
+
+contract! {
+    a_write_lands_and_is_counted(super::Options::default()) in cases;
+    a_count_is_reached_only_after_the_last_byte(super::Options::default()) in cases;
+    pages_land_where_each_side_says(super::Options::default()) in cases;
+    counts_before_and_after_the_expectation_are_alike(super::Options::default()) in cases;
+    a_cancelled_immediate_never_completes(super::Options::default()) in cases;
+    an_expectation_ends_at_its_deadline(super::Options::default()) in cases;
+    an_immediate_has_one_waiter(super::Options::default()) in cases;
+    a_long_write_is_one_count(super::Options { slice_bytes: 4096, ..super::Options::default() }) in cases;
+    an_empty_write_is_counted(super::Options::default()) in cases;
+    what_may_not_be_written_is_refused_and_counted(super::Options::default()) in cases;
+    nothing_lands_after_a_revocation(super::Options::default()) in cases;
+    a_region_registered_later_can_be_written(super::Options::default()) in cases;
+    messages_arrive_and_can_be_answered(super::Options::default()) in cases;
+    wrong_bytes_are_corrupt_and_not_counted(super::Options { verify: true, ..super::Options::default() }) in cases;
+    a_long_write_with_wrong_bytes_is_corrupt(super::Options { verify: true, slice_bytes: 4096, ..super::Options::default() }) in cases;
+    a_corrupt_page_does_not_keep_the_others(super::Options { verify: true, ..super::Options::default() }) in cases;
+    a_full_queue_says_so_and_recovers(super::Options { operations_max: 4, ..super::Options::default() }) in cases;
+    what_cannot_be_sent_is_not_accepted(super::Options::default()) in cases;
+    a_drained_group_is_settled(super::Options { throttle_bytes_per_s: 4 << 20, ..super::Options::default() }) in faults;
+    a_write_that_is_not_issued_in_time_never_lands(super::Options { throttle_bytes_per_s: 1 << 20, ..super::Options::default() }) in faults;
+    nothing_lands_after_a_cut_off(super::Options { throttle_bytes_per_s: 16 << 20, ..super::Options::default() }) in faults;
+    a_cut_off_holds_against_connections_that_are_not_made_yet(super::Options::default()) in faults;
+    a_lost_peer_ends_what_was_meant_for_it(super::Options { throttle_bytes_per_s: 1 << 20, ..super::Options::default() }) in faults;
+    a_former_incarnation_cannot_be_reached(super::Options::default()) in faults;
+    the_throttle_paces(super::Options { throttle_bytes_per_s: 8 << 20, ..super::Options::default() }) in faults;
+}

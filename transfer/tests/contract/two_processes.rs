@@ -1,0 +1,102 @@
+//! The same with a real second process, which is killed while it writes.
+
+use std::io::{BufRead, BufReader, Write as _};
+use std::process::{Child, Command, Stdio};
+
+use kvasir_transfer::{Endpoint, RegionDesc, Source, SubmitError, Write, WriteError};
+
+use crate::fabric::{Fabric, Kind, LONG, Options, read};
+
+const BYTES: usize = 256 << 10;
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    let digits = text.trim().as_bytes().chunks(2);
+    let byte = |pair| u8::from_str_radix(std::str::from_utf8(pair).expect("ascii"), 16);
+    digits.map(|pair| byte(pair).expect("hex")).collect()
+}
+
+/// The second process: this test binary, running `write_until_killed` only.
+fn spawn(kind: Kind, endpoint: &Endpoint, target: &RegionDesc) -> Child {
+    let mut command = Command::new(std::env::current_exe().expect("this binary"));
+    let test = match kind {
+        Kind::Shm => "two_processes::write_until_killed_by_shm",
+        Kind::Tcp | Kind::Sim => "two_processes::write_until_killed_by_tcp",
+    };
+    command.args(["--exact", test, "--ignored", "--nocapture"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::null());
+    let mut child = command.spawn().expect("spawned");
+    let input = child.stdin.as_mut().expect("piped");
+    writeln!(input, "{}\n{}", hex(&endpoint.to_bytes()), hex(&target.to_bytes())).expect("written");
+    child
+}
+
+fn write_until_killed(kind: Kind) {
+    let mut lines = BufReader::new(std::io::stdin()).lines().map(|line| unhex(&line.expect("text")));
+    let endpoint = Endpoint::from_bytes(&lines.next().expect("an endpoint")).expect("an endpoint");
+    let target = RegionDesc::from_bytes(&lines.next().expect("a region")).expect("a region");
+    let fabric = Fabric::new(kind, Options { operations_max: 64, ..Options::default() });
+    let peer = fabric.a.connect_to(&endpoint);
+    for round in 0u32.. {
+        let write = Write {
+            peer,
+            source: Source::Inline(vec![round as u8; BYTES]),
+            target,
+            target_offset: 0,
+            imm: Some(1),
+            checksum: None,
+            group: 0,
+            deadline: LONG,
+        };
+        match fabric.a.try_write(write) {
+            Ok(flag) => assert_ne!(flag.get(), Some(Err(WriteError::PeerGone))),
+            Err(SubmitError::Full) => std::thread::yield_now(),
+            Err(other) => panic!("{other}"),
+        }
+    }
+}
+
+#[test]
+#[ignore = "the second process of the tests below"]
+fn write_until_killed_by_shm() {
+    write_until_killed(Kind::Shm);
+}
+
+#[test]
+#[ignore = "the second process of the tests below"]
+fn write_until_killed_by_tcp() {
+    write_until_killed(Kind::Tcp);
+}
+
+fn a_killed_writer_is_lost_and_can_be_cut_off(kind: Kind) {
+    let fabric = Fabric::new(kind, Options::default());
+    let (target, descriptor) = fabric.b.region(BYTES);
+    let reached = fabric.b.expect(1, 20);
+    let mut child = spawn(kind, &fabric.b.endpoint(), &descriptor);
+    assert_eq!(fabric.outcome(&reached), Ok(()));
+    child.kill().expect("killed");
+    child.wait().expect("reaped");
+    fabric.until("the event", || fabric.b.lost_writers().len() == 1);
+    // The writer can be cut off though we never had a session with it.
+    let incarnation = fabric.b.lost_writers()[0];
+    let mut writer = fabric.a.endpoint();
+    writer.incarnation = incarnation;
+    let writer = fabric.b.connect_to(&writer);
+    assert_eq!(fabric.outcome(&fabric.b.cut_off(writer)), Ok(()));
+    target.memory().copy_from(0, &[7; BYTES]).expect("it fits");
+    fabric.pass(std::time::Duration::from_millis(5));
+    assert!(read(&target, 0, BYTES).iter().all(|byte| *byte == 7), "not a byte");
+}
+
+#[test]
+fn a_killed_writer_is_lost_and_can_be_cut_off_by_shm() {
+    a_killed_writer_is_lost_and_can_be_cut_off(Kind::Shm);
+}
+
+#[test]
+fn a_killed_writer_is_lost_and_can_be_cut_off_by_tcp() {
+    a_killed_writer_is_lost_and_can_be_cut_off(Kind::Tcp);
+}
