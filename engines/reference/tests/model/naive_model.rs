@@ -1,13 +1,9 @@
 //! The model equals an independent float64 implementation on checkpoints of other sizes.
 
-#[path = "support/arena.rs"]
-mod arena;
-#[path = "support/naive.rs"]
-mod naive;
-
-use arena::{Arena, assert_near, tiny};
+use crate::arena::{self, Arena, assert_near, tiny};
+use crate::checkpoint::{Sizes, random_checkpoint};
+use crate::naive::{self, Naive, Sequence};
 use kvasir_engine_reference::model::{KvDtype, LoadOptions, Model, SequenceStep, Workspace};
-use naive::{Naive, Sequence, Sizes, random_checkpoint};
 
 /// A near tie may fall either way; beyond this it may not.
 const MARGIN: f64 = 0.2;

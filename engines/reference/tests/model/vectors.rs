@@ -1,10 +1,7 @@
 //! The reference checkpoints generate what the transformers library generates from them, however
 //! the prompt is cut, wherever its prefix comes from, and whatever else is in the batch.
 
-#[path = "support/arena.rs"]
-mod arena;
-
-use arena::{Arena, assert_near, best, generate};
+use crate::arena::{self, Arena, assert_near, best, generate};
 use kvasir_engine_reference::model::{KvDtype, LoadOptions, Model, SequenceStep, Workspace};
 use safetensors::SafeTensors;
 use serde_json::Value;
