@@ -159,9 +159,9 @@ impl Watch<'_> {
     ) -> Result<bool, Box<dyn Error>> {
         let reply = http::get(self.front_door, "/readyz").await;
         if reply.as_ref().is_some_and(|reply| reply.status == 200) {
-            supervisor.set_ready()?;
             let seconds = self.began.elapsed().as_secs_f64();
             say(&welcome::text(&supervisor.state(), self.run_dir, seconds));
+            supervisor.set_ready()?;
             return Ok(true);
         }
         if Instant::now() >= *remind_at {
