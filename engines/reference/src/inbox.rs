@@ -7,6 +7,9 @@
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
 
 use crate::scheduler::Job;
 
@@ -17,6 +20,8 @@ pub type WakePort = Box<dyn Fn() + Send>;
 pub struct Inbox<A> {
     state: Mutex<State<A>>,
     changed: Condvar,
+    /// Follows `wake_port`, for calls that come while an attachment is being made.
+    attached: watch::Sender<bool>,
 }
 
 struct State<A> {
@@ -42,7 +47,8 @@ impl<A> Default for Inbox<A> {
     fn default() -> Self {
         let state =
             State { jobs: VecDeque::new(), attachment: None, wake_port: None, stopping: false };
-        Inbox { state: Mutex::new(state), changed: Condvar::new() }
+        let (attached, _) = watch::channel(false);
+        Inbox { state: Mutex::new(state), changed: Condvar::new(), attached }
     }
 }
 
@@ -74,6 +80,7 @@ impl<A> Inbox<A> {
         let mut state = self.lock();
         state.attachment = Some(attachment);
         state.wake_port = Some(wake_port);
+        self.attached.send_replace(true);
         drop(state);
         self.changed.notify_all();
     }
@@ -82,6 +89,7 @@ impl<A> Inbox<A> {
     pub fn detached(&self) -> VecDeque<Job> {
         let mut state = self.lock();
         state.wake_port = None;
+        self.attached.send_replace(false);
         std::mem::take(&mut state.jobs)
     }
 
@@ -101,6 +109,14 @@ impl<A> Inbox<A> {
 
     pub fn is_attached(&self) -> bool {
         self.lock().wake_port.is_some()
+    }
+
+    /// Waits for an attachment, but no longer than `patience`: the node tells the conductor of this
+    /// engine a moment before the engine has mapped its memory.
+    pub async fn wait_attached(&self, patience: Duration) {
+        let mut attached = self.attached.subscribe();
+        // Whoever asked too early is told so by `put`.
+        let _ = tokio::time::timeout(patience, attached.wait_for(|attached| *attached)).await;
     }
 
     pub fn take_job(&self) -> Option<Job> {

@@ -5,6 +5,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use futures::Stream;
 use kvasir_proto::v1;
@@ -17,6 +18,9 @@ use crate::inbox::Inbox;
 use crate::request::Limits;
 use crate::scheduler::sequence::Leg;
 use crate::scheduler::{Job, Shared};
+
+/// How long a call waits for an attachment that is being made.
+const ATTACH_PATIENCE: Duration = Duration::from_secs(1);
 
 /// See the module. `A` is an attachment, of which the service knows nothing.
 #[derive(Debug)]
@@ -34,6 +38,7 @@ impl<A: Send + 'static> Engine for EngineService<A> {
         &self,
         request: Request<v1::GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
+        self.inbox.wait_attached(ATTACH_PATIENCE).await;
         self.admit(request.into_inner()).map(Response::new)
     }
 }

@@ -92,17 +92,20 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
         parts: &[Part],
         shares: &Arc<[ShareInStep]>,
     ) -> Result<Vec<v1::TokenOut>, PortLost> {
+        let running = self.seated().count() as u32;
         let Scheduler { sequences, port, compute, shared, step, alive_at_us, sampler, .. } = self;
         let batch: Vec<SequenceStep<'_>> =
             parts.iter().map(|part| sequences[&part.sequence].batch_part(part)).collect();
         let mut lost = None;
         let mut on_layer = |layers_done: usize| {
-            port.progress(*step, layers_done as u16);
+            // The time comes first: as soon as the word is stored the layer may leave.
             let now_us = shared.clock.now_us();
+            port.progress(*step, layers_done as u16);
             if let Some(log) = &shared.layer_log {
                 log.record(*step, layers_done - 1, now_us, shares);
             }
-            // A long step must not let leases run out.
+            // A long step must neither hide what came in meanwhile nor let leases run out.
+            port.publish_load(&shared.load(running));
             if now_us >= *alive_at_us {
                 *alive_at_us = now_us + ALIVE_EVERY_US;
                 let alive = alive_message(sequences);
@@ -111,9 +114,10 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
                 }
             }
         };
-        let logits = compute
-            .forward(&batch, &mut on_layer)
-            .map_err(|why| PortLost(format!("the model refused a step: {why}")))?;
+        let logits = compute.forward(&batch, &mut on_layer).map_err(|why| {
+            tracing::error!(step, %why, "the model refused a step");
+            PortLost(format!("the model refused a step: {why}"))
+        })?;
         if let Some(lost) = lost {
             return Err(lost);
         }
