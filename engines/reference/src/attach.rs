@@ -49,6 +49,10 @@ impl CachePort for NodePort {
         self.attachment.publish_load(load);
     }
 
+    fn is_connected(&self) -> bool {
+        self.attachment.is_connected()
+    }
+
     fn slots_total(&self) -> u32 {
         self.attachment.slots_total()
     }

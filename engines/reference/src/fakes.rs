@@ -126,6 +126,10 @@ impl CachePort for FakeNode {
         self.state().load = *load;
     }
 
+    fn is_connected(&self) -> bool {
+        !self.state().lost
+    }
+
     fn slots_total(&self) -> u32 {
         FakeNode::SLOTS
     }

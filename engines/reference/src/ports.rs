@@ -28,6 +28,9 @@ pub trait CachePort {
 
     fn publish_load(&self, load: &v1::InstanceLoad);
 
+    /// False once the node is gone or has detached this engine. A system call: ask now and then.
+    fn is_connected(&self) -> bool;
+
     /// Slots are numbered below this.
     fn slots_total(&self) -> u32;
 }

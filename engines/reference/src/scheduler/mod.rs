@@ -47,6 +47,8 @@ use sequence::{Leg, Sequence, State, Times};
 
 /// Leases are renewed this often by whoever holds them.
 const ALIVE_EVERY_US: u64 = 1_000_000;
+/// How long an engine that is busy may go on with a node that is gone.
+const LOOK_EVERY_US: u64 = 100_000;
 /// Leases run on, growth is tried again and the load is published while nothing runs.
 const WAIT_WITH_SEQUENCES: Duration = Duration::from_millis(100);
 const WAIT_FOR_ROOM: Duration = Duration::from_millis(10);
@@ -93,6 +95,18 @@ pub struct Shared {
     pub layer_log: Option<Arc<LayerLog>>,
 }
 
+impl Shared {
+    /// What the engine is doing while so many sequences have a seat.
+    fn load(&self, running: u32) -> v1::InstanceLoad {
+        v1::InstanceLoad {
+            running,
+            waiting: self.admission.requests().saturating_sub(running),
+            waiting_prompt_tokens: self.admission.waiting_prompt_tokens(),
+            computed_prompt_tokens: self.metrics.prompt_tokens_computed.get(),
+        }
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Scheduler<P, C> {
@@ -112,6 +126,7 @@ pub struct Scheduler<P, C> {
     serial: u64,
     step: u32,
     alive_at_us: u64,
+    look_at_us: u64,
 }
 
 /// How a sequence ends.
@@ -140,6 +155,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
             serial: 0,
             step: 0,
             alive_at_us: 0,
+            look_at_us: 0,
         }
     }
 
@@ -176,6 +192,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
     /// # Errors
     /// [`PortLost`]
     pub fn sweep(&mut self) -> Result<(), PortLost> {
+        self.look_after_node()?;
         let gone = |(&id, sequence): (&u64, &Sequence)| sequence.events.is_closed().then_some(id);
         let cancelled: Vec<u64> = self.sequences.iter().filter_map(gone).collect();
         for id in cancelled {
@@ -199,13 +216,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
 
     /// Publishes what the engine is doing, to the node and as metrics.
     pub fn publish_load(&self) {
-        let running = self.seated().count() as u32;
-        let load = v1::InstanceLoad {
-            running,
-            waiting: self.shared.admission.requests().saturating_sub(running),
-            waiting_prompt_tokens: self.shared.admission.waiting_prompt_tokens(),
-            computed_prompt_tokens: self.shared.metrics.prompt_tokens_computed.get(),
-        };
+        let load = self.shared.load(self.seated().count() as u32);
         self.port.publish_load(&load);
         self.shared.metrics.running.set(load.running.into());
         self.shared.metrics.waiting.set(load.waiting.into());
@@ -268,6 +279,19 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
             }
         }
         Ok(())
+    }
+
+    /// A thread that never sleeps would not hear that the node is gone.
+    fn look_after_node(&mut self) -> Result<(), PortLost> {
+        let now_us = self.shared.clock.now_us();
+        if now_us < self.look_at_us {
+            return Ok(());
+        }
+        self.look_at_us = now_us + LOOK_EVERY_US;
+        if self.port.is_connected() {
+            return Ok(());
+        }
+        Err(PortLost("it is gone or has detached this engine".into()))
     }
 
     fn renew_leases(&mut self) -> Result<(), PortLost> {

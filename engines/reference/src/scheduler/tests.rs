@@ -512,6 +512,19 @@ fn losing_the_node_in_any_state_ends_the_call() {
 }
 
 #[test]
+fn an_engine_that_never_sleeps_sees_that_its_node_is_gone() {
+    let mut bench = bench(options());
+    let ask = Ask::new(Leg::Whole, 1, 20, 40);
+    let _caller = bench.ask(&ask);
+    bench.node.say(ask.bound(0));
+    bench.turn();
+    bench.node.lose();
+    assert_eq!(bench.scheduler.sweep(), Ok(()), "it does not look at every step");
+    bench.now_us.store(1 + LOOK_EVERY_US, Ordering::Relaxed);
+    assert!(bench.scheduler.sweep().is_err());
+}
+
+#[test]
 fn a_share_is_released_once_whatever_crosses_the_release() {
     let mut bench = bench(options());
     let ask = Ask::new(Leg::Whole, 1, 64, 5);
