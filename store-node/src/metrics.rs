@@ -1,7 +1,7 @@
 //! The node's metrics. Gauges are set from the core's counts, counters where things happen.
 
 use kvasir_blocks::Counts;
-use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+use prometheus::{Gauge, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
 /// See the module.
 #[derive(Debug, Clone)]
@@ -9,9 +9,9 @@ pub struct Metrics {
     slots: IntGaugeVec,
     shares: IntGauge,
     shares_ending: IntGauge,
-    ending_oldest_ms: IntGauge,
+    quarantine_oldest: Gauge,
     pins: IntGauge,
-    core: IntGaugeVec,
+    core: IntCounterVec,
     pub attach_epoch: IntGauge,
     pub subscribers: IntGauge,
     pub writers: IntGauge,
@@ -55,6 +55,11 @@ impl Metrics {
             registry.register(Box::new(counters.clone()))?;
             Ok::<_, prometheus::Error>(counters)
         };
+        let quarantine_oldest = Gauge::new(
+            "kvasir_store_quarantine_oldest_seconds",
+            "Age of the oldest quarantine; alarm when it grows beyond a minute.",
+        )?;
+        registry.register(Box::new(quarantine_oldest.clone()))?;
         Ok(Metrics {
             slots: gauges("slots", "Slots by state.", "state")?,
             shares: gauge("shares", "Shares of transactions that are open or ending.")?,
@@ -62,16 +67,9 @@ impl Metrics {
                 "shares_ending",
                 "Shares whose slots are quarantined until a writer or reader has stopped.",
             )?,
-            ending_oldest_ms: gauge(
-                "quarantine_oldest_milliseconds",
-                "Age of the oldest quarantine; alarm when it grows beyond a minute.",
-            )?,
+            quarantine_oldest,
             pins: gauge("pins", "Pins on committed blocks.")?,
-            core: gauges(
-                "core_events",
-                "What the block core has counted since the start.",
-                "event",
-            )?,
+            core: counters("core_events_total", "What the block core has counted.", "event")?,
             attach_epoch: gauge("attach_epoch", "Engines that have attached so far.")?,
             subscribers: gauge("event_subscribers", "Subscribers of block events.")?,
             writers: gauge("writers", "Nodes that have regions here to write to.")?,
@@ -118,7 +116,7 @@ impl Metrics {
         self.shares.set(counts.shares.into());
         self.shares_ending.set(counts.aborting.into());
         let age_ms = counts.aborting_since_ms.map_or(0, |since| now_ms.saturating_sub(since));
-        self.ending_oldest_ms.set(signed(age_ms));
+        self.quarantine_oldest.set(age_ms as f64 / 1e3);
         self.pins.set(counts.pins.into());
         let events = [
             ("committed", counts.committed_total),
@@ -132,11 +130,8 @@ impl Metrics {
             ("finished_forgotten", counts.finished_forgotten_total),
         ];
         for (event, count) in events {
-            self.core.with_label_values(&[event]).set(signed(count));
+            let counter = self.core.with_label_values(&[event]);
+            counter.inc_by(count.saturating_sub(counter.get()));
         }
     }
-}
-
-fn signed(number: u64) -> i64 {
-    i64::try_from(number).unwrap_or(i64::MAX)
 }

@@ -95,6 +95,8 @@ pub async fn start(config: Config) -> Result<Running, Error> {
         .max_decoding_message_size(MESSAGE_BYTES_MAX);
     let router = tonic::service::Routes::new(service)
         .into_axum_router()
+        // Unknown paths are 404 for everyone; gRPC clients read that as "unimplemented".
+        .reset_fallback()
         .merge(http::router(node.clone(), registry));
     let serving = tonic::transport::Server::builder()
         .accept_http1(true)
@@ -133,6 +135,14 @@ impl Running {
                 Err(_) => abort.abort(),
             }
         }
+    }
+}
+
+impl Drop for Running {
+    /// Who drops it without waiting still ends the node.
+    fn drop(&mut self) {
+        let _ = self.node.tell(Command::Drain);
+        self.stop.cancel();
     }
 }
 

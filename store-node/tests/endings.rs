@@ -147,10 +147,10 @@ async fn a_lease_that_runs_out_stops_the_engines_and_leaves_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_decode_engine_keeps_its_lease_by_being_alive() {
     let mut pair = Pair::start(Domain::Shm).await;
-    pair.bring_to(1, Phase::Ready, 300).await;
+    pair.bring_to(1, Phase::Ready, 800).await;
     pair.prefill_engine.release(P(1));
     let started = std::time::Instant::now();
-    while started.elapsed().as_millis() < 900 {
+    while started.elapsed().as_millis() < 1600 {
         let alive = v1::TxShareRef { tx: Some(tx(1).into()), side: Side::Decode.to_wire() };
         let alive = v1::Alive { shares: vec![alive] };
         pair.decode_engine.send(v1::engine_to_node::Message::Alive(alive));
@@ -226,4 +226,36 @@ async fn allocating_twice_gives_one_answer_and_too_much_is_refused_whole() {
     assert_eq!(pair.decode.metric("slots{state=\"allocated\"}").await, 4.0);
     pair.decode.abort(D(1)).await;
     pair.is_quiet().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_push_under_way_stops_in_the_middle() {
+    for domain in [Domain::Shm, Domain::Tcp] {
+        let slow = |config: &mut kvasir_store_node::Config| config.throttle_bytes_per_s = 4096;
+        let prefill = TestNode::start_with(domain, slow).await;
+        let decode = TestNode::start(domain).await;
+        let prefill_engine = FakeEngine::attach(&prefill).await;
+        let decode_engine = FakeEngine::attach(&decode).await;
+        let prompt = prompt(1, 16 * BLOCK_TOKENS);
+        let mut pair = Pair { prefill, decode, prefill_engine, decode_engine, prompt };
+        let targets = pair.allocate(1, 30_000).await;
+        pair.prefill.push(P(1), Some(targets)).await.expect("armed");
+        let slots = pair.prefill_engine.bind(P(1)).await.slots;
+        let prompt = pair.prompt.clone();
+        pair.prefill_engine.compute(P(1), &prompt, &slots, 0..16);
+        pair.decode_engine.bind(D(1)).await;
+        // 64 KiB at 4 KiB a second: most of it has not left when the decode side is aborted.
+        pair.decode.abort(D(1)).await;
+        pair.decode_engine.stopped(D(1)).await;
+        pair.decode_engine.release(D(1));
+        pair.decode.is_quiet().await;
+        assert_eq!(pair.decode.metric("writers_cut_off_total").await, 0.0, "it answered");
+        // The prefill side may go on computing: what it holds is its own.
+        assert!(pair.prefill.renew(P(1), 10_000).await);
+        let pushed = pair.prefill.metric("pushed_bytes_total").await;
+        assert!(pushed < 65_536.0, "{domain:?}: {pushed}");
+        pair.prefill_engine.finish(P(1), b"tail");
+        pair.prefill_engine.release(P(1));
+        pair.is_quiet().await;
+    }
 }

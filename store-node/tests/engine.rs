@@ -102,7 +102,11 @@ fn engine_process() {
         let options = common::engine::options(Path::new("."), layout());
         let attachment = EngineAttachment::connect(options).await.expect("attached");
         let mut engine = FakeEngine::new(attachment);
-        engine.bind(P(1)).await;
+        engine.ask_bind(P(1));
+        while engine.bound(P(1)).await.status() != v1::BindStatus::Ok {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            engine.ask_bind(P(1));
+        }
         std::fs::write("bound", b"").expect("written");
         tokio::time::sleep(std::time::Duration::from_secs(600)).await;
     });

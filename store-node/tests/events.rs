@@ -90,7 +90,7 @@ async fn a_subscriber_has_what_the_node_has_also_after_evictions() {
         .iter()
         .map(|block| BlockKey(block.key.as_slice().try_into().expect("16 bytes")))
         .collect();
-    assert!(node.metric("core_events{event=\"evicted\"}").await > 0.0);
+    assert!(node.metric("core_events_total{event=\"evicted\"}").await > 0.0);
     while copy.keys != all {
         next(&mut events, &mut copy).await;
     }

@@ -38,6 +38,8 @@ pub enum Fault {
     Refused,
     /// The peer is gone or did not answer in time.
     PeerLost,
+    /// It was taken back before it was sent.
+    NotSent,
 }
 
 /// Where the tail stands.
@@ -128,6 +130,8 @@ impl Push {
         self.in_flight -= 1;
         match outcome {
             Ok(()) => {}
+            // Nobody wants it any more.
+            Err(Fault::NotSent) if self.stopped => {}
             Err(fault) => {
                 self.bad_pages.extend(group.pages.clone().map(|page| (page, fault)));
                 self.fault.get_or_insert(fault);
@@ -171,6 +175,7 @@ impl Push {
         self.in_flight -= 1;
         match outcome {
             Ok(()) => self.tail = Tail::Landed,
+            Err(Fault::NotSent) if self.stopped => {}
             Err(fault) => {
                 self.fault.get_or_insert(fault);
                 self.stopped = true;
@@ -295,8 +300,9 @@ mod tests {
         finish(&mut pages, 0..2, 1, 1..3);
         assert_eq!((push.next_group(&pages), push.take_due_tail(&pages)), (None, None));
         assert!(!push.is_over(&pages), "one group is under way");
-        push.group_done(&group, Ok(()));
+        push.group_done(&group, Err(Fault::NotSent));
         assert!(push.is_over(&pages) && !push.all_landed());
+        assert_eq!(push.fault(), None, "what was taken back is no fault");
     }
 
     #[test]

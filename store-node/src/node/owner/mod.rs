@@ -252,6 +252,7 @@ impl Owner {
         }
         self.run_actions();
         self.report_status(now_ms);
+        self.set_gauges(now_ms);
     }
 
     /// Sends on what had no room. Answers whether something still has none.
@@ -262,8 +263,11 @@ impl Owner {
         }
         let outbox = self.flush_engine();
         let current = self.events.advance(&self.blocks);
-        if worked {
+        // Not in the middle of work: setting them all costs microseconds.
+        self.report.gauges_stale |= worked;
+        if self.report.gauges_stale && !worked {
             self.set_gauges(now_ms);
+            self.report.gauges_stale = false;
         }
         if self.report.dirty || self.events.lacks_status() {
             self.report_status(now_ms);

@@ -7,8 +7,8 @@ use std::time::Duration;
 use kvasir_blocks::{AbortReason, ShareError};
 use kvasir_proto::{Share, Side, SlotIndex, SlotLayout, v1};
 use kvasir_transfer::{
-    Completion, Endpoint, Outcome, PageSide, RegionDesc, Source, WireError, Write, WriteError,
-    WritePaged,
+    Completion, Endpoint, Outcome, PageSide, Refusal, RegionDesc, Source, WireError, Write,
+    WriteError, WritePaged,
 };
 
 use super::Owner;
@@ -351,6 +351,7 @@ impl Owner {
             (_, Some(Fault::Corrupt), _) => "corrupt",
             (_, Some(Fault::Refused), _) => "refused",
             (_, Some(Fault::PeerLost), _) => "peer_lost",
+            (_, Some(Fault::NotSent), _) => "not_sent",
             (_, None, true) => "stopped",
             (_, None, false) => "partial",
         };
@@ -440,9 +441,8 @@ fn fault(error: WriteError) -> Fault {
     match error {
         WriteError::Corrupt => Fault::Corrupt,
         WriteError::Refused(_) => Fault::Refused,
-        WriteError::PeerGone | WriteError::DeadlineExceeded | WriteError::Cancelled => {
-            Fault::PeerLost
-        }
+        WriteError::PeerGone | WriteError::DeadlineExceeded => Fault::PeerLost,
+        WriteError::Cancelled => Fault::NotSent,
     }
 }
 
@@ -501,10 +501,11 @@ struct Tracker {
 }
 
 /// From harmless to what needs most care.
-const OUTCOMES: [Option<WriteError>; 5] = [
+const OUTCOMES: [Option<WriteError>; 6] = [
     None,
     Some(WriteError::Corrupt),
     Some(WriteError::Cancelled),
+    Some(WriteError::Refused(Refusal::Malformed)),
     Some(WriteError::DeadlineExceeded),
     Some(WriteError::PeerGone),
 ];
@@ -516,11 +517,11 @@ impl Tracker {
     }
 
     fn part_done(&self, outcome: Outcome) {
-        // A refusal carries details that are logged here and not needed further on.
+        // Which refusal it was is logged here and not needed further on.
         let error = outcome.err().map(|error| match error {
             WriteError::Refused(refusal) => {
                 tracing::warn!(share = %self.end.share, %refusal, "a receiver refused a write");
-                WriteError::Cancelled
+                WriteError::Refused(Refusal::Malformed)
             }
             other => other,
         });

@@ -14,6 +14,7 @@ const STATUS_MS: u64 = 1_000;
 pub struct Reported {
     /// Something changed that conductors should know at once.
     pub dirty: bool,
+    pub gauges_stale: bool,
     status: Option<v1::NodeDescription>,
     status_ms: u64,
 }

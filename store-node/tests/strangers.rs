@@ -1,0 +1,200 @@
+//! Writers that do not behave: silent ones are cut off for good, and what they send is not believed.
+
+mod common;
+
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::Duration;
+
+use common::*;
+use kvasir_proto::{Side, v1};
+use kvasir_transfer::{
+    Completion, Endpoint, Handlers, Outcome, PeerId, RegionDesc, Source, TransferConfig,
+    TransferEngine, Write,
+};
+
+/// A transfer engine with nobody behind it: messages are only kept.
+struct Stranger {
+    engine: TransferEngine,
+    messages: Receiver<(PeerId, Vec<u8>)>,
+    _dir: tempfile::TempDir,
+}
+
+impl Stranger {
+    fn start(domain: Domain) -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let config = TransferConfig {
+            name: "stranger".into(),
+            preferred: domain,
+            tcp_listen: Some("127.0.0.1:0".parse().expect("an address")),
+            run_dir: Some(dir.path().into()),
+            ..TransferConfig::default()
+        };
+        let registry = prometheus::Registry::new();
+        let (sender, messages) = sync_channel(16);
+        let handlers = Handlers {
+            on_message: Box::new(move |peer, bytes| sender.try_send((peer, bytes)).expect("room")),
+            ..Handlers::default()
+        };
+        let engine = TransferEngine::start(config, handlers, &registry);
+        Stranger { engine: engine.expect("an engine"), messages, _dir: dir }
+    }
+
+    async fn write(&self, target: &Target, region: RegionDesc, at: u64, bytes: &[u8]) -> Outcome {
+        let endpoint = Endpoint::from_bytes(&target.0.endpoint).expect("an endpoint");
+        let write = Write {
+            peer: self.engine.connect(&endpoint).expect("a session"),
+            source: Source::Inline(bytes.to_vec()),
+            target: region,
+            target_offset: at,
+            imm: Some(target.0.imm),
+            checksum: Some(kvasir_transfer::checksum(bytes)),
+            group: 1,
+            deadline: Duration::from_secs(5),
+        };
+        let (done, outcome) = Completion::future();
+        self.engine.write(write, done).expect("taken");
+        outcome.await
+    }
+}
+
+struct Target(v1::WriteTargets);
+
+impl Target {
+    async fn write_page(
+        &self,
+        stranger: &Stranger,
+        page: usize,
+        layer: u16,
+        bytes: &[u8],
+    ) -> Outcome {
+        let region = RegionDesc::from_bytes(&self.0.slots_region).expect("a region");
+        let run = layout().runs(layer.into())[0];
+        let at = u64::from(self.0.slots[page]) * layout().slot_bytes() + run.offset_bytes;
+        stranger.write(self, region, at, bytes).await
+    }
+
+    async fn write_tail(&self, stranger: &Stranger, bytes: &[u8]) -> Outcome {
+        let region = RegionDesc::from_bytes(&self.0.tail_region).expect("a region");
+        stranger.write(self, region, self.0.tail_offset_bytes, bytes).await
+    }
+}
+
+/// A decode share of a prompt of two blocks, to be written by a stranger.
+async fn decode_share(node: &mut TestNode, stranger: &Stranger, prompt: &[u32]) -> Target {
+    let request = v1::TxAllocateRequest {
+        writer_endpoint: stranger.engine.endpoint().to_bytes(),
+        ..allocate(share(1, Side::Decode), prompt)
+    };
+    Target(node.allocate(request).await.expect("room").targets.expect("targets"))
+}
+
+async fn a_silent_writer_is_shut_out(domain: Domain) {
+    let quick = |config: &mut kvasir_store_node::Config| config.stop_timeout_ms = 100;
+    let mut node = TestNode::start_with(domain, quick).await;
+    let mut engine = FakeEngine::attach(&node).await;
+    let stranger = Stranger::start(domain);
+    let prompt = prompt(1, 2 * BLOCK_TOKENS);
+    let target = decode_share(&mut node, &stranger, &prompt).await;
+    let bound = engine.bind(share(1, Side::Decode)).await;
+    let first = page_bytes(&prompt, 0, 0);
+    assert_eq!(target.write_page(&stranger, 0, 0, &first).await, Ok(()));
+    assert_eq!(engine.read(bound.slots[0], 0), first);
+    node.abort(share(1, Side::Decode)).await;
+    engine.stopped(share(1, Side::Decode)).await;
+    engine.release(share(1, Side::Decode));
+    node.is_quiet().await;
+    assert_eq!(node.metric("writers_cut_off_total").await, 1.0);
+    // The slots may be anybody's now: what it knows from before is of no use to it.
+    let late = target.write_page(&stranger, 0, 0, &[0xee; 1024]).await;
+    assert!(late.is_err(), "a late write landed");
+    assert_eq!(engine.read(bound.slots[0], 0), first);
+    // It may be given a new place.
+    let request = v1::TxAllocateRequest {
+        tx: Some(tx(2).into()),
+        writer_endpoint: stranger.engine.endpoint().to_bytes(),
+        ..allocate(share(2, Side::Decode), &prompt)
+    };
+    let again = Target(node.allocate(request).await.expect("room").targets.expect("targets"));
+    assert_eq!(again.write_page(&stranger, 0, 0, &first).await, Ok(()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_writer_is_shut_out_of_shared_memory() {
+    a_silent_writer_is_shut_out(Domain::Shm).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_writer_is_shut_out_of_tcp() {
+    a_silent_writer_is_shut_out(Domain::Tcp).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tail_that_cannot_be_believed_aborts_the_share() {
+    let quick = |config: &mut kvasir_store_node::Config| config.stop_timeout_ms = 100;
+    let mut node = TestNode::start_with(Domain::Tcp, quick).await;
+    let mut engine = FakeEngine::attach(&node).await;
+    let stranger = Stranger::start(Domain::Tcp);
+    let prompt = prompt(1, 2 * BLOCK_TOKENS);
+    let target = decode_share(&mut node, &stranger, &prompt).await;
+    engine.bind(share(1, Side::Decode)).await;
+    for page in 0..2 {
+        for layer in 0..LAYERS {
+            let bytes = page_bytes(&prompt, page, layer);
+            target.write_page(&stranger, page as usize, layer, &bytes).await.expect("landed");
+        }
+    }
+    target.write_tail(&stranger, &[0xff; 64]).await.expect("landed");
+    let reason = engine.stopped(share(1, Side::Decode)).await;
+    assert!(reason.contains("not intact"), "{reason}");
+    engine.release(share(1, Side::Decode));
+    node.is_quiet().await;
+    assert_eq!(node.blocks(&[]).await.len(), 0);
+    assert_eq!(node.metric("bad_tails_total").await, 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_sends_garbage_disturbs_nobody() {
+    let mut node = TestNode::start(Domain::Tcp).await;
+    let stranger = Stranger::start(Domain::Tcp);
+    let endpoint = Endpoint::from_bytes(&node.endpoint().await).expect("an endpoint");
+    for message in [vec![], vec![0xff; 100], vec![8, 1], vec![8, 2, 0x11]] {
+        let peer = stranger.engine.connect(&endpoint).expect("a session");
+        let (done, outcome) = Completion::future();
+        stranger.engine.send(peer, message, Duration::from_secs(5), done).expect("taken");
+        outcome.await.expect("delivered");
+    }
+    let mut engine = FakeEngine::attach(&node).await;
+    let prompt = prompt(1, BLOCK_TOKENS);
+    node.allocate(allocate(share(1, Side::Prefill), &prompt)).await.expect("room");
+    let slots = engine.bind(share(1, Side::Prefill)).await.slots;
+    engine.compute(share(1, Side::Prefill), &prompt, &slots, 0..1);
+    engine.release(share(1, Side::Prefill));
+    node.has_blocks(&chain(&prompt)).await;
+    node.is_quiet().await;
+}
+
+/// Answers the ask to stop with a message of this kind; answers with how many writers were cut off.
+async fn cut_off_after_answer(kind: u8) -> f64 {
+    let patient = |config: &mut kvasir_store_node::Config| config.stop_timeout_ms = 600_000;
+    let mut node = TestNode::start_with(Domain::Tcp, patient).await;
+    let _engine = FakeEngine::attach(&node).await;
+    let stranger = Stranger::start(Domain::Tcp);
+    decode_share(&mut node, &stranger, &prompt(1, 2 * BLOCK_TOKENS)).await;
+    node.abort(share(1, Side::Decode)).await;
+    let (peer, mut message) = until("the ask", async || stranger.messages.try_recv().ok()).await;
+    assert_eq!(node.metric("slots{state=\"quarantined\"}").await, 2.0, "not before the answer");
+    // The kind is the first field: one byte of tag, one of value.
+    assert_eq!(message[..2], [8, 1]);
+    message[1] = kind;
+    let (done, outcome) = Completion::future();
+    stranger.engine.send(peer, message, Duration::from_secs(5), done).expect("taken");
+    outcome.await.expect("delivered");
+    node.is_quiet().await;
+    node.metric("writers_cut_off_total").await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_writer_that_says_it_has_stopped_is_believed_and_one_that_is_not_sure_is_cut_off() {
+    assert_eq!(cut_off_after_answer(2).await, 0.0);
+    assert_eq!(cut_off_after_answer(3).await, 1.0);
+}
