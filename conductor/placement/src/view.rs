@@ -8,9 +8,9 @@ use std::sync::Arc;
 use kvasir_proto::{InstanceId, NodeId};
 
 use crate::cost::{DecodeModel, LinkModel, PrefillModel, Profile};
-use crate::decision::Placement;
+use crate::decision::{Placement, Policy};
 use crate::index::NodeIndex;
-use crate::queue::{DecodeBookings, PrefillBooking, PrefillQueue};
+use crate::queue::{DecodeBookings, PrefillBooking, PrefillQueue, left_share};
 
 /// Models that are remembered, at most. When there are more, those that nobody serves go first.
 const MODELS_MAX: usize = 256;
@@ -149,7 +149,7 @@ impl Instance {
     pub(crate) fn answers_at(&self, at_us: u64, now_us: u64) -> f64 {
         let answer_us = self.decode_model.answer_us();
         let own = self.decodes.remaining_at(at_us, now_us, answer_us);
-        let share = crate::queue::left_share(at_us, now_us, answer_us);
+        let share = left_share(at_us, now_us, answer_us);
         own + f64::from(self.other_answers) * share
     }
 
@@ -194,7 +194,7 @@ struct Booked {
 #[derive(Debug)]
 pub struct ClusterView {
     profile: Profile,
-    policy: crate::decision::Policy,
+    policy: Policy,
     instances: Vec<Instance>,
     names: Arc<Names>,
     models: BTreeMap<ModelIndex, ModelSpec>,
@@ -204,7 +204,7 @@ pub struct ClusterView {
 }
 
 impl ClusterView {
-    pub fn new(policy: crate::decision::Policy, profile: Profile) -> Self {
+    pub fn new(policy: Policy, profile: Profile) -> Self {
         ClusterView {
             profile,
             policy,
@@ -274,7 +274,7 @@ impl ClusterView {
         &self.instances
     }
 
-    pub fn policy(&self) -> &crate::decision::Policy {
+    pub fn policy(&self) -> &Policy {
         &self.policy
     }
 
