@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use common::*;
 use kvasir_proto::{BlockKey, Share, Side, SlotLayout, v1};
-use kvasir_store_node::attach::{AttachError, EngineAttachment};
+use kvasir_store_node::attach::{AttachError, EngineAttachment, handover};
 use v1::engine_to_node::Message as ToNode;
 
 const P: fn(u64) -> Share = |serial| share(serial, Side::Prefill);
@@ -132,6 +132,36 @@ async fn an_engine_that_is_killed_gives_everything_back() {
     is_alone(&mut node).await;
     node.is_quiet().await;
     FakeEngine::attach(&node).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_is_lost_is_not_the_end_of_a_process_that_may_still_write() {
+    let mut node = TestNode::start(Domain::Shm).await;
+    let dir = node.attach_dir();
+    let socket = format!("unix://{}", dir.join("attach.sock").display());
+    let mut client = v1::attach_client::AttachClient::connect(socket).await.expect("connected");
+    let options = common::engine::options(&dir, layout());
+    let request = v1::AttachRequest {
+        instance_id: options.instance_id,
+        role: options.role.into(),
+        model: Some(options.model),
+        layout: Some((&options.layout).into()),
+        grpc_address: options.grpc_address,
+        max_running: 1,
+        pid: 0,
+    };
+    let reply = client.attach(request).await.expect("attached").into_inner();
+    let path = dir.join(&reply.descriptor_socket);
+    let mut connection = std::os::unix::net::UnixStream::connect(path).expect("connected");
+    let token = reply.token.as_slice().try_into().expect("16 bytes");
+    let descriptors = handover::receive(&mut connection, &token).expect("descriptors");
+    until("an engine", async || node.describe().await.instance.is_some().then_some(())).await;
+    // No goodbye: this process holds the memory on.
+    drop(connection);
+    is_alone(&mut node).await;
+    let refused = FakeEngine::try_attach(&node, layout()).await.err().expect("refused");
+    assert!(refused.to_string().contains("it must end first"), "{refused}");
+    drop(descriptors);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

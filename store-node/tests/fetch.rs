@@ -155,3 +155,32 @@ async fn a_source_that_holds_less_says_so_and_sends_what_it_has() {
     fetch.target_engine.release(P(1));
     fetch.is_quiet().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_fetched_goes_on_to_the_decode_side_with_what_is_computed() {
+    let prompt = prompt(1, 3 * BLOCK_TOKENS + 9);
+    let mut fetch = Fetch::start(Domain::Shm, &prompt).await;
+    let mut decode = TestNode::start(Domain::Shm).await;
+    let mut decode_engine = FakeEngine::attach(&decode).await;
+    let from_source = fetch.allocate(1, &prompt).await;
+    let request = v1::TxAllocateRequest {
+        writer_endpoint: fetch.target.endpoint().await,
+        ..allocate(share(1, Side::Decode), &prompt)
+    };
+    let from_prefill = decode.allocate(request).await.expect("room").targets;
+    // The push is armed before anything has been fetched.
+    fetch.target.push(P(1), from_prefill).await.expect("armed");
+    let slots = decode_engine.bind(share(1, Side::Decode)).await.slots;
+    fetch.source.push(S(1), Some(from_source)).await.expect("pushed");
+    let bound = fetch.target_engine.bind(P(1)).await;
+    assert_eq!(bound.cached_tokens, 3 * BLOCK_TOKENS);
+    fetch.target_engine.compute(P(1), &prompt, &bound.slots, 3..4);
+    fetch.target_engine.finish(P(1), b"tail");
+    fetch.target_engine.release(P(1));
+    assert_eq!(decode_engine.ready(share(1, Side::Decode)).await, b"tail");
+    decode_engine.holds(&prompt, &slots, 0..4);
+    decode_engine.release(share(1, Side::Decode));
+    decode.is_quiet().await;
+    fetch.is_quiet().await;
+    assert_eq!(decode.blocks(&chain(&prompt)).await.len(), 3);
+}

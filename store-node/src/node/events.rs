@@ -130,11 +130,126 @@ impl Subscriber {
                 }
             }
         }
-        self.queue.is_closed()
+        let current = matches!(self.at, At::Sequence(at) if at == blocks.sequence());
+        current || self.queue.is_closed()
     }
 
     fn send(&self, incarnation: u64, event: v1::node_event::Event) -> Result<(), ()> {
         let event = v1::NodeEvent { incarnation, event: Some(event) };
         self.queue.try_send(event).map_err(|_| ())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use kvasir_blocks::{Allocate, AttachEpoch, Options};
+    use kvasir_proto::{Namespace, Share, Side, TxId};
+
+    use super::*;
+
+    const LOG: usize = 4;
+
+    fn blocks() -> Blocks {
+        let options =
+            Options { slots: 256, block_tokens: 1, event_log_max: LOG, ..Options::default() };
+        Blocks::new(options)
+    }
+
+    fn key(serial: u64) -> BlockKey {
+        BlockKey(u128::from(serial).to_le_bytes())
+    }
+
+    /// Commits one block that stands alone.
+    fn commit(blocks: &mut Blocks, serial: u64) {
+        let tx = TxId { conductor_incarnation: 1, serial };
+        let share = Share { tx, side: Side::Prefill };
+        let request = Allocate {
+            share,
+            namespace: Namespace([1; 16]),
+            keys: vec![key(serial)],
+            prompt_tokens: 1,
+            lease_ms: 1000,
+            fetch_until_block: 0,
+            has_remote_writer: false,
+        };
+        blocks.allocate(0, &request).expect("room");
+        blocks.bind(share, AttachEpoch(1)).expect("bound");
+        blocks.commit_page(share, 0, vec![1]).expect("committed");
+        blocks.release(0, share).expect("released");
+        while blocks.poll_action().is_some() {}
+    }
+
+    /// Applies what waits in the queue to a copy; answers with the number of snapshots begun.
+    fn take(queue: &mut mpsc::Receiver<v1::NodeEvent>, copy: &mut BTreeSet<BlockKey>) -> u32 {
+        let mut snapshots = 0;
+        while let Ok(event) = queue.try_recv() {
+            match event.event.expect("an event") {
+                v1::node_event::Event::Snapshot(part) => {
+                    if part.first {
+                        snapshots += 1;
+                        copy.clear();
+                    }
+                    copy.extend(BlockKey::list(&part.keys).expect("keys"));
+                }
+                v1::node_event::Event::Changes(changes) => {
+                    for change in changes.changes {
+                        copy.extend(BlockKey::list(&change.key).expect("a key"));
+                    }
+                }
+                v1::node_event::Event::Status(_) => {}
+            }
+        }
+        snapshots
+    }
+
+    #[test]
+    fn a_slow_subscriber_costs_no_memory_and_gets_a_snapshot_when_the_log_has_moved_on() {
+        let (mut blocks, mut events) = (blocks(), Events::new(9));
+        let (queue, mut receiver) = mpsc::channel(2);
+        let request = v1::EventsRequest { incarnation: 0, from_sequence: 0 };
+        events.subscribe(&request, queue, v1::NodeDescription::default());
+        assert!(events.advance(&blocks));
+        let mut copy = BTreeSet::new();
+        assert_eq!(take(&mut receiver, &mut copy), 1);
+        // It reads in time: changes only.
+        for serial in 0..3 {
+            commit(&mut blocks, serial);
+            assert!(events.advance(&blocks));
+            assert_eq!(take(&mut receiver, &mut copy), 0);
+        }
+        // It reads nothing while much happens: its queue stays as long as it is.
+        for serial in 3..50 {
+            commit(&mut blocks, serial);
+            events.advance(&blocks);
+        }
+        assert!(!events.advance(&blocks), "it is behind");
+        assert_eq!(receiver.len(), 2);
+        let mut snapshots = take(&mut receiver, &mut copy);
+        while !events.advance(&blocks) {
+            snapshots += take(&mut receiver, &mut copy);
+        }
+        snapshots += take(&mut receiver, &mut copy);
+        assert_eq!(snapshots, 1);
+        assert_eq!(copy, (0..50).map(key).collect());
+    }
+
+    #[test]
+    fn who_leaves_is_forgotten_and_too_many_are_refused() {
+        let (blocks, mut events) = (blocks(), Events::new(9));
+        let request = v1::EventsRequest::default();
+        let mut receivers: Vec<_> = (0..SUBSCRIBERS_MAX + 3)
+            .map(|_| {
+                let (queue, receiver) = mpsc::channel(2);
+                events.subscribe(&request, queue, v1::NodeDescription::default());
+                receiver
+            })
+            .collect();
+        assert_eq!(events.count(), SUBSCRIBERS_MAX);
+        assert!(receivers.last_mut().is_some_and(|receiver| receiver.is_closed()));
+        receivers.clear();
+        events.advance(&blocks);
+        assert_eq!(events.count(), 0);
     }
 }

@@ -130,10 +130,12 @@ impl Push {
         self.in_flight -= 1;
         match outcome {
             Ok(()) => {}
-            // Nobody wants it any more.
-            Err(Fault::NotSent) if self.stopped => {}
             Err(fault) => {
                 self.bad_pages.extend(group.pages.clone().map(|page| (page, fault)));
+                if fault == Fault::NotSent && self.stopped {
+                    // Nobody wants it any more.
+                    return;
+                }
                 self.fault.get_or_insert(fault);
                 // One missing write is one missing count: what follows is in vain, except that a
                 // source must learn of every page whether it is intact.
@@ -303,6 +305,22 @@ mod tests {
         push.group_done(&group, Err(Fault::NotSent));
         assert!(push.is_over(&pages) && !push.all_landed());
         assert_eq!(push.fault(), None, "what was taken back is no fault");
+        assert_eq!(push.good_pages(&pages), 0, "but it has not landed either");
+    }
+
+    #[test]
+    fn a_page_that_was_taken_back_is_not_good() {
+        let mut pages = pages(2);
+        for page in 0..2 {
+            assert!(pages.set_whole(page, SlotIndex(page), &[1, 2, 3]));
+        }
+        let mut push = Push::new(Grouping::Pages, 0..2);
+        let groups: Vec<Group> = std::iter::from_fn(|| push.next_group(&pages)).collect();
+        push.group_done(&groups[0], Ok(()));
+        push.stop();
+        push.group_done(&groups[1], Err(Fault::NotSent));
+        assert!(push.is_over(&pages));
+        assert_eq!((push.good_pages(&pages), push.fault()), (1, None));
     }
 
     #[test]
