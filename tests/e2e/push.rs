@@ -48,8 +48,7 @@ async fn on_a_throttled_domain_a_layer_leaves_before_the_next_one_is_computed() 
     let expected_lines = (chunks * LAYERS) as usize;
     let pushed = logs.path().join("prefill-1-node.log");
     eventually("the layer logs are written", async || {
-        lines(&pushed).len() >= expected_lines
-            && computed(logs.path()).len() >= expected_lines
+        lines(&pushed).len() >= expected_lines && computed(logs.path()).len() >= expected_lines
     })
     .await;
 

@@ -37,10 +37,13 @@ async fn check_apart(variant: Variant, flags: &str, domain: &str) {
 
     let pages: usize = cases.iter().map(Case::prompt_pages).sum();
     let moved = "kvasir_transfer_bytes_total";
-    let bytes = cluster.sum("-node", moved, &[("domain", domain)]).await;
-    assert!(bytes >= (pages * BLOCK_BYTES) as f64, "{bytes} bytes moved for {pages} pages");
-    let elsewhere = cluster.sum("-node", moved, &[]).await - bytes;
-    assert!(elsewhere < BLOCK_BYTES as f64, "{elsewhere} bytes moved outside of {domain}");
+    for (process, direction) in [("prefill-1-node", "sent"), ("decode-1-node", "received")] {
+        let labels = [("domain", domain), ("direction", direction)];
+        let bytes = cluster.sum(process, moved, &labels).await;
+        assert!(bytes >= (pages * BLOCK_BYTES) as f64, "{bytes} bytes {direction}: {pages} pages");
+        let elsewhere = cluster.sum(process, moved, &labels[1..]).await - bytes;
+        assert_eq!(elsewhere, 0.0, "{direction} outside of {domain}");
+    }
 }
 
 #[tokio::test]
@@ -103,6 +106,37 @@ async fn a_prefix_hit_on_the_same_node_gives_the_same_tokens_and_is_reported() {
         // Whole blocks, and at least one token is left to compute.
         let whole = (case.prompt.len() - 1) / BLOCK_TOKENS * BLOCK_TOKENS;
         assert_eq!(cached(&second), whole as u64, "{flags}");
+    }
+}
+
+/// One prefill engine has the prefix and much to do; the other one fetches the prefix and not the
+/// work.
+#[tokio::test]
+async fn a_prefix_fetched_from_another_node_gives_the_same_tokens() {
+    for domain in ["shm", "tcp"] {
+        let cluster = Cluster::start(&format!("--prefill 2 --decode 1 --domain {domain}")).await;
+        let case = Variant::Plain.longest();
+        check_case(&cluster, &case).await;
+        let others: Vec<Case> = Variant::Plain.cases();
+        let fetched = || async {
+            cluster
+                .sum("conductor", "kvasir_conductor_placements_total", &[("kind", "split_fetch")])
+                .await
+        };
+        for _ in 0..8 {
+            let same = std::iter::repeat_n(&case, 8);
+            join_all(same.chain(&others).map(|case| check_case(&cluster, case))).await;
+            if fetched().await > 0.0 {
+                break;
+            }
+        }
+        assert!(fetched().await > 0.0, "nothing was fetched over {domain}");
+        let labels = [("domain", domain), ("direction", "received")];
+        let mut received = 0.0;
+        for node in ["prefill-1-node", "prefill-2-node"] {
+            received += cluster.sum(node, "kvasir_transfer_bytes_total", &labels).await;
+        }
+        assert!(received >= BLOCK_BYTES as f64, "{received} bytes fetched over {domain}");
     }
 }
 

@@ -16,6 +16,8 @@ pub const KVASIR: &str = env!("CARGO_BIN_EXE_kvasir");
 
 /// The promise of `up`, with room for a machine that runs other tests at the same time.
 const READY_WITHIN: Duration = Duration::from_secs(60);
+/// For a process that does not answer at all.
+const METRICS_WITHIN: Duration = Duration::from_secs(10);
 const TAIL_LINES: usize = 40;
 
 #[derive(Debug)]
@@ -113,14 +115,23 @@ impl Cluster {
     }
 
     pub fn kill(&self, process: &str) {
-        signal(self.pid(process).expect("it runs"), Signal::KILL);
+        self.signal(process, Signal::KILL);
+    }
+
+    pub fn signal(&self, process: &str, what: Signal) {
+        signal(self.pid(process).expect("it runs"), what);
     }
 
     pub async fn metrics(&self, process: &str) -> Metrics {
+        self.try_metrics(process).await.expect("metrics are served")
+    }
+
+    /// None while the process does not answer.
+    pub async fn try_metrics(&self, process: &str) -> Option<Metrics> {
         let state = self.state();
         let url = state["processes"][process]["metrics"].as_str().expect("a URL");
-        let reply = self.client.get(url).send().await.expect("metrics are served");
-        Metrics::parse(&reply.text().await.expect("metrics are text"))
+        let reply = self.client.get(url).timeout(METRICS_WITHIN).send().await.ok()?;
+        Some(Metrics::parse(&reply.text().await.ok()?))
     }
 
     /// A metric summed over all processes whose name ends so.
@@ -140,28 +151,36 @@ impl Cluster {
     }
 
     pub async fn post(&self, path: &str, body: &Value) -> (u16, Value) {
-        let reply = self
-            .client
-            .post(format!("{}{path}", self.url))
-            .json(body)
-            .send()
-            .await
-            .unwrap_or_else(|error| panic!("no answer: {error}\n{}", self.logs()));
+        self.try_post(path, body).await.unwrap_or_else(|| panic!("no answer:\n{}", self.logs()))
+    }
+
+    /// None when the connection fails.
+    pub async fn try_post(&self, path: &str, body: &Value) -> Option<(u16, Value)> {
+        let url = format!("{}{path}", self.url);
+        let reply = self.client.post(url).json(body).send().await.ok()?;
         let status = reply.status().as_u16();
-        (status, reply.json().await.unwrap_or(Value::Null))
+        Some((status, reply.json().await.ok()?))
     }
 
     /// A greedy completion of token ids, `max_tokens` long whatever comes.
     pub async fn complete(&self, prompt: &[u32], max_tokens: u32) -> (u16, Value) {
-        let body = json!({
+        self.post("/v1/completions", &self.completion(prompt, max_tokens)).await
+    }
+
+    /// None when the connection fails.
+    pub async fn try_complete(&self, prompt: &[u32], max_tokens: u32) -> Option<(u16, Value)> {
+        self.try_post("/v1/completions", &self.completion(prompt, max_tokens)).await
+    }
+
+    fn completion(&self, prompt: &[u32], max_tokens: u32) -> Value {
+        json!({
             "model": self.model,
             "prompt": prompt,
             "max_tokens": max_tokens,
             "temperature": 0,
             "ignore_eos": true,
             "return_token_ids": true,
-        });
-        self.post("/v1/completions", &body).await
+        })
     }
 
     pub async fn is_ready(&self) -> bool {

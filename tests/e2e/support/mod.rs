@@ -1,9 +1,11 @@
 //! What the end-to-end tests share: a cluster started by the real binary as a user starts it, its
-//! metrics, and the reference vectors. Each test file uses its part of it.
+//! metrics, the reference vectors, load and rest. Each test file uses its part of it.
 #![allow(dead_code, reason = "every test file is built with all of it")]
 
 pub mod cluster;
+pub mod load;
 pub mod metrics;
+pub mod rest;
 pub mod vectors;
 
 use std::time::{Duration, Instant};
