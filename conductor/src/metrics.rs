@@ -14,6 +14,8 @@ pub(crate) struct Metrics {
     pub requests: IntCounterVec,
     pub connections: IntGauge,
     pub slow_readers_cut: IntCounter,
+    /// Of request bodies that are being read or worked on; set when it is read.
+    pub bodies_bytes: IntGauge,
     /// Choices (one answer to one prompt) that are worked on.
     pub choices_in_flight: IntGauge,
     /// Choices by how they ended.
@@ -55,6 +57,10 @@ impl Metrics {
             slow_readers_cut: counter(
                 "kvasir_conductor_slow_readers_cut_total",
                 "Connections closed because the client took nothing for too long.",
+            )?,
+            bodies_bytes: gauge(
+                "kvasir_conductor_bodies_bytes",
+                "Request bodies in memory, in steps of 1 KiB.",
             )?,
             choices_in_flight: gauge(
                 "kvasir_conductor_choices_in_flight",

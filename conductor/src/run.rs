@@ -22,6 +22,8 @@ use crate::text::Texts;
 
 /// After everything in flight has been cancelled: for telling the nodes.
 const ABORTS_WITHIN: Duration = Duration::from_secs(3);
+/// After draining: for clients to take the rest of their answers.
+const WRITE_WITHIN: Duration = Duration::from_secs(1);
 
 /// A conductor whose addresses are bound and whose models are loaded.
 #[derive(Debug)]
@@ -126,13 +128,14 @@ impl Conductor {
             tracing::warn!("requests in flight are cancelled: draining took too long");
         }
         stop.cancel();
+        // What is ready is written; then connections are closed whatever they do.
         let mut http = http;
-        if tokio::time::timeout(ABORTS_WITHIN, &mut http).await.is_err() {
-            tracing::debug!("connections are closed with responses unread");
-        }
+        let written = tokio::time::timeout(WRITE_WITHIN, &mut http).await;
         abandon.cancel();
+        if written.is_err() {
+            let _ = http.await;
+        }
         let _ = tokio::time::timeout(ABORTS_WITHIN, serving.finished()).await;
-        let _ = http.await;
         match failed {
             Some(ended) => flatten(ended),
             None => match tokio::time::timeout(ABORTS_WITHIN, server).await {

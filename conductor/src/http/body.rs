@@ -25,12 +25,19 @@ pub(crate) struct Bodies {
     one_bytes_max: usize,
     read_within: Duration,
     all: Arc<Semaphore>,
+    all_permits: usize,
 }
 
 impl Bodies {
     pub fn new(one_bytes_max: usize, all_bytes_max: usize, read_within: Duration) -> Bodies {
         let permits = (all_bytes_max / PERMIT_BYTES).clamp(1, Semaphore::MAX_PERMITS);
-        Bodies { one_bytes_max, read_within, all: Arc::new(Semaphore::new(permits)) }
+        let all = Arc::new(Semaphore::new(permits));
+        Bodies { one_bytes_max, read_within, all, all_permits: permits }
+    }
+
+    /// Bytes of all bodies that are held.
+    pub fn held_bytes(&self) -> usize {
+        (self.all_permits - self.all.available_permits().min(self.all_permits)) * PERMIT_BYTES
     }
 
     /// The whole body. The permits are for as long as its bytes are kept.

@@ -115,6 +115,8 @@ async fn readyz(State(front): Shared) -> Response {
 }
 
 async fn metrics_text(State(front): Shared) -> Response {
+    let held = i64::try_from(front.bodies.held_bytes()).unwrap_or(i64::MAX);
+    front.metrics.bodies_bytes.set(held);
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     ([(header::CONTENT_TYPE, kind)], front.metrics.text()).into_response()
 }

@@ -10,21 +10,23 @@ use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use kvasir_proto::Side;
 use kvasir_proto::v1::generate_event::Event;
 use kvasir_proto::v1::{self, finished::Reason};
-use kvasir_proto::{BlockKey, InstanceId, Side};
 use tonic::Status;
 
 use super::Serving;
-use super::fault::{Failure, Fault, FaultKind, InstanceFault};
-use super::fetch::{self, Fetch};
+use super::fault::{Failure, Fault, FaultKind, engine_fault, node_fault};
+use super::fetch;
 use super::job::{Ended, FinishReason, Job, Prompt};
 use super::legs::{self, Leg};
 use super::outputs::Outlet;
 use super::pace::Pace;
 use super::phase::{Phase, PhaseCell};
+use super::renewal::Renewal;
+use super::reserve::reserve;
 use super::transaction::{Transaction, within};
-use crate::cluster::{EngineTarget, Placed};
+use crate::cluster::{Booking, EngineTarget, Placed};
 
 /// What an attempt works with.
 #[derive(Debug, Clone, Copy)]
@@ -40,178 +42,193 @@ pub(super) struct Scene<'a> {
 /// After the answer's end, how long the prefill side may take to say what was cached there. It has
 /// said so before the hand-over, but on another connection.
 const CACHED_WITHIN: Duration = Duration::from_secs(1);
+/// After one side said no: for the other side to turn out to be lost, which may be the cause.
+const BLAME_WITHIN: Duration = Duration::from_millis(200);
 
 /// Runs it to the end of the answer; all tokens have then been passed on.
 pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, Ended), Fault> {
     let Scene { serving, job, phase, .. } = scene;
-    let Placed { prefill, decode, fetch, mut booking, .. } = placed;
+    let Placed { prefill, decode, fetch, booking, .. } = placed;
     phase.set(Phase::Allocating);
     let mut shares = vec![(prefill.node.clone(), Side::Prefill)];
     shares.extend(decode.iter().map(|decode| (decode.node.clone(), Side::Decode)));
     shares.extend(fetch.iter().map(|fetch| (fetch.node.clone(), Side::Source)));
-    let mut transaction = Transaction::begin(serving, phase, shares);
-    tracing::Span::current().record("tx", tracing::field::display(transaction.tx));
+    let transaction = Transaction::begin(serving, phase, shares);
+    let tx = transaction.tx;
+    tracing::Span::current().record("tx", tracing::field::display(tx));
 
-    let reserved = allocate(scene, &transaction, &prefill, decode.as_ref(), fetch.as_ref()).await?;
-    let (fetched_until, held) = (fetch.as_ref().map_or(0, |f| f.until_block), reserved.held_blocks);
-    let reused = held.max(fetched_until).saturating_mul(scene.prompt.block_tokens());
+    let reserved = reserve(scene, &transaction, &prefill, decode.as_ref(), fetch.as_ref()).await?;
+    let reused = reserved.reused_blocks().saturating_mul(scene.prompt.block_tokens());
     booking.revise(reused.min(scene.prompt.length().saturating_sub(1)));
-    let mut renewal = Some(transaction.renew());
     phase.set(if reserved.fetch.is_some() { Phase::Fetching } else { Phase::Prefilling });
 
-    let tx = transaction.tx;
-    let mut fetching = pin!(fetch::run(serving, job, tx, &prefill, reserved.fetch));
-    let mut fetching_done = false;
-    let mut pushing = pin!(push(serving, tx, &prefill, reserved.decode_targets));
-    let mut pushing_done = decode.is_none();
     let cached = OnceLock::new();
-    let request = |leg| generate_request(scene, tx, leg);
-    let prefill_leg = Leg::new(&prefill, request(v1::Leg::Prefill));
-    let mut prefilling = pin!(legs::prefill(prefill_leg, &cached));
-    let mut prefilling_done = decode.is_none();
     let (answering, leg) = match &decode {
         Some(decode) => (decode, v1::Leg::Decode),
         None => (&prefill, v1::Leg::Whole),
     };
-    let mut answer = Leg::new(answering, request(leg));
-    let mut pace = Pace::new();
+    let renewal = Some(transaction.renew());
+    let pace = Pace::new();
+    let mut course = Course { scene, transaction, booking, renewal, pace, cached: &cached };
+    let mut fetching = pin!(fetch::run(serving, job, tx, &prefill, reserved.fetch));
+    let mut fetching_done = fetch.is_none();
+    let mut pushing = pin!(push(serving, tx, &prefill, reserved.decode_targets));
+    let mut pushing_done = decode.is_none();
+    let prefill_leg = Leg::new(&prefill, generate_request(scene, tx, v1::Leg::Prefill));
+    let mut prefilling = pin!(legs::prefill(prefill_leg, &cached));
+    let mut prefilling_done = decode.is_none();
+    let mut answer = Leg::new(answering, generate_request(scene, tx, leg));
 
     let finished = loop {
         tokio::select! {
             fetched = &mut fetching, if !fetching_done => {
                 fetching_done = true;
-                let moved = fetched.map_err(|status| fault(scene, &status, &prefill.instance_id))?;
-                if fetch.is_some() {
-                    booking.fetched(moved);
-                    match moved {
-                        Some(_) => transaction.share_ended(Side::Source),
-                        None => transaction.abort_share(Side::Source, "fetch"),
-                    }
-                    phase.set(Phase::Prefilling);
-                }
+                course.fetched(fetched, &prefill)?;
             }
             pushed = &mut pushing, if !pushing_done => {
                 pushing_done = true;
-                pushed.map_err(|status| fault(scene, &status, &prefill.instance_id))?;
+                course.pushed(pushed, &prefill)?;
             }
             prefilled = &mut prefilling, if !prefilling_done => {
                 prefilling_done = true;
-                match prefilled {
-                    Ok(done) => booking.prefilled(measured(&done)),
-                    // The decode side has all it needs.
-                    Err(_) if phase.get() == Phase::Decoding => {}
-                    Err(status) => return Err(fault(scene, &status, &prefill.instance_id)),
+                if let Err(fault) = course.prefilled(prefilled, &prefill) {
+                    return Err(blame(fault, fault_of(&mut answer, scene, answering)).await);
                 }
             }
             event = answer.next() => match event {
-                Ok(Event::Accepted(accepted)) => {
-                    if decode.is_none() {
-                        let _ = cached.set(accepted.cached_tokens);
-                    }
+                Ok(Event::Accepted(accepted)) if decode.is_none() => {
+                    let _ = cached.set(accepted.cached_tokens);
                 }
-                Ok(Event::Tokens(tokens)) => {
-                    if phase.get() != Phase::Decoding {
-                        phase.set(Phase::Decoding);
-                        renewal = None;
-                        booking.first_token();
-                        booking.prefilled(None);
-                        serving.metrics.ttft.observe(job.arrived.elapsed().as_secs_f64());
-                    }
-                    let count = tokens.tokens.len();
-                    if let Some(interval_us) = pace.came(count, &serving.metrics) {
-                        booking.stepped(interval_us);
-                    }
-                    scene.outlet.tokens(tokens).await?;
-                    pace.passed_on();
-                }
+                Ok(Event::Accepted(_)) => {}
+                Ok(Event::Tokens(tokens)) => course.tokens(tokens).await?,
                 Ok(Event::Finished(finished)) => break finished,
-                Err(status) => return Err(fault(scene, &status, &answering.instance_id)),
+                Err(status) => {
+                    let fault = engine_fault(scene, &status, answering);
+                    let other = async {
+                        let failed = prefilling.await.err()?;
+                        Some(engine_fault(scene, &failed, &prefill))
+                    };
+                    return Err(if prefilling_done { fault } else { blame(fault, other).await });
+                }
             },
         }
     };
-    drop(renewal);
-    if decode.is_none() {
-        booking.prefilled(measured(&finished));
-    } else if cached.get().is_none() && !prefilling_done {
+    if !prefilling_done && cached.get().is_none() {
         let _ = tokio::time::timeout(CACHED_WITHIN, prefilling).await;
     }
-    // The engines have released their shares, or do so as their calls end.
-    transaction.finish();
-    booking.complete();
-    Ok(ending(finished, cached.get().copied().unwrap_or(0)))
+    Ok(course.finish(finished, decode.is_none()))
 }
 
-/// What the nodes answered.
-struct Reserved {
-    held_blocks: u32,
-    decode_targets: v1::WriteTargets,
-    /// Absent when nothing is to be fetched.
-    fetch: Option<Fetch>,
+/// What changes while an attempt runs.
+struct Course<'a> {
+    scene: Scene<'a>,
+    transaction: Transaction<'a>,
+    booking: Booking,
+    /// Until the hand-over.
+    renewal: Option<Renewal>,
+    pace: Pace,
+    cached: &'a OnceLock<u32>,
 }
 
-async fn allocate(
-    scene: Scene<'_>,
-    transaction: &Transaction<'_>,
-    prefill: &EngineTarget,
-    decode: Option<&EngineTarget>,
-    source: Option<&crate::cluster::FetchSource>,
-) -> Result<Reserved, Fault> {
-    let max_tokens = scene.job.sampling.max_tokens;
-    let keys = BlockKey::concat(scene.prompt.keys());
-    let until = source.map_or(0, |source| source.until_block);
-    let request = |side: Side| v1::TxAllocateRequest {
-        tx: Some(transaction.tx.into()),
-        side: side.to_wire(),
-        namespace: scene.prompt.namespace().0.to_vec(),
-        keys: keys.clone(),
-        prompt_tokens: scene.prompt.length(),
-        lease_ms: u64::try_from(scene.serving.options.lease.as_millis()).unwrap_or(u64::MAX),
-        ..v1::TxAllocateRequest::default()
-    };
-    let on_prefill = async {
-        let request = v1::TxAllocateRequest {
-            fetch_until_block: until,
-            writer_endpoint: source.map_or_else(Vec::new, |s| s.node.endpoint.to_vec()),
-            answer_tokens_max: if decode.is_none() { max_tokens } else { 0 },
-            ..request(Side::Prefill)
-        };
-        let reply = transaction.allocate(&prefill.node, request).await;
-        reply.map_err(|status| fault(scene, &status, &prefill.instance_id))
-    };
-    let on_decode = async {
-        let Some(decode) = decode else { return Ok(v1::WriteTargets::default()) };
-        let request = v1::TxAllocateRequest {
-            writer_endpoint: prefill.node.endpoint.to_vec(),
-            answer_tokens_max: max_tokens,
-            ..request(Side::Decode)
-        };
-        let reply = transaction.allocate(&decode.node, request).await;
-        let targets = reply.and_then(|reply| {
-            reply.targets.ok_or_else(|| Status::internal("the node named no place to write to"))
-        });
-        targets.map_err(|status| fault(scene, &status, &decode.instance_id))
-    };
-    // A source that has nothing costs time, not the request: the prompt is computed then.
-    let on_source = async {
-        let Some(source) = source else { return Ok(false) };
-        let mut request = request(Side::Source);
-        request.keys.truncate(until as usize * 16);
-        request.fetch_until_block = until;
-        let reply = transaction.allocate(&source.node, request).await;
-        if let Err(status) = &reply {
-            tracing::info!(node = %source.node.node_id, %status, "the source of a fetch declined");
+impl Course<'_> {
+    /// The decode side has all it needs: what still fails elsewhere does not matter.
+    fn is_handed_over(&self) -> bool {
+        self.scene.phase.get() == Phase::Decoding
+    }
+
+    fn fetched(
+        &mut self,
+        fetched: Result<fetch::Moved, Status>,
+        prefill: &EngineTarget,
+    ) -> Result<(), Fault> {
+        match fetched {
+            Ok(Some(moved)) => {
+                self.booking.fetched(Some(moved));
+                self.transaction.share_ended(Side::Source);
+            }
+            Ok(None) => {
+                self.booking.fetched(None);
+                self.transaction.abort_share(Side::Source, "fetch");
+            }
+            Err(_) if self.is_handed_over() => {}
+            Err(status) => return Err(node_fault(self.scene, &status, prefill)),
         }
-        Ok(reply.is_ok())
-    };
-    let (prefill_reply, decode_targets, pinned) =
-        tokio::try_join!(on_prefill, on_decode, on_source)?;
-    let held_blocks = prefill_reply.held_blocks;
-    let fetch = source.zip(prefill_reply.targets).map(|(source, targets)| Fetch {
-        source: source.clone(),
-        targets,
-        pinned,
-    });
-    Ok(Reserved { held_blocks, decode_targets, fetch })
+        // Its answer may come after the first token.
+        if self.scene.phase.get() == Phase::Fetching {
+            self.scene.phase.set(Phase::Prefilling);
+        }
+        Ok(())
+    }
+
+    fn pushed(&self, pushed: Result<(), Status>, prefill: &EngineTarget) -> Result<(), Fault> {
+        match pushed {
+            Err(status) if !self.is_handed_over() => Err(node_fault(self.scene, &status, prefill)),
+            _ => Ok(()),
+        }
+    }
+
+    fn prefilled(
+        &self,
+        prefilled: Result<v1::Finished, Status>,
+        prefill: &EngineTarget,
+    ) -> Result<(), Fault> {
+        match prefilled {
+            Ok(finished) => self.booking.prefilled(measured(&finished)),
+            Err(_) if self.is_handed_over() => {}
+            Err(status) => return Err(engine_fault(self.scene, &status, prefill)),
+        }
+        Ok(())
+    }
+
+    /// Waits while the client takes nothing.
+    async fn tokens(&mut self, tokens: v1::Tokens) -> Result<(), Failure> {
+        let Scene { serving, job, phase, outlet, .. } = self.scene;
+        if !self.is_handed_over() {
+            phase.set(Phase::Decoding);
+            self.renewal = None;
+            self.booking.first_token();
+            self.booking.prefilled(None);
+            serving.metrics.ttft.observe(job.arrived.elapsed().as_secs_f64());
+        }
+        if let Some(interval_us) = self.pace.came(tokens.tokens.len(), &serving.metrics) {
+            self.booking.stepped(interval_us);
+        }
+        outlet.tokens(tokens).await?;
+        self.pace.passed_on();
+        Ok(())
+    }
+
+    /// The engines have released their shares, or do so as their calls end.
+    fn finish(self, finished: v1::Finished, whole: bool) -> (String, Ended) {
+        if whole {
+            self.booking.prefilled(measured(&finished));
+        }
+        self.transaction.finish();
+        self.booking.complete();
+        ending(finished, self.cached.get().copied().unwrap_or(0))
+    }
+}
+
+/// Of two sides, the one that is lost; the other may only have said no because of it.
+async fn blame(first: Fault, other: impl Future<Output = Option<Fault>>) -> Fault {
+    if !matches!(&first, Fault::Instance(fault) if fault.kind == FaultKind::Refused) {
+        return first;
+    }
+    match tokio::time::timeout(BLAME_WITHIN, other).await {
+        Ok(Some(Fault::Instance(other))) if other.kind == FaultKind::Lost => Fault::Instance(other),
+        _ => first,
+    }
+}
+
+/// How a leg fails, if it does.
+async fn fault_of(leg: &mut Leg, scene: Scene<'_>, target: &EngineTarget) -> Option<Fault> {
+    loop {
+        match leg.next().await {
+            Ok(Event::Accepted(_)) => {}
+            Ok(_) => return None,
+            Err(status) => return Some(engine_fault(scene, &status, target)),
+        }
+    }
 }
 
 /// Names the decode side's targets to the prefill side's node.
@@ -235,22 +252,6 @@ fn generate_request(scene: Scene<'_>, tx: kvasir_proto::TxId, leg: v1::Leg) -> v
         prompt: scene.prompt.tokens.to_vec(),
         sampling: Some(scene.job.sampling.clone()),
         namespace: scene.prompt.namespace().0.to_vec(),
-    }
-}
-
-/// What a failed call means here: after the hand-over there is no other attempt.
-fn fault(scene: Scene<'_>, status: &Status, instance: &InstanceId) -> Fault {
-    let phase = scene.phase.get();
-    match Fault::of(status, instance, phase) {
-        Fault::Instance(InstanceFault { instance, message, .. }) if phase == Phase::Decoding => {
-            tracing::warn!(%instance, message, "an answer broke off");
-            Fault::Final(Failure::Interrupted { reason: format!("instance {instance} failed") })
-        }
-        Fault::Instance(fault) if fault.kind == FaultKind::Lost => {
-            scene.serving.cluster.mark_failed(&fault.instance);
-            Fault::Instance(fault)
-        }
-        fault => fault,
     }
 }
 

@@ -28,7 +28,7 @@ async fn run_in_span(serving: Arc<Serving>, job: Job, outlet: Outlet) {
     let _in_flight = Counted::new(&serving.metrics.choices_in_flight);
     let phase = PhaseCell::new();
     let result = tokio::select! {
-        result = Box::pin(attempts(&serving, &job, &phase, &outlet)) => result,
+        result = attempts(&serving, &job, &phase, &outlet) => result,
         () = sleep_until(job.deadline) => Err(Failure::Deadline { phase: phase.get().name() }),
         () = outlet.closed() => Err(Failure::ClientGone),
         () = serving.abandon.cancelled() => Err(Failure::Draining),
@@ -77,7 +77,8 @@ async fn attempts(
             .map_err(|refusal| refused(refusal, last.as_ref()))?;
         tracing::debug!(placement = %placed.placement, "placed");
         let scene = Scene { serving, job, prompt: &prompt, phase, outlet };
-        match attempt::run(scene, placed).await {
+        // Thirty kilobytes of it: on the heap, for as long as it runs.
+        match Box::pin(attempt::run(scene, placed)).await {
             Ok(ended) => {
                 phase.set(Phase::Ended);
                 return Ok(ended);

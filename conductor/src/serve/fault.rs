@@ -4,8 +4,9 @@
 use kvasir_proto::InstanceId;
 use tonic::{Code, Status};
 
+use super::attempt::Scene;
 use super::phase::Phase;
-use crate::cluster::Refusal;
+use crate::cluster::{EngineTarget, Refusal};
 
 /// Why a request is not answered, or not to its end.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -99,12 +100,20 @@ pub(super) enum FaultKind {
 }
 
 impl Fault {
-    /// What a failed call means for the request.
-    pub fn of(status: &Status, instance: &InstanceId, phase: Phase) -> Fault {
-        let kind = match status.code() {
+    /// What a failed call to an engine means. It sees parameters that nobody checked before.
+    pub fn of_engine(status: &Status, instance: &InstanceId, phase: Phase) -> Fault {
+        match status.code() {
             Code::InvalidArgument | Code::OutOfRange => {
-                return Fault::Final(Failure::Rejected { reason: status.message().to_owned() });
+                Fault::Final(Failure::Rejected { reason: status.message().to_owned() })
             }
+            _ => Fault::of_node(status, instance, phase),
+        }
+    }
+
+    /// What a failed call to an instance's node means. All it is sent is the conductor's own, so
+    /// nothing it refuses is the client's doing.
+    pub fn of_node(status: &Status, instance: &InstanceId, phase: Phase) -> Fault {
+        let kind = match status.code() {
             Code::ResourceExhausted => FaultKind::NoRoom,
             Code::Unavailable
             | Code::Unknown
@@ -122,5 +131,32 @@ impl Fault {
 impl From<Failure> for Fault {
     fn from(failure: Failure) -> Fault {
         Fault::Final(failure)
+    }
+}
+
+/// A call to a node of this attempt failed.
+pub(super) fn node_fault(scene: Scene<'_>, status: &Status, target: &EngineTarget) -> Fault {
+    in_scene(scene, Fault::of_node(status, &target.instance_id, scene.phase.get()))
+}
+
+/// A call to an engine of this attempt failed.
+pub(super) fn engine_fault(scene: Scene<'_>, status: &Status, target: &EngineTarget) -> Fault {
+    in_scene(scene, Fault::of_engine(status, &target.instance_id, scene.phase.get()))
+}
+
+/// What it means for the request: after the hand-over there is no other attempt.
+fn in_scene(scene: Scene<'_>, fault: Fault) -> Fault {
+    match fault {
+        Fault::Instance(InstanceFault { instance, phase: Phase::Decoding, message, .. }) => {
+            tracing::warn!(%instance, message, "an answer broke off");
+            Fault::Final(Failure::Interrupted { reason: format!("instance {instance} failed") })
+        }
+        Fault::Instance(fault) => {
+            if fault.kind == FaultKind::Lost {
+                scene.serving.cluster.mark_failed(&fault.instance);
+            }
+            Fault::Instance(fault)
+        }
+        fault @ Fault::Final(_) => fault,
     }
 }

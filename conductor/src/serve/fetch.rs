@@ -37,17 +37,19 @@ pub(super) async fn run(
     let Some(Fetch { source, targets, pinned }) = fetch else { return Ok(None) };
     let asked = targets.slots.len() as u32;
     let started = Instant::now();
-    let pushed = if pinned { push(job, tx, &source, targets).await } else { Ok(0) };
+    let pushed = if pinned { Some(push(job, tx, &source, targets).await) } else { None };
     let (good_blocks, source_lost) = match pushed {
-        Ok(good) if good >= asked => {
+        // Nobody was ever told where to write.
+        None => (0, false),
+        Some(Ok(good)) if good >= asked => {
             // The prefill side may have held more than was thought.
             let planned = u64::from(source.until_block - source.from_block).max(1);
             let bytes = source.bytes / planned * u64::from(asked);
             let us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
             return Ok(Some((bytes, us)));
         }
-        Ok(good) => (good, false),
-        Err(status) => {
+        Some(Ok(good)) => (good, false),
+        Some(Err(status)) => {
             tracing::warn!(node = %source.node.node_id, %status, "the source of a fetch failed");
             (0, true)
         }
@@ -60,9 +62,13 @@ pub(super) async fn run(
     };
     let mut client = prefill.node.client.clone();
     let commit = client.tx_commit(request);
-    // With a lost source it waits until that one can write no more.
-    let limit = if source_lost { remaining(job) } else { serving.options.lease };
-    within(limit, commit).await.map(|_| None)
+    if source_lost {
+        // Waits until that source can write no more; only the request's deadline ends it.
+        commit.await?;
+    } else {
+        within(serving.options.lease, commit).await?;
+    }
+    Ok(None)
 }
 
 /// Blocks that landed whole. Half of the time that is left is for this, the other half for
@@ -76,14 +82,11 @@ async fn push(
     let side = Side::Source.to_wire();
     let request = v1::TxPushRequest { tx: Some(tx.into()), side, targets: Some(targets) };
     let mut client = source.node.client.clone();
-    let reply = within(remaining(job) / 2, client.tx_push(request)).await?;
+    let remaining = job.deadline.saturating_duration_since(Instant::now());
+    let reply = within(remaining / 2, client.tx_push(request)).await?;
     if reply.corrupt_blocks > 0 {
         let corrupt = reply.corrupt_blocks;
         tracing::warn!(node = %source.node.node_id, corrupt, "a node dropped rotten blocks");
     }
     Ok(reply.good_blocks)
-}
-
-fn remaining(job: &Job) -> std::time::Duration {
-    job.deadline.saturating_duration_since(Instant::now())
 }

@@ -17,7 +17,7 @@ pub(super) struct Leg {
 
 enum LegState {
     Opening(Opening),
-    Open(Streaming<v1::GenerateEvent>),
+    Open(Box<Streaming<v1::GenerateEvent>>),
 }
 
 impl Leg {
@@ -31,7 +31,7 @@ impl Leg {
     /// future is dropped before it is ready.
     pub async fn next(&mut self) -> Result<Event, Status> {
         if let LegState::Opening(opening) = &mut self.state {
-            self.state = LegState::Open(opening.await?.into_inner());
+            self.state = LegState::Open(Box::new(opening.await?.into_inner()));
         }
         let LegState::Open(stream) = &mut self.state else {
             return Err(Status::internal("a leg was used after it failed"));

@@ -6,7 +6,7 @@
 //! 2. [`choice`]: one answer from start to end: attempts, deadline, cancelling
 //! 3. [`attempt`]: one attempt on chosen instances: allocate, fetch, push, both legs
 //! 4. [`transaction`]: what an attempt holds on the nodes; dropped, it gives it all back
-//! 5. [`fetch`], [`legs`], [`renewal`], [`abort`], [`fault`], [`pace`]: its parts
+//! 5. [`reserve`], [`fetch`], [`legs`], [`renewal`], [`abort`], [`fault`], [`pace`]: its parts
 //!
 //! No KV bytes are seen here; only ids, places and tokens.
 
@@ -21,6 +21,7 @@ mod outputs;
 mod pace;
 mod phase;
 mod renewal;
+mod reserve;
 mod transaction;
 
 use std::sync::Arc;

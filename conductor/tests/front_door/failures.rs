@@ -1,0 +1,201 @@
+//! Instances that fail: other ones are tried as long as nothing was sent.
+
+use serde_json::json;
+use tonic::Code;
+
+use crate::support::world::{shares_aborted, shares_asked};
+use crate::support::{Happened, Harness, Leg, Pair, Reply, Role, Script, World, config};
+
+const COMPLETIONS: &str = "/v1/completions";
+
+async fn nodes(world: &World, prefills: [Script; 2], decodes: [Script; 2]) -> (Vec<Pair>, Harness) {
+    let [p1, p2] = prefills;
+    let [d1, d2] = decodes;
+    let pairs = vec![
+        Pair::start(world, "p1", Role::Prefill, p1).await,
+        Pair::start(world, "p2", Role::Prefill, p2).await,
+        Pair::start(world, "d1", Role::Decode, d1).await,
+        Pair::start(world, "d2", Role::Decode, d2).await,
+    ];
+    let harness = Harness::start(config(&pairs.iter().collect::<Vec<_>>())).await;
+    (pairs, harness)
+}
+
+fn body() -> serde_json::Value {
+    json!({"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 3, "seed": 9})
+}
+
+/// Whatever one of two prefill and one of two decode instances do wrong, requests are answered,
+/// and what the failed attempts held is given back.
+async fn check(what: &str, bad_prefill: Script, bad_decode: Script) {
+    let world = World::default();
+    let prefills = [bad_prefill, Script::default()];
+    let decodes = [bad_decode, Script::default()];
+    let (_pairs, harness) = nodes(&world, prefills, decodes).await;
+    // Which instances come first is drawn; three attempts are enough for one bad one a side.
+    for _ in 0..6 {
+        let response = harness.ask(COMPLETIONS, body()).await;
+        assert_eq!(response.status, 200, "{what}: {response:?}");
+        assert_eq!(response.json()["choices"][0]["text"], " s9t0 s9t1 s9t2", "{what}");
+    }
+    world
+        .until("all shares of failed attempts are aborted", |log| {
+            let mut open = shares_asked(log);
+            let aborted = shares_aborted(log);
+            let answered = |tx: u64| {
+                log.iter().any(|happened| match happened {
+                    Happened::GenerateOver {
+                        tx: at,
+                        leg: kvasir_proto::v1::Leg::Decode,
+                        finished,
+                        ..
+                    } => *at == tx && *finished,
+                    _ => false,
+                })
+            };
+            open.retain(|share| !answered(share.1) && !aborted.contains(share));
+            open.is_empty()
+        })
+        .await;
+    let tried_bad = world.count(|h| match h {
+        Happened::Allocate { node, .. } => *node == "p1" || *node == "d1",
+        _ => false,
+    });
+    assert!(tried_bad > 0, "{what}: the bad ones were never tried");
+}
+
+#[tokio::test]
+async fn a_leg_that_fails_before_text_was_sent_is_made_good_elsewhere() {
+    let normal = Script::default;
+    let prefill = |leg| Script { prefill: leg, ..normal() };
+    let decode = |leg| Script { decode: leg, ..normal() };
+    check("prefill unavailable", prefill(Leg::Fail(Code::Unavailable)), normal()).await;
+    check("prefill ends without a word", prefill(Leg::End), normal()).await;
+    check("prefill gone", prefill(Leg::Fail(Code::NotFound)), normal()).await;
+    check("decode unavailable", normal(), decode(Leg::Fail(Code::Unavailable))).await;
+    check("decode fails later", normal(), decode(Leg::FailAfter(0, Code::Aborted))).await;
+    check("decode ends without a word", normal(), decode(Leg::End)).await;
+    let both = (prefill(Leg::Fail(Code::Internal)), decode(Leg::Fail(Code::Internal)));
+    check("both fail", both.0, both.1).await;
+    let allocate = |code| Script { allocate: Reply::Fail(code), ..normal() };
+    check("no room to prefill", allocate(Code::ResourceExhausted), normal()).await;
+    check("no room to decode", normal(), allocate(Code::ResourceExhausted)).await;
+    check("node aborted", allocate(Code::Aborted), normal()).await;
+    check("node draining", normal(), allocate(Code::FailedPrecondition)).await;
+    let push = Script { push: Reply::Fail(Code::Aborted), ..normal() };
+    check("push refused", push, normal()).await;
+}
+
+#[tokio::test]
+async fn a_node_that_is_dead_is_made_good_elsewhere() {
+    let world = World::default();
+    let scripts = || [Script::default(), Script::default()];
+    let (mut pairs, harness) = nodes(&world, scripts(), scripts()).await;
+    drop(pairs.remove(2));
+    drop(pairs.remove(0));
+    for _ in 0..6 {
+        let response = harness.ask(COMPLETIONS, body()).await;
+        assert_eq!(response.status, 200, "{response:?}");
+    }
+}
+
+#[tokio::test]
+async fn nobody_with_room_is_429_with_retry_after() {
+    let full = || Script { allocate: Reply::Fail(Code::ResourceExhausted), ..Script::default() };
+    let world = World::default();
+    let (_pairs, harness) = nodes(&world, [full(), full()], [full(), full()]).await;
+    let response = harness.ask(COMPLETIONS, body()).await;
+    assert_eq!(response.status, 429, "{response:?}");
+    let seconds: u64 =
+        response.headers["retry-after"].to_str().expect("text").parse().expect("a number");
+    assert!(seconds >= 1);
+    let error = &response.json()["error"];
+    assert_eq!(error["code"], "rate_limit_exceeded");
+    assert_eq!(error["type"], "rate_limit_error");
+    world.until_all_shares_are_aborted().await;
+    let attempts = world.count(|h| matches!(h, Happened::Allocate { node: "p1" | "p2", .. }));
+    assert!(attempts <= 3, "{attempts} attempts");
+    // Streamed requests get the status too.
+    let mut streamed = body();
+    streamed["stream"] = true.into();
+    assert_eq!(harness.ask(COMPLETIONS, streamed).await.status, 429);
+}
+
+#[tokio::test]
+async fn all_instances_failing_is_503() {
+    let dead = || Script { prefill: Leg::Fail(Code::Unavailable), ..Script::default() };
+    let world = World::default();
+    let scripts = [Script::default(), Script::default()];
+    let (_pairs, harness) = nodes(&world, [dead(), dead()], scripts).await;
+    let response = harness.ask(COMPLETIONS, body()).await;
+    assert_eq!(response.status, 503, "{response:?}");
+    assert_eq!(response.json()["error"]["code"], "no_instance");
+    world.until_all_shares_are_aborted().await;
+}
+
+#[tokio::test]
+async fn what_an_engine_calls_wrong_is_400_and_not_tried_again() {
+    let strict = || Script { decode: Leg::Fail(Code::InvalidArgument), ..Script::default() };
+    let world = World::default();
+    let scripts = [Script::default(), Script::default()];
+    let (_pairs, harness) = nodes(&world, scripts, [strict(), strict()]).await;
+    let response = harness.ask(COMPLETIONS, body()).await;
+    assert_eq!(response.status, 400, "{response:?}");
+    world.until_all_shares_are_aborted().await;
+    assert_eq!(world.count(|h| matches!(h, Happened::Allocate { .. })), 2, "one attempt");
+}
+
+#[tokio::test]
+async fn after_text_was_sent_a_failure_ends_the_answer() {
+    let broken = || Script { decode: Leg::FailAfter(2, Code::Unavailable), ..Script::default() };
+    let world = World::default();
+    let scripts = [Script::default(), Script::default()];
+    let (_pairs, harness) = nodes(&world, scripts, [broken(), broken()]).await;
+    let mut streamed = body();
+    streamed["stream"] = true.into();
+    let response = harness.ask(COMPLETIONS, streamed).await;
+    assert_eq!(response.status, 200);
+    let events = response.events();
+    let (last, text) = events.split_last().expect("events");
+    assert_eq!(last["error"]["code"], "instance_failed");
+    let text: String = text.iter().filter_map(|e| e["choices"][0]["text"].as_str()).collect();
+    assert_eq!(text, " s9t0 s9t1");
+    world.until_all_shares_are_aborted().await;
+    assert_eq!(world.count(|h| matches!(h, Happened::Allocate { .. })), 2, "one attempt");
+    // Nothing of it was sent when it is not streamed, but the tokens are gone.
+    assert_eq!(harness.ask(COMPLETIONS, body()).await.status, 502);
+}
+
+#[tokio::test]
+async fn leases_are_renewed_until_the_hand_over_and_not_after() {
+    let world = World::default();
+    let prefill = Script { prefill: Leg::Hold, ..Script::default() };
+    let decode = Script { decode: Leg::HangAfter(1), ..Script::default() };
+    let prefill = Pair::start(&world, "p", Role::Prefill, prefill).await;
+    let decode = Pair::start(&world, "d", Role::Decode, decode).await;
+    let mut config = config(&[&prefill, &decode]);
+    config.lease_ms = 150;
+    let harness = Harness::start(config).await;
+    let mut streamed = body();
+    streamed["stream"] = true.into();
+    let open = harness.open(COMPLETIONS, streamed.to_string());
+    let release = async {
+        for node in ["p", "d"] {
+            world
+                .until("three renewals on each node", |log| {
+                    let of = |h: &&Happened| matches!(h, Happened::Renew { node: at, .. } if *at == node);
+                    log.iter().filter(of).count() >= 3
+                })
+                .await;
+        }
+        prefill.change(|script| script.prefill = Leg::Do);
+    };
+    let (response, ()) = tokio::join!(open, release);
+    assert_eq!(response.status().as_u16(), 200, "the first token is there");
+    let renewals = || world.count(|h| matches!(h, Happened::Renew { .. }));
+    // One may have been on its way.
+    tokio::time::sleep(std::time::Duration::from_millis(60)).await;
+    let before = renewals();
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    assert_eq!(renewals(), before);
+}

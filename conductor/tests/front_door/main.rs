@@ -1,0 +1,11 @@
+//! The conductor from outside: HTTP on one side, scripted store nodes and engines on the other.
+//! One binary, so that it is linked once.
+
+mod answers;
+mod cancelling;
+mod errors;
+mod failures;
+mod fetching;
+mod life;
+mod limits;
+mod support;

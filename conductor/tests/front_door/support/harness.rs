@@ -1,0 +1,126 @@
+//! A real conductor in front of the fakes, and an HTTP client.
+
+use std::path::Path;
+use std::time::Duration;
+
+use kvasir_conductor::{Conductor, Config, ModelConfig};
+use kvasir_proto::{BlockKey, keys};
+use serde_json::Value;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::pair::{BLOCK_TOKENS, FINGERPRINT, Pair};
+
+pub struct Harness {
+    pub url: String,
+    pub address: std::net::SocketAddr,
+    pub grpc: std::net::SocketAddr,
+    pub client: reqwest::Client,
+    pub shutdown: CancellationToken,
+    pub served: JoinHandle<Result<(), kvasir_conductor::Error>>,
+}
+
+/// A configuration with open ports for these nodes.
+pub fn config(pairs: &[&Pair]) -> Config {
+    let any = || "127.0.0.1:0".parse().expect("an address");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/models/tiny-deepseek-v2");
+    Config {
+        listen: any(),
+        grpc_listen: any(),
+        nodes: pairs.iter().map(|pair| pair.address.clone()).collect(),
+        models: vec![ModelConfig { name: "tiny".to_owned(), path }],
+        drain_ms: 5_000,
+        ..Config::default()
+    }
+}
+
+/// The keys of a prompt's full blocks, as the wire has them.
+pub fn prompt_keys(prompt: &[u32]) -> Vec<u8> {
+    let namespace = keys::namespace(&FINGERPRINT, "f32", "", "");
+    BlockKey::concat(&keys::chain(namespace, prompt, BLOCK_TOKENS as usize))
+}
+
+/// A response that has been read to its end.
+#[derive(Debug)]
+pub struct Response {
+    pub status: u16,
+    pub headers: reqwest::header::HeaderMap,
+    pub text: String,
+}
+
+impl Response {
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|e| panic!("{e} in {:?}", self.text))
+    }
+
+    /// The data of all events of a stream, without the last one.
+    pub fn events(&self) -> Vec<Value> {
+        let mut data: Vec<&str> = self
+            .text
+            .split("\n\n")
+            .filter(|event| !event.is_empty())
+            .map(|event| event.strip_prefix("data: ").expect("only data events"))
+            .collect();
+        assert_eq!(data.pop(), Some("[DONE]"), "in {:?}", self.text);
+        let parse = |data: &&str| serde_json::from_str(data).expect("JSON in an event");
+        data.iter().map(parse).collect()
+    }
+}
+
+impl Harness {
+    /// Waits until the conductor knows of the nodes.
+    pub async fn start(config: Config) -> Harness {
+        let harness = Harness::start_unready(config).await;
+        for _ in 0..2_000 {
+            if harness.get("/readyz").await.status == 200 {
+                return harness;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        panic!("the conductor never got ready");
+    }
+
+    pub async fn start_unready(config: Config) -> Harness {
+        let conductor = Conductor::bind(config).await.expect("binds");
+        let (address, grpc) = (conductor.http_address(), conductor.grpc_address());
+        let shutdown = CancellationToken::new();
+        let served = tokio::spawn(conductor.serve(shutdown.clone()));
+        let client = reqwest::Client::builder().no_proxy().build().expect("a client");
+        Harness { url: format!("http://{address}"), address, grpc, client, shutdown, served }
+    }
+
+    pub async fn get(&self, path: &str) -> Response {
+        let request = self.client.get(format!("{}{path}", self.url));
+        read(request.send().await.expect("an answer")).await
+    }
+
+    pub async fn post(&self, path: &str, body: impl Into<reqwest::Body>) -> Response {
+        read(self.open(path, body).await).await
+    }
+
+    pub async fn ask(&self, path: &str, body: Value) -> Response {
+        self.post(path, body.to_string()).await
+    }
+
+    /// Until the headers are there.
+    pub async fn open(&self, path: &str, body: impl Into<reqwest::Body>) -> reqwest::Response {
+        let request = self.client.post(format!("{}{path}", self.url)).body(body);
+        request.send().await.expect("an answer")
+    }
+
+    /// The value of a metric with these labels, 0 when there is none.
+    pub async fn metric(&self, name: &str) -> f64 {
+        let text = self.get("/metrics").await.text;
+        let line = text
+            .lines()
+            .find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(' ')));
+        line.map_or(0.0, |line| {
+            line.rsplit(' ').next().expect("a value").parse().expect("a number")
+        })
+    }
+}
+
+async fn read(response: reqwest::Response) -> Response {
+    let (status, headers) = (response.status().as_u16(), response.headers().clone());
+    Response { status, headers, text: response.text().await.expect("a whole body") }
+}

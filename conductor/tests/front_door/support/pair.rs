@@ -1,0 +1,381 @@
+//! A fake store node and its fake engine, behind one gRPC server on loopback.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures::{Stream, StreamExt, stream};
+use kvasir_proto::v1::engine_server::{Engine, EngineServer};
+use kvasir_proto::v1::generate_event::Event;
+use kvasir_proto::v1::store_node_server::{StoreNode, StoreNodeServer};
+use kvasir_proto::{Side, SlotLayout, v1};
+use tokio::net::TcpListener;
+use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tonic::{Request, Response, Status};
+
+use super::script::{Leg, Reply, Script};
+use super::world::{Happened, World};
+
+pub const BLOCK_TOKENS: u32 = 16;
+pub const VOCAB_SIZE: u32 = 1024;
+pub const CONTEXT_TOKENS: u32 = 512;
+pub const FINGERPRINT: [u8; 32] = [7; 32];
+
+#[derive(Debug, Clone, Copy)]
+pub enum Role {
+    Prefill,
+    Decode,
+    Both,
+}
+
+/// See the module. Dropping it kills it.
+pub struct Pair {
+    pub address: String,
+    script: Arc<Mutex<Script>>,
+    _stop: DropGuard,
+}
+
+impl Pair {
+    pub async fn start(world: &World, name: &'static str, role: Role, script: Script) -> Pair {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address").to_string();
+        let script = Arc::new(Mutex::new(script));
+        let fake = Fake {
+            world: world.clone(),
+            name,
+            role,
+            address: address.clone(),
+            script: Arc::clone(&script),
+        };
+        let stop = CancellationToken::new();
+        let server = tonic::transport::Server::builder()
+            .add_service(StoreNodeServer::new(fake.clone()))
+            .add_service(EngineServer::new(fake))
+            .serve_with_incoming(TcpListenerStream::new(listener));
+        let stopped = stop.clone();
+        tokio::spawn(async move {
+            tokio::select! {
+                ended = server => ended.expect("the fake serves"),
+                () = stopped.cancelled() => {}
+            }
+        });
+        Pair { address, script, _stop: stop.drop_guard() }
+    }
+
+    pub fn change(&self, change: impl FnOnce(&mut Script)) {
+        change(&mut self.script.lock().expect("no panic"));
+    }
+}
+
+#[derive(Clone)]
+struct Fake {
+    world: World,
+    name: &'static str,
+    role: Role,
+    address: String,
+    script: Arc<Mutex<Script>>,
+}
+
+impl Fake {
+    fn script(&self) -> Script {
+        self.script.lock().expect("no panic").clone()
+    }
+
+    fn description(&self) -> v1::NodeDescription {
+        let role = match self.role {
+            Role::Prefill => v1::Role::Prefill,
+            Role::Decode => v1::Role::Decode,
+            Role::Both => v1::Role::Both,
+        };
+        v1::NodeDescription {
+            node_id: self.name.to_owned(),
+            incarnation: 1,
+            endpoint: self.name.as_bytes().to_vec(),
+            instance: Some(v1::InstanceDescription {
+                instance_id: format!("engine-{}", self.name),
+                role: role as i32,
+                model: Some(v1::ModelDescription {
+                    name: "tiny".to_owned(),
+                    fingerprint: FINGERPRINT.to_vec(),
+                    kv_dtype: "f32".to_owned(),
+                    vocab_size: VOCAB_SIZE,
+                    context_tokens: CONTEXT_TOKENS,
+                }),
+                grpc_address: self.address.clone(),
+                attach_epoch: 1,
+                max_running: 64,
+            }),
+            layout: Some((&SlotLayout::layer_major(BLOCK_TOKENS, 2, 64).expect("fits")).into()),
+            slots_total: 100_000,
+            slots_free: 100_000,
+            slots_available: 100_000,
+            draining: false,
+            load: Some(v1::InstanceLoad::default()),
+            load_at_unix_ms: 0,
+        }
+    }
+
+    fn targets(&self, first_page: u32, until_page: u32) -> v1::WriteTargets {
+        v1::WriteTargets {
+            endpoint: self.name.as_bytes().to_vec(),
+            first_page,
+            slots: (first_page..until_page).collect(),
+            imm: 1,
+            ..v1::WriteTargets::default()
+        }
+    }
+}
+
+async fn follow(reply: Reply) -> Result<(), Status> {
+    match reply {
+        Reply::Do => Ok(()),
+        Reply::Fail(code) => Err(Status::new(code, "as the script says")),
+        Reply::Hang | Reply::Hold => std::future::pending().await,
+    }
+}
+
+fn serial(tx: Option<v1::TxId>) -> u64 {
+    tx.expect("an id").serial
+}
+
+type Events<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl StoreNode for Fake {
+    type EventsStream = Events<v1::NodeEvent>;
+
+    async fn describe(
+        &self,
+        _: Request<v1::DescribeRequest>,
+    ) -> Result<Response<v1::NodeDescription>, Status> {
+        Ok(Response::new(self.description()))
+    }
+
+    async fn events(
+        &self,
+        _: Request<v1::EventsRequest>,
+    ) -> Result<Response<Self::EventsStream>, Status> {
+        let keys = self.script().keys;
+        let snapshot = v1::Snapshot { sequence: 0, first: true, last: true, keys };
+        let event = |event| Ok(v1::NodeEvent { incarnation: 1, event: Some(event) });
+        let first = stream::iter([event(v1::node_event::Event::Snapshot(snapshot))]);
+        let fake = self.clone();
+        let rest = stream::unfold(fake, move |fake| async move {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let status = v1::node_event::Event::Status(fake.description());
+            Some((Ok(v1::NodeEvent { incarnation: 1, event: Some(status) }), fake))
+        });
+        Ok(Response::new(Box::pin(first.chain(rest))))
+    }
+
+    async fn tx_allocate(
+        &self,
+        request: Request<v1::TxAllocateRequest>,
+    ) -> Result<Response<v1::TxAllocateReply>, Status> {
+        let request = request.into_inner();
+        let tx = serial(request.tx);
+        self.world.note(Happened::Allocate { node: self.name, tx, request: request.clone() });
+        let script = self.script();
+        follow(script.allocate).await?;
+        let pages = request.prompt_tokens.div_ceil(BLOCK_TOKENS);
+        let (held, until) = (script.held_blocks, request.fetch_until_block);
+        let targets = match Side::from_wire(request.side).expect("a side") {
+            Side::Decode => Some(self.targets(0, pages)),
+            Side::Prefill if until > held => Some(self.targets(held, until)),
+            Side::Prefill | Side::Source => None,
+        };
+        let reply = v1::TxAllocateReply { incarnation: 1, held_blocks: held, targets };
+        Ok(Response::new(reply))
+    }
+
+    async fn tx_push(
+        &self,
+        request: Request<v1::TxPushRequest>,
+    ) -> Result<Response<v1::TxPushReply>, Status> {
+        let request = request.into_inner();
+        let side = Side::from_wire(request.side).expect("a side");
+        self.world.note(Happened::Push { node: self.name, tx: serial(request.tx), side });
+        while self.script().push == Reply::Hold {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        let script = self.script();
+        follow(script.push).await?;
+        let asked = request.targets.expect("targets").slots.len() as u32;
+        let good_blocks = asked.min(script.good_blocks_max);
+        Ok(Response::new(v1::TxPushReply { good_blocks, corrupt_blocks: 0 }))
+    }
+
+    async fn tx_commit(
+        &self,
+        request: Request<v1::TxCommitRequest>,
+    ) -> Result<Response<v1::TxCommitReply>, Status> {
+        let v1::TxCommitRequest { tx, good_blocks, source_lost, .. } = request.into_inner();
+        let (node, tx) = (self.name, serial(tx));
+        self.world.note(Happened::Commit { node, tx, good_blocks, source_lost });
+        follow(self.script().commit).await?;
+        Ok(Response::new(v1::TxCommitReply { held_blocks: good_blocks }))
+    }
+
+    async fn tx_abort(
+        &self,
+        request: Request<v1::TxAbortRequest>,
+    ) -> Result<Response<v1::TxAbortReply>, Status> {
+        let request = request.into_inner();
+        let side = Side::from_wire(request.side).expect("a side");
+        self.world.note(Happened::Abort { node: self.name, tx: serial(request.tx), side });
+        Ok(Response::new(v1::TxAbortReply { known: true }))
+    }
+
+    async fn renew(
+        &self,
+        request: Request<v1::RenewRequest>,
+    ) -> Result<Response<v1::RenewReply>, Status> {
+        for share in request.into_inner().shares {
+            let side = Side::from_wire(share.side).expect("a side");
+            self.world.note(Happened::Renew { node: self.name, tx: serial(share.tx), side });
+        }
+        Ok(Response::new(v1::RenewReply::default()))
+    }
+
+    async fn list_blocks(
+        &self,
+        _: Request<v1::ListBlocksRequest>,
+    ) -> Result<Response<v1::ListBlocksReply>, Status> {
+        Ok(Response::new(v1::ListBlocksReply::default()))
+    }
+}
+
+#[tonic::async_trait]
+impl Engine for Fake {
+    type GenerateStream = Events<v1::GenerateEvent>;
+
+    async fn generate(
+        &self,
+        request: Request<v1::GenerateRequest>,
+    ) -> Result<Response<Self::GenerateStream>, Status> {
+        let request = request.into_inner();
+        let (node, tx, leg) = (self.name, serial(request.tx), request.leg());
+        self.world.note(Happened::Generate { node, tx, leg, request: request.clone() });
+        let over = Over { world: self.world.clone(), node, tx, leg, finished: false };
+        let (sender, receiver) = tokio::sync::mpsc::channel(1);
+        let fake = self.clone();
+        tokio::spawn(async move {
+            let closed = sender.clone();
+            tokio::select! {
+                // Dropping the leg notes that it is over.
+                () = closed.closed() => {}
+                () = fake.generate_leg(request, sender, over) => {}
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+}
+
+struct Over {
+    world: World,
+    node: &'static str,
+    tx: u64,
+    leg: v1::Leg,
+    finished: bool,
+}
+
+impl Drop for Over {
+    fn drop(&mut self) {
+        let Over { world, node, tx, leg, finished } = self;
+        world.note(Happened::GenerateOver { node, tx: *tx, leg: *leg, finished: *finished });
+    }
+}
+
+type Sender = tokio::sync::mpsc::Sender<Result<v1::GenerateEvent, Status>>;
+
+impl Fake {
+    async fn generate_leg(&self, request: v1::GenerateRequest, sender: Sender, mut over: Over) {
+        let send = async |event: Event| {
+            let _ = sender.send(Ok(v1::GenerateEvent { event: Some(event) })).await;
+        };
+        let fail = async |code: tonic::Code| {
+            let _ = sender.send(Err(Status::new(code, "as the script says"))).await;
+        };
+        let is_prefill = request.leg() == v1::Leg::Prefill;
+        let which = |script: &Script| if is_prefill { script.prefill } else { script.decode };
+        let mut plan = which(&self.script());
+        if let Leg::Fail(code) = plan {
+            return fail(code).await;
+        }
+        let cached_tokens = self.script().held_blocks * BLOCK_TOKENS;
+        send(Event::Accepted(v1::Accepted { cached_tokens })).await;
+        while plan == Leg::Hold {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            plan = which(&self.script());
+        }
+        match plan {
+            Leg::Hang => return std::future::pending().await,
+            Leg::End => return,
+            _ => {}
+        }
+        let tx = over.tx;
+        let mut finished = v1::Finished {
+            prompt_tokens_computed: request.prompt.len() as u32 - cached_tokens,
+            prefill_us: 1_000,
+            ..v1::Finished::default()
+        };
+        if is_prefill {
+            self.world.hand_over(tx);
+            finished.set_reason(v1::finished::Reason::HandedOver);
+            send(Event::Finished(finished)).await;
+            over.finished = true;
+            return;
+        }
+        if request.leg() == v1::Leg::Decode {
+            self.world.handed_over(tx).await;
+        }
+        let sampling = request.sampling.expect("sampling");
+        let script = self.script();
+        for index in 0..sampling.max_tokens {
+            while plan == Leg::HoldAfter(index) {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+                plan = which(&self.script());
+            }
+            match plan {
+                Leg::FailAfter(tokens, code) if index == tokens => return fail(code).await,
+                Leg::HangAfter(tokens) if index == tokens => return std::future::pending().await,
+                _ => {}
+            }
+            send(Event::Tokens(token(&sampling, index, &script))).await;
+        }
+        let reason = match script.stop_matched {
+            "" => v1::finished::Reason::Length,
+            _ => v1::finished::Reason::Stop,
+        };
+        finished.set_reason(reason);
+        finished.answer_tokens = sampling.max_tokens;
+        finished.text = script.held_back.to_owned();
+        finished.stop_matched = script.stop_matched.to_owned();
+        send(Event::Finished(finished)).await;
+        over.finished = true;
+    }
+}
+
+/// Each token's text names the seed and its place. Every third one's text comes with the next.
+fn token(sampling: &v1::SamplingParams, index: u32, script: &Script) -> v1::Tokens {
+    let word = |index: u32| format!(" s{}t{index}{}", sampling.seed, script.padding);
+    let last = index + 1 == sampling.max_tokens;
+    let text = match index % 3 {
+        2 if !last => String::new(),
+        0 if index > 0 => format!("{}{}", word(index - 1), word(index)),
+        _ => word(index),
+    };
+    let logprob = |id: u32, logprob: f32, text: &str| v1::TokenLogprob {
+        id,
+        logprob,
+        bytes: text.as_bytes().to_vec(),
+    };
+    let top = (0..sampling.top_logprobs).map(|n| logprob(n, -1.0 - n as f32, &format!("top{n}")));
+    let out = v1::TokenOut {
+        id: index + 100,
+        logprob: sampling.logprobs.then(|| logprob(index + 100, -0.5, &word(index))),
+        top: top.collect(),
+    };
+    v1::Tokens { tokens: vec![out], text }
+}

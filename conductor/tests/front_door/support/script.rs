@@ -1,0 +1,72 @@
+//! What a fake does when it is called. May be changed while it runs; a call looks when it begins.
+
+use tonic::Code;
+
+/// What a node does with a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reply {
+    Do,
+    Fail(Code),
+    /// Never answers.
+    Hang,
+    /// Answers when the script says something else.
+    Hold,
+}
+
+/// What an engine does with a leg.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Leg {
+    Do,
+    /// Fails before anything is sent.
+    Fail(Code),
+    /// Is accepted and then silent.
+    Hang,
+    /// Is silent until the script says something else.
+    Hold,
+    /// After so many tokens, fails.
+    FailAfter(u32, Code),
+    /// After so many tokens, is silent.
+    HangAfter(u32),
+    /// After so many tokens, is silent until the script says something else.
+    HoldAfter(u32),
+    /// Ends without a last word.
+    End,
+}
+
+#[derive(Debug, Clone)]
+pub struct Script {
+    pub allocate: Reply,
+    pub push: Reply,
+    pub commit: Reply,
+    pub prefill: Leg,
+    pub decode: Leg,
+    /// Source side: blocks that land, at most.
+    pub good_blocks_max: u32,
+    /// What the prefill side says is cached, in blocks.
+    pub held_blocks: u32,
+    /// Blocks it says it holds, in its events.
+    pub keys: Vec<u8>,
+    /// What stands in each token's text, besides its number.
+    pub padding: String,
+    /// Text that only comes with the last event.
+    pub held_back: &'static str,
+    pub stop_matched: &'static str,
+}
+
+impl Default for Script {
+    fn default() -> Self {
+        Script {
+            allocate: Reply::Do,
+            push: Reply::Do,
+            commit: Reply::Do,
+            prefill: Leg::Do,
+            decode: Leg::Do,
+            good_blocks_max: u32::MAX,
+            held_blocks: 0,
+            keys: Vec::new(),
+            padding: String::new(),
+            held_back: "",
+            stop_matched: "",
+        }
+    }
+}
