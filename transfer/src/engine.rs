@@ -294,19 +294,20 @@ impl TransferEngine {
         self.shared.submit(Command::CutOff { peer, done: Waiter::new(done) })
     }
 
-    /// Polls a progress word from now on.
+    /// Polls a progress word from now on: a change from the value that it has now is told.
     ///
     /// # Errors
     /// [`SubmitError::Invalid`] when the offsets do not fit the memory.
     pub fn watch(&self, watch: Watch) -> Result<WatchId, SubmitError> {
-        let fits = watch.memory.access() == Access::ReadWrite
-            && watch.memory.atomic_u64(watch.offset).is_ok()
-            && watch.memory.atomic_u32(watch.sleeping_offset).is_ok();
-        if !fits {
-            return Err(SubmitError::Invalid("the watched words do not fit their memory"));
+        let invalid = SubmitError::Invalid("the watched words do not fit their memory");
+        let word = watch.memory.atomic_u64(watch.offset).map_err(|_| invalid)?;
+        let seen = word.load(Ordering::Acquire);
+        watch.memory.atomic_u32(watch.sleeping_offset).map_err(|_| invalid)?;
+        if watch.memory.access() == Access::ReadOnly {
+            return Err(SubmitError::Invalid("the sleeping flag is in memory mapped read-only"));
         }
         let id = self.shared.next_watch();
-        self.shared.submit(Command::Watch { id, watch })?;
+        self.shared.submit(Command::Watch { id, watch, seen })?;
         Ok(id)
     }
 

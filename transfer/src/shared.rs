@@ -26,7 +26,7 @@ pub(crate) enum Command {
     DrainGroup { group: u64, done: Waiter },
     Revoke { key: u64, done: Waiter },
     CutOff { peer: PeerId, done: Waiter },
-    Watch { id: WatchId, watch: Watch },
+    Watch { id: WatchId, watch: Watch, seen: u64 },
     Unwatch { id: WatchId, done: Waiter },
 }
 

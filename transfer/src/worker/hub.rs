@@ -124,7 +124,7 @@ impl Hub {
         match session {
             Ok(peer) => self.calls.message(peer, message),
             Err(error) => {
-                tracing::warn!(engine = %self.shared.config.name, %error, "message dropped")
+                tracing::warn!(engine = %self.shared.config.name, %error, "message dropped");
             }
         }
     }

@@ -184,9 +184,7 @@ impl Worker {
                     None => self.hub.calls.done(done, Ok(())),
                 }
             }
-            Command::Watch { id, watch } => {
-                let seen = watch.memory.atomic_u64(watch.offset);
-                let seen = seen.map_or(0, |word| word.load(Ordering::Acquire));
+            Command::Watch { id, watch, seen } => {
                 self.watches.insert(id, Watched { watch, seen });
             }
             Command::Unwatch { id, done } => {

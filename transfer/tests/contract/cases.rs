@@ -16,7 +16,8 @@ pub fn a_write_lands_and_is_counted(fabric: &Fabric) {
     let reached = b.expect(5, 2);
     let peer = a.connect(b);
     let source_part = Source::Region { handle: source.clone(), offset: 100, bytes: 300 };
-    let write = Write { target_offset: 777, source: source_part, ..whole(peer, &source, descriptor, 5) };
+    let write =
+        Write { target_offset: 777, source: source_part, ..whole(peer, &source, descriptor, 5) };
     let first = a.write(write.clone());
     assert_eq!(fabric.outcome(&first), Ok(()));
     assert_eq!(reached.get(), None, "one of two");

@@ -46,9 +46,12 @@ enum Engine {
     Sim(SimEngine),
 }
 
+/// Whence it came, and what it says.
+pub type Message = (PeerId, Vec<u8>);
+
 pub struct Node {
     engine: RefCell<Option<Engine>>,
-    pub messages: Arc<Mutex<Vec<(PeerId, Vec<u8>)>>>,
+    pub messages: Arc<Mutex<Vec<Message>>>,
     pub events: Arc<Mutex<Vec<PeerEvent>>>,
 }
 
@@ -80,11 +83,9 @@ pub fn config(kind: Kind, options: Options, run_dir: &std::path::Path) -> Transf
         ..TransferConfig::default()
     };
     match kind {
-        Kind::Shm => TransferConfig {
-            preferred: Domain::Shm,
-            run_dir: Some(run_dir.to_owned()),
-            ..both
-        },
+        Kind::Shm => {
+            TransferConfig { preferred: Domain::Shm, run_dir: Some(run_dir.to_owned()), ..both }
+        }
         Kind::Tcp | Kind::Sim => TransferConfig {
             preferred: Domain::Tcp,
             tcp_listen: Some(([127, 0, 0, 1], 0).into()),
@@ -106,14 +107,8 @@ impl Fabric {
                 ..SimConfig::default()
             })
         });
-        let mut fabric = Fabric {
-            kind,
-            options,
-            network,
-            run_dir,
-            a: Node::empty(),
-            b: Node::empty(),
-        };
+        let mut fabric =
+            Fabric { kind, options, network, run_dir, a: Node::empty(), b: Node::empty() };
         fabric.a = fabric.node();
         fabric.b = fabric.node();
         fabric

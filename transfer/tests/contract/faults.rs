@@ -119,9 +119,8 @@ pub fn a_lost_peer_ends_what_was_meant_for_it(fabric: &Fabric) {
     let incarnation = b.endpoint().incarnation;
     fabric.kill(b);
     assert_eq!(fabric.outcome(&written[7]), Err(WriteError::PeerGone));
-    fabric.until("both events", || {
-        a.lost_sessions() == [peer] && a.lost_writers() == [incarnation]
-    });
+    fabric
+        .until("both events", || a.lost_sessions() == [peer] && a.lost_writers() == [incarnation]);
     let late = a.write(whole(peer, &source, descriptor, 6));
     assert_eq!(fabric.outcome(&late), Err(WriteError::PeerGone));
 }

@@ -35,7 +35,8 @@ fn spawn(kind: Kind, endpoint: &Endpoint, target: &RegionDesc) -> Child {
 }
 
 fn write_until_killed(kind: Kind) {
-    let mut lines = BufReader::new(std::io::stdin()).lines().map(|line| unhex(&line.expect("text")));
+    let mut lines =
+        BufReader::new(std::io::stdin()).lines().map(|line| unhex(&line.expect("text")));
     let endpoint = Endpoint::from_bytes(&lines.next().expect("an endpoint")).expect("an endpoint");
     let target = RegionDesc::from_bytes(&lines.next().expect("a region")).expect("a region");
     let fabric = Fabric::new(kind, Options { operations_max: 64, ..Options::default() });

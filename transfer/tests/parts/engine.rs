@@ -1,0 +1,319 @@
+//! An engine by itself: starting, stopping, choosing a domain, watching words, resting.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use kvasir_transfer::memory::{Access, Prefault};
+use kvasir_transfer::{
+    Completion, ConnectError, Domain, Endpoint, Expect, Handlers, PeerEvent, RegisterError,
+    SharedMemory, Source, StartError, SubmitError, TransferConfig, TransferEngine, Watch, Write,
+    WriteError,
+};
+
+const LONG: Duration = Duration::from_secs(30);
+
+pub fn tcp_config() -> TransferConfig {
+    let tcp_listen = Some(([127, 0, 0, 1], 0).into());
+    TransferConfig { preferred: Domain::Tcp, tcp_listen, ..TransferConfig::default() }
+}
+
+pub fn start(config: TransferConfig) -> (TransferEngine, prometheus::Registry) {
+    let registry = prometheus::Registry::new();
+    let engine = TransferEngine::start(config, Handlers::default(), &registry).expect("started");
+    (engine, registry)
+}
+
+pub fn counter(registry: &prometheus::Registry, name: &str, labels: &[&str]) -> f64 {
+    let families = registry.gather();
+    let family = families.iter().find(|family| family.name() == name).expect("registered");
+    let wanted = family.get_metric().iter().filter(|metric| {
+        labels.iter().all(|wanted| metric.get_label().iter().any(|label| label.value() == *wanted))
+    });
+    wanted.map(|metric| metric.get_counter().get_value() + metric.get_gauge().get_value()).sum()
+}
+
+fn region(bytes: usize) -> Arc<SharedMemory> {
+    Arc::new(SharedMemory::create("test", bytes, Prefault::No).expect("memory"))
+}
+
+#[test]
+fn a_configuration_that_cannot_be_is_refused() {
+    let start = |config| {
+        let registry = prometheus::Registry::new();
+        TransferEngine::start(config, Handlers::default(), &registry).map(|_| ()).unwrap_err()
+    };
+    assert!(matches!(start(TransferConfig::default()), StartError::NoDomain));
+    let unspecified = Some(([0, 0, 0, 0], 0).into());
+    let config = TransferConfig { tcp_listen: unspecified, ..tcp_config() };
+    assert!(matches!(start(config), StartError::Advertise(_)));
+    for config in [
+        TransferConfig { operations_max: 0, ..tcp_config() },
+        TransferConfig { slice_bytes: 100, ..tcp_config() },
+        TransferConfig { message_bytes_max: 0, ..tcp_config() },
+        TransferConfig { early_imms_max: 0, ..tcp_config() },
+        TransferConfig { peer_timeout_ms: 0, ..tcp_config() },
+    ] {
+        assert!(matches!(start(config), StartError::Config(_)));
+    }
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let tcp_listen = Some(taken.local_addr().expect("its address"));
+    let error = start(TransferConfig { tcp_listen, ..tcp_config() });
+    assert!(matches!(error, StartError::Listen { .. }), "{error}");
+    let run_dir = Some("/nonexistent".into());
+    let error = start(TransferConfig { run_dir, ..TransferConfig::default() });
+    assert!(matches!(error, StartError::Listen { .. }), "{error}");
+}
+
+#[test]
+fn an_advertised_address_is_what_peers_are_told() {
+    let tcp_advertise = Some(([10, 1, 2, 3], 4567).into());
+    let tcp_listen = Some(([0, 0, 0, 0], 0).into());
+    let (engine, _) = start(TransferConfig { tcp_listen, tcp_advertise, ..tcp_config() });
+    assert_eq!(engine.endpoint().tcp, tcp_advertise);
+}
+
+#[test]
+fn endpoints_survive_the_wire_and_nothing_else_is_one() {
+    let run_dir = tempfile::tempdir().expect("a directory");
+    let config = TransferConfig { run_dir: Some(run_dir.path().to_owned()), ..tcp_config() };
+    let (engine, _) = start(config);
+    let endpoint = engine.endpoint();
+    let bytes = endpoint.to_bytes();
+    assert_eq!(Endpoint::from_bytes(&bytes).expect("it is one"), endpoint);
+    assert!(Endpoint::from_bytes(&bytes[..bytes.len() - 3]).is_err());
+    assert!(Endpoint::from_bytes(b"").is_err());
+    let shown = format!("{endpoint:?}");
+    assert!(!shown.contains("cookie: ["), "the cookie is not for logs: {shown}");
+}
+
+#[test]
+fn the_preferred_domain_is_used_where_it_can_be_and_the_other_one_elsewhere() {
+    let run_dir = tempfile::tempdir().expect("a directory");
+    let both = |preferred| TransferConfig {
+        preferred,
+        run_dir: Some(run_dir.path().to_owned()),
+        ..tcp_config()
+    };
+    let (receiver, _) = start(both(Domain::Shm));
+    let other_host = {
+        let mut endpoint = receiver.endpoint();
+        endpoint.shm.as_mut().expect("it has shm").host_boot_id = "another".into();
+        endpoint
+    };
+    let broken_socket = {
+        let mut endpoint = receiver.endpoint();
+        endpoint.shm.as_mut().expect("it has shm").socket = "/nonexistent".into();
+        endpoint
+    };
+    for (config, endpoint, expected) in [
+        (both(Domain::Shm), receiver.endpoint(), "shm"),
+        (both(Domain::Tcp), receiver.endpoint(), "tcp"),
+        (both(Domain::Shm), other_host, "tcp"),
+        (both(Domain::Shm), broken_socket, "tcp"),
+        (tcp_config(), receiver.endpoint(), "tcp"),
+    ] {
+        let (sender, registry) = start(config);
+        let peer = sender.connect(&endpoint).expect("reachable");
+        let (done, sent) = Completion::future();
+        sender.send(peer, b"hello".to_vec(), LONG, done).expect("accepted");
+        assert_eq!(sent.wait(), Ok(()));
+        let by = |domain| counter(&registry, "kvasir_transfer_messages_total", &[domain, "sent"]);
+        let expected = if expected == "shm" { (1.0, 0.0) } else { (0.0, 1.0) };
+        assert_eq!((by("shm"), by("tcp")), expected);
+    }
+    let run_dir = Some(run_dir.path().to_owned());
+    let (shm_only, _) = start(TransferConfig { run_dir, ..TransferConfig::default() });
+    let (tcp_only, _) = start(tcp_config());
+    let unreachable = tcp_only.connect(&shm_only.endpoint());
+    assert_eq!(unreachable, Err(ConnectError::Unreachable));
+}
+
+#[test]
+fn read_only_memory_is_no_target() {
+    let (engine, _) = start(tcp_config());
+    let memory = region(4096);
+    let fd = memory.fd().try_clone_to_owned().expect("a descriptor");
+    let reader = SharedMemory::from_fd(fd, 4096, Access::ReadOnly).expect("mapped");
+    assert!(matches!(engine.register(Arc::new(reader)), Err(RegisterError::ReadOnly)));
+}
+
+#[test]
+fn regions_are_bounded_and_revoking_makes_room() {
+    let (engine, _) = start(tcp_config());
+    let memory = region(4096);
+    let mut regions = Vec::new();
+    while let Ok((handle, _)) = engine.register(Arc::clone(&memory)) {
+        regions.push(handle);
+        assert!(regions.len() <= 1024);
+    }
+    let (done, revoked) = Completion::future();
+    engine.revoke(&regions[0], done).expect("accepted");
+    assert_eq!(revoked.wait(), Ok(()));
+    engine.register(memory).expect("there is room again");
+}
+
+#[test]
+fn what_is_under_way_is_cancelled_when_the_engine_stops() {
+    let (engine, _) = start(tcp_config());
+    let (done, waiting) = Completion::future();
+    engine.expect_imm(Expect { imm: 1, count: 1, deadline: None }, done).expect("accepted");
+    let told = Arc::new(Mutex::new(None));
+    let heard = Arc::clone(&told);
+    let done = Completion::callback(move |outcome| {
+        *heard.lock().expect("told") = Some(outcome);
+    });
+    engine.expect_imm(Expect { imm: 2, count: 1, deadline: None }, done).expect("accepted");
+    drop(engine);
+    assert_eq!(waiting.wait(), Err(WriteError::Cancelled));
+    assert_eq!(*told.lock().expect("told"), Some(Err(WriteError::Cancelled)));
+}
+
+#[test]
+fn a_callback_may_submit_and_may_drop_the_engine() {
+    let (engine, _) = start(tcp_config());
+    let engine = Arc::new(Mutex::new(Some(engine)));
+    let (done, dropped) = Completion::future();
+    let inner = Arc::clone(&engine);
+    let callback = Completion::callback(move |outcome| {
+        assert_eq!(outcome, Ok(()));
+        let own = inner.lock().expect("the engine").take().expect("it is there");
+        own.drain_group(1, Completion::Ignore).expect("accepted");
+        drop(own);
+        done.complete(Ok(()));
+    });
+    let held = engine.lock().expect("the engine");
+    held.as_ref().expect("it is there").cancel_imm(5, callback).expect("accepted");
+    drop(held);
+    assert_eq!(dropped.wait(), Ok(()));
+}
+
+#[test]
+fn a_progress_word_is_told_awake_and_asleep() {
+    let (engine, _) = start(TransferConfig { spin_us: 0, ..tcp_config() });
+    let memory = region(4096);
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let steps = Arc::clone(&seen);
+    let watch = |offset| Watch {
+        memory: Arc::clone(&memory),
+        offset,
+        sleeping_offset: 64,
+        on_progress: Box::new({
+            let steps = Arc::clone(&steps);
+            move |former, now| steps.lock().expect("steps").push((former, now))
+        }),
+    };
+    assert!(matches!(engine.watch(watch(4)), Err(SubmitError::Invalid(_))));
+    let id = engine.watch(watch(8)).expect("accepted");
+    let word = memory.atomic_u64(8).expect("aligned");
+    let event = engine.wake_fd().try_clone_to_owned().expect("a descriptor");
+    let bell = kvasir_transfer::doorbell::Doorbell::from_fd(event, &memory, 64).expect("a bell");
+    let until = |wanted: u64| {
+        let began = Instant::now();
+        while seen.lock().expect("steps").last().is_none_or(|step| step.1 != wanted) {
+            assert!(began.elapsed() < LONG, "never told of {wanted}");
+            std::thread::yield_now();
+        }
+    };
+    for value in 1..=200u64 {
+        word.store(value, Ordering::Release);
+        bell.ring();
+        until(value);
+        if value % 20 == 0 {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+    let told = seen.lock().expect("steps").clone();
+    assert_eq!(told[0].0, 0);
+    assert!(told.windows(2).all(|pair| pair[0].1 == pair[1].0), "each step begins where one ended");
+    let (done, unwatched) = Completion::future();
+    engine.unwatch(id, done).expect("accepted");
+    assert_eq!(unwatched.wait(), Ok(()));
+    let before = seen.lock().expect("steps").len();
+    word.store(999, Ordering::Release);
+    bell.ring();
+    std::thread::sleep(Duration::from_millis(2));
+    assert_eq!(seen.lock().expect("steps").len(), before);
+}
+
+/// Time on a core of the thread with this name, in clock ticks of 10 ms.
+fn ticks_of_thread(name: &str) -> u64 {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("proc");
+    for task in tasks {
+        let path = task.expect("a task").path();
+        let comm = std::fs::read_to_string(path.join("comm")).unwrap_or_default();
+        if comm.trim() == name {
+            let stat = std::fs::read_to_string(path.join("stat")).expect("its numbers");
+            let after = stat.rsplit(')').next().expect("the name is in brackets");
+            let fields: Vec<&str> = after.split_whitespace().collect();
+            return fields[11].parse::<u64>().expect("utime")
+                + fields[12].parse::<u64>().expect("stime");
+        }
+    }
+    panic!("no thread {name}");
+}
+
+#[test]
+fn an_idle_engine_sleeps() {
+    let run_dir = tempfile::tempdir().expect("a directory");
+    let config = |name: &str| TransferConfig {
+        name: name.into(),
+        run_dir: Some(run_dir.path().to_owned()),
+        ..tcp_config()
+    };
+    let (idle, _) = start(config("idle"));
+    let (other, _) = start(config("other"));
+    let peer = other.connect(&idle.endpoint()).expect("reachable");
+    let (done, sent) = Completion::future();
+    other.send(peer, b"hello".to_vec(), LONG, done).expect("accepted");
+    assert_eq!(sent.wait(), Ok(()));
+    let (before_idle, before_other) = (ticks_of_thread("xfer-idle"), ticks_of_thread("xfer-other"));
+    std::thread::sleep(Duration::from_millis(500));
+    // Spinning, it would have used 50 ticks.
+    assert!(ticks_of_thread("xfer-idle") - before_idle <= 2);
+    assert!(ticks_of_thread("xfer-other") - before_other <= 2);
+}
+
+#[test]
+fn a_peer_that_stops_reading_is_given_up() {
+    // A listener that never answers the hello.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let events = Arc::new(AtomicU64::new(0));
+    let lost = Arc::clone(&events);
+    let handlers = Handlers {
+        on_peer: Box::new(move |event| {
+            if matches!(event, PeerEvent::SessionLost { .. }) {
+                lost.fetch_add(1, Ordering::Release);
+            }
+        }),
+        ..Handlers::default()
+    };
+    let registry = prometheus::Registry::new();
+    let config = TransferConfig { peer_timeout_ms: 50, ..tcp_config() };
+    let engine = TransferEngine::start(config, handlers, &registry).expect("started");
+    let mut endpoint = engine.endpoint();
+    endpoint.incarnation ^= 1;
+    endpoint.tcp = Some(silent.local_addr().expect("its address"));
+    let (handle, target) = engine.register(region(4096)).expect("room");
+    let peer = engine.connect(&endpoint).expect("reachable");
+    let (done, written) = Completion::future();
+    let write = Write {
+        peer,
+        source: Source::Region { handle, offset: 0, bytes: 4096 },
+        target,
+        target_offset: 0,
+        imm: None,
+        checksum: None,
+        group: 1,
+        deadline: LONG,
+    };
+    engine.write(write, done).expect("accepted");
+    assert_eq!(written.wait(), Err(WriteError::PeerGone));
+    // What was never issued has certainly not landed.
+    let (done, drained) = Completion::future();
+    engine.drain_group(1, done).expect("accepted");
+    assert_eq!(drained.wait(), Ok(()));
+    assert_eq!(events.load(Ordering::Acquire), 1);
+    let _ = engine.wake_fd().as_fd();
+}

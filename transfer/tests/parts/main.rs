@@ -1,0 +1,9 @@
+//! The parts that are useful on their own (memory, rings, doorbells, descriptors, processes), and what
+//! concerns one domain only.
+
+mod doorbell;
+mod engine;
+mod hostile;
+mod memory;
+mod ring;
+mod sim;
