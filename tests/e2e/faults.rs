@@ -13,8 +13,9 @@ use support::rest::comes_to_rest;
 use support::vectors::{Variant, ids};
 
 const DEADLINE: Duration = Duration::from_secs(20);
+/// Either half has room for all of the load, so that what is refused is refused for the fault.
 const FLAGS: &str = "--prefill 2 --decode 2 --lease-ms 2000 --request-deadline-ms 20000 \
-                     --chunk-tokens 64";
+                     --chunk-tokens 64 --arena-bytes 128MiB";
 const INSTANCES: f64 = 4.0;
 const LOAD: Amount = Amount { at_once: 50, total: 100, deadline: DEADLINE };
 /// Leases and what follows them.
