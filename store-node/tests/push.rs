@@ -118,6 +118,52 @@ async fn pages_that_the_decode_side_lacks_are_sent_from_the_cache() {
     pair.is_quiet().await;
 }
 
+/// Its engine may be done with the share by then, so that the push alone holds the pages.
+async fn a_rotten_cached_block_is_dropped(released: bool) {
+    let mut pair = Pair::start(Domain::Tcp).await;
+    let tokens = prompt(1, 3 * BLOCK_TOKENS + 1);
+    let keys = chain(&tokens);
+    pair.prefill.allocate(allocate(P(1), &tokens)).await.expect("room");
+    let slots = pair.prefill_engine.bind(P(1)).await.slots;
+    pair.prefill_engine.compute(P(1), &tokens, &slots, 0..4);
+    pair.prefill_engine.release(P(1));
+    pair.prefill.has_blocks(&keys).await;
+    let mut bytes = pair.prefill_engine.read(slots[1], 2);
+    bytes[5] ^= 16;
+    pair.prefill_engine.write(slots[1], 2, &bytes);
+
+    let (targets, held, _) = pair.allocate(2, &tokens).await;
+    assert_eq!(held, 3);
+    if released {
+        let slots = pair.prefill_engine.bind(P(2)).await.slots;
+        pair.prefill_engine.compute(P(2), &tokens, &slots, 3..4);
+        pair.prefill_engine.finish(P(2), b"tail");
+        pair.prefill_engine.release(P(2));
+    }
+    pair.prefill.push(P(2), Some(targets)).await.expect("armed");
+    until("the bad block is dropped and what follows it", async || {
+        (pair.prefill.blocks(&keys).await.len() == 1).then_some(())
+    })
+    .await;
+    assert_eq!(pair.prefill.metric("corrupt_blocks_total").await, 1.0);
+    pair.decode.abort(D(2)).await;
+    pair.is_quiet().await;
+    assert_eq!(pair.decode.blocks(&keys).await.len(), 0, "nothing of it was believed");
+    // The next attempt computes it again.
+    pair.serve(3, &tokens).await;
+    pair.is_quiet().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cached_block_that_is_rotten_is_dropped_when_its_push_is_refused() {
+    a_rotten_cached_block_is_dropped(false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cached_block_that_is_rotten_is_dropped_also_when_its_engine_is_done() {
+    a_rotten_cached_block_is_dropped(true).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn layers_that_finish_before_the_targets_are_known_are_pushed_when_they_arrive() {
     let mut pair = Pair::start(Domain::Shm).await;

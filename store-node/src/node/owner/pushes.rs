@@ -15,9 +15,11 @@ use super::Owner;
 use crate::clock;
 use crate::layer_log::LayerLine;
 use crate::node::WRITES_MAX;
+use crate::node::arena::Arena;
 use crate::node::command::{Refused, Reply};
 use crate::node::inbox::{End, GroupEnd, Post};
 use crate::node::leg::{Drain, Leg, Outgoing, Target};
+use crate::node::pages::Pages;
 use crate::node::peer_message::{PeerMessage, PushName};
 use crate::node::push::{Fault, Group, Grouping, Push};
 use crate::node::tail;
@@ -336,13 +338,7 @@ impl Owner {
         let core_waits = outgoing.core_waits;
         let answer =
             if outgoing.unsure { PeerMessage::Unsure(name) } else { PeerMessage::Stopped(name) };
-        let corrupt: Vec<u32> = outgoing
-            .push
-            .bad_pages()
-            .iter()
-            .filter(|(_, fault)| *fault == Fault::Corrupt)
-            .map(|(page, _)| *page)
-            .collect();
+        let rotten = rotten(&self.arena, &leg.pages, &outgoing.push);
         for peer in peers {
             self.tell_peer(peer, answer);
         }
@@ -358,6 +354,8 @@ impl Owner {
         self.metrics.pushes.with_label_values(&[label]).inc();
         tracing::debug!(%share, outcome = label, "push ended");
         let now_ms = clock::now_ms();
+        // While the read holds them: afterwards a slot may be another block's.
+        self.drop_rotten(share, &rotten);
         if core_waits {
             self.blocks.push_stopped(now_ms, share);
         } else if reading && let Err(error) = self.blocks.read_end(now_ms, share) {
@@ -365,11 +363,7 @@ impl Owner {
         }
         match share.side {
             Side::Source => {
-                let corrupt_blocks = if fault == Some(Fault::Corrupt) {
-                    self.drop_corrupt(share, &corrupt)
-                } else {
-                    0
-                };
+                let corrupt_blocks = rotten.len() as u32;
                 if let Some(reply) = reply {
                     let _ = reply.send(Ok(v1::TxPushReply { good_blocks, corrupt_blocks }));
                 }
@@ -385,18 +379,21 @@ impl Owner {
         }
     }
 
-    /// Drops the stored copies that failed. Answers how many pages did.
-    fn drop_corrupt(&mut self, share: Share, pages: &[u32]) -> u32 {
-        for page in pages {
-            let Some((slot, generation)) = self.blocks.page_slot(share, *page) else { continue };
-            let dropped = self.blocks.drop_corrupt(clock::now_ms(), slot, generation);
+    /// Drops stored copies that failed: the next request would find them again.
+    fn drop_rotten(&mut self, share: Share, rotten: &[(u32, SlotIndex)]) {
+        for (page, slot) in rotten {
+            let Some(generation) = self.blocks.generation(*slot) else { continue };
+            let dropped = self.blocks.drop_corrupt(clock::now_ms(), *slot, generation);
+            if dropped == 0 {
+                // Dropped with one before it, or never committed.
+                continue;
+            }
             self.metrics.corrupt_blocks.inc();
             tracing::error!(
                 %share, page, slot = slot.0, dropped,
                 "a stored block failed its checksum; it and what follows it were dropped"
             );
         }
-        pages.len() as u32
     }
 
     /// The engine's tail: the push owes it, now or when the targets come.
@@ -481,6 +478,18 @@ fn paged_writes(
         }
     }
     writes
+}
+
+/// Of the pages that were refused as corrupt, those whose bytes are not what they were: a group is
+/// refused as a whole, though one page of it may be to blame, or the way there.
+fn rotten(arena: &Arena, pages: &Pages, push: &Push) -> Vec<(u32, SlotIndex)> {
+    let refused = push.bad_pages().iter().filter(|(_, fault)| *fault == Fault::Corrupt);
+    refused
+        .map(|(page, _)| (*page, pages.slot(*page)))
+        .filter(|(page, slot)| {
+            pages.is_whole(*page) && arena.checksums(pages.layout(), *slot) != pages.checksums(*page)
+        })
+        .collect()
 }
 
 fn group_bytes(leg: &Leg, group: &Group) -> u64 {
