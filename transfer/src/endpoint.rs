@@ -27,10 +27,10 @@ impl std::fmt::Debug for Endpoint {
     }
 }
 
-/// The shm domain: only reachable from the same host (boot).
+/// The shm domain: only reachable from the same host, and with the same view of its processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShmAddress {
-    pub host_boot_id: String,
+    pub host_id: String,
     pub socket: PathBuf,
 }
 
@@ -56,7 +56,7 @@ struct EndpointWire {
     #[prost(bytes = "vec", tag = "3")]
     cookie: Vec<u8>,
     #[prost(string, tag = "4")]
-    shm_host_boot_id: String,
+    shm_host_id: String,
     #[prost(string, tag = "5")]
     shm_socket: String,
     #[prost(string, tag = "6")]
@@ -65,15 +65,15 @@ struct EndpointWire {
 
 impl Endpoint {
     pub fn to_bytes(&self) -> Vec<u8> {
-        let (shm_host_boot_id, shm_socket) = match &self.shm {
-            Some(shm) => (shm.host_boot_id.clone(), shm.socket.to_string_lossy().into_owned()),
+        let (shm_host_id, shm_socket) = match &self.shm {
+            Some(shm) => (shm.host_id.clone(), shm.socket.to_string_lossy().into_owned()),
             None => Default::default(),
         };
         EndpointWire {
             version: VERSION,
             incarnation: self.incarnation,
             cookie: self.cookie.to_vec(),
-            shm_host_boot_id,
+            shm_host_id,
             shm_socket,
             tcp: self.tcp.map(|address| address.to_string()).unwrap_or_default(),
         }
@@ -89,7 +89,7 @@ impl Endpoint {
         }
         let cookie = wire.cookie.try_into().map_err(|_| WireError::Field("cookie"))?;
         let shm = (!wire.shm_socket.is_empty()).then(|| ShmAddress {
-            host_boot_id: wire.shm_host_boot_id,
+            host_id: wire.shm_host_id,
             socket: PathBuf::from(wire.shm_socket),
         });
         let tcp = match wire.tcp.as_str() {

@@ -197,7 +197,7 @@ impl TransferEngine {
     pub fn connect(&self, endpoint: &Endpoint) -> Result<PeerId, ConnectError> {
         let here = &self.shared.endpoint;
         let by_shm = match (&here.shm, &endpoint.shm) {
-            (Some(here), Some(there)) => here.host_boot_id == there.host_boot_id,
+            (Some(here), Some(there)) => here.host_id == there.host_id,
             _ => false,
         };
         if !by_shm && endpoint.tcp.is_none() {

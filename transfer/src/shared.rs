@@ -92,11 +92,12 @@ impl Shared {
     // ---- commands ----
 
     pub(crate) fn submit(&self, command: Command) -> Result<(), SubmitError> {
-        if self.stop.load(Ordering::Acquire) {
-            return Err(SubmitError::Stopped);
-        }
         {
             let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+            // Under the lock, so that nothing is queued behind the worker's last look.
+            if self.stop.load(Ordering::Acquire) {
+                return Err(SubmitError::Stopped);
+            }
             if queue.len() >= self.config.operations_max + CONTROL_COMMANDS_MAX {
                 return Err(SubmitError::Full);
             }
@@ -116,6 +117,13 @@ impl Shared {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::swap(&mut *queue, into);
         self.queued.store(0, Ordering::Release);
+    }
+
+    /// Nothing is accepted from now on, and what waits ends with `Cancelled`.
+    pub(crate) fn close(&self) {
+        self.stop.store(true, Ordering::Release);
+        let mut left = VecDeque::new();
+        self.take_commands(&mut left);
     }
 
     // ---- regions ----

@@ -43,9 +43,9 @@ pub(crate) fn start(
         let (listener, path) = listen_shm(run_dir, incarnation)?;
         listeners.shm = Some(listener);
         listeners.socket_path = Some(path.clone());
-        let host_boot_id = crate::shm::host_boot_id()
-            .map_err(|source| StartError::System { call: "boot id", source })?;
-        endpoint.shm = Some(ShmAddress { host_boot_id, socket: path });
+        let host_id = crate::shm::host_id()
+            .map_err(|source| StartError::System { call: "read the boot id", source })?;
+        endpoint.shm = Some(ShmAddress { host_id, socket: path });
     }
     let directory = match &endpoint.shm {
         Some(_) => Some(Directory::create()?),
@@ -102,6 +102,10 @@ fn listen_tcp(
 }
 
 fn listen_shm(run_dir: &Path, incarnation: u64) -> Result<(OwnedFd, PathBuf), StartError> {
+    // Endpoints carry it as text.
+    if run_dir.to_str().is_none() {
+        return Err(StartError::Config("run_dir"));
+    }
     let path = run_dir.join(format!("transfer-{incarnation:016x}.sock"));
     let listening = crate::shm::start_listening(&path);
     let listener = listening.map_err(|errno| StartError::Listen {

@@ -36,6 +36,7 @@ pub enum Refusal {
     StaleIncarnation,
     #[error("outside the region")]
     OutOfBounds,
+    /// Stands for "refused" where the reason is not passed on.
     #[error("malformed")]
     Malformed,
     /// Only said by this side's own counters.

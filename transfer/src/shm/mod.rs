@@ -48,10 +48,12 @@ fn start_connecting(path: &Path) -> rustix::io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Names this boot of this host: endpoints with another one cannot share memory with us.
-pub(crate) fn host_boot_id() -> std::io::Result<String> {
-    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
-    Ok(id.trim().to_owned())
+/// Names this boot of this host, and the view of its processes that we have: engines that differ in
+/// either cannot share memory, because they could not watch each other's processes.
+pub(crate) fn host_id() -> std::io::Result<String> {
+    let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let pids = std::fs::read_link("/proc/self/ns/pid")?;
+    Ok(format!("{} {}", boot_id.trim(), pids.display()))
 }
 
 /// The memory of one connection: made by the receiver, written by both.
@@ -190,6 +192,24 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::memory::Prefault;
+
+    #[test]
+    fn a_copy_is_over_when_its_epoch_or_its_process_is() {
+        let memory = SharedMemory::create("test", 4096, Prefault::No).expect("memory");
+        let link = LinkMemory(Arc::new(memory));
+        link.epoch().store(3, Ordering::SeqCst);
+        let copying = |process| Copying { link: link.clone(), epoch: 3, process };
+        let own = Process::open(std::process::id()).expect("alive");
+        let by_us = copying(Arc::new(own));
+        assert!(!by_us.is_over());
+        let mut child = std::process::Command::new("true").spawn().expect("spawned");
+        let process = Arc::new(Process::open(child.id()).expect("not reaped yet"));
+        child.wait().expect("reaped");
+        assert!(copying(process).is_over(), "its process is gone");
+        link.epoch().store(4, Ordering::SeqCst);
+        assert!(by_us.is_over());
+    }
 
     #[test]
     fn records_questions_and_answers_survive_the_way() {

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use kvasir_transfer_core::{OpId, PathId, SessionId};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::io::Errno;
 
 use crate::config::Domain;
 use crate::endpoint::Endpoint;
@@ -23,6 +24,8 @@ use super::link::{LinkEnd, Readiness, Turn};
 /// Connections that peers made; more are closed as they come.
 const INCOMING_MAX: usize = 4096;
 const ACCEPTS_PER_TURN: usize = 64;
+/// When the system is out of descriptors or memory.
+const ACCEPT_AGAIN_US: u64 = 10_000;
 
 const TOKEN_WAKE: u64 = 0;
 const TOKEN_TCP: u64 = 1;
@@ -43,7 +46,7 @@ pub(super) struct Links {
     epoll: OwnedFd,
     tcp_listener: Option<OwnedFd>,
     shm_listener: Option<OwnedFd>,
-    /// Of sockets that have not become ready anew since: a listener is read until it is empty.
+    /// By domain: whether connections may wait to be taken.
     accepting: [bool; 2],
     outgoing: BTreeMap<SessionId, Outgoing>,
     incoming: BTreeMap<PathId, Incoming>,
@@ -221,7 +224,7 @@ impl Links {
     }
 
     pub(super) fn turn(&mut self, hub: &mut Hub) -> Turn {
-        let mut all = Turn { busy: self.accept(hub), ..Turn::default() };
+        let mut all = self.accept(hub);
         let mut ended = Vec::new();
         for (path, into) in &mut self.incoming {
             match into.link.turn(hub) {
@@ -254,32 +257,35 @@ impl Links {
 
     // ---- incoming ----
 
-    fn accept(&mut self, hub: &mut Hub) -> bool {
-        let mut any = false;
+    fn accept(&mut self, hub: &mut Hub) -> Turn {
+        let mut turn = Turn::default();
         for domain in [Domain::Shm, Domain::Tcp] {
-            let listener = match domain {
-                Domain::Shm => &self.shm_listener,
-                Domain::Tcp => &self.tcp_listener,
-            };
-            let Some(listener) = listener else { continue };
-            let mut taken = Vec::new();
-            while self.accepting[domain as usize] && taken.len() < ACCEPTS_PER_TURN {
-                let socket = match domain {
-                    Domain::Shm => crate::shm::take_connection(listener),
-                    Domain::Tcp => crate::tcp::take_connection(listener),
-                };
+            let mut taken = 0;
+            while self.accepting[domain as usize] && taken < ACCEPTS_PER_TURN {
+                let Some(socket) = self.take_connection(domain) else { break };
+                taken += 1;
+                turn.busy = true;
                 match socket {
-                    Ok(socket) => taken.push(socket),
-                    // Nothing is left; or descriptors are, for now: the next one to come wakes us.
-                    Err(_) => self.accepting[domain as usize] = false,
+                    Ok(socket) => self.add_incoming(domain, socket, hub),
+                    Err(Errno::AGAIN) => self.accepting[domain as usize] = false,
+                    Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
+                        turn.wait_until_us = hub.now_us + ACCEPT_AGAIN_US;
+                        turn.busy = false;
+                        break;
+                    }
+                    // That one was gone before it was taken; there may be others behind it.
+                    Err(_) => {}
                 }
             }
-            for socket in taken {
-                any = true;
-                self.add_incoming(domain, socket, hub);
-            }
         }
-        any
+        turn
+    }
+
+    fn take_connection(&self, domain: Domain) -> Option<rustix::io::Result<OwnedFd>> {
+        match domain {
+            Domain::Shm => self.shm_listener.as_ref().map(crate::shm::take_connection),
+            Domain::Tcp => self.tcp_listener.as_ref().map(crate::tcp::take_connection),
+        }
     }
 
     fn add_incoming(&mut self, domain: Domain, socket: OwnedFd, hub: &Hub) {
@@ -463,7 +469,7 @@ fn open(
         Domain::Tcp => TcpOut::connect(session, endpoint.tcp?, hello).ok().map(OutLink::Tcp),
         Domain::Shm => {
             let (there, here) = (endpoint.shm.as_ref()?, hub.shared.endpoint.shm.as_ref()?);
-            if there.host_boot_id != here.host_boot_id {
+            if there.host_id != here.host_id {
                 return None;
             }
             ShmOut::connect(session, &there.socket, hello).ok().map(OutLink::Shm)

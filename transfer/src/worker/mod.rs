@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ use crate::doorbell::drain_event;
 use crate::engine::Handlers;
 use crate::payload::Waiter;
 use crate::progress::{Watch, WatchId};
-use crate::shared::Command;
+use crate::shared::{Command, Shared};
 use crate::submit::Submission;
 
 use hub::Hub;
@@ -48,6 +49,15 @@ pub(crate) struct Worker {
     gauges_us: u64,
     /// Removed in the end.
     socket_path: Option<PathBuf>,
+}
+
+/// A worker that ends, even by a panic in a callback, leaves nobody waiting.
+struct Closing(Arc<Shared>);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        self.0.close();
+    }
 }
 
 #[derive(Debug)]
@@ -102,6 +112,7 @@ impl Worker {
     }
 
     pub(crate) fn run(mut self) {
+        let _closing = Closing(Arc::clone(&self.hub.shared));
         let spin_us = self.hub.shared.config.spin_us;
         let mut active_us = self.hub.shared.now_us();
         while !self.hub.shared.stop.load(Ordering::Acquire) {

@@ -107,6 +107,48 @@ pub fn a_cut_off_holds_against_connections_that_are_not_made_yet(fabric: &Fabric
     assert_eq!(fabric.outcome(&a.write(whole(anew, &source, descriptor, 6))), Ok(()));
 }
 
+/// Big writes follow each other, and at some moment they are stopped: nothing may land afterwards. The
+/// moment falls into a copy in nearly every round.
+fn stop_at_any_moment(fabric: &Fabric, stop: impl Fn(&kvasir_transfer::RegionHandle)) {
+    const BYTES: usize = 4 << 20;
+    let (a, b) = (&fabric.a, &fabric.b);
+    let (source, _) = a.region(BYTES);
+    fill(&source, 1);
+    for round in 0..8u64 {
+        let (target, descriptor) = b.region(BYTES);
+        let peer = a.connect(b);
+        let written: Vec<_> =
+            (0..20).map(|_| a.write(whole(peer, &source, descriptor, 6))).collect();
+        fabric.until("the first write or its end", || written[0].get().is_some());
+        fabric.pass(Duration::from_micros(100 * round));
+        stop(&target);
+        let last = BYTES - 4096;
+        target.memory().copy_from(last, &[7; 4096]).expect("it fits");
+        target.memory().copy_from(0, &[7; 4096]).expect("it fits");
+        for written in &written {
+            fabric.outcome(written).ok();
+        }
+        fabric.pass(Duration::from_millis(2));
+        for offset in [0, last] {
+            let landed = read(&target, offset, 4096);
+            assert!(landed.iter().all(|byte| *byte == 7), "round {round}: not a byte at {offset}");
+        }
+    }
+}
+
+pub fn a_revocation_waits_for_what_is_under_way(fabric: &Fabric) {
+    stop_at_any_moment(fabric, |target| {
+        assert_eq!(fabric.outcome(&fabric.b.revoke(target)), Ok(()));
+    });
+}
+
+pub fn a_cut_off_waits_for_what_is_under_way(fabric: &Fabric) {
+    stop_at_any_moment(fabric, |_| {
+        let writer = fabric.b.connect(&fabric.a);
+        assert_eq!(fabric.outcome(&fabric.b.cut_off(writer)), Ok(()));
+    });
+}
+
 pub fn a_lost_peer_ends_what_was_meant_for_it(fabric: &Fabric) {
     let (a, b) = (&fabric.a, &fabric.b);
     let (source, _) = a.region(256 << 10);

@@ -46,5 +46,7 @@ contract! {
     a_cut_off_holds_against_connections_that_are_not_made_yet(super::Options::default()) in faults;
     a_lost_peer_ends_what_was_meant_for_it(super::Options { throttle_bytes_per_s: 1 << 20, ..super::Options::default() }) in faults;
     a_former_incarnation_cannot_be_reached(super::Options::default()) in faults;
+    a_revocation_waits_for_what_is_under_way(super::Options { slice_bytes: 8 << 20, ..super::Options::default() }) in faults;
+    a_cut_off_waits_for_what_is_under_way(super::Options { slice_bytes: 8 << 20, ..super::Options::default() }) in faults;
     the_throttle_paces(super::Options { throttle_bytes_per_s: 8 << 20, ..super::Options::default() }) in faults;
 }

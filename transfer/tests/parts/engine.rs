@@ -99,7 +99,7 @@ fn the_preferred_domain_is_used_where_it_can_be_and_the_other_one_elsewhere() {
     let (receiver, _) = start(both(Domain::Shm));
     let other_host = {
         let mut endpoint = receiver.endpoint();
-        endpoint.shm.as_mut().expect("it has shm").host_boot_id = "another".into();
+        endpoint.shm.as_mut().expect("it has shm").host_id = "another".into();
         endpoint
     };
     let broken_socket = {

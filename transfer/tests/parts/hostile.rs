@@ -123,6 +123,15 @@ fn whoever_says_nothing_is_closed_after_a_while() {
     assert!(rest.is_empty());
 }
 
+fn pass_greeting(from: &mut TcpStream, to: &mut TcpStream) {
+    let mut prefix = [0; 8];
+    from.read_exact(&mut prefix).expect("a greeting");
+    let length = u32::from_le_bytes([prefix[4], prefix[5], prefix[6], prefix[7]]) as usize;
+    let mut body = vec![0; length];
+    from.read_exact(&mut body).expect("a greeting");
+    to.write_all(&[prefix.as_slice(), &body].concat()).expect("passed on");
+}
+
 /// A wire tap: forwards a greeting between a sender and the receiver, then sends what it likes.
 fn admitted_stream(receiver: &Receiver) -> TcpStream {
     let tap = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -132,16 +141,9 @@ fn admitted_stream(receiver: &Receiver) -> TcpStream {
     let peer = sender.connect(&endpoint).expect("reachable");
     sender.send(peer, b"x".to_vec(), LONG, Completion::Ignore).expect("accepted");
     let (mut from_sender, _) = tap.accept().expect("the sender");
-    let mut prefix = [0; 8];
-    from_sender.read_exact(&mut prefix).expect("a greeting");
-    let length = u32::from_le_bytes([prefix[4], prefix[5], prefix[6], prefix[7]]) as usize;
-    let mut body = vec![0; length];
-    from_sender.read_exact(&mut body).expect("a greeting");
     let mut stream = receiver.connect();
-    stream.write_all(&[prefix.as_slice(), &body].concat()).expect("sent");
-    stream.read_exact(&mut prefix).expect("a reply");
-    let length = u32::from_le_bytes([prefix[4], prefix[5], prefix[6], prefix[7]]) as usize;
-    stream.read_exact(&mut vec![0; length]).expect("a reply");
+    pass_greeting(&mut from_sender, &mut stream);
+    pass_greeting(&mut stream, &mut from_sender);
     stream
 }
 
@@ -186,16 +188,8 @@ fn a_frame_that_is_cut_short_is_not_counted() {
     // Everything is passed on but the last byte of the payload.
     let (mut from_sender, _) = tap.accept().expect("the sender");
     let mut stream = receiver.connect();
-    let pass = |from: &mut TcpStream, to: &mut TcpStream| {
-        let mut prefix = [0; 8];
-        from.read_exact(&mut prefix).expect("a greeting");
-        let length = u32::from_le_bytes([prefix[4], prefix[5], prefix[6], prefix[7]]) as usize;
-        let mut body = vec![0; length];
-        from.read_exact(&mut body).expect("a greeting");
-        to.write_all(&[prefix.as_slice(), &body].concat()).expect("passed on");
-    };
-    pass(&mut from_sender, &mut stream);
-    pass(&mut stream, &mut from_sender);
+    pass_greeting(&mut from_sender, &mut stream);
+    pass_greeting(&mut stream, &mut from_sender);
     let mut frame = vec![0; 64 + 4096];
     from_sender.read_exact(&mut frame).expect("a frame");
     stream.write_all(&frame[..64 + 4095]).expect("sent");
@@ -210,4 +204,57 @@ fn a_frame_that_is_cut_short_is_not_counted() {
     assert_eq!(written.wait(), Err(kvasir_transfer::WriteError::PeerGone));
     receiver.still_works();
     assert_eq!(reached.wait_timeout(Duration::from_millis(5)), None);
+}
+
+#[test]
+fn a_source_is_let_go_of_when_its_write_runs_out_of_time() {
+    const BYTES: usize = 1 << 20;
+    let receiver = receiver();
+    let tap = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let (sender, _) = start(tcp_config());
+    let mut endpoint = receiver.engine.endpoint();
+    endpoint.tcp = Some(tap.local_addr().expect("its address"));
+    let memory = Arc::new(SharedMemory::create("s", BYTES, Prefault::No).expect("memory"));
+    memory.copy_from(0, &vec![1; BYTES]).expect("it fits");
+    let (handle, _) = sender.register(Arc::clone(&memory)).expect("room");
+    let peer = sender.connect(&endpoint).expect("reachable");
+    let mut flags = Vec::new();
+    // More than any socket holds, so that one is stuck half written.
+    for _ in 0..32 {
+        let (done, flag) = Completion::flag();
+        let write = Write {
+            peer,
+            source: Source::Region { handle: handle.clone(), offset: 0, bytes: BYTES },
+            target: receiver.descriptor,
+            target_offset: 0,
+            imm: None,
+            checksum: None,
+            group: 0,
+            deadline: Duration::from_millis(300),
+        };
+        sender.write(write, done).expect("accepted");
+        flags.push(flag);
+    }
+    let (mut from_sender, _) = tap.accept().expect("the sender");
+    let mut stream = receiver.connect();
+    pass_greeting(&mut from_sender, &mut stream);
+    pass_greeting(&mut stream, &mut from_sender);
+    let began = Instant::now();
+    for flag in &flags {
+        while flag.get().is_none() {
+            assert!(began.elapsed() < LONG, "every write ends");
+            std::thread::yield_now();
+        }
+        assert_eq!(flag.get(), Some(Err(kvasir_transfer::WriteError::DeadlineExceeded)));
+    }
+    // The source is ours again: what is still to come was copied from it before.
+    memory.copy_from(0, &vec![2; BYTES]).expect("it fits");
+    from_sender.set_read_timeout(Some(Duration::from_millis(300))).expect("set");
+    let mut received = Vec::new();
+    let _ = from_sender.read_to_end(&mut received);
+    assert!(received.len() > BYTES, "something was on its way");
+    for frame in received.chunks(64 + BYTES) {
+        let payload = &frame[64.min(frame.len())..];
+        assert!(payload.iter().all(|byte| *byte == 1), "nothing that came after the end");
+    }
 }
