@@ -20,6 +20,8 @@ use crate::openai::{Limits, unix_seconds};
 use crate::serve::{ServeOptions, Serving};
 use crate::text::Texts;
 
+/// Scheduler calls of one connection that are worked on at once; more wait.
+const SCHEDULE_CALLS_MAX: usize = 64;
 /// After everything in flight has been cancelled: for telling the nodes.
 const ABORTS_WITHIN: Duration = Duration::from_secs(3);
 /// After draining: for clients to take the rest of their answers.
@@ -111,6 +113,7 @@ impl Conductor {
         });
         let mut server = tokio::spawn(
             Server::builder()
+                .concurrency_limit_per_connection(SCHEDULE_CALLS_MAX)
                 .add_service(scheduler_service(cluster))
                 .serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned()),
         );

@@ -111,6 +111,10 @@ impl From<TextError> for ApiError {
                 ApiError::invalid("messages", error.to_string())
             }
             TextError::Tokenize(_) => ApiError::invalid("prompt", error.to_string()),
+            TextError::TooLong { .. } => ApiError {
+                code: "context_length_exceeded",
+                ..ApiError::invalid("prompt", error.to_string())
+            },
             TextError::Interrupted => ApiError::new(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "internal_error",
@@ -155,5 +159,25 @@ impl From<Failure> for ApiError {
                 ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "cancelled", message)
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_is_told_to_wait_whole_seconds_and_at_least_one() {
+        let check = |retry_after_ms, want: &str| {
+            let reason = "no room".to_owned();
+            let response =
+                ApiError::from(Failure::Overloaded { reason, retry_after_ms }).into_response();
+            assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+            assert_eq!(response.headers()[header::RETRY_AFTER], want);
+        };
+        check(0, "1");
+        check(1_000, "1");
+        check(1_001, "2");
+        check(59_999, "60");
     }
 }

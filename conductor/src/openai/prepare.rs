@@ -43,10 +43,17 @@ pub(super) async fn chat(
             }
         }
         let rendered = template.render(&messages, add_generation_prompt, &template_arguments)?;
-        let tokens = text.tokenizer.encode(&rendered, add_special_tokens)?;
+        let room = hashed.context_tokens;
+        let tokens = text.tokenizer.encode(&rendered, add_special_tokens, room)?;
         Ok::<_, TextError>(JobPrompt::new(tokens.into(), &hashed))
     };
-    let prompt = front.texts.run(encode).await??;
+    let prompt = match front.texts.run(encode).await? {
+        Err(error @ TextError::TooLong { .. }) => {
+            let param = Some("messages".to_owned());
+            return Err(ApiError { param, ..error.into() });
+        }
+        prompt => prompt?,
+    };
     let room = room_of(&prompt.tokens, "messages", common.max_tokens, &served)?;
     let max_tokens = common.max_tokens.unwrap_or(room);
     assemble(front, arrival, common, Style::Chat, vec![(prompt, max_tokens)])
@@ -73,7 +80,9 @@ pub(super) async fn completion(
                 });
             }
             let tokens = match prompt {
-                Prompt::Text(prompt) => text.tokenizer.encode(&prompt, add_special_tokens)?,
+                Prompt::Text(prompt) => {
+                    text.tokenizer.encode(&prompt, add_special_tokens, hashed.context_tokens)?
+                }
                 Prompt::Ids(ids) => ids,
             };
             all.push(JobPrompt::new(tokens.into(), &hashed));

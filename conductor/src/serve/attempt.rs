@@ -257,7 +257,9 @@ fn generate_request(scene: Scene<'_>, tx: kvasir_proto::TxId, leg: v1::Leg) -> v
 
 /// Tokens computed and microseconds they took, when the engine says so.
 fn measured(finished: &v1::Finished) -> Option<(u32, u64)> {
-    let (tokens, us) = (finished.prompt_tokens_computed, finished.prefill_us);
+    // Both count from the start of the call.
+    let us = finished.prefill_us.saturating_sub(finished.queue_us);
+    let tokens = finished.prompt_tokens_computed;
     (tokens > 0 && us > 0).then_some((tokens, us))
 }
 
@@ -269,4 +271,35 @@ fn ending(finished: v1::Finished, cached_tokens: u32) -> (String, Ended) {
     let stop_matched = Some(finished.stop_matched).filter(|stop| !stop.is_empty());
     let answer_tokens = finished.answer_tokens;
     (finished.text, Ended { reason, stop_matched, cached_tokens, answer_tokens })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+
+    use super::super::fault::InstanceFault;
+    use super::*;
+
+    fn fault(instance: &str, kind: FaultKind) -> Fault {
+        let (phase, message) = (Phase::Prefilling, String::new());
+        Fault::Instance(InstanceFault { instance: instance.into(), kind, phase, message })
+    }
+
+    async fn check(first: FaultKind, other: impl Future<Output = Option<Fault>>, want: &str) {
+        match blame(fault("first", first), other).await {
+            Fault::Instance(fault) => assert_eq!(&*fault.instance.0, want),
+            Fault::Final(failure) => panic!("{failure}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn the_lost_side_is_blamed_and_not_the_one_that_said_no_because_of_it() {
+        let other = |kind| ready(Some(fault("other", kind)));
+        check(FaultKind::Refused, other(FaultKind::Lost), "other").await;
+        check(FaultKind::Refused, other(FaultKind::Refused), "first").await;
+        check(FaultKind::Refused, ready(None), "first").await;
+        check(FaultKind::Refused, pending(), "first").await;
+        check(FaultKind::Lost, other(FaultKind::Lost), "first").await;
+        check(FaultKind::NoRoom, other(FaultKind::Lost), "first").await;
+    }
 }

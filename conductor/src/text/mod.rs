@@ -36,6 +36,9 @@ pub(crate) enum TextError {
     Template(String),
     #[error("the prompt could not be tokenized: {0}")]
     Tokenize(String),
+    /// So many tokens at the very least, which is more than there is room for.
+    #[error("the prompt has at least {at_least} tokens")]
+    TooLong { at_least: usize },
     /// A thread panicked or the runtime is shutting down.
     #[error("tokenizing was interrupted")]
     Interrupted,
@@ -89,5 +92,43 @@ impl Texts {
             result
         };
         tokio::task::spawn_blocking(work).await.map_err(|_| TextError::Interrupted)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn no_more_prompts_are_tokenized_at_once_than_allowed() {
+        let texts = Arc::new(Texts::load(&[], 2).expect("no models"));
+        let running = Arc::new(AtomicUsize::new(0));
+        let tasks = (0..16).map(|_| {
+            let (texts, running) = (Arc::clone(&texts), Arc::clone(&running));
+            tokio::spawn(async move {
+                let work = move || {
+                    let at_once = running.fetch_add(1, Ordering::SeqCst) + 1;
+                    std::thread::sleep(std::time::Duration::from_millis(2));
+                    running.fetch_sub(1, Ordering::SeqCst);
+                    at_once
+                };
+                texts.run(work).await.expect("runs")
+            })
+        });
+        for at_once in futures::future::join_all(tasks).await {
+            assert!(at_once.expect("no panic") <= 2);
+        }
+    }
+
+    #[tokio::test]
+    async fn work_that_panics_is_an_error_and_gives_its_permit_back() {
+        let texts = Texts::load(&[], 1).expect("no models");
+        for _ in 0..3 {
+            let broken = texts.run(|| -> u32 { panic!("as the test wants") }).await;
+            assert_eq!(broken, Err(TextError::Interrupted));
+        }
+        assert_eq!(texts.run(|| 7).await, Ok(7));
     }
 }

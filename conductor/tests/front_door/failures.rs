@@ -82,6 +82,11 @@ async fn a_leg_that_fails_before_text_was_sent_is_made_good_elsewhere() {
     check("no room to decode", normal(), allocate(Code::ResourceExhausted)).await;
     check("node aborted", allocate(Code::Aborted), normal()).await;
     check("node draining", normal(), allocate(Code::FailedPrecondition)).await;
+    let restarted = || Script { restarted: true, ..normal() };
+    check("prefill node restarted", restarted(), normal()).await;
+    check("decode node restarted", normal(), restarted()).await;
+    let wrong = Script { allocate: Reply::Fail(Code::InvalidArgument), ..normal() };
+    check("a node's refusal is not the client's fault", wrong, normal()).await;
     let push = Script { push: Reply::Fail(Code::Aborted), ..normal() };
     check("push refused", push, normal()).await;
 }
@@ -198,4 +203,40 @@ async fn leases_are_renewed_until_the_hand_over_and_not_after() {
     let before = renewals();
     tokio::time::sleep(std::time::Duration::from_millis(300)).await;
     assert_eq!(renewals(), before);
+}
+
+#[tokio::test]
+async fn who_only_said_no_is_tried_again_when_there_is_nobody_else() {
+    let check = async |prefill: Leg, decode: Leg, status: u16| {
+        let world = World::default();
+        let pairs = [
+            Pair::start(&world, "p", Role::Prefill, Script { prefill, ..Script::default() }).await,
+            Pair::start(&world, "d", Role::Decode, Script { decode, ..Script::default() }).await,
+        ];
+        let harness = Harness::start(config(&[&pairs[0], &pairs[1]])).await;
+        let response = harness.ask(COMPLETIONS, body()).await;
+        assert_eq!(response.status, status, "{prefill:?} {decode:?} {response:?}");
+    };
+    check(Leg::FailFirst(Code::Aborted), Leg::Do, 200).await;
+    check(Leg::Do, Leg::FailFirst(Code::AlreadyExists), 200).await;
+    // Who is lost is lost.
+    check(Leg::Do, Leg::FailFirst(Code::Unavailable), 503).await;
+    check(Leg::Fail(Code::Aborted), Leg::Do, 503).await;
+}
+
+#[tokio::test]
+async fn a_node_that_misses_an_abort_is_told_again() {
+    let world = World::default();
+    let decode =
+        Script { decode: Leg::Fail(Code::InvalidArgument), aborts_to_fail: 2, ..Script::default() };
+    let pairs = [
+        Pair::start(&world, "p", Role::Prefill, Script::default()).await,
+        Pair::start(&world, "d", Role::Decode, decode).await,
+    ];
+    let harness = Harness::start(config(&[&pairs[0], &pairs[1]])).await;
+    assert_eq!(harness.ask(COMPLETIONS, body()).await.status, 400);
+    world.until_all_shares_are_aborted().await;
+    let told = "kvasir_conductor_aborts_total{result=\"told\"}";
+    while harness.metric(told).await < 2.0 {}
+    assert_eq!(harness.metric("kvasir_conductor_aborts_in_flight").await, 0.0);
 }

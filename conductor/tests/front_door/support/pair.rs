@@ -185,7 +185,8 @@ impl StoreNode for Fake {
             Side::Prefill if until > held => Some(self.targets(held, until)),
             Side::Prefill | Side::Source => None,
         };
-        let reply = v1::TxAllocateReply { incarnation: 1, held_blocks: held, targets };
+        let incarnation = if script.restarted { 2 } else { 1 };
+        let reply = v1::TxAllocateReply { incarnation, held_blocks: held, targets };
         Ok(Response::new(reply))
     }
 
@@ -223,6 +224,15 @@ impl StoreNode for Fake {
     ) -> Result<Response<v1::TxAbortReply>, Status> {
         let request = request.into_inner();
         let side = Side::from_wire(request.side).expect("a side");
+        let fails = {
+            let mut script = self.script.lock().expect("no panic");
+            let fails = script.aborts_to_fail > 0;
+            script.aborts_to_fail = script.aborts_to_fail.saturating_sub(1);
+            fails
+        };
+        if fails {
+            return Err(Status::unavailable("as the script says"));
+        }
         self.world.note(Happened::Abort { node: self.name, tx: serial(request.tx), side });
         Ok(Response::new(v1::TxAbortReply { known: true }))
     }
@@ -300,7 +310,12 @@ impl Fake {
         let is_prefill = request.leg() == v1::Leg::Prefill;
         let which = |script: &Script| if is_prefill { script.prefill } else { script.decode };
         let mut plan = which(&self.script());
-        if let Leg::Fail(code) = plan {
+        if let Leg::FailFirst(_) = plan {
+            let mut script = self.script.lock().expect("no panic");
+            script.prefill = Leg::Do;
+            script.decode = Leg::Do;
+        }
+        if let Leg::Fail(code) | Leg::FailFirst(code) = plan {
             return fail(code).await;
         }
         let cached_tokens = self.script().held_blocks * BLOCK_TOKENS;

@@ -29,6 +29,8 @@ pub enum Leg {
     HangAfter(u32),
     /// After so many tokens, is silent until the script says something else.
     HoldAfter(u32),
+    /// Fails the first call; does the others.
+    FailFirst(Code),
     /// Ends without a last word.
     End,
 }
@@ -38,6 +40,10 @@ pub struct Script {
     pub allocate: Reply,
     pub push: Reply,
     pub commit: Reply,
+    /// So many calls of TxAbort fail before one succeeds.
+    pub aborts_to_fail: u32,
+    /// Answers as another incarnation than the one it described itself as.
+    pub restarted: bool,
     pub prefill: Leg,
     pub decode: Leg,
     /// Source side: blocks that land, at most.
@@ -59,6 +65,8 @@ impl Default for Script {
             allocate: Reply::Do,
             push: Reply::Do,
             commit: Reply::Do,
+            aborts_to_fail: 0,
+            restarted: false,
             prefill: Leg::Do,
             decode: Leg::Do,
             good_blocks_max: u32::MAX,
