@@ -198,6 +198,19 @@ async fn a_push_that_was_stopped_before_it_began_never_begins() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_gives_up_leaves_nothing() {
+    let mut pair = Pair::start(Domain::Shm).await;
+    for (serial, phase) in (1..).zip([Phase::Bound, Phase::Armed, Phase::HalfPushed]) {
+        pair.bring_to(serial, phase, 30_000).await;
+        // Nobody aborts; the leases are long.
+        pair.prefill_engine.release(P(serial));
+        pair.prefill.is_quiet().await;
+        pair.decode_engine.release(D(serial));
+        pair.is_quiet().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_abort_that_comes_first_refuses_the_allocation() {
     let mut pair = Pair::start(Domain::Shm).await;
     assert!(!pair.prefill.abort(P(5)).await, "unknown");

@@ -9,7 +9,7 @@ use common::*;
 use kvasir_proto::{Side, v1};
 use kvasir_transfer::{
     Completion, Endpoint, Handlers, Outcome, PeerId, RegionDesc, Source, TransferConfig,
-    TransferEngine, Write,
+    TransferEngine, Write, WriteError,
 };
 
 /// A transfer engine with nobody behind it: messages are only kept.
@@ -104,9 +104,15 @@ async fn a_silent_writer_is_shut_out(domain: Domain) {
     engine.release(share(1, Side::Decode));
     node.is_quiet().await;
     assert_eq!(node.metric("writers_cut_off_total").await, 1.0);
-    // The slots may be anybody's now: what it knows from before is of no use to it.
-    let late = target.write_page(&stranger, 0, 0, &[0xee; 1024]).await;
-    assert!(late.is_err(), "a late write landed");
+    // The slots may be anybody's now. It connects anew, and what it knows from before is refused.
+    until("a refusal", async || {
+        let late = target.write_page(&stranger, 0, 0, &[0xee; 1024]).await;
+        assert_ne!(late, Ok(()), "a late write landed");
+        matches!(late, Err(WriteError::Refused(_))).then_some(())
+    })
+    .await;
+    let tail = target.write_tail(&stranger, &[0xee; 64]).await;
+    assert!(matches!(tail, Err(WriteError::Refused(_))), "{tail:?}");
     assert_eq!(engine.read(bound.slots[0], 0), first);
     // It may be given a new place.
     let request = v1::TxAllocateRequest {
