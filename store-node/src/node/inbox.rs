@@ -15,6 +15,7 @@ use kvasir_transfer::{Outcome, PeerEvent, PeerId};
 use prometheus::IntCounter;
 
 use super::command::Command;
+use super::owner::Failure;
 use super::push::Group;
 use super::{SHARES_MAX, WRITES_MAX};
 use crate::attach::doorbell::Doorbell;
@@ -22,8 +23,9 @@ use crate::attach::doorbell::Doorbell;
 const COMMANDS_MAX: usize = 1024;
 const MESSAGES_MAX: usize = 4096;
 /// Each group under way (at least one write) ends once; each share has one counter, one tail, one
-/// drain and one message at a time; the rest is for the few operations on writers.
-const ENDS_MAX: usize = WRITES_MAX + 4 * SHARES_MAX + 4096;
+/// drain and one message at a time; failures are told to so many at a time; the rest is for the few
+/// operations on writers.
+const ENDS_MAX: usize = WRITES_MAX + 5 * SHARES_MAX + 4096;
 
 /// The end of something that the transfer engine did.
 #[derive(Debug)]
@@ -53,6 +55,11 @@ pub enum End {
     /// A message to a peer was handed over or not.
     Sent {
         share: Share,
+        outcome: Outcome,
+    },
+    /// A receiver was told of a failed push or not.
+    Told {
+        failure: Box<Failure>,
         outcome: Outcome,
     },
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use kvasir_blocks::AttachEpoch;
 use kvasir_proto::{SlotIndex, TxId, v1};
-use kvasir_transfer::{PeerId, RegionDesc};
+use kvasir_transfer::{Endpoint, PeerId, RegionDesc};
 
 use super::command::Reply;
 use super::pages::Pages;
@@ -107,6 +107,7 @@ pub enum Drain {
 #[derive(Debug, Clone)]
 pub struct Target {
     pub tx: TxId,
+    pub endpoint: Endpoint,
     pub peer: PeerId,
     pub name: PushName,
     pub slots_region: RegionDesc,

@@ -1,5 +1,5 @@
-//! What two nodes say to each other over the transfer engine: only about stopping. The pair
-//! (receiver's transfer incarnation, immediate) names one incoming push.
+//! What two nodes say to each other over the transfer engine: only about pushes that end early. The
+//! pair (receiver's transfer incarnation, immediate) names one incoming push.
 
 use kvasir_transfer::WireError;
 use prost::Message;
@@ -21,6 +21,8 @@ pub enum PeerMessage {
     /// Writer to receiver: nothing follows, but a path was lost with writes on it; only the
     /// receiver can make sure that they do not land.
     Unsure(PushName),
+    /// Writer to receiver, unasked: not all of it will come.
+    Failed(PushName),
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -39,6 +41,7 @@ impl PeerMessage {
             PeerMessage::StopPush(name) => (1, name),
             PeerMessage::Stopped(name) => (2, name),
             PeerMessage::Unsure(name) => (3, name),
+            PeerMessage::Failed(name) => (4, name),
         };
         Wire { kind, receiver: name.receiver, imm: name.imm }.encode_to_vec()
     }
@@ -52,6 +55,7 @@ impl PeerMessage {
             1 => Ok(PeerMessage::StopPush(name)),
             2 => Ok(PeerMessage::Stopped(name)),
             3 => Ok(PeerMessage::Unsure(name)),
+            4 => Ok(PeerMessage::Failed(name)),
             _ => Err(WireError::Field("kind")),
         }
     }
@@ -64,9 +68,12 @@ mod tests {
     #[test]
     fn messages_come_back_and_others_are_refused() {
         let name = PushName { receiver: u64::MAX, imm: 7 };
-        for message in
-            [PeerMessage::StopPush(name), PeerMessage::Stopped(name), PeerMessage::Unsure(name)]
-        {
+        for message in [
+            PeerMessage::StopPush(name),
+            PeerMessage::Stopped(name),
+            PeerMessage::Unsure(name),
+            PeerMessage::Failed(name),
+        ] {
             let back = PeerMessage::from_bytes(&message.to_bytes());
             assert_eq!(back.expect("a message"), message);
         }

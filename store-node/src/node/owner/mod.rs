@@ -5,11 +5,13 @@
 //! - `pushes`: pages that leave
 //! - `arrivals`: pages that come
 //! - `stops`: making sure that nobody writes any more
+//! - `failures`: telling receivers that a push to them has failed
 //! - `engine`: the attached engine
 //! - `report`: events, status, metrics
 
 mod arrivals;
 mod engine;
+mod failures;
 mod pushes;
 mod report;
 mod shares;
@@ -24,6 +26,7 @@ use kvasir_proto::Share;
 use kvasir_transfer::{RegionHandle, SharedMemory, TransferEngine};
 
 use self::engine::{CacheShape, PendingAttach};
+pub use self::failures::Failure;
 use super::arena::Arena;
 use super::command::Command;
 use super::events::Events;
@@ -98,6 +101,8 @@ pub struct Owner {
     writes_in_flight: usize,
     /// A push has more to issue than may be under way at once.
     push_waits: bool,
+    /// Failures that receivers are being told of.
+    failures_under_way: usize,
     /// Set while draining: when open shares are aborted.
     drain_until_ms: Option<u64>,
 }
@@ -144,6 +149,7 @@ impl Owner {
             next_push: 1,
             writes_in_flight: 0,
             push_waits: false,
+            failures_under_way: 0,
             drain_until_ms: None,
         }
     }
@@ -214,6 +220,7 @@ impl Owner {
             End::Counted { share, imm, outcome } => self.counted(share, imm, outcome),
             End::Cut { writer, outcome } => self.writer_cut(writer, outcome),
             End::Sent { share, outcome } => self.stop_sent(share, outcome),
+            End::Told { failure, outcome } => self.failure_told(failure, outcome),
         }
         self.run_actions();
     }

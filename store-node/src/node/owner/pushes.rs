@@ -144,6 +144,7 @@ impl Owner {
             tx: share.tx,
             peer: self.transfer.connect(&endpoint).map_err(unreachable)?,
             name: PushName { receiver: endpoint.incarnation, imm: targets.imm },
+            endpoint,
             slots_region,
             first_page: targets.first_page,
             slots: targets.slots.iter().copied().map(SlotIndex).collect(),
@@ -244,7 +245,6 @@ impl Owner {
         let Some(leg) = self.legs.get_mut(&end.share) else { return };
         let Some(outgoing) = leg.outgoing.as_mut().filter(|o| o.id == end.push) else { return };
         outgoing.push.group_done(&end.group, end.outcome.map_err(fault));
-        outgoing.unsure |= end.outcome == Err(WriteError::PeerGone);
         if end.outcome.is_ok() {
             self.metrics.pushed_bytes.inc_by(group_bytes(leg, &end.group));
             if let Some(log) = &self.layer_log {
@@ -270,7 +270,6 @@ impl Owner {
         let Some(leg) = self.legs.get_mut(&share) else { return };
         let Some(outgoing) = leg.outgoing.as_mut().filter(|o| o.id == push) else { return };
         outgoing.push.tail_done(outcome.map_err(fault));
-        outgoing.unsure |= outcome == Err(WriteError::PeerGone);
         if outcome.is_err() {
             self.drain_push(share);
         }
@@ -288,10 +287,12 @@ impl Owner {
         }
     }
 
+    /// Asks whether all that was issued has landed or failed: the transfer engine knows, also when a
+    /// session was lost, which of its writes were on the wire.
     fn drain_push(&mut self, share: Share) {
         let leg = self.legs.get_mut(&share);
         let Some(outgoing) = leg.and_then(|leg| leg.outgoing.as_mut()) else { return };
-        if outgoing.drain != Drain::NotNeeded {
+        if outgoing.drain == Drain::Asked {
             return;
         }
         let (post, push) = (self.post.clone(), outgoing.id);
@@ -326,7 +327,7 @@ impl Owner {
         if !over || std::mem::replace(&mut outgoing.settled, true) {
             return;
         }
-        let name = outgoing.target.name;
+        let (name, endpoint) = (outgoing.target.name, outgoing.target.endpoint.clone());
         if outgoing.unsure {
             self.sent.unsure(name);
         }
@@ -373,6 +374,7 @@ impl Owner {
             Side::Prefill | Side::Decode => {
                 if let Some(fault) = fault {
                     tracing::warn!(%share, ?fault, "the push failed; the share is aborted");
+                    self.tell_failed(name, endpoint);
                     self.blocks.abort(now_ms, share, AbortReason::PeerLost);
                 }
             }
@@ -487,7 +489,8 @@ fn rotten(arena: &Arena, pages: &Pages, push: &Push) -> Vec<(u32, SlotIndex)> {
     refused
         .map(|(page, _)| (*page, pages.slot(*page)))
         .filter(|(page, slot)| {
-            pages.is_whole(*page) && arena.checksums(pages.layout(), *slot) != pages.checksums(*page)
+            pages.is_whole(*page)
+                && arena.checksums(pages.layout(), *slot) != pages.checksums(*page)
         })
         .collect()
 }

@@ -112,6 +112,7 @@ impl Owner {
             Ok(PeerMessage::StopPush(name)) => self.asked_to_stop(peer, name),
             Ok(PeerMessage::Stopped(name)) => self.writer_answered(name, true),
             Ok(PeerMessage::Unsure(name)) => self.writer_answered(name, false),
+            Ok(PeerMessage::Failed(name)) => self.push_failed(name),
             Err(error) => tracing::warn!(%peer, %error, "a message of a peer cannot be read"),
         }
         self.run_actions();

@@ -1,0 +1,91 @@
+//! Telling a receiver that a push to it has failed, so that it does not wait for what will never
+//! come: the engine here may have done its part and gone on, and then nobody else knows.
+//!
+//! The session that failed carries nothing any more, so it is told over the next one. That one may
+//! fail as well (after a cut-off the first one only brings the news of it), so there are a few
+//! tries. A receiver that is not reached waits until its lease or the request ends.
+
+use std::time::Duration;
+
+use kvasir_blocks::AbortReason;
+use kvasir_proto::Side;
+use kvasir_transfer::{Completion, Endpoint, Outcome};
+
+use super::Owner;
+use crate::clock;
+use crate::node::SHARES_MAX;
+use crate::node::inbox::End;
+use crate::node::leg::IncomingState;
+use crate::node::peer_message::{PeerMessage, PushName};
+
+const TRIES: u32 = 4;
+
+/// A push of which its receiver does not know yet that it has failed.
+#[derive(Debug)]
+pub struct Failure {
+    name: PushName,
+    receiver: Endpoint,
+    tries: u32,
+}
+
+impl Owner {
+    /// Writer: tells the receiver in the background.
+    pub(super) fn tell_failed(&mut self, name: PushName, receiver: Endpoint) {
+        if self.failures_under_way >= SHARES_MAX {
+            tracing::warn!(imm = name.imm, "a receiver is not told that its push has failed");
+            return;
+        }
+        self.failures_under_way += 1;
+        self.try_to_tell(Box::new(Failure { name, receiver, tries: 0 }));
+    }
+
+    fn try_to_tell(&mut self, mut failure: Box<Failure>) {
+        failure.tries += 1;
+        let deadline = Duration::from_millis(self.config.stop_timeout_ms);
+        let message = PeerMessage::Failed(failure.name).to_bytes();
+        let peer = match self.transfer.connect(&failure.receiver) {
+            Ok(peer) => peer,
+            Err(error) => {
+                tracing::warn!(imm = failure.name.imm, %error, "a receiver cannot be told");
+                self.failures_under_way -= 1;
+                return;
+            }
+        };
+        let post = self.post.clone();
+        let done = Completion::callback(move |outcome| post.end(End::Told { failure, outcome }));
+        if let Err(error) = self.transfer.send(peer, message, deadline, done) {
+            tracing::warn!(%peer, %error, "a receiver cannot be told of a failed push");
+            self.failures_under_way -= 1;
+        }
+    }
+
+    pub(super) fn failure_told(&mut self, failure: Box<Failure>, outcome: Outcome) {
+        match outcome {
+            Err(_) if failure.tries < TRIES => return self.try_to_tell(failure),
+            Err(error) => {
+                tracing::warn!(imm = failure.name.imm, %error, "a receiver was not told");
+            }
+            Ok(()) => {}
+        }
+        self.failures_under_way -= 1;
+    }
+
+    /// Receiver: what is missing of this push will not come. A fetch is settled by its source's
+    /// answer instead.
+    pub(super) fn push_failed(&mut self, name: PushName) {
+        if name.receiver != self.transfer.incarnation() {
+            return;
+        }
+        let waits = self.legs.iter().find(|(share, leg)| {
+            share.side == Side::Decode
+                && leg.incoming.as_ref().is_some_and(|incoming| {
+                    incoming.imm == name.imm && matches!(incoming.state, IncomingState::Waiting)
+                })
+        });
+        if let Some((share, _)) = waits {
+            let share = *share;
+            tracing::warn!(%share, "the push to here has failed; the share is aborted");
+            self.blocks.abort(clock::now_ms(), share, AbortReason::PeerLost);
+        }
+    }
+}
