@@ -77,7 +77,8 @@ fn admit(front: &Front, request: Request<Body>) -> Result<(Arrival, Request<Body
     }
     let id = request.extensions().get::<RequestId>();
     let request_id = id.map_or_else(|| "".into(), |id| Arc::clone(&id.0));
-    Ok((Arrival { request_id, at: Instant::now() }, request))
+    let explain = request.headers().contains_key("x-kvasir-explain");
+    Ok((Arrival { request_id, at: Instant::now(), explain }, request))
 }
 
 async fn models(State(front): Shared) -> Response {

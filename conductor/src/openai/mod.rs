@@ -20,6 +20,7 @@ mod whole;
 
 use std::sync::Arc;
 
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::response::Response;
 use bytes::Bytes;
 use tokio::time::Instant;
@@ -39,6 +40,8 @@ use answer::Answer;
 pub(crate) struct Arrival {
     pub request_id: Arc<str>,
     pub at: Instant,
+    /// The response is to say where the request went and why.
+    pub explain: bool,
 }
 
 /// Answers `/v1/chat/completions`.
@@ -92,13 +95,36 @@ async fn respond(
     stream: bool,
 ) -> Result<Response, ApiError> {
     let mut outputs = front.serving.start(jobs)?;
-    let first = outputs.next().await.ok_or_else(Failure::vanished)?;
-    if let Progress::Failed(failure) = first.progress {
-        return Err(failure.into());
-    }
-    if stream {
-        Ok(stream::respond(answer, first, outputs))
+    let mut placements = Vec::new();
+    let first = loop {
+        let output = outputs.next().await.ok_or_else(Failure::vanished)?;
+        match output.progress {
+            Progress::Placed(why) => placements.push(why),
+            Progress::Failed(failure) => return Err(failure.into()),
+            Progress::Tokens(_) | Progress::Ended { .. } => break output,
+        }
+    };
+    let mut response = if stream {
+        stream::respond(answer, first, outputs)
     } else {
-        whole::respond(answer, first, outputs).await
+        whole::respond(answer, first, outputs).await?
+    };
+    for why in placements {
+        explain(response.headers_mut(), &why);
+    }
+    Ok(response)
+}
+
+const PLACEMENT: HeaderName = HeaderName::from_static("x-kvasir-placement");
+/// Proxies on the way accept headers of about this size.
+const PLACEMENT_BYTES_MAX: usize = 4 << 10;
+
+/// One header for each attempt of each choice, its lines separated by bars.
+fn explain(headers: &mut HeaderMap, why: &str) {
+    let line = why.lines().collect::<Vec<_>>().join(" | ");
+    let end = line.floor_char_boundary(PLACEMENT_BYTES_MAX);
+    // A name that does not fit into a header leaves the header out, not the answer.
+    if let Ok(value) = HeaderValue::from_str(&line[..end]) {
+        headers.append(PLACEMENT, value);
     }
 }

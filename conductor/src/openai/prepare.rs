@@ -168,6 +168,7 @@ fn assemble(
                     ..common.sampling.clone()
                 },
                 request_id: Arc::clone(&arrival.request_id),
+                explain: arrival.explain,
                 arrived: arrival.at,
                 deadline,
             });

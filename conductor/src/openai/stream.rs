@@ -82,6 +82,8 @@ impl Streaming {
     fn write(&mut self, out: &mut String, output: Output) -> Result<(), Failure> {
         let state = &mut self.states[output.choice as usize];
         match output.progress {
+            // Only what came before the headers could still be told.
+            Progress::Placed(_) => {}
             Progress::Tokens(tokens) => {
                 let piece = Piece { text: &tokens.text, tokens: &tokens.tokens, ended: None };
                 self.answer.write_piece(out, output.choice, state, piece);

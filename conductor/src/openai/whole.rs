@@ -24,6 +24,7 @@ pub(super) async fn respond(
         };
         let one = &mut collected[output.choice as usize];
         match output.progress {
+            Progress::Placed(_) => {}
             Progress::Tokens(piece) => {
                 one.text.push_str(&piece.text);
                 if keep_tokens {

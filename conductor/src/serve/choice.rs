@@ -76,6 +76,9 @@ async fn attempts(
         let placed = place(serving, job, &model, keys, &mut avoided)
             .map_err(|refusal| refused(refusal, last.as_ref()))?;
         tracing::debug!(placement = %placed.placement, "placed");
+        if job.explain {
+            outlet.placed(placed.placement.to_string()).await?;
+        }
         let scene = Scene { serving, job, prompt: &prompt, phase, outlet };
         // Thirty kilobytes of it: on the heap, for as long as it runs.
         match Box::pin(attempt::run(scene, placed)).await {

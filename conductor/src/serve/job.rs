@@ -62,6 +62,8 @@ pub(crate) struct Job {
     pub prompt: Prompt,
     pub sampling: v1::SamplingParams,
     pub request_id: Arc<str>,
+    /// The client wants to know why it went where it went.
+    pub explain: bool,
     pub arrived: Instant,
     pub deadline: Instant,
 }
@@ -69,6 +71,8 @@ pub(crate) struct Job {
 /// What happens to an answer. `Ended` and `Failed` come once and last.
 #[derive(Debug)]
 pub(crate) enum Progress {
+    /// Where an attempt goes and why; only when it is asked for.
+    Placed(String),
     Tokens(v1::Tokens),
     Ended {
         /// Text that was still held back.

@@ -57,6 +57,10 @@ pub(super) fn channel(choices: usize) -> (Vec<Outlet>, Outputs) {
 }
 
 impl Outlet {
+    pub async fn placed(&self, why: String) -> Result<(), Failure> {
+        self.send(Progress::Placed(why)).await
+    }
+
     /// Waits while the channel is full.
     pub async fn tokens(&self, tokens: kvasir_proto::v1::Tokens) -> Result<(), Failure> {
         self.send(Progress::Tokens(tokens)).await

@@ -324,6 +324,28 @@ async fn both_sides_are_told_what_they_need_and_nothing_is_aborted_after_success
 }
 
 #[tokio::test]
+async fn who_asks_is_told_where_the_request_went_and_why() {
+    let cluster = cluster().await;
+    let ask = async |explain: bool, stream: bool| {
+        let body = json!({"model": "tiny", "prompt": [1, 2], "max_tokens": 1, "stream": stream});
+        let url = format!("{}{COMPLETIONS}", cluster.harness.url);
+        let mut request = cluster.harness.client.post(url).body(body.to_string());
+        if explain {
+            request = request.header("x-kvasir-explain", "1");
+        }
+        let response = request.send().await.expect("an answer");
+        assert_eq!(response.status().as_u16(), 200);
+        let header = response.headers().get("x-kvasir-placement");
+        header.map(|why| why.to_str().expect("text").to_owned())
+    };
+    for stream in [false, true] {
+        let why = ask(true, stream).await.expect("an explanation");
+        assert!(why.contains("| split engine-p -> engine-d, first token in"), "{why}");
+        assert_eq!(ask(false, stream).await, None);
+    }
+}
+
+#[tokio::test]
 async fn an_instance_of_both_roles_serves_alone() {
     let world = World::default();
     let both =

@@ -240,3 +240,34 @@ async fn a_node_that_misses_an_abort_is_told_again() {
     while harness.metric(told).await < 2.0 {}
     assert_eq!(harness.metric("kvasir_conductor_aborts_in_flight").await, 0.0);
 }
+
+#[tokio::test]
+async fn another_attempt_has_the_keys_of_the_model_as_it_is_then() {
+    let world = World::default();
+    let script = Script { decode: Leg::Hold, ..Script::default() };
+    let pair = Pair::start(&world, "b", Role::Both, script).await;
+    let harness = Harness::start(config(&[&pair])).await;
+    let prompt: Vec<u32> = (0..40).collect();
+    let body = json!({"model": "tiny", "prompt": prompt, "max_tokens": 2});
+    let asking = harness.ask(COMPLETIONS, body);
+    let replacing = async {
+        let generating = |h: &Happened| matches!(h, Happened::Generate { .. });
+        world.until("the first attempt", |log| log.iter().any(generating)).await;
+        pair.change(|script| (script.fingerprint, script.context_tokens) = (8, 256));
+        while harness.get("/v1/models").await.json()["data"][0]["max_model_len"] != 256 {}
+        pair.change(|script| script.decode = Leg::FailAfter(0, Code::Aborted));
+    };
+    let (response, ()) = tokio::join!(asking, replacing);
+    assert_eq!(response.status, 503, "{response:?}");
+    let keys: Vec<Vec<u8>> = world
+        .log()
+        .into_iter()
+        .filter_map(|happened| match happened {
+            Happened::Allocate { request, .. } => Some(request.keys),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(keys[0], crate::support::prompt_keys(&prompt));
+    assert!(keys.len() > 1 && keys[1].len() == keys[0].len());
+    assert_ne!(keys[1], keys[0], "blocks of two models must never share a key");
+}

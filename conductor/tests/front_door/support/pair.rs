@@ -19,8 +19,6 @@ use super::world::{Happened, World};
 
 pub const BLOCK_TOKENS: u32 = 16;
 pub const VOCAB_SIZE: u32 = 1024;
-pub const CONTEXT_TOKENS: u32 = 512;
-pub const FINGERPRINT: [u8; 32] = [7; 32];
 
 #[derive(Debug, Clone, Copy)]
 pub enum Role {
@@ -97,10 +95,10 @@ impl Fake {
                 role: role as i32,
                 model: Some(v1::ModelDescription {
                     name: "tiny".to_owned(),
-                    fingerprint: FINGERPRINT.to_vec(),
+                    fingerprint: vec![self.script().fingerprint; 32],
                     kv_dtype: "f32".to_owned(),
                     vocab_size: VOCAB_SIZE,
-                    context_tokens: CONTEXT_TOKENS,
+                    context_tokens: self.script().context_tokens,
                 }),
                 grpc_address: self.address.clone(),
                 attach_epoch: 1,

@@ -44,6 +44,9 @@ pub struct Script {
     pub aborts_to_fail: u32,
     /// Answers as another incarnation than the one it described itself as.
     pub restarted: bool,
+    /// Another number is another model under the same name.
+    pub fingerprint: u8,
+    pub context_tokens: u32,
     pub prefill: Leg,
     pub decode: Leg,
     /// Source side: blocks that land, at most.
@@ -67,6 +70,8 @@ impl Default for Script {
             commit: Reply::Do,
             aborts_to_fail: 0,
             restarted: false,
+            fingerprint: 7,
+            context_tokens: 512,
             prefill: Leg::Do,
             decode: Leg::Do,
             good_blocks_max: u32::MAX,
