@@ -148,7 +148,9 @@ fn prompt(seed: u32, length: u32) -> Vec<u32> {
     let mut state = u64::from(seed) << 32 | u64::from(length);
     std::iter::once(0)
         .chain(std::iter::repeat_with(move || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             5 + (state >> 40) as u32 % 1000
         }))
         .take(length as usize)
@@ -178,8 +180,8 @@ async fn table(domain: &str, beside: bool, logs: &Path) -> bool {
         let worst = pushes.iter().map(|push| push.left_us).fold(0.0, f64::max);
         let budget = median(pushes.iter().map(|push| push.last_layer_us).collect()) + SLACK_US;
         let prefill = median(pushed.iter().map(|run| run.prefill_us).collect());
-        let slowed = (!beside)
-            .then(|| prefill / median(alone.iter().map(|run| run.prefill_us).collect()));
+        let slowed =
+            (!beside).then(|| prefill / median(alone.iter().map(|run| run.prefill_us).collect()));
         all_within &= left <= budget && slowed.is_none_or(|slowed| slowed <= SLOWED_MAX);
         let slowed = slowed.map_or_else(|| "-".to_owned(), |slowed| format!("{slowed:.3}"));
         println!(

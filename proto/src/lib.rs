@@ -4,7 +4,10 @@
 //! - [`ids`]: newtypes for everything that is named or numbered
 //! - [`keys`]: namespaces and the chain of block keys
 //! - [`layout`]: how a block lies in a slot, checked
-//! - [`v1`]: the generated messages and services of `proto/kvasir/v1`
+//! - [`v1`]: the generated messages of `proto/kvasir/v1`, and with the feature `services` their
+//!   clients and servers
+
+#![forbid(unsafe_code)]
 
 pub mod ids;
 pub mod keys;

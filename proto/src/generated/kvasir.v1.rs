@@ -412,6 +412,7 @@ pub struct BlockPlace {
     pub pins: u32,
 }
 /// Generated client implementations.
+#[cfg(feature = "services")]
 pub mod store_node_client {
     #![allow(
         unused_variables,
@@ -703,6 +704,7 @@ pub mod store_node_client {
     }
 }
 /// Generated server implementations.
+#[cfg(feature = "services")]
 pub mod store_node_server {
     #![allow(
         unused_variables,
@@ -1536,6 +1538,7 @@ impl BindStatus {
     }
 }
 /// Generated client implementations.
+#[cfg(feature = "services")]
 pub mod attach_client {
     #![allow(
         unused_variables,
@@ -1651,6 +1654,7 @@ pub mod attach_client {
     }
 }
 /// Generated server implementations.
+#[cfg(feature = "services")]
 pub mod attach_server {
     #![allow(
         unused_variables,
@@ -2041,6 +2045,7 @@ impl Leg {
     }
 }
 /// Generated client implementations.
+#[cfg(feature = "services")]
 pub mod engine_client {
     #![allow(
         unused_variables,
@@ -2159,6 +2164,7 @@ pub mod engine_client {
     }
 }
 /// Generated server implementations.
+#[cfg(feature = "services")]
 pub mod engine_server {
     #![allow(
         unused_variables,
@@ -2395,6 +2401,7 @@ pub struct InstancePlacement {
     pub held_blocks: u32,
 }
 /// Generated client implementations.
+#[cfg(feature = "services")]
 pub mod scheduler_client {
     #![allow(
         unused_variables,
@@ -2514,6 +2521,7 @@ pub mod scheduler_client {
     }
 }
 /// Generated server implementations.
+#[cfg(feature = "services")]
 pub mod scheduler_server {
     #![allow(
         unused_variables,

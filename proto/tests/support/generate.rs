@@ -12,6 +12,8 @@ pub fn into(out: &Path) {
     let descriptors = protox::compile(&files, [root]).expect("the .proto files compile");
     tonic_prost_build::configure()
         .out_dir(out)
+        .client_mod_attribute(".", "#[cfg(feature = \"services\")]")
+        .server_mod_attribute(".", "#[cfg(feature = \"services\")]")
         .compile_fds(descriptors)
         .expect("the generated code can be written");
 }
