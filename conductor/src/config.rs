@@ -29,6 +29,9 @@ pub struct Config {
     /// Blocks are fetched from another node when the best prefix match is at least this many
     /// times as long as the local one (Mooncake, Algorithm 1).
     pub kvcache_balancing_threshold: f64,
+    /// Beyond that threshold, fetch whatever it costs, as the algorithm is printed; otherwise only
+    /// where that is predicted to be faster than computing.
+    pub always_fetch: bool,
     /// How long a node keeps what a request holds without hearing from anybody.
     pub lease_ms: u64,
     /// Attempts at one request, the first included, before an answer has begun.
@@ -80,6 +83,7 @@ impl Default for Config {
             ttft_objective_ms: 30_000,
             tbt_objective_ms: 1_000,
             kvcache_balancing_threshold: 1.5,
+            always_fetch: false,
             lease_ms: 5_000,
             attempts_max: 3,
             choices_running_max: 4_096,

@@ -179,6 +179,7 @@ fn cluster_options(config: &Config) -> Options {
         nodes: config.nodes.clone(),
         policy: Policy {
             kvcache_balancing_threshold: config.kvcache_balancing_threshold,
+            always_fetch: config.always_fetch,
             ..Policy::default()
         },
         ..Options::default()

@@ -1,70 +1,91 @@
-//! A checkpoint that is in no file: other sizes, another seed, made here. What a cluster says of it
+//! Checkpoints that are in no file: other sizes, other seeds, made here. What a cluster says of them
 //! is compared with an independent implementation in float64.
 
 #[path = "../../engines/reference/tests/support/checkpoint.rs"]
 #[allow(dead_code, reason = "made for more tests than this one")]
 mod checkpoint;
-#[path = "../../engines/reference/tests/support/naive.rs"]
-#[allow(dead_code, reason = "made for more tests than this one")]
-mod naive;
 mod support;
 
 use std::path::Path;
 
 use checkpoint::{Sizes, random_checkpoint};
-use naive::{Naive, Sequence};
+use support::answers::{cached_tokens, check_case, reusable_tokens};
 use support::cluster::Cluster;
-use support::vectors::{Variant, ids};
+use support::expected::Expected;
+use support::lose_cache;
+use support::vectors::{Case, Variant};
 
 const ANSWER_TOKENS: u32 = 16;
-/// A nearer tie may fall either way, and then everything behind it differs.
-const MARGIN: f64 = 0.05;
-
-/// The greedy answer up to the first near tie.
-fn expected(naive: &Naive, prompt: &[u32]) -> Vec<u32> {
-    let mut sequence = Sequence::default();
-    let mut logits = Vec::new();
-    for token in prompt {
-        logits = naive.feed(&mut sequence, *token);
-    }
-    let mut answer = Vec::new();
-    for _ in 0..ANSWER_TOKENS {
-        let (token, margin) = naive::best(&logits);
-        if margin < MARGIN {
-            break;
-        }
-        answer.push(token);
-        logits = naive.feed(&mut sequence, token);
-    }
-    answer
-}
+/// Around a block's end, several blocks, and more than a chunk of every size.
+const PROMPT_TOKENS: [u32; 6] = [1, 63, 64, 65, 200, 530];
 
 fn prompt(seed: u32, length: u32) -> Vec<u32> {
     (0..length).map(|i| (i * 7919 + seed * 104_729 + i * i) % 1000).collect()
 }
 
-async fn check(folder: &Path, flags: &str) {
-    let naive = Naive::load(folder);
-    let cluster = Cluster::start(&format!("{flags} --model {}", folder.display())).await;
-    let mut compared = 0;
-    for (seed, length) in [(1, 1), (2, 63), (3, 64), (4, 65), (5, 200)] {
+/// Prompts with their answers, each up to its first near tie.
+fn cases(model: &Path) -> Vec<Case> {
+    let expected = Expected::of(model);
+    let case = |(seed, length): (u32, u32)| {
         let prompt = prompt(seed, length);
-        let expected = expected(&naive, &prompt);
-        let (status, answer) = cluster.complete(&prompt, ANSWER_TOKENS).await;
-        assert_eq!(status, 200, "{flags}, {length} tokens: {answer}");
-        let tokens = ids(&answer["choices"][0]["token_ids"]);
-        assert_eq!(tokens.len(), ANSWER_TOKENS as usize);
-        assert_eq!(tokens[..expected.len()], expected, "{flags}, {length} tokens");
-        compared += expected.len();
+        let greedy = expected.greedy(&prompt, ANSWER_TOKENS);
+        Case { prompt, greedy }
+    };
+    let cases: Vec<Case> = (1..).zip(PROMPT_TOKENS).map(case).collect();
+    let compared: usize = cases.iter().map(|case| case.greedy.len()).sum();
+    assert!(compared >= 40, "only {compared} tokens are far from a tie");
+    cases.into_iter().filter(|case| !case.greedy.is_empty()).collect()
+}
+
+/// Every case twice: computed, and with its prefix cached.
+async fn check(cluster: &Cluster, cases: &[Case]) {
+    for case in cases {
+        assert_eq!(cached_tokens(&check_case(cluster, case).await), 0);
+        let again = check_case(cluster, case).await;
+        assert_eq!(cached_tokens(&again), reusable_tokens(case.prompt.len()));
     }
-    assert!(compared >= 20, "only {compared} tokens were far from a tie");
+}
+
+async fn check_sizes(seed: u64, sizes: &Sizes) {
+    let model = tempfile::tempdir().expect("a folder");
+    random_checkpoint(model.path(), seed, sizes, &Variant::Plain.model());
+    let cases = cases(model.path());
+    for flags in ["--domain shm", "--domain tcp --chunk-tokens 16", "--both 1 --chunk-tokens 16"] {
+        let model = model.path().display();
+        let cluster = Cluster::start(&format!("{flags} --always-fetch --model {model}")).await;
+        check(&cluster, &cases).await;
+        if flags.contains("tcp") {
+            // What the decode side has kept is fetched.
+            lose_cache(&cluster, "prefill-1-node").await;
+            for case in &cases {
+                let answer = check_case(&cluster, case).await;
+                assert_eq!(cached_tokens(&answer), reusable_tokens(case.prompt.len()));
+            }
+        }
+    }
 }
 
 #[tokio::test]
 async fn a_checkpoint_of_other_sizes_and_another_seed_gives_its_tokens() {
-    let folder = tempfile::tempdir().expect("a folder");
-    random_checkpoint(folder.path(), 20_261_120, &Sizes::default(), &Variant::Plain.model());
-    check(folder.path(), "--domain shm").await;
-    check(folder.path(), "--domain tcp --chunk-tokens 48").await;
-    check(folder.path(), "--both 1 --chunk-tokens 64").await;
+    check_sizes(20_261_120, &Sizes::default()).await;
+}
+
+#[tokio::test]
+async fn a_checkpoint_without_query_rank_groups_and_yarn_in_several_files_gives_its_tokens() {
+    let sizes = Sizes {
+        hidden: 80,
+        layers: 3,
+        dense_layers: 1,
+        heads: 5,
+        nope: 16,
+        rope: 8,
+        value: 24,
+        rank: 40,
+        query_rank: None,
+        groups: None,
+        yarn: false,
+        files: 3,
+        ..Sizes::default()
+    };
+    check_sizes(7, &sizes).await;
 }

@@ -3,20 +3,9 @@
 mod support;
 
 use futures::future::join_all;
-use serde_json::Value;
+use support::answers::{cached_tokens, check_case, reusable_tokens};
 use support::cluster::Cluster;
-use support::vectors::{BLOCK_BYTES, BLOCK_TOKENS, Case, Variant, ids};
-
-async fn check_case(cluster: &Cluster, case: &Case) -> Value {
-    let max_tokens = u32::try_from(case.greedy.len()).expect("a few");
-    let (status, answer) = cluster.complete(&case.prompt, max_tokens).await;
-    let length = case.prompt.len();
-    assert_eq!(status, 200, "prompt of {length} tokens: {answer}");
-    assert_eq!(ids(&answer["choices"][0]["token_ids"]), case.greedy, "prompt of {length} tokens");
-    assert_eq!(answer["usage"]["prompt_tokens"], length);
-    assert_eq!(answer["usage"]["completion_tokens"], case.greedy.len());
-    answer
-}
+use support::vectors::{BLOCK_BYTES, Case, Variant};
 
 fn flags_for(variant: Variant, flags: &str) -> String {
     format!("{flags} --model {}", variant.model().display())
@@ -96,47 +85,10 @@ async fn a_prefix_hit_on_the_same_node_gives_the_same_tokens_and_is_reported() {
     for flags in ["--both 1", "--domain shm", "--domain tcp"] {
         let cluster = Cluster::start(flags).await;
         let case = Variant::Plain.longest();
-        let cached = |answer: &Value| {
-            answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0)
-        };
         let first = check_case(&cluster, &case).await;
-        assert_eq!(cached(&first), 0, "{flags}");
+        assert_eq!(cached_tokens(&first), 0, "{flags}");
         let second = check_case(&cluster, &case).await;
-        // Whole blocks, and at least one token is left to compute.
-        let whole = (case.prompt.len() - 1) / BLOCK_TOKENS * BLOCK_TOKENS;
-        assert_eq!(cached(&second), whole as u64, "{flags}");
-    }
-}
-
-/// One prefill engine has the prefix and much to do; the other one fetches the prefix and not the
-/// work.
-#[tokio::test]
-async fn a_prefix_fetched_from_another_node_gives_the_same_tokens() {
-    for domain in ["shm", "tcp"] {
-        let cluster = Cluster::start(&format!("--prefill 2 --decode 1 --domain {domain}")).await;
-        let case = Variant::Plain.longest();
-        check_case(&cluster, &case).await;
-        let others: Vec<Case> = Variant::Plain.cases();
-        let fetched = || async {
-            cluster
-                .sum("conductor", "kvasir_conductor_placements_total", &[("kind", "split_fetch")])
-                .await
-        };
-        for _ in 0..8 {
-            let same = std::iter::repeat_n(&case, 8);
-            join_all(same.chain(&others).map(|case| check_case(&cluster, case))).await;
-            if fetched().await > 0.0 {
-                break;
-            }
-        }
-        assert!(fetched().await > 0.0, "nothing was fetched over {domain}");
-        // Nobody but the source of a fetch writes to a prefill node.
-        let labels = [("domain", domain), ("direction", "received")];
-        let mut writes = 0.0;
-        for node in ["prefill-1-node", "prefill-2-node"] {
-            writes += cluster.sum(node, "kvasir_transfer_writes_total", &labels).await;
-        }
-        assert!(writes > 0.0, "nothing was written to a prefill node over {domain}");
+        assert_eq!(cached_tokens(&second), reusable_tokens(case.prompt.len()), "{flags}");
     }
 }
 

@@ -82,6 +82,10 @@ pub struct Flags {
     /// For experiments: received pages are not compared with their checksums.
     #[arg(long, hide = true)]
     pub no_verify: bool,
+
+    /// For experiments: a longer prefix elsewhere is fetched even where computing is faster.
+    #[arg(long, hide = true)]
+    pub always_fetch: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -200,6 +200,7 @@ fn conductor(
             path: common.surroundings.model.to_owned(),
         }],
         request_deadline_ms: flags.request_deadline_ms,
+        always_fetch: flags.always_fetch,
         lease_ms: flags.lease_ms,
         drain_ms: CONDUCTOR_DRAIN_MS.into(),
         ..ConductorConfig::default()
@@ -311,7 +312,7 @@ mod tests {
         let plan = planned(
             "--both 1 --arena-bytes 64MiB --chunk-tokens 16 --kv-dtype bf16 --domain tcp --threads 3 \
              --no-push --throttle-bytes-per-s 1000 --layer-log-dir /logs --no-verify --lease-ms 70000 \
-             --request-deadline-ms 900 --model-name other",
+             --request-deadline-ms 900 --always-fetch --model-name other",
         );
         let node: NodeConfig = config(&plan, "both-1-node");
         assert_eq!(node.arena_bytes, 64 << 20);
@@ -327,6 +328,7 @@ mod tests {
         assert_eq!(engine.model_name, "other");
         let conductor: ConductorConfig = config(&plan, "conductor");
         assert_eq!((conductor.request_deadline_ms, conductor.lease_ms), (900, 70_000));
+        assert!(conductor.always_fetch);
         assert_eq!(conductor.models[0].name, "other");
     }
 

@@ -2,10 +2,13 @@
 //! metrics, the reference vectors, load and rest. Each test file uses its part of it.
 #![allow(dead_code, reason = "every test file is built with all of it")]
 
+pub mod answers;
 pub mod cluster;
+pub mod expected;
 pub mod load;
 pub mod metrics;
 pub mod rest;
+pub mod stored;
 pub mod vectors;
 
 use std::time::{Duration, Instant};
@@ -21,4 +24,22 @@ where
         assert!(Instant::now() < deadline, "it did not come about that {what}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+}
+
+/// Kills a store node, so that all it held is lost, and waits until its successor is at work.
+pub async fn lose_cache(cluster: &cluster::Cluster, node: &str) {
+    let of_conductor = async |metric: &str| cluster.sum("conductor", metric, &[]).await;
+    let (losses, warm) = ("kvasir_conductor_node_losses_total", "kvasir_conductor_nodes_warm");
+    let instances = "kvasir_conductor_instances";
+    let lost_before = of_conductor(losses).await;
+    let (warm_before, instances_before) = (of_conductor(warm).await, of_conductor(instances).await);
+    cluster.kill(node);
+    eventually(&format!("{node} is missed"), async || of_conductor(losses).await > lost_before)
+        .await;
+    eventually(&format!("{node} is back with its engine"), async || {
+        of_conductor(warm).await == warm_before
+            && of_conductor(instances).await == instances_before
+            && cluster.is_ready().await
+    })
+    .await;
 }

@@ -1,0 +1,68 @@
+//! What a store node of a cluster has stored, seen through its administration and changed behind its
+//! back: the bytes of its slots lie in a memfd, which `/proc` opens to whoever owns the process.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use kvasir_proto::v1::store_node_client::StoreNodeClient;
+use kvasir_proto::{BlockKey, keys, v1};
+use tonic::transport::Channel;
+
+use super::cluster::Cluster;
+
+#[derive(Debug)]
+pub struct Stored {
+    client: StoreNodeClient<Channel>,
+    slots: File,
+}
+
+impl Stored {
+    /// Of the node as it runs now; a restarted one is another.
+    pub async fn of(cluster: &Cluster, node: &str) -> Stored {
+        let state = cluster.state();
+        let metrics = state["processes"][node]["metrics"].as_str().expect("a URL");
+        let address = metrics.strip_suffix("/metrics").expect("where gRPC is, too").to_owned();
+        let client = StoreNodeClient::connect(address).await.expect("the node answers");
+        let slots = slot_memory(cluster.pid(node).expect("it runs"));
+        let slots = OpenOptions::new().read(true).write(true).open(slots).expect("our process");
+        Stored { client, slots }
+    }
+
+    /// The keys of a prompt's full blocks.
+    pub async fn keys(&mut self, prompt: &[u32]) -> Vec<BlockKey> {
+        let node = self.client.describe(v1::DescribeRequest {}).await.expect("a description");
+        let node = node.into_inner();
+        let model = node.instance.and_then(|instance| instance.model).expect("an engine");
+        let namespace = keys::namespace(&model.fingerprint, &model.kv_dtype, "", "");
+        let block_tokens = node.layout.expect("a layout").block_tokens;
+        keys::chain(namespace, prompt, block_tokens as usize)
+    }
+
+    /// Where the blocks of these keys lie, in their order. Only those that are there.
+    pub async fn blocks(&mut self, keys: &[BlockKey]) -> Vec<v1::BlockPlace> {
+        let request = v1::ListBlocksRequest { keys: BlockKey::concat(keys) };
+        let listed = self.client.list_blocks(request).await.expect("a list").into_inner().blocks;
+        let place = |key: &BlockKey| listed.iter().find(|place| place.key == key.0).cloned();
+        keys.iter().filter_map(place).collect()
+    }
+
+    /// Changes the bytes of a block behind the node's back.
+    pub fn change(&self, block: &v1::BlockPlace, change: impl FnOnce(&mut [u8])) {
+        let mut bytes = vec![0; usize::try_from(block.length_bytes).expect("a slot")];
+        self.slots.read_exact_at(&mut bytes, block.offset_bytes).expect("in the slot");
+        change(&mut bytes);
+        self.slots.write_all_at(&bytes, block.offset_bytes).expect("in the slot");
+    }
+}
+
+fn slot_memory(pid: u32) -> PathBuf {
+    let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("our process");
+    descriptors
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .find(|path| {
+            std::fs::read_link(path)
+                .is_ok_and(|link| link.to_string_lossy().starts_with("/memfd:kvasir-slots"))
+        })
+        .expect("a node has slots")
+}
