@@ -156,7 +156,13 @@ impl Flags {
                 (100..=3_600_000).contains(&self.request_deadline_ms),
                 "100 to 3600000",
             ),
-            ("lease-ms", self.lease_ms, (100..=600_000).contains(&self.lease_ms), "100 to 600000"),
+            // The reference engine renews every 250 ms.
+            (
+                "lease-ms",
+                self.lease_ms,
+                (1_000..=600_000).contains(&self.lease_ms),
+                "1000 to 600000",
+            ),
         ];
         match checks.into_iter().find(|(_, _, is_right, _)| !is_right) {
             None => Ok(()),
@@ -239,7 +245,7 @@ mod tests {
             "--arena-bytes 0",
             "--chunk-tokens 0",
             "--threads 0",
-            "--lease-ms 1",
+            "--lease-ms 999",
             "--request-deadline-ms 0",
         ] {
             assert!(flags(line).check_ranges().is_err(), "{line}");

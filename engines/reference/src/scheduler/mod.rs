@@ -45,8 +45,8 @@ use answer_blocks::AnswerBlocks;
 use growth::Growth;
 use sequence::{Leg, Sequence, State, Times};
 
-/// Leases are renewed this often by whoever holds them.
-const ALIVE_EVERY_US: u64 = 1_000_000;
+/// Leases are renewed this often from the hand-over on: a good deal more often than they run out.
+const ALIVE_EVERY_US: u64 = 250_000;
 /// How long an engine that is busy may go on with a node that is gone.
 const LOOK_EVERY_US: u64 = 100_000;
 /// Leases run on, growth is tried again and the load is published while nothing runs.

@@ -440,7 +440,7 @@ fn a_node_that_never_answers_a_grow_does_not_hang_the_call() {
 }
 
 #[test]
-fn leases_are_renewed_each_second_from_the_hand_over_on() {
+fn leases_are_renewed_four_times_a_second_from_the_hand_over_on() {
     let mut bench = bench(SchedulerOptions { chunk_tokens: 16, ..options() });
     bench.node.state().grows_from = Some(500);
     let (decode, whole) = (Ask::new(Leg::Decode, 1, 60, 50), Ask::new(Leg::Whole, 2, 60, 50));
@@ -448,9 +448,9 @@ fn leases_are_renewed_each_second_from_the_hand_over_on() {
     let _callers = [bench.ask(&decode), bench.ask(&whole)];
     bench.node.say(decode.bound(0));
     bench.node.say(whole.bound(0));
-    let alive = |bench: &mut Bench, seconds: u64| -> Vec<Vec<Share>> {
+    let alive = |bench: &mut Bench, quarters: u64| -> Vec<Vec<Share>> {
         bench.node.state().heard.clear();
-        bench.now_us.store(seconds * 1_000_000, Ordering::Relaxed);
+        bench.now_us.store(quarters * 250_000, Ordering::Relaxed);
         bench.turn();
         let shares = |message| match message {
             Message::Alive(alive) => Some(
@@ -467,7 +467,7 @@ fn leases_are_renewed_each_second_from_the_hand_over_on() {
     assert!(alive(&mut bench, 1).is_empty());
     bench.node.say(decode.ready(5));
     assert_eq!(alive(&mut bench, 2), [[decode.share()]]);
-    assert!(alive(&mut bench, 2).is_empty(), "once a second");
+    assert!(alive(&mut bench, 2).is_empty(), "once in a quarter");
     (0..3).for_each(|_| {
         bench.turn();
     });

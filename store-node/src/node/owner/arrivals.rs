@@ -128,6 +128,8 @@ impl Owner {
             return;
         }
         let message = v1::Ready { tx: Some(share.tx.into()), tail: std::mem::take(engine) };
+        // From now on the engine renews, at the next of its regular times.
+        let _ = self.blocks.renew(clock::now_ms(), share, leg.lease_ms);
         self.tell_engine(v1::node_to_engine::Message::Ready(message));
     }
 
