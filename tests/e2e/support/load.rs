@@ -180,7 +180,8 @@ pub async fn load<F: FnOnce()>(
     let Amount { at_once, total, deadline } = amount;
     let one = async |serial: usize, is_after: bool| {
         // Every case both ways.
-        let (case, streamed) = (&cases[serial % cases.len()], serial / cases.len() % 2 == 0);
+        let (case, streamed) =
+            (&cases[serial % cases.len()], (serial / cases.len()).is_multiple_of(2));
         (is_after, ask(cluster, Ask { case, streamed, deadline }).await)
     };
     let Fault { after, act } = fault;
