@@ -75,7 +75,8 @@ pub struct TransferConfig {
     pub message_bytes_max: usize,
     /// A longer write is sent in slices of this size, and counted when all have landed.
     pub slice_bytes: usize,
-    /// Immediates that have arrived but are not expected yet; the oldest is forgotten beyond it.
+    /// Immediates that nobody waits for: arrived but not expected yet, or reached but not cancelled yet.
+    /// Beyond it the oldest is forgotten.
     pub early_imms_max: usize,
     /// How long an idle worker polls before it sleeps.
     pub spin_us: u64,

@@ -7,8 +7,12 @@
 //! state by its deadline; a write outside its region, with a wrong key or to a revoked region is
 //! refused.
 //!
-//! Reading path: [`engine`] (the handle that callers hold), [`write`] (what they submit),
-//! [`completion`], then [`memory`], [`ring`] and [`doorbell`], which are useful on their own.
+//! Reading path: [`engine`] (the handle that callers hold), [`write`](mod@write) (what they submit),
+//! [`completion`]; then [`memory`], [`ring`] and [`doorbell`], which are useful on their own. Inside:
+//! `shared` (between handles and worker), `worker` (the one thread that owns everything; its `hub` is
+//! what all connections share), `hello` and `peers` (who may connect, and cut-offs), then the domains
+//! `shm` and `tcp`, each with an outgoing and an incoming end. [`sim`] drives the same core under
+//! virtual time.
 
 mod calls;
 pub mod completion;

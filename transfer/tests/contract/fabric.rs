@@ -220,8 +220,12 @@ impl Node {
 
     pub fn revoke(&self, region: &RegionHandle) -> Arc<CompletionFlag> {
         let (done, flag) = Completion::flag();
-        either!(self, engine => engine.revoke(region, done)).expect("accepted");
+        self.revoke_then(region, done);
         flag
+    }
+
+    pub fn revoke_then(&self, region: &RegionHandle, done: Completion) {
+        either!(self, engine => engine.revoke(region, done)).expect("accepted");
     }
 
     pub fn write(&self, write: Write) -> Arc<CompletionFlag> {
@@ -278,8 +282,12 @@ impl Node {
 
     pub fn cut_off(&self, peer: PeerId) -> Arc<CompletionFlag> {
         let (done, flag) = Completion::flag();
-        either!(self, engine => engine.cut_off(peer, done)).expect("accepted");
+        self.cut_off_then(peer, done);
         flag
+    }
+
+    pub fn cut_off_then(&self, peer: PeerId, done: Completion) {
+        either!(self, engine => engine.cut_off(peer, done)).expect("accepted");
     }
 
     pub fn lost_sessions(&self) -> Vec<PeerId> {
