@@ -32,7 +32,8 @@ fn main() {
             continue;
         }
         for dtype in [RowDtype::F32, RowDtype::Bf16] {
-            for (query_rows, rows) in [(4, 2048), (16, 2048), (128, 2048), (2048, 4096)] {
+            for (query_rows, rows) in [(4, 2048), (4, 32768), (16, 2048), (128, 2048), (2048, 4096)]
+            {
                 for wide_rows_min in [0, usize::MAX] {
                     let options = AttentionOptions { kernel, threads: 1, wide_rows_min };
                     attend(options, dtype, query_rows, rows);

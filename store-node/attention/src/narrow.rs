@@ -52,13 +52,14 @@ impl Task for Narrow<'_, '_> {
             if in_place {
                 to = to.min((from / pages.rows_per_page() + 1) * pages.rows_per_page());
                 let (at, stride_bytes) = (pages.row(from), pages.row_stride_bytes());
+                let next = if to < reach { pages.row(to) } else { at };
                 match pages.dtype() {
                     RowDtype::F32 => {
-                        let group = Group::<f32>::new(at, stride_bytes, to - from);
+                        let group = Group::<f32>::new(at, stride_bytes, to - from, next);
                         group_step(s, query, &group, from, &mut out);
                     }
                     RowDtype::Bf16 => {
-                        let group = Group::<bf16>::new(at, stride_bytes, to - from);
+                        let group = Group::<bf16>::new(at, stride_bytes, to - from, next);
                         group_step(s, query, &group, from, &mut out);
                     }
                 }
@@ -66,8 +67,8 @@ impl Task for Narrow<'_, '_> {
                 scratch.rows.resize(GROUP_ROWS * pages.width(), 0.0);
                 gather(s, pages, from, to, &mut scratch.rows);
                 let stride_bytes = pages.width() * size_of::<f32>();
-                let group =
-                    Group::<f32>::new(scratch.rows.as_ptr().cast(), stride_bytes, to - from);
+                let at = scratch.rows.as_ptr().cast();
+                let group = Group::<f32>::new(at, stride_bytes, to - from, at);
                 group_step(s, query, &group, from, &mut out);
             }
             from = to;
@@ -111,6 +112,11 @@ pub(crate) fn gather<S: Simd>(
 
 /// A type that cached rows hold.
 trait Value: Copy {
+    /// Whether asking for the next group's rows while this one computes pays: for bf16 a third
+    /// less time over rows that lie in memory, on a Zen 5 core; for f32 the loads that the
+    /// arithmetic waits for are as many as the lines asked for, and nothing is won.
+    const AHEAD: bool;
+
     /// # Safety
     /// `from` is readable for `S::LANES` values.
     unsafe fn load<S: Simd>(s: S, from: *const Self) -> S::V;
@@ -118,6 +124,8 @@ trait Value: Copy {
 }
 
 impl Value for f32 {
+    const AHEAD: bool = false;
+
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, from: *const f32) -> S::V {
         // SAFETY: the caller's word.
@@ -130,6 +138,8 @@ impl Value for f32 {
 }
 
 impl Value for bf16 {
+    const AHEAD: bool = true;
+
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, from: *const bf16) -> S::V {
         // SAFETY: the caller's word.
@@ -147,18 +157,27 @@ struct Group<T> {
     first: *const T,
     stride: usize,
     rows: usize,
+    /// Where the next group begins, or this one when there is none or it is in cache already.
+    next: *const T,
 }
 
 impl<T: Value> Group<T> {
     #[inline(always)]
-    fn new(first: *const u8, stride_bytes: usize, rows: usize) -> Self {
-        Group { first: first.cast(), stride: stride_bytes / size_of::<T>(), rows }
+    fn new(first: *const u8, stride_bytes: usize, rows: usize, next: *const u8) -> Self {
+        let stride = stride_bytes / size_of::<T>();
+        Group { first: first.cast(), stride, rows, next: next.cast() }
     }
 
     /// Where value `col` of a row lies.
     #[inline(always)]
     fn at(&self, row: usize, col: usize) -> *const T {
         self.first.wrapping_add(row * self.stride + col)
+    }
+
+    /// Where it lies in the next group, as far as that has such a row.
+    #[inline(always)]
+    fn next_at(&self, row: usize, col: usize) -> *const T {
+        self.next.wrapping_add(row * self.stride + col)
     }
 }
 
@@ -199,19 +218,21 @@ fn tile_step<S: Simd, T: Value, const H: usize>(
     if visible.iter().all(|&visible| visible == 0) {
         return;
     }
+    // Later tiles find the next group asked for already.
+    let ahead = T::AHEAD && first == 0 && group.next != group.first;
     let mut weights = [[0f32; GROUP_ROWS]; H];
     let q: [&[f32]; H] = std::array::from_fn(|h| query.row(first + h));
     let mut row = 0;
     while row < group.rows {
         let left = group.rows - row;
         if S::LOGIT_ROWS == 4 && left >= 4 {
-            logits_tile::<S, T, H, 4>(s, &q, group, row, &mut weights);
+            logits_tile::<S, T, H, 4>(s, &q, group, row, ahead, &mut weights);
             row += 4;
         } else if S::LOGIT_ROWS >= 2 && left >= 2 {
-            logits_tile::<S, T, H, 2>(s, &q, group, row, &mut weights);
+            logits_tile::<S, T, H, 2>(s, &q, group, row, ahead, &mut weights);
             row += 2;
         } else {
-            logits_tile::<S, T, H, 1>(s, &q, group, row, &mut weights);
+            logits_tile::<S, T, H, 1>(s, &q, group, row, ahead, &mut weights);
             row += 1;
         }
     }
@@ -253,12 +274,16 @@ fn logits_tile<S: Simd, T: Value, const H: usize, const R: usize>(
     q: &[&[f32]; H],
     group: &Group<T>,
     row: usize,
+    ahead: bool,
     logits: &mut [[f32; GROUP_ROWS]; H],
 ) {
     let width = q[0].len();
     let whole = width / S::LANES * S::LANES;
     let mut sums = [[s.splat(0.0); R]; H];
     for i in (0..whole).step_by(S::LANES) {
+        if ahead {
+            (0..R).for_each(|r| s.prefetch(group.next_at(row + r, i).cast()));
+        }
         // SAFETY: `i + LANES <= width`, the length of every query row and of the `R` cached rows,
         // which the caller has left.
         unsafe {

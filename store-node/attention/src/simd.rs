@@ -44,6 +44,8 @@ pub(crate) trait Simd: Copy {
     fn scale_by_power(self, a: Self::V, n: Self::V) -> Self::V;
     /// 0 in the lanes where `x < limit`, `a` in the others.
     fn zero_below(self, a: Self::V, x: Self::V, limit: f32) -> Self::V;
+    /// Asks for a line of memory before it is needed; any address will do.
+    fn prefetch(self, at: *const u8);
     fn sum(self, a: Self::V) -> f32;
     fn largest(self, a: Self::V) -> f32;
 }
@@ -118,6 +120,8 @@ impl Simd for Portable {
     fn zero_below(self, a: [f32; 8], x: [f32; 8], limit: f32) -> [f32; 8] {
         Portable::zip(a, x, |a, x| if x < limit { 0.0 } else { a })
     }
+    #[inline(always)]
+    fn prefetch(self, _at: *const u8) {}
     #[inline(always)]
     fn sum(self, a: [f32; 8]) -> f32 {
         ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]))
@@ -242,6 +246,11 @@ mod x86 {
             unsafe { _mm256_andnot_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(x, _mm256_set1_ps(limit)), a) }
         }
         #[inline(always)]
+        fn prefetch(self, at: *const u8) {
+            // SAFETY: a prefetch reads nothing and faults on no address.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+        }
+        #[inline(always)]
         fn sum(self, a: __m256) -> f32 {
             // SAFETY: the token.
             unsafe {
@@ -331,6 +340,11 @@ mod x86 {
                 let keep = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(limit));
                 _mm512_maskz_mov_ps(keep, a)
             }
+        }
+        #[inline(always)]
+        fn prefetch(self, at: *const u8) {
+            // SAFETY: a prefetch reads nothing and faults on no address.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
         }
         #[inline(always)]
         fn sum(self, a: __m512) -> f32 {
