@@ -104,7 +104,7 @@ async fn a_client_that_goes_leaves_nothing_behind_in_any_phase() {
         if phase == "decoding" {
             // The client has seen text before it goes.
             let choices = "kvasir_conductor_ttft_seconds_count";
-            while harness.metric(choices).await < 1.0 {}
+            harness.until_metric(choices, |count| count >= 1.0).await;
         }
         assert_eq!(world.count(|h| matches!(h, Happened::Abort { .. })), 0, "{phase}");
         asking.abort();

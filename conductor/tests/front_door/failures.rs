@@ -4,7 +4,7 @@ use serde_json::json;
 use tonic::Code;
 
 use crate::support::world::{shares_aborted, shares_asked};
-use crate::support::{Happened, Harness, Leg, Pair, Reply, Role, Script, World, config};
+use crate::support::{Happened, Harness, Leg, Pair, Reply, Response, Role, Script, World, config};
 
 const COMPLETIONS: &str = "/v1/completions";
 
@@ -28,6 +28,7 @@ fn body() -> serde_json::Value {
 /// Whatever one of two prefill and one of two decode instances do wrong, requests are answered,
 /// and what the failed attempts held is given back.
 async fn check(what: &str, bad_prefill: Script, bad_decode: Script) {
+    let restarted = [("p1", bad_prefill.restarted), ("d1", bad_decode.restarted)];
     let world = World::default();
     let prefills = [bad_prefill, Script::default()];
     let decodes = [bad_decode, Script::default()];
@@ -62,6 +63,10 @@ async fn check(what: &str, bad_prefill: Script, bad_decode: Script) {
         _ => false,
     });
     assert!(tried_bad > 0, "{what}: the bad ones were never tried");
+    for (bad, _) in restarted.into_iter().filter(|(_, restarted)| *restarted) {
+        let served = |h: &Happened| matches!(h, Happened::Generate { node, .. } if *node == bad);
+        assert_eq!(world.count(served), 0, "{what}: what its peers were told of it is wrong");
+    }
 }
 
 #[tokio::test]
@@ -237,7 +242,7 @@ async fn a_node_that_misses_an_abort_is_told_again() {
     assert_eq!(harness.ask(COMPLETIONS, body()).await.status, 400);
     world.until_all_shares_are_aborted().await;
     let told = "kvasir_conductor_aborts_total{result=\"told\"}";
-    while harness.metric(told).await < 2.0 {}
+    harness.until_metric(told, |count| count >= 2.0).await;
     assert_eq!(harness.metric("kvasir_conductor_aborts_in_flight").await, 0.0);
 }
 
@@ -254,7 +259,8 @@ async fn another_attempt_has_the_keys_of_the_model_as_it_is_then() {
         let generating = |h: &Happened| matches!(h, Happened::Generate { .. });
         world.until("the first attempt", |log| log.iter().any(generating)).await;
         pair.change(|script| (script.fingerprint, script.context_tokens) = (8, 256));
-        while harness.get("/v1/models").await.json()["data"][0]["max_model_len"] != 256 {}
+        let replaced = |models: &Response| models.json()["data"][0]["max_model_len"] == 256;
+        harness.until("/v1/models", replaced).await;
         pair.change(|script| script.decode = Leg::FailAfter(0, Code::Aborted));
     };
     let (response, ()) = tokio::join!(asking, replacing);

@@ -30,11 +30,7 @@ async fn streaming(drain_ms: u64) -> (World, Vec<Pair>, Harness, reqwest::Respon
 async fn draining_refuses_new_requests_and_cancels_old_ones_when_it_takes_too_long() {
     let (world, _pairs, harness, _response) = streaming(500).await;
     harness.shutdown.cancel();
-    let mut status = 200;
-    while status == 200 {
-        status = harness.get("/readyz").await.status;
-    }
-    assert_eq!(status, 503);
+    harness.until("/readyz", |response| response.status == 503).await;
     let body = json!({"model": "tiny", "prompt": [1], "max_tokens": 2});
     let refused = harness.ask(COMPLETIONS, body).await;
     assert_eq!(refused.status, 503);
@@ -61,7 +57,7 @@ async fn draining_lets_requests_in_flight_end() {
             })
             .await;
         harness.shutdown.cancel();
-        while harness.get("/readyz").await.status == 200 {}
+        harness.until("/readyz", |response| response.status == 503).await;
         pairs[0].change(|script| script.prefill = Leg::Do);
     };
     let (response, ()) = tokio::join!(asking, ending);

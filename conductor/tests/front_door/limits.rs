@@ -35,6 +35,16 @@ async fn a_body_of_20_mb_is_refused_and_the_next_request_served() {
     let pieces = big.chunks(1 << 20).map(|piece| Ok::<_, std::io::Error>(piece.to_vec()));
     let body = reqwest::Body::wrap_stream(futures::stream::iter(pieces.collect::<Vec<_>>()));
     assert_eq!(harness.post(COMPLETIONS, body).await.status, 413);
+    // A client that looks for an answer only when all is sent gets one.
+    let mut socket = TcpStream::connect(harness.address).await.expect("connects");
+    let length = big.len();
+    let head =
+        format!("POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n");
+    socket.write_all(head.as_bytes()).await.expect("sends");
+    socket.write_all(&big).await.expect("all of it is taken");
+    let mut answer = [0; 12];
+    socket.read_exact(&mut answer).await.expect("an answer");
+    assert_eq!(&answer, b"HTTP/1.1 413");
     let body = json!({"model": "tiny", "prompt": "x", "max_tokens": 1});
     assert_eq!(harness.ask(COMPLETIONS, body).await.status, 200);
 }
@@ -52,13 +62,13 @@ async fn bodies_together_are_bounded() {
     socket.write_all(head.as_bytes()).await.expect("sends");
     socket.write_all(&vec![b' '; 900_000]).await.expect("sends");
     let held = "kvasir_conductor_bodies_bytes";
-    while harness.metric(held).await < 900_000.0 {}
+    harness.until_metric(held, |bytes| bytes >= 900_000.0).await;
     let body = format!("{}{}", " ".repeat(500_000), json!({"model": "tiny", "prompt": "x"}));
     let response = harness.post(COMPLETIONS, body.clone()).await;
     assert_eq!(response.status, 503);
     assert_eq!(response.json()["error"]["code"], "overloaded");
     drop(socket);
-    while harness.metric(held).await > 0.0 {}
+    harness.until_metric(held, |bytes| bytes == 0.0).await;
     assert_eq!(harness.post(COMPLETIONS, body.clone()).await.status, 200);
 }
 

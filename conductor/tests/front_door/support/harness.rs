@@ -71,13 +71,8 @@ impl Harness {
     /// Waits until the conductor knows of the nodes.
     pub async fn start(config: Config) -> Harness {
         let harness = Harness::start_unready(config).await;
-        for _ in 0..2_000 {
-            if harness.get("/readyz").await.status == 200 {
-                return harness;
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        panic!("the conductor never got ready");
+        harness.until("/readyz", |response| response.status == 200).await;
+        harness
     }
 
     pub async fn start_unready(config: Config) -> Harness {
@@ -106,6 +101,30 @@ impl Harness {
     pub async fn open(&self, path: &str, body: impl Into<reqwest::Body>) -> reqwest::Response {
         let request = self.client.post(format!("{}{path}", self.url)).body(body);
         request.send().await.expect("an answer")
+    }
+
+    /// Waits until the metric is as wanted; fails when it never is.
+    pub async fn until_metric(&self, name: &str, wanted: impl Fn(f64) -> bool) {
+        let mut value = 0.0;
+        for _ in 0..2_000 {
+            value = self.metric(name).await;
+            if wanted(value) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        panic!("{name} stayed {value}");
+    }
+
+    /// Waits until a path answers as wanted; fails when it never does.
+    pub async fn until(&self, path: &str, wanted: impl Fn(&Response) -> bool) {
+        for _ in 0..2_000 {
+            if wanted(&self.get(path).await) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        panic!("{path} never answered as wanted");
     }
 
     /// The value of a metric with these labels, 0 when there is none.

@@ -7,7 +7,7 @@ pub mod pair;
 pub mod script;
 pub mod world;
 
-pub use harness::{Harness, config, prompt_keys};
+pub use harness::{Harness, Response, config, prompt_keys};
 pub use pair::{BLOCK_TOKENS, Pair, Role};
 pub use script::{Leg, Reply, Script};
 pub use world::{Happened, World};
