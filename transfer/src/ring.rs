@@ -17,6 +17,8 @@ const HEAD: usize = 0;
 const TAIL: usize = 64;
 const RECORDS: usize = 128;
 const LENGTH_BYTES: u64 = 8;
+/// No ring carries so many bytes; sums of positions below it do not overflow.
+const POSITION_MAX: u64 = u64::MAX / 2;
 const WRAP: u32 = u32::MAX;
 
 /// The ring has no room for the record now.
@@ -100,11 +102,19 @@ impl Producer {
     /// Continues where the ring's tail stands (zero in fresh memory).
     ///
     /// # Errors
-    /// [`RangeError`] when the range does not fit or is misaligned.
+    /// [`RangeError`] when the range does not fit or is misaligned, or its header cannot be a ring's.
     pub fn open(memory: &Arc<SharedMemory>, range: RingRange) -> Result<Self, RangeError> {
         let shared = range.open(memory)?;
         let tail = shared.word(TAIL).load(Ordering::Acquire);
         let head_seen = shared.word(HEAD).load(Ordering::Acquire);
+        // Whoever made the memory may have written anything there.
+        let fits = tail.is_multiple_of(8)
+            && head_seen.is_multiple_of(8)
+            && tail < POSITION_MAX
+            && tail.checked_sub(head_seen).is_some_and(|filled| filled <= shared.capacity);
+        if !fits {
+            return Err(RangeError { offset: range.offset, bytes: range.bytes, len: memory.len() });
+        }
         Ok(Producer { shared, tail, head_seen })
     }
 
@@ -182,6 +192,9 @@ impl Consumer {
     pub fn open(memory: &Arc<SharedMemory>, range: RingRange) -> Result<Self, RangeError> {
         let shared = range.open(memory)?;
         let head = shared.word(HEAD).load(Ordering::Acquire);
+        if !head.is_multiple_of(8) || head >= POSITION_MAX {
+            return Err(RangeError { offset: range.offset, bytes: range.bytes, len: memory.len() });
+        }
         Ok(Consumer { shared, head, tail_seen: head })
     }
 

@@ -258,3 +258,64 @@ fn a_source_is_let_go_of_when_its_write_runs_out_of_time() {
         assert!(payload.iter().all(|byte| *byte == 1), "nothing that came after the end");
     }
 }
+
+/// A frame's header with nothing in it but what a message has.
+fn message_header(length: u64) -> [u8; 64] {
+    let mut header = [0; 64];
+    header[..2].copy_from_slice(&0x4b56u16.to_le_bytes());
+    header[2] = 3;
+    header[40..48].copy_from_slice(&length.to_le_bytes());
+    let hash = kvasir_transfer::checksum(&header[..56]);
+    header[56..].copy_from_slice(&hash.to_le_bytes());
+    header
+}
+
+#[test]
+fn a_message_that_is_longer_than_agreed_ends_the_connection() {
+    let receiver = receiver();
+    let max = TransferConfig::default().message_bytes_max as u64;
+    let mut fine = admitted_stream(&receiver);
+    fine.write_all(&message_header(max)).expect("sent");
+    fine.write_all(&vec![0; max as usize]).expect("sent");
+    let mut ack = [0; 16];
+    fine.read_exact(&mut ack).expect("it is taken");
+    let mut stream = admitted_stream(&receiver);
+    stream.write_all(&message_header(max + 1)).expect("sent");
+    receiver.is_closed(stream);
+    assert_eq!(receiver.closed("malformed"), 1.0);
+    receiver.still_works();
+}
+
+#[test]
+fn an_acknowledgement_of_what_was_not_sent_ends_the_connection() {
+    // More than any socket holds: while nothing reads it, it is never written in full.
+    const BYTES: usize = 32 << 20;
+    let receiver = receiver();
+    let tap = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let (sender, _) = start(TransferConfig { slice_bytes: BYTES, ..tcp_config() });
+    let mut endpoint = receiver.engine.endpoint();
+    endpoint.tcp = Some(tap.local_addr().expect("its address"));
+    let peer = sender.connect(&endpoint).expect("reachable");
+    let (done, written) = Completion::future();
+    let write = Write {
+        peer,
+        source: Source::Inline(vec![1; BYTES]),
+        target: receiver.descriptor,
+        target_offset: 0,
+        imm: None,
+        checksum: None,
+        group: 0,
+        deadline: LONG,
+    };
+    sender.write(write, done).expect("accepted");
+    let (mut from_sender, _) = tap.accept().expect("the sender");
+    let mut stream = receiver.connect();
+    pass_greeting(&mut from_sender, &mut stream);
+    pass_greeting(&mut stream, &mut from_sender);
+    let mut header = [0; 64];
+    from_sender.read_exact(&mut header).expect("it has begun");
+    let mut ack = [0; 16];
+    ack[0] = 1;
+    from_sender.write_all(&ack).expect("sent");
+    assert_eq!(written.wait(), Err(kvasir_transfer::WriteError::PeerGone));
+}
