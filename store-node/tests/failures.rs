@@ -1,4 +1,4 @@
-//! A push that fails after the prefill engine has done its part: the decode side hears of it.
+//! Pushes that will never be whole: the decode side hears of it, long before its lease is over.
 
 mod common;
 
@@ -76,6 +76,37 @@ async fn check(domain: Domain) {
     assert!(!pair.arrives(4, |targets| targets.tail_region = foreign.clone()).await);
     assert!(pair.arrives(5, |_| {}).await, "the two go on as before");
     assert_eq!(pair.decode.metric("writers_cut_off_total").await, 0.0);
+}
+
+/// The prefill engine has done its part, as far as the conductor knows; the tail is not written.
+async fn check_lost_writer(domain: Domain) {
+    let mut pair = Pair::start(domain).await;
+    assert!(pair.arrives(2, |_| {}).await);
+    let prompt = prompt(3, 2 * BLOCK_TOKENS + 9);
+    pair.prefill.allocate(allocate(P(3), &prompt)).await.expect("room");
+    let targets = pair.targets(3, &prompt).await;
+    pair.decode_engine.bind(D(3)).await;
+    pair.prefill.push(P(3), Some(targets)).await.expect("armed");
+    let slots = pair.prefill_engine.bind(P(3)).await.slots;
+    pair.prefill_engine.compute(P(3), &prompt, &slots, 0..2);
+    until("a part of it has landed", async || {
+        (pair.prefill.metric("pushed_bytes_total").await > 0.0).then_some(())
+    })
+    .await;
+    pair.prefill.shut_down().await;
+    pair.decode_engine.stopped(D(3)).await;
+    pair.decode_engine.release(D(3));
+    pair.decode.is_quiet().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn over_shared_memory_a_decode_side_finds_that_its_writer_is_gone() {
+    check_lost_writer(Domain::Shm).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn over_tcp_a_decode_side_finds_that_its_writer_is_gone() {
+    check_lost_writer(Domain::Tcp).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

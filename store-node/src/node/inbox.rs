@@ -57,6 +57,11 @@ pub enum End {
         share: Share,
         outcome: Outcome,
     },
+    /// A writer whose connection was lost was found or not.
+    Probed {
+        writer: u64,
+        outcome: Outcome,
+    },
     /// A receiver was told of a failed push or not.
     Told {
         failure: Box<Failure>,

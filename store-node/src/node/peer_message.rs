@@ -1,5 +1,5 @@
 //! What two nodes say to each other over the transfer engine: only about pushes that end early. The
-//! pair (receiver's transfer incarnation, immediate) names one incoming push.
+//! pair (receiver's transfer incarnation, immediate) names one push.
 
 use kvasir_transfer::WireError;
 use prost::Message;
@@ -23,6 +23,8 @@ pub enum PeerMessage {
     Unsure(PushName),
     /// Writer to receiver, unasked: not all of it will come.
     Failed(PushName),
+    /// Receiver to writer: are you there? That it can be handed over is the answer.
+    Probe,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -37,11 +39,13 @@ struct Wire {
 
 impl PeerMessage {
     pub fn to_bytes(self) -> Vec<u8> {
+        let nameless = PushName { receiver: 0, imm: 0 };
         let (kind, name) = match self {
             PeerMessage::StopPush(name) => (1, name),
             PeerMessage::Stopped(name) => (2, name),
             PeerMessage::Unsure(name) => (3, name),
             PeerMessage::Failed(name) => (4, name),
+            PeerMessage::Probe => (5, nameless),
         };
         Wire { kind, receiver: name.receiver, imm: name.imm }.encode_to_vec()
     }
@@ -56,6 +60,7 @@ impl PeerMessage {
             2 => Ok(PeerMessage::Stopped(name)),
             3 => Ok(PeerMessage::Unsure(name)),
             4 => Ok(PeerMessage::Failed(name)),
+            5 => Ok(PeerMessage::Probe),
             _ => Err(WireError::Field("kind")),
         }
     }
@@ -73,6 +78,7 @@ mod tests {
             PeerMessage::Stopped(name),
             PeerMessage::Unsure(name),
             PeerMessage::Failed(name),
+            PeerMessage::Probe,
         ] {
             let back = PeerMessage::from_bytes(&message.to_bytes());
             assert_eq!(back.expect("a message"), message);

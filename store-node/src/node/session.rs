@@ -87,8 +87,9 @@ impl Session {
         let control = Arc::new(ControlMemory::create(epoch)?);
         let (node_bell, engine_bell) = (Doorbell::new()?, Doorbell::new()?);
         let given = [slots, control.memory().fd(), node_bell.as_fd(), engine_bell.as_fd()];
-        handover::send(&connection, given)?;
+        // Opened while nobody else can write the memory they lie in.
         let (from_engine, to_engine) = control.node_rings();
+        handover::send(&connection, given)?;
         // A layout of more layers is refused before.
         let steps = Steps::new(layout.layers() as u16);
         Ok(Session {

@@ -13,8 +13,9 @@ use kvasir_transfer::{
 use super::command::Refused;
 use super::inbox::{End, Post};
 
-/// Writers at once. Those without open shares make room.
-const WRITERS_MAX: usize = 1024;
+/// Writers at once, each with two of the transfer engine's 1,024 regions. Those without open
+/// shares make room.
+const WRITERS_MAX: usize = 500;
 /// Cutting off is: paths, slots region, tails region.
 const CUTS: u32 = 3;
 
@@ -27,6 +28,7 @@ pub struct Memories {
 
 #[derive(Debug)]
 struct Writer {
+    endpoint: Endpoint,
     peer: PeerId,
     slots: RegionHandle,
     tails: RegionHandle,
@@ -91,7 +93,9 @@ impl Writers {
                     return Err(refused);
                 }
             };
-            self.writers.insert(name, Writer { peer, slots, tails, shares: 0, state: State::Open });
+            let endpoint = endpoint.clone();
+            let writer = Writer { endpoint, peer, slots, tails, shares: 0, state: State::Open };
+            self.writers.insert(name, writer);
         }
         let writer = self.writers.get_mut(&name).expect("it was just there or inserted");
         if writer.state != State::Open {
@@ -115,9 +119,11 @@ impl Writers {
         Some(Grant { slots: writer.slots.descriptor(), tails: writer.tails.descriptor() })
     }
 
-    /// The session to ask it to stop. `None` when it has been cut off: nothing of it can land.
-    pub fn peer(&self, name: u64) -> Option<PeerId> {
-        self.writers.get(&name).map(|writer| writer.peer)
+    /// The session to ask it to stop: the current one, since the first may have been lost. `None`
+    /// when it has been cut off: nothing of it can land.
+    pub fn peer(&self, engine: &TransferEngine, name: u64) -> Option<PeerId> {
+        let writer = self.writers.get(&name)?;
+        Some(engine.connect(&writer.endpoint).unwrap_or(writer.peer))
     }
 
     /// Begins to cut a writer off, unless that is under way. Ends come as [`End::Cut`].

@@ -172,9 +172,8 @@ impl Owner {
             // All of it landed: the count is about to be reached.
             return Ok(());
         }
-        if let Some(writer) = incoming.writer.filter(|_| request.source_lost) {
-            self.cut_off(writer);
-        }
+        // A source that is lost does not answer, and is cut off then. That a call to it failed is no
+        // reason yet: it may be writing for others.
         if let Err(error) = self.blocks.stop_writer(share) {
             tracing::debug!(%share, %error, "the writer is not asked to stop");
         }

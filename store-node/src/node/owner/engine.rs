@@ -18,6 +18,9 @@ use crate::node::tail;
 
 /// Fewer slots than this serve nobody.
 const SLOTS_MIN: u32 = 8;
+/// Turns of the ring that an engine's last words are given, more than it holds: an engine that
+/// said goodbye and talks on is not listened to for ever.
+const GOODBYE_TURNS: usize = 1_024;
 /// How long a token may be shown.
 const PENDING_MS: u64 = 10_000;
 /// Writes that one page may take; far more than any model has layers and tensors.
@@ -475,9 +478,13 @@ impl Owner {
                 self.leave_engine();
             }
             Presence::Gone => {
-                // What it said before its end still counts.
-                while !self.session.as_ref().is_none_or(Session::is_expelled) && self.take_engine()
-                {
+                // What it said before its end still counts; it cannot have said more than the ring
+                // holds.
+                for _ in 0..GOODBYE_TURNS {
+                    let listens = self.session.as_ref().is_some_and(|s| !s.is_expelled());
+                    if !listens || !self.take_engine() {
+                        break;
+                    }
                 }
                 tracing::info!(epoch = epoch.0, "engine gone");
                 self.blocks.engine_gone(clock::now_ms(), epoch);

@@ -1,9 +1,12 @@
-//! Telling a receiver that a push to it has failed, so that it does not wait for what will never
-//! come: the engine here may have done its part and gone on, and then nobody else knows.
+//! Pushes that will never be whole, so that nobody waits for them: the prefill engine may have done
+//! its part and gone on, and then only the two nodes know.
 //!
-//! The session that failed carries nothing any more, so it is told over the next one. That one may
+//! A writer whose push has failed tells the receiver. The session that failed carries nothing any more, so it is told over the next one. That one may
 //! fail as well (after a cut-off the first one only brings the news of it), so there are a few
 //! tries. A receiver that is not reached waits until its lease or the request ends.
+//!
+//! A receiver that waits for a writer whose connection is lost looks whether it is still there: it
+//! may be dead and tell nobody anything.
 
 use std::time::Duration;
 
@@ -15,7 +18,7 @@ use super::Owner;
 use crate::clock;
 use crate::node::SHARES_MAX;
 use crate::node::inbox::End;
-use crate::node::leg::IncomingState;
+use crate::node::leg::{IncomingState, Leg};
 use crate::node::peer_message::{PeerMessage, PushName};
 
 const TRIES: u32 = 4;
@@ -86,6 +89,34 @@ impl Owner {
             let share = *share;
             tracing::warn!(%share, "the push to here has failed; the share is aborted");
             self.blocks.abort(clock::now_ms(), share, AbortReason::PeerLost);
+        }
+    }
+
+    /// Receiver: a connection of this writer is lost. A dead one is cut off, and with that what waits
+    /// for it ends; a living one says itself which of its pushes have failed.
+    pub(super) fn probe_writer(&mut self, writer: u64) {
+        let waits = |leg: &Leg| {
+            leg.incoming.as_ref().is_some_and(|incoming| {
+                incoming.writer == Some(writer) && matches!(incoming.state, IncomingState::Waiting)
+            })
+        };
+        if !self.legs.values().any(waits) {
+            return;
+        }
+        let Some(peer) = self.writers.peer(&self.transfer, writer) else { return };
+        let deadline = Duration::from_millis(self.config.stop_timeout_ms);
+        let post = self.post.clone();
+        let done = Completion::callback(move |outcome| post.end(End::Probed { writer, outcome }));
+        let message = PeerMessage::Probe.to_bytes();
+        if let Err(error) = self.transfer.send(peer, message, deadline, done) {
+            tracing::warn!(%peer, %error, "a writer cannot be looked for");
+        }
+    }
+
+    pub(super) fn writer_probed(&mut self, writer: u64, outcome: Outcome) {
+        if let Err(error) = outcome {
+            tracing::warn!(writer, %error, "a writer is not there any more; it is cut off");
+            self.cut_off(writer);
         }
     }
 }

@@ -220,6 +220,7 @@ impl Owner {
             End::Counted { share, imm, outcome } => self.counted(share, imm, outcome),
             End::Cut { writer, outcome } => self.writer_cut(writer, outcome),
             End::Sent { share, outcome } => self.stop_sent(share, outcome),
+            End::Probed { writer, outcome } => self.writer_probed(writer, outcome),
             End::Told { failure, outcome } => self.failure_told(failure, outcome),
         }
         self.run_actions();

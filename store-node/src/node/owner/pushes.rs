@@ -425,7 +425,13 @@ impl Owner {
                 outgoing.core_waits = true;
                 self.halt_push(share);
             }
-            _ => self.blocks.push_stopped(clock::now_ms(), share),
+            _ => {
+                // Targets that are named later find no read to go on with.
+                if let Some(leg) = self.legs.get_mut(&share) {
+                    leg.reading = false;
+                }
+                self.blocks.push_stopped(clock::now_ms(), share);
+            }
         }
     }
 }

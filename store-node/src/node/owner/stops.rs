@@ -24,8 +24,8 @@ impl Owner {
             return;
         };
         let (writer, imm) = (incoming.writer, incoming.imm);
-        let Some((writer, peer)) = writer.and_then(|name| Some((name, self.writers.peer(name)?)))
-        else {
+        let session = |name| Some((name, self.writers.peer(&self.transfer, name)?));
+        let Some((writer, peer)) = writer.and_then(session) else {
             self.blocks.writer_cut_off(clock::now_ms(), share);
             self.settle_fetch(share);
             return;
@@ -113,6 +113,7 @@ impl Owner {
             Ok(PeerMessage::Stopped(name)) => self.writer_answered(name, true),
             Ok(PeerMessage::Unsure(name)) => self.writer_answered(name, false),
             Ok(PeerMessage::Failed(name)) => self.push_failed(name),
+            Ok(PeerMessage::Probe) => {}
             Err(error) => tracing::warn!(%peer, %error, "a message of a peer cannot be read"),
         }
         self.run_actions();
@@ -124,6 +125,8 @@ impl Owner {
             | PeerEvent::WriterLost { incarnation, .. } => {
                 if self.stops.keys().any(|share| self.writer_of(*share) == Some(incarnation)) {
                     self.cut_off(incarnation);
+                } else {
+                    self.probe_writer(incarnation);
                 }
             }
         }
