@@ -189,6 +189,56 @@ fn a_callback_may_submit_and_may_drop_the_engine() {
     assert_eq!(dropped.wait(), Ok(()));
 }
 
+/// Lets a worker that does not spin come more or less far on its way to sleep.
+fn falling_asleep(round: u64) {
+    for _ in 0..round % 97 * 8 {
+        std::hint::spin_loop();
+    }
+}
+
+#[test]
+fn nothing_is_slept_through() {
+    let run_dir = tempfile::tempdir().expect("a directory");
+    let config = |spin_us| TransferConfig {
+        spin_us,
+        run_dir: Some(run_dir.path().to_owned()),
+        ..TransferConfig::default()
+    };
+    // The sender stays awake, so that its writes come while the receiver is about to sleep.
+    let ((sender, _), (receiver, _)) = (start(config(1_000)), start(config(0)));
+    let (_, target) = receiver.register(region(4096)).expect("room");
+    let peer = sender.connect(&receiver.endpoint()).expect("reachable");
+    for round in 0..3000u64 {
+        let (done, reached) = Completion::flag();
+        let expect = Expect { imm: round as u32, count: 1, deadline: None };
+        // A command, which also may come at any moment.
+        receiver.expect_imm(expect, done).expect("accepted");
+        falling_asleep(round);
+        let write = Write {
+            peer,
+            source: Source::Inline(vec![1; 8]),
+            target,
+            target_offset: 0,
+            imm: Some(round as u32),
+            checksum: None,
+            group: 0,
+            deadline: LONG,
+        };
+        sender.write(write, Completion::Ignore).expect("accepted");
+        let began = Instant::now();
+        while reached.get().is_none() {
+            assert!(began.elapsed() < LONG, "round {round} was slept through");
+            std::hint::spin_loop();
+        }
+        let (done, cancelled) = Completion::flag();
+        receiver.cancel_imm(round as u32, done).expect("accepted");
+        while cancelled.get().is_none() {
+            assert!(began.elapsed() < LONG, "round {round} was slept through");
+            std::hint::spin_loop();
+        }
+    }
+}
+
 #[test]
 fn a_progress_word_is_told_awake_and_asleep() {
     let (engine, _) = start(TransferConfig { spin_us: 0, ..tcp_config() });
@@ -216,13 +266,11 @@ fn a_progress_word_is_told_awake_and_asleep() {
             std::thread::yield_now();
         }
     };
-    for value in 1..=200u64 {
+    for value in 1..=3000u64 {
         word.store(value, Ordering::Release);
         bell.ring();
         until(value);
-        if value % 20 == 0 {
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        falling_asleep(value);
     }
     let told = seen.lock().expect("steps").clone();
     assert_eq!(told[0].0, 0);
