@@ -15,8 +15,10 @@ use support::vectors::{Variant, ids};
 const DEADLINE: Duration = Duration::from_secs(20);
 /// Either half has room for all of the load, so that what is refused is refused for the fault.
 const FLAGS: &str = "--prefill 2 --decode 2 --lease-ms 2000 --request-deadline-ms 20000 \
-                     --chunk-tokens 64 --arena-bytes 128MiB";
+                     --chunk-tokens 64 --arena-bytes 192MiB";
 const INSTANCES: f64 = 4.0;
+/// Two decode engines share the 50, though not to a hair.
+const BROKEN_OFF_MAX: usize = 40;
 const LOAD: Amount = Amount { at_once: 50, total: 100, deadline: DEADLINE };
 /// Leases and what follows them.
 const REST_WITHIN: Duration = Duration::from_secs(20);
@@ -71,8 +73,13 @@ fn check_tallies(victim: &str, moment: Moment, tallies: &Tallies) {
     assert_eq!(after.answered(), after.total(), "{victim} {moment:?}: {tallies:?}");
     match part(victim) {
         Part::Prefill => assert_eq!(before.answered(), before.total(), "{victim}: {tallies:?}"),
-        // What the other one decodes is answered, and what was not handed over yet.
-        _ => assert!(before.answered() >= before.total() / 2, "{victim}: {tallies:?}"),
+        // What the other one decodes is answered, and what was not handed over yet: only what the
+        // lost one had begun breaks off.
+        _ => {
+            let broken_off = before.with_code("instance_failed");
+            assert!(broken_off <= BROKEN_OFF_MAX, "{victim}: {tallies:?}");
+            assert_eq!(before.answered() + broken_off, before.total(), "{victim}: {tallies:?}");
+        }
     }
 }
 

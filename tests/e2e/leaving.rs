@@ -31,7 +31,7 @@ struct Slow {
 
 impl Slow {
     async fn start(flags: &str) -> Slow {
-        let flags = format!("--chunk-tokens 16 --lease-ms 60000 {flags}");
+        let flags = format!("--chunk-tokens 16 --lease-ms 60000 --arena-bytes 128MiB {flags}");
         let both = flags.contains("--both");
         let (prefill, decode) = if both { ("both-1", "both-1") } else { ("prefill-1", "decode-1") };
         Slow { cluster: Cluster::start(&flags).await, prefill, decode }

@@ -54,6 +54,15 @@ impl Tally {
         self.0.get(&Outcome::Answered).copied().unwrap_or(0)
     }
 
+    /// Those that ended with this error, before or after their first tokens.
+    pub fn with_code(&self, code: &str) -> usize {
+        let has_code = |outcome: &Outcome| match outcome {
+            Outcome::Refused { code: has, .. } | Outcome::BrokeOff { code: has } => has == code,
+            Outcome::Answered | Outcome::Cut => false,
+        };
+        self.0.iter().filter(|(outcome, _)| has_code(outcome)).map(|(_, count)| count).sum()
+    }
+
     pub fn cut(&self) -> usize {
         self.0.get(&Outcome::Cut).copied().unwrap_or(0)
     }
