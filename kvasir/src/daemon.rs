@@ -6,6 +6,7 @@ use std::error::Error;
 use std::io::Read;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -41,6 +42,7 @@ impl Kind {
 }
 
 pub fn run(kind: Kind, flags: &DaemonFlags) -> Result<(), Box<dyn Error>> {
+    raise_file_limit();
     match kind {
         Kind::Conductor => {
             let config = config::load(&flags.config)?;
@@ -54,6 +56,15 @@ pub fn run(kind: Kind, flags: &DaemonFlags) -> Result<(), Box<dyn Error>> {
             let config = config::load(&flags.config)?;
             block_on(flags, |shutdown| kvasir_engine_reference::run(config, shutdown))
         }
+    }
+}
+
+/// A connection is a file, and accounts are often given 1,024 where thousands are allowed.
+fn raise_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!(%error, ?limit, "the limit of open files cannot be raised");
     }
 }
 

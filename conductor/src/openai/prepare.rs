@@ -67,7 +67,8 @@ pub(super) async fn completion(
     let CompletionRequest { common, prompts, echo } = request;
     let (text, served) = model(front, &common.model)?;
     let add_special_tokens = common.add_special_tokens.unwrap_or(true);
-    let quick = !echo && prompts.iter().map(Prompt::ids).sum::<usize>() <= IDS_INLINE_MAX;
+    let quick =
+        !echo && prompts.iter().map(Prompt::ids).fold(0, usize::saturating_add) <= IDS_INLINE_MAX;
     let hashed = served.clone();
     let encode = move || {
         let mut echoes = echo.then(Vec::new);
