@@ -107,7 +107,15 @@ fn the_preferred_domain_is_used_where_it_can_be_and_the_other_one_elsewhere() {
         endpoint.shm.as_mut().expect("it has shm").socket = "/nonexistent".into();
         endpoint
     };
+    let broken_port = {
+        let mut endpoint = receiver.endpoint();
+        // Taken and left again: nobody answers there.
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        endpoint.tcp = Some(listener.local_addr().expect("its address"));
+        endpoint
+    };
     for (config, endpoint, expected) in [
+        (both(Domain::Tcp), broken_port, "shm"),
         (both(Domain::Shm), receiver.endpoint(), "shm"),
         (both(Domain::Tcp), receiver.endpoint(), "tcp"),
         (both(Domain::Shm), other_host, "tcp"),
@@ -152,6 +160,39 @@ fn regions_are_bounded_and_revoking_makes_room() {
     engine.revoke(&regions[0], done).expect("accepted");
     assert_eq!(revoked.wait(), Ok(()));
     engine.register(memory).expect("there is room again");
+}
+
+#[test]
+fn a_region_is_known_as_soon_as_it_is_registered() {
+    let ((sender, _), (receiver, _)) = (start(tcp_config()), start(tcp_config()));
+    let (_, target) = receiver.register(region(1 << 20)).expect("room");
+    let peer = sender.connect(&receiver.endpoint()).expect("reachable");
+    let write = |target, bytes, done| {
+        let write = Write {
+            peer,
+            source: Source::Inline(vec![1; bytes]),
+            target,
+            target_offset: 0,
+            imm: None,
+            checksum: None,
+            group: 0,
+            deadline: LONG,
+        };
+        sender.write(write, done).expect("accepted");
+    };
+    // The receiver is busy with the long write when the region is registered, and reads the short
+    // one in the same turn.
+    for round in 0..400 {
+        let (done, long) = Completion::future();
+        write(target, 1 << 20, done);
+        falling_asleep(round);
+        let (handle, fresh) = receiver.register(region(4096)).expect("room");
+        let (done, short) = Completion::future();
+        write(fresh, 8, done);
+        assert_eq!(short.wait(), Ok(()), "round {round}");
+        assert_eq!(long.wait(), Ok(()));
+        receiver.revoke(&handle, Completion::Ignore).expect("accepted");
+    }
 }
 
 #[test]
