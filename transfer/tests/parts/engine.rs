@@ -281,6 +281,55 @@ fn nothing_is_slept_through() {
 }
 
 #[test]
+fn what_a_writer_had_written_before_its_end_is_counted() {
+    let run_dir = tempfile::tempdir().expect("a directory");
+    let config =
+        || TransferConfig { run_dir: Some(run_dir.path().to_owned()), ..TransferConfig::default() };
+    // The receiver's worker is held by a message until the writer is gone.
+    let (release, held) = std::sync::mpsc::sync_channel::<()>(1);
+    let handlers = Handlers {
+        on_message: Box::new(move |_, _| held.recv().expect("released")),
+        ..Handlers::default()
+    };
+    let registry = prometheus::Registry::new();
+    let receiver = TransferEngine::start(config(), handlers, &registry).expect("started");
+    let (_, target) = receiver.register(region(4096)).expect("room");
+    let (sender, _) = start(config());
+    let peer = sender.connect(&receiver.endpoint()).expect("reachable");
+    let write = || Write {
+        peer,
+        source: Source::Inline(vec![1; 8]),
+        target,
+        target_offset: 0,
+        imm: Some(5),
+        checksum: None,
+        group: 0,
+        deadline: LONG,
+    };
+    // The region is mapped before the receiver is held.
+    let (done, written) = Completion::future();
+    sender.write(write(), done).expect("accepted");
+    assert_eq!(written.wait(), Ok(()));
+    sender.send(peer, b"hold".to_vec(), LONG, Completion::Ignore).expect("accepted");
+    let written: Vec<_> = (0..3000)
+        .map(|_| {
+            let (done, written) = Completion::future();
+            sender.write(write(), done).expect("accepted");
+            written
+        })
+        .collect();
+    for written in written {
+        assert_eq!(written.wait(), Ok(()));
+    }
+    drop(sender);
+    release.send(()).expect("it waits");
+    let (done, reached) = Completion::future();
+    let expect = Expect { imm: 5, count: 3001, deadline: None };
+    receiver.expect_imm(expect, done).expect("accepted");
+    assert_eq!(reached.wait_timeout(LONG), Some(Ok(())));
+}
+
+#[test]
 fn a_progress_word_is_told_awake_and_asleep() {
     let (engine, _) = start(TransferConfig { spin_us: 0, ..tcp_config() });
     let memory = region(4096);

@@ -143,6 +143,19 @@ fn a_consumer_that_lies_is_found_out() {
     assert_eq!(producer.push(&[1; 100]), Err(PushError::Corrupt(Corrupt)));
 }
 
+#[test]
+fn a_length_that_cannot_be_is_found_out() {
+    let max = open(&memory()).0.record_bytes_max() as u64;
+    for length in [max + 1, u64::from(u32::MAX) + 1, u64::MAX - 7, u64::MAX] {
+        let memory = memory();
+        let (mut producer, mut consumer) = open(&memory);
+        while producer.push(&[1; 100]).is_ok() {}
+        let first = memory.atomic_u64(RANGE.offset + 128).expect("in the ring");
+        first.store(length, Ordering::Release);
+        assert_eq!(consumer.pop(&mut Vec::new()), Err(Corrupt), "{length}");
+    }
+}
+
 /// What a hostile producer overwrites: a word at a place in the ring.
 fn spoilers() -> impl Strategy<Value = Vec<(usize, u64)>> {
     let word = prop_oneof![
