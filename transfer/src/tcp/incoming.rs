@@ -392,8 +392,6 @@ impl TcpIn {
                 if settled == Settled::Corrupt {
                     hub.metrics.tcp.corrupt.inc();
                 }
-                // What landed before it must be said before it.
-                self.acknowledge_landed();
                 let ack = Ack::Failed { sequence: header.sequence, settled };
                 self.acks.extend_from_slice(&ack.encode());
             }

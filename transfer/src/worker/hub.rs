@@ -159,3 +159,36 @@ impl Hub {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use kvasir_transfer_core::Limits;
+
+    use super::*;
+    use crate::config::TransferConfig;
+    use crate::memory::Prefault;
+
+    #[test]
+    fn a_region_is_found_though_the_worker_has_not_heard_of_it() {
+        let endpoint = Endpoint { incarnation: 9, cookie: [0; 16], shm: None, tcp: None };
+        let flags = rustix::event::EventfdFlags::CLOEXEC;
+        let wake = rustix::event::eventfd(0, flags).expect("an eventfd");
+        let shared = Arc::new(Shared::new(TransferConfig::default(), endpoint, wake, 1));
+        let (slice_bytes, frames_max, throttle_bytes_per_s, peer_timeout_us) = (1, 1, 0, 1);
+        let limits = Limits { slice_bytes, frames_max, throttle_bytes_per_s, peer_timeout_us };
+        let metrics = Metrics::register(&prometheus::Registry::new()).expect("a fresh registry");
+        let mut hub = Hub::new(Arc::clone(&shared), Sender::new(limits), metrics, None);
+        let add = || {
+            let memory = SharedMemory::create("test", 4096, Prefault::No).expect("memory");
+            shared.add_region(Arc::new(memory)).expect("room")
+        };
+        let target = |key| Target { incarnation: 9, key };
+        let (written, asked_for) = (add(), add());
+        assert!(hub.check(Domain::Tcp, target(written), 0, 4096).is_ok());
+        assert!(hub.region(asked_for).is_some());
+        let unheard_of = add();
+        assert!(hub.revoke(unheard_of));
+        let refused = hub.check(Domain::Tcp, target(unheard_of), 0, 1);
+        assert!(matches!(refused, Err(Refusal::Revoked)));
+    }
+}

@@ -182,10 +182,13 @@ fn a_region_is_known_as_soon_as_it_is_registered() {
     };
     // The receiver is busy with the long write when the region is registered, and reads the short
     // one in the same turn.
-    for round in 0..400 {
+    for round in 0..600 {
         let (done, long) = Completion::future();
         write(target, 1 << 20, done);
-        falling_asleep(round);
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_micros(round) {
+            std::hint::spin_loop();
+        }
         let (handle, fresh) = receiver.register(region(4096)).expect("room");
         let (done, short) = Completion::future();
         write(fresh, 8, done);
@@ -249,8 +252,10 @@ fn nothing_is_slept_through() {
     let ((sender, _), (receiver, _)) = (start(config(1_000)), start(config(0)));
     let (_, target) = receiver.register(region(4096)).expect("room");
     let peer = sender.connect(&receiver.endpoint()).expect("reachable");
-    for round in 0..3000u64 {
-        let (done, reached) = Completion::flag();
+    // This thread sleeps between, so that it often comes into the way of the receiver's worker just
+    // when that one is about to sleep, while the sender's goes on.
+    for round in 0..4000u64 {
+        let (done, reached) = Completion::future();
         let expect = Expect { imm: round as u32, count: 1, deadline: None };
         // A command, which also may come at any moment.
         receiver.expect_imm(expect, done).expect("accepted");
@@ -266,18 +271,59 @@ fn nothing_is_slept_through() {
             deadline: LONG,
         };
         sender.write(write, Completion::Ignore).expect("accepted");
-        let began = Instant::now();
-        while reached.get().is_none() {
-            assert!(began.elapsed() < LONG, "round {round} was slept through");
-            std::hint::spin_loop();
-        }
-        let (done, cancelled) = Completion::flag();
+        let slept_through = "a write or a command was slept through";
+        assert_eq!(reached.wait_timeout(LONG).expect(slept_through), Ok(()), "round {round}");
+        let (done, cancelled) = Completion::future();
         receiver.cancel_imm(round as u32, done).expect("accepted");
-        while cancelled.get().is_none() {
-            assert!(began.elapsed() < LONG, "round {round} was slept through");
-            std::hint::spin_loop();
-        }
+        assert_eq!(cancelled.wait_timeout(LONG).expect(slept_through), Ok(()), "round {round}");
     }
+}
+
+#[test]
+fn a_write_that_comes_while_the_receiver_falls_asleep_is_seen() {
+    let run_dir = tempfile::tempdir().expect("a directory");
+    let config = |spin_us| TransferConfig {
+        spin_us,
+        run_dir: Some(run_dir.path().to_owned()),
+        ..TransferConfig::default()
+    };
+    // Each count, told on the receiver's worker, leads to the next write: the sender, which stays
+    // awake, pushes it a moment later, while the receiver is on its way to sleep, and nothing else
+    // would wake it. The moment is up to some microseconds, in steps of some nanoseconds.
+    let (sender, _) = start(config(1_000_000));
+    let (sender, (receiver, _)) = (Arc::new(sender), start(config(0)));
+    let (_, target) = receiver.register(region(4096)).expect("room");
+    let peer = sender.connect(&receiver.endpoint()).expect("reachable");
+    let write = move |imm| Write {
+        peer,
+        source: Source::Inline(vec![1; 8]),
+        target,
+        target_offset: 0,
+        imm: Some(imm),
+        checksum: None,
+        group: 0,
+        deadline: LONG,
+    };
+    let rounds = 20_000;
+    let (done, last) = Completion::future();
+    receiver.expect_imm(Expect { imm: rounds, count: 1, deadline: None }, done).expect("accepted");
+    for round in 0..rounds {
+        let sender = Arc::clone(&sender);
+        let next = Completion::callback(move |outcome| {
+            assert_eq!(outcome, Ok(()));
+            let own = Arc::clone(&sender);
+            let push = Completion::callback(move |_| {
+                (0..round % 89).for_each(|_| std::hint::spin_loop());
+                own.write(write(round + 1), Completion::Ignore).expect("accepted");
+            });
+            sender.cancel_imm(0, push).expect("accepted");
+        });
+        receiver
+            .expect_imm(Expect { imm: round, count: 1, deadline: None }, next)
+            .expect("accepted");
+    }
+    sender.write(write(0), Completion::Ignore).expect("accepted");
+    assert_eq!(last.wait_timeout(LONG).expect("a write was slept through"), Ok(()));
 }
 
 #[test]
