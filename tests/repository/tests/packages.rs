@@ -10,13 +10,14 @@ use serde_json::Value;
 
 /// Package, and the packages of this workspace that it may depend on. All that is not here is
 /// refused, a new package too: its place is part of the design.
-const MAY_USE: [(&str, &[&str]); 11] = [
+const MAY_USE: [(&str, &[&str]); 12] = [
     ("kvasir-proto", &[]),
     ("kvasir-transfer-core", &[]),
+    ("kvasir-transfer-libfabric", &[]),
     ("kvasir-blocks", &["kvasir-proto"]),
     ("kvasir-placement", &["kvasir-proto"]),
     ("kvasir-attention", &[]),
-    ("kvasir-transfer", &["kvasir-proto", "kvasir-transfer-core"]),
+    ("kvasir-transfer", &["kvasir-proto", "kvasir-transfer-core", "kvasir-transfer-libfabric"]),
     (
         "kvasir-store-node",
         &["kvasir-proto", "kvasir-transfer", "kvasir-blocks", "kvasir-attention"],
@@ -34,6 +35,7 @@ const MAY_USE: [(&str, &[&str]); 11] = [
             "kvasir-attention",
             "kvasir-transfer",
             "kvasir-transfer-core",
+            "kvasir-transfer-libfabric",
             "kvasir-engine-reference",
         ],
     ),
