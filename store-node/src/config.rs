@@ -8,6 +8,10 @@ use serde::{Deserialize, Serialize};
 
 pub use kvasir_transfer::{Domain, Verify};
 
+/// Fewer slots than this serve nobody: an engine whose blocks are too large for the arena to hold
+/// as many is refused.
+pub const ARENA_SLOTS_MIN: u32 = 8;
+
 /// Settings of one store node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]

@@ -59,6 +59,7 @@ fn what_cannot_work_is_refused_in_one_sentence_before_anything_starts() {
 
     check_refused(&["up", "--arena-bytes", "900TiB"], &["--arena-bytes", "MiB", "available"]);
     check_refused(&["up", "--arena-bytes", "5000"], &["--arena-bytes", "4096"]);
+    check_refused(&["up", "--arena-bytes", "8192"], &["--arena-bytes 8192", "blocks", "or more"]);
     check_refused(&["up", "--prefill", "0"], &["--prefill 0"]);
     check_refused(&["up", "--both", "0"], &["--both 0"]);
     check_refused(&["up", "--decode", "1000"], &["64"]);

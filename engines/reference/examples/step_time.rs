@@ -49,7 +49,7 @@ fn main() {
 }
 
 fn measure(model: &Model, dtype: KvDtype, shape: &Shape) {
-    let layout = model.layout(BLOCK_TOKENS, dtype);
+    let layout = model.config().layout(BLOCK_TOKENS, dtype);
     let pages_each = layout.pages_for(shape.context + shape.tokens);
     let slots = pages_each * shape.sequences;
     let len_bytes = layout.slot_bytes() as usize * slots as usize;

@@ -81,7 +81,7 @@ impl ModelCompute {
         let spec = CacheSpec {
             base,
             len_bytes: slots.len(),
-            layout: model.layout(layout.block_tokens, layout.kv_dtype),
+            layout: model.config().layout(layout.block_tokens, layout.kv_dtype),
             dtype: layout.kv_dtype,
         };
         // SAFETY: the mapping starts on a page, is `len` bytes long and lives as long as `_link`,

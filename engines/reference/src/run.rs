@@ -210,7 +210,7 @@ fn attach_options(config: &Config, model: &Model, grpc_address: String) -> Attac
             vocab_size: model.config().vocab as u32,
             context_tokens: model.config().positions_max,
         },
-        layout: model.layout(config.block_tokens, config.kv_dtype),
+        layout: model.config().layout(config.block_tokens, config.kv_dtype),
         grpc_address,
         max_running: config.max_running,
     }

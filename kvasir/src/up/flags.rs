@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 
+use kvasir_engine_reference::model::KvDtype;
+
 /// Memory is taken in whole pages of the host.
-const HOST_PAGE_BYTES: u64 = 4096;
+pub const HOST_PAGE_BYTES: u64 = 4096;
 /// Every engine is a process with threads of its own; more on one machine is a mistake.
 const ENGINES_MAX: u32 = 64;
 
@@ -63,6 +65,14 @@ pub struct Flags {
     #[arg(long, value_name = "MS", default_value_t = 60_000)]
     pub request_deadline_ms: u64,
 
+    /// A request is refused when its first token is predicted to come later than this.
+    #[arg(long, value_name = "MS", default_value_t = 30_000)]
+    pub ttft_objective_ms: u64,
+
+    /// A request is refused when the time between its tokens is predicted to be longer than this.
+    #[arg(long, value_name = "MS", default_value_t = 1_000)]
+    pub tbt_objective_ms: u64,
+
     /// How long what a request holds on a node outlives its last sign of life.
     #[arg(long, value_name = "MS", default_value_t = 5_000)]
     pub lease_ms: u64,
@@ -112,6 +122,10 @@ pub enum FlagError {
 }
 
 impl Flags {
+    pub fn kv_dtype(&self) -> KvDtype {
+        if self.kv_dtype == "bf16" { KvDtype::Bf16 } else { KvDtype::F32 }
+    }
+
     pub fn engines(&self) -> Result<Engines, FlagError> {
         let engines = match self.both {
             Some(both) => Engines { prefill: 0, decode: 0, both },
@@ -155,6 +169,18 @@ impl Flags {
                 self.request_deadline_ms,
                 (100..=3_600_000).contains(&self.request_deadline_ms),
                 "100 to 3600000",
+            ),
+            (
+                "ttft-objective-ms",
+                self.ttft_objective_ms,
+                (1..=3_600_000).contains(&self.ttft_objective_ms),
+                "1 to 3600000",
+            ),
+            (
+                "tbt-objective-ms",
+                self.tbt_objective_ms,
+                (1..=3_600_000).contains(&self.tbt_objective_ms),
+                "1 to 3600000",
             ),
             // The reference engine renews every 250 ms.
             (
@@ -247,6 +273,8 @@ mod tests {
             "--threads 0",
             "--lease-ms 999",
             "--request-deadline-ms 0",
+            "--ttft-objective-ms 0",
+            "--tbt-objective-ms 0",
         ] {
             assert!(flags(line).check_ranges().is_err(), "{line}");
         }

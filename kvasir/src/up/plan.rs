@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use kvasir_conductor::{Config as ConductorConfig, ModelConfig};
-use kvasir_engine_reference::model::KvDtype;
 use kvasir_engine_reference::{Config as EngineConfig, Role};
 use kvasir_store_node::Config as NodeConfig;
 use kvasir_store_node::config::{Domain, Verify};
@@ -168,7 +167,7 @@ fn engine(
         attach_dir: attach_dir(common.surroundings.run_dir, name),
         listen,
         chunk_tokens: flags.chunk_tokens,
-        kv_dtype: if flags.kv_dtype == "bf16" { KvDtype::Bf16 } else { KvDtype::F32 },
+        kv_dtype: flags.kv_dtype(),
         threads: common.threads,
         drain_ms: ENGINE_DRAIN_MS,
         layer_log: layer_log(flags, name),
@@ -200,6 +199,8 @@ fn conductor(
             path: common.surroundings.model.to_owned(),
         }],
         request_deadline_ms: flags.request_deadline_ms,
+        ttft_objective_ms: flags.ttft_objective_ms,
+        tbt_objective_ms: flags.tbt_objective_ms,
         always_fetch: flags.always_fetch,
         lease_ms: flags.lease_ms,
         drain_ms: CONDUCTOR_DRAIN_MS.into(),
@@ -230,6 +231,7 @@ fn model_name(flags: &Flags, model: &Path) -> String {
 mod tests {
     use super::*;
     use clap::Parser;
+    use kvasir_engine_reference::model::KvDtype;
 
     #[derive(clap::Parser)]
     struct Line {
@@ -312,7 +314,7 @@ mod tests {
         let plan = planned(
             "--both 1 --arena-bytes 64MiB --chunk-tokens 16 --kv-dtype bf16 --domain tcp --threads 3 \
              --no-push --throttle-bytes-per-s 1000 --layer-log-dir /logs --no-verify --lease-ms 70000 \
-             --request-deadline-ms 900 --always-fetch --model-name other",
+             --request-deadline-ms 900 --ttft-objective-ms 800 --tbt-objective-ms 70 --always-fetch --model-name other",
         );
         let node: NodeConfig = config(&plan, "both-1-node");
         assert_eq!(node.arena_bytes, 64 << 20);
@@ -328,6 +330,7 @@ mod tests {
         assert_eq!(engine.model_name, "other");
         let conductor: ConductorConfig = config(&plan, "conductor");
         assert_eq!((conductor.request_deadline_ms, conductor.lease_ms), (900, 70_000));
+        assert_eq!((conductor.ttft_objective_ms, conductor.tbt_objective_ms), (800, 70));
         assert!(conductor.always_fetch);
         assert_eq!(conductor.models[0].name, "other");
     }

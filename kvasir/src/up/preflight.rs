@@ -4,10 +4,13 @@
 
 use std::path::{Path, PathBuf};
 
+use kvasir_engine_reference::Config as EngineConfig;
 use kvasir_engine_reference::model::Model;
 use kvasir_store_node::Config as NodeConfig;
+use kvasir_store_node::config::ARENA_SLOTS_MIN;
 
-use super::flags::{Engines, Flags};
+use super::flags::{Engines, Flags, HOST_PAGE_BYTES};
+use super::memory::available_bytes;
 use crate::output::sentence;
 
 const BUNDLED_MODEL: &str = "configs/models/tiny-deepseek-v2";
@@ -31,6 +34,11 @@ pub enum PreflightError {
          and {available_mib} MiB are available: take a smaller --arena-bytes or fewer engines"
     )]
     TooLittleMemory { engines: u32, arena_bytes: u64, needed_mib: u64, available_mib: u64 },
+    #[error(
+        "--arena-bytes {arena_bytes} has room for {slots} blocks of this model, and an engine needs \
+         {ARENA_SLOTS_MIN} at least: {wanted} or more"
+    )]
+    SmallArena { arena_bytes: u64, slots: u64, wanted: u64 },
 }
 
 /// The model to serve, as an absolute path.
@@ -56,12 +64,16 @@ fn absolute_folder(path: &Path) -> Option<PathBuf> {
     path.canonicalize().ok().filter(|path| path.is_dir())
 }
 
-/// Whether the engines can compute the model, and whether there is memory for all of them.
+/// Whether the engines can compute the model, whether an arena holds enough of its blocks, and
+/// whether there is memory for all of them.
 pub fn check_model(flags: &Flags, engines: Engines, model: &Path) -> Result<(), PreflightError> {
     let description = Model::describe(model).map_err(|error| PreflightError::Unsupported {
         path: model.into(),
         reason: sentence(&error),
     })?;
+    let block_tokens = EngineConfig::default().block_tokens;
+    let slot_bytes = description.config.layout(block_tokens, flags.kv_dtype()).slot_bytes();
+    check_arena(flags.arena_bytes, slot_bytes)?;
     let need = Need {
         arena_bytes: flags.arena_bytes,
         tail_bytes: NodeConfig::default().tail_bytes,
@@ -77,6 +89,16 @@ pub fn check_model(flags: &Flags, engines: Engines, model: &Path) -> Result<(), 
         });
     }
     Ok(())
+}
+
+fn check_arena(arena_bytes: u64, slot_bytes: u64) -> Result<(), PreflightError> {
+    let slots = arena_bytes / slot_bytes;
+    if slots >= u64::from(ARENA_SLOTS_MIN) {
+        return Ok(());
+    }
+    let wanted =
+        slot_bytes.saturating_mul(ARENA_SLOTS_MIN.into()).next_multiple_of(HOST_PAGE_BYTES);
+    Err(PreflightError::SmallArena { arena_bytes, slots, wanted })
 }
 
 /// What one engine and its node take.
@@ -98,25 +120,6 @@ impl Need {
     }
 }
 
-/// The lesser of what the machine and what the control group has left. A machine that does not
-/// say has enough: the arena is touched at the start and its failure is said there.
-fn available_bytes() -> u64 {
-    let machine = std::fs::read_to_string("/proc/meminfo")
-        .ok()
-        .and_then(|text| meminfo_bytes(&text, "MemAvailable:"));
-    let read = |name: &str| std::fs::read_to_string(Path::new("/sys/fs/cgroup").join(name)).ok();
-    let group = read("memory.max")
-        .and_then(|limit| limit.trim().parse::<u64>().ok())
-        .zip(read("memory.current").and_then(|used| used.trim().parse::<u64>().ok()))
-        .map(|(limit, used)| limit.saturating_sub(used));
-    [machine, group].into_iter().flatten().min().unwrap_or(u64::MAX)
-}
-
-fn meminfo_bytes(text: &str, key: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
-    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -132,9 +135,10 @@ mod tests {
     }
 
     #[test]
-    fn available_memory_is_read_from_meminfo() {
-        let text = "MemTotal:       24 kB\nMemAvailable:       12 kB\n";
-        assert_eq!(meminfo_bytes(text, "MemAvailable:"), Some(12 * 1024));
-        assert_eq!(meminfo_bytes("", "MemAvailable:"), None);
+    fn an_arena_holds_as_many_blocks_as_an_engine_needs() {
+        let slots = u64::from(ARENA_SLOTS_MIN);
+        assert!(check_arena(slots * 1000, 1000).is_ok());
+        let error = check_arena(slots * 1000 - 1, 1000).unwrap_err().to_string();
+        assert!(error.contains(&(slots * 1000).next_multiple_of(4096).to_string()), "{error}");
     }
 }

@@ -1,13 +1,21 @@
 //! The folder of one cluster: configurations, logs, sockets, `state.json`. A temporary one is
-//! removed at the end; one that was asked for stays, and belongs to one cluster at a time.
+//! removed at the end; one that was asked for stays, and belongs to one cluster at a time. What a
+//! killed `up` could not remove, the next one does.
 
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use tempfile::TempDir;
 
 /// `<run dir>/<node>/descriptors.sock` must fit into the 108 bytes of a Unix socket's address.
 const PATH_BYTES_MAX: usize = 64;
+const TEMPORARY_PREFIX: &str = "kvasir-up-";
+const LOCK: &str = "lock";
+/// A file that says that a temporary folder was left for somebody to read.
+const KEPT: &str = "kept";
+/// A folder whose lock is younger may not have been locked by its owner yet.
+const ABANDONED_AFTER: Duration = Duration::from_secs(60);
 
 #[derive(Debug, thiserror::Error)]
 pub enum RunDirError {
@@ -47,6 +55,8 @@ impl RunDir {
     pub fn keep(&mut self) {
         if let Some(temporary) = &mut self.temporary {
             temporary.disable_cleanup(true);
+            // Without the mark the folder goes with the next cluster, which is no reason to fail.
+            let _ = File::create(self.path.join(KEPT));
         }
     }
 
@@ -59,8 +69,9 @@ impl RunDir {
     }
 
     fn open_temporary(parent: &Path) -> Result<RunDir, RunDirError> {
+        remove_abandoned(parent, SystemTime::now());
         let temporary = tempfile::Builder::new()
-            .prefix("kvasir-")
+            .prefix(TEMPORARY_PREFIX)
             .tempdir_in(parent)
             .map_err(|source| RunDirError::Unusable { path: parent.into(), source })?;
         let path = temporary.path().to_owned();
@@ -74,12 +85,31 @@ fn lock(path: &Path) -> Result<File, RunDirError> {
         return Err(RunDirError::TooLong { path: path.into() });
     }
     let unusable = |source| RunDirError::Unusable { path: path.into(), source };
-    let file = File::create(path.join("lock")).map_err(unusable)?;
+    let file = File::create(path.join(LOCK)).map_err(unusable)?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => Err(RunDirError::InUse { path: path.into() }),
         Err(TryLockError::Error(source)) => Err(unusable(source)),
     }
+}
+
+/// Removes the temporary folders of clusters whose `up` was killed. One that cannot be removed, such
+/// as another user's, is none of this cluster's business.
+fn remove_abandoned(parent: &Path, now: SystemTime) {
+    for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
+        let is_ours = entry.file_name().to_string_lossy().starts_with(TEMPORARY_PREFIX)
+            && entry.file_type().is_ok_and(|kind| kind.is_dir());
+        if is_ours && is_abandoned(&entry.path(), now) {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+fn is_abandoned(path: &Path, now: SystemTime) -> bool {
+    let Ok(lock) = File::open(path.join(LOCK)) else { return false };
+    let age = lock.metadata().and_then(|data| data.modified()).map(|at| now.duration_since(at));
+    let is_old = age.is_ok_and(|age| age.is_ok_and(|age| age >= ABANDONED_AFTER));
+    is_old && !path.join(KEPT).exists() && lock.try_lock().is_ok()
 }
 
 #[cfg(test)]
@@ -114,5 +144,26 @@ mod tests {
             RunDir::open(Some(&long), parent.path()),
             Err(RunDirError::TooLong { .. })
         ));
+    }
+
+    #[test]
+    fn what_a_killed_cluster_left_is_removed_and_nothing_else() {
+        let parent = tempfile::tempdir().unwrap();
+        let open = || RunDir::open(None, parent.path()).unwrap();
+        let (mut killed, mut kept, running) = (open(), open(), open());
+        let [killed_path, kept_path, running_path] =
+            [&killed, &kept, &running].map(|folder| folder.path().to_owned());
+        kept.keep();
+        killed.temporary.as_mut().unwrap().disable_cleanup(true);
+        drop((killed, kept));
+        let other = parent.path().join("other");
+        std::fs::create_dir(&other).unwrap();
+        File::create(other.join(LOCK)).unwrap();
+
+        remove_abandoned(parent.path(), SystemTime::now());
+        assert!(killed_path.exists(), "it may have an owner that is just beginning");
+        remove_abandoned(parent.path(), SystemTime::now() + ABANDONED_AFTER);
+        assert!(!killed_path.exists());
+        assert!(kept_path.exists() && running_path.exists() && other.exists());
     }
 }

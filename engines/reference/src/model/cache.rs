@@ -46,7 +46,7 @@ impl KvDtype {
 pub struct CacheSpec {
     pub base: NonNull<u8>,
     pub len_bytes: usize,
-    /// As [`Model::layout`](super::Model::layout) gave it; a step refuses another one.
+    /// As [`ModelConfig::layout`](super::ModelConfig::layout) gave it; a step refuses another one.
     pub layout: SlotLayout,
     pub dtype: KvDtype,
 }

@@ -5,12 +5,13 @@
 
 use std::path::Path;
 
+use kvasir_proto::SlotLayout;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::ModelError;
 use super::moe::GROUPS_MAX;
 use super::rope::{RopeConfig, Yarn};
+use super::{KvDtype, ModelError};
 
 /// What config.json says, checked: sizes are positive and bounded, and everything that shapes the
 /// arithmetic is supported.
@@ -81,6 +82,16 @@ impl ModelConfig {
     /// Values of one query head.
     pub fn query_width(&self) -> usize {
         self.nope + self.rope_dims
+    }
+
+    /// How a block of this model lies in a slot: layers one after another, a row for each token.
+    ///
+    /// # Panics
+    /// When `block_tokens` is 0.
+    pub fn layout(&self, block_tokens: u32, dtype: KvDtype) -> SlotLayout {
+        let row_bytes = (self.row_width() * dtype.bytes()) as u64;
+        SlotLayout::layer_major(block_tokens, self.layers, row_bytes)
+            .expect("a model has layers and rows, and a block has tokens")
     }
 
     /// The mixture of a layer, or `None` when its MLP is dense.

@@ -4,8 +4,6 @@
 
 use std::path::Path;
 
-use kvasir_proto::SlotLayout;
-
 use super::attention::{Attention, QueryProjection};
 use super::config::ExpertsConfig;
 use super::files::WeightFiles;
@@ -14,7 +12,7 @@ use super::math::Matrix;
 use super::mlp::Mlp;
 use super::moe::Moe;
 use super::rope::Rope;
-use super::{KvDtype, ModelConfig, ModelError};
+use super::{ModelConfig, ModelError};
 
 /// How a model is loaded and runs.
 #[derive(Debug, Clone, Copy)]
@@ -115,16 +113,6 @@ impl Model {
     /// BLAKE3 over config.json and the weight files, in full up to 1 GiB and sampled beyond.
     pub fn fingerprint(&self) -> [u8; 32] {
         self.fingerprint
-    }
-
-    /// How a block of this model lies in a slot: layers one after another, a row for each token.
-    ///
-    /// # Panics
-    /// When `block_tokens` is 0.
-    pub fn layout(&self, block_tokens: u32, dtype: KvDtype) -> SlotLayout {
-        let row_bytes = (self.config.row_width() * dtype.bytes()) as u64;
-        SlotLayout::layer_major(block_tokens, self.config.layers, row_bytes)
-            .expect("a model has layers and rows, and a block has tokens")
     }
 }
 

@@ -48,7 +48,7 @@ fn a_good_folder_is_described_and_loaded() {
     let model = Model::load(dir.path(), LoadOptions { threads: 1 }).expect("a model");
     assert_eq!(model.config(), &description.config);
     assert_eq!(Model::memory_needed(dir.path()).expect("bytes"), description.memory_bytes);
-    let layout = model.layout(32, KvDtype::Bf16);
+    let layout = model.config().layout(32, KvDtype::Bf16);
     assert_eq!((layout.layers(), layout.slot_bytes()), (2, 2 * 32 * 80 * 2));
 }
 

@@ -16,7 +16,7 @@ fn a_layer_is_announced_when_its_rows_are_there_and_no_other_row_is_touched() {
     const BLOCK_TOKENS: usize = 16;
     let model = model();
     let layers = model.config().layers;
-    let layout = model.layout(BLOCK_TOKENS as u32, KvDtype::F32);
+    let layout = model.config().layout(BLOCK_TOKENS as u32, KvDtype::F32);
     let slot_words = layout.slot_bytes() as usize / 4;
     let mut memory = vec![f32::NAN; slot_words * 5];
     let base = NonNull::new(memory.as_mut_ptr()).expect("an address");

@@ -27,7 +27,7 @@ pub struct Arena {
 
 impl Arena {
     pub fn new(model: &Model, dtype: KvDtype, block_tokens: u32, slots: u32) -> Arena {
-        let layout = model.layout(block_tokens, dtype);
+        let layout = model.config().layout(block_tokens, dtype);
         let len_bytes = layout.slot_bytes() as usize * slots as usize;
         let mut memory = vec![u64::MAX; len_bytes.div_ceil(8)];
         let base = NonNull::new(memory.as_mut_ptr().cast()).expect("an address");

@@ -11,13 +11,12 @@ use v1::node_to_engine::Message as ToEngine;
 use super::{BATCH, Owner};
 use crate::attach::handover::Token;
 use crate::clock;
+use crate::config::ARENA_SLOTS_MIN;
 use crate::node::command::Refused;
 use crate::node::session::{Broken, Presence, Session};
 use crate::node::steps::{Finished, PlannedPages};
 use crate::node::tail;
 
-/// Fewer slots than this serve nobody.
-const SLOTS_MIN: u32 = 8;
 /// Turns of the ring that an engine's last words are given, more than it holds: an engine that
 /// said goodbye and talks on is not listened to for ever.
 const GOODBYE_TURNS: usize = 1_024;
@@ -104,11 +103,11 @@ impl Owner {
         }
         let (slot_bytes, arena_bytes) = (layout.slot_bytes(), self.arena.memory().len() as u64);
         let slots = self.arena.slots(slot_bytes);
-        if slots < SLOTS_MIN {
-            let wanted = slot_bytes.saturating_mul(SLOTS_MIN.into()).next_multiple_of(4096);
+        if slots < ARENA_SLOTS_MIN {
+            let wanted = slot_bytes.saturating_mul(ARENA_SLOTS_MIN.into()).next_multiple_of(4096);
             return Err(Refused::Precondition(format!(
                 "`arena_bytes` is {arena_bytes}, which gives {slots} slots of {slot_bytes} bytes; \
-                 an engine needs {SLOTS_MIN} at least: set `arena_bytes` to {wanted} or more"
+                 an engine needs {ARENA_SLOTS_MIN} at least: set `arena_bytes` to {wanted} or more"
             )));
         }
         let shape = CacheShape {
