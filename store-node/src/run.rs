@@ -7,7 +7,9 @@ use std::time::Duration;
 use kvasir_blocks::Blocks;
 use kvasir_proto::v1::store_node_server::StoreNodeServer;
 use kvasir_transfer::memory::Prefault;
-use kvasir_transfer::{Handlers, SharedMemory, TransferConfig, TransferEngine};
+use kvasir_transfer::{
+    Completion, CompletionFuture, Handlers, SharedMemory, TransferConfig, TransferEngine,
+};
 use prometheus::Registry;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -31,12 +33,21 @@ use crate::node::{OPERATIONS_MAX, SHARES_MAX};
 /// What open connections get to end after the node has drained.
 const CONNECTIONS_END: Duration = Duration::from_secs(2);
 
+/// Calls open at once on one connection: a conductor has a few for each request that is under way.
+/// One more waits at the caller.
+const STREAMS_MAX: u32 = 1_024;
+/// A connection that is silent for so long is asked whether it lives, and has so long to answer: a
+/// conductor that hangs or is cut off holds no streams here for ever.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+
 /// A node that runs.
 #[derive(Debug)]
 pub struct Running {
     address: SocketAddr,
     node: NodeHandle,
     ended: oneshot::Receiver<()>,
+    transfer_ended: CompletionFuture,
     servers: Vec<JoinHandle<Result<(), tonic::transport::Error>>>,
     stop: CancellationToken,
 }
@@ -49,7 +60,7 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
     let mut running = start(config).await?;
     tokio::select! {
         () = shutdown.cancelled() => running.shut_down().await,
-        _ = &mut running.ended => return Err(Error::Ended),
+        error = running.died() => return Err(error),
     }
     Ok(())
 }
@@ -81,6 +92,8 @@ pub async fn start(config: Config) -> Result<Running, Error> {
     };
     let incarnation = parts.incarnation;
     let (end, ended) = oneshot::channel();
+    let (done, transfer_ended) = Completion::future();
+    parts.transfer.when_ended(done);
     std::thread::Builder::new()
         .name("store-node".into())
         .spawn(move || {
@@ -101,6 +114,9 @@ pub async fn start(config: Config) -> Result<Running, Error> {
     let serving = tonic::transport::Server::builder()
         .accept_http1(true)
         .tcp_nodelay(true)
+        .max_concurrent_streams(STREAMS_MAX)
+        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
         .add_routes(router.into())
         .serve_with_incoming_shutdown(
             tokio_stream::wrappers::TcpListenerStream::new(listener),
@@ -112,13 +128,22 @@ pub async fn start(config: Config) -> Result<Running, Error> {
         node = %config.node_id, %address, attach_dir = %config.attach_dir.display(),
         arena_bytes = config.arena_bytes, incarnation, "store node ready"
     );
-    Ok(Running { address, node, ended, servers, stop })
+    Ok(Running { address, node, ended, transfer_ended, servers, stop })
 }
 
 impl Running {
     /// Where gRPC and HTTP are served.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Waits until something that the node cannot do without has ended before its time.
+    async fn died(&mut self) -> Error {
+        tokio::select! {
+            _ = &mut self.ended => Error::Ended,
+            // Its proper end comes with that of the node's thread.
+            Err(_) = &mut self.transfer_ended => Error::TransferEnded,
+        }
     }
 
     /// Drains and ends.
@@ -213,4 +238,45 @@ fn start_transfer(
         ..TransferConfig::default()
     };
     Ok(TransferEngine::start(transfer, handlers, registry)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn started(attach_dir: &std::path::Path) -> Running {
+        let any_port = ([127, 0, 0, 1], 0).into();
+        let config = Config {
+            node_id: "n".into(),
+            listen: any_port,
+            transfer_listen: any_port,
+            attach_dir: attach_dir.to_owned(),
+            arena_bytes: 1 << 20,
+            tail_bytes: 1 << 20,
+            ..Config::default()
+        };
+        start(config).await.expect("started")
+    }
+
+    #[tokio::test]
+    async fn a_node_ends_with_an_error_when_its_transfer_engine_dies() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut running = started(dir.path()).await;
+        let living = tokio::time::timeout(Duration::from_millis(20), running.died()).await;
+        assert!(living.is_err(), "it runs until then");
+        // The worker's death, as the transfer engine tells it: the completion is dropped.
+        let (died, transfer_ended) = Completion::future();
+        drop(died);
+        running.transfer_ended = transfer_ended;
+        assert!(matches!(running.died().await, Error::TransferEnded));
+        running.shut_down().await;
+    }
+
+    #[tokio::test]
+    async fn the_end_of_a_node_that_was_shut_down_is_no_death_of_its_transfer_engine() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut running = started(dir.path()).await;
+        running.shut_down().await;
+        assert_eq!((&mut running.transfer_ended).await, Ok(()));
+    }
 }

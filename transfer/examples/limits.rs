@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use kvasir_transfer::doorbell::Ringer;
 use kvasir_transfer::memory::Prefault;
 use kvasir_transfer::{
     Completion, CompletionFlag, Domain, Handlers, PageSide, PeerId, RegionDesc, RegionHandle,
@@ -187,14 +188,14 @@ fn progress(run_dir: &Path) {
     let watch = Watch { memory: Arc::clone(&memory), offset: 0, sleeping_offset: 64, on_progress };
     engine.watch(watch).expect("accepted");
     let word = memory.atomic_u64(0).expect("aligned");
-    let event = engine.wake_fd().try_clone_to_owned().expect("a descriptor");
-    let bell = kvasir_transfer::doorbell::Doorbell::from_fd(event, &memory, 64).expect("a bell");
+    let ringer = Ringer::from_fd(engine.wake_fd().try_clone_to_owned().expect("a descriptor"));
+    let sleeping = memory.atomic_u32(64).expect("aligned");
     let mut delays_ns = Vec::new();
     for value in 1..=20_000 {
         seen_ns.store(0, Ordering::Release);
         let raised_ns = began.elapsed().as_nanos() as u64;
         word.store(value, Ordering::Release);
-        bell.ring();
+        ringer.ring_if(sleeping);
         while seen_ns.load(Ordering::Acquire) == 0 {
             std::hint::spin_loop();
         }

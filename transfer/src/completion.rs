@@ -3,8 +3,7 @@
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -61,40 +60,17 @@ impl Completion {
 
 /// See [`Completion::flag`].
 #[derive(Debug, Default)]
-pub struct CompletionFlag {
-    state: AtomicU8,
-    error: Mutex<Option<WriteError>>,
-}
-
-const PENDING: u8 = 0;
-const DONE: u8 = 1;
-const FAILED: u8 = 2;
+pub struct CompletionFlag(OnceLock<Outcome>);
 
 impl CompletionFlag {
-    /// `None` while the operation is under way.
+    /// `None` while the operation is under way. One load.
     pub fn get(&self) -> Option<Outcome> {
-        match self.state.load(Ordering::Acquire) {
-            PENDING => None,
-            DONE => Some(Ok(())),
-            _ => Some(Err(self.error().unwrap_or(WriteError::Cancelled))),
-        }
+        self.0.get().copied()
     }
 
-    fn error(&self) -> Option<WriteError> {
-        *self.error.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
+    /// The first outcome counts.
     fn set(&self, outcome: Outcome) {
-        if self.state.load(Ordering::Acquire) != PENDING {
-            return;
-        }
-        match outcome {
-            Ok(()) => self.state.store(DONE, Ordering::Release),
-            Err(error) => {
-                *self.error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-                self.state.store(FAILED, Ordering::Release);
-            }
-        }
+        let _ = self.0.set(outcome);
     }
 }
 

@@ -78,6 +78,9 @@ pub struct TransferConfig {
     /// Immediates that nobody waits for: arrived but not expected yet, or reached but not cancelled yet.
     /// Beyond it the oldest is forgotten.
     pub early_imms_max: usize,
+    /// Connections of peers to here, and connections from here. Beyond either the one that was idle for
+    /// longest is closed, if it was for `peer_timeout_ms`; otherwise the new one is.
+    pub connections_max: usize,
     /// How long an idle worker polls before it sleeps.
     pub spin_us: u64,
     /// A peer that acknowledges nothing for so long, while something is outstanding, is lost. It also
@@ -99,6 +102,7 @@ impl Default for TransferConfig {
             message_bytes_max: 64 << 10,
             slice_bytes: 1 << 20,
             early_imms_max: 65_536,
+            connections_max: 2048,
             spin_us: 50,
             peer_timeout_ms: 10_000,
         }

@@ -1,118 +1,119 @@
-//! Wakes a sleeping poller in another process. The poller says in shared memory when it sleeps, so
-//! that ringing costs no system call while it is awake. One poller, any number of ringers.
+//! Wakes a sleeping thread, in this process or in another one that may be hostile. One thread hears a
+//! [`Bell`]; whoever holds its [`Ringer`] rings it. Whether the sleeper sleeps at all is told by a flag
+//! beside it (see [`announce_sleep`] and [`must_wake`]), so that nobody makes a system call while it is
+//! awake.
 //!
-//! Nothing is lost: the sleeper stores its flag, fences, and looks for work once more before it
-//! sleeps; the ringer publishes its work, fences, and then looks at the flag. One of the two sees the
-//! other.
+//! Neither side can make the other one wait. The two ends are a pair of datagram sockets: each end has
+//! an open file of its own, so that one side's flags are not the other's; every call says for itself
+//! that it must not wait; and a datagram socket has no end of stream, so that closing or shutting down
+//! one end neither wakes the other one nor keeps it awake. A ringer whose socket is full has rung
+//! already. An eventfd would not do: both sides share one open file, and whoever clears its
+//! `O_NONBLOCK` and fills or empties the counter blocks the other one's next write or read for good.
+//!
+//! A pair belongs to one sleeper and one ringing process. Processes that do not trust each other are
+//! given a pair each: one could spoil the ringer for the others.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
-use crate::memory::{RangeError, SharedMemory};
+pub use crate::sleeping::{announce_sleep, awake, must_wake};
 
-/// Why a doorbell could not be made.
-#[derive(Debug, thiserror::Error)]
-pub enum DoorbellError {
-    #[error(transparent)]
-    Range(#[from] RangeError),
-    #[error("eventfd")]
-    System(#[from] rustix::io::Errno),
+/// Rings that are taken at once. A well-behaved ringer's socket holds about six; one that made its
+/// socket bigger only wakes the sleeper more often.
+const RINGS_MAX: usize = 16;
+
+/// A bell and what rings it.
+///
+/// # Errors
+/// When the process has no descriptors left.
+pub fn pair() -> rustix::io::Result<(Bell, Ringer)> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (bell, ringer) =
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
+    // The least that the system allows: rings beyond the first one say nothing new.
+    rustix::net::sockopt::set_socket_send_buffer_size(&ringer, 0)?;
+    Ok((Bell { fd: bell }, Ringer { fd: ringer }))
 }
 
-/// An eventfd and the sleeper's flag (a u32 in shared memory).
+/// The sleeper's end.
 #[derive(Debug)]
-pub struct Doorbell {
-    event: OwnedFd,
-    memory: Arc<SharedMemory>,
-    flag_offset: usize,
+pub struct Bell {
+    fd: OwnedFd,
 }
 
-impl Doorbell {
-    /// Makes the eventfd; `flag_offset` (a multiple of 4) is where both sides find the flag.
-    ///
-    /// # Errors
-    /// [`DoorbellError`] when the offset does not fit or the system refuses.
-    pub fn create(memory: &Arc<SharedMemory>, flag_offset: usize) -> Result<Self, DoorbellError> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let event = rustix::event::eventfd(0, flags)?;
-        Self::from_fd(event, memory, flag_offset)
+impl Bell {
+    /// Takes over an end that another process made.
+    pub fn from_fd(fd: OwnedFd) -> Self {
+        Bell { fd }
     }
 
-    /// Takes over an eventfd that came from the other process.
-    ///
-    /// # Errors
-    /// [`DoorbellError`] when the offset does not fit.
-    pub fn from_fd(
-        event: OwnedFd,
-        memory: &Arc<SharedMemory>,
-        flag_offset: usize,
-    ) -> Result<Self, DoorbellError> {
-        memory.atomic_u32(flag_offset)?;
-        Ok(Doorbell { event, memory: Arc::clone(memory), flag_offset })
-    }
-
-    /// The eventfd, to be passed on or to be polled by a reactor between [`Doorbell::arm`] and
-    /// [`Doorbell::disarm`].
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.event.as_fd()
-    }
-
-    fn flag(&self) -> &AtomicU32 {
-        let flag = self.memory.atomic_u32(self.flag_offset);
-        flag.expect("the offset was checked when the doorbell was made")
-    }
-
-    /// Wakes the sleeper if it sleeps. Call it after the work is published.
-    pub fn ring(&self) {
-        fence(Ordering::SeqCst);
-        if self.flag().load(Ordering::Relaxed) != 0 {
-            ring_event(self.event.as_fd());
+    /// Takes the rings so far, so that the next wait sleeps.
+    pub fn clear(&self) {
+        let mut ring = [0u8; 1];
+        for _ in 0..RINGS_MAX {
+            match rustix::net::recv(&self.fd, &mut ring, RecvFlags::DONTWAIT) {
+                Err(rustix::io::Errno::INTR) | Ok(_) => {}
+                Err(_) => break,
+            }
         }
     }
+}
 
-    /// Says that this side is about to sleep. It must look for work once more afterwards.
-    pub fn arm(&self) {
-        self.flag().store(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-    }
-
-    /// Says that this side is awake, and empties the eventfd.
-    pub fn disarm(&self) {
-        self.flag().store(0, Ordering::Relaxed);
-        drain_event(self.event.as_fd());
-    }
-
-    /// Sleeps until rung, until `timeout`, or not at all when `has_work` says so. Returns whether it
-    /// was rung or found work.
-    pub fn wait(&self, timeout: Duration, has_work: impl FnOnce() -> bool) -> bool {
-        self.arm();
-        let woken = has_work() || poll_readable(self.event.as_fd(), timeout);
-        self.disarm();
-        woken
+impl AsFd for Bell {
+    /// Readable while it rings.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }
 
-/// Adds one to an eventfd. A full one has been rung already.
-pub(crate) fn ring_event(event: BorrowedFd<'_>) {
-    let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+/// The other end.
+#[derive(Debug)]
+pub struct Ringer {
+    fd: OwnedFd,
 }
 
-/// Empties an eventfd.
-pub(crate) fn drain_event(event: BorrowedFd<'_>) {
-    let mut count = [0u8; 8];
-    let _ = rustix::io::read(event, &mut count);
+impl Ringer {
+    /// Takes over an end that another process made.
+    pub fn from_fd(fd: OwnedFd) -> Self {
+        Ringer { fd }
+    }
+
+    /// Rings, whether or not anyone sleeps. Where nobody can hear it any more nothing happens.
+    pub fn ring(&self) {
+        let _ = rustix::net::send(&self.fd, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    }
+
+    /// Rings when `sleeping` is raised. Call it after the work was published.
+    pub fn ring_if(&self, sleeping: &AtomicU32) {
+        if must_wake(sleeping) {
+            self.ring();
+        }
+    }
 }
 
-/// Waits until a descriptor is readable or hung up. An interrupted wait counts as a timeout.
-pub(crate) fn poll_readable(fd: BorrowedFd<'_>, timeout: Duration) -> bool {
-    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+impl AsFd for Ringer {
+    /// To be handed to whoever shall ring.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Sleeps until one of `fds` can be read or is closed, or until the time is over. Answers which ones
+/// are ready, as bits in their order. An interrupted sleep is a short one.
+pub fn sleep(fds: &[BorrowedFd<'_>], timeout: Duration) -> u32 {
+    let mut polled: Vec<PollFd<'_>> =
+        fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
     let timeout = Timespec {
         tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: i64::from(timeout.subsec_nanos()),
+        tv_nsec: timeout.subsec_nanos().into(),
     };
-    matches!(rustix::event::poll(&mut fds, Some(&timeout)), Ok(ready) if ready > 0)
+    if rustix::event::poll(&mut polled, Some(&timeout)).is_err() {
+        return 0;
+    }
+    let ready = |(bit, fd): (usize, &PollFd<'_>)| u32::from(!fd.revents().is_empty()) << bit;
+    polled.iter().enumerate().map(ready).sum()
 }

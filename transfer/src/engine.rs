@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use crate::completion::Completion;
 use crate::config::{Domain, TransferConfig};
-use crate::doorbell::ring_event;
 use crate::endpoint::Endpoint;
 use crate::memory::{Access, MemoryError, SharedMemory};
 use crate::payload::{Permit, Waiter};
@@ -26,13 +25,20 @@ use crate::write::{Write, WritePaged};
 /// through a later one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerId {
-    pub(crate) peer: u32,
-    pub(crate) session: u32,
+    pub(crate) incarnation: u64,
+    pub(crate) session: u64,
+}
+
+impl PeerId {
+    /// Which engine the session is with: the incarnation in its endpoint, as it was given.
+    pub fn incarnation(self) -> u64 {
+        self.incarnation
+    }
 }
 
 impl fmt::Display for PeerId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.peer, self.session)
+        write!(f, "{:016x}.{}", self.incarnation, self.session)
     }
 }
 
@@ -191,9 +197,11 @@ impl TransferEngine {
     }
 
     /// The current session with a peer, or a new one. The connection is made when it is first used.
+    /// A peer that was not used for long may be forgotten while it has no connection: its session is
+    /// over then, as if it had been lost.
     ///
     /// # Errors
-    /// [`ConnectError`].
+    /// [`ConnectError`]: `TooMany` while there are connections to 4096 others.
     pub fn connect(&self, endpoint: &Endpoint) -> Result<PeerId, ConnectError> {
         let here = &self.shared.endpoint;
         let by_shm = match (&here.shm, &endpoint.shm) {
@@ -319,16 +327,24 @@ impl TransferEngine {
         self.shared.submit(Command::Unwatch { id: watch, done: Waiter::new(done) })
     }
 
-    /// The eventfd that wakes the worker; for whoever raises a watched word (see [`Watch`]).
+    /// What wakes the worker: a [`crate::doorbell::Ringer`]'s descriptor, for whoever raises a watched
+    /// word (see [`Watch`]). Nothing that is done to it keeps the worker from its other work.
     pub fn wake_fd(&self) -> BorrowedFd<'_> {
-        self.shared.wake.as_fd()
+        self.shared.outside.as_fd()
+    }
+
+    /// Completes `done` when the worker has ended: with `Ok` after the engine was dropped, with
+    /// `Cancelled` when the worker has died of a panic. After that everything is refused with
+    /// [`SubmitError::Stopped`], callbacks of what was under way are dropped without a call, and the
+    /// engine is of no use any more: whoever depends on it must end too, or start another one.
+    pub fn when_ended(&self, done: Completion) {
+        self.shared.when_ended(done);
     }
 }
 
 impl Drop for TransferEngine {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Release);
-        ring_event(self.shared.wake.as_fd());
+        self.shared.ask_to_stop();
         if let Some(worker) = self.worker.take()
             && worker.thread().id() != std::thread::current().id()
             && worker.join().is_err()

@@ -18,6 +18,7 @@ pub(crate) struct DomainMetrics {
     pub(crate) malformed: IntCounter,
     pub(crate) not_admitted: IntCounter,
     pub(crate) cut_off: IntCounter,
+    pub(crate) idle: IntCounter,
     pub(crate) sessions_lost: IntCounter,
     refused: [IntCounter; Refusal::ALL.len()],
 }
@@ -83,6 +84,7 @@ impl Metrics {
                 malformed: closed.with_label_values(&[label, "malformed"]),
                 not_admitted: closed.with_label_values(&[label, "not_admitted"]),
                 cut_off: closed.with_label_values(&[label, "cut_off"]),
+                idle: closed.with_label_values(&[label, "idle"]),
                 sessions_lost: closed.with_label_values(&[label, "session_lost"]),
                 refused: Refusal::ALL.map(|entry| refused.with_label_values(&[label, entry.2])),
             }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags};
 
-use crate::doorbell::poll_readable;
+use crate::doorbell;
 
 /// Why a process cannot be held.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +53,6 @@ impl Process {
 
     /// Waits for its exit; `false` after `timeout`.
     pub fn wait_exit(&self, timeout: Duration) -> bool {
-        poll_readable(self.fd(), timeout)
+        doorbell::sleep(&[self.fd()], timeout) != 0
     }
 }

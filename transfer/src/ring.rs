@@ -9,9 +9,9 @@
 //! store of the tail, so a producer that dies leaves no hole.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::memory::{RangeError, SharedMemory};
+use crate::sync::{AtomicU64, Ordering};
 
 const HEAD: usize = 0;
 const TAIL: usize = 64;

@@ -2,13 +2,15 @@
 //! how the worker is woken.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use kvasir_transfer_core::Outcome;
+
+use crate::completion::Completion;
 use crate::config::TransferConfig;
-use crate::doorbell::ring_event;
+use crate::doorbell::{self, Bell, Ringer};
 use crate::endpoint::Endpoint;
 use crate::engine::{PeerId, SubmitError};
 use crate::memory::SharedMemory;
@@ -40,12 +42,15 @@ pub(crate) struct Shared {
     pub(crate) endpoint: Endpoint,
     /// Operations under way.
     pub(crate) in_flight: Arc<AtomicUsize>,
-    pub(crate) wake: OwnedFd,
+    wake: Ringer,
+    /// For those outside who raise words that are watched.
+    pub(crate) outside: Ringer,
     pub(crate) stop: AtomicBool,
+    end: Mutex<End>,
     started: Instant,
     queue: Mutex<VecDeque<Command>>,
     queued: AtomicUsize,
-    sleeping: AtomicBool,
+    sleeping: AtomicU32,
     peers: Mutex<Peers>,
     fresh_regions: Mutex<Vec<(u64, Arc<SharedMemory>)>>,
     any_fresh_regions: AtomicBool,
@@ -54,30 +59,49 @@ pub(crate) struct Shared {
     next_watch: AtomicU64,
 }
 
+/// Whether the worker has ended, and who wants to know.
+#[derive(Debug)]
+enum End {
+    NotYet(Vec<Completion>),
+    Over(Outcome),
+}
+
+/// What the worker hears while it sleeps.
+#[derive(Debug)]
+pub(crate) struct Bells {
+    pub(crate) own: Bell,
+    pub(crate) outside: Bell,
+}
+
 impl Shared {
+    /// # Errors
+    /// When the process has no descriptors left.
     pub(crate) fn new(
         config: TransferConfig,
         endpoint: Endpoint,
-        wake: OwnedFd,
         first_key: u64,
-    ) -> Self {
-        Shared {
+    ) -> std::io::Result<(Self, Bells)> {
+        let ((own, wake), (outside_bell, outside)) = (doorbell::pair()?, doorbell::pair()?);
+        let shared = Shared {
             config,
             endpoint,
             in_flight: Arc::default(),
             wake,
+            outside,
             stop: AtomicBool::new(false),
+            end: Mutex::new(End::NotYet(Vec::new())),
             started: Instant::now(),
             queue: Mutex::default(),
             queued: AtomicUsize::new(0),
-            sleeping: AtomicBool::new(false),
+            sleeping: AtomicU32::new(0),
             peers: Mutex::default(),
             fresh_regions: Mutex::default(),
             any_fresh_regions: AtomicBool::new(false),
             regions: AtomicUsize::new(0),
             next_key: AtomicU64::new(first_key),
             next_watch: AtomicU64::new(0),
-        }
+        };
+        Ok((shared, Bells { own, outside: outside_bell }))
     }
 
     /// Microseconds since the engine started.
@@ -126,6 +150,39 @@ impl Shared {
         self.take_commands(&mut left);
     }
 
+    /// Ends the worker.
+    pub(crate) fn ask_to_stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.wake.ring();
+    }
+
+    // ---- the worker's end ----
+
+    /// Completes `done` when the worker has ended; at once when it has.
+    pub(crate) fn when_ended(&self, done: Completion) {
+        let over = {
+            let mut end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
+            match &mut *end {
+                End::NotYet(waiting) => {
+                    waiting.push(done);
+                    return;
+                }
+                End::Over(outcome) => *outcome,
+            }
+        };
+        done.complete(over);
+    }
+
+    pub(crate) fn ended(&self, outcome: Outcome) {
+        let former = {
+            let mut end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *end, End::Over(outcome))
+        };
+        if let End::NotYet(waiting) = former {
+            waiting.into_iter().for_each(|done| done.complete(outcome));
+        }
+    }
+
     // ---- regions ----
 
     /// `None` when there are too many.
@@ -161,16 +218,14 @@ impl Shared {
         WatchId(self.next_watch.fetch_add(1, Ordering::Relaxed))
     }
 
-    // ---- sleeping and waking (as in `doorbell`, with the flag in this process) ----
+    // ---- sleeping and waking ----
 
-    pub(crate) fn wake_if_asleep(&self) {
-        fence(Ordering::SeqCst);
-        if self.sleeping.load(Ordering::Relaxed) {
-            ring_event(self.wake.as_fd());
-        }
+    fn wake_if_asleep(&self) {
+        self.wake.ring_if(&self.sleeping);
     }
 
-    pub(crate) fn set_sleeping(&self, sleeping: bool) {
-        self.sleeping.store(sleeping, Ordering::Relaxed);
+    /// See [`crate::sleeping`].
+    pub(crate) fn sleeping(&self) -> &AtomicU32 {
+        &self.sleeping
     }
 }

@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use kvasir_transfer_core::{Limits, Sender};
-use rustix::event::EventfdFlags;
+use kvasir_transfer_core::{Limits, Sender, WriteError};
 
 use crate::config::TransferConfig;
 use crate::endpoint::{Endpoint, ShmAddress};
 use crate::engine::{Handlers, StartError};
 use crate::metrics::Metrics;
+use crate::peers::PEERS_MAX;
 use crate::shared::Shared;
 use crate::shm::directory::Directory;
 use crate::worker::hub::Hub;
@@ -52,8 +52,6 @@ pub(crate) fn start(
         None => None,
     };
     let metrics = Metrics::register(registry)?;
-    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-    let wake = rustix::event::eventfd(0, flags).map_err(system("eventfd"))?;
     let sender = Sender::new(Limits {
         slice_bytes: config.slice_bytes as u64,
         frames_max: FRAMES_MAX,
@@ -62,12 +60,27 @@ pub(crate) fn start(
     });
     let thread = std::thread::Builder::new().name(format!("xfer-{}", config.name));
     tracing::info!(engine = %config.name, ?endpoint, "transfer engine started");
-    let shared = Arc::new(Shared::new(config, endpoint, wake, first_key));
+    let (shared, bells) = Shared::new(config, endpoint, first_key)
+        .map_err(|source| StartError::System { call: "socketpair", source })?;
+    let shared = Arc::new(shared);
     let hub = Hub::new(Arc::clone(&shared), sender, metrics, directory);
-    let worker = Worker::new(hub, handlers, listeners).map_err(system("epoll"))?;
-    let spawned = thread.spawn(move || worker.run());
+    let worker = Worker::new(hub, handlers, listeners, bells).map_err(system("epoll"))?;
+    let of_worker = Arc::clone(&shared);
+    let spawned = thread.spawn(move || run(worker, &of_worker));
     let thread = spawned.map_err(|source| StartError::System { call: "spawn", source })?;
     Ok((shared, thread))
+}
+
+/// The worker's thread. Whether the worker ends as it should or dies, by a panic of its own or in a
+/// callback, nothing is accepted any more and whoever wants to know of its end is told.
+fn run(worker: Worker, shared: &Shared) {
+    // What the worker owned is gone when it has unwound, and nothing else looks at it.
+    let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| worker.run()));
+    shared.close();
+    shared.ended(ended.as_ref().map(|()| ()).map_err(|_| WriteError::Cancelled));
+    if let Err(panic) = ended {
+        std::panic::resume_unwind(panic);
+    }
 }
 
 fn check(config: &TransferConfig) -> Result<(), StartError> {
@@ -78,6 +91,8 @@ fn check(config: &TransferConfig) -> Result<(), StartError> {
     in_range("operations_max", (1..=1 << 24).contains(&config.operations_max))?;
     in_range("message_bytes_max", (1..=16 << 20).contains(&config.message_bytes_max))?;
     in_range("slice_bytes", (4096..=1 << 30).contains(&config.slice_bytes))?;
+    // Half of the peers that are remembered, so that there are always some that can be forgotten.
+    in_range("connections_max", (1..=PEERS_MAX / 2).contains(&config.connections_max))?;
     in_range("early_imms_max", config.early_imms_max >= 1)?;
     in_range("peer_timeout_ms", (1..=3_600_000).contains(&config.peer_timeout_ms))
 }

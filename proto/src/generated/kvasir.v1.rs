@@ -1270,7 +1270,7 @@ pub struct AttachRequest {
 pub struct AttachReply {
     /// Sent over the descriptor socket as the first 16 bytes; answered by one
     /// byte of zero with the descriptors: slot memory, control memory, the
-    /// node's doorbell, the engine's doorbell (eventfds).
+    /// node's doorbell, the engine's doorbell (ends of datagram socket pairs).
     #[prost(bytes = "vec", tag = "1")]
     pub token: ::prost::alloc::vec::Vec<u8>,
     #[prost(string, tag = "2")]

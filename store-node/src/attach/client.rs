@@ -22,7 +22,7 @@ use kvasir_transfer::ring::{Consumer, Corrupt, Producer, PushError};
 use prost::Message;
 
 use super::control::{ControlError, ControlMemory, Progress};
-use super::doorbell::{self, Doorbell};
+use super::doorbell::{self, Bell, Ringer};
 use super::handover::{self, Connection, Token};
 
 /// How long [`Sender::send`] waits for room: the node empties the ring in microseconds unless it
@@ -107,8 +107,13 @@ pub struct Link {
     slots_total: u32,
     slots: Arc<SharedMemory>,
     control: Arc<ControlMemory>,
-    node_bell: Doorbell,
-    engine_bell: Doorbell,
+    /// Wakes the node.
+    node: Ringer,
+    /// Rung by the node.
+    bell: Bell,
+    /// Rung by this engine's own threads.
+    own_bell: Bell,
+    own: Ringer,
     connection: UnixStream,
     lost: AtomicBool,
 }
@@ -146,7 +151,7 @@ impl Link {
 
     /// Wakes a [`Receiver::wait`] from another thread of the engine.
     pub fn wake(&self) {
-        self.engine_bell.ring();
+        self.own.ring();
     }
 }
 
@@ -198,13 +203,16 @@ impl EngineAttachment {
         let slots = SharedMemory::from_fd(descriptors.slots, slot_bytes, Access::ReadWrite)?;
         slots.populate();
         let control = Arc::new(ControlMemory::open(descriptors.control, reply.attach_epoch)?);
+        let (own_bell, own) = doorbell::pair().map_err(|errno| failed(errno.into()))?;
         let link = Arc::new(Link {
             epoch: reply.attach_epoch,
             slots_total: reply.slots_total,
             slots: Arc::new(slots),
             control: Arc::clone(&control),
-            node_bell: Doorbell::from_fd(descriptors.node_bell),
-            engine_bell: Doorbell::from_fd(descriptors.engine_bell),
+            node: Ringer::from_fd(descriptors.node_ringer),
+            bell: Bell::from_fd(descriptors.engine_bell),
+            own_bell,
+            own,
             connection,
             lost: AtomicBool::new(false),
         });
@@ -301,7 +309,7 @@ impl Sender {
         for attempt in 0..FULL_SPINS + FULL_NAPS {
             match self.producer.push(&self.record) {
                 Ok(()) => {
-                    self.link.node_bell.ring_if(self.link.control.node_sleeps());
+                    self.link.node.ring_if(self.link.control.node_sleeps());
                     return Ok(());
                 }
                 Err(PushError::Full) if !self.link.is_connected() => return Err(AttachError::Lost),
@@ -317,7 +325,7 @@ impl Sender {
     /// visible to the node.
     pub fn progress(&self, step: u32, layers_done: u16) {
         self.link.control.set_progress(self.link.epoch, Progress { step, layers_done });
-        self.link.node_bell.ring_if(self.link.control.node_sleeps());
+        self.link.node.ring_if(self.link.control.node_sleeps());
     }
 }
 
@@ -355,9 +363,14 @@ impl Receiver {
         let control = Arc::clone(&self.link.control);
         doorbell::announce_sleep(control.engine_sleeps());
         if self.consumer.is_empty() {
-            let fds = [self.link.engine_bell.as_fd(), self.link.connection.as_fd()];
-            doorbell::sleep(&fds, timeout.min(WAIT_MAX));
-            self.link.engine_bell.clear();
+            let Link { bell, own_bell, connection, .. } = &*self.link;
+            let fds = [bell.as_fd(), own_bell.as_fd(), connection.as_fd()];
+            let ready = doorbell::sleep(&fds, timeout.min(WAIT_MAX));
+            for (bit, bell) in [(0b01, bell), (0b10, own_bell)] {
+                if ready & bit != 0 {
+                    bell.clear();
+                }
+            }
         }
         doorbell::awake(control.engine_sleeps());
         if self.consumer.is_empty() && !self.link.is_connected() {

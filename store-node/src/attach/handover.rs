@@ -19,12 +19,12 @@ pub const GOODBYE: u8 = b'G';
 
 const DESCRIPTORS: usize = 4;
 
-/// What an engine is given: slot memory, control memory, the node's doorbell, its own doorbell.
+/// What an engine is given: slot memory, control memory, what rings the node, its own bell.
 #[derive(Debug)]
 pub struct Descriptors {
     pub slots: OwnedFd,
     pub control: OwnedFd,
-    pub node_bell: OwnedFd,
+    pub node_ringer: OwnedFd,
     pub engine_bell: OwnedFd,
 }
 
@@ -40,9 +40,9 @@ pub fn receive(stream: &mut UnixStream, token: &Token) -> io::Result<Descriptors
     if byte != [0] {
         return Err(wrong());
     }
-    let [slots, control, node_bell, engine_bell] =
+    let [slots, control, node_ringer, engine_bell] =
         <[OwnedFd; DESCRIPTORS]>::try_from(received).map_err(|_| wrong())?;
-    Ok(Descriptors { slots, control, node_bell, engine_bell })
+    Ok(Descriptors { slots, control, node_ringer, engine_bell })
 }
 
 /// The node's end, first half: reads the token. Blocks.
@@ -91,7 +91,7 @@ pub fn say_goodbye(stream: BorrowedFd<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attach::doorbell::Doorbell;
+    use crate::attach::doorbell;
     use kvasir_transfer::SharedMemory;
     use kvasir_transfer::memory::{Access, Prefault};
 
@@ -99,10 +99,10 @@ mod tests {
     fn descriptors_arrive_and_the_end_of_the_connection_is_seen() {
         let (mut engine, mut node) = UnixStream::pair().expect("a pair");
         let memory = SharedMemory::create("test", 4096, Prefault::No).expect("memory");
-        let (bell, other) = (Doorbell::new().expect("fd"), Doorbell::new().expect("fd"));
+        let (bell, ringer) = doorbell::pair().expect("descriptors");
         let given = std::thread::spawn(move || receive(&mut engine, &[9; 16]).map(|d| (d, engine)));
         assert_eq!(read_token(&mut node).expect("a token"), [9; 16]);
-        send(&node, [memory.fd(), memory.fd(), bell.as_fd(), other.as_fd()]).expect("sent");
+        send(&node, [memory.fd(), memory.fd(), ringer.as_fd(), bell.as_fd()]).expect("sent");
         let (descriptors, engine) = given.join().expect("no panic").expect("descriptors");
         let theirs =
             SharedMemory::from_fd(descriptors.slots, 4096, Access::ReadWrite).expect("a mapping");

@@ -4,15 +4,15 @@
 //! 1. [`client`]: what an engine links
 //! 2. [`control`]: the control memory of one attach: header, progress word, load, two rings of
 //!    [`kvasir_transfer::ring`]
-//! 3. [`doorbell`]: waking a sleeping side without system calls while both are awake
+//! 3. [`doorbell`] of the transfer engine: waking a sleeping side without system calls while both
+//!    are awake, and without trusting it
 //! 4. [`handover`]: descriptors over a Unix socket
 //!
 //! The node's end is in `crate::node::session`; nothing an engine writes is trusted there.
 
 pub mod client;
 pub mod control;
-pub mod doorbell;
 pub mod handover;
 
 pub use client::{AttachError, AttachOptions, EngineAttachment, Link, Receiver, Sender};
-pub use kvasir_transfer::SharedMemory;
+pub use kvasir_transfer::{SharedMemory, doorbell};

@@ -18,7 +18,7 @@ use super::command::Command;
 use super::owner::Failure;
 use super::push::Group;
 use super::{SHARES_MAX, WRITES_MAX};
-use crate::attach::doorbell::Doorbell;
+use crate::attach::doorbell;
 
 const COMMANDS_MAX: usize = 1024;
 const MESSAGES_MAX: usize = 4096;
@@ -102,13 +102,14 @@ pub struct Post {
 /// The node thread's own doorbell.
 #[derive(Debug)]
 pub struct Bell {
-    pub bell: Doorbell,
+    pub bell: doorbell::Bell,
+    ringer: doorbell::Ringer,
     pub sleeping: AtomicU32,
 }
 
 impl Bell {
     fn ring(&self) {
-        self.bell.ring_if(&self.sleeping);
+        self.ringer.ring_if(&self.sleeping);
     }
 }
 
@@ -158,7 +159,8 @@ pub struct Inbox {
 /// # Errors
 /// When the process has no descriptors left.
 pub fn inbox(messages_dropped: IntCounter) -> std::io::Result<(Post, Inbox)> {
-    let bell = Arc::new(Bell { bell: Doorbell::new()?, sleeping: AtomicU32::new(0) });
+    let (bell, ringer) = doorbell::pair()?;
+    let bell = Arc::new(Bell { bell, ringer, sleeping: AtomicU32::new(0) });
     let (commands, commands_receiver) = sync_channel(COMMANDS_MAX);
     let (ends, ends_receiver) = sync_channel(ENDS_MAX);
     let (messages, messages_receiver) = sync_channel(MESSAGES_MAX);

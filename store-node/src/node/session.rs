@@ -18,7 +18,7 @@ use prost::Message;
 
 use super::steps::Steps;
 use crate::attach::control::{ControlError, ControlMemory, Progress};
-use crate::attach::doorbell::Doorbell;
+use crate::attach::doorbell::{self, Bell, Ringer};
 use crate::attach::handover::{self, Connection};
 
 /// Messages that wait for room in the ring. An engine that takes none of so many is stuck.
@@ -49,8 +49,10 @@ pub struct Session {
     from_engine: Consumer,
     to_engine: Producer,
     outbox: VecDeque<Vec<u8>>,
-    node_bell: Doorbell,
-    engine_bell: Doorbell,
+    /// Rung by the engine.
+    bell: Bell,
+    /// Wakes the engine.
+    engine: Ringer,
     connection: UnixStream,
     process: Process,
     /// It is not listened to any more; only its end is waited for.
@@ -85,8 +87,9 @@ impl Session {
         let credentials = rustix::net::sockopt::socket_peercred(&connection)?;
         let process = Process::open(credentials.pid.as_raw_nonzero().get().unsigned_abs())?;
         let control = Arc::new(ControlMemory::create(epoch)?);
-        let (node_bell, engine_bell) = (Doorbell::new()?, Doorbell::new()?);
-        let given = [slots, control.memory().fd(), node_bell.as_fd(), engine_bell.as_fd()];
+        let pair = || doorbell::pair().map_err(std::io::Error::from);
+        let ((bell, node_ringer), (engine_bell, engine)) = (pair()?, pair()?);
+        let given = [slots, control.memory().fd(), node_ringer.as_fd(), engine_bell.as_fd()];
         // Opened while nobody else can write the memory they lie in.
         let (from_engine, to_engine) = control.node_rings();
         handover::send(&connection, given)?;
@@ -100,8 +103,8 @@ impl Session {
             from_engine,
             to_engine,
             outbox: VecDeque::new(),
-            node_bell,
-            engine_bell,
+            bell,
+            engine,
             connection,
             process,
             expelled: false,
@@ -177,7 +180,7 @@ impl Session {
             self.outbox.pop_front();
         }
         if sent {
-            self.engine_bell.ring_if(self.control.engine_sleeps());
+            self.engine.ring_if(self.control.engine_sleeps());
         }
         Ok(())
     }
@@ -188,7 +191,7 @@ impl Session {
 
     /// What the node's thread sleeps on: doorbell, connection, process.
     pub fn fds(&self) -> [BorrowedFd<'_>; 3] {
-        [self.node_bell.as_fd(), self.connection.as_fd(), self.process.fd()]
+        [self.bell.as_fd(), self.connection.as_fd(), self.process.fd()]
     }
 
     pub fn control(&self) -> &ControlMemory {
@@ -197,7 +200,7 @@ impl Session {
 
     /// Takes all rings of the doorbell so far.
     pub fn clear_bell(&self) {
-        self.node_bell.clear();
+        self.bell.clear();
     }
 
     /// Stops listening to the engine and lets it know; its end is still waited for.

@@ -362,6 +362,11 @@ impl<P: Clone, C> Sender<P, C> {
         next.max(self.next_check_us)
     }
 
+    /// Whether the session has nothing to send and waits for nothing.
+    pub fn is_idle(&self, id: SessionId) -> bool {
+        self.sessions.get(&id).is_none_or(Session::is_idle)
+    }
+
     // ---- polls ----
 
     pub fn poll_action(&mut self) -> Option<Action<C>> {

@@ -53,6 +53,12 @@ impl Session {
     pub(crate) fn is_owed(&self) -> bool {
         self.state == SessionState::Connecting || self.wire.outstanding > 0
     }
+
+    /// Whether nothing is queued and nothing is owed.
+    pub(crate) fn is_idle(&self) -> bool {
+        let queued = self.messages.len() + self.writes.len() + self.seals.len();
+        queued == 0 && !self.is_owed()
+    }
 }
 
 /// Frames that were issued and not settled, by sequence.

@@ -464,3 +464,31 @@ proptest! {
         prop_assert!(run.pending.is_empty(), "never told: {:?}", run.pending);
     }
 }
+
+/// Writes that are accepted together have the same time. As the wire takes them steadily, those that
+/// it reaches in that time land, and only those behind them run out.
+#[test]
+fn a_queue_that_drains_steadily_fails_only_what_it_does_not_reach_in_time() {
+    let mut sender = up();
+    let writes = 100u32;
+    let deadline_us = 600_000;
+    for done in 1..=writes {
+        begin(&mut sender, done, write(10, 0), deadline_us);
+    }
+    let mut ended = Vec::new();
+    // One each 10 ms.
+    for turn in 1..=u64::from(writes) {
+        let now_us = turn * 10_000;
+        sender.handle_time(now_us);
+        if let Next::Frame(frame) = sender.next_frame(S, now_us) {
+            assert!(sender.settle(S, frame.sequence, Settled::Landed, now_us));
+        }
+        ended.extend(completed(&mut sender));
+    }
+    ended.sort_unstable_by_key(|(done, _)| *done);
+    assert_eq!(ended.len(), writes as usize, "each in a definite state");
+    let landed = ended.iter().take_while(|(_, outcome)| outcome.is_ok()).count();
+    assert!((59..=60).contains(&landed), "{landed} landed");
+    let late = &ended[landed..];
+    assert!(late.iter().all(|(_, outcome)| *outcome == Err(WriteError::DeadlineExceeded)));
+}

@@ -4,12 +4,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::memory::{MemoryError, RangeError, SharedMemory};
 use crate::shared::REGIONS_MAX;
 
-pub(super) const SLEEPING: usize = 0;
+const SLEEPING: usize = 0;
 const SLOTS: usize = 64;
 const SLOT_BYTES: usize = 16;
 pub(super) const DIRECTORY_BYTES: usize = SLOTS + REGIONS_MAX * SLOT_BYTES;
@@ -33,9 +33,9 @@ impl Directory {
         &self.memory
     }
 
-    pub(crate) fn set_sleeping(&self, sleeping: bool) {
-        let flag = self.memory.atomic_u32(SLEEPING).expect("it lies in the directory");
-        flag.store(u32::from(sleeping), Ordering::Relaxed);
+    /// Whether the engine's worker sleeps; see [`crate::sleeping`].
+    pub(crate) fn sleeping(&self) -> &AtomicU32 {
+        sleeping(&self.memory).expect("it lies in the directory")
     }
 
     pub(crate) fn publish(&mut self, key: u64, length_bytes: u64) {
@@ -57,6 +57,11 @@ impl Directory {
     pub(super) fn slot(&self, key: u64) -> Option<usize> {
         self.slots.get(&key).copied()
     }
+}
+
+/// The flag in a peer's directory, if it has one.
+pub(super) fn sleeping(directory: &SharedMemory) -> Option<&AtomicU32> {
+    directory.atomic_u32(SLEEPING).ok()
 }
 
 /// The length of the region in a slot, if it still is this one. Read in this order, the length is that

@@ -7,9 +7,10 @@ use std::sync::atomic::Ordering;
 use kvasir_transfer_core::PathId;
 use prost::Message;
 
-use super::{Copying, LinkMemory, Record, RegionAnswer, RegionPlace, RegionQuestion};
+use super::{Copying, LinkMemory, Record, RegionAnswer, RegionPlace, RegionQuestion, gate};
 use crate::config::Domain;
 use crate::descriptors::{self, DescriptorError};
+use crate::doorbell::{self, Bell, Ringer};
 use crate::endpoint::Endpoint;
 use crate::hello::{HELLO_BYTES_MAX, Hello, HelloReply, Verdict};
 use crate::memory::{Prefault, SharedMemory};
@@ -26,6 +27,10 @@ pub(crate) struct ShmIn {
     path: PathId,
     socket: OwnedFd,
     ready: Readiness,
+    /// The writer's alone: what it does to its end is no other writer's trouble.
+    bell: Bell,
+    /// Until it is handed over.
+    ringer: Option<Ringer>,
     up: Option<Up>,
 }
 
@@ -39,8 +44,14 @@ struct Up {
 }
 
 impl ShmIn {
-    pub(crate) fn new(path: PathId, socket: OwnedFd) -> Self {
-        ShmIn { path, socket, ready: Readiness::default(), up: None }
+    pub(crate) fn new(path: PathId, socket: OwnedFd) -> rustix::io::Result<Self> {
+        let (bell, ringer) = doorbell::pair()?;
+        let ready = Readiness::default();
+        Ok(ShmIn { path, socket, ready, bell, ringer: Some(ringer), up: None })
+    }
+
+    pub(crate) fn bell(&self) -> &Bell {
+        &self.bell
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -95,9 +106,8 @@ impl ShmIn {
     /// The copy that is under way now, if there is one.
     pub(crate) fn copying(&self) -> Option<Copying> {
         let up = self.up.as_ref()?;
-        let epoch = up.link.epoch().load(Ordering::SeqCst);
-        let (link, process) = (up.link.clone(), Arc::clone(&up.process));
-        (epoch % 2 == 1).then_some(Copying { link, epoch, process })
+        let epoch = gate::under_way(up.link.epoch())?;
+        Some(Copying { link: up.link.clone(), epoch, process: Arc::clone(&up.process) })
     }
 
     fn begin(&mut self, hello: &[u8], hub: &mut Hub) -> Result<(), LinkEnd> {
@@ -128,7 +138,8 @@ impl ShmIn {
             directory_bytes: directory.len() as u64,
             ..HelloReply::admitting()
         };
-        let fds = [link.0.fd(), directory.fd(), hub.shared.wake.as_fd()];
+        let ringer = self.ringer.take().ok_or(LinkEnd::Rejected)?;
+        let fds = [link.0.fd(), directory.fd(), ringer.as_fd()];
         descriptors::send(&self.socket, &reply.encode_to_vec(), &fds).map_err(|_| LinkEnd::Lost)?;
         let (process, record) = (Arc::new(process), Vec::new());
         self.up = Some(Up { peer, link, consumer, process, record });

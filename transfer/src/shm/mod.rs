@@ -6,13 +6,14 @@
 //! not with anything else: the receiver survives whatever a sender does to the ring.
 
 pub(crate) mod directory;
+mod gate;
 pub(crate) mod incoming;
 pub(crate) mod outgoing;
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use kvasir_transfer_core::Refusal;
 use rustix::net::{
@@ -69,8 +70,7 @@ impl LinkMemory {
         RingRange { offset: RING, bytes: self.0.len() - RING }
     }
 
-    /// Odd while the sender copies. Raised before the check, so that whoever withdraws a region and
-    /// then finds it even knows that the check of the next copy fails.
+    /// Odd while the sender copies; see [`gate`].
     fn epoch(&self) -> &AtomicU64 {
         self.0.atomic_u64(EPOCH).expect("link memory is never so small")
     }
@@ -82,7 +82,7 @@ impl LinkMemory {
 }
 
 /// A copy that may be under way, seen from the receiver.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Copying {
     link: LinkMemory,
     epoch: u64,
@@ -92,7 +92,7 @@ pub(crate) struct Copying {
 impl Copying {
     /// It has ended, or its process has.
     pub(crate) fn is_over(&self) -> bool {
-        self.link.epoch().load(Ordering::SeqCst) != self.epoch || self.process.has_exited()
+        gate::is_over(self.link.epoch(), self.epoch) || self.process.has_exited()
     }
 }
 
@@ -189,6 +189,8 @@ impl RegionAnswer {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use proptest::prelude::*;
 
     use super::*;

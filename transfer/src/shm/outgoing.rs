@@ -10,11 +10,10 @@ use kvasir_transfer_core::regions::check_bounds;
 use kvasir_transfer_core::{Frame, FrameKind, Next, OpId, Refusal, SessionId, Settled, Target};
 use prost::Message;
 
-use super::directory::{self, SLEEPING};
-use super::{LinkMemory, Record, RegionAnswer, RegionPlace, RegionQuestion};
+use super::{LinkMemory, Record, RegionAnswer, RegionPlace, RegionQuestion, directory, gate};
 use crate::config::Domain;
 use crate::descriptors::{self, DescriptorError};
-use crate::doorbell::Doorbell;
+use crate::doorbell::Ringer;
 use crate::hello::{Admission, HELLO_BYTES_MAX, Hello, HelloReply};
 use crate::memory::{Access, SharedMemory};
 use crate::payload::Payload;
@@ -44,7 +43,7 @@ struct Up {
     link: LinkMemory,
     directory: Arc<SharedMemory>,
     producer: Producer,
-    bell: Doorbell,
+    ringer: Ringer,
     regions: BTreeMap<u64, Mapped>,
     epoch: u64,
     /// Waits for the descriptor of its region.
@@ -136,7 +135,7 @@ impl ShmOut {
 }
 
 impl Up {
-    fn map(reply: &HelloReply, [link, directory, bell]: [OwnedFd; 3]) -> Option<Self> {
+    fn map(reply: &HelloReply, [link, directory, ringer]: [OwnedFd; 3]) -> Option<Self> {
         let map = |fd, bytes: u64, access| {
             SharedMemory::from_fd(fd, usize::try_from(bytes).ok()?, access).ok().map(Arc::new)
         };
@@ -145,10 +144,11 @@ impl Up {
         }
         let link = LinkMemory(map(link, reply.link_bytes, Access::ReadWrite)?);
         let directory = map(directory, reply.directory_bytes, Access::ReadOnly)?;
-        let bell = Doorbell::from_fd(bell, &directory, SLEEPING).ok()?;
+        directory::sleeping(&directory)?;
+        let ringer = Ringer::from_fd(ringer);
         let producer = Producer::open(&link.0, link.ring()).ok()?;
         let (regions, epoch, waiting) = (BTreeMap::new(), 0, None);
-        Some(Up { link, directory, producer, bell, regions, epoch, waiting })
+        Some(Up { link, directory, producer, ringer, regions, epoch, waiting })
     }
 
     fn send(
@@ -198,9 +198,14 @@ impl Up {
             }
         }
         if pushed {
-            self.bell.ring();
+            self.ring();
         }
         Ok(())
+    }
+
+    fn ring(&self) {
+        let sleeping = directory::sleeping(&self.directory);
+        self.ringer.ring_if(sleeping.expect("it was looked for when the directory was mapped"));
     }
 
     fn land(
@@ -229,9 +234,9 @@ impl Up {
         let Some(region) = self.regions.get(&target.key) else { return Ok(Landing::Unmapped) };
         let checksum = checksum.filter(|_| hub.shared.config.verify.shm);
 
-        // The copy is announced before the check; see `LinkMemory::epoch`.
+        // The copy is announced before the check; see `gate`.
         self.epoch += 1;
-        self.link.epoch().store(self.epoch, Ordering::SeqCst);
+        gate::enter(self.link.epoch(), self.epoch);
         let cut = self.link.cut().load(Ordering::SeqCst) != 0;
         let checked = self.check(region, target, offset, bytes);
         let intact = match checked {
@@ -239,7 +244,7 @@ impl Up {
             Ok(()) | Err(_) => true,
         };
         self.epoch += 1;
-        self.link.epoch().store(self.epoch, Ordering::Release);
+        gate::leave(self.link.epoch(), self.epoch);
 
         if cut {
             return Err(LinkEnd::Lost);
@@ -313,7 +318,7 @@ impl Up {
         match self.land(&frame, self.peer_of(&frame), hub)? {
             Landing::Done(settled) => {
                 hub.sender.settle(session, frame.sequence, settled, hub.now_us);
-                self.bell.ring();
+                self.ring();
                 Ok(())
             }
             // The answer was for another region than the question.

@@ -327,10 +327,8 @@ impl SimEngine {
     /// None; like that of a real engine.
     pub fn cut_off(&self, peer: PeerId, done: Completion) -> Result<(), SubmitError> {
         let mut world = self.network.world();
-        let incarnation = world.node(self.node).peers.cut_off(peer);
-        if let Some(incarnation) = incarnation {
-            world.cut_links(incarnation, self.node);
-        }
+        world.node(self.node).peers.cut_off(peer.incarnation);
+        world.cut_links(peer.incarnation, self.node);
         world.node(self.node).calls.done(Waiter::new(done), Ok(()));
         world.settle();
         Ok(())

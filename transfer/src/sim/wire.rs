@@ -4,7 +4,7 @@ use kvasir_transfer_core::{Frame, FrameKind, PathId, Refusal, SessionId, Settled
 
 use super::World;
 use super::node::{NodeId, Wanted};
-use crate::engine::{PeerEvent, PeerId};
+use crate::engine::PeerEvent;
 use crate::payload::Payload;
 
 /// A payload lands in up to so many parts.
@@ -76,7 +76,9 @@ impl World {
         let latency_us = self.config.latency_us;
         match wanted {
             Wanted::Connect(session) => {
-                let cut_offs = self.node(id).peers.cut_offs_known(PeerId::from_session(session));
+                let peers = &mut self.node(id).peers;
+                let peer = peers.of_session(session).and_then(|peer| peers.connecting(peer));
+                let cut_offs = peer.map_or(0, |(_, cut_offs)| cut_offs);
                 let at_us = self.now_us + latency_us;
                 self.at(at_us, Event::Hello { from: id, session, cut_offs });
             }
@@ -179,7 +181,7 @@ impl World {
         let now_us = self.now_us;
         let answer_us = now_us + self.config.latency_us;
         let incarnation = self.node(from).endpoint.incarnation;
-        let peer = self.node(from).peers.endpoint(PeerId::from_session(session)).cloned();
+        let peer = self.node(from).peers.of_session(session);
         let to = peer.and_then(|peer| self.find(peer.incarnation));
         let Some(to) = to.filter(|to| self.node(*to).alive) else {
             self.at(answer_us, Event::SessionLost { of: from, session, cut_offs: None });
@@ -201,16 +203,13 @@ impl World {
 
     fn lose(&mut self, of: NodeId, session: SessionId, cut_offs: Option<u64>) {
         let link = self.links.remove(&(of, session));
-        let peer = PeerId::from_session(session);
         let node = self.node(of);
-        if !node.peers.is_current(peer) {
-            return;
-        }
+        let Some(peer) = node.peers.of_session(session) else { return };
         if let Some(cut_offs) = cut_offs {
             node.peers.learn_cut_offs(peer, cut_offs);
         }
         node.peers.end_session(peer);
-        let incarnation = node.peers.endpoint(peer).map_or(0, |endpoint| endpoint.incarnation);
+        let incarnation = peer.incarnation;
         node.sender.session_lost(session);
         node.calls.peer(PeerEvent::SessionLost { peer, incarnation, domain: None });
         // What the sender gave up by itself, the receiver learns a little later.

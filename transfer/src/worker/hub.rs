@@ -171,9 +171,9 @@ mod tests {
     #[test]
     fn a_region_is_found_though_the_worker_has_not_heard_of_it() {
         let endpoint = Endpoint { incarnation: 9, cookie: [0; 16], shm: None, tcp: None };
-        let flags = rustix::event::EventfdFlags::CLOEXEC;
-        let wake = rustix::event::eventfd(0, flags).expect("an eventfd");
-        let shared = Arc::new(Shared::new(TransferConfig::default(), endpoint, wake, 1));
+        let (shared, _bells) =
+            Shared::new(TransferConfig::default(), endpoint, 1).expect("descriptors");
+        let shared = Arc::new(shared);
         let (slice_bytes, frames_max, throttle_bytes_per_s, peer_timeout_us) = (1, 1, 0, 1);
         let limits = Limits { slice_bytes, frames_max, throttle_bytes_per_s, peer_timeout_us };
         let metrics = Metrics::register(&prometheus::Registry::new()).expect("a fresh registry");

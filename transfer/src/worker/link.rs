@@ -57,6 +57,8 @@ pub(crate) enum LinkEnd {
     Declined { cut_offs: Option<u64> },
     /// We did not admit it.
     Rejected,
+    /// Nothing has come or gone for long, and there are others who want its place.
+    Idle,
 }
 
 impl From<rustix::io::Errno> for LinkEnd {

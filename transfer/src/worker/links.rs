@@ -8,10 +8,12 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::io::Errno;
 
 use crate::config::Domain;
+use crate::doorbell::Bell;
 use crate::endpoint::Endpoint;
-use crate::engine::{PeerEvent, PeerId};
+use crate::engine::PeerEvent;
 use crate::hello::Hello;
 use crate::metrics::DomainMetrics;
+use crate::shared::Bells;
 use crate::shm::Copying;
 use crate::shm::incoming::ShmIn;
 use crate::shm::outgoing::ShmOut;
@@ -19,37 +21,42 @@ use crate::tcp::incoming::TcpIn;
 use crate::tcp::outgoing::TcpOut;
 
 use super::hub::Hub;
+use super::leaving::Leaving;
 use super::link::{LinkEnd, Readiness, Turn};
 
-/// Connections that peers made; more are closed as they come.
-const INCOMING_MAX: usize = 4096;
 const ACCEPTS_PER_TURN: usize = 64;
 /// When the system is out of descriptors or memory.
 const ACCEPT_AGAIN_US: u64 = 10_000;
 
-const TOKEN_WAKE: u64 = 0;
-const TOKEN_TCP: u64 = 1;
-const TOKEN_SHM: u64 = 2;
-const FIRST_TOKEN: u64 = 3;
+const TOKEN_OWN_BELL: u64 = 0;
+const TOKEN_OUTSIDE_BELL: u64 = 1;
+const TOKEN_TCP: u64 = 2;
+const TOKEN_SHM: u64 = 3;
+const FIRST_TOKEN: u64 = 4;
 
 /// Whose readiness a token tells.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Owner {
-    Wake,
+enum Owner {
+    OwnBell,
+    OutsideBell,
     Listener(Domain),
     Outgoing(SessionId),
     Incoming(PathId),
+    /// By which the writer on the other side of a shm connection wakes us.
+    WritersBell(PathId),
 }
 
 #[derive(Debug)]
 pub(super) struct Links {
     epoll: OwnedFd,
+    bells: Bells,
     tcp_listener: Option<OwnedFd>,
     shm_listener: Option<OwnedFd>,
     /// By domain: whether connections may wait to be taken.
     accepting: [bool; 2],
     outgoing: BTreeMap<SessionId, Outgoing>,
     incoming: BTreeMap<PathId, Incoming>,
+    leaving: Leaving,
     owners: BTreeMap<u64, Owner>,
     next_token: u64,
 }
@@ -60,6 +67,8 @@ struct Outgoing {
     link: OutLink,
     /// To be tried when this one does not come up.
     candidates: Vec<Domain>,
+    /// When something came or went last.
+    active_us: u64,
 }
 
 #[derive(Debug)]
@@ -71,9 +80,12 @@ enum OutLink {
 #[derive(Debug)]
 struct Incoming {
     token: u64,
+    bell_token: Option<u64>,
     link: InLink,
     /// Until then it must have said who it is.
     greet_until_us: u64,
+    /// When something came last.
+    active_us: u64,
 }
 
 #[derive(Debug)]
@@ -127,6 +139,13 @@ impl InLink {
         }
     }
 
+    fn bell(&self) -> Option<&Bell> {
+        match self {
+            InLink::Shm(link) => Some(link.bell()),
+            InLink::Tcp(_) => None,
+        }
+    }
+
     fn peer(&self) -> Option<&Endpoint> {
         match self {
             InLink::Shm(link) => link.peer(),
@@ -142,6 +161,11 @@ impl InLink {
     }
 }
 
+/// A bell tells as long as it rings.
+fn hear(epoll: &OwnedFd, bell: &Bell, token: u64) -> rustix::io::Result<()> {
+    epoll::add(epoll, bell, EventData::new_u64(token), EventFlags::IN)
+}
+
 fn watch_edges(epoll: &OwnedFd, fd: BorrowedFd<'_>, token: u64) -> rustix::io::Result<()> {
     let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
     epoll::add(epoll, fd, EventData::new_u64(token), flags)
@@ -149,13 +173,17 @@ fn watch_edges(epoll: &OwnedFd, fd: BorrowedFd<'_>, token: u64) -> rustix::io::R
 
 impl Links {
     pub(super) fn new(
-        wake: BorrowedFd<'_>,
+        bells: Bells,
         tcp_listener: Option<OwnedFd>,
         shm_listener: Option<OwnedFd>,
     ) -> rustix::io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, wake, EventData::new_u64(TOKEN_WAKE), EventFlags::IN)?;
-        let mut owners = BTreeMap::from([(TOKEN_WAKE, Owner::Wake)]);
+        hear(&epoll, &bells.own, TOKEN_OWN_BELL)?;
+        hear(&epoll, &bells.outside, TOKEN_OUTSIDE_BELL)?;
+        let mut owners = BTreeMap::from([
+            (TOKEN_OWN_BELL, Owner::OwnBell),
+            (TOKEN_OUTSIDE_BELL, Owner::OutsideBell),
+        ]);
         for (listener, token, domain) in
             [(&tcp_listener, TOKEN_TCP, Domain::Tcp), (&shm_listener, TOKEN_SHM, Domain::Shm)]
         {
@@ -166,11 +194,13 @@ impl Links {
         }
         Ok(Links {
             epoll,
+            bells,
             tcp_listener,
             shm_listener,
             accepting: [true; 2],
             outgoing: BTreeMap::new(),
             incoming: BTreeMap::new(),
+            leaving: Leaving::default(),
             owners,
             next_token: FIRST_TOKEN,
         })
@@ -180,17 +210,19 @@ impl Links {
         self.epoll.as_fd()
     }
 
-    pub(super) fn owner(&self, token: u64) -> Option<Owner> {
-        self.owners.get(&token).copied()
-    }
-
     pub(super) fn len(&self) -> usize {
         self.outgoing.len() + self.incoming.len()
     }
 
-    pub(super) fn ready(&mut self, owner: Owner, ready: Readiness) {
+    pub(super) fn ready(&mut self, token: u64, ready: Readiness) {
+        let Some(owner) = self.owners.get(&token).copied() else { return };
         match owner {
-            Owner::Wake => {}
+            Owner::OwnBell => self.bells.own.clear(),
+            Owner::OutsideBell => self.bells.outside.clear(),
+            Owner::WritersBell(path) => {
+                let bell = self.incoming.get(&path).and_then(|into| into.link.bell());
+                bell.into_iter().for_each(Bell::clear);
+            }
             Owner::Listener(domain) => self.accepting[domain as usize] = true,
             Owner::Outgoing(session) => {
                 match self.outgoing.get_mut(&session).map(|out| &mut out.link) {
@@ -230,6 +262,9 @@ impl Links {
             match into.link.turn(hub) {
                 Ok(turn) => {
                     all.add(turn);
+                    if turn.busy {
+                        into.active_us = hub.now_us;
+                    }
                     if into.link.peer().is_none() && hub.now_us >= into.greet_until_us {
                         ended.push((*path, LinkEnd::Rejected));
                     }
@@ -244,7 +279,12 @@ impl Links {
         let mut ended = Vec::new();
         for (session, out) in &mut self.outgoing {
             match out.link.turn(hub) {
-                Ok(turn) => all.add(turn),
+                Ok(turn) => {
+                    all.add(turn);
+                    if turn.busy {
+                        out.active_us = hub.now_us;
+                    }
+                }
                 Err(end) => ended.push((*session, end)),
             }
         }
@@ -252,7 +292,13 @@ impl Links {
             all.busy = true;
             self.end_outgoing(session, end, hub);
         }
+        all.busy |= self.leaving.look(&mut hub.calls);
         all
+    }
+
+    /// Whether copies of writers whose connections have ended must be looked after.
+    pub(super) fn has_leaving(&self) -> bool {
+        !self.leaving.is_empty()
     }
 
     // ---- incoming ----
@@ -288,33 +334,70 @@ impl Links {
         }
     }
 
-    fn add_incoming(&mut self, domain: Domain, socket: OwnedFd, hub: &Hub) {
-        if self.incoming.len() >= INCOMING_MAX {
-            hub.metrics.of(domain).not_admitted.inc();
-            return;
+    fn add_incoming(&mut self, domain: Domain, socket: OwnedFd, hub: &mut Hub) {
+        if self.incoming.len() >= hub.shared.config.connections_max {
+            let Some(idle) = self.idle_incoming(hub) else {
+                hub.metrics.of(domain).not_admitted.inc();
+                return;
+            };
+            self.end_incoming(idle, LinkEnd::Idle, hub);
         }
-        let token = self.next_token;
-        self.next_token += 1;
+        let (token, bell_token) = (self.next_token, self.next_token + 1);
+        self.next_token += 2;
         let path = PathId(token);
         let link = match domain {
-            Domain::Shm => InLink::Shm(ShmIn::new(path, socket)),
-            Domain::Tcp => InLink::Tcp(TcpIn::new(path, socket)),
+            Domain::Shm => ShmIn::new(path, socket).map(InLink::Shm),
+            Domain::Tcp => Ok(InLink::Tcp(TcpIn::new(path, socket))),
         };
-        if watch_edges(&self.epoll, link.fd(), token).is_err() {
+        let watched = link.and_then(|link| {
+            watch_edges(&self.epoll, link.fd(), token)?;
+            link.bell().map_or(Ok(()), |bell| hear(&self.epoll, bell, bell_token))?;
+            Ok(link)
+        });
+        let Ok(link) = watched else {
             hub.metrics.of(domain).not_admitted.inc();
             return;
-        }
+        };
         self.owners.insert(token, Owner::Incoming(path));
+        let bell_token = link.bell().map(|_| bell_token);
+        if let Some(token) = bell_token {
+            self.owners.insert(token, Owner::WritersBell(path));
+        }
         let greet_until_us = hub.now_us + hub.shared.config.peer_timeout_ms * 1000;
-        self.incoming.insert(path, Incoming { token, link, greet_until_us });
+        let active_us = hub.now_us;
+        self.incoming.insert(path, Incoming { token, bell_token, link, greet_until_us, active_us });
+    }
+
+    /// The one that was idle for longest. Those that have not said who they are have their own time.
+    fn idle_incoming(&self, hub: &Hub) -> Option<PathId> {
+        let idle = self.incoming.iter().filter(|(_, into)| {
+            let copying = matches!(&into.link, InLink::Shm(link) if link.copying().is_some());
+            into.link.peer().is_some() && is_long_ago(into.active_us, hub) && !copying
+        });
+        idle.min_by_key(|(_, into)| into.active_us).map(|(path, _)| *path)
+    }
+
+    /// Takes a connection out. What of its writer may still land is what is being copied now.
+    fn remove_incoming(
+        &mut self,
+        path: PathId,
+        hub: &mut Hub,
+    ) -> Option<(Incoming, Option<Copying>)> {
+        let into = self.incoming.remove(&path)?;
+        self.owners.remove(&into.token);
+        into.bell_token.map(|token| self.owners.remove(&token));
+        hub.path_closed(path);
+        let copying = match &into.link {
+            InLink::Shm(link) => link.cut(),
+            InLink::Tcp(_) => None,
+        };
+        Some((into, copying))
     }
 
     fn end_incoming(&mut self, path: PathId, end: LinkEnd, hub: &mut Hub) {
-        let Some(into) = self.incoming.remove(&path) else { return };
-        self.owners.remove(&into.token);
+        let Some((into, copying)) = self.remove_incoming(path, hub) else { return };
         let domain = into.link.domain();
         count_end(hub.metrics.of(domain), end);
-        hub.path_closed(path);
         if let Some(peer) = into.link.peer() {
             let incarnation = peer.incarnation;
             tracing::info!(
@@ -324,13 +407,17 @@ impl Links {
                 ?end,
                 "a writer's connection has ended"
             );
-            hub.calls.peer(PeerEvent::WriterLost { incarnation, domain: Some(domain) });
+            let lost = PeerEvent::WriterLost { incarnation, domain: Some(domain) };
+            match copying {
+                Some(copying) => self.leaving.add(incarnation, copying, Some(lost)),
+                None => hub.calls.peer(lost),
+            }
         }
     }
 
     /// Nothing more is landed in the region, copies under way apart.
     pub(super) fn revoked(&mut self, key: u64) -> Vec<Copying> {
-        let mut copying = Vec::new();
+        let mut copying = self.leaving.all();
         for into in self.incoming.values_mut() {
             match &mut into.link {
                 InLink::Tcp(link) => link.revoked(key),
@@ -346,17 +433,15 @@ impl Links {
             |into: &Incoming| into.link.peer().is_some_and(|peer| peer.incarnation == incarnation);
         let paths: Vec<PathId> =
             self.incoming.iter().filter(|(_, into)| of_peer(into)).map(|(path, _)| *path).collect();
-        let mut copying = Vec::new();
         for path in paths {
-            let Some(into) = self.incoming.remove(&path) else { continue };
-            self.owners.remove(&into.token);
-            if let InLink::Shm(link) = &into.link {
-                copying.extend(link.cut());
-            }
+            let Some((into, copying)) = self.remove_incoming(path, hub) else { continue };
             hub.metrics.of(into.link.domain()).cut_off.inc();
-            hub.path_closed(path);
+            if let Some(copying) = copying {
+                self.leaving.add(incarnation, copying, None);
+            }
         }
-        copying
+        // Those of connections that ended before, too.
+        self.leaving.of(incarnation)
     }
 
     // ---- outgoing ----
@@ -370,17 +455,37 @@ impl Links {
         self.connect_by(session, vec![other, preferred], hub);
     }
 
+    /// The one that was idle for longest, of those that owe nothing and are owed nothing.
+    fn idle_outgoing(&self, hub: &Hub) -> Option<SessionId> {
+        let idle = self.outgoing.iter().filter(|(session, out)| {
+            is_long_ago(out.active_us, hub) && hub.sender.is_idle(**session)
+        });
+        idle.min_by_key(|(_, out)| out.active_us).map(|(session, _)| *session)
+    }
+
     /// Tries the domains from the last to the first.
     fn connect_by(&mut self, session: SessionId, mut candidates: Vec<Domain>, hub: &mut Hub) {
-        let peer = PeerId::from_session(session);
-        let (endpoint, cut_offs) = {
-            let peers = hub.shared.peers();
-            (peers.endpoint(peer).cloned(), peers.cut_offs_known(peer))
+        let found = {
+            let mut peers = hub.shared.peers();
+            peers.of_session(session).and_then(|peer| peers.connecting(peer))
         };
-        let Some(endpoint) = endpoint else {
+        // It may have been forgotten just before it was used.
+        let Some((endpoint, cut_offs)) = found else {
             self.session_lost(session, None, hub);
             return;
         };
+        if self.outgoing.len() >= hub.shared.config.connections_max {
+            let Some(idle) = self.idle_outgoing(hub) else {
+                tracing::warn!(
+                    engine = %hub.shared.config.name,
+                    connections_max = hub.shared.config.connections_max,
+                    "too many connections are in use: one more peer cannot be reached now"
+                );
+                self.session_lost(session, None, hub);
+                return;
+            };
+            self.end_outgoing(idle, LinkEnd::Idle, hub);
+        }
         let hello = Hello::new(&hub.shared.endpoint, &endpoint, cut_offs);
         while let Some(domain) = candidates.pop() {
             let Some(link) = open(session, domain, &endpoint, &hello, hub) else { continue };
@@ -390,7 +495,8 @@ impl Links {
                 continue;
             }
             self.owners.insert(token, Owner::Outgoing(session));
-            self.outgoing.insert(session, Outgoing { token, link, candidates });
+            let active_us = hub.now_us;
+            self.outgoing.insert(session, Outgoing { token, link, candidates, active_us });
             return;
         }
         self.session_lost(session, None, hub);
@@ -414,7 +520,7 @@ impl Links {
 
     fn end_outgoing(&mut self, session: SessionId, end: LinkEnd, hub: &mut Hub) {
         // Dropped, and with it the socket, before anyone is told.
-        let Some(Outgoing { token, link, candidates }) = self.outgoing.remove(&session) else {
+        let Some(Outgoing { token, link, candidates, .. }) = self.outgoing.remove(&session) else {
             return;
         };
         self.owners.remove(&token);
@@ -422,9 +528,12 @@ impl Links {
         drop(link);
         count_end(hub.metrics.of(domain), end);
         if let LinkEnd::Declined { cut_offs: Some(cut_offs) } = end {
-            hub.shared.peers().learn_cut_offs(PeerId::from_session(session), cut_offs);
+            let mut peers = hub.shared.peers();
+            if let Some(peer) = peers.of_session(session) {
+                peers.learn_cut_offs(peer, cut_offs);
+            }
         }
-        let may_try_another = !was_up && !matches!(end, LinkEnd::Declined { .. });
+        let may_try_another = !was_up && !matches!(end, LinkEnd::Declined { .. } | LinkEnd::Idle);
         if may_try_another && !candidates.is_empty() {
             self.connect_by(session, candidates, hub);
         } else {
@@ -433,28 +542,33 @@ impl Links {
     }
 
     fn session_lost(&mut self, session: SessionId, domain: Option<Domain>, hub: &mut Hub) {
-        let peer = PeerId::from_session(session);
-        let incarnation = {
+        hub.sender.session_lost(session);
+        if let Some(domain) = domain {
+            hub.metrics.of(domain).sessions_lost.inc();
+        }
+        let peer = {
             let mut peers = hub.shared.peers();
-            peers.end_session(peer);
-            peers.endpoint(peer).map_or(0, |endpoint| endpoint.incarnation)
+            let peer = peers.of_session(session);
+            peer.inspect(|peer| peers.end_session(*peer))
         };
+        // One that was forgotten just before it was used has ended for its holders already.
+        let Some(peer) = peer else { return };
+        let incarnation = peer.incarnation;
         tracing::info!(
             engine = %hub.shared.config.name,
             peer = format_args!("{incarnation:016x}"),
             domain = domain.map_or("none", Domain::label),
             "the session with a peer has ended"
         );
-        if let Some(domain) = domain {
-            hub.metrics.of(domain).sessions_lost.inc();
-        }
-        hub.sender.session_lost(session);
         hub.calls.peer(PeerEvent::SessionLost { peer, incarnation, domain });
     }
 
-    pub(super) fn close_all(&mut self) {
+    pub(super) fn close_all(&mut self, hub: &mut Hub) {
         self.outgoing.clear();
-        self.incoming.clear();
+        let paths: Vec<PathId> = self.incoming.keys().copied().collect();
+        for path in paths {
+            self.remove_incoming(path, hub);
+        }
     }
 }
 
@@ -477,10 +591,15 @@ fn open(
     }
 }
 
+fn is_long_ago(active_us: u64, hub: &Hub) -> bool {
+    hub.now_us >= active_us + hub.shared.config.peer_timeout_ms * 1000
+}
+
 fn count_end(metrics: &DomainMetrics, end: LinkEnd) {
     match end {
         LinkEnd::Malformed => metrics.malformed.inc(),
         LinkEnd::Rejected => metrics.not_admitted.inc(),
+        LinkEnd::Idle => metrics.idle.inc(),
         LinkEnd::Lost | LinkEnd::Declined { .. } => {}
     }
 }

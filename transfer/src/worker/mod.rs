@@ -3,31 +3,32 @@
 //! for a peer.
 
 pub(crate) mod hub;
+mod leaving;
 pub(crate) mod link;
 mod links;
 mod quiesce;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use kvasir_transfer_core::{Action, Operation, WriteError};
 use rustix::event::{Timespec, epoll};
 
-use crate::doorbell::drain_event;
+use crate::doorbell::{announce_sleep, awake};
 use crate::engine::Handlers;
 use crate::payload::Waiter;
 use crate::progress::{Watch, WatchId};
-use crate::shared::{Command, Shared};
+use crate::shared::{Bells, Command};
+use crate::shm::directory::Directory;
 use crate::submit::Submission;
 
 use hub::Hub;
 use link::Readiness;
-use links::{Links, Owner};
+use links::Links;
 use quiesce::Quiescing;
 
 /// Sockets are looked at this often while the worker polls: looking costs a system call.
@@ -51,15 +52,6 @@ pub(crate) struct Worker {
     socket_path: Option<PathBuf>,
 }
 
-/// A worker that ends, even by a panic in a callback, leaves nobody waiting.
-struct Closing(Arc<Shared>);
-
-impl Drop for Closing {
-    fn drop(&mut self) {
-        self.0.close();
-    }
-}
-
 #[derive(Debug)]
 struct Watched {
     watch: Watch,
@@ -72,10 +64,9 @@ impl Watched {
         word.expect("the offset was checked when the watch was submitted")
     }
 
-    fn set_sleeping(&self, sleeping: bool) {
+    fn sleeping(&self) -> &AtomicU32 {
         let flag = self.watch.memory.atomic_u32(self.watch.sleeping_offset);
-        let flag = flag.expect("the offset was checked when the watch was submitted");
-        flag.store(u32::from(sleeping), Ordering::Relaxed);
+        flag.expect("the offset was checked when the watch was submitted")
     }
 
     fn has_changed(&self) -> bool {
@@ -96,10 +87,11 @@ impl Worker {
         hub: Hub,
         handlers: Handlers,
         listeners: Listeners,
+        bells: Bells,
     ) -> rustix::io::Result<Self> {
         let Listeners { tcp, shm, socket_path } = listeners;
         Ok(Worker {
-            links: Links::new(hub.shared.wake.as_fd(), tcp, shm)?,
+            links: Links::new(bells, tcp, shm)?,
             hub,
             handlers,
             watches: BTreeMap::new(),
@@ -112,7 +104,6 @@ impl Worker {
     }
 
     pub(crate) fn run(mut self) {
-        let _closing = Closing(Arc::clone(&self.hub.shared));
         let spin_us = self.hub.shared.config.spin_us;
         let mut active_us = self.hub.shared.now_us();
         while !self.hub.shared.stop.load(Ordering::Acquire) {
@@ -185,15 +176,9 @@ impl Worker {
                 self.quiesce(copying, done);
             }
             Command::CutOff { peer, done } => {
-                let incarnation = self.hub.shared.peers().cut_off(peer);
-                match incarnation {
-                    Some(incarnation) => {
-                        let copying = self.links.cut_off(incarnation, &mut self.hub);
-                        self.quiesce(copying, done);
-                    }
-                    // It was forgotten, so it never was cut off before, and has no connection now.
-                    None => self.hub.calls.done(done, Ok(())),
-                }
+                self.hub.shared.peers().cut_off(peer.incarnation);
+                let copying = self.links.cut_off(peer.incarnation, &mut self.hub);
+                self.quiesce(copying, done);
             }
             Command::Watch { id, watch, seen } => {
                 self.watches.insert(id, Watched { watch, seen });
@@ -285,7 +270,7 @@ impl Worker {
         until_us = until_us.min(self.hub.sender.next_time_us());
         until_us = until_us.min(self.hub.imms.next_deadline_us());
         until_us = until_us.min(self.links.next_time_us());
-        if !self.quiescing.is_empty() {
+        if !self.quiescing.is_empty() || self.links.has_leaving() {
             until_us = until_us.min(self.hub.now_us + QUIESCE_POLL_US);
         }
         let now_us = self.hub.shared.now_us();
@@ -296,24 +281,20 @@ impl Worker {
         // What the gauges show must not stay old while we sleep.
         self.gauges_us = 0;
         self.set_gauges();
-        self.set_sleeping(true);
-        fence(Ordering::SeqCst);
-        let awake = self.hub.shared.has_commands()
+        self.sleep_flags().for_each(announce_sleep);
+        let has_work = self.hub.shared.has_commands()
             || self.hub.shared.stop.load(Ordering::Acquire)
             || self.links.has_work()
             || self.watches.values().any(Watched::has_changed);
-        self.look(if awake { Some(Duration::ZERO) } else { timeout });
-        self.set_sleeping(false);
+        self.look(if has_work { Some(Duration::ZERO) } else { timeout });
+        self.sleep_flags().for_each(awake);
     }
 
-    fn set_sleeping(&self, sleeping: bool) {
-        self.hub.shared.set_sleeping(sleeping);
-        if let Some(directory) = &self.hub.directory {
-            directory.set_sleeping(sleeping);
-        }
-        for watched in self.watches.values() {
-            watched.set_sleeping(sleeping);
-        }
+    /// Whoever has work for us looks at one of these.
+    fn sleep_flags(&self) -> impl Iterator<Item = &AtomicU32> {
+        let own = std::iter::once(self.hub.shared.sleeping());
+        let of_peers = self.hub.directory.iter().map(Directory::sleeping);
+        own.chain(of_peers).chain(self.watches.values().map(Watched::sleeping))
     }
 
     /// Learns what the sockets are ready for. Whether there was anything.
@@ -330,11 +311,7 @@ impl Worker {
         };
         for event in &*events {
             let (token, flags) = (event.data.u64(), event.flags);
-            match self.links.owner(token) {
-                Some(Owner::Wake) => drain_event(self.hub.shared.wake.as_fd()),
-                Some(owner) => self.links.ready(owner, Readiness::of(flags)),
-                None => {}
-            }
+            self.links.ready(token, Readiness::of(flags));
         }
         !events.is_empty()
     }
@@ -342,7 +319,7 @@ impl Worker {
     // ---- the end ----
 
     fn stop(mut self) {
-        self.links.close_all();
+        self.links.close_all(&mut self.hub);
         if let Some(path) = &self.socket_path {
             let _ = std::fs::remove_file(path);
         }

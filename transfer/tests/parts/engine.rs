@@ -1,10 +1,10 @@
 //! An engine by itself: starting, stopping, choosing a domain, watching words, resting.
 
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use kvasir_transfer::doorbell::Ringer;
 use kvasir_transfer::memory::{Access, Prefault};
 use kvasir_transfer::{
     Completion, ConnectError, Domain, Endpoint, Expect, Handlers, PeerEvent, RegisterError,
@@ -54,6 +54,8 @@ fn a_configuration_that_cannot_be_is_refused() {
         TransferConfig { message_bytes_max: 0, ..tcp_config() },
         TransferConfig { early_imms_max: 0, ..tcp_config() },
         TransferConfig { peer_timeout_ms: 0, ..tcp_config() },
+        TransferConfig { connections_max: 0, ..tcp_config() },
+        TransferConfig { connections_max: 3000, ..tcp_config() },
     ] {
         assert!(matches!(start(config), StartError::Config(_)));
     }
@@ -212,6 +214,37 @@ fn what_is_under_way_is_cancelled_when_the_engine_stops() {
     drop(engine);
     assert_eq!(waiting.wait(), Err(WriteError::Cancelled));
     assert_eq!(*told.lock().expect("told"), Some(Err(WriteError::Cancelled)));
+}
+
+#[test]
+fn the_end_of_a_worker_is_told_and_nothing_is_accepted_afterwards() {
+    let (engine, _) = start(tcp_config());
+    let (done, ended) = Completion::future();
+    engine.when_ended(done);
+    assert_eq!(ended.wait_timeout(Duration::from_millis(5)), None, "it runs");
+    drop(engine);
+    assert_eq!(ended.wait(), Ok(()), "it was dropped");
+
+    let (engine, _) = start(tcp_config());
+    let (done, ended) = Completion::future();
+    engine.when_ended(done);
+    let (done, told) = Completion::future();
+    engine.when_ended(Completion::callback(move |outcome| done.complete(outcome)));
+    let (done, waiting) = Completion::future();
+    engine.expect_imm(Expect { imm: 1, count: 1, deadline: None }, done).expect("accepted");
+    let dies = Completion::callback(|_| panic!("a bug in a callback, as this test wants it"));
+    engine.cancel_imm(2, dies).expect("accepted");
+    for ended in [ended, told, waiting] {
+        assert_eq!(ended.wait(), Err(WriteError::Cancelled));
+    }
+    assert_eq!(engine.cancel_imm(3, Completion::Ignore), Err(SubmitError::Stopped));
+    let peer = engine.connect(&engine.endpoint()).expect("reachable");
+    let (done, sent) = Completion::future();
+    assert_eq!(engine.send(peer, b"x".to_vec(), LONG, done), Err(SubmitError::Stopped));
+    assert_eq!(sent.wait(), Err(WriteError::Cancelled));
+    let (done, ended) = Completion::future();
+    engine.when_ended(done);
+    assert_eq!(ended.wait(), Err(WriteError::Cancelled), "also for whoever asks late");
 }
 
 #[test]
@@ -393,8 +426,8 @@ fn a_progress_word_is_told_awake_and_asleep() {
     assert!(matches!(engine.watch(watch(4)), Err(SubmitError::Invalid(_))));
     let id = engine.watch(watch(8)).expect("accepted");
     let word = memory.atomic_u64(8).expect("aligned");
-    let event = engine.wake_fd().try_clone_to_owned().expect("a descriptor");
-    let bell = kvasir_transfer::doorbell::Doorbell::from_fd(event, &memory, 64).expect("a bell");
+    let ringer = Ringer::from_fd(engine.wake_fd().try_clone_to_owned().expect("a descriptor"));
+    let sleeping = memory.atomic_u32(64).expect("aligned");
     let until = |wanted: u64| {
         let began = Instant::now();
         while seen.lock().expect("steps").last().is_none_or(|step| step.1 != wanted) {
@@ -404,7 +437,7 @@ fn a_progress_word_is_told_awake_and_asleep() {
     };
     for value in 1..=3000u64 {
         word.store(value, Ordering::Release);
-        bell.ring();
+        ringer.ring_if(sleeping);
         until(value);
         falling_asleep(value);
     }
@@ -416,7 +449,7 @@ fn a_progress_word_is_told_awake_and_asleep() {
     assert_eq!(unwatched.wait(), Ok(()));
     let before = seen.lock().expect("steps").len();
     word.store(999, Ordering::Release);
-    bell.ring();
+    ringer.ring_if(sleeping);
     std::thread::sleep(Duration::from_millis(2));
     assert_eq!(seen.lock().expect("steps").len(), before);
 }
@@ -499,5 +532,4 @@ fn a_peer_that_stops_reading_is_given_up() {
     engine.drain_group(1, done).expect("accepted");
     assert_eq!(drained.wait(), Ok(()));
     assert_eq!(events.load(Ordering::Acquire), 1);
-    let _ = engine.wake_fd().as_fd();
 }

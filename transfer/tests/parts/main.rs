@@ -1,9 +1,11 @@
 //! The parts that are useful on their own (memory, rings, doorbells, descriptors, processes), and what
 //! concerns one domain only.
 
+mod crowd;
 mod doorbell;
 mod engine;
 mod hostile;
 mod memory;
 mod ring;
+mod shm_hostile;
 mod sim;

@@ -18,6 +18,7 @@ mod shares;
 mod stops;
 
 use std::collections::BTreeMap;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -1,0 +1,90 @@
+//! More peers than there is room for: whoever is idle makes room, whoever is not keeps its place, and
+//! the next try finds room again.
+
+use std::path::Path;
+use std::time::Duration;
+
+use kvasir_transfer::{Completion, Domain, Outcome, TransferConfig, TransferEngine, WriteError};
+
+use crate::engine::{counter, start, tcp_config};
+
+const LONG: Duration = Duration::from_secs(30);
+const IDLE: Duration = Duration::from_millis(40);
+
+fn config(domain: Domain, run_dir: &Path, peer_timeout: Duration) -> TransferConfig {
+    let peer_timeout_ms = peer_timeout.as_millis() as u64;
+    let few = TransferConfig { connections_max: 2, peer_timeout_ms, ..TransferConfig::default() };
+    match domain {
+        Domain::Tcp => TransferConfig { tcp_listen: tcp_config().tcp_listen, ..few },
+        Domain::Shm => TransferConfig { run_dir: Some(run_dir.to_owned()), ..few },
+    }
+}
+
+fn send(from: &TransferEngine, to: &TransferEngine) -> Outcome {
+    let peer = from.connect(&to.endpoint()).expect("reachable");
+    let (done, sent) = Completion::future();
+    from.send(peer, b"hello".to_vec(), LONG, done).expect("accepted");
+    sent.wait()
+}
+
+fn closed(registry: &prometheus::Registry, domain: Domain, reason: &str) -> f64 {
+    let labels = [domain.label(), reason];
+    counter(registry, "kvasir_transfer_connections_closed_total", &labels)
+}
+
+#[test]
+fn the_writer_that_was_idle_for_longest_makes_room_for_another() {
+    for domain in [Domain::Tcp, Domain::Shm] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (receiver, registry) = start(config(domain, dir.path(), IDLE));
+        let senders: Vec<_> = (0..3).map(|_| start(config(domain, dir.path(), LONG)).0).collect();
+        assert_eq!(send(&senders[0], &receiver), Ok(()));
+        assert_eq!(send(&senders[1], &receiver), Ok(()));
+        std::thread::sleep(IDLE + IDLE / 2);
+        assert_eq!(send(&senders[0], &receiver), Ok(()));
+        assert_eq!(send(&senders[2], &receiver), Ok(()), "the second one has made room");
+        assert_eq!(closed(&registry, domain, "idle"), 1.0);
+        assert_eq!(send(&senders[0], &receiver), Ok(()), "whoever is not idle keeps its place");
+        std::thread::sleep(IDLE + IDLE / 2);
+        // The closed one may have to learn that it was closed.
+        while send(&senders[1], &receiver).is_err() {}
+        assert_eq!(closed(&registry, domain, "idle"), 2.0);
+        assert_eq!(closed(&registry, domain, "not_admitted"), 0.0);
+    }
+}
+
+#[test]
+fn while_nobody_is_idle_one_more_writer_is_turned_away() {
+    for domain in [Domain::Tcp, Domain::Shm] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (receiver, registry) = start(config(domain, dir.path(), LONG));
+        let mut senders: Vec<_> =
+            (0..3).map(|_| start(config(domain, dir.path(), LONG)).0).collect();
+        assert_eq!(send(&senders[0], &receiver), Ok(()));
+        assert_eq!(send(&senders[1], &receiver), Ok(()));
+        assert_eq!(send(&senders[2], &receiver), Err(WriteError::PeerGone));
+        assert_eq!(closed(&registry, domain, "not_admitted"), 1.0);
+        senders.remove(0);
+        // As soon as one has gone there is room.
+        while send(&senders[1], &receiver).is_err() {}
+    }
+}
+
+#[test]
+fn an_idle_session_makes_room_for_one_with_another_peer() {
+    for domain in [Domain::Tcp, Domain::Shm] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (sender, registry) = start(config(domain, dir.path(), IDLE));
+        let peers: Vec<_> = (0..3).map(|_| start(config(domain, dir.path(), LONG)).0).collect();
+        for peer in &peers[..2] {
+            assert_eq!(send(&sender, peer), Ok(()));
+        }
+        assert_eq!(send(&sender, &peers[2]), Err(WriteError::PeerGone), "both were used just now");
+        std::thread::sleep(IDLE + IDLE / 2);
+        assert_eq!(send(&sender, &peers[1]), Ok(()));
+        assert_eq!(send(&sender, &peers[2]), Ok(()));
+        assert_eq!(closed(&registry, domain, "idle"), 1.0);
+        assert_eq!(send(&sender, &peers[1]), Ok(()), "the session that was used is still there");
+        assert_eq!(closed(&registry, domain, "idle"), 1.0);
+    }
+}
