@@ -34,6 +34,8 @@ pub(crate) struct Metrics {
     pub aborts_in_flight: IntGauge,
     /// Shares that a node did not know at renewal.
     pub renewals_unknown: IntCounter,
+    /// Shares that could not be renewed for as long as a lease.
+    pub renewals_lost: IntCounter,
 }
 
 impl Metrics {
@@ -110,6 +112,10 @@ impl Metrics {
             renewals_unknown: counter(
                 "kvasir_conductor_renewals_unknown_total",
                 "Shares that were not alive any more when their lease was to be renewed.",
+            )?,
+            renewals_lost: counter(
+                "kvasir_conductor_renewals_lost_total",
+                "Shares whose node answered no renewal for as long as a lease.",
             )?,
             registry,
         })

@@ -47,11 +47,18 @@ pub struct DecodeProfile {
     pub sequence_us: f64,
     /// How long an answer takes in all: the uniform decode time of *Mooncake* §4.3.
     pub answer_us: f64,
+    /// How many tokens an answer has.
+    pub answer_tokens: f64,
 }
 
 impl Default for DecodeProfile {
     fn default() -> Self {
-        DecodeProfile { base_us: 2_000.0, sequence_us: 500.0, answer_us: 2_000_000.0 }
+        DecodeProfile {
+            base_us: 2_000.0,
+            sequence_us: 500.0,
+            answer_us: 2_000_000.0,
+            answer_tokens: 256.0,
+        }
     }
 }
 
@@ -140,7 +147,7 @@ impl LinkModel {
     }
 }
 
-/// How long one decode step of an instance takes, and how long an answer lasts.
+/// How long one decode step of an instance takes, how long an answer lasts and how long it is.
 #[derive(Debug, Clone)]
 pub struct DecodeModel {
     profile: DecodeProfile,
@@ -148,13 +155,21 @@ pub struct DecodeModel {
     scale: f64,
     scale_samples: u32,
     answer_us: f64,
+    answer_tokens: f64,
     answer_samples: u32,
 }
 
 impl DecodeModel {
     pub fn new(profile: DecodeProfile) -> Self {
-        let answer_us = profile.answer_us;
-        DecodeModel { profile, scale: 1.0, scale_samples: 0, answer_us, answer_samples: 0 }
+        let DecodeProfile { answer_us, answer_tokens, .. } = profile;
+        DecodeModel {
+            profile,
+            scale: 1.0,
+            scale_samples: 0,
+            answer_us,
+            answer_tokens,
+            answer_samples: 0,
+        }
     }
 
     /// The time between tokens with `running` sequences.
@@ -163,10 +178,14 @@ impl DecodeModel {
     }
 
     /// The mean time between tokens was `measured_us` while `running` sequences ran.
+    ///
+    /// The mean is geometric: a step that took a thousand times as long (a stopped machine) at
+    /// most doubles what many have taught, and an estimate that is far too high comes down within
+    /// tens of samples; an arithmetic mean needs as many as made it.
     pub fn observe_step(&mut self, running: u32, measured_us: u64) {
         if measured_us > 0 {
             let sample = (measured_us as f64 / self.unscaled(running)).clamp(1e-3, 1e3);
-            self.scale += weight(&mut self.scale_samples) * (sample - self.scale);
+            self.scale *= (sample / self.scale).powf(weight(&mut self.scale_samples));
         }
     }
 
@@ -175,10 +194,18 @@ impl DecodeModel {
         bounded_us(self.answer_us)
     }
 
-    /// One answer took this long.
-    pub fn observe_answer(&mut self, measured_us: u64) {
-        let sample = (measured_us as f64).clamp(1.0, ESTIMATE_US_MAX);
-        self.answer_us += weight(&mut self.answer_samples) * (sample - self.answer_us);
+    /// How many tokens an answer has, in the mean.
+    pub fn answer_tokens(&self) -> u32 {
+        // `as` turns what is no number into 0.
+        self.answer_tokens.round() as u32
+    }
+
+    /// One answer took this long and had so many tokens.
+    pub fn observe_answer(&mut self, measured_us: u64, tokens: u32) {
+        let sample_us = (measured_us as f64).clamp(1.0, ESTIMATE_US_MAX);
+        let weight = weight(&mut self.answer_samples);
+        self.answer_us += weight * (sample_us - self.answer_us);
+        self.answer_tokens += weight * (f64::from(tokens) - self.answer_tokens);
     }
 
     fn unscaled(&self, running: u32) -> f64 {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use kvasir_proto::{InstanceId, NodeId};
 
+use crate::growth::Growth;
 use crate::index::NodeIndex;
 use crate::view::{InstanceRef, ModelIndex, Names};
 
@@ -59,9 +60,17 @@ impl Default for Policy {
             kvcache_balancing_threshold: 1.5,
             always_fetch: false,
             decode_load_margin: 0.1,
-            retry_after_ms_min: 100,
+            retry_after_ms_min: 1_000,
             retry_after_ms_max: 60_000,
         }
+    }
+}
+
+impl Policy {
+    /// What a refused caller is told to wait when room is predicted to come in `drain_us`.
+    pub fn retry_after_ms(&self, drain_us: u64) -> u64 {
+        let least = self.retry_after_ms_min.min(self.retry_after_ms_max);
+        drain_us.div_ceil(1_000).clamp(least, self.retry_after_ms_max)
     }
 }
 
@@ -81,12 +90,16 @@ pub struct Placement {
     pub decode_wait_us: u64,
     pub predicted_ttft_us: u64,
     pub predicted_tbt_us: u64,
+    /// It misses an objective by estimates that it is there to correct (see [`crate::place()`]).
+    pub probe: bool,
     /// All that were considered, in the order of the view.
     pub prefill_candidates: Vec<PrefillCandidate>,
     pub decode_candidates: Vec<DecodeCandidate>,
     pub(crate) names: Arc<Names>,
     pub(crate) prompt_tokens: u32,
     pub(crate) prompt_blocks: u32,
+    /// Of the answer, on the instance that decodes.
+    pub(crate) growth: Growth,
 }
 
 /// One instance or two.
@@ -201,9 +214,9 @@ pub enum Refusal {
     NoInstance { model: String, missing: Missing },
     #[error("model `{model}` is not known here")]
     UnknownModel { model: String },
-    /// No node could ever hold it: shorten it.
-    #[error("the prompt needs {prompt_blocks} blocks; the largest node holds {slots_max}")]
-    TooLarge { prompt_blocks: u32, slots_max: u32 },
+    /// No node could ever hold it with the first block of an answer: shorten it.
+    #[error("it needs {prompt_blocks} blocks of cache, and there is room for {blocks_max} at most")]
+    TooLarge { prompt_blocks: u32, blocks_max: u32 },
 }
 
 /// What was over its limit.

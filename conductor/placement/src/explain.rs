@@ -21,7 +21,8 @@ impl fmt::Display for Placement {
             write!(f, ", fetch [{from}, {until}) from {}", fetch.source.node_id)?;
         }
         let (ttft, tbt) = (self.predicted_ttft_us, self.predicted_tbt_us);
-        write!(f, ", first token in {ttft} us, then every {tbt} us")
+        write!(f, ", first token in {ttft} us, then every {tbt} us")?;
+        f.write_str(if self.probe { ", a probe: not within the objectives" } else { "" })
     }
 }
 

@@ -8,7 +8,8 @@
 //! 3. [`view`]: the instances, their load, and the requests this conductor has sent them
 //! 4. [`cost`]: what prefill, transfer and a decode step take, fitted to what was measured
 //! 5. [`queue`]: the work that is booked on one instance
-//! 6. [`explain`]: a decision as text
+//! 6. `growth`, `drain`: the room that answers will take, and when it comes back
+//! 7. [`explain`]: a decision as text
 //!
 //! Everything in here is a hint: a stale index or view costs time, never correctness.
 
@@ -16,7 +17,9 @@
 
 pub mod cost;
 pub mod decision;
+mod drain;
 pub mod explain;
+mod growth;
 pub mod index;
 pub mod place;
 pub mod queue;

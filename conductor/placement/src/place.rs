@@ -4,22 +4,40 @@
 //! As in the paper, each prefill instance is priced with its own prefix, or, when the best prefix
 //! is longer by more than `kvcache_balancing_threshold`, with the best one and the transfer of the
 //! difference; the least time to first token wins, the decode instance follows load, and a request
-//! that no pair can serve within its objectives is refused. Three things differ, for a reason:
+//! that no pair can serve within its objectives is refused. Four things differ, for a reason:
 //!
 //! - Queue and transfer overlap, so the price is `max(queue, transfer) + compute`; the algorithm
 //!   as printed adds them.
 //! - Above the threshold the cheaper of fetching and computing is taken, unless the policy says
 //!   `always_fetch`, since both are measured here.
 //! - An instance that does both serves a request whole. It competes with the pairs.
+//! - A request that nobody can serve in time by estimates alone is a probe of them (see [`place`]).
 
 use crate::decision::{
     Chosen, DecodeCandidate, Fetch, Missing, OverloadReason, PlaceRequest, Placement,
     PrefillCandidate, Refusal, Shape, Verdict,
 };
+use crate::growth::Growth;
 use crate::index::PrefixMatch;
 use crate::view::{ClusterView, Instance, ModelSpec, Role};
 
 /// Chooses where a request goes.
+///
+/// A refusal must rest on work that is there: a queue, answers that run, slots that are taken. It
+/// then ends as that work does. What an idle instance takes is only an estimate, learned from what
+/// ran before, and would stay as it is while all is refused. So when no pair meets the objectives,
+/// a pair that misses one of them by such estimates alone is taken as a *probe*:
+///
+/// - It may miss the time to first token when its prefill side is idle (nothing is queued or runs
+///   there, as far as is known here), its decode side has a place at once, and nothing else is
+///   sent by the node it fetches from.
+/// - It may miss the time between tokens when its decode side is idle.
+/// - What is predicted of queues is never doubted.
+///
+/// A probe is booked like any request, and while it is booked the instance is not idle: there is
+/// one at a time on each instance. It is served however slow it turns out to be, so that a request
+/// whose own size misses the objectives even on an idle cluster is served, alone, and not refused
+/// for ever.
 ///
 /// # Errors
 /// [`Refusal`] when nobody can serve it, now or at all.
@@ -57,6 +75,23 @@ struct Pair {
     held_blocks: u32,
 }
 
+impl Pair {
+    fn new(
+        prefill: usize,
+        prefill_side: &PrefillCandidate,
+        decode: usize,
+        decode_side: &DecodeCandidate,
+    ) -> Self {
+        Pair {
+            prefill,
+            decode,
+            ttft_us: prefill_side.ttft_us + decode_side.wait_us,
+            tbt_us: decode_side.tbt_us,
+            held_blocks: prefill_side.held_blocks,
+        }
+    }
+}
+
 impl<'a> Planner<'a> {
     fn new(
         view: &'a ClusterView,
@@ -91,10 +126,13 @@ impl<'a> Planner<'a> {
         let mut decodes = self.price_decodes(split_ready_us, &prefills);
         let split_decode = best_split.and_then(|_| self.choose_decode(&decodes));
         let pairs = self.pairs(&mut prefills, &mut decodes, split_decode);
-        let Some(winner) = self.winner(&pairs, &prefills) else {
-            return Err(self.refusal(&pairs, &prefills, &decodes));
-        };
-        Ok(self.placement(winner, prefills, decodes))
+        if let Some(winner) = self.winner(&pairs, &prefills) {
+            return Ok(self.placement(winner, prefills, decodes));
+        }
+        if let Some(probe) = self.probe(&pairs, &prefills, &decodes) {
+            return Ok(Placement { probe: true, ..self.placement(probe, prefills, decodes) });
+        }
+        Err(self.refusal(&pairs, &prefills, &decodes))
     }
 
     fn at(&self, at: u32) -> &'a Instance {
@@ -135,18 +173,21 @@ impl<'a> Planner<'a> {
         x ^ (x >> 31)
     }
 
+    /// Whether any pair could hold it were both empty. Where an answer is decoded, one more block
+    /// than the prompt's is needed for it.
     fn check_size(&self) -> Result<(), Refusal> {
         let largest = |does: fn(Role) -> bool, missing| {
             self.members()
-                .filter(|(_, instance)| does(instance.report.role))
-                .map(|(_, instance)| instance.report.slots_total)
+                .map(|(_, instance)| &instance.report)
+                .filter(|report| does(report.role))
+                .map(|report| report.slots_total.saturating_sub(report.role.decodes().into()))
                 .max()
                 .ok_or_else(|| self.no_instance(missing))
         };
-        let slots_max = largest(Role::prefills, Missing::Prefill)?
+        let blocks_max = largest(Role::prefills, Missing::Prefill)?
             .min(largest(Role::decodes, Missing::Decode)?);
-        if self.prompt_blocks > slots_max {
-            return Err(Refusal::TooLarge { prompt_blocks: self.prompt_blocks, slots_max });
+        if self.prompt_blocks > blocks_max {
+            return Err(Refusal::TooLarge { prompt_blocks: self.prompt_blocks, blocks_max });
         }
         Ok(())
     }
@@ -170,6 +211,29 @@ impl<'a> Planner<'a> {
         }
     }
 
+    /// Slots that the request takes on an instance that prefills it, and perhaps decodes it too.
+    fn prefill_slots(&self, instance: &Instance, held_blocks: u32) -> u32 {
+        match instance.report.role {
+            Role::Both => self.decode_slots(instance, held_blocks),
+            Role::Prefill | Role::Decode => self.prompt_blocks - held_blocks,
+        }
+    }
+
+    fn decode_slots(&self, instance: &Instance, held_blocks: u32) -> u32 {
+        // An answer that is alone has all the room there is, and may well be shorter than others.
+        let growth_blocks = match instance.is_idle() {
+            true => 1,
+            false => self.growth(instance).left_blocks(),
+        };
+        (self.prompt_blocks - held_blocks).saturating_add(growth_blocks)
+    }
+
+    fn growth(&self, instance: &Instance) -> Growth {
+        let (max_tokens, mean_tokens) =
+            (self.request.max_tokens, instance.decode_model.answer_tokens());
+        Growth::new(self.prompt_tokens, self.spec.block_tokens, max_tokens, mean_tokens)
+    }
+
     fn price_prefills(&self) -> Vec<PrefillCandidate> {
         let mut prefills = Vec::with_capacity(self.view.instances().len());
         let members = self.members().filter(|(_, instance)| instance.report.role.prefills());
@@ -181,8 +245,6 @@ impl<'a> Planner<'a> {
         let held_blocks = self.held_blocks(instance);
         let queue_us = instance.queue_us(self.request.now_us);
         let compute_us = self.compute_us(instance, held_blocks);
-        // An answer begins with one more block on an instance that also decodes.
-        let slots = self.prompt_blocks - held_blocks + u32::from(instance.report.role.decodes());
         let own = PrefillCandidate {
             at: at as u32,
             held_blocks,
@@ -192,7 +254,7 @@ impl<'a> Planner<'a> {
             transfer_us: 0,
             compute_us,
             ttft_us: queue_us + compute_us,
-            verdict: self.gate(instance, slots),
+            verdict: self.gate(instance, self.prefill_slots(instance, held_blocks)),
         };
         let Some((best_blocks, source)) = self.fetch_worth_pricing(at, held_blocks) else {
             return own;
@@ -264,7 +326,7 @@ impl<'a> Planner<'a> {
             load: running / running_max,
             wait_us: wait_us as u64,
             tbt_us: instance.decode_model.predict_step_us(at_once),
-            verdict: self.gate(instance, self.prompt_blocks - held_blocks + 1),
+            verdict: self.gate(instance, self.decode_slots(instance, held_blocks)),
         }
     }
 
@@ -293,8 +355,8 @@ impl<'a> Planner<'a> {
             .map(|(at, _)| at)
     }
 
-    /// Blocks of the prompt and the longest answer. Slots for the answer are taken as it grows,
-    /// so that an instance without that many is only liked less.
+    /// Blocks of the prompt and the longest answer. Few answers are that long, so that an instance
+    /// without that many is only liked less.
     fn answer_blocks(&self) -> u32 {
         self.prompt_tokens
             .saturating_add(self.request.max_tokens)
@@ -322,13 +384,7 @@ impl<'a> Planner<'a> {
                 candidate.verdict = Verdict::NoDecode;
                 continue;
             };
-            let pair = Pair {
-                prefill,
-                decode,
-                ttft_us: candidate.ttft_us + decodes[decode].wait_us,
-                tbt_us: decodes[decode].tbt_us,
-                held_blocks: candidate.held_blocks,
-            };
+            let pair = Pair::new(prefill, candidate, decode, &decodes[decode]);
             if pair.ttft_us > objectives.ttft_us {
                 candidate.verdict = Verdict::MissesTtft;
             } else if pair.tbt_us > objectives.tbt_us {
@@ -356,6 +412,63 @@ impl<'a> Planner<'a> {
         with(Verdict::Worse).or_else(|| with(Verdict::Avoided)).copied()
     }
 
+    /// The best of those that miss an objective by estimates alone. See [`place`].
+    fn probe(
+        &self,
+        pairs: &[Pair],
+        prefills: &[PrefillCandidate],
+        decodes: &[DecodeCandidate],
+    ) -> Option<Pair> {
+        // The pairs have the decode side that is best by the estimates: an idle one may not be it.
+        let idle = self.idle_decode(decodes);
+        let with_idle = pairs.iter().filter_map(|pair| {
+            let candidate = &prefills[pair.prefill];
+            let splits = self.at(candidate.at).report.role == Role::Prefill;
+            let decode = idle.filter(|_| splits)?;
+            Some(Pair::new(pair.prefill, candidate, decode, &decodes[decode]))
+        });
+        let avoided = |pair: &Pair| {
+            let sides = [prefills[pair.prefill].at, decodes[pair.decode].at];
+            sides.iter().any(|at| self.at(*at).avoided())
+        };
+        pairs
+            .iter()
+            .copied()
+            .chain(with_idle)
+            .filter(|pair| self.misses_by_estimates(pair, prefills, decodes))
+            .min_by_key(|pair| (avoided(pair), self.order(pair, prefills)))
+    }
+
+    fn misses_by_estimates(
+        &self,
+        pair: &Pair,
+        prefills: &[PrefillCandidate],
+        decodes: &[DecodeCandidate],
+    ) -> bool {
+        let (prefill, decode) = (&prefills[pair.prefill], &decodes[pair.decode]);
+        let sends = |at: u32| self.at(at).bytes_out > 0;
+        let unqueued = self.at(prefill.at).is_idle()
+            && decode.wait_us == 0
+            && !prefill.fetch_from.is_some_and(sends);
+        let objectives = self.request.objectives;
+        (pair.ttft_us <= objectives.ttft_us || unqueued)
+            && (pair.tbt_us <= objectives.tbt_us || self.at(decode.at).is_idle())
+    }
+
+    fn idle_decode(&self, decodes: &[DecodeCandidate]) -> Option<usize> {
+        let idle = |candidate: &DecodeCandidate| {
+            let usable = eligible(candidate.verdict) || candidate.verdict == Verdict::MissesTbt;
+            usable && self.at(candidate.at).is_idle()
+        };
+        let best = |candidate: &DecodeCandidate| {
+            let instance = self.at(candidate.at);
+            let tbt_us = std::cmp::Reverse(candidate.tbt_us);
+            (!instance.avoided(), tbt_us, candidate.held_blocks, self.tie(instance))
+        };
+        let idle = decodes.iter().enumerate().filter(|(_, candidate)| idle(candidate));
+        idle.max_by_key(|(_, candidate)| best(candidate)).map(|(at, _)| at)
+    }
+
     fn order(&self, pair: &Pair, prefills: &[PrefillCandidate]) -> impl Ord + use<> {
         let tie = self.tie(self.at(prefills[pair.prefill].at));
         (pair.ttft_us, std::cmp::Reverse(pair.held_blocks), tie)
@@ -376,8 +489,8 @@ impl<'a> Planner<'a> {
         let shape = if prefill.at == decode.at {
             Shape::Whole(chosen_prefill)
         } else {
-            let decode = self.chosen(decode.at, decode.held_blocks);
-            Shape::Split { prefill: chosen_prefill, decode }
+            let chosen_decode = self.chosen(decode.at, decode.held_blocks);
+            Shape::Split { prefill: chosen_prefill, decode: chosen_decode }
         };
         let fetch = prefill.fetch_from.map(|source| Fetch {
             source: self.chosen(source, prefill.used_blocks),
@@ -396,9 +509,11 @@ impl<'a> Planner<'a> {
             decode_wait_us: decode.wait_us,
             predicted_ttft_us: winner.ttft_us,
             predicted_tbt_us: winner.tbt_us,
+            probe: false,
             names: self.view.names().clone(),
             prompt_tokens: self.prompt_tokens,
             prompt_blocks: self.prompt_blocks,
+            growth: self.growth(self.at(decode.at)),
             prefill_candidates: prefills,
             decode_candidates: decodes,
         }
@@ -423,41 +538,81 @@ impl<'a> Planner<'a> {
     ) -> Refusal {
         if let Some(best) = pairs.iter().min_by_key(|pair| self.order(pair, prefills)) {
             let over_us = best.ttft_us.saturating_sub(self.request.objectives.ttft_us);
+            let decode = &decodes[best.decode];
             let (reason, drain_us) = match over_us {
-                0 => (OverloadReason::Tbt, self.one_answer_us()),
-                _ => (OverloadReason::Ttft, over_us),
+                0 => (OverloadReason::Tbt, self.in_step_in_us(self.at(decode.at))),
+                // When all that is queued has ended it is a probe, if no earlier.
+                _ => {
+                    let queued_us = prefills[best.prefill].queue_us.saturating_add(decode.wait_us);
+                    (OverloadReason::Ttft, over_us.min(queued_us))
+                }
             };
             return self.overloaded(reason, best.ttft_us, drain_us);
         }
-        let no_room = |verdict: Verdict| verdict == Verdict::NoRoom;
-        let prefill_full = prefills.iter().any(|candidate| no_room(candidate.verdict));
-        let decode_full = decodes.iter().any(|candidate| no_room(candidate.verdict));
-        if prefill_full || decode_full {
+        if let Some(drain_us) = self.room_in_us(prefills, decodes) {
             let least_us = prefills.iter().map(|candidate| candidate.ttft_us).min().unwrap_or(0);
-            return self.overloaded(OverloadReason::NoRoom, least_us, self.one_answer_us());
+            return self.overloaded(OverloadReason::NoRoom, least_us, drain_us);
         }
         let prefill = prefills.iter().any(|candidate| candidate.verdict == Verdict::NoDecode);
         self.no_instance(if prefill { Missing::Decode } else { Missing::Prefill })
     }
 
     fn overloaded(&self, reason: OverloadReason, ttft_us: u64, drain_us: u64) -> Refusal {
-        let policy = self.view.policy();
-        let least = policy.retry_after_ms_min.min(policy.retry_after_ms_max);
-        let retry_after_ms = drain_us.div_ceil(1_000).clamp(least, policy.retry_after_ms_max);
+        let retry_after_ms = self.view.policy().retry_after_ms(drain_us);
         Refusal::Overloaded { predicted_ttft_us: ttft_us, retry_after_ms, reason }
     }
 
-    /// How long until the next answer ends somewhere, in the mean: one goes and makes room.
-    fn one_answer_us(&self) -> u64 {
-        let now_us = self.request.now_us;
-        self.members()
-            .filter(|(_, instance)| instance.report.role.decodes())
-            .map(|(_, instance)| {
-                let answers = instance.answers_at(now_us, now_us).max(1.0);
-                (instance.decode_model.answer_us() as f64 / answers) as u64
-            })
-            .min()
-            .unwrap_or(0)
+    /// How long until so few answers are left on the instance that its steps are short enough with
+    /// one more, or that it is idle.
+    fn in_step_in_us(&self, instance: &Instance) -> u64 {
+        let model = &instance.decode_model;
+        let in_time =
+            |running: &u32| model.predict_step_us(*running) <= self.request.objectives.tbt_us;
+        let running = (1..=instance.report.max_running).rev().find(in_time).unwrap_or(1);
+        instance.answers_left_in_us(running - 1, self.request.now_us)
+    }
+
+    /// How long until both sides have room, when that is what one of them lacks. Of each side only
+    /// the instance that has most is looked at, since refusing must stay cheap.
+    fn room_in_us(
+        &self,
+        prefills: &[PrefillCandidate],
+        decodes: &[DecodeCandidate],
+    ) -> Option<u64> {
+        let prefills = prefills.iter().map(|candidate| {
+            let slots = self.prefill_slots(self.at(candidate.at), candidate.held_blocks);
+            (candidate.at, candidate.verdict, slots)
+        });
+        let decodes = decodes.iter().map(|candidate| {
+            let slots = self.decode_slots(self.at(candidate.at), candidate.held_blocks);
+            (candidate.at, candidate.verdict, slots)
+        });
+        match (self.side_in_us(prefills), self.side_in_us(decodes)) {
+            (None, None) => None,
+            (prefill_us, decode_us) => Some(prefill_us.max(decode_us).unwrap_or(0)),
+        }
+    }
+
+    /// How long until one side has room; `None` when there is somebody who has, or nobody at all.
+    fn side_in_us(&self, side: impl Iterator<Item = (u32, Verdict, u32)>) -> Option<u64> {
+        let mut most: Option<(&Instance, u32)> = None;
+        for (at, verdict, slots) in side {
+            match verdict {
+                Verdict::Excluded | Verdict::Draining => {}
+                Verdict::NoRoom => {
+                    let instance = self.at(at);
+                    let left = |(instance, slots): (&Instance, u32)| {
+                        i64::from(instance.slots_left()) - i64::from(slots)
+                    };
+                    if most.is_none_or(|best| left(best) < left((instance, slots))) {
+                        most = Some((instance, slots));
+                    }
+                }
+                _ => return None,
+            }
+        }
+        let (instance, slots) = most?;
+        Some(self.view.slots_left_in_us(instance, slots, self.request.now_us))
     }
 }
 

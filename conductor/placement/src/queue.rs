@@ -105,6 +105,11 @@ impl DecodeBookings {
         self.ends_us.is_empty()
     }
 
+    /// When each of them is predicted to end, the earliest first.
+    pub fn ends_us(&self) -> &[u64] {
+        &self.ends_us
+    }
+
     /// How many will be there at `at_us`: those that end later, and of those that should have
     /// ended by now and have not, the share that a uniform answer time leaves.
     pub fn remaining_at(&self, at_us: u64, now_us: u64, answer_us: u64) -> f64 {

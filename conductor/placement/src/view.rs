@@ -9,6 +9,7 @@ use kvasir_proto::{InstanceId, NodeId};
 
 use crate::cost::{DecodeModel, LinkModel, PrefillModel, Profile};
 use crate::decision::{Placement, Policy};
+use crate::growth::Growth;
 use crate::index::NodeIndex;
 use crate::queue::{DecodeBookings, PrefillBooking, PrefillQueue, left_share};
 
@@ -104,9 +105,11 @@ pub struct Instance {
     /// What the last report holds beyond what was booked here then: the work of others. It is
     /// fixed when the report comes, so that own work that ends later is not taken for theirs.
     other_tokens: u64,
-    other_answers: u32,
-    /// Slots that were booked since the last report.
+    pub(crate) other_answers: u32,
+    /// Slots that were booked, or that answers grew into, since the last report.
     slots_booked: u32,
+    /// Slots that the booked answers are expected to grow into yet.
+    slots_expected: u32,
     /// Others are preferred until a report that comes after this time.
     avoid_until_us: Option<u64>,
 }
@@ -154,7 +157,16 @@ impl Instance {
     }
 
     pub(crate) fn slots_left(&self) -> u32 {
-        self.report.slots_available.saturating_sub(self.slots_booked)
+        let taken = self.slots_booked.saturating_add(self.slots_expected);
+        self.report.slots_available.saturating_sub(taken)
+    }
+
+    /// Nothing is queued or runs there, as far as is known here.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.prefills.is_empty()
+            && self.decodes.is_empty()
+            && self.other_tokens == 0
+            && self.other_answers == 0
     }
 
     fn take_report(&mut self, report: InstanceReport, now_us: u64) {
@@ -181,13 +193,20 @@ pub(crate) struct Names {
 }
 
 #[derive(Debug, Clone)]
-struct Booked {
-    prefill: InstanceRef,
-    decode: InstanceRef,
+pub(crate) struct Booked {
+    pub(crate) prefill: InstanceRef,
+    pub(crate) decode: InstanceRef,
     prompt_tokens: u32,
     fetch: Option<(InstanceRef, u64)>,
-    end_us: u64,
-    handed_over_us: Option<u64>,
+    /// When the prompt is predicted to be computed, and then the answer to end.
+    pub(crate) prefill_end_us: u64,
+    pub(crate) end_us: u64,
+    pub(crate) handed_over_us: Option<u64>,
+    /// Slots of the prompt on an instance that only prefills, until the hand-over.
+    pub(crate) prefill_slots: u32,
+    /// Slots of the prompt on the instance that decodes.
+    pub(crate) decode_slots: u32,
+    pub(crate) growth: Growth,
 }
 
 /// See the module.
@@ -200,7 +219,7 @@ pub struct ClusterView {
     models: BTreeMap<ModelIndex, ModelSpec>,
     next_model: u32,
     next_instance: u64,
-    bookings: BTreeMap<BookingId, Booked>,
+    pub(crate) bookings: BTreeMap<BookingId, Booked>,
 }
 
 impl ClusterView {
@@ -301,15 +320,21 @@ impl ClusterView {
             return;
         }
         let (prefill, decode) = (placement.prefill(), placement.decode());
+        let prompt_blocks = placement.prompt_blocks;
+        let prefill_end_us = now_us.saturating_add(placement.predicted_ttft_us);
+        let prefill_slots = prompt_blocks.saturating_sub(prefill.held_blocks);
         let mut booked = Booked {
             prefill: prefill.instance,
             decode: decode.instance,
             prompt_tokens: placement.prompt_tokens,
             fetch: placement.fetch.as_ref().map(|fetch| (fetch.source.instance, fetch.bytes)),
-            end_us: now_us.saturating_add(placement.predicted_ttft_us),
+            prefill_end_us,
+            end_us: prefill_end_us,
             handed_over_us: None,
+            prefill_slots: if placement.is_whole() { 0 } else { prefill_slots },
+            decode_slots: prompt_blocks.saturating_sub(decode.held_blocks),
+            growth: placement.growth,
         };
-        let prompt_blocks = placement.prompt_blocks;
         if let Some(instance) = self.find(prefill.instance) {
             let work = PrefillBooking {
                 computed_tokens: placement.compute_tokens,
@@ -317,15 +342,14 @@ impl ClusterView {
                 predicted_us: placement.compute_us,
             };
             instance.prefills.book(id, work, now_us);
-            instance.slots_booked += prompt_blocks.saturating_sub(prefill.held_blocks);
+            instance.slots_booked += booked.prefill_slots;
             instance.bytes_in += booked.fetch.map_or(0, |(_, bytes)| bytes);
         }
         if let Some(instance) = self.find(decode.instance) {
             booked.end_us = booked.end_us.saturating_add(instance.decode_model.answer_us());
             instance.decodes.book(booked.end_us);
-            if !placement.is_whole() {
-                instance.slots_booked += prompt_blocks.saturating_sub(decode.held_blocks);
-            }
+            instance.slots_booked += booked.decode_slots;
+            instance.slots_expected += booked.growth.left_blocks();
         }
         if let Some((source, bytes)) = booked.fetch
             && let Some(instance) = self.find(source)
@@ -388,6 +412,19 @@ impl ClusterView {
         }
     }
 
+    /// The answer has so many tokens more.
+    pub fn grew(&mut self, id: BookingId, tokens: u32) {
+        let Some(booked) = self.bookings.get_mut(&id) else { return };
+        let (decode, before) = (booked.decode, booked.growth);
+        booked.growth.advance(tokens);
+        let after = booked.growth;
+        if let Some(instance) = self.find(decode) {
+            instance.slots_booked += after.grown_blocks() - before.grown_blocks();
+            instance.slots_expected -= before.left_blocks();
+            instance.slots_expected += after.left_blocks();
+        }
+    }
+
     /// The mean time between tokens that this request saw lately.
     pub fn stepped(&mut self, id: BookingId, interval_us: u64, now_us: u64) {
         let Some(decode) = self.bookings.get(&id).map(|booked| booked.decode) else { return };
@@ -397,8 +434,8 @@ impl ClusterView {
         }
     }
 
-    /// The request is over: `completed` when its answer reached its end.
-    pub fn unbook(&mut self, id: BookingId, completed: bool, now_us: u64) {
+    /// The request is over. When its answer reached its end, `completed` is how many tokens it has.
+    pub fn unbook(&mut self, id: BookingId, completed: Option<u32>, now_us: u64) {
         self.fetched(id, None);
         let Some(booked) = self.bookings.remove(&id) else { return };
         if let Some(instance) = self.find(booked.prefill) {
@@ -406,8 +443,9 @@ impl ClusterView {
         }
         if let Some(instance) = self.find(booked.decode) {
             instance.decodes.remove(booked.end_us);
-            if let (true, Some(since_us)) = (completed, booked.handed_over_us) {
-                instance.decode_model.observe_answer(now_us.saturating_sub(since_us));
+            instance.slots_expected -= booked.growth.left_blocks();
+            if let (Some(tokens), Some(since_us)) = (completed, booked.handed_over_us) {
+                instance.decode_model.observe_answer(now_us.saturating_sub(since_us), tokens);
             }
         }
     }
@@ -453,6 +491,7 @@ impl ClusterView {
             other_tokens: 0,
             other_answers: 0,
             slots_booked: 0,
+            slots_expected: 0,
             avoid_until_us: None,
         };
         member.take_report(report, now_us);

@@ -2,7 +2,7 @@
 
 mod support;
 
-use kvasir_placement::{BookingId, PrefixMatch};
+use kvasir_placement::{BookingId, InstanceReport, OverloadReason, PrefixMatch, Refusal};
 use support::World;
 
 #[test]
@@ -38,9 +38,9 @@ fn a_queue_drains_as_time_goes_and_when_work_ends() {
     assert_eq!(queue(&world, 61_000), 10_000);
     world.view.revise(second, 960);
     assert_eq!(queue(&world, 60_000), 1_400, "its node held more than was known");
-    world.view.unbook(second, false, 62_000);
+    world.view.unbook(second, None, 62_000);
     assert_eq!(queue(&world, 62_000), 0);
-    world.view.unbook(first, true, 70_000);
+    world.view.unbook(first, Some(100), 70_000);
     assert_eq!(world.view.bookings(), 0);
 }
 
@@ -65,7 +65,7 @@ fn own_work_that_ends_is_not_taken_for_that_of_others() {
     let mut world = World::new(&["p0", "d0"]);
     let (id, _) = world.book(0);
     let mut world = world.reports("p0", |report| report.load.waiting_prompt_tokens = 1_000);
-    world.view.unbook(id, false, 0);
+    world.view.unbook(id, None, 0);
     assert_eq!(world.place(|_| {}).expect("a placement").queue_us, 0);
 }
 
@@ -97,7 +97,7 @@ fn an_answer_lasts_from_its_first_hand_over() {
     world.view.prefilled(id, Some((1_000, 11_000)), 900_000);
     let placement = world.place(|request| request.now_us = 990_000).expect("a placement");
     assert!((placement.decode_candidates[0].load - 0.1).abs() < 1e-9, "it ends at one second");
-    world.view.unbook(id, true, 4_000_000);
+    world.view.unbook(id, Some(100), 4_000_000);
     // The profile's one second and the four that it took, in the mean.
     let (id, _) = world.book(0);
     world.view.prefilled(id, None, 0);
@@ -133,8 +133,8 @@ fn bytes_on_their_way_make_the_next_transfer_dearer_until_they_arrive() {
     assert_eq!(transfer(&world), 2_100);
     world.view.fetched(first, None);
     assert_eq!(transfer(&world), 2_100, "it ends once");
-    world.view.unbook(second, false, 0);
-    world.view.unbook(first, false, 0);
+    world.view.unbook(second, None, 0);
+    world.view.unbook(first, None, 0);
     assert_eq!(transfer(&world), 1_100);
 }
 
@@ -152,6 +152,48 @@ fn slots_are_taken_until_the_node_reports_them() {
 }
 
 #[test]
+fn slots_that_answers_will_take_are_kept_for_them() {
+    // 100 tokens after 1,000 take two blocks more; the profile's mean is above that.
+    let mut world = World::new(&["p0", "d0"]).reports("d0", |report| report.slots_available = 36);
+    let fits = |world: &World, max_tokens| {
+        let placement = world.place(|request| request.max_tokens = max_tokens);
+        match placement {
+            Ok(_) => true,
+            Err(Refusal::Overloaded { reason: OverloadReason::NoRoom, .. }) => false,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(fits(&world, 100_000), "one that is alone has all the room there is");
+    let (first, _) = world.book(0);
+    assert!(fits(&world, 100), "two need 36");
+    assert!(!fits(&world, 100_000), "it is expected to be as long as answers are");
+    // The node has given out the prompt's 16; the answer's two are still to come.
+    let world = world.reports("d0", |report| report.slots_available = 20);
+    assert!(fits(&world, 100));
+    let mut world = world.reports("d0", |report| report.slots_available = 19);
+    assert!(!fits(&world, 100));
+    world.view.grew(first, 25);
+    assert!(!fits(&world, 100), "one is taken, one expected");
+    let mut world = world.reports("d0", |report| report.slots_available = 19);
+    assert!(fits(&world, 100), "what was taken is in the report");
+    world.view.grew(first, 75);
+    let mut world = world.reports("d0", |report| report.slots_available = 17);
+    assert!(!fits(&world, 100));
+    // It ends, and teaches that answers are short.
+    world.view.prefilled(first, None, 0);
+    for _ in 0..60 {
+        world.view.unbook(first, Some(1), 0);
+        let all = |report: &mut InstanceReport| report.slots_available = 1_000;
+        world = world.reports("p0", all).reports("d0", all);
+        let placement = world.place(|_| {}).expect("idle");
+        world.view.book(first, &placement, 0);
+        world.view.prefilled(first, None, 0);
+    }
+    let world = world.reports("d0", |report| report.slots_available = 18);
+    assert!(fits(&world, 100), "one block each is enough for answers of one token");
+}
+
+#[test]
 fn an_engine_that_comes_back_has_an_empty_queue_and_the_speed_it_had() {
     let mut world = World::new(&["p0", "d0"]);
     let (id, _) = world.book(0);
@@ -162,7 +204,7 @@ fn an_engine_that_comes_back_has_an_empty_queue_and_the_speed_it_had() {
     assert_eq!(placement.queue_us, 0);
     assert!(placement.compute_us > 40_000, "{}", placement.compute_us);
     // What was booked on the one before is over, and its end changes nothing.
-    again.view.unbook(BookingId(2), false, 0);
+    again.view.unbook(BookingId(2), None, 0);
     assert_eq!(again.place(|_| {}).expect("a placement").queue_us, 0);
     let mut other = again;
     for name in ["p0", "d0"] {
@@ -183,7 +225,7 @@ fn an_instance_learns_from_its_own_prefills() {
         let slow = &*placement.prefill().instance_id.0 == "p0";
         let us = if slow { 110_000 } else { 11_000 };
         world.view.prefilled(id, Some((1_000, us)), 0);
-        world.view.unbook(id, true, 0);
+        world.view.unbook(id, Some(100), 0);
     }
     for tie_seed in 0..20 {
         let placement = world.place(|request| request.tie_seed = tie_seed).expect("a placement");
@@ -199,4 +241,37 @@ fn a_node_under_another_number_keeps_its_instance() {
     assert_eq!(world.place(|_| {}).expect("a placement").prefill().held_blocks, 0);
     world.matched = PrefixMatch::from_pairs(&[(kvasir_placement::NodeIndex(5), 15)]);
     assert_eq!(world.place(|_| {}).expect("a placement").prefill().held_blocks, 15);
+}
+
+#[test]
+fn when_requests_end_is_read_off_their_bookings() {
+    let mut world = World::new(&["p0", "d0"]);
+    assert_eq!(world.view.requests_end_in_us(1, 0), 0);
+    // Booked half a second apart: 11 ms to the first token, then a second.
+    let (first, _) = world.book(0);
+    world.book(500_000);
+    let ends = |world: &World, count, now_us| world.view.requests_end_in_us(count, now_us);
+    assert_eq!((ends(&world, 1, 600_000), ends(&world, 2, 600_000)), (411_000, 911_000));
+    assert_eq!(ends(&world, 3, 600_000), 0, "there are no three");
+    assert_eq!(ends(&world, 1, 1_100_000), 411_000, "one overruns: half an answer time");
+    assert_eq!(ends(&world, 2, 1_100_000), 500_000);
+    world.view.unbook(first, None, 600_000);
+    assert_eq!(ends(&world, 1, 600_000), 911_000);
+}
+
+#[test]
+fn when_slots_come_free_is_read_off_the_bookings_of_their_instance() {
+    let mut world = World::new(&["p0", "d0"]);
+    let frees =
+        |world: &World, name: &str, slots| world.view.slots_free_in_us(&name.into(), slots, 0);
+    assert_eq!(frees(&world, "d0", 1), 1_000_000, "others have them: as long as an answer takes");
+    let (first, _) = world.book(0);
+    world.book(0);
+    // 16 slots of the prompt here and there; an answer's two are with its decode side.
+    assert_eq!((frees(&world, "p0", 16), frees(&world, "p0", 17)), (11_000, 22_000));
+    assert_eq!((frees(&world, "d0", 18), frees(&world, "d0", 19)), (1_011_000, 1_022_000));
+    assert_eq!(frees(&world, "d0", 37), 1_022_000, "others have the rest");
+    assert_eq!(frees(&world, "nobody", 1), 0);
+    world.view.prefilled(first, None, 0);
+    assert_eq!((frees(&world, "p0", 16), frees(&world, "d0", 18)), (22_000, 1_000_000));
 }

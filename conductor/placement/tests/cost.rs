@@ -112,19 +112,46 @@ fn bandwidth_follows_what_was_measured() {
 
 #[test]
 fn decode_steps_and_answers_follow_what_was_measured() {
-    let profile = DecodeProfile { base_us: 1_000.0, sequence_us: 100.0, answer_us: 1_000_000.0 };
+    let profile = DecodeProfile {
+        base_us: 1_000.0,
+        sequence_us: 100.0,
+        answer_us: 1_000_000.0,
+        answer_tokens: 256.0,
+    };
     let mut model = DecodeModel::new(profile);
     assert_eq!((model.predict_step_us(1), model.predict_step_us(10)), (1_100, 2_000));
     for _ in 0..60 {
         model.observe_step(10, 6_000);
-        model.observe_answer(30_000_000);
+        model.observe_answer(30_000_000, 1_000);
     }
     assert!((5_900..6_100).contains(&model.predict_step_us(10)));
     assert!(model.predict_step_us(20) > model.predict_step_us(10));
     assert!((29_000_000..30_100_000).contains(&model.answer_us()));
     model.observe_step(1, 0);
     model.observe_step(1, u64::MAX);
-    model.observe_answer(u64::MAX);
+    assert!((990..=1_000).contains(&model.answer_tokens()), "{}", model.answer_tokens());
+    model.observe_answer(u64::MAX, u32::MAX);
     assert!(model.predict_step_us(1) < 200 * 1_100, "{}", model.predict_step_us(1));
     assert!(model.predict_step_us(u32::MAX) <= 3_600_000_000);
+}
+
+#[test]
+fn one_wild_step_at_most_doubles_an_estimate_and_a_wild_estimate_comes_down_in_tens_of_steps() {
+    let mut model = DecodeModel::new(DecodeProfile::default());
+    let real_us = model.predict_step_us(1);
+    for _ in 0..20 {
+        model.observe_step(1, real_us);
+    }
+    model.observe_step(1, real_us * 1_000);
+    let doubled_us = model.predict_step_us(1);
+    assert!(doubled_us <= 2 * real_us, "{real_us} became {doubled_us}");
+    for _ in 0..100 {
+        model.observe_step(1, real_us * 1_000);
+    }
+    assert!(model.predict_step_us(1) > 900 * real_us);
+    for _ in 0..50 {
+        model.observe_step(1, real_us);
+    }
+    let after_us = model.predict_step_us(1);
+    assert!(after_us < 2 * real_us, "{real_us} is predicted as {after_us}");
 }

@@ -16,8 +16,15 @@ pub struct Booking {
     placed_at: Instant,
     predicted_ttft_us: u64,
     first_token_seen: bool,
-    completed: bool,
+    /// Tokens of the answer that the view has not been told of.
+    grown_tokens: u32,
+    /// Tokens of the whole answer, once it is complete.
+    completed: Option<u32>,
 }
+
+/// Telling the view of fewer tokens than this is not worth its lock: an answer takes slots by
+/// blocks.
+const GROWN_TOKENS: u32 = 16;
 
 impl Booking {
     pub(super) fn new(
@@ -32,7 +39,8 @@ impl Booking {
             placed_at,
             predicted_ttft_us,
             first_token_seen: false,
-            completed: false,
+            grown_tokens: 0,
+            completed: None,
         }
     }
 
@@ -62,16 +70,25 @@ impl Booking {
         }
     }
 
+    /// The answer has so many tokens more.
+    pub fn grew(&mut self, tokens: usize) {
+        let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+        self.grown_tokens = self.grown_tokens.saturating_add(tokens);
+        if self.grown_tokens >= GROWN_TOKENS {
+            self.shared.lock().view.grew(self.id, std::mem::take(&mut self.grown_tokens));
+        }
+    }
+
     /// The mean time between the latest tokens.
     pub fn stepped(&self, interval_us: u64) {
         let now_us = self.shared.now_us();
         self.shared.lock().view.stepped(self.id, interval_us, now_us);
     }
 
-    /// The answer has reached its end. Without it the request counts as broken off, and its
-    /// length teaches nothing.
-    pub fn complete(mut self) {
-        self.completed = true;
+    /// The answer has reached its end, with so many tokens. Without it the request counts as
+    /// broken off, and its length teaches nothing.
+    pub fn complete(mut self, answer_tokens: u32) {
+        self.completed = Some(answer_tokens);
     }
 }
 

@@ -279,11 +279,39 @@ impl Cluster {
         })
     }
 
-    /// Some model is served from prompt to answer, and what every node holds that could be reached
-    /// at the start has been taken in.
-    pub fn is_ready(&self) -> bool {
+    /// One of these models is served from prompt to answer, and what every node holds that could
+    /// be reached at the start has been taken in.
+    pub fn is_ready<'a>(&self, mut names: impl Iterator<Item = &'a str>) -> bool {
         let state = self.shared.lock();
-        state.unsettled.is_empty() && state.view.models().any(|(index, _)| state.view.serves(index))
+        let served = |name: &str| {
+            let named = |spec: &ModelSpec| *spec.name == *name;
+            state.view.models().any(|(index, spec)| named(spec) && state.view.serves(index))
+        };
+        state.unsettled.is_empty() && names.any(served)
+    }
+
+    /// This incarnation of this node is followed now.
+    pub fn follows(&self, node: &NodeHandle) -> bool {
+        let state = self.shared.lock();
+        let mut followed = state.nodes.iter().flatten();
+        followed.any(|n| n.node_id == node.node_id && n.incarnation == node.incarnation)
+    }
+
+    /// What a caller is told to wait until so many of the placed requests have ended, by what is
+    /// predicted of them.
+    pub fn requests_end_in_ms(&self, count: usize) -> u64 {
+        let state = self.shared.lock();
+        let drain_us = state.view.requests_end_in_us(count, self.shared.now_us());
+        state.view.policy().retry_after_ms(drain_us)
+    }
+
+    /// What a caller is told to wait for room for a prompt of this length on an instance that has
+    /// just said that it has none.
+    pub fn room_in_ms(&self, instance: &InstanceId, prompt_tokens: u32, block_tokens: u32) -> u64 {
+        let slots = prompt_tokens.div_ceil(block_tokens.max(1)).saturating_add(1);
+        let state = self.shared.lock();
+        let drain_us = state.view.slots_free_in_us(instance, slots, self.shared.now_us());
+        state.view.policy().retry_after_ms(drain_us)
     }
 
     /// Prefer others to this instance for a moment.

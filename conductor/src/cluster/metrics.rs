@@ -19,6 +19,7 @@ pub(super) struct Metrics {
     pub(super) snapshots: IntCounter,
     pub(super) losses: IntCounterVec,
     placements: IntCounterVec,
+    probes: IntCounter,
     refusals: IntCounterVec,
     ttft_predicted: Histogram,
     ttft_real: Histogram,
@@ -42,6 +43,10 @@ impl Metrics {
             snapshots: make.counter("index_snapshots_total", "Whole snapshots taken in")?,
             losses: make.counters("node_losses_total", "Ends of a node's events", "reason")?,
             placements: make.counters("placements_total", "Requests placed", "kind")?,
+            probes: make.counter(
+                "probes_total",
+                "Requests placed beyond an objective because only estimates forbade it",
+            )?,
             refusals: make.counters("refusals_total", "Requests refused", "reason")?,
             ttft_predicted: make.histogram(
                 "ttft_predicted_seconds",
@@ -69,6 +74,7 @@ impl Metrics {
             (false, true) => "split_fetch",
         };
         self.placements.with_label_values(&[kind]).inc();
+        self.probes.inc_by(placement.probe.into());
     }
 
     pub(super) fn refused(&self, refusal: &Refusal) {

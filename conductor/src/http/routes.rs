@@ -109,8 +109,9 @@ async fn readyz(State(front): Shared) -> Response {
     if front.draining.is_cancelled() {
         return not_ready("shutting down".to_owned());
     }
-    if !front.cluster.is_ready() {
-        return not_ready("no instances to prefill and decode are attached".to_owned());
+    if !front.cluster.is_ready(front.texts.names()) {
+        let why = "no model of the configuration is served: engines to prefill and decode it must be attached";
+        return not_ready(why.to_owned());
     }
     "ready\n".into_response()
 }

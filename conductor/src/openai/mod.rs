@@ -52,9 +52,13 @@ pub(crate) async fn chat(
 ) -> Result<Response, ApiError> {
     let limits = front.limits;
     let parse = move |body: &[u8]| ChatRequest::parse(body, &limits);
-    let request = off_reactor_when_large(front, body, parse).await?;
-    let stream = request.common.stream;
-    let (answer, jobs) = prepare::chat(front, &arrival, request).await?;
+    let prepared = before_deadline(front, &arrival, async {
+        let request = off_reactor_when_large(front, body, parse).await?;
+        let stream = request.common.stream;
+        let (answer, jobs) = prepare::chat(front, &arrival, request).await?;
+        Ok((answer, jobs, stream))
+    });
+    let (answer, jobs, stream) = prepared.await?;
     respond(front, answer, jobs, stream).await
 }
 
@@ -66,10 +70,28 @@ pub(crate) async fn complete(
 ) -> Result<Response, ApiError> {
     let limits = front.limits;
     let parse = move |body: &[u8]| CompletionRequest::parse(body, &limits);
-    let request = off_reactor_when_large(front, body, parse).await?;
-    let stream = request.common.stream;
-    let (answer, jobs) = prepare::completion(front, &arrival, request).await?;
+    let prepared = before_deadline(front, &arrival, async {
+        let request = off_reactor_when_large(front, body, parse).await?;
+        let stream = request.common.stream;
+        let (answer, jobs) = prepare::completion(front, &arrival, request).await?;
+        Ok((answer, jobs, stream))
+    });
+    let (answer, jobs, stream) = prepared.await?;
     respond(front, answer, jobs, stream).await
+}
+
+/// Parsing and tokenizing wait for a thread when many do. What a thread has begun it ends, for
+/// nobody.
+async fn before_deadline<T>(
+    front: &Front,
+    arrival: &Arrival,
+    work: impl Future<Output = Result<T, ApiError>>,
+) -> Result<T, ApiError> {
+    let deadline = arrival.at + front.request_deadline;
+    match tokio::time::timeout_at(deadline, work).await {
+        Ok(prepared) => prepared,
+        Err(_) => Err(Failure::Deadline { phase: "reading the prompt" }.into()),
+    }
 }
 
 /// A body of this size takes a fraction of a millisecond to parse.
@@ -101,7 +123,7 @@ async fn respond(
         match output.progress {
             Progress::Placed(why) => placements.push(why),
             Progress::Failed(failure) => return Err(failure.into()),
-            Progress::Tokens(_) | Progress::Ended { .. } => break output,
+            Progress::Tokens(_) | Progress::Anew | Progress::Ended { .. } => break output,
         }
     };
     let mut response = if stream {

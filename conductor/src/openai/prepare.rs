@@ -67,8 +67,7 @@ pub(super) async fn completion(
     let CompletionRequest { common, prompts, echo } = request;
     let (text, served) = model(front, &common.model)?;
     let add_special_tokens = common.add_special_tokens.unwrap_or(true);
-    let quick =
-        !echo && prompts.iter().map(Prompt::ids).fold(0, usize::saturating_add) <= IDS_INLINE_MAX;
+    let quick = !echo && are_few_ids(&prompts);
     let hashed = served.clone();
     let encode = move || {
         let mut echoes = echo.then(Vec::new);
@@ -100,6 +99,11 @@ pub(super) async fn completion(
         })
         .collect::<Result<Vec<_>, ApiError>>()?;
     assemble(front, arrival, common, Style::Completion { echo }, prompts)
+}
+
+/// All prompts are ids, and so few that hashing them holds nobody up.
+fn are_few_ids(prompts: &[Prompt]) -> bool {
+    prompts.iter().map(Prompt::ids).fold(0, usize::saturating_add) <= IDS_INLINE_MAX
 }
 
 fn model(front: &Front, name: &str) -> Result<(Arc<ModelText>, ServedModel), ApiError> {
@@ -169,6 +173,7 @@ fn assemble(
                     ..common.sampling.clone()
                 },
                 request_id: Arc::clone(&arrival.request_id),
+                streamed: common.stream,
                 explain: arrival.explain,
                 arrived: arrival.at,
                 deadline,
@@ -195,4 +200,25 @@ fn assemble(
 
 pub(crate) fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prompts_of_text_are_never_few_ids_however_many_there_are() {
+        let text = || Prompt::Text("hi".to_owned());
+        let ids = |count: usize| Prompt::Ids(vec![1; count]);
+        for (prompts, want) in [
+            (vec![text()], false),
+            (vec![text(), text(), text()], false),
+            (vec![ids(1), text(), text(), text(), ids(1)], false),
+            (vec![ids(IDS_INLINE_MAX)], true),
+            (vec![ids(IDS_INLINE_MAX), ids(1)], false),
+            (vec![ids(1), ids(2), ids(3)], true),
+        ] {
+            assert_eq!(are_few_ids(&prompts), want, "{} prompts", prompts.len());
+        }
+    }
 }

@@ -82,8 +82,9 @@ impl Streaming {
     fn write(&mut self, out: &mut String, output: Output) -> Result<(), Failure> {
         let state = &mut self.states[output.choice as usize];
         match output.progress {
-            // Only what came before the headers could still be told.
-            Progress::Placed(_) => {}
+            // Only what came before the headers could still be told; and no streamed answer is
+            // begun again.
+            Progress::Placed(_) | Progress::Anew => {}
             Progress::Tokens(tokens) => {
                 let piece = Piece { text: &tokens.text, tokens: &tokens.tokens, ended: None };
                 self.answer.write_piece(out, output.choice, state, piece);

@@ -25,6 +25,7 @@ pub(super) async fn respond(
         let one = &mut collected[output.choice as usize];
         match output.progress {
             Progress::Placed(_) => {}
+            Progress::Anew => *one = Collected::default(),
             Progress::Tokens(piece) => {
                 one.text.push_str(&piece.text);
                 if keep_tokens {

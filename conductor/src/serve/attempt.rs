@@ -4,8 +4,9 @@
 //! the fetch, the naming of the push's targets, and both legs; the nodes and engines order it
 //! among themselves. The first token from the decode side is the hand-over: until then the
 //! conductor renews, and any failure leads to another attempt; afterwards the engine renews, and a
-//! failure ends the answer.
+//! failure ends the answer if it streams. A side whose lease cannot be renewed has failed.
 
+use std::future::pending;
 use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -13,6 +14,7 @@ use std::time::Duration;
 use kvasir_proto::Side;
 use kvasir_proto::v1::generate_event::Event;
 use kvasir_proto::v1::{self, finished::Reason};
+use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use super::Serving;
@@ -37,6 +39,8 @@ pub(super) struct Scene<'a> {
     pub prompt: &'a Prompt,
     pub phase: &'a PhaseCell,
     pub outlet: &'a Outlet,
+    /// Set when the first token of the first attempt that had one was there.
+    pub first_token: &'a OnceLock<()>,
 }
 
 /// After the answer's end, how long the prefill side may take to say what was cached there. It has
@@ -70,7 +74,9 @@ pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, End
     let renewal = Some(transaction.renew());
     let pace = Pace::new();
     let mut course = Course { scene, transaction, booking, renewal, pace, cached: &cached };
-    let mut fetching = pin!(fetch::run(serving, job, tx, &prefill, reserved.fetch));
+    let source_lost = CancellationToken::new();
+    let lost = source_lost.clone();
+    let mut fetching = pin!(fetch::run(serving, job, tx, &prefill, reserved.fetch, lost));
     let mut fetching_done = fetch.is_none();
     let mut pushing = pin!(push(serving, tx, &prefill, reserved.decode_targets));
     let mut pushing_done = decode.is_none();
@@ -95,6 +101,12 @@ pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, End
                     return Err(blame(fault, fault_of(&mut answer, scene, answering)).await);
                 }
             }
+            side = course.lost() => match side {
+                // What it would have sent is computed then.
+                Side::Source => source_lost.cancel(),
+                Side::Prefill => return Err(not_renewed(scene, &prefill)),
+                Side::Decode => return Err(not_renewed(scene, answering)),
+            },
             event = answer.next() => match event {
                 Ok(Event::Accepted(accepted)) if decode.is_none() => {
                     let _ = cached.set(accepted.cached_tokens);
@@ -131,6 +143,14 @@ struct Course<'a> {
 }
 
 impl Course<'_> {
+    /// A side whose lease could not be renewed.
+    async fn lost(&mut self) -> Side {
+        match &mut self.renewal {
+            Some(renewal) => renewal.lost().await,
+            None => pending().await,
+        }
+    }
+
     /// The decode side has all it needs: what still fails elsewhere does not matter.
     fn is_handed_over(&self) -> bool {
         self.scene.phase.get() == Phase::Decoding
@@ -188,8 +208,11 @@ impl Course<'_> {
             self.renewal = None;
             self.booking.first_token();
             self.booking.prefilled(None);
-            serving.metrics.ttft.observe(job.arrived.elapsed().as_secs_f64());
+            if self.scene.first_token.set(()).is_ok() {
+                serving.metrics.ttft.observe(job.arrived.elapsed().as_secs_f64());
+            }
         }
+        self.booking.grew(tokens.tokens.len());
         if let Some(interval_us) = self.pace.came(tokens.tokens.len(), &serving.metrics) {
             self.booking.stepped(interval_us);
         }
@@ -199,14 +222,25 @@ impl Course<'_> {
     }
 
     /// The engines have released their shares, or do so as their calls end.
-    fn finish(self, finished: v1::Finished, whole: bool) -> (String, Ended) {
+    fn finish(mut self, finished: v1::Finished, whole: bool) -> (String, Ended) {
         if whole {
             self.booking.prefilled(measured(&finished));
         }
+        if let Some(interval_us) = self.pace.rest() {
+            self.booking.stepped(interval_us);
+        }
         self.transaction.finish();
-        self.booking.complete();
+        self.booking.complete(finished.answer_tokens);
         ending(finished, self.cached.get().copied().unwrap_or(0))
     }
+}
+
+/// A node hangs or cannot be reached. Its engine may go on, and its peer may wait for it until the
+/// request's deadline.
+fn not_renewed(scene: Scene<'_>, target: &EngineTarget) -> Fault {
+    let node = &target.node.node_id;
+    let status = Status::unavailable(format!("its store node {node} answers no renewal"));
+    node_fault(scene, &status, target)
 }
 
 /// Of two sides, the one that is lost; the other may only have said no because of it.
@@ -275,7 +309,7 @@ fn ending(finished: v1::Finished, cached_tokens: u32) -> (String, Ended) {
 
 #[cfg(test)]
 mod tests {
-    use std::future::{pending, ready};
+    use std::future::ready;
 
     use super::super::fault::InstanceFault;
     use super::*;

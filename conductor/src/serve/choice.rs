@@ -3,7 +3,7 @@
 //! Whatever ends it first (the answer, the deadline, a client that went, the shutdown), the
 //! attempt that was running is dropped here and gives back what it held.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use kvasir_proto::InstanceId;
 use prometheus::IntGauge;
@@ -13,7 +13,7 @@ use tracing::Instrument;
 use super::Serving;
 use super::attempt::{self, Scene};
 use super::fault::{Failure, Fault, FaultKind, InstanceFault};
-use super::job::{Ended, Job};
+use super::job::{Ended, Job, Prompt};
 use super::outputs::Outlet;
 use super::phase::{Phase, PhaseCell};
 use crate::cluster::{PlaceQuery, Placed, Refusal, ServedModel};
@@ -63,9 +63,13 @@ async fn attempts(
 ) -> Result<(String, Ended), Failure> {
     let mut avoided = Avoided::default();
     let mut last: Option<InstanceFault> = None;
+    let first_token = OnceLock::new();
     for _ in 0..serving.options.attempts_max {
         if let Some(fault) = &last {
             serving.metrics.retries.with_label_values(&[fault.phase.name()]).inc();
+        }
+        if phase.get() == Phase::Decoding {
+            outlet.begins_anew().await?;
         }
         phase.set(Phase::Placing);
         // Anew each time: instances come and go.
@@ -74,12 +78,13 @@ async fn attempts(
         let prompt = job.prompt.keyed(&model);
         let keys = prompt.keys();
         let placed = place(serving, job, &model, keys, &mut avoided)
-            .map_err(|refusal| refused(refusal, last.as_ref()))?;
+            .map_err(|refusal| refused(serving, &prompt, refusal, last.as_ref()))?;
         tracing::debug!(placement = %placed.placement, "placed");
         if job.explain {
             outlet.placed(placed.placement.to_string()).await?;
         }
-        let scene = Scene { serving, job, prompt: &prompt, phase, outlet };
+        let first_token = &first_token;
+        let scene = Scene { serving, job, prompt: &prompt, phase, outlet, first_token };
         // Thirty kilobytes of it: on the heap, for as long as it runs.
         match Box::pin(attempt::run(scene, placed)).await {
             Ok(ended) => {
@@ -96,7 +101,7 @@ async fn attempts(
             }
         }
     }
-    Err(last.map_or_else(Failure::vanished, exhausted))
+    Err(last.map_or_else(Failure::vanished, |fault| exhausted(serving, &job.prompt, fault)))
 }
 
 fn place(
@@ -149,21 +154,23 @@ impl Avoided {
 }
 
 /// When there is nobody else, what the last one said is what the client should know.
-fn refused(refusal: Refusal, last: Option<&InstanceFault>) -> Failure {
+fn refused(
+    serving: &Serving,
+    prompt: &Prompt,
+    refusal: Refusal,
+    last: Option<&InstanceFault>,
+) -> Failure {
     match (&refusal, last) {
-        (Refusal::NoInstance { .. }, Some(fault)) => exhausted(fault.clone()),
+        (Refusal::NoInstance { .. }, Some(fault)) => exhausted(serving, prompt, fault.clone()),
         _ => refusal.into(),
     }
 }
 
-/// What a node or an engine without room is given to get some.
-const NO_ROOM_RETRY_MS: u64 = 1_000;
-
-fn exhausted(fault: InstanceFault) -> Failure {
+fn exhausted(serving: &Serving, prompt: &Prompt, fault: InstanceFault) -> Failure {
     let InstanceFault { instance, kind, message, .. } = fault;
     let reason = format!("instance {instance}: {message}");
     match kind {
-        FaultKind::NoRoom => Failure::Overloaded { reason, retry_after_ms: NO_ROOM_RETRY_MS },
+        FaultKind::NoRoom => Failure::no_room(&serving.cluster, &instance, prompt, reason),
         FaultKind::Lost | FaultKind::Refused => Failure::NoInstance { reason },
     }
 }

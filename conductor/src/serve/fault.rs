@@ -5,8 +5,9 @@ use kvasir_proto::InstanceId;
 use tonic::{Code, Status};
 
 use super::attempt::Scene;
+use super::job::Prompt;
 use super::phase::Phase;
-use crate::cluster::{EngineTarget, Refusal};
+use crate::cluster::{Cluster, EngineTarget, Refusal};
 
 /// Why a request is not answered, or not to its end.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -36,6 +37,17 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
+    /// An instance has no room for it now: as long as what is placed there is predicted to take it.
+    pub fn no_room(
+        cluster: &Cluster,
+        instance: &InstanceId,
+        prompt: &Prompt,
+        reason: String,
+    ) -> Failure {
+        let retry_after_ms = cluster.room_in_ms(instance, prompt.length(), prompt.block_tokens());
+        Failure::Overloaded { reason, retry_after_ms }
+    }
+
     /// The task of a choice ended without a last word: it panicked, which is logged there.
     pub fn vanished() -> Failure {
         Failure::Interrupted { reason: "its task failed".to_owned() }
@@ -144,19 +156,27 @@ pub(super) fn engine_fault(scene: Scene<'_>, status: &Status, target: &EngineTar
     in_scene(scene, Fault::of_engine(status, &target.instance_id, scene.phase.get()))
 }
 
-/// What it means for the request: after the hand-over there is no other attempt.
+/// What it means for the request. An answer that streams cannot be begun again once it has begun.
+/// One that is collected can: nothing of it was sent, and its seed was drawn with the request, so
+/// that another instance makes the same answer.
 fn in_scene(scene: Scene<'_>, fault: Fault) -> Fault {
-    match fault {
-        Fault::Instance(InstanceFault { instance, phase: Phase::Decoding, message, .. }) => {
-            tracing::warn!(%instance, message, "an answer broke off");
-            Fault::Final(Failure::Interrupted { reason: format!("instance {instance} failed") })
-        }
-        Fault::Instance(fault) => {
-            if fault.kind == FaultKind::Lost {
-                scene.serving.cluster.mark_failed(&fault.instance);
-            }
-            Fault::Instance(fault)
-        }
-        fault @ Fault::Final(_) => fault,
+    let Fault::Instance(fault) = fault else { return fault };
+    let Scene { serving, job, prompt, .. } = scene;
+    if fault.kind == FaultKind::Lost {
+        serving.cluster.mark_failed(&fault.instance);
     }
+    if fault.phase != Phase::Decoding || !job.streamed {
+        return Fault::Instance(fault);
+    }
+    let InstanceFault { instance, kind, message, .. } = fault;
+    tracing::warn!(%instance, message, "an answer broke off");
+    Fault::Final(match kind {
+        FaultKind::NoRoom => {
+            let reason = format!("instance {instance} has no room for more of the answer");
+            Failure::no_room(&serving.cluster, &instance, prompt, reason)
+        }
+        FaultKind::Lost | FaultKind::Refused => {
+            Failure::Interrupted { reason: format!("instance {instance} failed") }
+        }
+    })
 }

@@ -6,6 +6,7 @@
 
 use kvasir_proto::{Side, TxId, v1};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use super::Serving;
@@ -26,18 +27,26 @@ pub(super) struct Fetch {
 /// Bytes moved and microseconds it took; `None` when not all came.
 pub(super) type Moved = Option<(u64, u64)>;
 
-/// Runs it to its end. Fails only when the prefill side's node does.
+/// Runs it to its end. Fails only when the prefill side's node does. `lost` is cancelled when the
+/// source does not answer any more.
 pub(super) async fn run(
     serving: &Serving,
     job: &Job,
     tx: TxId,
     prefill: &EngineTarget,
     fetch: Option<Fetch>,
+    lost: CancellationToken,
 ) -> Result<Moved, Status> {
     let Some(Fetch { source, targets, pinned }) = fetch else { return Ok(None) };
     let asked = targets.slots.len() as u32;
     let started = Instant::now();
-    let pushed = if pinned { Some(push(job, tx, &source, targets).await) } else { None };
+    let push = async {
+        tokio::select! {
+            pushed = push(job, tx, &source, targets) => pushed,
+            () = lost.cancelled() => Err(Status::unavailable("its lease could not be renewed")),
+        }
+    };
+    let pushed = if pinned { Some(push.await) } else { None };
     let (good_blocks, source_lost) = match pushed {
         // Nobody was ever told where to write.
         None => (0, false),

@@ -62,18 +62,23 @@ pub(crate) struct Job {
     pub prompt: Prompt,
     pub sampling: v1::SamplingParams,
     pub request_id: Arc<str>,
+    /// What comes is sent on at once, so that an answer that has begun cannot be begun again.
+    pub streamed: bool,
     /// The client wants to know why it went where it went.
     pub explain: bool,
     pub arrived: Instant,
     pub deadline: Instant,
 }
 
-/// What happens to an answer. `Ended` and `Failed` come once and last.
+/// What happens to an answer. `Ended` and `Failed` come once and last; `Anew` only when the job is
+/// not streamed.
 #[derive(Debug)]
 pub(crate) enum Progress {
     /// Where an attempt goes and why; only when it is asked for.
     Placed(String),
     Tokens(v1::Tokens),
+    /// All that came before is void: it comes once more, from another attempt.
+    Anew,
     Ended {
         /// Text that was still held back.
         text: String,

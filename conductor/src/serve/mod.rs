@@ -89,14 +89,21 @@ impl Serving {
     /// Starts all jobs of one request, or none. Dropping what comes back cancels them.
     ///
     /// # Errors
-    /// [`Failure::Overloaded`] when there is no room for so many at once.
+    /// [`Failure::Overloaded`] when there is no room for so many at once, [`Failure::Rejected`] when
+    /// there never is.
     pub fn start(self: &Arc<Self>, jobs: Vec<Job>) -> Result<Outputs, Failure> {
-        let mut permits = Vec::with_capacity(jobs.len());
-        for _ in &jobs {
+        let (asked, at_once) = (jobs.len(), self.options.choices_running_max);
+        if asked > at_once {
+            let reason =
+                format!("it asks for {asked} answers, and at most {at_once} are made at once here");
+            return Err(Failure::Rejected { reason });
+        }
+        let mut permits = Vec::with_capacity(asked);
+        for had in 0..asked {
             let permit = Arc::clone(&self.permits).try_acquire_owned();
             permits.push(permit.map_err(|_| Failure::Overloaded {
                 reason: "too many requests are being served".to_owned(),
-                retry_after_ms: 1_000,
+                retry_after_ms: self.cluster.requests_end_in_ms(asked - had),
             })?);
         }
         let (outlets, outputs) = outputs::channel(jobs.len());

@@ -66,6 +66,10 @@ impl Outlet {
         self.send(Progress::Tokens(tokens)).await
     }
 
+    pub async fn begins_anew(&self) -> Result<(), Failure> {
+        self.send(Progress::Anew).await
+    }
+
     pub async fn ended(&self, text: String, ended: Ended) -> Result<(), Failure> {
         self.send(Progress::Ended { text, ended }).await
     }

@@ -9,7 +9,7 @@ use crate::metrics::Metrics;
 
 /// Passing a token on takes microseconds; longer means that the client was waited for.
 const WAITED: Duration = Duration::from_millis(1);
-/// Tokens that one report to the cluster averages over.
+/// Tokens that one report to the cluster averages over, unless the answer ends before.
 const REPORT_TOKENS: u32 = 16;
 
 /// See the module.
@@ -35,10 +35,12 @@ impl Pace {
         metrics.time_between_tokens.observe(each.as_secs_f64());
         self.sum += each * tokens;
         self.tokens += tokens;
-        if self.tokens < REPORT_TOKENS {
-            return None;
-        }
-        let mean = self.sum / self.tokens;
+        if self.tokens < REPORT_TOKENS { None } else { self.rest() }
+    }
+
+    /// The mean over what was not reported yet: short answers teach something, too.
+    pub fn rest(&mut self) -> Option<u64> {
+        let mean = self.sum.checked_div(self.tokens)?;
         (self.sum, self.tokens) = (Duration::ZERO, 0);
         Some(u64::try_from(mean.as_micros()).unwrap_or(u64::MAX))
     }

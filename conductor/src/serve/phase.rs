@@ -2,8 +2,10 @@
 //!
 //! ```text
 //! Placing -> Allocating -> [Fetching ->] Prefilling -> Decoding -> Ended
-//!    ^___________|_____________|_____________|   (another attempt, while no text was sent)
+//!    ^___________|_____________|_____________|_ _ _ _ _ _ _|   (another attempt)
 //! ```
+//!
+//! From Decoding only an answer that is not streamed goes back: nothing of it was sent.
 //!
 //! | phase | held on nodes | renewed by |
 //! | --- | --- | --- |

@@ -1,88 +1,149 @@
-//! Renews the leases of a transaction's shares until the hand-over, every third of the lease.
+//! Renews the leases of a transaction's shares until the hand-over, every third of the lease, and
+//! says which of them could not be renewed: a node that hangs, or that nothing reaches any more,
+//! says nothing itself, and no call to its engine has to end because of it.
 
-use std::sync::Arc;
+use std::future::pending;
 use std::time::Duration;
 
 use futures::future::join_all;
 use kvasir_proto::{Share, Side, TxId, v1};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
-use crate::cluster::NodeHandle;
+use crate::cluster::{Cluster, NodeHandle};
 use crate::metrics::Metrics;
+
+/// A transaction has so many sides.
+const SIDES: usize = 3;
 
 /// Renews for as long as it lives.
 #[derive(Debug)]
 pub(super) struct Renewal {
+    lost: mpsc::Receiver<Side>,
     _stop: DropGuard,
 }
 
+/// What renewing works with.
+#[derive(Debug)]
+pub(super) struct Renewer {
+    pub cluster: Cluster,
+    pub metrics: std::sync::Arc<Metrics>,
+    pub tx: TxId,
+    pub lease: Duration,
+}
+
+/// A share and when it was last known to be renewed.
+#[derive(Debug)]
+struct Held {
+    node: NodeHandle,
+    side: Side,
+    renewed: Instant,
+}
+
+/// What a node said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    Renewed,
+    /// It has no such share.
+    Unknown,
+    /// Nothing that would say that the share is alive.
+    Nothing,
+}
+
 impl Renewal {
+    /// The shares have just been allocated.
     pub fn start(
         tasks: &TaskTracker,
-        metrics: Arc<Metrics>,
-        tx: TxId,
+        renewer: Renewer,
         shares: Vec<(NodeHandle, Side)>,
-        lease: Duration,
     ) -> Renewal {
         let stop = CancellationToken::new();
         let stopped = stop.clone();
+        let (losses, lost) = mpsc::channel(SIDES);
+        let renewed = Instant::now();
+        let held = shares.into_iter().map(|(node, side)| Held { node, side, renewed }).collect();
         let renew = async move {
             tokio::select! {
-                () = renew(metrics, tx, shares, lease) => {}
+                () = renewer.renew(held, losses) => {}
                 () = stopped.cancelled() => {}
             }
         };
         tasks.spawn(renew.in_current_span());
-        Renewal { _stop: stop.drop_guard() }
+        Renewal { lost, _stop: stop.drop_guard() }
     }
-}
 
-/// Ends when no share is left to renew.
-async fn renew(
-    metrics: Arc<Metrics>,
-    tx: TxId,
-    mut shares: Vec<(NodeHandle, Side)>,
-    lease: Duration,
-) {
-    let every = lease / 3;
-    while !shares.is_empty() {
-        tokio::time::sleep(every).await;
-        let calls = shares.iter().map(|(node, side)| renew_one(node, tx, *side, lease, every));
-        let alive = join_all(calls).await;
-        let mut alive = alive.into_iter();
-        shares.retain(|(node, side)| {
-            let alive = alive.next().unwrap_or(true);
-            if !alive {
-                // A share that its engine is done with, or one that was lost: the legs say which.
-                metrics.renewals_unknown.inc();
-                let share = Share { tx, side: *side };
-                tracing::debug!(%share, node = %node.node_id, "nothing to renew any more");
-            }
-            alive
-        });
-    }
-}
-
-/// Whether the share may still be alive.
-async fn renew_one(
-    node: &NodeHandle,
-    tx: TxId,
-    side: Side,
-    lease: Duration,
-    within: Duration,
-) -> bool {
-    let share = v1::TxShare { tx: Some(tx.into()), side: side.to_wire() };
-    let lease_ms = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX);
-    let request = v1::RenewRequest { shares: vec![share], lease_ms };
-    let mut client = node.client.clone();
-    match tokio::time::timeout(within, client.renew(request)).await {
-        Ok(Ok(reply)) => reply.into_inner().unknown.is_empty(),
-        Ok(Err(error)) => {
-            tracing::debug!(%error, node = %node.node_id, "a lease was not renewed");
-            true
+    /// The next side whose share could not be renewed for as long as a lease, or whose node does
+    /// not answer and is followed no more: it is over, or will be before anything comes of it.
+    pub async fn lost(&mut self) -> Side {
+        match self.lost.recv().await {
+            Some(side) => side,
+            // No share is left to renew.
+            None => pending().await,
         }
-        Err(_) => true,
+    }
+}
+
+impl Renewer {
+    /// Ends when no share is left to renew.
+    async fn renew(self, mut held: Vec<Held>, losses: mpsc::Sender<Side>) {
+        while !held.is_empty() {
+            tokio::time::sleep(self.lease / 3).await;
+            let asked = Instant::now();
+            let answers = join_all(held.iter().map(|held| self.renew_one(held))).await;
+            let mut answers = answers.into_iter();
+            held.retain_mut(|held| match answers.next().unwrap_or(Answer::Nothing) {
+                Answer::Renewed => {
+                    held.renewed = asked;
+                    true
+                }
+                Answer::Unknown => {
+                    // A share that its engine is done with, or one that was lost: the legs say
+                    // which.
+                    self.metrics.renewals_unknown.inc();
+                    tracing::debug!(share = %self.share(held), node = %held.node.node_id,
+                        "nothing to renew any more");
+                    false
+                }
+                Answer::Nothing => {
+                    let lost = self.is_lost(held);
+                    if lost {
+                        self.metrics.renewals_lost.inc();
+                        tracing::warn!(share = %self.share(held), node = %held.node.node_id,
+                            "a lease could not be renewed");
+                        // There is room for every side.
+                        let _ = losses.try_send(held.side);
+                    }
+                    !lost
+                }
+            });
+        }
+    }
+
+    /// One that answers is not lost, even if its events have just ended: they begin anew.
+    fn is_lost(&self, held: &Held) -> bool {
+        held.renewed.elapsed() >= self.lease || !self.cluster.follows(&held.node)
+    }
+
+    fn share(&self, held: &Held) -> Share {
+        Share { tx: self.tx, side: held.side }
+    }
+
+    async fn renew_one(&self, held: &Held) -> Answer {
+        let share = v1::TxShare { tx: Some(self.tx.into()), side: held.side.to_wire() };
+        let lease_ms = u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX);
+        let request = v1::RenewRequest { shares: vec![share], lease_ms };
+        let mut client = held.node.client.clone();
+        match tokio::time::timeout(self.lease / 3, client.renew(request)).await {
+            Ok(Ok(reply)) if reply.get_ref().unknown.is_empty() => Answer::Renewed,
+            Ok(Ok(_)) => Answer::Unknown,
+            Ok(Err(error)) => {
+                tracing::debug!(%error, node = %held.node.node_id, "a lease was not renewed");
+                Answer::Nothing
+            }
+            Err(_) => Answer::Nothing,
+        }
     }
 }

@@ -11,7 +11,7 @@ use tokio::runtime::Handle;
 use tonic::Status;
 
 use super::phase::PhaseCell;
-use super::renewal::Renewal;
+use super::renewal::{Renewal, Renewer};
 use super::{Serving, abort};
 use crate::cluster::NodeHandle;
 
@@ -54,8 +54,14 @@ impl<'a> Transaction<'a> {
 
     /// Renews all shares from now on.
     pub fn renew(&self) -> Renewal {
-        let Serving { tasks, metrics, options, .. } = self.serving;
-        Renewal::start(tasks, Arc::clone(metrics), self.tx, self.shares.clone(), options.lease)
+        let Serving { tasks, metrics, options, cluster, .. } = self.serving;
+        let renewer = Renewer {
+            cluster: cluster.clone(),
+            metrics: Arc::clone(metrics),
+            tx: self.tx,
+            lease: options.lease,
+        };
+        Renewal::start(tasks, renewer, self.shares.clone())
     }
 
     /// Ends one share now; the rest goes on without it.

@@ -281,3 +281,17 @@ async fn without_engines_the_answer_is_503_and_readyz_says_so() {
     assert_eq!(response.json()["error"]["code"], "no_instance");
     assert_eq!(response.headers["retry-after"], "1");
 }
+
+#[tokio::test]
+async fn readyz_waits_for_a_model_that_clients_may_ask_for() {
+    let world = World::default();
+    let pair = Pair::start(&world, "b", Role::Both, Script::default()).await;
+    let mut config = config(&[&pair]);
+    config.models[0].name = "other".to_owned();
+    let harness = Harness::start_unready(config).await;
+    harness.until_metric("kvasir_conductor_nodes_warm", |nodes| nodes == 1.0).await;
+    harness.until_metric("kvasir_conductor_instances", |instances| instances == 1.0).await;
+    let response = harness.get("/readyz").await;
+    assert_eq!(response.status, 503, "{response:?}");
+    assert!(response.text.contains("no model of the configuration is served"), "{response:?}");
+}

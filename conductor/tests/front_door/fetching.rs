@@ -128,3 +128,33 @@ async fn what_nodes_say_after_the_first_token_does_not_undo_the_hand_over() {
         })
         .await;
 }
+
+#[tokio::test]
+async fn a_source_that_answers_no_renewal_is_given_up() {
+    let world = World::default();
+    let source = Script {
+        keys: prompt_keys(&prompt()),
+        push: Reply::Hang,
+        unrenewed: Some(Side::Source),
+        ..Script::default()
+    };
+    // It computes when it is told that nothing comes.
+    let prefill = Script { prefill: Leg::Hold, ..Script::default() };
+    let pairs = [
+        Pair::start(&world, "p", Role::Prefill, prefill).await,
+        Pair::start(&world, "d", Role::Decode, source).await,
+    ];
+    let mut config = config(&[&pairs[0], &pairs[1]]);
+    config.lease_ms = 1_000;
+    let harness = Harness::start(config).await;
+    let body = json!({"model": "tiny", "prompt": prompt(), "max_tokens": 2, "seed": 1});
+    let settled = async {
+        let lost = |h: &Happened| matches!(h, Happened::Commit { source_lost: true, .. });
+        world.until("the prefill side is told", |log| log.iter().any(lost)).await;
+        pairs[0].change(|script| script.prefill = Leg::Do);
+    };
+    let (response, ()) = tokio::join!(harness.ask(COMPLETIONS, body), settled);
+    assert_eq!(response.status, 200, "{response:?}");
+    let attempts = world.count(|h| matches!(h, Happened::Allocate { node: "p", .. }));
+    assert_eq!(attempts, 1, "a lost source costs no attempt");
+}

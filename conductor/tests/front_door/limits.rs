@@ -130,8 +130,14 @@ async fn requests_beyond_those_allowed_at_once_are_429() {
     assert_eq!(running.status().as_u16(), 200);
     let refused = harness.ask(COMPLETIONS, body(2)).await;
     assert_eq!(refused.status, 429);
-    assert_eq!(refused.headers["retry-after"], "1");
+    // Two seconds are what the profile gives an answer, less what has passed.
+    let seconds = refused.headers["retry-after"].to_str().expect("text");
+    assert!(["1", "2"].contains(&seconds), "{seconds}");
     assert_eq!(refused.json()["error"]["code"], "rate_limit_exceeded");
+    // More than there will ever be room for is not told to come back.
+    let never = harness.ask(COMPLETIONS, body(4)).await;
+    assert_eq!(never.status, 400, "{never:?}");
+    assert!(never.text.contains("at most 3"), "{never:?}");
     // One still has room; nothing was taken by the one refused.
     let third = harness.open(COMPLETIONS, body(1).to_string()).await;
     assert_eq!(third.status().as_u16(), 200);
@@ -146,4 +152,16 @@ async fn requests_beyond_those_allowed_at_once_are_429() {
         })
         .await;
     assert_eq!(harness.ask(COMPLETIONS, body(3)).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_prompt_that_takes_too_long_to_read_is_504() {
+    let (world, _pairs, harness) =
+        start(Script::default(), |config| config.request_deadline_ms = 1).await;
+    // A million ids: parsed on another thread, in more than a millisecond.
+    let body = format!("{{\"model\": \"tiny\", \"prompt\": [1{}]}}", ", 1".repeat(1_000_000));
+    let response = harness.post(COMPLETIONS, body).await;
+    assert_eq!(response.status, 504, "{response:?}");
+    assert!(response.text.contains("while reading the prompt"), "{response:?}");
+    assert_eq!(world.log(), []);
 }

@@ -18,7 +18,12 @@ pub const BLOCK_TOKENS: u32 = 64;
 pub fn profile() -> Profile {
     Profile {
         prefill: PrefillProfile { base_us: 1_000.0, token_us: 10.0, pair_us: 0.0 },
-        decode: DecodeProfile { base_us: 1_000.0, sequence_us: 100.0, answer_us: 1_000_000.0 },
+        decode: DecodeProfile {
+            base_us: 1_000.0,
+            sequence_us: 100.0,
+            answer_us: 1_000_000.0,
+            answer_tokens: 256.0,
+        },
         link: LinkProfile { base_us: 100.0, bytes_per_us: 1_000.0 },
     }
 }

@@ -15,13 +15,13 @@ async fn it_is_ready_once_both_roles_are_there_and_every_snapshot_is_taken_in() 
     assert_eq!(to_p.request, v1::EventsRequest::default(), "from a snapshot");
     eventually("both engines are known", || world.metric("kvasir_conductor_instances") == 2.0)
         .await;
-    assert!(!world.cluster.is_ready());
+    assert!(!world.is_ready());
     to_p.snapshot(0, &[]).await;
     to_d.part(0, &prompt_keys()[..5], true, false).await;
     eventually("one is warm", || world.metric("kvasir_conductor_nodes_warm") == 1.0).await;
-    assert!(!world.cluster.is_ready());
+    assert!(!world.is_ready());
     to_d.part(0, &prompt_keys()[5..], false, true).await;
-    eventually("ready", || world.cluster.is_ready()).await;
+    eventually("ready", || world.is_ready()).await;
     assert_eq!(world.metric("kvasir_conductor_index_entries"), 10.0);
     let models = world.cluster.models();
     let model = &models[0];
@@ -36,7 +36,7 @@ async fn a_node_that_cannot_be_reached_does_not_hold_up_the_others() {
     let gone = node("gone", v1::Role::Both).await.address;
     let world = World::with(vec![b.address.to_string(), gone.to_string()], |_| {});
     let _events = followed(&mut b).await;
-    eventually("ready", || world.cluster.is_ready()).await;
+    eventually("ready", || world.is_ready()).await;
 }
 
 #[tokio::test]
@@ -45,7 +45,7 @@ async fn one_role_alone_is_not_ready() {
     let world = World::of(&[&p]);
     let _events = followed(&mut p).await;
     eventually("it is warm", || world.metric("kvasir_conductor_nodes_warm") == 1.0).await;
-    assert!(!world.cluster.is_ready());
+    assert!(!world.is_ready());
     let want = Refusal::NoInstance { model: "tiny".to_string(), missing: Missing::Decode };
     assert_eq!(world.plan().expect_err("nobody decodes"), want);
 }
@@ -140,7 +140,7 @@ async fn a_lost_node_is_gone_at_once_and_comes_back() {
     eventually("it is gone", || world.plan().is_err()).await;
     assert_eq!(world.metric("kvasir_conductor_index_entries"), 0.0);
     assert_eq!(world.metric("kvasir_conductor_nodes_up"), 1.0);
-    assert!(!world.cluster.is_ready());
+    assert!(!world.is_ready());
     assert!(world.cluster.model("tiny").is_ok(), "it is known, but not served now");
     let mut p = FakeNode::start_at(description("p", 2, v1::Role::Prefill), address).await;
     let _to_p = followed(&mut p).await;

@@ -43,6 +43,10 @@ impl World {
         World { cluster, registry, _stop: stop.drop_guard() }
     }
 
+    fn is_ready(&self) -> bool {
+        self.cluster.is_ready(["tiny"].into_iter())
+    }
+
     fn plan(&self) -> Result<Plan, Refusal> {
         self.with_query(|cluster, query| cluster.plan(query))
     }

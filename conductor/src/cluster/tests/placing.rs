@@ -47,7 +47,7 @@ async fn a_booking_counts_until_it_is_dropped() {
     first.booking.prefilled(Some((PROMPT_TOKENS, 1_000)));
     let decoding = world.plan().expect("placed").placement.decode_candidates[0].load;
     first.booking.stepped(1_000);
-    first.booking.complete();
+    first.booking.complete(10);
     drop(second);
     assert_eq!(queue_us(), 0);
     assert!(world.plan().expect("placed").placement.decode_candidates[0].load < decoding);
@@ -85,4 +85,49 @@ async fn a_model_that_nobody_ever_served_is_unknown() {
     let want = Refusal::UnknownModel { model: "other".to_string() };
     assert_eq!(world.cluster.model("other").expect_err("unknown"), want);
     assert_eq!(world.metric("kvasir_conductor_refusals_total"), 1.0);
+}
+
+#[tokio::test]
+async fn only_models_that_are_asked_for_make_it_ready() {
+    let mut b = node("b", v1::Role::Both).await;
+    let world = World::of(&[&b]);
+    let _events = followed(&mut b).await;
+    eventually("tiny is served", || world.is_ready()).await;
+    assert!(!world.cluster.is_ready(["other"].into_iter()));
+    assert!(world.cluster.is_ready(["other", "tiny"].into_iter()));
+    assert!(!world.cluster.is_ready(std::iter::empty()));
+}
+
+#[tokio::test]
+async fn who_is_refused_is_told_when_what_is_placed_will_have_ended() {
+    let mut b = node("b", v1::Role::Both).await;
+    let world = World::of(&[&b]);
+    let _events = followed(&mut b).await;
+    eventually("placed", || world.plan().is_ok()).await;
+    assert_eq!(world.cluster.requests_end_in_ms(1), 1_000, "nothing is placed: at least so long");
+    let placed = [world.place().expect("placed"), world.place().expect("placed")];
+    // Prefills of 65 ms, answers of two seconds: as the profile has them.
+    let first_ms = world.cluster.requests_end_in_ms(1);
+    assert!((1_001..=2_100).contains(&first_ms), "{first_ms}");
+    let second_ms = world.cluster.requests_end_in_ms(2);
+    assert!((first_ms..=2_200).contains(&second_ms), "{second_ms}");
+    let room_ms = world.cluster.room_in_ms(&"engine-b".into(), PROMPT_TOKENS, BLOCK_TOKENS);
+    assert!((1_001..=2_100).contains(&room_ms), "{room_ms}");
+    drop(placed);
+    assert_eq!(world.cluster.requests_end_in_ms(1), 1_000);
+}
+
+#[tokio::test]
+async fn an_incarnation_of_a_node_is_followed_until_it_is_lost() {
+    let mut b = node("b", v1::Role::Both).await;
+    let world = World::of(&[&b]);
+    let events = followed(&mut b).await;
+    eventually("placed", || world.plan().is_ok()).await;
+    let node = world.plan().expect("placed").prefill.node;
+    assert!(world.cluster.follows(&node));
+    let mut other = node.clone();
+    other.incarnation.0 += 1;
+    assert!(!world.cluster.follows(&other));
+    drop((b, events));
+    eventually("it is lost", || !world.cluster.follows(&node)).await;
 }

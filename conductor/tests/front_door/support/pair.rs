@@ -242,6 +242,9 @@ impl StoreNode for Fake {
         for share in request.into_inner().shares {
             let side = Side::from_wire(share.side).expect("a side");
             self.world.note(Happened::Renew { node: self.name, tx: serial(share.tx), side });
+            if self.script().unrenewed == Some(side) {
+                follow(Reply::Hang).await?;
+            }
         }
         Ok(Response::new(v1::RenewReply::default()))
     }

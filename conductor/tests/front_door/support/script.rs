@@ -1,5 +1,6 @@
 //! What a fake does when it is called. May be changed while it runs; a call looks when it begins.
 
+use kvasir_proto::Side;
 use tonic::Code;
 
 /// What a node does with a call.
@@ -35,11 +36,13 @@ pub enum Leg {
     End,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Script {
     pub allocate: Reply,
     pub push: Reply,
     pub commit: Reply,
+    /// Renewals of shares of this side are never answered.
+    pub unrenewed: Option<Side>,
     /// So many calls of TxAbort fail before one succeeds.
     pub aborts_to_fail: u32,
     /// Answers as another incarnation than the one it described itself as.
@@ -68,6 +71,7 @@ impl Default for Script {
             allocate: Reply::Do,
             push: Reply::Do,
             commit: Reply::Do,
+            unrenewed: None,
             aborts_to_fail: 0,
             restarted: false,
             fingerprint: 7,
