@@ -32,9 +32,10 @@ pub struct Config {
     /// Beyond that threshold, fetch whatever it costs, as the algorithm is printed; otherwise only
     /// where that is predicted to be faster than computing.
     pub always_fetch: bool,
-    /// How long a node keeps what a request holds without hearing from anybody.
+    /// How long a node keeps what a request holds without hearing from anybody. At least 1000:
+    /// engines renew every 250 ms.
     pub lease_ms: u64,
-    /// Attempts at one request, the first included, before an answer has begun.
+    /// Attempts at one request, the first included, as long as nothing of the answer was sent.
     pub attempts_max: u32,
     /// Requests (each prompt and each of `n` counts) that are worked on at once; more are refused
     /// with 429.
@@ -101,6 +102,9 @@ impl Default for Config {
     }
 }
 
+/// Four of the engines' renewals.
+const LEASE_MS_MIN: u64 = 1_000;
+
 impl Config {
     /// Refuses values that cannot work, naming the field.
     pub(crate) fn check(&self) -> Result<(), String> {
@@ -123,8 +127,12 @@ impl Config {
                 return Err(format!("`{field}` must be at least 1"));
             }
         }
-        if self.lease_ms < 100 {
-            return Err("`lease_ms` must be at least 100: it is renewed every third of it".into());
+        if self.lease_ms < LEASE_MS_MIN {
+            return Err(format!(
+                "`lease_ms` must be at least {LEASE_MS_MIN}, not {}: engines renew every 250 ms, and \
+                 one late renewal must not end a request",
+                self.lease_ms
+            ));
         }
         let threshold = self.kvcache_balancing_threshold;
         if !threshold.is_finite() || threshold <= 0.0 {

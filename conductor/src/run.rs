@@ -22,6 +22,8 @@ use crate::text::Texts;
 
 /// Scheduler calls of one connection that are worked on at once; more wait.
 const SCHEDULE_CALLS_MAX: usize = 64;
+/// Scheduler calls that one connection may have open, those that wait included.
+const SCHEDULE_STREAMS_MAX: u32 = 128;
 /// After everything in flight has been cancelled: for telling the nodes.
 const ABORTS_WITHIN: Duration = Duration::from_secs(3);
 /// After draining: for clients to take the rest of their answers.
@@ -114,6 +116,7 @@ impl Conductor {
         let mut server = tokio::spawn(
             Server::builder()
                 .concurrency_limit_per_connection(SCHEDULE_CALLS_MAX)
+                .max_concurrent_streams(SCHEDULE_STREAMS_MAX)
                 .add_service(scheduler_service(cluster))
                 .serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned()),
         );

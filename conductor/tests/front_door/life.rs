@@ -90,7 +90,7 @@ async fn what_keeps_it_from_starting_is_one_clear_sentence() {
     check(&|config| config.listen = address, &format!("cannot listen on {address}")).await;
     check(&|config| config.grpc_listen = address, &format!("cannot listen on {address}")).await;
     check(&|config| config.request_deadline_ms = 0, "`request_deadline_ms`").await;
-    check(&|config| config.lease_ms = 10, "`lease_ms`").await;
+    check(&|config| config.lease_ms = 999, "`lease_ms` must be at least 1000, not 999").await;
     check(&|config| config.kvcache_balancing_threshold = f64::NAN, "`kvcache_balancing_threshold`")
         .await;
     check(&|config| config.models.push(config.models[0].clone()), "\"tiny\" twice").await;
@@ -126,4 +126,21 @@ async fn the_scheduler_answers_beside_the_front_door() {
     assert_eq!(reply.prefill.expect("prefill").node_id, "p");
     assert_eq!(reply.decode.expect("decode").node_id, "d");
     assert_eq!(world.log(), [], "nothing was reserved");
+}
+
+#[tokio::test]
+async fn a_connection_to_the_scheduler_may_have_a_bounded_number_of_calls_open() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let harness = Harness::start_unready(config(&[])).await;
+    let mut socket = tokio::net::TcpStream::connect(harness.grpc).await.expect("connects");
+    // HTTP/2: the preface and empty settings; the server's come first in return.
+    socket.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.expect("sends");
+    let mut head = [0; 9];
+    socket.read_exact(&mut head).await.expect("a frame");
+    let length = usize::from(u16::from_be_bytes([head[1], head[2]]));
+    assert_eq!((head[0], head[3]), (0, 4), "a frame of settings: {head:?}");
+    let mut settings = vec![0; length];
+    socket.read_exact(&mut settings).await.expect("settings");
+    let streams = settings.chunks(6).find(|setting| setting[..2] == [0, 3]);
+    assert_eq!(streams.expect("MAX_CONCURRENT_STREAMS")[2..], [0, 0, 0, 128]);
 }
