@@ -1,8 +1,10 @@
-//! The command line, without the flags of `up`, which stand beside their meaning in `up::flags`.
+//! The command line, without the flags of `up` and `doctor`, which stand beside their
+//! meaning.
 
 use std::path::PathBuf;
 
 use crate::daemon;
+use crate::doctor::Flags as DoctorFlags;
 use crate::up::flags::Flags as UpFlags;
 
 /// Disaggregated KV-cache serving for large language models.
@@ -30,6 +32,8 @@ pub enum Command {
     Engine(DaemonFlags),
     /// Prints the reference configuration of a daemon: every key with its meaning and default.
     Config(ConfigFlags),
+    /// Says what this host offers, what the transfer engine would choose, and measures it.
+    Doctor(DoctorFlags),
 }
 
 #[derive(Debug, clap::Args)]

@@ -1,11 +1,13 @@
 //! The one binary. `up` runs a whole cluster on this machine; `conductor`, `store-node` and
 //! `engine` are the daemons it starts, each also for use alone; `config` prints the reference
-//! configuration of a daemon. Nothing below this file reads the environment.
+//! configuration of a daemon, `doctor` says what a host offers. Nothing below this file reads the environment.
 #![forbid(unsafe_code)]
 
 mod args;
 mod config;
 mod daemon;
+mod doctor;
+mod memory;
 mod output;
 mod up;
 
@@ -33,6 +35,7 @@ fn main() -> ExitCode {
         Command::StoreNode(flags) => daemon::run(daemon::Kind::StoreNode, &flags),
         Command::Engine(flags) => daemon::run(daemon::Kind::Engine, &flags),
         Command::Config(flags) => config::print(&flags),
+        Command::Doctor(flags) => doctor::run(&flags, &std::env::temp_dir()),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

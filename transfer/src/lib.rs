@@ -38,6 +38,7 @@ mod start;
 mod submit;
 mod sync;
 mod tcp;
+pub mod topology;
 mod worker;
 pub mod write;
 

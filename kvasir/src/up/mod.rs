@@ -1,8 +1,7 @@
 //! `kvasir up`: a whole cluster on this machine, each part a process of its own.
 //!
 //! 1. [`flags`]: what was asked for
-//! 2. [`preflight`]: what can be known to fail before anything starts ([`memory`] among it), and
-//!    [`run_dir`]
+//! 2. [`preflight`]: what can be known to fail before anything starts, and [`run_dir`]
 //! 3. [`plan`]: every process with its addresses ([`ports`]) and configuration
 //! 4. [`supervise`]: starts, watches and ends the processes ([`child`], [`backoff`])
 //! 5. this file: the order of it all, and what is said to the person at the terminal
@@ -13,7 +12,6 @@ mod backoff;
 mod child;
 pub mod flags;
 mod http;
-mod memory;
 mod plan;
 mod ports;
 mod preflight;

@@ -10,7 +10,7 @@ use kvasir_store_node::Config as NodeConfig;
 use kvasir_store_node::config::ARENA_SLOTS_MIN;
 
 use super::flags::{Engines, Flags, HOST_PAGE_BYTES};
-use super::memory::available_bytes;
+use crate::memory::available_bytes;
 use crate::output::sentence;
 
 const BUNDLED_MODEL: &str = "configs/models/tiny-deepseek-v2";

@@ -1,0 +1,193 @@
+//! The host itself: cores, memory and its pages, limits of this process, what the kernel allows.
+
+use std::fs;
+use std::path::Path;
+
+use rustix::process::{Resource, getrlimit};
+
+use super::report::{Finding, Section};
+use crate::memory;
+
+/// Descriptors that a daemon with its connections may need.
+const FILES_WANTED: u64 = 4096;
+
+pub fn section(root: &Path) -> Section {
+    let mut findings =
+        vec![kernel(root), cores(root), memory_left(), hugepages(root), shared_pages(root)];
+    findings.push(locked_memory(getrlimit(Resource::Memlock).current));
+    findings.push(open_files(getrlimit(Resource::Nofile).current));
+    findings.push(io_uring(root));
+    Section { title: "host", findings }
+}
+
+fn kernel(root: &Path) -> Finding {
+    let release = word(root, "proc/sys/kernel/osrelease").unwrap_or_else(|| "unknown".into());
+    Finding::good("kernel", format!("Linux {release}"))
+}
+
+fn cores(root: &Path) -> Finding {
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+    let nodes = folders(root, "sys/devices/system/node", "node").len().max(1);
+    let says = format!("{cores} usable, {nodes} NUMA node{}", if nodes == 1 { "" } else { "s" });
+    if cores < 2 {
+        return Finding::advice(
+            "cores",
+            format!("{says}; a store node and an engine want one each"),
+        );
+    }
+    Finding::good("cores", says)
+}
+
+fn memory_left() -> Finding {
+    match memory::available_bytes() {
+        u64::MAX => Finding::advice("memory", "the system does not say how much is available"),
+        bytes => Finding::good("memory", format!("{:.1} GiB available", gib(bytes))),
+    }
+}
+
+fn hugepages(root: &Path) -> Finding {
+    let mut reserved = Vec::new();
+    for folder in folders(root, "sys/kernel/mm/hugepages", "hugepages-") {
+        let read = |file: &str| -> u64 {
+            let path = format!("sys/kernel/mm/hugepages/{folder}/{file}");
+            word(root, &path).and_then(|text| text.parse().ok()).unwrap_or(0)
+        };
+        let (all, free) = (read("nr_hugepages"), read("free_hugepages"));
+        if all > 0 {
+            let size = folder.trim_start_matches("hugepages-");
+            reserved.push(format!("{free} of {all} of {size} are free"));
+        }
+    }
+    if reserved.is_empty() {
+        let says = "none reserved: the arena lies in ordinary pages, of which a network card must \
+                    know many; reserve some with `sysctl vm.nr_hugepages=N`";
+        return Finding::absent("hugepages", says);
+    }
+    Finding::good("hugepages", reserved.join(", "))
+}
+
+fn shared_pages(root: &Path) -> Finding {
+    let mode = word(root, "sys/kernel/mm/transparent_hugepage/shmem_enabled").unwrap_or_default();
+    let chosen = mode.split(['[', ']']).nth(1).unwrap_or("unknown");
+    match chosen {
+        "always" | "within_size" | "advise" | "force" => {
+            Finding::good("large pages", format!("shared memory may get them ({chosen})"))
+        }
+        _ => Finding::advice(
+            "large pages",
+            "shared memory gets none by itself; allow it with `echo advise > \
+             /sys/kernel/mm/transparent_hugepage/shmem_enabled`",
+        ),
+    }
+}
+
+fn locked_memory(limit: Option<u64>) -> Finding {
+    match limit {
+        None => Finding::good("locked memory", "unlimited"),
+        Some(bytes) => Finding::advice(
+            "locked memory",
+            format!(
+                "{} KiB: RDMA devices need the whole arena locked; set `ulimit -l unlimited` or \
+                 LimitMEMLOCK=infinity",
+                bytes >> 10
+            ),
+        ),
+    }
+}
+
+fn open_files(limit: Option<u64>) -> Finding {
+    match limit {
+        Some(files) if files < FILES_WANTED => Finding::advice(
+            "open files",
+            format!("{files}: many connections need more; set `ulimit -n {FILES_WANTED}` or more"),
+        ),
+        Some(files) => Finding::good("open files", files.to_string()),
+        None => Finding::good("open files", "unlimited"),
+    }
+}
+
+fn io_uring(root: &Path) -> Finding {
+    match word(root, "proc/sys/kernel/io_uring_disabled").as_deref() {
+        None => Finding::absent(
+            "io_uring",
+            "this kernel does not say that it has it: reads and writes of an SSD are plain calls",
+        ),
+        Some("0") => Finding::good("io_uring", "allowed by the kernel"),
+        Some(_) => Finding::advice(
+            "io_uring",
+            "switched off: an SSD is slower with plain calls; allow it with `sysctl \
+             kernel.io_uring_disabled=0`",
+        ),
+    }
+}
+
+fn gib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1u32 << 30)
+}
+
+fn word(root: &Path, path: &str) -> Option<String> {
+    Some(fs::read_to_string(root.join(path)).ok()?.trim().to_owned())
+}
+
+/// Names below `path` that begin with `prefix` and go on with a digit, sorted.
+fn folders(root: &Path, path: &str, prefix: &str) -> Vec<String> {
+    let entries = fs::read_dir(root.join(path)).into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let is_one = |name: &String| {
+        name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    };
+    let mut names: Vec<String> = names.filter(is_one).collect();
+    names.sort();
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::report::Standing;
+    use super::*;
+
+    fn machine(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        root
+    }
+
+    fn check(finding: Finding, standing: Standing, word: &str) {
+        assert_eq!(finding.standing, standing, "{finding:?}");
+        assert!(finding.says.contains(word), "{finding:?}");
+    }
+
+    #[test]
+    fn hugepages_are_counted_by_size() {
+        check(hugepages(machine(&[]).path()), Standing::Absent, "vm.nr_hugepages");
+        let folder = "sys/kernel/mm/hugepages/hugepages-2048kB";
+        let (all, free) = (format!("{folder}/nr_hugepages"), format!("{folder}/free_hugepages"));
+        let root = machine(&[(&all, "8\n"), (&free, "5\n")]);
+        check(hugepages(root.path()), Standing::Good, "5 of 8 of 2048kB");
+    }
+
+    #[test]
+    fn limits_that_are_too_low_say_how_to_raise_them() {
+        check(locked_memory(Some(65_536)), Standing::Advice, "64 KiB");
+        check(locked_memory(None), Standing::Good, "unlimited");
+        check(open_files(Some(1024)), Standing::Advice, "ulimit -n 4096");
+        check(open_files(Some(1 << 20)), Standing::Good, "1048576");
+    }
+
+    #[test]
+    fn what_the_kernel_allows_is_read() {
+        let path = "proc/sys/kernel/io_uring_disabled";
+        check(io_uring(machine(&[]).path()), Standing::Absent, "plain calls");
+        check(io_uring(machine(&[(path, "0\n")]).path()), Standing::Good, "allowed");
+        check(io_uring(machine(&[(path, "2\n")]).path()), Standing::Advice, "sysctl");
+        let path = "sys/kernel/mm/transparent_hugepage/shmem_enabled";
+        let root = machine(&[(path, "always within_size [advise] never deny force\n")]);
+        check(shared_pages(root.path()), Standing::Good, "advise");
+        let root = machine(&[(path, "always within_size advise [never] deny force\n")]);
+        check(shared_pages(root.path()), Standing::Advice, "shmem_enabled");
+    }
+}

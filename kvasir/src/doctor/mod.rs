@@ -1,0 +1,70 @@
+//! `kvasir doctor`: what this host offers, what the transfer engine would choose and why, and what
+//! the chosen ways really carry.
+//!
+//! 1. [`host`], [`devices`]: facts, each read from the system
+//! 2. [`choice`]: what the engine would use to reach a peer, from those facts
+//! 3. [`probe`]: measured, on this host alone or between two ([`pair`])
+//! 4. [`report`]: how it is told, as text or JSON
+//!
+//! What is missing is a sentence that says what it is good for and how to get it, never a failure:
+//! only a probe that was asked for and could not be made ends in an error.
+
+mod choice;
+mod devices;
+mod host;
+mod pair;
+mod probe;
+mod report;
+
+use std::error::Error;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use crate::output::{print, say};
+use report::Report;
+
+#[derive(Debug, Clone, clap::Args)]
+pub struct Flags {
+    /// Prints JSON instead of text.
+    #[arg(long)]
+    pub json: bool,
+
+    /// Only looks; measures nothing.
+    #[arg(long, conflicts_with_all = ["serve", "peer"])]
+    pub no_probe: bool,
+
+    /// Waits here for the other half of a probe between two hosts, which `--peer` starts there.
+    /// Whoever reaches the port may probe, one after another; nothing else is served.
+    #[arg(long, value_name = "ADDRESS:PORT", conflicts_with_all = ["peer", "json"])]
+    pub serve: Option<SocketAddr>,
+
+    /// Probes the way to the host where `kvasir doctor --serve` waits.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub peer: Option<SocketAddr>,
+}
+
+pub fn run(flags: &Flags, temporary: &Path) -> Result<(), Box<dyn Error>> {
+    if let Some(address) = flags.serve {
+        return pair::serve(address, temporary);
+    }
+    let root = Path::new("/");
+    let found = devices::read(root);
+    let mut report = Report::default();
+    report.sections.push(host::section(root));
+    report.sections.push(devices::section(root, &found));
+    report.sections.push(choice::section(&found));
+    if let Some(peer) = flags.peer {
+        report.probes.push(pair::probe(peer, temporary)?);
+    } else if !flags.no_probe {
+        if !flags.json {
+            say("measuring, for a few seconds …\n");
+        }
+        report.probes.extend(probe::loopback(temporary)?);
+    }
+    if flags.json {
+        say(&serde_json::to_string_pretty(&report)?);
+    } else {
+        print(&report.to_string());
+    }
+    Ok(())
+}

@@ -1,0 +1,95 @@
+//! `kvasir doctor` as somebody meets it who has just installed it.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+
+const KVASIR: &str = env!("CARGO_BIN_EXE_kvasir");
+
+fn doctor(arguments: &[&str]) -> Output {
+    let mut command = Command::new(KVASIR);
+    command.args(["--log", "warn", "doctor"]).args(arguments).stdin(Stdio::null());
+    command.output().expect("it can be started")
+}
+
+fn said(output: &Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout.clone()).expect("UTF-8")
+}
+
+/// The half that waits, ended with the test.
+struct Server {
+    child: Child,
+    port: String,
+}
+
+impl Server {
+    fn start() -> Server {
+        let mut child = Command::new(KVASIR)
+            .args(["--log", "warn", "doctor", "--serve", "127.0.0.1:0"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("it can be started");
+        let mut line = String::new();
+        let output = child.stdout.as_mut().expect("a pipe");
+        BufReader::new(output).read_line(&mut line).expect("it says where it waits");
+        let port = line.trim().rsplit(':').next().expect("a port").to_owned();
+        Server { child, port }
+    }
+
+    fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.child.kill().expect("it runs");
+        self.child.wait().expect("it is our child");
+    }
+}
+
+#[test]
+fn it_says_what_the_host_offers_and_what_would_be_chosen() {
+    let text = said(&doctor(&["--no-probe"]));
+    for word in ["host", "devices", "would choose", "locked memory", "same host", "other hosts"] {
+        assert!(text.contains(word), "{word} is missing in {text}");
+    }
+    assert!(!text.contains("measured"), "{text}");
+}
+
+#[test]
+fn both_domains_are_measured_on_one_host() {
+    let text = said(&doctor(&["--json"]));
+    let report: Value = serde_json::from_str(&text).expect("JSON and nothing else");
+    let probes = report["probes"].as_array().expect("a list");
+    let ways: Vec<&str> = probes.iter().filter_map(|probe| probe["way"].as_str()).collect();
+    assert_eq!(ways, ["shm on this host", "tcp on this host"]);
+    for point in probes.iter().flat_map(|probe| probe["points"].as_array().expect("a list")) {
+        assert!(point["gigabytes_per_s"].as_f64().is_some_and(|rate| rate > 0.0), "{point}");
+        assert!(point["p50_us"].as_f64() <= point["p99_us"].as_f64(), "{point}");
+    }
+}
+
+#[test]
+fn two_of_them_measure_the_way_between_them_and_strangers_do_not_end_the_server() {
+    let server = Server::start();
+    let mut stranger = TcpStream::connect(server.address()).expect("it listens");
+    stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("it reads");
+    drop(stranger);
+    let text = said(&doctor(&["--peer", &server.address()]));
+    assert!(text.contains(&format!("measured: from 127.0.0.1 to {}", server.address())), "{text}");
+}
+
+#[test]
+fn a_peer_that_cannot_be_reached_is_one_sentence() {
+    let output = doctor(&["--peer", "127.0.0.1:1"]);
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{complaint}");
+    assert_eq!(complaint.lines().count(), 1, "{complaint}");
+    assert!(complaint.contains("kvasir doctor --serve"), "{complaint}");
+}

@@ -1,0 +1,241 @@
+//! Which network devices are near which memory: a matrix of memory location to preferred and
+//! secondary devices (Mooncake, FAST '25, section 3.2.2), read from the system ([`sysfs`]), written
+//! and overridden as JSON, exchanged with peers, and the rule by which devices of two hosts pair up.
+//!
+//! ```json
+//! {"cpu:0": {"preferred": ["mlx5_0"], "secondary": ["mlx5_1"]},
+//!  "cuda:0": {"preferred": ["mlx5_1"], "secondary": ["mlx5_0"]}}
+//! ```
+
+mod sysfs;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// Where memory lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Location {
+    /// Host memory of a NUMA node, written `cpu:0`.
+    Cpu { node: u32 },
+    /// Memory of a GPU in the order of PCI addresses, written `cuda:0`.
+    Gpu { index: u32 },
+}
+
+/// The devices for one memory location.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Preference {
+    /// As near as any: used first, all of them.
+    pub preferred: Vec<String>,
+    /// Farther away: used while no preferred one works.
+    pub secondary: Vec<String>,
+}
+
+/// The matrix.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Topology {
+    locations: BTreeMap<Location, Preference>,
+}
+
+/// Why an override was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum TopologyError {
+    #[error(
+        "the topology is no JSON of the form {{\"cpu:0\": {{\"preferred\": [\"mlx5_0\"]}}}}: {0}"
+    )]
+    Json(#[from] serde_json::Error),
+    #[error("the topology names {device} twice for {location}")]
+    Twice { location: Location, device: String },
+    #[error("the topology names {device} for {location}, and this host has {}", known.join(", "))]
+    Unknown { location: Location, device: String, known: Vec<String> },
+}
+
+/// One local device and the one of the peer that it talks to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DevicePair {
+    pub local: String,
+    pub remote: String,
+}
+
+impl Topology {
+    /// Reads this host's devices. Empty where there are no RDMA devices.
+    pub fn of_this_host() -> Topology {
+        Topology::read(Path::new("/"))
+    }
+
+    /// As [`Topology::of_this_host`], with `/sys` and `/proc` below another folder.
+    pub fn read(root: &Path) -> Topology {
+        sysfs::read(root)
+    }
+
+    /// A matrix that somebody wrote, in place of what the system says.
+    ///
+    /// # Errors
+    /// [`TopologyError`] when it is malformed or names a device that is not among `known`.
+    pub fn from_json(text: &str, known: &[String]) -> Result<Topology, TopologyError> {
+        let topology: Topology = serde_json::from_str(text)?;
+        for (location, preference) in &topology.locations {
+            let location = *location;
+            let mut seen: Vec<&String> = Vec::new();
+            for device in preference.preferred.iter().chain(&preference.secondary) {
+                if seen.contains(&device) {
+                    return Err(TopologyError::Twice { location, device: device.clone() });
+                }
+                if !known.contains(device) {
+                    let (device, known) = (device.clone(), known.to_vec());
+                    return Err(TopologyError::Unknown { location, device, known });
+                }
+                seen.push(device);
+            }
+        }
+        Ok(topology)
+    }
+
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("strings and lists are always JSON")
+    }
+
+    pub fn locations(&self) -> impl Iterator<Item = (Location, &Preference)> {
+        self.locations.iter().map(|(location, preference)| (*location, preference))
+    }
+
+    /// Every device of the matrix, once, sorted.
+    pub fn devices(&self) -> Vec<String> {
+        let mut devices: Vec<String> = self
+            .locations
+            .values()
+            .flat_map(|preference| preference.preferred.iter().chain(&preference.secondary))
+            .cloned()
+            .collect();
+        devices.sort();
+        devices.dedup();
+        devices
+    }
+
+    /// The devices to use for memory at `location`, of those that work: the preferred ones, or the
+    /// secondary ones while no preferred one does.
+    pub fn choose(&self, location: Location, works: impl Fn(&str) -> bool) -> Vec<String> {
+        let Some(preference) = self.locations.get(&location) else { return Vec::new() };
+        let working = |devices: &[String]| -> Vec<String> {
+            devices.iter().filter(|device| works(device)).cloned().collect()
+        };
+        let preferred = working(&preference.preferred);
+        if preferred.is_empty() { working(&preference.secondary) } else { preferred }
+    }
+}
+
+/// How the chosen devices of two hosts talk: the i-th local one with the i-th remote one, and where
+/// one side has fewer, its devices serve several of the other's in turn. Both sides come to the same
+/// pairs, so a link of either direction runs between the same two devices.
+pub fn pair_devices(local: &[String], remote: &[String]) -> Vec<DevicePair> {
+    if local.is_empty() || remote.is_empty() {
+        return Vec::new();
+    }
+    (0..local.len().max(remote.len()))
+        .map(|at| DevicePair {
+            local: local[at % local.len()].clone(),
+            remote: remote[at % remote.len()].clone(),
+        })
+        .collect()
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Location::Cpu { node } => write!(f, "cpu:{node}"),
+            Location::Gpu { index } => write!(f, "cuda:{index}"),
+        }
+    }
+}
+
+impl FromStr for Location {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let wrong = || format!("{text:?} is no memory location: write cpu:0 or cuda:0");
+        let (kind, number) = text.split_once(':').ok_or_else(wrong)?;
+        let number = number.parse().map_err(|_| wrong())?;
+        match kind {
+            "cpu" => Ok(Location::Cpu { node: number }),
+            "cuda" => Ok(Location::Gpu { index: number }),
+            _ => Err(wrong()),
+        }
+    }
+}
+
+impl TryFrom<String> for Location {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<Location> for String {
+    fn from(location: Location) -> String {
+        location.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(devices: &[&str]) -> Vec<String> {
+        devices.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn a_matrix_reads_back_and_mistakes_in_it_are_named() {
+        let known = names(&["mlx5_0", "mlx5_1"]);
+        let text = r#"{"cpu:0":{"preferred":["mlx5_0"],"secondary":["mlx5_1"]}}"#;
+        let topology = Topology::from_json(text, &known).unwrap();
+        assert_eq!(topology.to_json(), text);
+        assert_eq!(topology.devices(), known);
+        let check = |text: &str, word: &str| {
+            let error = Topology::from_json(text, &known).unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        };
+        check(r#"{"cpu":{}}"#, "cpu:0");
+        check(r#"{"cpu:0":{"prefered":[]}}"#, "prefered");
+        check(r#"{"cpu:0":{"preferred":["eth9"]}}"#, "mlx5_0, mlx5_1");
+        check(r#"{"cpu:0":{"preferred":["mlx5_0"],"secondary":["mlx5_0"]}}"#, "twice");
+    }
+
+    #[test]
+    fn secondary_devices_serve_while_no_preferred_one_works() {
+        let known = names(&["a", "b", "c"]);
+        let text = r#"{"cuda:1":{"preferred":["a","b"],"secondary":["c"]}}"#;
+        let topology = Topology::from_json(text, &known).unwrap();
+        let gpu = Location::Gpu { index: 1 };
+        assert_eq!(topology.choose(gpu, |_| true), ["a", "b"]);
+        assert_eq!(topology.choose(gpu, |device| device != "a"), ["b"]);
+        assert_eq!(topology.choose(gpu, |device| device == "c"), ["c"]);
+        assert!(topology.choose(gpu, |_| false).is_empty());
+        assert!(topology.choose(Location::Cpu { node: 0 }, |_| true).is_empty());
+    }
+
+    #[test]
+    fn both_sides_come_to_the_same_pairs() {
+        let check = |local: &[&str], remote: &[&str], expected: &[(&str, &str)]| {
+            let pairs = pair_devices(&names(local), &names(remote));
+            let seen: Vec<_> =
+                pairs.iter().map(|pair| (pair.local.as_str(), pair.remote.as_str())).collect();
+            assert_eq!(seen, expected);
+            let back = pair_devices(&names(remote), &names(local));
+            assert!(
+                pairs.iter().zip(&back).all(|(a, b)| a.local == b.remote && a.remote == b.local)
+            );
+        };
+        check(&["a", "b"], &["x", "y"], &[("a", "x"), ("b", "y")]);
+        check(&["a"], &["x", "y"], &[("a", "x"), ("a", "y")]);
+        check(&["a", "b", "c"], &["x", "y"], &[("a", "x"), ("b", "y"), ("c", "x")]);
+        check(&[], &["x"], &[]);
+    }
+}
