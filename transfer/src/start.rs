@@ -77,7 +77,7 @@ fn run(worker: Worker, shared: &Shared) {
     // What the worker owned is gone when it has unwound, and nothing else looks at it.
     let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| worker.run()));
     shared.close();
-    shared.ended(ended.as_ref().map(|()| ()).map_err(|_| WriteError::Cancelled));
+    shared.ended(if ended.is_ok() { Ok(()) } else { Err(WriteError::Cancelled) });
     if let Err(panic) = ended {
         std::panic::resume_unwind(panic);
     }
