@@ -78,8 +78,9 @@ pub struct TransferConfig {
     /// Immediates that nobody waits for: arrived but not expected yet, or reached but not cancelled yet.
     /// Beyond it the oldest is forgotten.
     pub early_imms_max: usize,
-    /// Connections of peers to here, and connections from here. Beyond either the one that was idle for
-    /// longest is closed, if it was for `peer_timeout_ms`; otherwise the new one is.
+    /// Connections of peers to here (ended ones included whose writer has not finished its copy), and
+    /// connections from here. Beyond either the one that was idle for longest is closed, if it was for
+    /// `peer_timeout_ms`; otherwise the new one is.
     pub connections_max: usize,
     /// How long an idle worker polls before it sleeps.
     pub spin_us: u64,

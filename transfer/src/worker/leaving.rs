@@ -26,6 +26,10 @@ impl Leaving {
         self.0.is_empty()
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// Copies into any region.
     pub(super) fn all(&self) -> Vec<Copying> {
         self.0.iter().map(|writer| writer.copying.clone()).collect()

@@ -335,7 +335,8 @@ impl Links {
     }
 
     fn add_incoming(&mut self, domain: Domain, socket: OwnedFd, hub: &mut Hub) {
-        if self.incoming.len() >= hub.shared.config.connections_max {
+        // Whoever ends connections in the middle of copies does not get more room by it.
+        if self.incoming.len() + self.leaving.len() >= hub.shared.config.connections_max {
             let Some(idle) = self.idle_incoming(hub) else {
                 hub.metrics.of(domain).not_admitted.inc();
                 return;

@@ -36,6 +36,10 @@ struct Receiver {
 
 impl Receiver {
     fn start() -> Self {
+        Receiver::with_room_for(TransferConfig::default().connections_max)
+    }
+
+    fn with_room_for(connections_max: usize) -> Self {
         let run_dir = tempfile::tempdir().expect("a directory");
         let (registry, events) = (prometheus::Registry::new(), Arc::new(Mutex::new(Vec::new())));
         let heard = Arc::clone(&events);
@@ -43,7 +47,8 @@ impl Receiver {
             on_peer: Box::new(move |event| heard.lock().expect("events").push(event)),
             ..Handlers::default()
         };
-        let engine = TransferEngine::start(config(run_dir.path()), handlers, &registry);
+        let config = TransferConfig { connections_max, ..config(run_dir.path()) };
+        let engine = TransferEngine::start(config, handlers, &registry);
         Receiver { engine: engine.expect("started"), registry, events, run_dir }
     }
 
@@ -180,6 +185,26 @@ fn a_copy_is_waited_for_by_everyone_who_asks_after_a_cut_off() {
     raw.set_epoch(8);
     waiting.iter().for_each(|flag| ends("it has ended", flag));
     ends("another peer is not waited for", &revoke(&receiver));
+}
+
+#[test]
+fn a_connection_that_ended_in_the_middle_of_a_copy_keeps_its_place_until_the_copy_has_ended() {
+    let receiver = Receiver::with_room_for(1);
+    let raw = Raw::admitted(&receiver);
+    raw.set_epoch(1);
+    raw.say_rubbish();
+    let registry = prometheus::Registry::new();
+    let config = config(receiver.run_dir.path());
+    let other = TransferEngine::start(config, Handlers::default(), &registry).expect("started");
+    let send = || {
+        let peer = other.connect(&receiver.engine.endpoint()).expect("reachable");
+        let (done, sent) = Completion::future();
+        other.send(peer, b"hello".to_vec(), LONG, done).expect("accepted");
+        sent.wait()
+    };
+    assert_eq!(send(), Err(kvasir_transfer::WriteError::PeerGone));
+    raw.set_epoch(2);
+    until("there is room", || send().is_ok());
 }
 
 #[test]
