@@ -90,6 +90,11 @@ impl Blocks {
     /// Pins the longest committed prefix of a chain for an engine, under a name it chose. An empty
     /// answer holds nothing.
     ///
+    /// It names no namespace because the keys do: a chain begins at the hash of its namespace, so
+    /// whoever can name a key of it knows the namespace (or reads this node's events, which are not
+    /// for tenants). And the blocks of one chain are of one namespace: none is sealed after a block
+    /// of another one.
+    ///
     /// # Errors
     /// [`GetError`]; then nothing was pinned.
     pub fn get(

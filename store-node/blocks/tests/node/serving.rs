@@ -3,7 +3,7 @@
 use kvasir_blocks::{AttachEpoch, BlockChange, Busy, Commit, GetError, Options};
 use kvasir_proto::Generation;
 
-use crate::support::{EPOCH, Node, chain, key, options, request, share, sums};
+use crate::support::{EPOCH, Node, chain, chain_in, key, namespace, options, request, share, sums};
 
 #[test]
 fn an_engine_pins_the_longest_prefix_by_a_name_of_its_own() {
@@ -22,6 +22,26 @@ fn an_engine_pins_the_longest_prefix_by_a_name_of_its_own() {
     assert!(!node.blocks.unpin(EPOCH, 2), "an empty answer holds nothing");
     assert!(node.blocks.unpin(AttachEpoch(2), 1));
     node.assert_idle();
+}
+
+#[test]
+fn the_keys_of_another_namespace_pin_nothing_even_where_they_go_on_from_a_chain_that_is_here() {
+    let mut node = Node::new(8);
+    node.fill("1p", "abc");
+    let tenant = chain_in("tenant", "abc");
+    assert_eq!(node.blocks.get(EPOCH, 1, &tenant), Ok(vec![]));
+    let mixed = [&chain("ab")[..], &tenant[2..]].concat();
+    assert_eq!(node.blocks.get(EPOCH, 2, &mixed).expect("to pin").len(), 2);
+    // Nor does a block of another namespace ever follow one of this: it would be found here.
+    let mut lying = request("2p", "abcd", 1);
+    lying.namespace = namespace("tenant");
+    node.allocate(&lying).expect("there is room");
+    node.blocks.bind(share("2p"), EPOCH).expect("to bind");
+    for page in 0..4 {
+        let _ = node.blocks.commit_page(share("2p"), page, vec![1]);
+    }
+    assert_eq!(node.blocks.get(EPOCH, 3, &chain("abcd")).expect("to pin").len(), 3);
+    node.check();
 }
 
 #[test]
