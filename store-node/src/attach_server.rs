@@ -27,6 +27,8 @@ const SOCKET_PATH_MAX: usize = 107;
 /// Connections whose token is waited for at once; more wait in the socket's queue.
 const HANDOVERS_MAX: usize = 8;
 const TOKEN_TIMEOUT: Duration = Duration::from_secs(5);
+/// Calls open at once on one connection; an engine has one.
+const STREAMS_MAX: u32 = 8;
 
 /// Both sockets, bound.
 #[derive(Debug)]
@@ -69,6 +71,7 @@ impl AttachSockets {
         let service = AttachService { node: node.clone() };
         let handovers = tokio::spawn(take_handovers(self.descriptors, node, stop.clone()));
         let served = tonic::transport::Server::builder()
+            .max_concurrent_streams(STREAMS_MAX)
             .add_service(AttachServer::new(service))
             .serve_with_incoming_shutdown(
                 UnixListenerStream::new(self.attach),

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 
 use common::*;
 use kvasir_proto::{BlockKey, Share, Side, v1};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_stream::StreamExt;
 
 const P: fn(u64) -> Share = |serial| share(serial, Side::Prefill);
@@ -170,6 +171,21 @@ async fn http_answers_beside_grpc_and_unknown_requests_are_refused() {
     assert_eq!(unknown.code(), tonic::Code::NotFound);
     assert!(!node.renew(P(1), 1000).await);
     node.is_quiet().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_may_have_a_bounded_number_of_calls_open() {
+    let node = TestNode::start(Domain::Shm).await;
+    let mut stream = node.connect().await;
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.expect("sent");
+    stream.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.expect("settings of our own");
+    let mut head = [0; 9];
+    stream.read_exact(&mut head).await.expect("a frame");
+    assert_eq!((head[0], head[3]), (0, 4), "settings come first");
+    let mut settings = vec![0; usize::from(u16::from_be_bytes([head[1], head[2]]))];
+    stream.read_exact(&mut settings).await.expect("the settings");
+    let max = settings.chunks(6).find(|setting| setting[..2] == [0, 3]).expect("a bound");
+    assert_eq!(max[2..], 1_024u32.to_be_bytes());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

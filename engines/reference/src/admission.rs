@@ -33,6 +33,11 @@ impl Admission {
         Some(Admitted { _permit: permit, waiting_prompt_tokens: prompt_tokens, total })
     }
 
+    /// Requests inside at most.
+    pub fn requests_max(&self) -> u32 {
+        self.requests_max
+    }
+
     /// Requests inside, running or waiting.
     pub fn requests(&self) -> u32 {
         self.requests_max.saturating_sub(self.permits.available_permits() as u32)

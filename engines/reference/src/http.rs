@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
@@ -20,6 +21,14 @@ use tonic::transport::server::TcpIncoming;
 use crate::inbox::Inbox;
 use crate::service::EngineService;
 
+/// Calls that one connection may have open beyond those that the engine admits, so that who comes
+/// when it is full is told so, and does not wait unseen for a stream.
+const SPARE_STREAMS: u32 = 256;
+/// A connection that is silent for so long is asked whether it lives, and has so long to answer: a
+/// conductor that hangs or is cut off leaves no requests running for ever.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+
 /// Serves until `stopped`.
 ///
 /// # Errors
@@ -30,12 +39,16 @@ pub async fn serve<A: Send + 'static>(
     registry: Registry,
     stopped: CancellationToken,
 ) -> Result<(), tonic::transport::Error> {
+    let streams_max = service.shared.admission.requests_max().saturating_add(SPARE_STREAMS);
     let pages = pages(Arc::clone(&service.inbox), registry);
     let grpc = Routes::new(EngineServer::new(service)).into_axum_router();
     // A token is a small message: it must not wait for the next one.
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     Server::builder()
         .accept_http1(true)
+        .max_concurrent_streams(streams_max)
+        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
         .add_routes(Routes::from(grpc.merge(pages)))
         .serve_with_incoming_shutdown(incoming, stopped.cancelled_owned())
         .await

@@ -128,9 +128,12 @@ impl TestNode {
         .await;
     }
 
+    pub async fn connect(&self) -> tokio::net::TcpStream {
+        tokio::net::TcpStream::connect(self.running.address()).await.expect("a connection")
+    }
+
     pub async fn get(&self, path: &str) -> (u16, String) {
-        let address = self.running.address();
-        let mut stream = tokio::net::TcpStream::connect(address).await.expect("a connection");
+        let mut stream = self.connect().await;
         let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.expect("sent");
         let mut answer = String::new();
