@@ -11,13 +11,14 @@ use kvasir_store_node::attach::{AttachError, AttachOptions, EngineAttachment};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use crate::Error;
 use crate::inbox::Inbox;
 use crate::metrics::Metrics;
 use crate::model::{Cache, CacheSpec, KvDtype, Model, SequenceStep, StepError, Workspace};
 use crate::ports::{CachePort, Compute, PortLost};
 use crate::worker::{Attachment, WaitPort};
 
-const BACK_OFF_MIN: Duration = Duration::from_millis(100);
+pub(crate) const BACK_OFF_MIN: Duration = Duration::from_millis(100);
 const BACK_OFF_MAX: Duration = Duration::from_secs(2);
 
 /// An attachment as the scheduler sees it.
@@ -127,28 +128,35 @@ pub struct AttachLoop {
 
 impl AttachLoop {
     /// Runs until `shutdown`, or until the compute thread has ended.
-    pub async fn run(mut self, shutdown: CancellationToken) {
+    ///
+    /// # Errors
+    /// [`Error::Refused`].
+    pub async fn run(mut self, shutdown: CancellationToken) -> Result<(), Error> {
         loop {
             let Some(attachment) = shutdown.run_until_cancelled(self.connect()).await else {
-                return;
+                return Ok(());
             };
-            self.hand_over(attachment);
+            self.hand_over(attachment?);
             let lost = match shutdown.run_until_cancelled(self.lost.recv()).await {
                 Some(Some(lost)) => lost,
-                Some(None) | None => return,
+                Some(None) | None => return Ok(()),
             };
             self.metrics.attach_epoch.set(0);
             tracing::warn!(%lost, "the store node was lost; attaching again");
         }
     }
 
-    /// Tries until a node answers. Each new reason is logged once.
-    async fn connect(&self) -> EngineAttachment {
+    /// Tries until a node takes it. Each new reason is logged once.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] when it would be refused again.
+    async fn connect(&self) -> Result<EngineAttachment, Error> {
         let mut back_off = BACK_OFF_MIN;
         let mut said = String::new();
         loop {
             let why = match EngineAttachment::connect(self.options.clone()).await {
-                Ok(attachment) => return attachment,
+                Ok(attachment) => return Ok(attachment),
+                Err(AttachError::Refused(why)) => return Err(Error::Refused(why)),
                 Err(why) => why.to_string(),
             };
             if why != said {

@@ -17,6 +17,9 @@ pub enum Error {
     Tokenizer { path: PathBuf, why: String },
     #[error("cannot listen on {address}: {source}")]
     Listen { address: SocketAddr, source: std::io::Error },
+    /// Trying again would not help.
+    #[error("the store node refused this engine: {0}")]
+    Refused(String),
     #[error("cannot write the layer log {}: {source}", path.display())]
     LayerLog { path: PathBuf, source: std::io::Error },
     #[error("the gRPC server stopped: {0}")]

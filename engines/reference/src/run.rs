@@ -141,7 +141,14 @@ impl Engine {
             metrics: shared.metrics.clone(),
             model: Arc::clone(&model),
         };
-        let attaching = tokio::spawn(attach_loop.run(shutdown.clone()));
+        let (refuse, refused) = oneshot::channel();
+        let until = shutdown.clone();
+        let attaching = tokio::spawn(async move {
+            if let Err(error) = attach_loop.run(until).await {
+                // Nobody listens only when the engine ends for another reason.
+                let _ = refuse.send(error);
+            }
+        });
         let limits = limits(&config, &model);
         let service = EngineService { limits, shared, inbox: Arc::clone(&inbox) };
         let drained = CancellationToken::new();
@@ -149,6 +156,7 @@ impl Engine {
         let ended = tokio::select! {
             () = shutdown.cancelled() => Ok(()),
             _ = &mut compute_ended => Err(Error::Compute),
+            Ok(error) = refused => Err(error),
             served = &mut server => return served.map_err(|_| Error::Compute)?.map_err(Error::from),
         };
         inbox.stop();

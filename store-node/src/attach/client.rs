@@ -56,7 +56,7 @@ pub enum AttachError {
     /// Nobody answers there (yet): try again later.
     #[error("no store node answers at {path}: {reason}")]
     Unreachable { path: PathBuf, reason: String },
-    /// The node said no, in these words.
+    /// The node said no, in these words, and will say so again until something is set otherwise.
     #[error("the store node refused the attach: {0}")]
     Refused(String),
     /// The node is gone or has detached this engine: attach anew.
@@ -405,9 +405,14 @@ async fn request(
         pid: std::process::id(),
     };
     let reply = v1::attach_client::AttachClient::new(channel).attach(request).await;
+    use tonic::Code::{FailedPrecondition, InvalidArgument, Unimplemented};
     reply.map(tonic::Response::into_inner).map_err(|status| match status.code() {
-        tonic::Code::Unavailable => unreachable(status.message().into()),
-        _ => AttachError::Refused(status.message().into()),
+        // What it says after it has looked at the request. Everything else is a node that cannot
+        // take an engine just now, or that was lost in the middle of the call.
+        InvalidArgument | FailedPrecondition | Unimplemented => {
+            AttachError::Refused(status.message().into())
+        }
+        _ => unreachable(status.message().into()),
     })
 }
 

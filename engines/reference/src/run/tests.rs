@@ -82,6 +82,84 @@ async fn without_a_node_it_lives_is_not_ready_and_refuses_calls() {
     running.await.expect("no panic").expect("it stops as asked");
 }
 
+/// A store node of so much memory.
+async fn node(dir: &Path, arena_bytes: u64) -> kvasir_store_node::Running {
+    let config = kvasir_store_node::Config {
+        listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+        attach_dir: dir.join("node"),
+        arena_bytes,
+        ..kvasir_store_node::Config::default()
+    };
+    kvasir_store_node::start(config).await.expect("a node")
+}
+
+#[tokio::test]
+async fn a_node_that_will_never_take_it_ends_it_with_what_to_set() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let _node = node(dir.path(), 4096).await;
+    let why = refusal(Config { attach_dir: dir.path().join("node"), ..config(dir.path()) }).await;
+    assert!(why.contains("refused this engine") && why.contains("set `arena_bytes` to"), "{why}");
+}
+
+#[tokio::test]
+async fn a_node_that_has_another_engine_is_asked_again_until_that_one_has_left() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let _node = node(dir.path(), 64 << 20).await;
+    let start = async || {
+        let config = Config { attach_dir: dir.path().join("node"), ..config(dir.path()) };
+        let listener = TcpListener::bind(config.listen).await.expect("a port");
+        let address = listener.local_addr().expect("an address").to_string();
+        let engine = Engine::start(config.clone(), load(&config).await.expect("the model"));
+        let engine = engine.expect("it starts");
+        let (metrics, shutdown) = (engine.shared.metrics.clone(), CancellationToken::new());
+        let running = tokio::spawn(engine.serve(listener, address, shutdown.clone()));
+        (metrics, shutdown, running)
+    };
+    let (first, end_first, first_running) = start().await;
+    while first.attaches.get() == 0 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let (second, end_second, second_running) = start().await;
+    tokio::time::sleep(2 * crate::attach::BACK_OFF_MIN).await;
+    assert!(!second_running.is_finished() && second.attaches.get() == 0, "it waits");
+    end_first.cancel();
+    first_running.await.expect("no panic").expect("it stops as asked");
+    while second.attaches.get() == 0 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    end_second.cancel();
+    second_running.await.expect("no panic").expect("it stops as asked");
+}
+
+/// What the server lets one connection have open, as it says first of all.
+async fn streams_max(address: SocketAddr) -> u32 {
+    let mut stream = tokio::net::TcpStream::connect(address).await.expect("it listens");
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.expect("written");
+    stream.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.expect("settings of our own");
+    let mut head = [0; 9];
+    stream.read_exact(&mut head).await.expect("a frame");
+    assert_eq!((head[0], head[3]), (0, 4), "settings come first");
+    let mut settings = vec![0; usize::from(u16::from_be_bytes([head[1], head[2]]))];
+    stream.read_exact(&mut settings).await.expect("the settings");
+    let max = settings.chunks(6).find(|setting| setting[..2] == [0, 3]).expect("a bound");
+    u32::from_be_bytes([max[2], max[3], max[4], max[5]])
+}
+
+#[tokio::test]
+async fn a_connection_has_room_for_more_calls_than_the_engine_admits_and_not_for_all() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let config = Config { max_running: 3, max_waiting: 4, ..config(dir.path()) };
+    let listener = TcpListener::bind(config.listen).await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let loaded = load(&config).await.expect("the default model");
+    let engine = Engine::start(config, loaded).expect("it starts");
+    let shutdown = CancellationToken::new();
+    let running = tokio::spawn(engine.serve(listener, address.to_string(), shutdown.clone()));
+    assert_eq!(streams_max(address).await, 3 + 4 + 256);
+    shutdown.cancel();
+    running.await.expect("no panic").expect("it stops as asked");
+}
+
 #[tokio::test]
 async fn what_keeps_it_from_starting_is_said_in_a_sentence() {
     let dir = tempfile::tempdir().expect("a folder");
