@@ -26,6 +26,7 @@ pub struct Metrics {
     pub bad_tails: IntCounter,
     pub writers_cut: IntCounter,
     pub messages_dropped: IntCounter,
+    pub messages_refused: IntCounter,
     pub layer_lines_dropped: IntCounter,
 }
 
@@ -76,7 +77,7 @@ impl Metrics {
             tail_bytes: gauge("tail_bytes", "Bytes of the tail region that are taken.")?,
             expelled: counter(
                 "engines_expelled_total",
-                "Engines that were detached because they broke the protocol.",
+                "Engines that were detached because they broke the protocol or did not stop.",
             )?,
             hit_blocks: counter("hit_blocks_total", "Blocks asked for that were held here.")?,
             asked_blocks: counter("asked_blocks_total", "Blocks asked for by allocations.")?,
@@ -92,6 +93,10 @@ impl Metrics {
             messages_dropped: counter(
                 "peer_messages_dropped_total",
                 "Messages of peers dropped because too many waited.",
+            )?,
+            messages_refused: counter(
+                "peer_messages_refused_total",
+                "Messages of peers about pushes that are not theirs; they have no effect.",
             )?,
             layer_lines_dropped: counter(
                 "layer_log_lines_dropped_total",

@@ -245,8 +245,42 @@ async fn allocating_twice_gives_one_answer_and_too_much_is_refused_whole() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tails_take_as_much_room_as_their_shares_need() {
+    const SHARES: u64 = 40;
+    let mut pair = Pair::start(Domain::Shm).await;
+    let writer_endpoint = pair.prefill.endpoint().await;
+    for serial in 1..=SHARES {
+        let request = v1::TxAllocateRequest {
+            writer_endpoint: writer_endpoint.clone(),
+            ..allocate(D(serial), &prompt(serial as u32, BLOCK_TOKENS))
+        };
+        pair.decode.allocate(request).await.expect("room");
+    }
+    let taken = async |pair: &Pair| pair.decode.metric("tail_bytes").await;
+    // Checksums of one page and what its engine may say: nine granules, where 1 MiB has 1,024.
+    assert_eq!(taken(&pair).await, SHARES as f64 * 9.0 * 1024.0);
+    for serial in 1..=SHARES {
+        pair.decode.abort(D(serial)).await;
+    }
+    pair.decode.is_quiet().await;
+    // A fetch has no engine's part.
+    let request = v1::TxAllocateRequest {
+        writer_endpoint,
+        fetch_until_block: 3,
+        ..allocate(P(99), &pair.prompt)
+    };
+    pair.decode.allocate(request).await.expect("room");
+    assert_eq!(taken(&pair).await, 1024.0);
+    pair.decode.abort(P(99)).await;
+    pair.is_quiet().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_push_under_way_stops_in_the_middle() {
-    for domain in [Domain::Shm, Domain::Tcp] {
+    for (domain, lease_ms) in
+        [(Domain::Shm, 30_000), (Domain::Tcp, 30_000), (Domain::Shm, 1_500), (Domain::Tcp, 1_500)]
+    {
+        let by_its_lease = lease_ms < 30_000;
         let slow = |config: &mut kvasir_store_node::Config| config.throttle_bytes_per_s = 4096;
         let prefill = TestNode::start_with(domain, slow).await;
         let decode = TestNode::start(domain).await;
@@ -254,24 +288,59 @@ async fn a_push_under_way_stops_in_the_middle() {
         let decode_engine = FakeEngine::attach(&decode).await;
         let prompt = prompt(1, 16 * BLOCK_TOKENS);
         let mut pair = Pair { prefill, decode, prefill_engine, decode_engine, prompt };
-        let targets = pair.allocate(1, 30_000).await;
+        let targets = pair.allocate(1, lease_ms).await;
         pair.prefill.push(P(1), Some(targets)).await.expect("armed");
         let slots = pair.prefill_engine.bind(P(1)).await.slots;
         let prompt = pair.prompt.clone();
         pair.prefill_engine.compute(P(1), &prompt, &slots, 0..16);
         pair.decode_engine.bind(D(1)).await;
-        // 64 KiB at 4 KiB a second: most of it has not left when the decode side is aborted.
-        pair.decode.abort(D(1)).await;
+        // 64 KiB at 4 KiB a second: most of it has not left when the decode side ends.
+        if !by_its_lease {
+            pair.decode.abort(D(1)).await;
+        }
         pair.decode_engine.stopped(D(1)).await;
         pair.decode_engine.release(D(1));
         pair.decode.is_quiet().await;
         assert_eq!(pair.decode.metric("writers_cut_off_total").await, 0.0, "it answered");
-        // The prefill side may go on computing: what it holds is its own.
-        assert!(pair.prefill.renew(P(1), 10_000).await);
+        if by_its_lease {
+            assert!(pair.prefill_engine.stopped(P(1)).await.contains("lease"));
+        } else {
+            // The prefill side may go on computing: what it holds is its own.
+            assert!(pair.prefill.renew(P(1), 10_000).await);
+        }
         let pushed = pair.prefill.metric("pushed_bytes_total").await;
         assert!(pushed < 65_536.0, "{domain:?}: {pushed}");
         pair.prefill_engine.finish(P(1), b"tail");
         pair.prefill_engine.release(P(1));
         pair.is_quiet().await;
     }
+}
+
+#[ignore = "takes forty seconds"]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_push_goes_on_for_as_long_as_its_leases_are_renewed() {
+    let slow = |config: &mut kvasir_store_node::Config| config.throttle_bytes_per_s = 1_800;
+    let prefill = TestNode::start_with(Domain::Tcp, slow).await;
+    let decode = TestNode::start(Domain::Tcp).await;
+    let prefill_engine = FakeEngine::attach(&prefill).await;
+    let decode_engine = FakeEngine::attach(&decode).await;
+    let prompt = prompt(1, 16 * BLOCK_TOKENS);
+    let mut pair = Pair { prefill, decode, prefill_engine, decode_engine, prompt };
+    let targets = pair.allocate(1, 5_000).await;
+    pair.prefill.push(P(1), Some(targets)).await.expect("armed");
+    let slots = pair.prefill_engine.bind(P(1)).await.slots;
+    let prompt = pair.prompt.clone();
+    pair.prefill_engine.compute(P(1), &prompt, &slots, 0..16);
+    pair.prefill_engine.finish(P(1), b"tail");
+    pair.prefill_engine.release(P(1));
+    let slots = pair.decode_engine.bind(D(1)).await.slots;
+    while pair.decode_engine.unasked().is_empty() {
+        // The last write and its acknowledgement end the prefill side.
+        pair.prefill.renew(P(1), 5_000).await;
+        assert!(pair.decode.renew(D(1), 5_000).await);
+        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+    }
+    pair.decode_engine.holds(&prompt, &slots, 0..16);
+    pair.decode_engine.release(D(1));
+    pair.is_quiet().await;
 }

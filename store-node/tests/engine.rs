@@ -268,6 +268,34 @@ async fn an_engine_that_names_no_share_is_detached() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_does_not_stop_when_it_is_told_is_detached() {
+    let timeout_ms = 200;
+    let quick = |config: &mut kvasir_store_node::Config| config.engine_stop_timeout_ms = timeout_ms;
+    let mut node = TestNode::start_with(Domain::Shm, quick).await;
+    let mut engine = FakeEngine::attach(&node).await;
+    for serial in [1, 2] {
+        let prompt = prompt(serial as u32, 2 * BLOCK_TOKENS);
+        node.allocate(allocate(P(serial), &prompt)).await.expect("room");
+        engine.bind(P(serial)).await;
+    }
+    node.abort(P(1)).await;
+    engine.stopped(P(1)).await;
+    engine.release(P(1));
+    tokio::time::sleep(std::time::Duration::from_millis(4 * timeout_ms)).await;
+    assert!(node.describe().await.instance.is_some(), "it has let go");
+    node.abort(P(2)).await;
+    engine.stopped(P(2)).await;
+    // Conductors are told that there is no engine; what it may still write is nobody's.
+    is_alone(&mut node).await;
+    assert_eq!(node.metric("engines_expelled_total").await, 1.0);
+    assert_eq!(node.metric("slots{state=\"quarantined\"}").await, 2.0);
+    until("the engine notices", async || (!engine.attachment.is_connected()).then_some(())).await;
+    drop(engine);
+    node.is_quiet().await;
+    attach_again(&node, layout()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn shares_that_have_ended_are_no_reason_to_detach() {
     let mut node = TestNode::start(Domain::Shm).await;
     let mut engine = FakeEngine::attach(&node).await;

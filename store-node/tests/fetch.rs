@@ -18,7 +18,11 @@ struct Fetch {
 
 impl Fetch {
     async fn start(domain: Domain, prompt: &[u32]) -> Self {
-        let (mut source, target) = (TestNode::start(domain).await, TestNode::start(domain).await);
+        Fetch::between(domain, domain, prompt).await
+    }
+
+    async fn between(source: Domain, target: Domain, prompt: &[u32]) -> Self {
+        let (mut source, target) = (TestNode::start(source).await, TestNode::start(target).await);
         let mut source_engine = FakeEngine::attach(&source).await;
         let target_engine = FakeEngine::attach(&target).await;
         let pages = prompt.len() as u32 / BLOCK_TOKENS;
@@ -117,6 +121,82 @@ async fn a_flipped_bit_is_found_and_the_blocks_before_it_are_kept() {
     fetch.target_engine.release(P(1));
     fetch.target.has_blocks(&keys).await;
     fetch.is_quiet().await;
+}
+
+/// A bit rots in memory. The blocks go unverified to a second node, which is asked for this prompt,
+/// and from there verified to a third.
+async fn rot_is_found_on_a_later_way(asked: &[u32]) {
+    let held = prompt(1, 3 * BLOCK_TOKENS + 9);
+    let mut fetch = Fetch::between(Domain::Shm, Domain::Tcp, &held).await;
+    fetch.flip_a_bit(&held, 1).await;
+    let targets = fetch.allocate(1, asked).await;
+    let wanted = targets.slots.len() as u32;
+    let pushed = fetch.source.push(S(1), Some(targets)).await.expect("an answer");
+    assert_eq!((pushed.good_blocks, pushed.corrupt_blocks), (3, 0), "nobody has looked");
+    if wanted > 3 {
+        let settled = fetch.target.commit(P(1), 3, false).await.expect("settled");
+        assert_eq!(settled.held_blocks, 3);
+    }
+    assert_eq!(fetch.target_engine.bind(P(1)).await.cached_tokens, 3 * BLOCK_TOKENS);
+    fetch.target_engine.release(P(1));
+    fetch.is_quiet().await;
+
+    let Fetch { source: first, source_engine: first_engine, target, target_engine } = fetch;
+    let third = TestNode::start(Domain::Tcp).await;
+    let third_engine = FakeEngine::attach(&third).await;
+    let mut fetch = Fetch {
+        source: target,
+        source_engine: target_engine,
+        target: third,
+        target_engine: third_engine,
+    };
+    let targets = fetch.allocate(2, &held).await;
+    let pushed = fetch.source.push(S(2), Some(targets)).await.expect("an answer");
+    assert_eq!((pushed.good_blocks, pushed.corrupt_blocks), (1, 1));
+    let settled = fetch.target.commit(P(2), 1, false).await.expect("settled");
+    assert_eq!(settled.held_blocks, 1);
+    let bound = fetch.target_engine.bind(P(2)).await;
+    fetch.target_engine.holds(&held, &bound.slots, 0..1);
+    fetch.target_engine.release(P(2));
+    fetch.is_quiet().await;
+    assert_eq!(fetch.source.blocks(&chain(&held)).await.len(), 1, "its copies are dropped");
+    drop(first_engine);
+    first.is_quiet().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_rotted_at_the_source_is_refused_later_though_all_of_it_was_fetched_unverified() {
+    rot_is_found_on_a_later_way(&prompt(1, 3 * BLOCK_TOKENS + 9)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_rotted_at_the_source_is_refused_later_though_a_part_of_it_was_fetched_unverified() {
+    let held = prompt(1, 3 * BLOCK_TOKENS);
+    let longer: Vec<u32> = held.iter().copied().chain(prompt(5, 100)).collect();
+    rot_is_found_on_a_later_way(&longer).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_source_that_is_only_thought_to_be_lost_is_asked_and_goes_on_writing_for_others() {
+    for domain in [Domain::Shm, Domain::Tcp] {
+        let prompt = prompt(1, 3 * BLOCK_TOKENS + 9);
+        let mut fetch = Fetch::start(domain, &prompt).await;
+        fetch.allocate(1, &prompt).await;
+        let of_another = fetch.allocate(2, &prompt).await;
+        let settled = fetch.target.commit(P(1), 0, true).await.expect("settled");
+        assert_eq!(settled.held_blocks, 0);
+        let pushed = fetch.source.push(S(2), Some(of_another)).await.expect("pushed");
+        assert_eq!(pushed.good_blocks, 3, "{domain:?}: its targets are still good");
+        assert_eq!(fetch.target_engine.bind(P(2)).await.cached_tokens, 3 * BLOCK_TOKENS);
+        assert_eq!(fetch.target.metric("writers_cut_off_total").await, 0.0, "{domain:?}");
+        for serial in [1, 2] {
+            fetch.target.abort(P(serial)).await;
+        }
+        fetch.target_engine.stopped(P(2)).await;
+        fetch.target_engine.release(P(2));
+        fetch.source.abort(S(1)).await;
+        fetch.is_quiet().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

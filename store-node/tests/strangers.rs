@@ -11,6 +11,7 @@ use kvasir_transfer::{
     Completion, Endpoint, Handlers, Outcome, PeerId, RegionDesc, Source, TransferConfig,
     TransferEngine, Write, WriteError,
 };
+use prost::Message;
 
 /// A transfer engine with nobody behind it: messages are only kept.
 struct Stranger {
@@ -55,7 +56,26 @@ impl Stranger {
         self.engine.write(write, done).expect("taken");
         outcome.await
     }
+
+    /// Says something about a push. The wire has the kind, the receiver and the immediate.
+    async fn say(&self, to: &mut TestNode, kind: u8, receiver: u64, imm: u32) {
+        let endpoint = Endpoint::from_bytes(&to.endpoint().await).expect("an endpoint");
+        let mut message = vec![8, kind, 0x11];
+        message.extend(receiver.to_le_bytes());
+        message.push(0x18);
+        prost::encoding::encode_varint(imm.into(), &mut message);
+        let peer = self.engine.connect(&endpoint).expect("a session");
+        let (done, outcome) = Completion::future();
+        self.engine.send(peer, message, Duration::from_secs(5), done).expect("taken");
+        outcome.await.expect("delivered");
+    }
 }
+
+/// Kinds of messages between nodes.
+const STOP_PUSH: u8 = 1;
+const STOPPED: u8 = 2;
+const UNSURE: u8 = 3;
+const FAILED: u8 = 4;
 
 struct Target(v1::WriteTargets);
 
@@ -159,6 +179,41 @@ async fn a_tail_that_cannot_be_believed_aborts_the_share() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fetch_without_a_tail_keeps_nothing_whatever_another_share_left_in_its_room() {
+    let quick = |config: &mut kvasir_store_node::Config| config.stop_timeout_ms = 100;
+    let mut node = TestNode::start_with(Domain::Tcp, quick).await;
+    let mut engine = FakeEngine::attach(&node).await;
+    let stranger = Stranger::start(Domain::Tcp);
+    let prompt = prompt(1, 2 * BLOCK_TOKENS + 1);
+    let former = decode_share(&mut node, &stranger, &prompt).await;
+    let tail = v1::Tail {
+        tx: Some(tx(1).into()),
+        checksums: vec![7; 2 * usize::from(LAYERS)],
+        engine: Vec::new(),
+    };
+    let tail = tail.encode_length_delimited_to_vec();
+    assert_eq!(tail[0] as usize, tail.len() - 1, "a length of one byte");
+    let framed = [&[tail[0], 0, 0, 0], &tail[1..]].concat();
+    former.write_tail(&stranger, &framed).await.expect("landed");
+    node.abort(share(1, Side::Decode)).await;
+    node.is_quiet().await;
+
+    let request = v1::TxAllocateRequest {
+        writer_endpoint: stranger.engine.endpoint().to_bytes(),
+        fetch_until_block: 2,
+        ..allocate(share(1, Side::Prefill), &prompt)
+    };
+    let target = node.allocate(request).await.expect("room").targets.expect("targets");
+    assert_eq!(target.tail_offset_bytes, former.0.tail_offset_bytes, "the same room");
+    let settled = node.commit(share(1, Side::Prefill), 2, true).await.expect("settled");
+    assert_eq!(settled.held_blocks, 0);
+    assert_eq!(engine.bind(share(1, Side::Prefill)).await.cached_tokens, 0);
+    engine.release(share(1, Side::Prefill));
+    node.is_quiet().await;
+    assert_eq!(node.blocks(&[]).await.len(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_peer_that_sends_garbage_disturbs_nobody() {
     let mut node = TestNode::start(Domain::Tcp).await;
     let stranger = Stranger::start(Domain::Tcp);
@@ -201,6 +256,97 @@ async fn cut_off_after_answer(kind: u8) -> f64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_writer_that_says_it_has_stopped_is_believed_and_one_that_is_not_sure_is_cut_off() {
-    assert_eq!(cut_off_after_answer(2).await, 0.0);
-    assert_eq!(cut_off_after_answer(3).await, 1.0);
+    assert_eq!(cut_off_after_answer(STOPPED).await, 0.0);
+    assert_eq!(cut_off_after_answer(UNSURE).await, 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_has_let_go_is_not_blamed_for_a_writer_that_is_silent() {
+    let timeout_ms = 200;
+    let change = |config: &mut kvasir_store_node::Config| {
+        config.stop_timeout_ms = 600_000;
+        config.engine_stop_timeout_ms = timeout_ms;
+    };
+    let mut node = TestNode::start_with(Domain::Tcp, change).await;
+    let mut engine = FakeEngine::attach(&node).await;
+    let writer = Stranger::start(Domain::Tcp);
+    decode_share(&mut node, &writer, &prompt(1, 2 * BLOCK_TOKENS)).await;
+    engine.bind(share(1, Side::Decode)).await;
+    node.abort(share(1, Side::Decode)).await;
+    engine.stopped(share(1, Side::Decode)).await;
+    engine.release(share(1, Side::Decode));
+    tokio::time::sleep(Duration::from_millis(5 * timeout_ms)).await;
+    assert_eq!(node.metric("slots{state=\"quarantined\"}").await, 2.0);
+    assert!(node.describe().await.instance.is_some(), "the engine is still served");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_its_writer_can_end_a_share() {
+    let patient = |config: &mut kvasir_store_node::Config| config.stop_timeout_ms = 600_000;
+    let mut node = TestNode::start_with(Domain::Tcp, patient).await;
+    let mut engine = FakeEngine::attach(&node).await;
+    let (writer, other) = (Stranger::start(Domain::Tcp), Stranger::start(Domain::Tcp));
+    let target = decode_share(&mut node, &writer, &prompt(1, 2 * BLOCK_TOKENS)).await;
+    engine.bind(share(1, Side::Decode)).await;
+    let receiver = Endpoint::from_bytes(&target.0.endpoint).expect("an endpoint").incarnation;
+    let refused = async |node: &TestNode, count: f64| {
+        let said =
+            async || (node.metric("peer_messages_refused_total").await == count).then_some(());
+        until("a refusal", said).await;
+    };
+    other.say(&mut node, FAILED, receiver, target.0.imm).await;
+    refused(&node, 1.0).await;
+    assert!(node.renew(share(1, Side::Decode), 30_000).await, "it is still open");
+    writer.say(&mut node, FAILED, receiver, target.0.imm).await;
+    engine.stopped(share(1, Side::Decode)).await;
+    engine.release(share(1, Side::Decode));
+    until("the ask", async || writer.messages.try_recv().ok()).await;
+    for (count, kind) in [(2.0, STOPPED), (3.0, UNSURE)] {
+        other.say(&mut node, kind, receiver, target.0.imm).await;
+        refused(&node, count).await;
+    }
+    assert_eq!(node.metric("slots{state=\"quarantined\"}").await, 2.0);
+    assert_eq!(node.metric("writers_cut_off_total").await, 0.0);
+    writer.say(&mut node, STOPPED, receiver, target.0.imm).await;
+    node.is_quiet().await;
+    assert_eq!(node.metric("peer_messages_refused_total").await, 3.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_its_receiver_can_stop_a_push() {
+    let mut prefill = TestNode::start(Domain::Tcp).await;
+    let mut engine = FakeEngine::attach(&prefill).await;
+    let mut decode = TestNode::start(Domain::Tcp).await;
+    let mut decode_engine = FakeEngine::attach(&decode).await;
+    let prompt = prompt(1, 2 * BLOCK_TOKENS);
+    let request = v1::TxAllocateRequest {
+        writer_endpoint: prefill.endpoint().await,
+        ..allocate(share(1, Side::Decode), &prompt)
+    };
+    let targets = decode.allocate(request).await.expect("room").targets.expect("targets");
+    prefill.allocate(allocate(share(1, Side::Prefill), &prompt)).await.expect("room");
+    let receiver = Endpoint::from_bytes(&targets.endpoint).expect("an endpoint").incarnation;
+    // Before it has begun, and then in the middle.
+    let other = Stranger::start(Domain::Tcp);
+    other.say(&mut prefill, STOP_PUSH, receiver, targets.imm).await;
+    until("a refusal", async || {
+        (prefill.metric("peer_messages_refused_total").await == 1.0).then_some(())
+    })
+    .await;
+    let imm = targets.imm;
+    prefill.push(share(1, Side::Prefill), Some(targets)).await.expect("armed");
+    other.say(&mut prefill, STOP_PUSH, receiver, imm).await;
+    until("a refusal", async || {
+        (prefill.metric("peer_messages_refused_total").await == 2.0).then_some(())
+    })
+    .await;
+    let slots = engine.bind(share(1, Side::Prefill)).await.slots;
+    engine.compute(share(1, Side::Prefill), &prompt, &slots, 0..2);
+    engine.finish(share(1, Side::Prefill), b"tail");
+    engine.release(share(1, Side::Prefill));
+    decode_engine.bind(share(1, Side::Decode)).await;
+    assert_eq!(decode_engine.ready(share(1, Side::Decode)).await, b"tail");
+    decode_engine.release(share(1, Side::Decode));
+    prefill.is_quiet().await;
+    decode.is_quiet().await;
 }

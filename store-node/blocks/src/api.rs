@@ -314,6 +314,8 @@ pub struct ShareView<'a> {
     pub imm: Option<Imm>,
     /// There is no remote writer, or what it sent is settled.
     pub settled: bool,
+    /// A write of the remote writer may still land: its targets must not be read.
+    pub writer_may_write: bool,
     pub bound_to: Option<AttachEpoch>,
     /// Pushes under way or owed.
     pub reads: u32,

@@ -119,6 +119,7 @@ impl ShareRecord {
             targets: self.targets.clone(),
             imm: self.imm,
             settled: self.state.settled(),
+            writer_may_write: self.state.writer_may_write(),
             bound_to: self.state.epoch(),
             reads: self.state.reads,
             aborting: self.is_aborted(),

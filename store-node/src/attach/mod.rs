@@ -16,3 +16,7 @@ pub mod handover;
 
 pub use client::{AttachError, AttachOptions, EngineAttachment, Link, Receiver, Sender};
 pub use kvasir_transfer::{SharedMemory, doorbell};
+
+/// The most an engine may give to `FinishPrefill`: a first token with its log probabilities, many
+/// times over. The receiving node reserves as much for each share.
+pub const TAIL_BYTES_MAX: usize = 8 << 10;

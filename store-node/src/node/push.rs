@@ -64,8 +64,6 @@ pub struct Push {
     /// Groups and tails issued and not yet definite.
     in_flight: u32,
     tail: Tail,
-    /// Whether a tail ends it: not when only a part of what is wanted can be sent.
-    tail_follows: bool,
     stopped: bool,
     fault: Option<Fault>,
     /// Pages whose group failed.
@@ -80,17 +78,10 @@ impl Push {
             pages,
             in_flight: 0,
             tail: Tail::Open,
-            tail_follows: true,
             stopped: false,
             fault: None,
             bad_pages: Vec::new(),
         }
-    }
-
-    /// Only a part of what is wanted can be sent: no tail ends it, so that the receiver never
-    /// counts it as whole.
-    pub fn without_tail(self) -> Self {
-        Push { tail_follows: false, ..self }
     }
 
     /// The next writes that are due. They count as issued from now on.
@@ -146,18 +137,18 @@ impl Push {
 
     /// The engine's part of the tail. Only the first is taken.
     pub fn give_tail(&mut self, engine: Vec<u8>) {
-        if self.tail == Tail::Open && self.tail_follows {
+        if self.tail == Tail::Open {
             self.tail = Tail::Given(engine);
         }
     }
 
-    /// The engine's part of the tail, when the tail is due: all pages are known and (by page) have
-    /// landed. It counts as issued from now on.
+    /// The engine's part of the tail, when the tail is due: all pages are known and (by page) each
+    /// one's fate is. It counts as issued from now on.
     pub fn take_due_tail(&mut self, pages: &Pages) -> Option<Vec<u8>> {
         let whole = || self.pages.clone().all(|page| pages.is_whole(page));
-        let landed = self.grouping == Grouping::Layers
+        let known = self.grouping == Grouping::Layers
             || (self.in_flight == 0 && self.everything_issued(pages));
-        if self.stopped || self.fault.is_some() || !landed || !whole() {
+        if self.stopped || !known || !whole() {
             return None;
         }
         match std::mem::replace(&mut self.tail, Tail::Issued) {
@@ -169,6 +160,14 @@ impl Push {
                 self.tail = other;
                 None
             }
+        }
+    }
+
+    /// The pages whose checksums the tail carries: all, or (by page) the leading ones that landed.
+    pub fn tail_pages(&self, pages: &Pages) -> Range<u32> {
+        match self.grouping {
+            Grouping::Layers => self.pages.clone(),
+            Grouping::Pages => self.pages.start..self.pages.start + self.landed_pages(pages),
         }
     }
 
@@ -190,16 +189,9 @@ impl Push {
         self.stopped = true;
     }
 
-    pub fn is_stopped(&self) -> bool {
-        self.stopped
-    }
-
-    /// No write of it is under way, and none will be: all landed, or it was stopped.
-    pub fn is_over(&self, pages: &Pages) -> bool {
-        let finished = self.stopped
-            || self.tail == Tail::Landed
-            || ((self.fault.is_some() || !self.tail_follows) && self.everything_issued(pages));
-        self.in_flight == 0 && finished
+    /// No write of it is under way, and none will be: the tail ended it, or it was stopped.
+    pub fn is_over(&self) -> bool {
+        self.in_flight == 0 && (self.stopped || self.tail == Tail::Landed)
     }
 
     /// Everything arrived, the tail too.
@@ -216,8 +208,13 @@ impl Push {
         &self.bad_pages
     }
 
-    /// Leading pages that landed whole and intact.
+    /// Leading pages that landed whole and intact, with their checksums: without those the receiver
+    /// keeps none.
     pub fn good_pages(&self, pages: &Pages) -> u32 {
+        if self.tail == Tail::Landed { self.landed_pages(pages) } else { 0 }
+    }
+
+    fn landed_pages(&self, pages: &Pages) -> u32 {
         let good = |page: &u32| {
             let issued = self.issued[(page - self.pages.start) as usize];
             issued == pages.layers() && !self.bad_pages.iter().any(|(bad, _)| bad == page)
@@ -285,10 +282,10 @@ mod tests {
         let groups: Vec<Group> = std::iter::from_fn(|| push.next_group(&pages)).collect();
         push.tail_done(Ok(()));
         for group in &groups {
-            assert!(!push.is_over(&pages));
+            assert!(!push.is_over());
             push.group_done(group, Ok(()));
         }
-        assert!(push.is_over(&pages) && push.all_landed());
+        assert!(push.is_over() && push.all_landed());
     }
 
     #[test]
@@ -301,60 +298,67 @@ mod tests {
         push.stop();
         finish(&mut pages, 0..2, 1, 1..3);
         assert_eq!((push.next_group(&pages), push.take_due_tail(&pages)), (None, None));
-        assert!(!push.is_over(&pages), "one group is under way");
+        assert!(!push.is_over(), "one group is under way");
         push.group_done(&group, Err(Fault::NotSent));
-        assert!(push.is_over(&pages) && !push.all_landed());
+        assert!(push.is_over() && !push.all_landed());
         assert_eq!(push.fault(), None, "what was taken back is no fault");
         assert_eq!(push.good_pages(&pages), 0, "but it has not landed either");
     }
 
-    #[test]
-    fn a_page_that_was_taken_back_is_not_good() {
-        let mut pages = pages(2);
-        for page in 0..2 {
+    /// A push of this many stored pages, with its groups issued and its tail given.
+    fn source(count: u32) -> (Pages, Push, Vec<Group>) {
+        let mut pages = pages(count);
+        for page in 0..count {
             assert!(pages.set_whole(page, SlotIndex(page), &[1, 2, 3]));
         }
-        let mut push = Push::new(Grouping::Pages, 0..2);
-        let groups: Vec<Group> = std::iter::from_fn(|| push.next_group(&pages)).collect();
-        push.group_done(&groups[0], Ok(()));
-        push.stop();
-        push.group_done(&groups[1], Err(Fault::NotSent));
-        assert!(push.is_over(&pages));
-        assert_eq!((push.good_pages(&pages), push.fault()), (1, None));
+        let mut push = Push::new(Grouping::Pages, 0..count);
+        push.give_tail(Vec::new());
+        let groups = std::iter::from_fn(|| push.next_group(&pages)).collect();
+        (pages, push, groups)
     }
 
     #[test]
-    fn a_source_learns_of_every_page_and_sends_no_tail_after_a_bad_one() {
-        let mut pages = pages(4);
-        for page in 0..4 {
-            assert!(pages.set_whole(page, SlotIndex(page), &[1, 2, 3]));
-        }
-        let mut push = Push::new(Grouping::Pages, 0..4);
-        push.give_tail(Vec::new());
-        let groups: Vec<Group> = std::iter::from_fn(|| push.next_group(&pages)).collect();
+    fn pages_are_good_only_with_their_checksums() {
+        let (pages, mut push, groups) = source(2);
+        push.group_done(&groups[0], Ok(()));
+        push.stop();
+        push.group_done(&groups[1], Err(Fault::NotSent));
+        assert!(push.is_over());
+        assert_eq!((push.good_pages(&pages), push.fault()), (0, None));
+
+        let (pages, mut push, groups) = source(2);
+        groups.iter().for_each(|group| push.group_done(group, Ok(())));
+        assert!(push.take_due_tail(&pages).is_some() && !push.is_over());
+        push.tail_done(Err(Fault::PeerLost));
+        assert!(push.is_over());
+        assert_eq!(push.good_pages(&pages), 0);
+    }
+
+    #[test]
+    fn a_source_learns_of_every_page_and_sends_the_checksums_before_a_bad_one() {
+        let (pages, mut push, groups) = source(4);
         assert_eq!(groups.len(), 4);
         assert_eq!(groups[2], Group { pages: 2..3, layers: 0..3 });
         for (index, group) in groups.iter().enumerate() {
             assert_eq!(push.take_due_tail(&pages), None);
             push.group_done(group, if index == 2 { Err(Fault::Corrupt) } else { Ok(()) });
         }
-        assert_eq!(push.take_due_tail(&pages), None);
-        assert!(push.is_over(&pages));
+        assert_eq!(push.take_due_tail(&pages), Some(Vec::new()));
+        assert_eq!(push.tail_pages(&pages), 0..2);
+        push.tail_done(Ok(()));
+        assert!(push.is_over() && !push.all_landed());
         assert_eq!(push.good_pages(&pages), 2);
         assert_eq!(push.bad_pages(), [(2, Fault::Corrupt)]);
     }
 
     #[test]
-    fn a_part_of_what_is_wanted_is_over_without_a_tail() {
-        let mut pages = pages(1);
-        assert!(pages.set_whole(0, SlotIndex(0), &[1, 2, 3]));
-        let mut push = Push::new(Grouping::Pages, 0..1).without_tail();
-        push.give_tail(Vec::new());
-        let group = push.next_group(&pages).expect("due");
-        push.group_done(&group, Ok(()));
-        assert_eq!(push.take_due_tail(&pages), None);
-        assert!(push.is_over(&pages));
-        assert_eq!(push.good_pages(&pages), 1);
+    fn a_source_that_has_nothing_sends_an_empty_tail() {
+        let (pages, mut push, groups) = source(0);
+        assert_eq!(groups, []);
+        assert!(push.take_due_tail(&pages).is_some());
+        assert_eq!(push.tail_pages(&pages), 0..0);
+        push.tail_done(Ok(()));
+        assert!(push.is_over());
     }
 
     #[test]
@@ -365,7 +369,7 @@ mod tests {
         let group = push.next_group(&pages).expect("due");
         push.group_done(&group, Err(Fault::PeerLost));
         assert_eq!(push.next_group(&pages), None);
-        assert!(push.is_over(&pages));
+        assert!(push.is_over());
         assert_eq!(push.fault(), Some(Fault::PeerLost));
     }
 }

@@ -2,17 +2,19 @@
 //! its length. What arrives was written by another node and is checked before anything in it is
 //! believed.
 
-use kvasir_proto::{TxId, v1};
+use kvasir_proto::{Side, TxId, v1};
 use prost::Message;
 
-/// The most an engine may give to `FinishPrefill`.
-pub const ENGINE_BYTES_MAX: usize = 64 << 10;
+pub use crate::attach::TAIL_BYTES_MAX as ENGINE_BYTES_MAX;
+
 /// Length, tags, transaction id and lengths of both fields, rounded up.
 const FRAME_BYTES: usize = 64;
 
-/// Room for the longest tail of this many checksums.
-pub fn bytes_max(checksums: usize) -> usize {
-    FRAME_BYTES + 8 * checksums + ENGINE_BYTES_MAX
+/// Room for the longest tail of this many checksums. Only a push to a decode side has an engine's
+/// part.
+pub fn bytes_max(checksums: usize, side: Side) -> usize {
+    let engine_bytes = if side == Side::Decode { ENGINE_BYTES_MAX } else { 0 };
+    FRAME_BYTES + 8 * checksums + engine_bytes
 }
 
 /// The bytes that are written into the target's tail region.
@@ -39,11 +41,36 @@ pub enum TailError {
     Checksums { got: usize, want: usize },
 }
 
-/// Reads the tail of `tx` from its room in the tail region.
+/// Reads the tail of `tx`, which follows pages with so many runs in all, from its room in the tail
+/// region.
 ///
 /// # Errors
 /// [`TailError`] says what does not fit.
 pub fn decode(room: &[u8], tx: TxId, checksums: usize) -> Result<v1::Tail, TailError> {
+    let tail = read(room, tx)?;
+    match tail.checksums.len() {
+        got if got == checksums => Ok(tail),
+        got => Err(TailError::Checksums { got, want: checksums }),
+    }
+}
+
+/// Reads the checksums of the leading pages that a source knows to have landed, one list for each
+/// page of `runs` runs.
+///
+/// # Errors
+/// [`TailError`] says what does not fit.
+pub fn decode_part(room: &[u8], tx: TxId, runs: usize) -> Result<Vec<Vec<u64>>, TailError> {
+    let checksums = read(room, tx)?.checksums;
+    if !checksums.len().is_multiple_of(runs) {
+        return Err(TailError::Checksums { got: checksums.len(), want: runs });
+    }
+    Ok(checksums.chunks(runs).map(<[u64]>::to_vec).collect())
+}
+
+/// No length: what lies in room that was given out and not yet written.
+pub const NO_TAIL: [u8; 4] = [0; 4];
+
+fn read(room: &[u8], tx: TxId) -> Result<v1::Tail, TailError> {
     let malformed = || TailError::Length { length: 0, room: room.len() };
     let (length, rest) = room.split_first_chunk::<4>().ok_or_else(malformed)?;
     let length = u32::from_le_bytes(*length) as usize;
@@ -51,9 +78,6 @@ pub fn decode(room: &[u8], tx: TxId, checksums: usize) -> Result<v1::Tail, TailE
     let tail = v1::Tail::decode(bytes).map_err(|_| TailError::Malformed)?;
     if tail.tx != Some(tx.into()) {
         return Err(TailError::OtherTx);
-    }
-    if tail.checksums.len() != checksums {
-        return Err(TailError::Checksums { got: tail.checksums.len(), want: checksums });
     }
     Ok(tail)
 }
@@ -66,12 +90,19 @@ mod tests {
 
     #[test]
     fn a_tail_comes_back_and_fits_the_room_that_was_reserved() {
-        for checksums in [0, 1, 1000] {
+        for (checksums, side) in [
+            (0, Side::Decode),
+            (1, Side::Decode),
+            (1000, Side::Decode),
+            (0, Side::Prefill),
+            (1000, Side::Prefill),
+        ] {
             let sent: Vec<u64> = (0..checksums as u64).map(|at| at << 50 | at).collect();
-            let engine = vec![5; ENGINE_BYTES_MAX];
+            let engine = vec![5; if side == Side::Decode { ENGINE_BYTES_MAX } else { 0 }];
             let mut room = encode(TX, sent.clone(), engine.clone());
-            assert!(room.len() <= bytes_max(checksums), "{} {checksums}", room.len());
-            room.resize(bytes_max(checksums), 0xee);
+            let bytes_max = bytes_max(checksums, side);
+            assert!(room.len() <= bytes_max, "{} {checksums}", room.len());
+            room.resize(bytes_max, 0xee);
             let tail = decode(&room, TX, checksums).expect("a tail");
             assert_eq!((tail.checksums, tail.engine), (sent, engine));
         }
@@ -94,5 +125,16 @@ mod tests {
         let mut garbage = good;
         garbage[4..].fill(0xff);
         assert_eq!(check(&garbage, TX, 3), TailError::Malformed);
+        assert_eq!(check(&NO_TAIL, TX, 3), TailError::OtherTx);
+    }
+
+    #[test]
+    fn a_part_has_the_checksums_of_whole_pages() {
+        let part =
+            |checksums: u64| decode_part(&encode(TX, (0..checksums).collect(), Vec::new()), TX, 2);
+        assert_eq!(part(4), Ok(vec![vec![0, 1], vec![2, 3]]));
+        assert_eq!(part(0), Ok(Vec::new()));
+        assert_eq!(part(3), Err(TailError::Checksums { got: 3, want: 2 }));
+        assert_eq!(decode_part(&NO_TAIL, TX, 2), Err(TailError::OtherTx));
     }
 }

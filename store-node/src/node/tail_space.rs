@@ -44,6 +44,16 @@ impl TailSpace {
         None
     }
 
+    /// Keeps only so much of a range as this many bytes need.
+    pub fn shrink(&mut self, range: TailRange, bytes: u64) -> TailRange {
+        let keep = (bytes.max(1).div_ceil(GRANULE_BYTES) * GRANULE_BYTES).min(range.length_bytes);
+        self.give_back(TailRange {
+            offset_bytes: range.offset_bytes + keep,
+            length_bytes: range.length_bytes - keep,
+        });
+        TailRange { length_bytes: keep, ..range }
+    }
+
     /// Gives a range back that [`TailSpace::take`] gave out.
     pub fn give_back(&mut self, range: TailRange) {
         let start = (range.offset_bytes / GRANULE_BYTES) as usize;
@@ -76,6 +86,20 @@ mod tests {
         assert_eq!(space.taken_bytes(), 0);
         assert!(space.take(4 * GRANULE_BYTES).is_some());
         assert_eq!(space.take(u64::MAX), None);
+    }
+
+    #[test]
+    fn what_is_not_needed_after_all_is_given_back_and_the_rest_stays_taken() {
+        let mut space = TailSpace::new(4 * GRANULE_BYTES);
+        let range = space.take(4 * GRANULE_BYTES).expect("room");
+        let same = space.shrink(range, 4 * GRANULE_BYTES);
+        assert_eq!(same, range);
+        let less = space.shrink(range, GRANULE_BYTES + 1);
+        assert_eq!((less.offset_bytes, less.length_bytes), (0, 2 * GRANULE_BYTES));
+        let other = space.take(2 * GRANULE_BYTES).expect("room");
+        assert_eq!(other.offset_bytes, 2 * GRANULE_BYTES);
+        assert_eq!(space.shrink(less, 0).length_bytes, GRANULE_BYTES);
+        assert_eq!(space.taken_bytes(), 3 * GRANULE_BYTES);
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! Pages that come from another node: counting them, believing the tail, telling the engine.
 
-use kvasir_blocks::{AbortReason, Arrival, AttachEpoch, BindError, Binding, Bound};
+use kvasir_blocks::{AbortReason, Arrival, AttachEpoch, BindError, Binding, Bound, ShareView};
 use kvasir_proto::{Share, Side, v1};
 use kvasir_transfer::engine::Expect;
-use kvasir_transfer::{Completion, Outcome, SubmitError};
+use kvasir_transfer::{Completion, Outcome, SharedMemory, SubmitError};
 
 use super::Owner;
 use crate::clock;
@@ -11,6 +11,7 @@ use crate::node::command::{Refused, Reply};
 use crate::node::inbox::End;
 use crate::node::leg::{IncomingState, Settling};
 use crate::node::tail;
+use crate::node::tail_space::TailRange;
 
 impl Owner {
     /// Waits for the writes of a share.
@@ -29,9 +30,7 @@ impl Owner {
             return;
         }
         let runs = leg.pages.layout().runs_per_page();
-        let mut room = vec![0; incoming.tail.length_bytes as usize];
-        let offset = incoming.tail.offset_bytes as usize;
-        self.tails.copy_to(offset, &mut room).expect("the room was taken in this memory");
+        let room = tail_room(&self.tails, incoming.tail);
         let pages = incoming.pages.clone();
         match tail::decode(&room, share.tx, pages.len() * runs) {
             Ok(v1::Tail { checksums, engine, .. }) => {
@@ -183,7 +182,9 @@ impl Owner {
         Ok(())
     }
 
-    /// Tries to settle a fetch with less, once its writer writes no more.
+    /// Tries to settle a fetch with less, once its writer writes no more. The checksums are those
+    /// that the source had stored: to hash what came would make a block good that was rotten there.
+    /// Without them nothing is kept.
     pub(super) fn settle_fetch(&mut self, share: Share) {
         let Some(leg) = self.legs.get_mut(&share) else { return };
         let Some(incoming) = &mut leg.incoming else { return };
@@ -191,16 +192,23 @@ impl Owner {
         if !matches!(incoming.state, IncomingState::Waiting) {
             return;
         }
-        let good = incoming.pages.start..incoming.pages.start + settling.good_pages;
-        let layout = leg.pages.layout();
-        // The tail did not come. What landed was verified on its way where that is configured.
-        let checksums: Vec<Vec<u64>> =
-            good.clone().map(|page| self.arena.checksums(layout, leg.pages.slot(page))).collect();
+        let writing = |view: ShareView<'_>| view.writer_may_write;
+        if self.blocks.share(share).is_none_or(writing) {
+            return;
+        }
+        let runs = leg.pages.layout().runs_per_page();
+        let mut checksums =
+            tail::decode_part(&tail_room(&self.tails, incoming.tail), share.tx, runs)
+                .unwrap_or_else(|error| {
+                    tracing::warn!(%share, %error, "the fetched pages came without checksums");
+                    Vec::new()
+                });
+        checksums.truncate(settling.good_pages as usize);
         let copies = checksums.clone();
         match self.blocks.settle_fetch(share, checksums) {
             Ok(cached_blocks) => {
                 incoming.state = IncomingState::Settled;
-                for (page, checksums) in good.zip(&copies) {
+                for (page, checksums) in (incoming.pages.start..).zip(&copies) {
                     let slot = leg.pages.slot(page);
                     leg.pages.set_whole(page, slot, checksums);
                 }
@@ -219,4 +227,12 @@ impl Owner {
             let _ = reply.send(Ok(v1::TxCommitReply { held_blocks }));
         }
     }
+}
+
+/// What a writer left in the room for its tail.
+fn tail_room(tails: &SharedMemory, range: TailRange) -> Vec<u8> {
+    let mut room = vec![0; range.length_bytes as usize];
+    let copied = tails.copy_to(range.offset_bytes as usize, &mut room);
+    copied.expect("the room was taken in this memory");
+    room
 }

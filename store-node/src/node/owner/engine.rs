@@ -394,6 +394,7 @@ impl Owner {
     }
 
     fn released(&mut self, share: Share) {
+        self.engine_stops.remove(&share);
         if let Some(leg) = self.legs.get(&share)
             && !leg.finished
         {
@@ -406,13 +407,29 @@ impl Owner {
     }
 
     pub(super) fn stop_engine(&mut self, share: Share, epoch: AttachEpoch, reason: &AbortReason) {
-        if self.session.as_ref().is_some_and(|session| session.epoch() == epoch) {
+        let listens = |session: &Session| session.epoch() == epoch && !session.is_expelled();
+        if self.session.as_ref().is_some_and(listens) {
             tracing::info!(%share, %reason, "the engine is told to stop");
+            let due_ms = clock::now_ms() + self.config.engine_stop_timeout_ms;
+            self.engine_stops.insert(share, due_ms);
             self.tell_engine(ToEngine::Stop(v1::Stop {
                 tx: Some(share.tx.into()),
                 side: share.side.to_wire(),
                 reason: reason.to_string(),
             }));
+        }
+    }
+
+    /// An engine that does not let go of what it was told to stop may write there for ever, and
+    /// whatever else it is given it will hold as well: it is expelled.
+    pub(super) fn look_after_engine_stops(&mut self, now_ms: u64) {
+        let late = self.engine_stops.iter().find(|(_, due_ms)| **due_ms <= now_ms);
+        if let Some((share, _)) = late {
+            let timeout_ms = self.config.engine_stop_timeout_ms;
+            self.expel(&Broken(format!(
+                "it was told to stop {share} and has not released it in {timeout_ms} ms; its slots \
+                 come free when its process ends"
+            )));
         }
     }
 
@@ -452,6 +469,7 @@ impl Owner {
         let Some(session) = &mut self.session else { return };
         let epoch = session.epoch();
         session.expel();
+        self.engine_stops.clear();
         let bound = |share: &Share| {
             self.blocks.share(*share).is_some_and(|view| view.bound_to == Some(epoch))
         };
@@ -488,6 +506,7 @@ impl Owner {
                 tracing::info!(epoch = epoch.0, "engine gone");
                 self.blocks.engine_gone(clock::now_ms(), epoch);
                 self.session = None;
+                self.engine_stops.clear();
                 self.report.dirty = true;
             }
         }

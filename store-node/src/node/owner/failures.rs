@@ -76,9 +76,6 @@ impl Owner {
     /// Receiver: what is missing of this push will not come. A fetch is settled by its source's
     /// answer instead.
     pub(super) fn push_failed(&mut self, name: PushName) {
-        if name.receiver != self.transfer.incarnation() {
-            return;
-        }
         let waits = self.legs.iter().find(|(share, leg)| {
             share.side == Side::Decode
                 && leg.incoming.as_ref().is_some_and(|incoming| {

@@ -85,6 +85,8 @@ pub struct Owner {
     legs: BTreeMap<Share, Leg>,
     /// Stops that peers have been asked for, and when they are cut off instead.
     stops: BTreeMap<Share, u64>,
+    /// Stops that the engine has been told, and when it is expelled instead.
+    engine_stops: BTreeMap<Share, u64>,
     writers: Writers,
     sent: SentPushes,
     transfer: TransferEngine,
@@ -134,6 +136,7 @@ impl Owner {
             tails,
             legs: BTreeMap::new(),
             stops: BTreeMap::new(),
+            engine_stops: BTreeMap::new(),
             writers,
             sent: SentPushes::default(),
             transfer,
@@ -255,6 +258,7 @@ impl Owner {
     /// What happens now and then.
     fn tick(&mut self, now_ms: u64) {
         self.look_after_engine();
+        self.look_after_engine_stops(now_ms);
         self.look_after_stops(now_ms);
         if self.drain_until_ms.is_some_and(|until_ms| now_ms >= until_ms) {
             self.blocks.abort_all(now_ms, &AbortReason::Draining);

@@ -24,8 +24,10 @@ use crate::node::peer_message::{PeerMessage, PushName};
 use crate::node::push::{Fault, Group, Grouping, Push};
 use crate::node::tail;
 
-/// When a write has not been acknowledged for so long, its push has failed.
-const WRITE_DEADLINE: Duration = Duration::from_secs(30);
+/// None: a write that waits behind others, or for a slow wire, has not failed. A push ends by a
+/// stop (its lease runs out, it is aborted, the receiver asks) or with its peer, which the transfer
+/// engine gives up when it owes an answer and shows no life.
+const WRITE_DEADLINE: Duration = Duration::MAX;
 
 impl Owner {
     /// Names the targets of a push. On the source side the answer is given when it is over.
@@ -76,9 +78,9 @@ impl Owner {
         leg.reading = true;
         let mut push = match share.side {
             Side::Source => {
+                // With fewer than are wanted the receiver never counts it as whole.
                 let held = leg.cached_pages.clamp(target.first_page, target.pages().end);
-                let push = Push::new(Grouping::Pages, target.first_page..held);
-                if held < target.pages().end { push.without_tail() } else { push }
+                Push::new(Grouping::Pages, target.first_page..held)
             }
             Side::Prefill | Side::Decode => Push::new(Grouping::Layers, target.pages()),
         };
@@ -211,7 +213,7 @@ impl Owner {
         let Some(leg) = self.legs.get_mut(&share) else { return };
         let Some(outgoing) = &mut leg.outgoing else { return };
         let Some(engine) = outgoing.push.take_due_tail(&leg.pages) else { return };
-        let pages = outgoing.push.pages();
+        let pages = outgoing.push.tail_pages(&leg.pages);
         let checksums = pages.flat_map(|page| leg.pages.checksums(page)).copied().collect();
         let target = &outgoing.target;
         let bytes = tail::encode(target.tx, checksums, engine);
@@ -323,7 +325,7 @@ impl Owner {
     pub(super) fn settle_push(&mut self, share: Share) {
         let Some(leg) = self.legs.get_mut(&share) else { return };
         let Some(outgoing) = &mut leg.outgoing else { return };
-        let over = outgoing.push.is_over(&leg.pages) && outgoing.drain != Drain::Asked;
+        let over = outgoing.push.is_over() && outgoing.drain != Drain::Asked;
         if !over || std::mem::replace(&mut outgoing.settled, true) {
             return;
         }
@@ -333,7 +335,7 @@ impl Owner {
         }
         let (peers, reply) = (std::mem::take(&mut outgoing.stop_asked), outgoing.reply.take());
         let (all_landed, fault) = (outgoing.push.all_landed(), outgoing.push.fault());
-        let stopped = outgoing.push.is_stopped();
+        let part = outgoing.push.pages() != outgoing.target.pages();
         let good_blocks = outgoing.push.good_pages(&leg.pages);
         let reading = std::mem::replace(&mut leg.reading, false);
         let core_waits = outgoing.core_waits;
@@ -343,14 +345,14 @@ impl Owner {
         for peer in peers {
             self.tell_peer(peer, answer);
         }
-        let label = match (all_landed, fault, stopped) {
-            (true, _, _) => "landed",
-            (_, Some(Fault::Corrupt), _) => "corrupt",
-            (_, Some(Fault::Refused), _) => "refused",
-            (_, Some(Fault::PeerLost), _) => "peer_lost",
-            (_, Some(Fault::NotSent), _) => "not_sent",
-            (_, None, true) => "stopped",
-            (_, None, false) => "partial",
+        let label = match fault {
+            Some(Fault::Corrupt) => "corrupt",
+            Some(Fault::Refused) => "refused",
+            Some(Fault::PeerLost) => "peer_lost",
+            Some(Fault::NotSent) => "not_sent",
+            None if !all_landed => "stopped",
+            None if part => "partial",
+            None => "landed",
         };
         self.metrics.pushes.with_label_values(&[label]).inc();
         tracing::debug!(%share, outcome = label, "push ended");

@@ -96,8 +96,10 @@ impl Owner {
         }
         let reserved = match &endpoint {
             Some(endpoint) => {
+                // What is held is known only when the core has reserved the rest.
                 let pages = layout.pages_for(wanted.prompt_tokens) as usize;
-                Some(self.reserve(endpoint, pages.saturating_mul(layout.runs_per_page()))?)
+                let checksums = pages.saturating_mul(layout.runs_per_page());
+                Some(self.reserve(endpoint, tail::bytes_max(checksums, share.side))?)
             }
             None => None,
         };
@@ -115,11 +117,18 @@ impl Owner {
         }
     }
 
-    fn reserve(&mut self, endpoint: &Endpoint, checksums: usize) -> Result<Reserved, Refused> {
-        let bytes = tail::bytes_max(checksums) as u64;
-        let tail = self.tail_space.take(bytes).ok_or_else(|| {
-            Refused::NoSpace(format!("the tail region has no room for {bytes} bytes"))
+    fn reserve(&mut self, endpoint: &Endpoint, tail_bytes: usize) -> Result<Reserved, Refused> {
+        let tail = self.tail_space.take(tail_bytes as u64).ok_or_else(|| {
+            let bytes = self.config.tail_bytes;
+            let taken = self.tail_space.taken_bytes();
+            Refused::NoSpace(format!(
+                "a tail needs {tail_bytes} bytes, and {taken} of the {bytes} of `tail_bytes` are \
+                 taken: try again later, or set it higher"
+            ))
         })?;
+        // A share that had this room may have left the tail of the same transaction in it.
+        let emptied = self.tails.copy_from(tail.offset_bytes as usize, &tail::NO_TAIL);
+        emptied.expect("the room was taken in this memory");
         match self.writers.open(&self.transfer, endpoint, &self.post) {
             Ok(_) => Ok(Reserved { writer: endpoint.incarnation, tail }),
             Err(refused) => {
@@ -146,15 +155,19 @@ impl Owner {
         let share = wanted.share;
         let runs = pages.layout().runs_per_page() as u32;
         let incoming = match (allocated.imm, reserved) {
-            (Some(imm), Some(Reserved { writer, tail })) => Some(Incoming {
-                writer: Some(writer),
-                imm: imm.0,
-                pages: allocated.targets.clone(),
-                tail,
-                expected: allocated.targets.len() as u32 * runs + 1,
-                state: IncomingState::Waiting,
-                settling: None,
-            }),
+            (Some(imm), Some(Reserved { writer, tail })) => {
+                let checksums = allocated.targets.len() * runs as usize;
+                let bytes = tail::bytes_max(checksums, share.side) as u64;
+                Some(Incoming {
+                    writer: Some(writer),
+                    imm: imm.0,
+                    pages: allocated.targets.clone(),
+                    tail: self.tail_space.shrink(tail, bytes),
+                    expected: allocated.targets.len() as u32 * runs + 1,
+                    state: IncomingState::Waiting,
+                    settling: None,
+                })
+            }
             // Nothing is to be written after all.
             (_, reserved) => {
                 self.unreserve(reserved);
@@ -267,6 +280,7 @@ impl Owner {
 
     fn ended(&mut self, share: Share, outcome: Outcome) {
         self.stops.remove(&share);
+        self.engine_stops.remove(&share);
         let Some(leg) = self.legs.remove(&share) else { return };
         tracing::debug!(%share, ?outcome, "share ended");
         if let Some(incoming) = leg.incoming {

@@ -109,6 +109,10 @@ impl Owner {
 
     pub(super) fn take_message(&mut self, peer: PeerId, bytes: &[u8]) {
         match PeerMessage::from_bytes(bytes) {
+            Ok(message) if !self.may_say(peer, message) => {
+                tracing::warn!(%peer, ?message, "a peer spoke of a push that is not its own");
+                self.metrics.messages_refused.inc();
+            }
             Ok(PeerMessage::StopPush(name)) => self.asked_to_stop(peer, name),
             Ok(PeerMessage::Stopped(name)) => self.writer_answered(name, true),
             Ok(PeerMessage::Unsure(name)) => self.writer_answered(name, false),
@@ -117,6 +121,22 @@ impl Owner {
             Err(error) => tracing::warn!(%peer, %error, "a message of a peer cannot be read"),
         }
         self.run_actions();
+    }
+
+    /// Whether a message comes from the one whom it concerns: a push is stopped by its receiver, and
+    /// its end is told by the writer whom the share was given to.
+    fn may_say(&self, peer: PeerId, message: PeerMessage) -> bool {
+        let from = peer.incarnation();
+        match message {
+            PeerMessage::StopPush(name) => name.receiver == from,
+            PeerMessage::Stopped(name) | PeerMessage::Unsure(name) | PeerMessage::Failed(name) => {
+                let mut incoming = self.legs.values().filter_map(|leg| leg.incoming.as_ref());
+                let writer = incoming.find(|i| i.imm == name.imm).and_then(|i| i.writer);
+                // What has ended, or whose writer was cut off, is nobody's any more.
+                name.receiver == self.transfer.incarnation() && writer.is_none_or(|w| w == from)
+            }
+            PeerMessage::Probe => true,
+        }
     }
 
     pub(super) fn take_peer_event(&mut self, event: PeerEvent) {
@@ -158,8 +178,7 @@ impl Owner {
     fn writer_answered(&mut self, name: PushName, sure: bool) {
         let asked = |share: &&Share| {
             let incoming = self.legs.get(*share).and_then(|leg| leg.incoming.as_ref());
-            name.receiver == self.transfer.incarnation()
-                && incoming.is_some_and(|incoming| incoming.imm == name.imm)
+            incoming.is_some_and(|incoming| incoming.imm == name.imm)
         };
         let Some(share) = self.stops.keys().find(asked).copied() else { return };
         if sure {
