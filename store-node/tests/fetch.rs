@@ -18,11 +18,11 @@ struct Fetch {
 
 impl Fetch {
     async fn start(domain: Domain, prompt: &[u32]) -> Self {
-        Fetch::between(domain, domain, prompt).await
+        let (source, target) = (TestNode::start(domain).await, TestNode::start(domain).await);
+        Fetch::between(source, target, prompt).await
     }
 
-    async fn between(source: Domain, target: Domain, prompt: &[u32]) -> Self {
-        let (mut source, target) = (TestNode::start(source).await, TestNode::start(target).await);
+    async fn between(mut source: TestNode, target: TestNode, prompt: &[u32]) -> Self {
         let mut source_engine = FakeEngine::attach(&source).await;
         let target_engine = FakeEngine::attach(&target).await;
         let pages = prompt.len() as u32 / BLOCK_TOKENS;
@@ -95,10 +95,13 @@ async fn blocks_are_fetched_over_tcp() {
     blocks_are_fetched(Domain::Tcp).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_flipped_bit_is_found_and_the_blocks_before_it_are_kept() {
+async fn a_flipped_bit_is_found(bytes_per_s: u64) {
     let prompt = prompt(1, 4 * BLOCK_TOKENS + 9);
-    let mut fetch = Fetch::start(Domain::Tcp, &prompt).await;
+    let throttle =
+        |config: &mut kvasir_store_node::Config| config.throttle_bytes_per_s = bytes_per_s;
+    let source = TestNode::start_with(Domain::Tcp, throttle).await;
+    let target = TestNode::start(Domain::Tcp).await;
+    let mut fetch = Fetch::between(source, target, &prompt).await;
     let keys = chain(&prompt);
     fetch.flip_a_bit(&prompt, 2).await;
     let targets = fetch.allocate(1, &prompt).await;
@@ -123,11 +126,23 @@ async fn a_flipped_bit_is_found_and_the_blocks_before_it_are_kept() {
     fetch.is_quiet().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flipped_bit_is_found_and_the_blocks_before_it_are_kept() {
+    a_flipped_bit_is_found(0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flipped_bit_is_found_also_when_what_follows_it_has_not_left_yet() {
+    // Four pages of 4 KiB in half a second.
+    a_flipped_bit_is_found(32 << 10).await;
+}
+
 /// A bit rots in memory. The blocks go unverified to a second node, which is asked for this prompt,
 /// and from there verified to a third.
 async fn rot_is_found_on_a_later_way(asked: &[u32]) {
     let held = prompt(1, 3 * BLOCK_TOKENS + 9);
-    let mut fetch = Fetch::between(Domain::Shm, Domain::Tcp, &held).await;
+    let (first, second) = (TestNode::start(Domain::Shm).await, TestNode::start(Domain::Tcp).await);
+    let mut fetch = Fetch::between(first, second, &held).await;
     fetch.flip_a_bit(&held, 1).await;
     let targets = fetch.allocate(1, asked).await;
     let wanted = targets.slots.len() as u32;

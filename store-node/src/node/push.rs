@@ -189,6 +189,10 @@ impl Push {
         self.stopped = true;
     }
 
+    pub fn is_stopped(&self) -> bool {
+        self.stopped
+    }
+
     /// No write of it is under way, and none will be: the tail ended it, or it was stopped.
     pub fn is_over(&self) -> bool {
         self.in_flight == 0 && (self.stopped || self.tail == Tail::Landed)

@@ -262,7 +262,9 @@ impl Owner {
                     });
                 }
             }
-        } else {
+        } else if outgoing.push.is_stopped() {
+            // A source that goes on after a corrupt page does not: what it sends next would be taken
+            // back, and the fate of that page is known.
             self.drain_push(end.share);
         }
         self.pump(end.share);
