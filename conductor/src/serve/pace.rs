@@ -52,3 +52,21 @@ impl Pace {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use prometheus::Registry;
+
+    use super::*;
+
+    #[test]
+    fn a_pace_is_reported_every_sixteen_intervals_and_at_the_end() {
+        let metrics = Metrics::new(Registry::new()).expect("registers");
+        let mut pace = Pace::new();
+        assert_eq!(pace.rest(), None);
+        let reports: Vec<usize> = (0..40).filter(|_| pace.came(1, &metrics).is_some()).collect();
+        assert_eq!(reports, [16, 32], "the first token begins the first interval");
+        assert!(pace.rest().is_some(), "seven more");
+        assert_eq!(pace.rest(), None, "only once");
+    }
+}

@@ -131,3 +131,20 @@ async fn an_incarnation_of_a_node_is_followed_until_it_is_lost() {
     drop((b, events));
     eventually("it is lost", || !world.cluster.follows(&node)).await;
 }
+
+#[tokio::test]
+async fn room_that_an_answer_needs_no_more_is_given_to_others() {
+    // A prompt has 11 blocks and its answer is expected to take one: two requests need 24.
+    let mut described = description("b", 1, v1::Role::Both);
+    described.slots_available = 23;
+    let mut b = FakeNode::start(described).await;
+    let world = World::of(&[&b]);
+    let _events = followed(&mut b).await;
+    eventually("placed", || world.plan().is_ok()).await;
+    let mut placed = world.place().expect("placed");
+    assert!(matches!(world.plan(), Err(Refusal::Overloaded { .. })));
+    placed.booking.grew(15);
+    assert!(world.plan().is_err(), "a few tokens are not worth telling");
+    placed.booking.grew(1);
+    assert!(world.plan().is_ok(), "the answer is as long as it may be, within the prompt's blocks");
+}
