@@ -18,8 +18,8 @@ use crate::shm::directory::Directory;
 use crate::worker::hub::Hub;
 use crate::worker::{Listeners, Worker};
 
-/// Frames of one connection that may wait for their acknowledgement.
-const FRAMES_MAX: usize = 8192;
+/// Different immediates on one path, each remembered as long as the path lasts.
+const PATH_IMMS_MAX: usize = 65_536;
 
 fn system(call: &'static str) -> impl Fn(rustix::io::Errno) -> StartError {
     move |errno| StartError::System { call, source: errno.into() }
@@ -53,10 +53,10 @@ pub(crate) fn start(
     };
     let metrics = Metrics::register(registry)?;
     let sender = Sender::new(Limits {
-        slice_bytes: config.slice_bytes as u64,
-        frames_max: FRAMES_MAX,
         throttle_bytes_per_s: config.throttle_bytes_per_s,
         peer_timeout_us: config.peer_timeout_ms * 1000,
+        grace_us: config.peer_timeout_ms * 1000,
+        path_imms_max: PATH_IMMS_MAX,
     });
     let thread = std::thread::Builder::new().name(format!("xfer-{}", config.name));
     tracing::info!(engine = %config.name, ?endpoint, "transfer engine started");

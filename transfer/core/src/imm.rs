@@ -4,21 +4,18 @@
 //! A counter that was reached stays until it is cancelled: writes that come later are excess, not the
 //! first of a new count. Counters that nobody waits for (early ones and reached ones) are bounded: the
 //! oldest is forgotten.
+//!
+//! What a path has counted for an immediate is remembered until the path is closed, also when the
+//! counter is cancelled or forgotten: its writes may be asked about later, and an immediate that is
+//! used again must not be mistaken for the former one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-/// A connection through which writes arrive.
+use crate::close::Counted;
+
+/// A connection through which writes arrive. Given by the receiver, never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PathId(pub u64);
-
-/// What becomes of a closed path's counts in counters that are not finished.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PathCounts {
-    /// They landed, and nobody sends them again.
-    Keep,
-    /// The sender sends all of them again through another path.
-    Discard,
-}
 
 /// What an expectation led to.
 #[derive(Debug, PartialEq, Eq)]
@@ -28,6 +25,17 @@ pub enum Expectation<C> {
     Reached(C),
     /// Someone expects this immediate already.
     Taken(C),
+}
+
+/// What has become of the undecided counts of one immediate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// All of them stand.
+    Landed,
+    /// None of them stands: they are to be sent again.
+    TakenBack,
+    /// Some have landed, and it cannot be told which use of the immediate they belong to.
+    Unknown,
 }
 
 #[derive(Debug)]
@@ -43,6 +51,11 @@ pub struct ImmTable<C> {
     expiring: Vec<u32>,
     early_forgotten: u64,
     excess: u64,
+    /// Counts of open paths in counters that are no more.
+    former: BTreeMap<(PathId, u32), u64>,
+    former_max: usize,
+    /// Paths of which something in `former` is missing.
+    overflowed: BTreeSet<PathId>,
 }
 
 #[derive(Debug)]
@@ -81,7 +94,25 @@ impl<C> Counter<C> {
             None => self.by_path.push((path, arrivals)),
         }
     }
+
+    fn through(&self, path: PathId) -> u64 {
+        self.by_path.iter().find(|(of, _)| *of == path).map_or(0, |(_, count)| *count)
+    }
+
+    fn is_reached(&self) -> bool {
+        matches!(self.state, State::Reached { .. })
+    }
+
+    /// The path's counts are the path's no more; so many of them do not stand.
+    fn fold(&mut self, path: PathId, taken_back: u64) {
+        let Some(at) = self.by_path.iter().position(|(of, _)| *of == path) else { return };
+        let (_, count) = self.by_path.swap_remove(at);
+        self.settled += count - taken_back;
+    }
 }
+
+/// Entries of `former`: one for each immediate and path, some 30 MiB in all.
+const FORMER_MAX: usize = 1 << 20;
 
 impl<C> ImmTable<C> {
     pub fn new(idle_max: usize) -> Self {
@@ -94,6 +125,9 @@ impl<C> ImmTable<C> {
             expiring: Vec::new(),
             early_forgotten: 0,
             excess: 0,
+            former: BTreeMap::new(),
+            former_max: FORMER_MAX,
+            overflowed: BTreeSet::new(),
         }
     }
 
@@ -144,7 +178,8 @@ impl<C> ImmTable<C> {
                 self.forget_beyond_bound();
                 None
             }
-            Some(Counter { state: State::Reached { .. }, .. }) => {
+            Some(counter) if counter.is_reached() => {
+                counter.add(path, arrivals);
                 self.excess += arrivals;
                 None
             }
@@ -158,6 +193,7 @@ impl<C> ImmTable<C> {
     /// Forgets a counter in any state. Returns who waited.
     pub fn cancel(&mut self, imm: u32) -> Option<C> {
         let counter = self.counters.remove(&imm)?;
+        self.remember(imm, &counter.by_path);
         match counter.state {
             State::Waiting { waiter, .. } => Some(waiter),
             State::Early { serial } | State::Reached { serial } => {
@@ -167,14 +203,55 @@ impl<C> ImmTable<C> {
         }
     }
 
-    /// No more arrives through this path.
-    pub fn path_closed(&mut self, path: PathId, counts: PathCounts) {
+    /// Nothing arrives through this path any more. Says what has become of the counts that are asked
+    /// about; what is not asked about stands.
+    pub fn close_path(&mut self, path: PathId, asked: &[Counted]) -> Vec<(u32, Fate)> {
+        let mut fates = Vec::with_capacity(asked.len());
+        for counted in asked {
+            let (fate, surplus) = self.fate(path, counted);
+            if let (Fate::TakenBack, Some(counter)) = (fate, self.counters.get_mut(&counted.imm)) {
+                counter.fold(path, surplus.min(counter.through(path)));
+            }
+            fates.push((counted.imm, fate));
+        }
         for counter in self.counters.values_mut() {
-            let Some(at) = counter.by_path.iter().position(|(of, _)| *of == path) else { continue };
-            let (_, count) = counter.by_path.swap_remove(at);
-            let finished = matches!(counter.state, State::Reached { .. });
-            if counts == PathCounts::Keep || finished {
-                counter.settled += count;
+            counter.fold(path, 0);
+        }
+        let of_path = self.former.range((path, 0)..=(path, u32::MAX));
+        let imms: Vec<u32> = of_path.map(|((_, imm), _)| *imm).collect();
+        for imm in imms {
+            self.former.remove(&(path, imm));
+        }
+        self.overflowed.remove(&path);
+        fates
+    }
+
+    /// And how many have landed beyond those that are known to have.
+    fn fate(&self, path: PathId, counted: &Counted) -> (Fate, u64) {
+        let counter = self.counters.get(&counted.imm);
+        if counter.is_some_and(Counter::is_reached) {
+            return (Fate::Landed, 0);
+        }
+        if self.overflowed.contains(&path) {
+            return (Fate::Unknown, 0);
+        }
+        let former = self.former.get(&(path, counted.imm)).copied().unwrap_or(0);
+        let arrived = former + counter.map_or(0, |counter| counter.through(path));
+        let surplus = arrived.saturating_sub(counted.landed);
+        match surplus {
+            0 => (Fate::TakenBack, 0),
+            all if all == counted.undecided => (Fate::Landed, all),
+            _ if former > 0 => (Fate::Unknown, 0),
+            some => (Fate::TakenBack, some),
+        }
+    }
+
+    fn remember(&mut self, imm: u32, by_path: &[(PathId, u64)]) {
+        for (path, count) in by_path {
+            if self.former.len() < self.former_max || self.former.contains_key(&(*path, imm)) {
+                *self.former.entry((*path, imm)).or_default() += count;
+            } else {
+                self.overflowed.insert(*path);
             }
         }
     }
@@ -255,7 +332,9 @@ impl<C> ImmTable<C> {
     fn forget_beyond_bound(&mut self) {
         while self.idle.len() > self.idle_max {
             let Some((_, imm)) = self.idle.pop_first() else { return };
-            if let Some(Counter { state: State::Early { .. }, .. }) = self.counters.remove(&imm) {
+            let Some(counter) = self.counters.remove(&imm) else { continue };
+            self.remember(imm, &counter.by_path);
+            if matches!(counter.state, State::Early { .. }) {
                 self.early_forgotten += 1;
             }
         }
@@ -317,19 +396,104 @@ mod tests {
         assert_eq!(table.excess(), 6);
     }
 
+    /// What is asked about one immediate, and what comes of it.
+    fn close(table: &mut ImmTable<char>, path: PathId, asked: (u32, u64, u64)) -> Fate {
+        let (imm, landed, undecided) = asked;
+        let fates = table.close_path(path, &[Counted { imm, landed, undecided }]);
+        assert_eq!(fates.len(), 1);
+        fates[0].1
+    }
+
     #[test]
-    fn a_closed_path_keeps_or_gives_back_its_counts() {
+    fn a_closed_path_keeps_what_is_not_asked_about() {
         let mut table = table();
         table.expect(5, 4, NEVER, 'a');
         table.arrived(A, 5, 2);
-        table.arrived(B, 5, 1);
-        table.path_closed(A, PathCounts::Discard);
-        assert_eq!(table.arrived(B, 5, 1), None, "two of four: A's are sent again");
-        table.path_closed(B, PathCounts::Keep);
-        assert_eq!(table.arrived(A, 5, 1), None);
-        assert_eq!(table.arrived(A, 5, 1), Some('a'));
-        table.path_closed(A, PathCounts::Discard);
+        assert_eq!(table.close_path(A, &[]), []);
+        assert_eq!(table.arrived(B, 5, 1), None);
+        assert_eq!(table.arrived(B, 5, 1), Some('a'));
+    }
+
+    #[test]
+    fn undecided_counts_are_taken_back_down_to_those_that_are_known() {
+        for (arrived, known, undecided, fate, standing) in [
+            (0, 0, 3, Fate::TakenBack, 0),
+            (2, 2, 3, Fate::TakenBack, 2),
+            (3, 1, 4, Fate::TakenBack, 1),
+            (3, 0, 4, Fate::TakenBack, 0),
+            (3, 1, 2, Fate::Landed, 3),
+            (3, 0, 3, Fate::Landed, 3),
+            // More than has arrived is claimed: there is nothing to take back.
+            (1, 5, 2, Fate::TakenBack, 1),
+            (5, 0, 2, Fate::TakenBack, 0),
+            (5, u64::MAX, u64::MAX, Fate::TakenBack, 5),
+        ] {
+            let mut table = table();
+            table.expect(5, 10, NEVER, 'a');
+            table.arrived(B, 5, 1);
+            table.arrived(A, 5, arrived);
+            assert_eq!(close(&mut table, A, (5, known, undecided)), fate, "{arrived} of {known}");
+            let left = 10 - 1 - standing;
+            assert_eq!(table.arrived(B, 5, left - 1), None, "{arrived} arrived, {known} known");
+            assert_eq!(table.arrived(B, 5, 1), Some('a'), "{arrived} arrived, {known} known");
+        }
+    }
+
+    #[test]
+    fn nothing_is_taken_back_from_a_count_that_was_reached() {
+        let mut table = table();
+        table.expect(5, 2, NEVER, 'a');
+        assert_eq!(table.arrived(A, 5, 2), Some('a'));
+        assert_eq!(close(&mut table, A, (5, 0, 7)), Fate::Landed);
         assert_eq!(table.expect(5, 1, NEVER, 'b'), Expectation::Taken('b'), "it stays finished");
+    }
+
+    #[test]
+    fn a_count_that_was_reached_is_remembered_after_it_is_cancelled() {
+        let mut table = table();
+        table.expect(5, 2, NEVER, 'a');
+        table.arrived(A, 5, 2);
+        table.cancel(5);
+        assert_eq!(close(&mut table, A, (5, 0, 2)), Fate::Landed, "not to be sent again");
+        table.arrived(B, 5, 2);
+        assert_eq!(close(&mut table, A, (5, 0, 2)), Fate::TakenBack, "a closed path is forgotten");
+    }
+
+    #[test]
+    fn an_immediate_that_is_used_again_is_not_mistaken_for_the_former_one() {
+        // Three counts of the former use, then one of the present: asked with so many known.
+        for (known, undecided, fate) in [
+            (3, 2, Fate::Unknown),
+            (4, 2, Fate::TakenBack),
+            (3, 1, Fate::Landed),
+            (0, 4, Fate::Landed),
+            (0, 5, Fate::Unknown),
+        ] {
+            let mut table = table();
+            table.expect(5, 3, NEVER, 'a');
+            assert_eq!(table.arrived(A, 5, 3), Some('a'));
+            table.cancel(5);
+            table.expect(5, 3, NEVER, 'b');
+            assert_eq!(table.arrived(A, 5, 1), None);
+            assert_eq!(close(&mut table, A, (5, known, undecided)), fate, "{known} known");
+            assert_eq!(table.arrived(B, 5, 1), None, "nothing is counted for the former use");
+            assert_eq!(table.arrived(B, 5, 1), Some('b'), "what has arrived stands");
+        }
+    }
+
+    #[test]
+    fn a_path_of_which_too_much_would_have_to_be_remembered_is_asked_in_vain() {
+        let mut table = table();
+        table.former_max = 2;
+        for imm in 0..3 {
+            table.arrived(A, imm, 1);
+            table.cancel(imm);
+        }
+        table.arrived(B, 0, 1);
+        assert_eq!(table.former.len(), 2);
+        assert_eq!(close(&mut table, B, (0, 0, 2)), Fate::TakenBack);
+        assert_eq!(close(&mut table, A, (1, 1, 1)), Fate::Unknown);
+        assert!(table.former.is_empty() && table.overflowed.is_empty());
     }
 
     #[test]

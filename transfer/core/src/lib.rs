@@ -3,23 +3,36 @@
 //! comes back. The shells are the worker of `kvasir-transfer` and its simulated domain.
 //!
 //! Reading path: [`outcome`] (how things end), [`regions`] (what may be written), [`imm`] (what is
-//! counted), [`plan`] (how a write is cut into frames), then [`sender`], which ties operations,
-//! [`groups`], [`session`]s and the [`throttle`] together.
+//! counted), [`plan`] (how a write is cut into frames); then [`sender`], which ties [`op`]erations,
+//! [`groups`], [`session`]s, their [`path`]s and the [`throttle`] together, with `issue` (what goes next)
+//! and `failover` (what becomes of a lost path's frames, in the words of [`close`]); then [`receiver`],
+//! the other half of that conversation.
 
 #![forbid(unsafe_code)]
 
+pub mod close;
+mod failover;
 pub mod groups;
 pub mod imm;
+mod issue;
+mod messages;
+pub mod op;
 pub mod outcome;
+pub mod path;
 pub mod plan;
+pub mod receiver;
 pub mod regions;
 pub mod sender;
 pub mod session;
 pub mod throttle;
 
-pub use imm::{Expectation, ImmTable, PathCounts, PathId};
+pub use close::{CloseRequest, CloseVerdict, Counted, PathIndex};
+pub use imm::{Expectation, Fate, ImmTable, PathId};
+pub use op::{Body, OpId, Operation};
 pub use outcome::{Outcome, Refusal, WriteError};
+pub use path::PathLimits;
 pub use plan::{Pages, Shape};
+pub use receiver::{Asked, Closed, Opened, PathRefusal, Receiver};
 pub use regions::{RegionTable, Target};
-pub use sender::{Action, Body, Frame, FrameKind, Limits, Next, OpId, Operation, Sender, Settled};
+pub use sender::{Action, Frame, FrameKind, Limits, Next, Sender, Settled};
 pub use session::SessionId;

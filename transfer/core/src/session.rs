@@ -1,34 +1,35 @@
-//! One session with one peer, on the sending side: what is queued for it, and which frames are on the
-//! wire.
+//! One session with one peer, on the sending side: what is queued for it, the paths it has, and the
+//! paths that failed and were not closed yet.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use crate::sender::OpId;
+use crate::close::{CloseRequest, PathIndex};
+use crate::messages::WINDOW;
+use crate::op::OpId;
+use crate::path::{Ledger, OnWire, Path};
 
 /// Names a session. Chosen by the shell, never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub u64);
 
-/// What the shell has made of the session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SessionState {
-    /// The shell was asked to connect. Becomes `Up`, or the session is lost.
-    Connecting,
-    /// Frames may be issued. Lost in the end.
-    Up,
-}
-
 #[derive(Debug)]
 pub(crate) struct Session {
-    pub(crate) state: SessionState,
     /// Go first: they are short, and someone waits for them.
     pub(crate) messages: VecDeque<OpId>,
-    pub(crate) writes: VecDeque<OpId>,
-    /// Seals of split writes whose slices have all landed.
+    /// Seals of split writes whose bytes have all landed.
     pub(crate) seals: VecDeque<Seal>,
-    pub(crate) wire: Wire,
-    /// The last time that the peer showed life, or that it began to owe us something.
-    pub(crate) heard_us: u64,
+    /// What was on a failed path and did not land.
+    pub(crate) again: VecDeque<Again>,
+    pub(crate) writes: VecDeque<OpId>,
+    pub(crate) paths: BTreeMap<PathIndex, Path>,
+    pub(crate) closing: BTreeMap<PathIndex, Closing>,
+    /// Whether it has had a path.
+    pub(crate) was_up: bool,
+    /// Since when it has had no path.
+    pub(crate) pathless_us: u64,
+    next_message: u64,
+    /// Messages that were put on a path and whose fate is open.
+    open_messages: BTreeSet<u64>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -37,85 +38,83 @@ pub(crate) struct Seal {
     pub(crate) write: usize,
 }
 
+/// A range of a logical write.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Again {
+    pub(crate) op: OpId,
+    pub(crate) write: usize,
+    pub(crate) start: u64,
+    pub(crate) bytes: u64,
+    /// It was one frame, and may be one again.
+    pub(crate) whole: bool,
+}
+
+/// A path that has failed. What was on it is undecided until the receiver has closed it.
+#[derive(Debug)]
+pub(crate) struct Closing {
+    pub(crate) frames: Vec<OnWire>,
+    /// Of the path.
+    pub(crate) ledger: Ledger,
+    pub(crate) request: CloseRequest,
+    /// The path through which the receiver was asked last, while that one is up.
+    pub(crate) through: Option<PathIndex>,
+    pub(crate) was_asked: bool,
+}
+
 impl Session {
     pub(crate) fn new(now_us: u64) -> Self {
         Session {
-            state: SessionState::Connecting,
             messages: VecDeque::new(),
-            writes: VecDeque::new(),
             seals: VecDeque::new(),
-            wire: Wire::default(),
-            heard_us: now_us,
+            again: VecDeque::new(),
+            writes: VecDeque::new(),
+            paths: BTreeMap::new(),
+            closing: BTreeMap::new(),
+            was_up: false,
+            pathless_us: now_us,
+            next_message: 0,
+            open_messages: BTreeSet::new(),
         }
     }
 
-    /// Whether the peer owes something: an answer to the connection, or an acknowledgement.
-    pub(crate) fn is_owed(&self) -> bool {
-        self.state == SessionState::Connecting || self.wire.outstanding > 0
+    /// Whether the peer owes something on this path: an acknowledgement, or an answer.
+    pub(crate) fn is_owed(&self, index: PathIndex) -> bool {
+        let on_wire = self.paths.get(&index).is_some_and(|path| path.wire.outstanding > 0);
+        on_wire || self.closing.values().any(|closing| closing.through == Some(index))
     }
 
-    /// Whether nothing is queued and nothing is owed.
+    /// Whether it has nothing to send and waits for nothing.
     pub(crate) fn is_idle(&self) -> bool {
-        let queued = self.messages.len() + self.writes.len() + self.seals.len();
-        queued == 0 && !self.is_owed()
-    }
-}
-
-/// Frames that were issued and not settled, by sequence.
-#[derive(Debug, Default)]
-pub(crate) struct Wire {
-    frames: VecDeque<Option<OnWire>>,
-    /// The sequence of the first of `frames`.
-    first: u64,
-    pub(crate) outstanding: usize,
-}
-
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct OnWire {
-    pub(crate) op: OpId,
-    pub(crate) write: usize,
-}
-
-impl Wire {
-    pub(crate) fn issue(&mut self, frame: OnWire) -> u64 {
-        let sequence = self.first + self.frames.len() as u64;
-        self.frames.push_back(Some(frame));
-        self.outstanding += 1;
-        sequence
+        let queued = !self.messages.is_empty()
+            || !self.seals.is_empty()
+            || !self.again.is_empty()
+            || !self.writes.is_empty();
+        let outstanding = self.paths.values().any(|path| path.wire.outstanding > 0);
+        self.was_up && !queued && !outstanding && self.closing.is_empty()
     }
 
-    /// The sequence that the next frame will have.
-    pub(crate) fn next_sequence(&self) -> u64 {
-        self.first + self.frames.len() as u64
+    /// Every frame whose fate is open.
+    pub(crate) fn into_frames(self) -> impl Iterator<Item = OnWire> {
+        let on_paths = self.paths.into_values().flat_map(|mut path| path.wire.drain());
+        on_paths.chain(self.closing.into_values().flat_map(|closing| closing.frames))
     }
 
-    /// How many sequences are between the oldest unsettled frame and the next one.
-    pub(crate) fn span(&self) -> usize {
-        self.frames.len()
+    // ---- messages ----
+
+    /// Whether a message may be sent for the first time: receivers remember only so many.
+    pub(crate) fn may_open_message(&self) -> bool {
+        self.open_messages.first().is_none_or(|oldest| self.next_message - oldest < WINDOW)
     }
 
-    pub(crate) fn settle(&mut self, sequence: u64) -> Option<OnWire> {
-        let at = usize::try_from(sequence.checked_sub(self.first)?).ok()?;
-        let frame = self.frames.get_mut(at)?.take()?;
-        self.outstanding -= 1;
-        while let Some(None) = self.frames.front() {
-            self.frames.pop_front();
-            self.first += 1;
-        }
-        Some(frame)
+    pub(crate) fn open_message(&mut self) -> u64 {
+        let id = self.next_message;
+        self.next_message += 1;
+        self.open_messages.insert(id);
+        id
     }
 
-    /// The oldest unsettled frame, if its sequence is at most `sequence`.
-    pub(crate) fn settle_oldest_through(&mut self, sequence: u64) -> Option<OnWire> {
-        if self.frames.is_empty() || self.first > sequence {
-            return None;
-        }
-        self.settle(self.first)
-    }
-
-    pub(crate) fn drain(&mut self) -> Vec<OnWire> {
-        self.outstanding = 0;
-        std::mem::take(&mut self.frames).into_iter().flatten().collect()
+    pub(crate) fn message_ended(&mut self, id: u64) {
+        self.open_messages.remove(&id);
     }
 }
 
@@ -123,23 +122,17 @@ impl Wire {
 mod tests {
     use super::*;
 
-    fn frame(write: usize) -> OnWire {
-        OnWire { op: OpId::default(), write }
-    }
-
     #[test]
-    fn frames_settle_in_any_order_and_once() {
-        let mut wire = Wire::default();
-        let sequences: Vec<u64> = (0..4).map(|write| wire.issue(frame(write))).collect();
-        assert_eq!(sequences, [0, 1, 2, 3]);
-        assert_eq!(wire.settle(2).map(|frame| frame.write), Some(2));
-        assert!(wire.settle(2).is_none());
-        assert!(wire.settle(9).is_none());
-        assert_eq!(wire.settle_oldest_through(2).map(|frame| frame.write), Some(0));
-        assert_eq!(wire.settle_oldest_through(2).map(|frame| frame.write), Some(1));
-        assert!(wire.settle_oldest_through(2).is_none());
-        assert_eq!((wire.outstanding, wire.span()), (1, 1));
-        assert_eq!(wire.issue(frame(4)), 4);
-        assert_eq!(wire.drain().len(), 2);
+    fn no_message_is_so_far_ahead_that_the_receiver_forgets_an_open_one() {
+        let mut session = Session::new(0);
+        let first = session.open_message();
+        for _ in 1..WINDOW {
+            assert!(session.may_open_message());
+            let id = session.open_message();
+            session.message_ended(id);
+        }
+        assert!(!session.may_open_message());
+        session.message_ended(first);
+        assert!(session.may_open_message());
     }
 }

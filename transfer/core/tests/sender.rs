@@ -1,33 +1,37 @@
 //! The sending half, driven by hand: what is issued when, and that everything ends once, and rightly.
 
-use std::collections::BTreeMap;
-
 use kvasir_transfer_core::{
-    Action, Body, Frame, FrameKind, Limits, Next, Operation, Outcome, Pages, Refusal, Sender,
-    SessionId, Settled, Shape, Target, WriteError,
+    Action, Body, Frame, FrameKind, Limits, Next, Operation, Outcome, Pages, PathIndex, PathLimits,
+    Refusal, Sender, SessionId, Settled, Shape, Target, WriteError,
 };
-use proptest::prelude::*;
 
 const S: SessionId = SessionId(1);
+const P: PathIndex = PathIndex(0);
 const TARGET: Target = Target { incarnation: 1, key: 0 };
 const LATE: u64 = u64::MAX;
 const TIMEOUT_US: u64 = 1_000_000;
 
 type Tested = Sender<&'static str, u32>;
 
-fn sender(slice_bytes: u64, frames_max: usize, throttle_bytes_per_s: u64) -> Tested {
-    let peer_timeout_us = TIMEOUT_US;
-    Sender::new(Limits { slice_bytes, frames_max, throttle_bytes_per_s, peer_timeout_us })
+const LIMITS: PathLimits = PathLimits { slice_bytes: 1000, frames_max: 100 };
+
+fn sender(throttle_bytes_per_s: u64) -> Tested {
+    Sender::new(Limits {
+        throttle_bytes_per_s,
+        peer_timeout_us: TIMEOUT_US,
+        grace_us: TIMEOUT_US / 2,
+        path_imms_max: 1000,
+    })
 }
 
 /// A sender whose session is up.
 fn up() -> Tested {
-    let mut sender = sender(1000, 100, 0);
+    let mut sender = sender(0);
     begin(&mut sender, 0, message(1), LATE);
     assert_eq!(sender.poll_action(), Some(Action::Connect(S)));
-    sender.session_up(S, 0);
+    sender.path_up(S, P, LIMITS, 0);
     let hello = frame(&mut sender);
-    assert!(sender.settle(S, hello.sequence, Settled::Landed, 0));
+    assert!(sender.settle(S, P, hello.sequence, Settled::Landed, 0));
     assert_eq!(completed(&mut sender), [(0, Ok(()))]);
     sender
 }
@@ -58,7 +62,7 @@ fn begin(sender: &mut Tested, done: u32, body: Body, deadline_us: u64) {
 }
 
 fn next(sender: &mut Tested) -> Option<Frame<&'static str>> {
-    match sender.next_frame(S, 0) {
+    match sender.next_frame(S, P, 0) {
         Next::Frame(frame) => Some(frame),
         Next::Wait { .. } | Next::Nothing => None,
     }
@@ -76,20 +80,20 @@ fn completed(sender: &mut Tested) -> Vec<(u32, Outcome)> {
     let all = actions(sender).into_iter();
     let done = all.filter_map(|action| match action {
         Action::Complete(done, outcome) => Some((done, outcome)),
-        Action::Connect(_) | Action::Detach { .. } | Action::GiveUp(_) => None,
+        _ => None,
     });
     done.collect()
 }
 
 #[test]
 fn nothing_is_issued_before_the_session_is_up() {
-    let mut sender = sender(1000, 100, 0);
+    let mut sender = sender(0);
     begin(&mut sender, 1, write(10, 0), LATE);
     assert!(next(&mut sender).is_none());
     assert_eq!(actions(&mut sender), [Action::Connect(S)]);
     begin(&mut sender, 2, write(10, 0), LATE);
     assert_eq!(actions(&mut sender), [], "one connection is enough");
-    sender.session_up(S, 0);
+    sender.path_up(S, P, LIMITS, 0);
     assert!(next(&mut sender).is_some());
 }
 
@@ -99,7 +103,7 @@ fn messages_go_before_writes() {
     begin(&mut sender, 1, paged(3, 0), LATE);
     frame(&mut sender);
     begin(&mut sender, 2, message(5), LATE);
-    assert_eq!(frame(&mut sender).kind, FrameKind::Message);
+    assert_eq!(frame(&mut sender).kind, FrameKind::Message { id: 1 });
     assert!(matches!(frame(&mut sender).kind, FrameKind::Write { .. }));
 }
 
@@ -113,10 +117,10 @@ fn a_long_write_is_sealed_when_every_slice_has_landed() {
         assert_eq!((imm, checksum), (None, None));
     }
     for slice in [2, 0] {
-        sender.settle(S, slices[slice].sequence, Settled::Landed, 0);
+        sender.settle(S, P, slices[slice].sequence, Settled::Landed, 0);
         assert!(next(&mut sender).is_none(), "not all have landed");
     }
-    sender.settle(S, slices[1].sequence, Settled::Landed, 0);
+    sender.settle(S, P, slices[1].sequence, Settled::Landed, 0);
     let seal = frame(&mut sender);
     let kind = FrameKind::Seal {
         target: TARGET,
@@ -127,7 +131,7 @@ fn a_long_write_is_sealed_when_every_slice_has_landed() {
     };
     assert_eq!((seal.kind, seal.bytes), (kind, 0));
     assert_eq!(completed(&mut sender), []);
-    sender.settle(S, seal.sequence, Settled::Landed, 0);
+    sender.settle(S, P, seal.sequence, Settled::Landed, 0);
     assert_eq!(completed(&mut sender), [(1, Ok(()))]);
 }
 
@@ -136,8 +140,8 @@ fn a_refused_slice_ends_the_write_without_a_seal() {
     let mut sender = up();
     begin(&mut sender, 1, write(2500, 0), LATE);
     let slices: Vec<_> = (0..3).map(|_| frame(&mut sender)).collect();
-    sender.settle(S, slices[0].sequence, Settled::Refused(Refusal::Revoked), 0);
-    assert!(sender.settle_through(S, slices[2].sequence, 0));
+    sender.settle(S, P, slices[0].sequence, Settled::Refused(Refusal::Revoked), 0);
+    assert!(sender.settle_through(S, P, slices[2].sequence, 0));
     assert!(next(&mut sender).is_none());
     let refused = Err(WriteError::Refused(Refusal::Revoked));
     assert_eq!(completed(&mut sender), [(1, refused)]);
@@ -149,11 +153,11 @@ fn a_refusal_stops_the_pages_and_corruption_does_not() {
         let mut sender = up();
         begin(&mut sender, 1, paged(5, 0), LATE);
         let first = frame(&mut sender);
-        sender.settle(S, first.sequence, settled, 0);
+        sender.settle(S, P, first.sequence, settled, 0);
         let mut sent = 1;
         while let Some(frame) = next(&mut sender) {
             sent += 1;
-            sender.settle(S, frame.sequence, Settled::Landed, 0);
+            sender.settle(S, P, frame.sequence, Settled::Landed, 0);
         }
         assert_eq!(sent, frames, "after {settled:?}");
         let ended = completed(&mut sender);
@@ -166,38 +170,38 @@ fn an_operation_is_over_when_its_last_frame_is_settled() {
     let mut sender = up();
     begin(&mut sender, 1, paged(3, 0), LATE);
     let frames: Vec<_> = (0..3).map(|_| frame(&mut sender)).collect();
-    sender.settle(S, frames[2].sequence, Settled::Landed, 0);
-    sender.settle(S, frames[0].sequence, Settled::Landed, 0);
+    sender.settle(S, P, frames[2].sequence, Settled::Landed, 0);
+    sender.settle(S, P, frames[0].sequence, Settled::Landed, 0);
     assert_eq!(completed(&mut sender), []);
-    assert!(sender.settle(S, frames[1].sequence, Settled::Landed, 0));
+    assert!(sender.settle(S, P, frames[1].sequence, Settled::Landed, 0));
     assert_eq!(completed(&mut sender), [(1, Ok(()))]);
-    assert!(!sender.settle(S, frames[1].sequence, Settled::Landed, 0), "once");
-    assert!(!sender.settle_through(S, frames[2].sequence + 1, 0), "it was never issued");
+    assert!(!sender.settle(S, P, frames[1].sequence, Settled::Landed, 0), "once");
+    assert!(!sender.settle_through(S, P, frames[2].sequence + 1, 0), "it was never issued");
 }
 
 #[test]
 fn no_more_frames_wait_for_settlement_than_allowed() {
-    let mut sender = sender(1000, 2, 0);
+    let mut sender = sender(0);
     begin(&mut sender, 1, paged(5, 0), LATE);
-    sender.session_up(S, 0);
+    sender.path_up(S, P, PathLimits { frames_max: 2, ..LIMITS }, 0);
     let first = frame(&mut sender);
     frame(&mut sender);
     assert!(next(&mut sender).is_none());
-    sender.settle(S, first.sequence, Settled::Landed, 0);
+    sender.settle(S, P, first.sequence, Settled::Landed, 0);
     assert!(next(&mut sender).is_some());
 }
 
 #[test]
 fn the_throttle_says_when_to_go_on() {
-    let mut sender = sender(1_000_000, 100, 1_000_000);
+    let mut sender = sender(1_000_000);
     begin(&mut sender, 1, write(1_000_000, 0), LATE);
     begin(&mut sender, 2, write(1, 0), LATE);
-    sender.session_up(S, 0);
+    sender.path_up(S, P, PathLimits { slice_bytes: 1_000_000, ..LIMITS }, 0);
     frame(&mut sender);
     begin(&mut sender, 3, message(1), LATE);
-    assert_eq!(frame(&mut sender).kind, FrameKind::Message, "messages are not held back");
-    let Next::Wait { until_us } = sender.next_frame(S, 0) else { panic!("it must wait") };
-    assert!(matches!(sender.next_frame(S, until_us), Next::Frame(_)));
+    assert_eq!(frame(&mut sender).kind, FrameKind::Message { id: 0 }, "messages are not held back");
+    let Next::Wait { until_us } = sender.next_frame(S, P, 0) else { panic!("it must wait") };
+    assert!(matches!(sender.next_frame(S, P, until_us), Next::Frame(_)));
 }
 
 #[test]
@@ -227,7 +231,7 @@ fn what_runs_out_on_the_wire_is_detached_first_and_drained_later() {
     assert_eq!(actions(&mut sender), expected);
     sender.drain_group(7, 50);
     assert_eq!(completed(&mut sender), [], "its fate is not known yet");
-    sender.settle(S, issued.sequence, Settled::Landed, 6_000);
+    sender.settle(S, P, issued.sequence, Settled::Landed, 6_000);
     assert_eq!(completed(&mut sender), [(50, Ok(()))]);
 }
 
@@ -243,13 +247,13 @@ fn draining_takes_back_what_is_not_issued_and_waits_for_the_rest() {
     assert_eq!(completed(&mut sender), [(3, Err(WriteError::Cancelled))]);
     begin(&mut sender, 5, write(10, 7), LATE);
     assert_eq!(completed(&mut sender), [(5, Err(WriteError::Cancelled))], "while it drains");
-    sender.settle(S, issued[1].sequence, Settled::Landed, 0);
+    sender.settle(S, P, issued[1].sequence, Settled::Landed, 0);
     assert_eq!(completed(&mut sender), [(2, Err(WriteError::Cancelled))]);
-    sender.settle(S, issued[0].sequence, Settled::Landed, 0);
+    sender.settle(S, P, issued[0].sequence, Settled::Landed, 0);
     assert_eq!(completed(&mut sender), [(1, Ok(())), (50, Ok(()))]);
     let other = frame(&mut sender);
     assert!(next(&mut sender).is_none());
-    sender.settle(S, other.sequence, Settled::Landed, 0);
+    sender.settle(S, P, other.sequence, Settled::Landed, 0);
     assert_eq!(completed(&mut sender), [(4, Ok(()))], "another group goes on");
     sender.drain_group(7, 51);
     assert_eq!(completed(&mut sender), [(51, Ok(()))]);
@@ -283,22 +287,22 @@ fn a_silent_peer_is_given_up_only_while_it_owes_something() {
     sender.handle_time(2 * TIMEOUT_US);
     assert_eq!(actions(&mut sender), [], "nothing is owed");
     begin(&mut sender, 1, paged(2, 0), LATE);
-    let Next::Frame(first) = sender.next_frame(S, 3 * TIMEOUT_US) else { panic!("a frame") };
-    sender.next_frame(S, 3 * TIMEOUT_US);
-    sender.settle(S, first.sequence, Settled::Landed, 3 * TIMEOUT_US + 500_000);
+    let Next::Frame(first) = sender.next_frame(S, P, 3 * TIMEOUT_US) else { panic!("a frame") };
+    sender.next_frame(S, P, 3 * TIMEOUT_US);
+    sender.settle(S, P, first.sequence, Settled::Landed, 3 * TIMEOUT_US + 500_000);
     assert_eq!(sender.next_time_us(), 4 * TIMEOUT_US + 500_000);
     sender.handle_time(4 * TIMEOUT_US + 400_000);
     assert_eq!(actions(&mut sender), [], "it showed life");
     sender.handle_time(4 * TIMEOUT_US + 500_000);
-    assert_eq!(actions(&mut sender), [Action::GiveUp(S)]);
+    assert_eq!(actions(&mut sender), [Action::GiveUpPath { session: S, path: P }]);
 }
 
 #[test]
 fn a_connection_that_does_not_come_up_is_given_up() {
-    let mut sender = sender(1000, 100, 0);
+    let mut sender = sender(0);
     begin(&mut sender, 1, write(10, 0), LATE);
     sender.handle_time(TIMEOUT_US);
-    assert_eq!(actions(&mut sender), [Action::Connect(S), Action::GiveUp(S)]);
+    assert_eq!(actions(&mut sender), [Action::Connect(S), Action::GiveUpSession(S)]);
 }
 
 #[test]
@@ -311,158 +315,6 @@ fn shutting_down_ends_everything() {
     sender.shut_down();
     let cancelled = Err(WriteError::Cancelled);
     assert_eq!(completed(&mut sender), [(1, cancelled), (2, cancelled), (50, cancelled)]);
-}
-
-/// What a random run does next.
-#[derive(Debug, Clone)]
-enum Step {
-    Write { bytes: u64, group: u64, deadline_us: u64 },
-    Paged { pages: u32, group: u64 },
-    Message,
-    Issue,
-    Settle { at: prop::sample::Index, settled: Settled },
-    Drain { group: u64 },
-    Time { by_us: u64 },
-    Lose,
-}
-
-fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let settled = prop_oneof![
-        4 => Just(Settled::Landed),
-        1 => Just(Settled::Corrupt),
-        1 => Just(Settled::Refused(Refusal::OutOfBounds)),
-    ];
-    let step = prop_oneof![
-        4 => (0u64..300, 0u64..3, 1u64..30_000).prop_map(|(bytes, group, deadline_us)| {
-            Step::Write { bytes, group, deadline_us }
-        }),
-        2 => (0u32..6, 0u64..3).prop_map(|(pages, group)| Step::Paged { pages, group }),
-        1 => Just(Step::Message),
-        12 => Just(Step::Issue),
-        10 => (any::<prop::sample::Index>(), settled).prop_map(|(at, settled)| {
-            Step::Settle { at, settled }
-        }),
-        1 => (0u64..3).prop_map(|group| Step::Drain { group }),
-        1 => (0u64..3_000).prop_map(|by_us| Step::Time { by_us }),
-        1 => Just(Step::Lose),
-    ];
-    prop::collection::vec(step, 1..120)
-}
-
-/// A random run, with books of its own.
-struct Run {
-    sender: Tested,
-    now_us: u64,
-    session: u64,
-    next_done: u32,
-    pending: BTreeMap<u32, Option<u64>>,
-    /// On the wire: the sequence, and the group of writes.
-    wire: Vec<(u64, Option<u64>)>,
-    undecided: Vec<u64>,
-}
-
-impl Run {
-    fn begin(&mut self, body: Body, deadline_us: u64) {
-        let done = self.next_done;
-        self.next_done += 1;
-        self.pending.insert(done, None);
-        let session = SessionId(self.session);
-        let operation = Operation { session, deadline_us, payload: "bytes", body, done };
-        self.sender.begin(operation, self.now_us);
-        self.act();
-    }
-
-    fn act(&mut self) {
-        while let Some(action) = self.sender.poll_action() {
-            match action {
-                Action::Complete(done, outcome) => {
-                    let drained = self.pending.remove(&done).expect("told once");
-                    if let Some(group) = drained {
-                        let on_wire = self.wire.iter().any(|(_, of)| *of == Some(group));
-                        assert!(!on_wire, "drained with frames on the wire");
-                        let undecided = self.undecided.contains(&group);
-                        assert_eq!(outcome.is_err(), undecided, "group {group}");
-                    }
-                }
-                Action::Connect(session) => self.sender.session_up(session, self.now_us),
-                Action::GiveUp(_) => self.lose(),
-                Action::Detach { .. } => {}
-            }
-        }
-    }
-
-    fn lose(&mut self) {
-        for (_, group) in self.wire.drain(..) {
-            self.undecided.extend(group);
-        }
-        self.sender.session_lost(SessionId(self.session));
-        self.session += 1;
-        self.act();
-    }
-
-    fn step(&mut self, step: Step) {
-        match step {
-            Step::Write { bytes, group, deadline_us } => {
-                self.begin(write(bytes, group), self.now_us + deadline_us);
-            }
-            Step::Paged { pages, group } => self.begin(paged(pages, group), LATE),
-            Step::Message => self.begin(message(1), LATE),
-            Step::Issue => self.issue(),
-            Step::Settle { at, settled } if !self.wire.is_empty() => {
-                let (sequence, _) = self.wire.swap_remove(at.index(self.wire.len()));
-                let session = SessionId(self.session);
-                assert!(self.sender.settle(session, sequence, settled, self.now_us));
-                self.act();
-            }
-            Step::Settle { .. } => {}
-            Step::Drain { group } => {
-                let done = self.next_done;
-                self.next_done += 1;
-                self.pending.insert(done, Some(group));
-                self.sender.drain_group(group, done);
-                self.act();
-            }
-            Step::Time { by_us } => {
-                self.now_us += by_us;
-                self.sender.handle_time(self.now_us);
-                self.act();
-            }
-            Step::Lose => self.lose(),
-        }
-    }
-
-    fn issue(&mut self) {
-        let session = SessionId(self.session);
-        if let Next::Frame(frame) = self.sender.next_frame(session, self.now_us) {
-            let group = match frame.kind {
-                FrameKind::Write { target, .. } | FrameKind::Seal { target, .. } => {
-                    Some(target.key)
-                }
-                FrameKind::Message => None,
-            };
-            self.wire.push((frame.sequence, group));
-        }
-    }
-}
-
-proptest! {
-    #[test]
-    fn everything_ends_once_and_nothing_drains_too_early(steps in steps()) {
-        let mut run = Run {
-            sender: sender(100, 8, 0),
-            now_us: 1,
-            session: 1,
-            next_done: 0,
-            pending: BTreeMap::new(),
-            wire: Vec::new(),
-            undecided: Vec::new(),
-        };
-        for step in steps {
-            run.step(step);
-        }
-        run.lose();
-        prop_assert!(run.pending.is_empty(), "never told: {:?}", run.pending);
-    }
 }
 
 /// Writes that are accepted together have the same time. As the wire takes them steadily, those that
@@ -480,8 +332,8 @@ fn a_queue_that_drains_steadily_fails_only_what_it_does_not_reach_in_time() {
     for turn in 1..=u64::from(writes) {
         let now_us = turn * 10_000;
         sender.handle_time(now_us);
-        if let Next::Frame(frame) = sender.next_frame(S, now_us) {
-            assert!(sender.settle(S, frame.sequence, Settled::Landed, now_us));
+        if let Next::Frame(frame) = sender.next_frame(S, P, now_us) {
+            assert!(sender.settle(S, P, frame.sequence, Settled::Landed, now_us));
         }
         ended.extend(completed(&mut sender));
     }

@@ -19,7 +19,7 @@ use crate::memory::{Access, SharedMemory};
 use crate::payload::Payload;
 use crate::ring::{Producer, PushError};
 use crate::worker::hub::Hub;
-use crate::worker::link::{LinkEnd, Readiness, Turn};
+use crate::worker::link::{LinkEnd, ONLY_PATH, Readiness, Turn, path_limits};
 
 const BYTES_PER_TURN: u64 = 1 << 20;
 const FRAMES_PER_TURN: usize = 256;
@@ -129,7 +129,8 @@ impl ShmOut {
         }
         let fds: [OwnedFd; 3] = fds.try_into().map_err(|_| LinkEnd::Malformed)?;
         self.up = Some(Up::map(&reply, fds).ok_or(LinkEnd::Malformed)?);
-        hub.sender.session_up(self.session, hub.now_us);
+        let limits = path_limits(hub);
+        hub.sender.path_up(self.session, ONLY_PATH, limits, hub.now_us);
         Ok(())
     }
 }
@@ -179,7 +180,7 @@ impl Up {
                     return Err(LinkEnd::Malformed);
                 }
             }
-            let frame = match hub.sender.next_frame(session, hub.now_us) {
+            let frame = match hub.sender.next_frame(session, ONLY_PATH, hub.now_us) {
                 Next::Frame(frame) => frame,
                 Next::Wait { until_us } => {
                     turn.wait_until_us = turn.wait_until_us.min(until_us);
@@ -192,7 +193,7 @@ impl Up {
             match self.land(&frame, peer_incarnation, hub)? {
                 Landing::Done(settled) => {
                     pushed = true;
-                    hub.sender.settle(session, frame.sequence, settled, hub.now_us);
+                    hub.sender.settle(session, ONLY_PATH, frame.sequence, settled, hub.now_us);
                 }
                 Landing::Unmapped => self.ask(socket, frame)?,
             }
@@ -215,7 +216,7 @@ impl Up {
         hub: &Hub,
     ) -> Result<Landing, LinkEnd> {
         let (target, offset, bytes, imm, checksum) = match frame.kind {
-            FrameKind::Message => {
+            FrameKind::Message { .. } => {
                 let message = frame.payload.bytes(0, frame.bytes as usize);
                 self.push(&Record::message(message))?;
                 hub.metrics.shm.sent_messages.inc();
@@ -310,14 +311,14 @@ impl Up {
             Err(refusal) => {
                 hub.metrics.shm.refused(refusal).inc();
                 let settled = Settled::Refused(refusal);
-                hub.sender.settle(session, frame.sequence, settled, hub.now_us);
+                hub.sender.settle(session, ONLY_PATH, frame.sequence, settled, hub.now_us);
                 return Ok(());
             }
         };
         self.regions.insert(answer.key, region);
         match self.land(&frame, self.peer_of(&frame), hub)? {
             Landing::Done(settled) => {
-                hub.sender.settle(session, frame.sequence, settled, hub.now_us);
+                hub.sender.settle(session, ONLY_PATH, frame.sequence, settled, hub.now_us);
                 self.ring();
                 Ok(())
             }
@@ -330,7 +331,7 @@ impl Up {
     fn peer_of(&self, frame: &Frame<Payload>) -> u64 {
         match frame.kind {
             FrameKind::Write { target, .. } | FrameKind::Seal { target, .. } => target.incarnation,
-            FrameKind::Message => 0,
+            FrameKind::Message { .. } => 0,
         }
     }
 }

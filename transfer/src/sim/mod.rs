@@ -5,15 +5,18 @@
 //! Nothing moves by itself: [`SimNetwork::run_until`] and [`SimNetwork::advance`] let time pass. Same
 //! seed and same calls, same run.
 
+mod config;
+mod flights;
 mod node;
-mod wire;
+mod paths;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use kvasir_transfer_core::{Next, SessionId};
+use kvasir_transfer_core::{Next, PathIndex, SessionId};
 
 use crate::completion::Completion;
 use crate::endpoint::Endpoint;
@@ -24,44 +27,11 @@ use crate::region::{RegionDesc, RegionHandle};
 use crate::submit::{Submission, deadline_us};
 use crate::write::{Write, WritePaged};
 
+pub use config::{SimConfig, SimFaults, SimLane};
+use flights::Flight;
 pub use node::SimCounts;
 use node::{NodeId, SimNode};
-use wire::{Event, Flight, Link};
-
-/// How the network behaves.
-#[derive(Debug, Clone)]
-pub struct SimConfig {
-    pub seed: u64,
-    pub latency_us: u64,
-    /// Each frame takes up to so much longer: they overtake each other.
-    pub jitter_us: u64,
-    /// Of each engine's own wire.
-    pub bytes_per_s: u64,
-    pub peer_timeout_us: u64,
-    pub slice_bytes: usize,
-    pub operations_max: usize,
-    pub message_bytes_max: usize,
-    pub throttle_bytes_per_s: u64,
-    /// Whether receivers verify checksums.
-    pub verify: bool,
-}
-
-impl Default for SimConfig {
-    fn default() -> Self {
-        SimConfig {
-            seed: 0,
-            latency_us: 10,
-            jitter_us: 100,
-            bytes_per_s: 10_000_000_000,
-            peer_timeout_us: 1_000_000,
-            slice_bytes: 1 << 20,
-            operations_max: 65_536,
-            message_bytes_max: 64 << 10,
-            throttle_bytes_per_s: 0,
-            verify: true,
-        }
-    }
-}
+use paths::{Event, Key, Link};
 
 /// A network and its engines.
 #[derive(Clone)]
@@ -85,10 +55,14 @@ struct World {
     now_us: u64,
     random: Random,
     nodes: BTreeMap<NodeId, SimNode>,
-    links: BTreeMap<(NodeId, SessionId), Link>,
+    links: BTreeMap<Key, Link>,
+    /// By engine and session; indexes are never used twice.
+    next_path: BTreeMap<(NodeId, SessionId), u32>,
     flights: BTreeMap<u64, Flight>,
     events: BTreeMap<(u64, u64), Event>,
     next_serial: u64,
+    /// Of everything that has happened, and when.
+    trace: u64,
 }
 
 /// SplitMix64.
@@ -102,6 +76,10 @@ impl Random {
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
+    }
+
+    fn percent(&mut self, chance: u64) -> bool {
+        self.next() % 100 < chance
     }
 
     /// Up to `max`, itself included.
@@ -121,9 +99,11 @@ impl SimNetwork {
             now_us: 0,
             nodes: BTreeMap::new(),
             links: BTreeMap::new(),
+            next_path: BTreeMap::new(),
             flights: BTreeMap::new(),
             events: BTreeMap::new(),
             next_serial: 0,
+            trace: 0,
         };
         let handlers = Mutex::new(BTreeMap::new());
         SimNetwork(Arc::new(Network { world: Mutex::new(world), handlers }))
@@ -168,12 +148,29 @@ impl SimNetwork {
         }
     }
 
+    /// A hash of everything that has happened so far: the same for the same seed and the same calls.
+    pub fn trace(&self) -> u64 {
+        self.world().trace
+    }
+
+    /// From now on nothing fails by itself.
+    pub fn end_faults(&self) {
+        self.world().config.faults = SimFaults::default();
+    }
+
+    /// Ends every engine: what is under way ends with `Cancelled`, and the handlers are dropped.
+    pub fn stop(&self) {
+        self.world().stop();
+        self.tell();
+        self.handlers().clear();
+    }
+
     /// The engine's process dies. What it had put on the wire still arrives.
     pub fn kill(&self, engine: &SimEngine) {
         self.world().kill(engine.node);
     }
 
-    /// From now on nothing that `from` is told of its frames arrives there, though they land.
+    /// From now on nothing that `from` is told by its peers arrives there, though its frames land.
     pub fn lose_acknowledgements(&self, from: &SimEngine) {
         if let Some(node) = self.world().nodes.get_mut(&from.node) {
             node.hears = false;
@@ -218,7 +215,7 @@ impl SimEngine {
     }
 
     pub fn counts(&self) -> SimCounts {
-        self.with(|_, node| node.counts)
+        self.with(|_, node| SimCounts { excess: node.receiver.imms().excess(), ..node.counts })
     }
 
     /// # Errors
@@ -355,6 +352,14 @@ impl World {
         id
     }
 
+    fn stop(&mut self) {
+        self.events.clear();
+        self.flights.clear();
+        for node in self.nodes.values_mut() {
+            node.stop();
+        }
+    }
+
     fn find(&self, incarnation: u64) -> Option<NodeId> {
         let found = self.nodes.iter().find(|(_, node)| node.endpoint.incarnation == incarnation);
         found.map(|(id, _)| *id)
@@ -381,7 +386,10 @@ impl World {
         }
         self.now_us = self.now_us.max(next_us);
         if event_us <= due_us {
-            if let Some((_, event)) = self.events.pop_first() {
+            if let Some((when, event)) = self.events.pop_first() {
+                let mut hasher = DefaultHasher::new();
+                (self.trace, when, std::mem::discriminant(&event)).hash(&mut hasher);
+                self.trace = hasher.finish();
                 self.happen(event);
             }
         } else {
@@ -399,33 +407,43 @@ impl World {
         let alive = self.nodes.iter().filter(|(_, node)| node.alive);
         let ids: Vec<NodeId> = alive.map(|(id, _)| *id).collect();
         for id in ids {
-            while let Some(wanted) = self.node(id).act() {
-                self.perform(id, wanted);
+            self.act(id);
+            let first = Key { from: id, session: SessionId(0), index: PathIndex(0) };
+            let last = Key { from: id, session: SessionId(u64::MAX), index: PathIndex(u32::MAX) };
+            let own = self.links.range(first..=last);
+            let mut pulling: Vec<Key> =
+                own.filter(|(_, link)| link.is_up()).map(|(key, _)| *key).collect();
+            // Each takes one frame, then the next one does, as long as any can.
+            while !pulling.is_empty() {
+                pulling.retain(|key| self.pull(*key));
             }
-            let own = self.links.range((id, SessionId(0))..=(id, SessionId(u64::MAX)));
-            let sessions: Vec<SessionId> =
-                own.filter(|(_, link)| link.up).map(|((_, session), _)| *session).collect();
-            for session in sessions {
-                self.pump(id, session);
-            }
+            self.act(id);
         }
     }
 
-    fn pump(&mut self, id: NodeId, session: SessionId) {
-        loop {
-            let now_us = self.now_us;
-            let node = self.node(id);
-            if !node.alive {
-                return;
+    fn act(&mut self, id: NodeId) {
+        while let Some(wanted) = self.node(id).act() {
+            self.perform(id, wanted);
+        }
+    }
+
+    /// Whether the path took a frame.
+    fn pull(&mut self, key: Key) -> bool {
+        if !self.has_room(key) {
+            return false;
+        }
+        let now_us = self.now_us;
+        let node = self.node(key.from);
+        match node.sender.next_frame(key.session, key.index, now_us) {
+            Next::Frame(frame) => {
+                self.depart(key, frame);
+                true
             }
-            match node.sender.next_frame(session, now_us) {
-                Next::Frame(frame) => self.depart(id, session, frame),
-                Next::Wait { until_us } => {
-                    node.throttled_until_us = until_us;
-                    return;
-                }
-                Next::Nothing => return,
+            Next::Wait { until_us } => {
+                node.throttled_until_us = until_us;
+                false
             }
+            Next::Nothing => false,
         }
     }
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use kvasir_transfer_core::{
-    Action, Expectation, ImmTable, Limits, Operation, PathId, Refusal, RegionTable, Sender,
-    SessionId, WriteError,
+    Action, CloseRequest, CloseVerdict, Expectation, Limits, Operation, PathId, PathIndex,
+    Receiver, Refusal, RegionTable, Sender, SessionId, WriteError,
 };
 
 use super::SimConfig;
@@ -25,13 +25,21 @@ pub struct SimCounts {
     pub refused: u64,
     pub corrupt: u64,
     pub received_bytes: u64,
+    /// Arrivals beyond what was expected.
+    pub excess: u64,
+    /// Paths that were closed because their sender asked.
+    pub paths_asked: u64,
+    /// Immediates whose undecided counts were found to have landed.
+    pub imms_landed: u64,
+    /// Immediates whose undecided counts nobody could tell.
+    pub imms_unknown: u64,
 }
 
 #[derive(Debug)]
 pub(super) struct SimNode {
     pub(super) endpoint: Endpoint,
     pub(super) alive: bool,
-    /// Whether it is told what becomes of its frames.
+    /// Whether it is told anything by its peers.
     pub(super) hears: bool,
     pub(super) sender: Sender<Payload, Waiter>,
     pub(super) regions: RegionTable<Arc<SharedMemory>>,
@@ -39,10 +47,8 @@ pub(super) struct SimNode {
     pub(super) calls: Calls,
     pub(super) counts: SimCounts,
     pub(super) in_flight: Arc<AtomicUsize>,
-    /// When its wire has put out all that it was given.
-    pub(super) wire_free_us: u64,
     pub(super) throttled_until_us: u64,
-    imms: ImmTable<Waiter>,
+    pub(super) receiver: Receiver<Waiter>,
     next_key: u64,
 }
 
@@ -50,19 +56,20 @@ pub(super) struct SimNode {
 #[derive(Debug)]
 pub(super) enum Wanted {
     Connect(SessionId),
-    GiveUp(SessionId),
+    GiveUpPath(SessionId, PathIndex),
+    GiveUpSession(SessionId),
+    Ask { session: SessionId, through: PathIndex, close: CloseRequest },
 }
 
-const FRAMES_MAX: usize = 1024;
 const EARLY_IMMS_MAX: usize = 4096;
 
 impl SimNode {
     pub(super) fn new(incarnation: u64, config: &SimConfig) -> Self {
         let limits = Limits {
-            slice_bytes: config.slice_bytes as u64,
-            frames_max: FRAMES_MAX,
             throttle_bytes_per_s: config.throttle_bytes_per_s,
             peer_timeout_us: config.peer_timeout_us,
+            grace_us: config.grace_us,
+            path_imms_max: config.path_imms_max,
         };
         SimNode {
             endpoint: Endpoint { incarnation, cookie: [0; 16], shm: None, tcp: None },
@@ -74,9 +81,8 @@ impl SimNode {
             calls: Calls::default(),
             counts: SimCounts::default(),
             in_flight: Arc::default(),
-            wire_free_us: 0,
             throttled_until_us: u64::MAX,
-            imms: ImmTable::new(EARLY_IMMS_MAX),
+            receiver: Receiver::new(EARLY_IMMS_MAX),
             next_key: 1,
         }
     }
@@ -106,7 +112,7 @@ impl SimNode {
     }
 
     pub(super) fn expect(&mut self, imm: u32, count: u64, deadline_us: u64, waiter: Waiter) {
-        match self.imms.expect(imm, count, deadline_us, waiter) {
+        match self.receiver.imms_mut().expect(imm, count, deadline_us, waiter) {
             Expectation::Waiting => {}
             Expectation::Reached(waiter) => self.calls.done(waiter, Ok(())),
             Expectation::Taken(waiter) => {
@@ -117,20 +123,35 @@ impl SimNode {
     }
 
     pub(super) fn cancel_imm(&mut self, imm: u32, done: Waiter) {
-        if let Some(waiter) = self.imms.cancel(imm) {
+        if let Some(waiter) = self.receiver.imms_mut().cancel(imm) {
             self.calls.done(waiter, Err(WriteError::Cancelled));
         }
         self.calls.done(done, Ok(()));
     }
 
     pub(super) fn landed(&mut self, path: PathId, imm: u32) {
-        if let Some(waiter) = self.imms.arrived(path, imm, 1) {
+        if let Some(waiter) = self.receiver.arrived(path, imm) {
             self.calls.done(waiter, Ok(()));
         }
     }
 
+    pub(super) fn stop(&mut self) {
+        self.alive = false;
+        self.sender.shut_down();
+        self.act();
+        for waiter in self.receiver.imms_mut().drain_waiters() {
+            self.calls.done(waiter, Err(WriteError::Cancelled));
+        }
+    }
+
+    pub(super) fn count_answer(&mut self, verdict: &CloseVerdict) {
+        self.counts.paths_asked += 1;
+        self.counts.imms_landed += verdict.landed.len() as u64;
+        self.counts.imms_unknown += verdict.unknown.len() as u64;
+    }
+
     pub(super) fn next_time_us(&self) -> u64 {
-        let deadlines = self.sender.next_time_us().min(self.imms.next_deadline_us());
+        let deadlines = self.sender.next_time_us().min(self.receiver.imms().next_deadline_us());
         deadlines.min(self.throttled_until_us)
     }
 
@@ -139,7 +160,7 @@ impl SimNode {
             self.throttled_until_us = u64::MAX;
         }
         self.sender.handle_time(now_us);
-        while let Some(waiter) = self.imms.poll_expired(now_us) {
+        while let Some(waiter) = self.receiver.imms_mut().poll_expired(now_us) {
             self.calls.done(waiter, Err(WriteError::DeadlineExceeded));
         }
     }
@@ -150,7 +171,13 @@ impl SimNode {
             match action {
                 Action::Complete(waiter, outcome) => self.calls.done(waiter, outcome),
                 Action::Connect(session) => return Some(Wanted::Connect(session)),
-                Action::GiveUp(session) => return Some(Wanted::GiveUp(session)),
+                Action::GiveUpPath { session, path } => {
+                    return Some(Wanted::GiveUpPath(session, path));
+                }
+                Action::GiveUpSession(session) => return Some(Wanted::GiveUpSession(session)),
+                Action::ClosePath { session, through, close } => {
+                    return Some(Wanted::Ask { session, through, close });
+                }
                 // Frames take their bytes along when they depart.
                 Action::Detach { .. } => {}
             }

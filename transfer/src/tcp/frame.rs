@@ -52,8 +52,9 @@ impl Header {
                 let (kind, length) = (KIND_SEAL, whole_bytes);
                 Fields { kind, imm, target: Some(target), offset, length, checksum }
             }
-            FrameKind::Message => {
-                Fields { kind: KIND_MESSAGE, length: self.payload_bytes, ..Fields::default() }
+            FrameKind::Message { id } => {
+                let (kind, length) = (KIND_MESSAGE, self.payload_bytes);
+                Fields { kind, offset: id, length, ..Fields::default() }
             }
         };
         let mut bytes = [0; HEADER_BYTES];
@@ -97,7 +98,7 @@ impl Header {
             KIND_SEAL => {
                 (FrameKind::Seal { target, offset, whole_bytes: length, imm, checksum }, 0)
             }
-            KIND_MESSAGE => (FrameKind::Message, length),
+            KIND_MESSAGE => (FrameKind::Message { id: offset }, length),
             _ => return Err(Malformed),
         };
         if payload_bytes > PAYLOAD_BYTES_MAX {
@@ -180,7 +181,7 @@ mod tests {
             match kind {
                 0 => (FrameKind::Write { target, offset, imm, checksum }, length),
                 1 => (FrameKind::Seal { target, offset, whole_bytes, imm, checksum }, 0),
-                _ => (FrameKind::Message, length),
+                _ => (FrameKind::Message { id: offset }, length),
             }
         })
     }

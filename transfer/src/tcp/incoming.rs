@@ -237,10 +237,10 @@ impl TcpIn {
         self.ahead_start += HEADER_BYTES;
         let left = header.payload_bytes;
         self.reading = match header.kind {
-            FrameKind::Message if left > hub.shared.config.message_bytes_max as u64 => {
+            FrameKind::Message { .. } if left > hub.shared.config.message_bytes_max as u64 => {
                 return Err(LinkEnd::Malformed);
             }
-            FrameKind::Message => {
+            FrameKind::Message { .. } => {
                 Reading::Message { header, message: vec![0; left as usize], filled: 0 }
             }
             FrameKind::Write { target, offset, checksum, .. } => {

@@ -17,7 +17,7 @@ use super::{GREETING_BYTES, greeting, greeting_length};
 use crate::hello::{Admission, Hello, HelloReply};
 use crate::payload::Payload;
 use crate::worker::hub::Hub;
-use crate::worker::link::{LinkEnd, Readiness, Turn};
+use crate::worker::link::{LinkEnd, ONLY_PATH, Readiness, Turn, path_limits};
 
 const BATCH_FRAMES_MAX: usize = 32;
 const BATCH_BYTES: u64 = 512 << 10;
@@ -153,7 +153,8 @@ impl TcpOut {
         }
         self.incoming.drain(..GREETING_BYTES + length);
         self.state = State::Up;
-        hub.sender.session_up(self.session, hub.now_us);
+        let limits = path_limits(hub);
+        hub.sender.path_up(self.session, ONLY_PATH, limits, hub.now_us);
         Ok(true)
     }
 
@@ -189,10 +190,10 @@ impl TcpOut {
             }
             let known = match ack {
                 Ack::Through { sequence } => {
-                    hub.sender.settle_through(self.session, sequence, hub.now_us)
+                    hub.sender.settle_through(self.session, ONLY_PATH, sequence, hub.now_us)
                 }
                 Ack::Failed { sequence, settled } => {
-                    hub.sender.settle(self.session, sequence, settled, hub.now_us)
+                    hub.sender.settle(self.session, ONLY_PATH, sequence, settled, hub.now_us)
                 }
             };
             if !known {
@@ -237,7 +238,7 @@ impl TcpOut {
 
     fn fill(&mut self, hub: &mut Hub, turn: &mut Turn) {
         while self.batch.len() < BATCH_FRAMES_MAX && self.batch_bytes < BATCH_BYTES {
-            match hub.sender.next_frame(self.session, hub.now_us) {
+            match hub.sender.next_frame(self.session, ONLY_PATH, hub.now_us) {
                 Next::Frame(frame) => {
                     let (sequence, kind) = (frame.sequence, frame.kind);
                     let header = Header { sequence, kind, payload_bytes: frame.bytes }.encode();
@@ -267,7 +268,7 @@ impl TcpOut {
                     metrics.sent_bytes.inc_by(pending.frame.bytes);
                     metrics.sent_writes.inc_by(u64::from(imm.is_some()));
                 }
-                FrameKind::Message => metrics.sent_messages.inc(),
+                FrameKind::Message { .. } => metrics.sent_messages.inc(),
             }
             self.written_before = pending.frame.sequence + 1;
             self.batch_bytes -= pending.frame.bytes;

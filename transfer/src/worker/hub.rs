@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use kvasir_transfer_core::{
-    Expectation, ImmTable, PathCounts, PathId, Refusal, RegionTable, Sender, Target, WriteError,
+    Expectation, ImmTable, PathId, Refusal, RegionTable, Sender, Target, WriteError,
 };
 
 use crate::calls::Calls;
@@ -130,7 +130,7 @@ impl Hub {
     }
 
     pub(crate) fn path_closed(&mut self, path: PathId) {
-        self.imms.path_closed(path, PathCounts::Keep);
+        self.imms.close_path(path, &[]);
     }
 
     // ---- immediates ----
@@ -174,8 +174,8 @@ mod tests {
         let (shared, _bells) =
             Shared::new(TransferConfig::default(), endpoint, 1).expect("descriptors");
         let shared = Arc::new(shared);
-        let (slice_bytes, frames_max, throttle_bytes_per_s, peer_timeout_us) = (1, 1, 0, 1);
-        let limits = Limits { slice_bytes, frames_max, throttle_bytes_per_s, peer_timeout_us };
+        let (throttle_bytes_per_s, peer_timeout_us, grace_us, path_imms_max) = (0, 1, 1, 1);
+        let limits = Limits { throttle_bytes_per_s, peer_timeout_us, grace_us, path_imms_max };
         let metrics = Metrics::register(&prometheus::Registry::new()).expect("a fresh registry");
         let mut hub = Hub::new(Arc::clone(&shared), Sender::new(limits), metrics, None);
         let add = || {

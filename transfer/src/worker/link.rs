@@ -1,6 +1,19 @@
 //! What the worker knows of any connection, whatever its domain.
 
+use kvasir_transfer_core::{PathIndex, PathLimits};
 use rustix::event::epoll::EventFlags;
+
+use super::hub::Hub;
+
+/// Every connection is the only path of its session.
+pub(crate) const ONLY_PATH: PathIndex = PathIndex(0);
+/// Frames of one connection that may wait for their acknowledgement.
+const FRAMES_MAX: usize = 8192;
+
+pub(crate) fn path_limits(hub: &Hub) -> PathLimits {
+    let slice_bytes = hub.shared.config.slice_bytes as u64;
+    PathLimits { slice_bytes, frames_max: FRAMES_MAX }
+}
 
 /// What a socket is ready for. Edges set it, a call that would have blocked clears it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -209,7 +209,11 @@ impl Worker {
                 Action::Complete(waiter, outcome) => self.hub.calls.done(waiter, outcome),
                 Action::Connect(session) => self.links.connect(session, &mut self.hub),
                 Action::Detach { session, op } => self.links.detach(session, op),
-                Action::GiveUp(session) => self.links.give_up(session, &mut self.hub),
+                // A session has one path, and ends with it.
+                Action::GiveUpPath { session, .. } | Action::GiveUpSession(session) => {
+                    self.links.give_up(session, &mut self.hub);
+                }
+                Action::ClosePath { .. } => {}
             }
         }
         any

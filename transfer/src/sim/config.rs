@@ -1,0 +1,93 @@
+//! How a simulated network behaves, and how it fails.
+
+/// How the network behaves.
+#[derive(Debug, Clone)]
+pub struct SimConfig {
+    pub seed: u64,
+    pub latency_us: u64,
+    /// Each frame takes up to so much longer: they overtake each other.
+    pub jitter_us: u64,
+    /// Of each path.
+    pub bytes_per_s: u64,
+    pub peer_timeout_us: u64,
+    /// A session without any path is given up after so long.
+    pub grace_us: u64,
+    pub slice_bytes: usize,
+    /// Each session has one path for each of these; for none it has one that is as said above.
+    pub lanes: Vec<SimLane>,
+    pub faults: SimFaults,
+    /// Different immediates on one path, before it is replaced.
+    pub path_imms_max: usize,
+    pub operations_max: usize,
+    pub message_bytes_max: usize,
+    pub throttle_bytes_per_s: u64,
+    /// Whether receivers verify checksums.
+    pub verify: bool,
+}
+
+/// What one path of each session is like.
+#[derive(Debug, Clone, Copy)]
+pub struct SimLane {
+    pub latency_us: u64,
+    pub jitter_us: u64,
+    pub bytes_per_s: u64,
+    pub slice_bytes: usize,
+    /// Frames that wait for their acknowledgement.
+    pub frames_max: usize,
+}
+
+/// How paths fail by themselves. Nothing fails by default.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SimFaults {
+    /// A path lasts up to so long; 0: for ever.
+    pub path_life_us: u64,
+    /// How many of a hundred paths that fail carry frames on for a while and bring no answer back.
+    pub deaf_percent: u64,
+    /// How long that is at most. The sender may give such a path up earlier.
+    pub deaf_us: u64,
+    /// How many of a hundred receivers notice the end of a path by themselves.
+    pub notice_percent: u64,
+    /// Until a path that has failed is connected anew, at most.
+    pub outage_us: u64,
+    /// A receiver takes up to so long to close a path, and takes what comes through it meanwhile.
+    pub drain_us: u64,
+}
+
+impl Default for SimConfig {
+    fn default() -> Self {
+        SimConfig {
+            seed: 0,
+            latency_us: 10,
+            jitter_us: 100,
+            bytes_per_s: 10_000_000_000,
+            peer_timeout_us: 1_000_000,
+            grace_us: 1_000_000,
+            slice_bytes: 1 << 20,
+            lanes: Vec::new(),
+            faults: SimFaults::default(),
+            path_imms_max: 65_536,
+            operations_max: 65_536,
+            message_bytes_max: 64 << 10,
+            throttle_bytes_per_s: 0,
+            verify: true,
+        }
+    }
+}
+
+const FRAMES_MAX: usize = 1024;
+
+impl SimConfig {
+    pub(super) fn lanes(&self) -> usize {
+        self.lanes.len().max(1)
+    }
+
+    pub(super) fn lane(&self, at: usize) -> SimLane {
+        self.lanes.get(at).copied().unwrap_or(SimLane {
+            latency_us: self.latency_us,
+            jitter_us: self.jitter_us,
+            bytes_per_s: self.bytes_per_s,
+            slice_bytes: self.slice_bytes,
+            frames_max: FRAMES_MAX,
+        })
+    }
+}
