@@ -10,14 +10,23 @@ use serde_json::Value;
 
 /// Package, and the packages of this workspace that it may depend on. All that is not here is
 /// refused, a new package too: its place is part of the design.
-const MAY_USE: [(&str, &[&str]); 12] = [
+const MAY_USE: [(&str, &[&str]); 13] = [
     ("kvasir-proto", &[]),
     ("kvasir-transfer-core", &[]),
+    ("kvasir-transfer-verbs", &[]),
     ("kvasir-transfer-libfabric", &[]),
     ("kvasir-blocks", &["kvasir-proto"]),
     ("kvasir-placement", &["kvasir-proto"]),
     ("kvasir-attention", &[]),
-    ("kvasir-transfer", &["kvasir-proto", "kvasir-transfer-core", "kvasir-transfer-libfabric"]),
+    (
+        "kvasir-transfer",
+        &[
+            "kvasir-proto",
+            "kvasir-transfer-core",
+            "kvasir-transfer-libfabric",
+            "kvasir-transfer-verbs",
+        ],
+    ),
     (
         "kvasir-store-node",
         &["kvasir-proto", "kvasir-transfer", "kvasir-blocks", "kvasir-attention"],
@@ -36,6 +45,7 @@ const MAY_USE: [(&str, &[&str]); 12] = [
             "kvasir-transfer",
             "kvasir-transfer-core",
             "kvasir-transfer-libfabric",
+            "kvasir-transfer-verbs",
             "kvasir-engine-reference",
         ],
     ),
