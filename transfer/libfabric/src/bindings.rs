@@ -586,7 +586,8 @@ pub const FI_SOCKADDR_IN6: u32 = 3;
 pub const FI_ADDR_STR: u32 = 9;
 pub const FI_ADDR_EFA: u32 = 12;
 
-pub const FI_AV_UNSPEC: u32 = 0;
+pub const FI_AV_MAP: u32 = 1;
+pub const FI_AV_TABLE: u32 = 2;
 
 pub const FI_MR_LOCAL: u32 = 1 << 2;
 pub const FI_MR_VIRT_ADDR: u32 = 1 << 4;
@@ -641,9 +642,12 @@ pub const FI_EBADF: i32 = 9;
 pub const FI_EAGAIN: i32 = 11;
 pub const FI_ENOMEM: i32 = 12;
 pub const FI_EACCES: i32 = 13;
+pub const FI_EFAULT: i32 = 14;
 pub const FI_EBUSY: i32 = 16;
 pub const FI_ENODEV: i32 = 19;
 pub const FI_EINVAL: i32 = 22;
+pub const FI_EMFILE: i32 = 24;
+pub const FI_ENOSPC: i32 = 28;
 pub const FI_ENOSYS: i32 = 38;
 pub const FI_ENODATA: i32 = 61;
 pub const FI_EMSGSIZE: i32 = 90;

@@ -119,7 +119,8 @@ fn our_values() -> BTreeMap<&'static str, u64> {
         FI_SOCKADDR_IN6,
         FI_ADDR_STR,
         FI_ADDR_EFA,
-        FI_AV_UNSPEC,
+        FI_AV_MAP,
+        FI_AV_TABLE,
         FI_MR_LOCAL,
         FI_MR_VIRT_ADDR,
         FI_MR_ALLOCATED,
@@ -180,6 +181,9 @@ fn our_values() -> BTreeMap<&'static str, u64> {
         FI_EADDRNOTAVAIL,
         FI_ENOENT,
         FI_EPERM,
+        FI_EFAULT,
+        FI_EMFILE,
+        FI_ENOSPC,
     ]
 }
 

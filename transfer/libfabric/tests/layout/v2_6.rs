@@ -235,7 +235,8 @@ pub const VALUES: &[(&str, u64)] = &[
     ("FI_SOCKADDR_IN6", 0x3),
     ("FI_ADDR_STR", 0x9),
     ("FI_ADDR_EFA", 0xc),
-    ("FI_AV_UNSPEC", 0x0),
+    ("FI_AV_MAP", 0x1),
+    ("FI_AV_TABLE", 0x2),
     ("FI_MR_LOCAL", 0x4),
     ("FI_MR_VIRT_ADDR", 0x10),
     ("FI_MR_ALLOCATED", 0x20),
@@ -297,4 +298,7 @@ pub const VALUES: &[(&str, u64)] = &[
     ("FI_EADDRNOTAVAIL", 0x63),
     ("FI_ENOENT", 0x2),
     ("FI_EPERM", 0x1),
+    ("FI_EFAULT", 0xe),
+    ("FI_EMFILE", 0x18),
+    ("FI_ENOSPC", 0x1c),
 ];
