@@ -80,7 +80,7 @@ pub struct TransferConfig {
     pub early_imms_max: usize,
     /// Connections of peers to here (ended ones included whose writer has not finished its copy), and
     /// connections from here. Beyond either the one that was idle for longest is closed, if it was for
-    /// `peer_timeout_ms`; otherwise the new one is.
+    /// `peer_timeout_ms`; otherwise the new one is. (Those from shm peers end with their processes.)
     pub connections_max: usize,
     /// How long an idle worker polls before it sleeps.
     pub spin_us: u64,

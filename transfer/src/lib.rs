@@ -12,7 +12,8 @@
 //! `shared` (between handles and worker), `worker` (the one thread that owns everything; its `hub` is
 //! what all connections share), `hello` and `peers` (who may connect, and cut-offs), then the domains
 //! `shm` and `tcp`, each with an outgoing and an incoming end. [`sim`] drives the same core under
-//! virtual time.
+//! virtual time. What is shared without locks (`ring`, `sleeping`, `shm/gate`) is also compiled by
+//! `tests/models`, over loom's model of memory.
 
 mod calls;
 pub mod completion;

@@ -369,11 +369,13 @@ impl Links {
         self.incoming.insert(path, Incoming { token, bell_token, link, greet_until_us, active_us });
     }
 
-    /// The one that was idle for longest. Those that have not said who they are have their own time.
+    /// The one that was idle for longest. Those that have not said who they are have their own time;
+    /// those of shm stay, because what their writers push at this moment has landed for them. They end
+    /// with their processes.
     fn idle_incoming(&self, hub: &Hub) -> Option<PathId> {
         let idle = self.incoming.iter().filter(|(_, into)| {
-            let copying = matches!(&into.link, InLink::Shm(link) if link.copying().is_some());
-            into.link.peer().is_some() && is_long_ago(into.active_us, hub) && !copying
+            let is_tcp = matches!(into.link, InLink::Tcp(_));
+            is_tcp && into.link.peer().is_some() && is_long_ago(into.active_us, hub)
         });
         idle.min_by_key(|(_, into)| into.active_us).map(|(path, _)| *path)
     }
