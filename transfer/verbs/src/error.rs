@@ -108,6 +108,9 @@ pub enum PostError {
     /// Nothing was posted. Poll the completion queue, retire what comes, and post again.
     #[error("the queue has room for {room} more work requests, not for {wanted}")]
     Full { wanted: usize, room: usize },
+    /// Nothing was posted. Connect first; drivers do not all notice.
+    #[error("the queue pair is not connected")]
+    NotConnected,
     /// Nothing was posted. The queue pair had an error or was cut off: make another.
     #[error("the queue pair is in error and takes no more work")]
     Broken,

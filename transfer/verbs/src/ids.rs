@@ -76,6 +76,7 @@ pub struct WorkTag(pub u32);
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
+    /// An empty row of a port's table.
     pub const ZERO: Gid = Gid([0; 16]);
 
     pub fn ipv6(self) -> Ipv6Addr {

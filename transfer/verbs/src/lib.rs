@@ -15,8 +15,8 @@
 //!   [`Memory`]'s implementors promise to bear.
 //! - **Bounds.** A queue pair counts what is outstanding and refuses what does not fit
 //!   ([`PostError::Full`]); a completion queue has room for all that its queue pairs may have outstanding,
-//!   or they are not made on it. Neither can overflow, if every completion is given to its queue pair's
-//!   `retire`.
+//!   or they are not made on it. So neither overflows. Every completion must be given to its queue pair's
+//!   `retire`: what is not counted off takes up room for good.
 //! - **Order.** What one queue pair writes and sends arrives in order. A READ is not ordered with what
 //!   follows it, unless that is fenced ([`Request::fenced`]).
 //! - **Ends.** There is no timeout that never ends. [`RcQueuePair::cut_off`] ends all traffic of a
@@ -32,8 +32,8 @@
 //!
 //! [`Library`] and `library.rs`; [`Context`] and [`DeviceInfo`]; [`ProtectionDomain`],
 //! [`MemoryRegion`] and [`Memory`]; [`CompletionQueue`] and [`WorkCompletion`]; [`RcQueuePair`] with
-//! [`Request`] and [`Template`]; [`UdQueuePair`]. Inside: `queue` (what both kinds of queue pair share)
-//! and `ledger` (what is outstanding). `bindings` declares the C interface, and `layout` proves it.
+//! [`Request`] and [`Template`]; [`UdQueuePair`]. Inside: `queue` (what both kinds of queue pair share),
+//! `outstanding` and `ledger` (what is posted and has not ended). `bindings` declares the C interface, and `layout` proves it.
 //! `examples/ping.rs` uses it all.
 
 mod address;
@@ -48,6 +48,7 @@ mod layout;
 mod ledger;
 mod library;
 mod memory;
+mod outstanding;
 mod queue;
 mod rc;
 mod region;

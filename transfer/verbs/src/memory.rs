@@ -18,7 +18,9 @@ use crate::error::RangeError;
 /// `&[u8]` or `&mut [u8]` over bytes that may change meanwhile. What is copied out is judged by the
 /// completions that say it has arrived.
 pub unsafe trait Memory: Send + Sync + 'static {
+    /// The first byte.
     fn as_ptr(&self) -> *mut u8;
+    /// How many there are.
     fn bytes(&self) -> usize;
 }
 

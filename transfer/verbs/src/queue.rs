@@ -13,7 +13,8 @@ use crate::bindings::{
 use crate::completion::CompletionQueue;
 use crate::error::{PostError, VerbsError};
 use crate::ids::{QpNum, WorkTag};
-use crate::ledger::{DEPTH_MAX, Ledger, Side, WorkId};
+use crate::ledger::{DEPTH_MAX, Side, WorkId};
+use crate::outstanding::Outstanding;
 use crate::region::{LocalSlice, ProtectionDomain};
 use crate::status::WorkCompletion;
 use crate::work::{Bounds, link};
@@ -75,14 +76,18 @@ impl QueuePairState {
 /// One receive: where a message is put. One without slices serves writes with an immediate.
 #[derive(Debug, Clone, Copy)]
 pub struct Receive<'a> {
+    /// Filled one after the other.
     pub into: &'a [LocalSlice],
+    /// Comes back with the completion.
     pub tag: WorkTag,
 }
 
 /// Where the completions of a queue pair go; both may be the same.
 #[derive(Debug, Clone, Copy)]
 pub struct CompletionQueues<'a> {
+    /// For what this host posts to be sent, written or READ.
     pub send: &'a CompletionQueue,
+    /// For receives.
     pub receive: &'a CompletionQueue,
 }
 
@@ -103,10 +108,7 @@ pub(crate) struct Queue {
     receive_cq: CompletionQueue,
     options: QueuePairOptions,
     bounds: Bounds,
-    sends: Ledger,
-    receives: Ledger,
-    /// A request has failed, or the queue pair was cut off: it takes no more.
-    is_broken: bool,
+    outstanding: Outstanding,
     is_cut_off: bool,
     /// Built anew by each post, kept for their memory.
     scratch: Scratch,
@@ -257,9 +259,7 @@ impl Queue {
                 slices_max: options.send_slices_max as usize,
                 inline_bytes_max: cap.max_inline_data as usize,
             },
-            sends: Ledger::new(Side::Send, life, options.send_depth),
-            receives: Ledger::new(Side::Receive, life, options.receive_depth),
-            is_broken: false,
+            outstanding: Outstanding::new(life, options.send_depth, options.receive_depth),
             is_cut_off: false,
             scratch: Scratch::default(),
         })
@@ -273,23 +273,8 @@ impl Queue {
         self.bounds
     }
 
-    pub(crate) fn send_room(&self) -> usize {
-        self.sends.room()
-    }
-
-    pub(crate) fn receive_room(&self) -> usize {
-        self.receives.room()
-    }
-
-    pub(crate) fn outstanding(&self, side: Side) -> u32 {
-        match side {
-            Side::Send => self.sends.in_flight(),
-            Side::Receive => self.receives.in_flight(),
-        }
-    }
-
-    pub(crate) fn is_broken(&self) -> bool {
-        self.is_broken
+    pub(crate) fn outstanding(&self) -> &Outstanding {
+        &self.outstanding
     }
 
     pub(crate) fn modify(
@@ -303,6 +288,18 @@ impl Queue {
             (self.pd.context().api().modify_qp)(self.qp.as_ptr(), attributes, mask as c_int)
         };
         VerbsError::check(call, answer)
+    }
+
+    /// To the state in which it sends, with what that state needs.
+    pub(crate) fn begin_to_send(
+        &mut self,
+        attributes: &mut ibv_qp_attr,
+        mask: u32,
+    ) -> Result<(), VerbsError> {
+        attributes.qp_state = IBV_QPS_RTS;
+        self.modify("ibv_modify_qp to send", attributes, mask | IBV_QP_STATE)?;
+        self.outstanding.begin_to_send();
+        Ok(())
     }
 
     pub(crate) fn state(&self) -> Result<QueuePairState, VerbsError> {
@@ -321,18 +318,6 @@ impl Queue {
         Ok(QueuePairState::from_raw(attributes.qp_state))
     }
 
-    /// Refuses what cannot be posted as a whole.
-    pub(crate) fn admit(&self, side: Side, wanted: usize) -> Result<(), PostError> {
-        if self.is_broken {
-            return Err(PostError::Broken);
-        }
-        let room = match side {
-            Side::Send => self.sends.room(),
-            Side::Receive => self.receives.room(),
-        };
-        if wanted > room { Err(PostError::Full { wanted, room }) } else { Ok(()) }
-    }
-
     /// Builds a chain with `build`, which is given the place for inline bytes of each, and posts it.
     pub(crate) fn post<T>(
         &mut self,
@@ -340,7 +325,7 @@ impl Queue {
         tag: impl Fn(&T) -> WorkTag,
         build: impl Fn(&T, &mut ibv_sge, Bounds) -> Result<ibv_send_wr, PostError>,
     ) -> Result<(), PostError> {
-        self.admit(Side::Send, items.len())?;
+        self.outstanding.admit(Side::Send, items.len())?;
         let mut scratch = std::mem::take(&mut self.scratch);
         let result = self.post_built(items, &mut scratch, tag, build);
         self.scratch = scratch;
@@ -374,11 +359,11 @@ impl Queue {
     /// # Safety
     /// What the slices of the requests point to outlives the call: the list itself, and inline bytes.
     pub(crate) unsafe fn post_raw(&mut self, raw: &mut [ibv_send_wr]) -> Result<(), PostError> {
-        self.admit(Side::Send, raw.len())?;
+        self.outstanding.admit(Side::Send, raw.len())?;
         if raw.is_empty() {
             return Ok(());
         }
-        let mut plan = self.sends.plan();
+        let mut plan = self.outstanding.sends.plan();
         for request in raw.iter_mut() {
             let wants_signal = request.send_flags & IBV_SEND_SIGNALED != 0;
             let (id, is_signalled) = plan.next(WorkTag(request.wr_id as u32), wants_signal);
@@ -397,24 +382,24 @@ impl Queue {
             post_send.expect("every driver can send")(self.qp.as_ptr(), first, &raw mut bad)
         };
         let Err(source) = VerbsError::check("ibv_post_send", answer) else {
-            self.sends.commit(raw.len(), silent);
+            self.outstanding.sends.commit(raw.len(), silent);
             return Ok(());
         };
         let posted = raw.iter().position(|request| ptr::eq(request, bad)).unwrap_or(0);
-        let silent = silent_tail(&raw[..posted], self.sends.plan().silent());
-        self.sends.commit(posted, silent);
+        let silent = silent_tail(&raw[..posted], self.outstanding.sends.plan().silent());
+        self.outstanding.sends.commit(posted, silent);
         Err(PostError::Refused { posted, source })
     }
 
     pub(crate) fn post_receives(&mut self, receives: &[Receive<'_>]) -> Result<(), PostError> {
-        self.admit(Side::Receive, receives.len())?;
+        self.outstanding.admit(Side::Receive, receives.len())?;
         let slices_max = self.options.receive_slices_max as usize;
         if let Some(slices) = receives.iter().map(|r| r.into.len()).find(|len| *len > slices_max) {
             return Err(PostError::TooManySlices { slices, slices_max });
         }
         let mut raw = std::mem::take(&mut self.scratch.receives);
         raw.clear();
-        let mut plan = self.receives.plan();
+        let mut plan = self.outstanding.receives.plan();
         raw.extend(receives.iter().map(|receive| {
             let (id, _) = plan.next(receive.tag, true);
             raw_receive(id, receive.into)
@@ -439,31 +424,17 @@ impl Queue {
             post_recv.expect("every driver can receive")(self.qp.as_ptr(), first, &raw mut bad)
         };
         let Err(source) = VerbsError::check("ibv_post_recv", answer) else {
-            self.receives.commit(raw.len(), 0);
+            self.outstanding.receives.commit(raw.len(), 0);
             return Ok(());
         };
         let posted = raw.iter().position(|receive| ptr::eq(receive, bad)).unwrap_or(0);
-        self.receives.commit(posted, 0);
+        self.outstanding.receives.commit(posted, 0);
         Err(PostError::Refused { posted, source })
     }
 
     pub(crate) fn retire(&mut self, completion: &WorkCompletion) -> u32 {
         assert_eq!(completion.qp_num(), self.number, "a completion of another queue pair");
-        let id = completion.id();
-        let is_of_this_life = match id.side() {
-            Side::Send => self.sends.is_of_this_life(id),
-            Side::Receive => self.receives.is_of_this_life(id),
-        };
-        if !is_of_this_life {
-            return 0;
-        }
-        if !completion.is_success() {
-            self.is_broken = true;
-        }
-        match id.side() {
-            Side::Send => self.sends.retire(id),
-            Side::Receive => self.receives.retire(id),
-        }
+        self.outstanding.retire(completion)
     }
 
     /// Into error; then everything that has a completion of its own comes back.
@@ -471,11 +442,11 @@ impl Queue {
         if self.is_cut_off {
             return Ok(());
         }
-        self.is_broken = true;
+        self.outstanding.break_off();
         let mut attributes = ibv_qp_attr::zeroed();
         attributes.qp_state = IBV_QPS_ERR;
         self.modify("ibv_modify_qp to error", &mut attributes, IBV_QP_STATE)?;
-        if self.sends.is_silent() {
+        if self.outstanding.sends.is_silent() {
             self.post_marker()?;
         }
         self.is_cut_off = true;
@@ -486,7 +457,7 @@ impl Queue {
     /// nothing is left. Datagrams always have a completion, so this is of a reliable queue pair.
     fn post_marker(&mut self) -> Result<(), VerbsError> {
         let mut marker = ibv_send_wr::zeroed();
-        marker.wr_id = self.sends.marker().0;
+        marker.wr_id = self.outstanding.sends.marker().0;
         marker.opcode = IBV_WR_RDMA_WRITE;
         marker.send_flags = IBV_SEND_SIGNALED;
         let mut bad = ptr::null_mut();
@@ -498,12 +469,12 @@ impl Queue {
             post_send(self.qp.as_ptr(), &raw mut marker, &raw mut bad)
         };
         VerbsError::check("ibv_post_send of a marker", answer)?;
-        self.sends.commit(1, 0);
+        self.outstanding.sends.commit(1, 0);
         Ok(())
     }
 
     pub(crate) fn is_drained(&self) -> bool {
-        self.is_cut_off && self.sends.in_flight() == 0 && self.receives.in_flight() == 0
+        self.is_cut_off && self.outstanding.is_empty()
     }
 }
 

@@ -9,7 +9,7 @@ use crate::bindings::{
     IBV_QP_DEST_QPN, IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER,
     IBV_QP_PATH_MTU, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY,
     IBV_QP_RQ_PSN, IBV_QP_SQ_PSN, IBV_QP_STATE, IBV_QP_TIMEOUT, IBV_QPS_INIT, IBV_QPS_RTR,
-    IBV_QPS_RTS, IBV_QPT_RC, Zeroed, ibv_qp_attr,
+    IBV_QPT_RC, Zeroed, ibv_qp_attr,
 };
 use crate::device::LocalPath;
 use crate::error::{PostError, VerbsError};
@@ -64,16 +64,19 @@ impl ReceiverRetries {
 /// How a connection behaves. Both ends should be given the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectOptions {
+    /// How long the device waits before it sends again.
     pub ack_timeout: AckTimeout,
     /// 0 to 7 times after the first. A dead peer is noticed after about `ack_timeout` times one more
     /// than this; devices may take up to four times as long.
     pub retries: u8,
+    /// How often a peer that has no receive posted is tried again.
     pub receiver_retries: ReceiverRetries,
     /// How long a peer that has come too early waits before it tries again, as a code of the InfiniBand
     /// specification: 1 is 10 µs, 12 is 640 µs, 31 is 491 ms, 0 is 655 ms.
     pub receiver_not_ready_code: u8,
     /// READs on the way at once; the rest wait. No more than the peer's `reads_in`.
     pub reads_out: u8,
+    /// READs of the peer that are answered at once.
     pub reads_in: u8,
     pub traffic: Traffic,
 }
@@ -150,6 +153,7 @@ impl RcQueuePair {
         }
     }
 
+    /// As completions name it.
     pub fn number(&self) -> QpNum {
         self.queue.number()
     }
@@ -188,19 +192,17 @@ impl RcQueuePair {
 
     fn begin_to_send(&mut self, options: &ConnectOptions) -> Result<(), VerbsError> {
         let mut attributes = ibv_qp_attr::zeroed();
-        attributes.qp_state = IBV_QPS_RTS;
         attributes.sq_psn = self.psn.get();
         attributes.timeout = options.ack_timeout.0;
         attributes.retry_cnt = options.retries;
         attributes.rnr_retry = options.receiver_retries.code();
         attributes.max_rd_atomic = options.reads_out;
-        let mask = IBV_QP_STATE
-            | IBV_QP_SQ_PSN
+        let mask = IBV_QP_SQ_PSN
             | IBV_QP_TIMEOUT
             | IBV_QP_RETRY_CNT
             | IBV_QP_RNR_RETRY
             | IBV_QP_MAX_QP_RD_ATOMIC;
-        self.queue.modify("ibv_modify_qp to send", &mut attributes, mask)
+        self.queue.begin_to_send(&mut attributes, mask)
     }
 
     /// Posts all requests, in order, with one doorbell; or none, when they do not all fit.
@@ -238,17 +240,17 @@ impl RcQueuePair {
 
     /// How many requests can be posted now.
     pub fn send_room(&self) -> usize {
-        self.queue.send_room()
+        self.queue.outstanding().sends.room()
     }
 
     /// How many receives can be posted now.
     pub fn receive_room(&self) -> usize {
-        self.queue.receive_room()
+        self.queue.outstanding().receives.room()
     }
 
     /// Work requests whose end is not known.
     pub fn outstanding(&self, side: Side) -> u32 {
-        self.queue.outstanding(side)
+        self.queue.outstanding().ledger(side).in_flight()
     }
 
     pub fn inline_bytes_max(&self) -> usize {
@@ -267,7 +269,7 @@ impl RcQueuePair {
 
     /// A request has failed, or the queue pair was cut off: it takes no more work and cannot be mended.
     pub fn is_broken(&self) -> bool {
-        self.queue.is_broken()
+        self.queue.outstanding().is_broken()
     }
 
     /// Ends all traffic with the peer, in both directions: the device drops what still arrives and

@@ -178,6 +178,7 @@ impl WorkCompletion {
         QpNum::new(self.0.qp_num & 0xff_ffff).expect("masked to 24 bits")
     }
 
+    /// Which of its queues it was on; known for failures too.
     pub fn side(&self) -> Side {
         self.id().side()
     }
@@ -186,6 +187,11 @@ impl WorkCompletion {
     /// its own ends. A request without a signal has a completion too when it fails.
     pub fn tag(&self) -> Option<WorkTag> {
         self.id().tag()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn forged(id: WorkId, status: u32) -> Self {
+        WorkCompletion(ibv_wc { wr_id: id.0, status, ..ibv_wc::zeroed() })
     }
 
     pub(crate) fn id(&self) -> WorkId {

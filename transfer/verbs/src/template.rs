@@ -11,8 +11,11 @@ use crate::work::{flags, set_target};
 /// What one request of a template is, for good.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TemplateRequest {
+    /// The peer is told; it must have a receive posted.
     pub has_imm: bool,
+    /// As in [`Request`](crate::Request).
     pub is_signalled: bool,
+    /// As in [`Request`](crate::Request).
     pub is_fenced: bool,
 }
 
@@ -45,6 +48,7 @@ impl std::fmt::Debug for Template {
 }
 
 impl Template {
+    /// In this order, none of them set yet.
     pub fn new(requests: &[TemplateRequest]) -> Self {
         let wanted = requests.iter().map(|request| Wanted {
             tag: WorkTag(0),
@@ -63,6 +67,7 @@ impl Template {
         }
     }
 
+    /// How many requests it has.
     pub fn len(&self) -> usize {
         self.requests.len()
     }

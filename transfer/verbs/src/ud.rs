@@ -5,12 +5,12 @@ use std::ptr::NonNull;
 
 use crate::bindings::{
     IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY, IBV_QP_SQ_PSN, IBV_QP_STATE, IBV_QPS_INIT,
-    IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPT_UD, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, Zeroed, ibv_ah,
-    ibv_qp_attr, ibv_send_wr, ibv_sge, ud_target,
+    IBV_QPS_RTR, IBV_QPT_UD, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, Zeroed, ibv_ah, ibv_qp_attr,
+    ibv_send_wr, ibv_sge, ud_target,
 };
 use crate::device::LocalPath;
 use crate::error::{PostError, VerbsError};
-use crate::ids::{Gid, Lid, Psn, QKey, QpNum, WorkTag};
+use crate::ids::{Gid, Lid, QKey, QpNum, WorkTag};
 use crate::ledger::Side;
 use crate::queue::{CompletionQueues, Queue, QueuePairOptions, QueuePairState, Receive};
 use crate::region::ProtectionDomain;
@@ -93,7 +93,7 @@ impl UdQueuePair {
         key: QKey,
         options: QueuePairOptions,
     ) -> Result<Self, VerbsError> {
-        let queue = Queue::create(pd, IBV_QPT_UD, queues, options)?;
+        let mut queue = Queue::create(pd, IBV_QPT_UD, queues, options)?;
         let mut attributes = ibv_qp_attr::zeroed();
         attributes.qp_state = IBV_QPS_INIT;
         attributes.port_num = path.port.0;
@@ -102,10 +102,7 @@ impl UdQueuePair {
         queue.modify("ibv_modify_qp to initialised", &mut attributes, mask)?;
         attributes.qp_state = IBV_QPS_RTR;
         queue.modify("ibv_modify_qp to receive", &mut attributes, IBV_QP_STATE)?;
-        attributes.qp_state = IBV_QPS_RTS;
-        attributes.sq_psn = Psn::from_random(0).get();
-        let mask = IBV_QP_STATE | IBV_QP_SQ_PSN;
-        queue.modify("ibv_modify_qp to send", &mut attributes, mask)?;
+        queue.begin_to_send(&mut attributes, IBV_QP_SQ_PSN)?;
         Ok(UdQueuePair { queue, key })
     }
 
@@ -137,17 +134,17 @@ impl UdQueuePair {
 
     /// How many datagrams can be posted now.
     pub fn send_room(&self) -> usize {
-        self.queue.send_room()
+        self.queue.outstanding().sends.room()
     }
 
     /// How many receives can be posted now.
     pub fn receive_room(&self) -> usize {
-        self.queue.receive_room()
+        self.queue.outstanding().receives.room()
     }
 
     /// Work requests whose end is not known.
     pub fn outstanding(&self, side: Side) -> u32 {
-        self.queue.outstanding(side)
+        self.queue.outstanding().ledger(side).in_flight()
     }
 
     /// As [`RcQueuePair::retire`](crate::RcQueuePair::retire).
@@ -159,7 +156,7 @@ impl UdQueuePair {
     }
 
     pub fn is_broken(&self) -> bool {
-        self.queue.is_broken()
+        self.queue.outstanding().is_broken()
     }
 
     /// As [`RcQueuePair::cut_off`](crate::RcQueuePair::cut_off).

@@ -16,30 +16,16 @@ use crate::region::{LocalSlice, RemoteAddress};
 #[derive(Debug, Clone, Copy)]
 pub enum Operation<'a> {
     /// The peer learns nothing of it.
-    Write {
-        from: Payload<'a>,
-        to: RemoteAddress,
-    },
+    Write { from: Payload<'a>, to: RemoteAddress },
     /// The peer gets a completion with the immediate, for which it must have a receive posted, once all
     /// bytes have arrived and all earlier writes of this queue pair too.
-    WriteImm {
-        from: Payload<'a>,
-        to: RemoteAddress,
-        imm: u32,
-    },
+    WriteImm { from: Payload<'a>, to: RemoteAddress, imm: u32 },
     /// As a write with an immediate, of no bytes: it names no memory.
-    Imm {
-        imm: u32,
-    },
-    Read {
-        from: RemoteAddress,
-        into: &'a [LocalSlice],
-    },
+    Imm { imm: u32 },
+    /// Out of the peer's region, which must allow it. What follows does not wait for it unless fenced.
+    Read { from: RemoteAddress, into: &'a [LocalSlice] },
     /// Into the receive that the peer has posted, with or without an immediate.
-    Send {
-        from: Payload<'a>,
-        imm: Option<u32>,
-    },
+    Send { from: Payload<'a>, imm: Option<u32> },
 }
 
 /// The bytes that a request carries to the peer.
@@ -55,6 +41,7 @@ pub enum Payload<'a> {
 #[derive(Debug, Clone, Copy)]
 pub struct Request<'a> {
     pub operation: Operation<'a>,
+    /// Comes back with the completion.
     pub tag: WorkTag,
     /// Has a completion also when it succeeds.
     pub is_signalled: bool,
@@ -71,16 +58,19 @@ impl<'a> Request<'a> {
         Request { operation, tag, is_signalled: true, is_fenced: false, is_solicited: false }
     }
 
+    /// Without a completion when it succeeds: the next that has one stands for it too.
     #[must_use]
     pub fn unsignalled(self) -> Self {
         Request { is_signalled: false, ..self }
     }
 
+    /// After all earlier READs of its queue pair.
     #[must_use]
     pub fn fenced(self) -> Self {
         Request { is_fenced: true, ..self }
     }
 
+    /// Wakes also a peer that sleeps for solicited completions only.
     #[must_use]
     pub fn solicited(self) -> Self {
         Request { is_solicited: true, ..self }

@@ -114,3 +114,15 @@ fn a_queue_pair_that_failed_can_still_be_drained() {
     a.drain();
     assert_eq!((a.qp.outstanding(Side::Send), a.qp.outstanding(Side::Receive)), (0, 0));
 }
+
+#[test]
+fn a_queue_pair_without_a_peer_sends_nothing_and_can_be_cut_off() {
+    let Some(lab) = Lab::open() else { return };
+    let mut a = End::new(&lab, QueuePairOptions::default());
+    a.expect_imms(3);
+    let refused = a.qp.post(&[Request::new(Operation::Imm { imm: 1 }, WorkTag(1))]);
+    assert!(matches!(refused, Err(PostError::NotConnected)), "{refused:?}");
+    a.qp.cut_off().expect("cut off");
+    let statuses: Vec<WcStatus> = a.drain().iter().map(|ended| ended.status()).collect();
+    assert_eq!(statuses, [WcStatus::Flushed; 3]);
+}
