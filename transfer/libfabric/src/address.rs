@@ -44,8 +44,11 @@ pub(crate) struct VectorInner {
     peers_max: usize,
     /// By name: providers give one address to one name, however often it is inserted, so it must be
     /// removed once.
-    peers: Mutex<BTreeMap<Vec<u8>, (u64, Weak<PeerInner>)>>,
+    peers: Mutex<BTreeMap<Vec<u8>, Known>>,
 }
+
+/// A peer's address, and the peer where somebody holds it.
+type Known = (u64, Weak<PeerInner>);
 
 // SAFETY: calls are serialised (see `DomainInner`).
 unsafe impl Send for VectorInner {}

@@ -161,7 +161,6 @@ impl Library {
         let source = request.source.as_deref().map(c_string).transpose()?;
         let hints = Hints::new(self, request, provider.as_deref())?;
         let as_ptr = |text: &Option<CString>| text.as_ref().map_or(ptr::null(), |t| t.as_ptr());
-        // SAFETY: of plain call: no object is touched.
         let flags = if source.is_some() { FI_SOURCE } else { 0 };
         let mut list = ptr::null_mut();
         // SAFETY: strings and hints live until after the call, and `list` is written on success.

@@ -97,11 +97,16 @@ impl Library {
         if let Some(library) = OPENED.get() {
             return Ok(*library);
         }
-        let present = NAMES.iter().find(|name| !name.starts_with('/') || Path::new(name).exists());
-        let name = present.copied().unwrap_or("libfabric.so.1");
-        // SAFETY: a library under libfabric's own name, of the operator's system.
-        let library = unsafe { Self::open_at(Path::new(name)) }?;
-        Ok(*OPENED.get_or_init(|| library))
+        let is_there = |name: &&str| !name.starts_with('/') || Path::new(name).exists();
+        let mut failed = None;
+        for name in NAMES.into_iter().filter(is_there) {
+            // SAFETY: a library under libfabric's own name, of the operator's system.
+            match unsafe { Self::open_at(Path::new(name)) } {
+                Ok(library) => return Ok(*OPENED.get_or_init(|| library)),
+                Err(error) => failed = Some(error),
+            }
+        }
+        Err(failed.expect("the last name has no path, and so is always tried"))
     }
 
     /// Opens the library at `path`, for tests and unusual places. What is opened stays open.

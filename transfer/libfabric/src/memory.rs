@@ -13,6 +13,8 @@ use crate::error::OutOfRange;
 /// are mapped, readable and writable, and never a stack or an ordinary Rust value: nobody makes a
 /// reference (`&[u8]`, `&mut [u8]`) to a range while a peer or an operation may write it. Bytes are
 /// copied in and out through pointers instead. For `FI_MR_ALLOCATED` the pages are present and stay.
+///
+/// Besides, dropping the value must not call into this crate: it may happen inside a poll.
 pub unsafe trait Memory: Send + Sync + 'static {
     fn as_ptr(&self) -> *mut u8;
     fn bytes(&self) -> usize;

@@ -56,7 +56,7 @@ fn a_late_write_to_a_closed_region_is_refused(setting: Setting) {
     assert_eq!(b.arrivals(2), 0);
     assert_eq!(to.pages.copy_out(0, 4096), Ok(vec![0; 4096]));
     // The next region of the same memory has another key.
-    let again = b.domain.register(to.pages.clone(), Access::TARGET).expect("registered");
+    let again = b.domain.register(to.pages, Access::TARGET).expect("registered");
     assert_ne!(again.remote().key, remote.key);
 }
 
