@@ -32,9 +32,9 @@ impl Growth {
             grown_blocks: 0,
             left_blocks: 0,
         };
-        // Engines ask a little ahead: one block at least.
+        // Engines ask a little ahead, but never for more than the longest answer takes.
         let expected = growth.blocks_at(answer_tokens_mean.min(answer_tokens_max));
-        growth.left_blocks = expected.max(1);
+        growth.left_blocks = expected.max(1).min(growth.blocks_at(answer_tokens_max));
         growth
     }
 
@@ -84,8 +84,10 @@ mod tests {
     fn an_answer_is_expected_to_be_as_long_as_the_mean_or_its_limit() {
         check(64, 1_000, 200, &[], &[(0, 4)]);
         check(64, 100, 200, &[], &[(0, 2)]);
-        check(60, 4, 200, &[], &[(0, 1)]);
-        check(u32::MAX, u32::MAX, 200, &[u32::MAX], &[(0, 1), (0, 0)]);
+        check(60, 4, 200, &[], &[(0, 0)]);
+        check(60, 5, 200, &[], &[(0, 1)]);
+        check(60, 500, 2, &[], &[(0, 1)]);
+        check(u32::MAX, u32::MAX, 200, &[u32::MAX], &[(0, 0), (0, 0)]);
     }
 
     #[test]
@@ -97,6 +99,6 @@ mod tests {
             &[1, 64, 63, 64, 64],
             &[(0, 2), (1, 1), (2, 1), (2, 1), (3, 1), (4, 0)],
         );
-        check(100, 20, 100, &[20], &[(0, 1), (0, 0)]);
+        check(100, 20, 100, &[20], &[(0, 0), (0, 0)]);
     }
 }
