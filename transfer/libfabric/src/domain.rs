@@ -250,6 +250,25 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
+    use crate::info::InfoRequest;
+
+    /// That providers which lock nothing are not called twice at once cannot be seen from outside:
+    /// those at hand lock all the same.
+    #[test]
+    fn calls_are_serialised_here_where_the_provider_does_not() {
+        let Ok(library) = Library::open() else { return };
+        for threading in [Threading::Safe, Threading::Domain] {
+            let request = InfoRequest { threading, ..InfoRequest::default() };
+            let Ok(infos) = library.infos(&request) else { return };
+            let fabric = Fabric::open(&infos[0]).expect("the fabric opens");
+            let domain = Domain::open(&fabric, &infos[0]).expect("the domain opens").0;
+            let entered = domain.enter();
+            assert_eq!(entered.is_some(), threading == Threading::Domain);
+            let is_locked = domain.serial.as_ref().is_some_and(|serial| serial.try_lock().is_err());
+            assert_eq!(is_locked, threading == Threading::Domain);
+        }
+    }
+
     #[test]
     fn no_key_is_given_twice_and_short_keys_run_out() {
         let mut keys = Keys::from_seed(1, 0x1234, 0x5678);

@@ -211,7 +211,7 @@ impl Endpoint {
         };
         self.post(post, |endpoint, it| {
             let it = Transfer { buffer: inject.bytes.as_ptr().cast_mut().cast(), ..it };
-            let flags = FI_INJECT | FI_COMPLETION;
+            let flags = FI_INJECT | FI_COMPLETION | FI_DELIVERY_COMPLETE;
             // SAFETY: as `post` says; the bytes live through the call, after which the provider does
             // not look at them (`FI_INJECT`).
             unsafe { write_message(endpoint, it, inject.remote, inject.immediate, flags) }
@@ -458,7 +458,8 @@ unsafe fn write_message(
     let from = iovec { iov_base: it.buffer, iov_len: it.bytes };
     let to = fi_rma_iov { addr: remote.address, len: it.bytes, key: remote.key.0 };
     let mut descriptor = it.descriptor;
-    let message = fi_msg_rma {
+    // Some providers change it while they work.
+    let mut message = fi_msg_rma {
         msg_iov: &raw const from,
         desc: &raw mut descriptor,
         iov_count: 1,
@@ -470,7 +471,7 @@ unsafe fn write_message(
     };
     let flags = if immediate.is_some() { flags | FI_REMOTE_CQ_DATA } else { flags };
     // SAFETY: the caller's promise; the message itself is needed only during the call.
-    unsafe { ops::writemsg(endpoint, &raw const message, flags) }
+    unsafe { ops::writemsg(endpoint, &raw mut message, flags) }
 }
 
 fn open_raw(domain: &DomainInner) -> Result<NonNull<fid_ep>, OpenError> {

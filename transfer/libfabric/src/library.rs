@@ -58,7 +58,7 @@ const NAMES: [&str; 3] = [
 #[derive(Debug, thiserror::Error)]
 pub enum Unavailable {
     #[error(
-        "libfabric.so.1 is not on this host: install libfabric1 (Debian, Ubuntu), libfabric (Fedora, \
+        "libfabric.so.1 cannot be opened on this host: install libfabric1 (Debian, Ubuntu), libfabric (Fedora, \
          Amazon Linux) or, on EC2, the EFA installer"
     )]
     Missing(#[source] libloading::Error),

@@ -202,6 +202,6 @@ pub unsafe fn writedata(
     ))
 }
 
-pub unsafe fn writemsg(endpoint: *mut fid_ep, message: *const fi_msg_rma, flags: u64) -> isize {
+pub unsafe fn writemsg(endpoint: *mut fid_ep, message: *mut fi_msg_rma, flags: u64) -> isize {
     through!(endpoint, rma => writemsg(endpoint, message, flags))
 }

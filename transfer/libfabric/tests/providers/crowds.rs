@@ -225,7 +225,7 @@ fn the_provider_is_listed_and_chosen(setting: Setting) {
     assert!(details.immediate_bytes >= 4 && details.message_bytes_max > 1 << 30);
     assert_eq!(details.interface, library.interface());
     let missing = choose(&infos, "verbs").expect_err("it was not asked for");
-    assert_eq!(missing.found, details.provider);
+    assert!(missing.found.contains(&details.provider), "{missing}");
 }
 
 over!(over_tcp, TCP,

@@ -41,8 +41,9 @@ pub const TCP: Setting = Setting {
     has_fd: true,
 };
 
-/// Its receiver says nothing to the sender of a write that it refuses, whose way to that peer then
-/// stays jammed, and nothing watches peers: the deadline is the caller's. (Seen with 1.17.)
+/// The sender of a write that is refused is told nothing, and its way to that peer stays jammed (1.17),
+/// or it is told that the write is done (2.6). What counts is told by the receiver, who counts right.
+/// Nothing watches peers: the deadline is the caller's.
 pub const SHM: Setting = Setting {
     provider: "shm",
     source: None,

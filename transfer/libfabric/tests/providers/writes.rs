@@ -4,7 +4,7 @@ use kvasir_transfer_libfabric::completion::{Completion, Immediate, Operation, To
 use kvasir_transfer_libfabric::endpoint::{Inject, Message, Read, Receive};
 use kvasir_transfer_libfabric::error::PostError;
 
-use crate::support::{SHM, Setting, TCP, pair, pattern, post, until, write_of};
+use crate::support::{SHM, Setting, Side, TCP, pair, pattern, post, until, write_of};
 
 fn writes_with_an_immediate_have_landed_when_they_count(setting: Setting) {
     const BYTES: usize = 4096;
@@ -47,6 +47,30 @@ fn a_write_without_an_immediate_lands_and_does_not_count(setting: Setting) {
     assert_eq!(b.told, []);
     let done = Completion::Done { token: Token(5), operation: Operation::Write, bytes: 100 };
     assert_eq!(a.told, [done]);
+}
+
+fn a_write_is_not_complete_before_the_receiver_took_it(setting: Setting) {
+    let Some((mut a, mut b)) = pair(setting) else { return };
+    let (from, to) = (a.buffer(64), b.buffer(64));
+    let peer = a.peer(&b);
+    let write = |token| write_of(&peer, &from, 32, to.region.remote(), (0, None, token));
+    // The first makes the connection, which wants both sides.
+    post(&mut a, &mut b, |a| a.post(&write(0)));
+    until(&mut a, &mut b, "it is complete", |a, _| a.is_done(0));
+    let inject = |a: &Side, token| {
+        let remote = to.region.remote().at(0, 8).expect("inside");
+        let (peer, immediate, token) = (peer.clone(), None, Token(token));
+        a.endpoint.inject(&Inject { peer, bytes: &[1; 8], remote, immediate, token })
+    };
+    for token in [1, 2] {
+        post(&mut a, &mut b, |a| if token == 1 { a.post(&write(1)) } else { inject(a, 2) });
+        // Only a poll of the receiver places it, and only the sender polls.
+        for _ in 0..1000 {
+            a.poll();
+        }
+        assert!(!a.is_done(token), "operation {token} is complete and not delivered");
+        until(&mut a, &mut b, "it is complete", |a, _| a.is_done(token));
+    }
 }
 
 fn an_empty_write_counts_and_writes_nothing(setting: Setting) {
@@ -143,6 +167,7 @@ fn a_message_says_how_long_it_was(setting: Setting) {
 over!(over_tcp, TCP,
     writes_with_an_immediate_have_landed_when_they_count
     a_write_without_an_immediate_lands_and_does_not_count
+    a_write_is_not_complete_before_the_receiver_took_it
     an_empty_write_counts_and_writes_nothing
     an_injected_write_needs_its_bytes_only_until_it_is_posted
     a_large_write_lands_whole_at_an_odd_place
@@ -152,6 +177,7 @@ over!(over_tcp, TCP,
 over!(over_shm, SHM,
     writes_with_an_immediate_have_landed_when_they_count
     a_write_without_an_immediate_lands_and_does_not_count
+    a_write_is_not_complete_before_the_receiver_took_it
     an_empty_write_counts_and_writes_nothing
     an_injected_write_needs_its_bytes_only_until_it_is_posted
     a_large_write_lands_whole_at_an_odd_place
