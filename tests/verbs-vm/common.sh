@@ -17,6 +17,12 @@ need() {
     exit 2
 }
 
+# One at a time makes things in the cache; the others wait and find them made.
+lock_cache() {
+    exec {cache_lock}>"$cache/lock"
+    flock "$cache_lock"
+}
+
 # apt as this user, with the host's sources and keys, but with lists and a state of its own: the host's
 # may be stale or absent, and nothing is installed.
 apt_here() {

@@ -245,3 +245,37 @@ impl DeviceEvent {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bindings::{event_element, ibv_cq, ibv_qp};
+
+    fn event(event_type: u32, element: event_element) -> DeviceEvent {
+        // SAFETY: the tests below name what they have on their stacks.
+        unsafe { DeviceEvent::from_raw(&ibv_async_event { element, event_type }) }
+    }
+
+    #[test]
+    fn an_event_of_a_port_names_it() {
+        let port = |event_type| event(event_type, event_element { port_num: 2 });
+        assert_eq!(port(IBV_EVENT_PORT_ERR), DeviceEvent::PortDown(PortNum(2)));
+        assert_eq!(port(IBV_EVENT_PORT_ACTIVE), DeviceEvent::PortActive(PortNum(2)));
+        assert_eq!(port(IBV_EVENT_GID_CHANGE), DeviceEvent::PortChanged(PortNum(2)));
+        assert_eq!(port(IBV_EVENT_DEVICE_FATAL), DeviceEvent::DeviceFailed);
+        assert_eq!(port(99), DeviceEvent::Other(99));
+    }
+
+    #[test]
+    fn an_event_of_a_queue_names_it() {
+        // SAFETY: both consist of integers and raw pointers, for which zero is a valid value.
+        let (mut qp, mut cq) = unsafe { (mem::zeroed::<ibv_qp>(), mem::zeroed::<ibv_cq>()) };
+        qp.qp_num = 17;
+        cq.cq_context = std::ptr::without_provenance_mut(5);
+        let of_pair = event(IBV_EVENT_QP_FATAL, event_element { qp: &raw mut qp });
+        assert_eq!(Some(of_pair), QpNum::new(17).map(DeviceEvent::QueuePairFailed));
+        let of_queue = event(IBV_EVENT_CQ_ERR, event_element { cq: &raw mut cq });
+        let id = CqId::from_raw(cq.cq_context);
+        assert_eq!(of_queue, DeviceEvent::CompletionQueueFailed(id));
+    }
+}

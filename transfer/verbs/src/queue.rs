@@ -506,3 +506,35 @@ fn silent_tail(taken: &[ibv_send_wr], before: u32) -> u32 {
     let tail = taken.iter().rev().take_while(is_silent).count();
     if tail == taken.len() { before + tail as u32 } else { tail as u32 }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_that_holds_nothing_or_more_than_places_tell_apart_is_refused() {
+        let fits = |send_depth, receive_depth| {
+            let rest = QueuePairOptions::default();
+            check_depths(QueuePairOptions { send_depth, receive_depth, ..rest }).is_ok()
+        };
+        assert!(fits(1, 1) && fits(DEPTH_MAX, DEPTH_MAX));
+        assert!(!fits(0, 1) && !fits(1, 0));
+        assert!(!fits(DEPTH_MAX + 1, 1) && !fits(1, DEPTH_MAX + 1));
+    }
+
+    #[test]
+    fn silence_at_the_end_of_what_was_taken_is_counted() {
+        let chain = |signals: &[bool]| -> Vec<ibv_send_wr> {
+            let flags = |is_signalled: &bool| if *is_signalled { IBV_SEND_SIGNALED } else { 0 };
+            let raw = |is_signalled| ibv_send_wr {
+                send_flags: flags(is_signalled),
+                ..ibv_send_wr::zeroed()
+            };
+            signals.iter().map(raw).collect()
+        };
+        assert_eq!(silent_tail(&chain(&[]), 3), 3);
+        assert_eq!(silent_tail(&chain(&[false, false]), 3), 5);
+        assert_eq!(silent_tail(&chain(&[true, false]), 3), 1);
+        assert_eq!(silent_tail(&chain(&[false, true]), 3), 0);
+    }
+}

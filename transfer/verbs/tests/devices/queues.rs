@@ -2,7 +2,8 @@
 
 use kvasir_transfer_verbs::{
     CompletionChannel, CompletionQueue, CompletionQueues, ConnectOptions, Operation, Payload, Psn,
-    QueuePairOptions, RcQueuePair, Receive, Request, Side, VerbsError, Wake, WorkKind, WorkTag,
+    QueuePairOptions, RcQueuePair, Receive, Request, Side, VerbsError, Wake, WorkCompletion,
+    WorkKind, WorkTag,
 };
 use rustix::event::{PollFd, PollFlags, Timespec};
 
@@ -60,24 +61,61 @@ fn many_queue_pairs_share_a_completion_queue_and_each_stays_in_order() {
     }
 }
 
+/// How much room a queue has, when it has none for a queue pair of that depth, which needs twice as much
+/// and a place for the marker of a cut-off.
+fn free(lab: &Lab, queue: &CompletionQueue, depth: u32) -> u32 {
+    match on_one_queue(lab, queue, depth) {
+        Err(VerbsError::CompletionQueueTooSmall { wanted, free }) if wanted == 2 * depth + 1 => {
+            free
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
 #[test]
 fn a_completion_queue_takes_no_queue_pair_that_could_overflow_it() {
     let Some(lab) = Lab::open() else { return };
     let queue = lab.queue(63);
-    // Each may have 14 requests outstanding, and the marker of a cut-off.
-    let fits = (queue.capacity() / 15) as usize;
-    let mut held: Vec<RcQueuePair> =
-        (0..fits).map(|_| on_one_queue(&lab, &queue, 7).expect("there is room")).collect();
-    let free = || match on_one_queue(&lab, &queue, 7) {
-        Err(VerbsError::CompletionQueueTooSmall { wanted: 15, free }) => free,
-        other => panic!("{other:?}"),
-    };
-    let before = free();
-    assert_eq!(before, queue.capacity() % 15);
-    held.pop();
-    assert_eq!(free(), before, "completions of the one that is gone may still be there");
-    let mut batch = [Default::default(); 4];
-    assert!(queue.poll(&mut batch).expect("polls").is_empty());
+    let capacity = queue.capacity();
+    let held: Vec<RcQueuePair> =
+        (0..capacity / 15).map(|_| on_one_queue(&lab, &queue, 7).expect("there is room")).collect();
+    assert_eq!(free(&lab, &queue, 7), capacity % 15);
+    // One that fails for another reason takes no room.
+    let queues = CompletionQueues { send: &lab.queue(63), receive: &queue };
+    let psn = Psn::from_random(1);
+    let options =
+        QueuePairOptions { receive_depth: 1, send_depth: 1, ..QueuePairOptions::default() };
+    let too_many = QueuePairOptions { send_slices_max: u32::MAX, ..options };
+    if capacity % 15 > 0 {
+        RcQueuePair::new(&lab.pd, &lab.path, queues, psn, too_many).expect_err("too many slices");
+    }
+    assert_eq!(free(&lab, &queue, 7), capacity % 15);
+    drop(held);
+}
+
+#[test]
+fn a_completion_queue_has_room_again_once_it_was_seen_empty() {
+    let Some(lab) = Lab::open() else { return };
+    let queue = lab.queue(63);
+    let mut b = on_one_queue(&lab, &queue, queue.capacity() / 2 - 1).expect("it fills the queue");
+    let before = free(&lab, &queue, 7);
+    let mut a = End::new(&lab, QueuePairOptions::default());
+    let (to_a, to_b) = (a.qp.address(), b.address());
+    a.qp.connect(&to_b, &ConnectOptions::default()).expect("connected");
+    b.connect(&to_a, &ConnectOptions::default()).expect("connected");
+    b.post_receives(&[Receive { into: &[], tag: WorkTag(0) }; 2]).expect("posted");
+    a.qp.post(&[Request::new(Operation::Imm { imm: 1 }, WorkTag(1)); 2]).expect("posted");
+    assert_success(&a.wait(Side::Send, 2));
+
+    drop(b);
+    for _ in 0..2 {
+        assert_eq!(free(&lab, &queue, 7), before, "completions of it are still there");
+        let left = queue.poll(&mut [WorkCompletion::default()]).expect("polls").len();
+        assert_eq!(left, 1);
+    }
+    assert_eq!(free(&lab, &queue, 7), before, "there might be more");
+    let left = queue.poll(&mut [WorkCompletion::default()]).expect("polls").len();
+    assert_eq!(left, 0);
     on_one_queue(&lab, &queue, 7).expect("it has been seen empty");
 }
 
