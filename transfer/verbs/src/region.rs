@@ -120,8 +120,8 @@ impl ProtectionDomain {
         self.inner.pd.as_ptr()
     }
 
-    /// Registers a range of memory; its pages stay in RAM while it is registered. It costs about 0.1 ms
-    /// for each MiB that is not mapped in huge pages.
+    /// Registers a range of memory; its pages stay in RAM while it is registered. It takes long, in
+    /// proportion to the number of pages: once for an arena, never on a hot path.
     ///
     /// # Errors
     /// [`VerbsError::Range`] for what does not lie in the memory or is empty, [`VerbsError::Exhausted`]
