@@ -9,6 +9,7 @@ use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, Weak};
 
 use crate::bindings::*;
+use crate::completion::PeerId;
 use crate::domain::{Domain, DomainInner, lock, opened};
 use crate::error::{Failure, OpenError};
 use crate::ops;
@@ -162,6 +163,11 @@ impl VectorInner {
 }
 
 impl Peer {
+    /// Who it is in completions. Another peer may get the number when this one was removed.
+    pub fn id(&self) -> PeerId {
+        PeerId(self.0.address)
+    }
+
     pub fn name(&self) -> EndpointName {
         EndpointName(self.0.name.clone())
     }

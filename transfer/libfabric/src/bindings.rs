@@ -365,7 +365,7 @@ pub struct fi_cq_attr {
 pub struct fi_ops_cq {
     pub size: usize,
     pub read: Option<unsafe extern "C" fn(*mut fid_cq, *mut c_void, usize) -> isize>,
-    pub readfrom: Unused,
+    pub readfrom: Option<unsafe extern "C" fn(*mut fid_cq, *mut c_void, usize, *mut u64) -> isize>,
     pub readerr: Option<unsafe extern "C" fn(*mut fid_cq, *mut fi_cq_err_entry, u64) -> isize>,
     pub sread: Unused,
     pub sreadfrom: Unused,

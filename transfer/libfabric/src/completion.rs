@@ -10,6 +10,10 @@ pub struct Token(pub u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Immediate(pub u32);
 
+/// A peer's number in its address vector: see [`Peer::id`](crate::address::Peer::id).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerId(pub u64);
+
 /// Kinds of operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Operation {
@@ -27,8 +31,9 @@ pub enum Completion {
     Done { token: Token, operation: Operation, bytes: usize },
     /// An operation of this side failed. What of it reached the peer is not known.
     Failed { token: Token, operation: Operation, error: OperationError },
-    /// A peer's write with an immediate has landed, all of it.
-    Arrived { immediate: Immediate },
+    /// A peer's write with an immediate has landed, all of it. Who wrote is known where it was
+    /// [asked for](crate::info::InfoRequest::arrival_sources) and the provider knows.
+    Arrived { immediate: Immediate, from: Option<PeerId> },
     /// Something failed that no operation of this side stands for: a peer's write was refused, or a
     /// connection broke. To be logged and counted.
     Trouble { error: OperationError },

@@ -33,6 +33,10 @@ pub struct InfoRequest {
     pub threading: Threading,
     /// Whether memory of devices is to be registered too (`FI_HMEM`).
     pub device_memory: bool,
+    /// Whether arrivals are to say who wrote (`FI_SOURCE`). Only of peers that are in the address
+    /// vector, and only where the provider knows. What is layered over `ofi_rxm` says something wrong
+    /// (seen with 1.17), so it is not believed.
+    pub arrival_sources: bool,
 }
 
 /// Why nothing can be listed or chosen.
@@ -136,6 +140,8 @@ pub struct Details {
     pub key_bytes: usize,
     pub progress: Progress,
     pub device_memory: bool,
+    /// Asked for and offered; see [`InfoRequest::arrival_sources`].
+    pub arrival_sources: bool,
 }
 
 /// One way to reach peers: an answer of `fi_getinfo`.
@@ -325,6 +331,9 @@ impl Hints {
                 Threading::Safe => FI_THREAD_SAFE,
                 Threading::Domain => FI_THREAD_DOMAIN,
             };
+            if request.arrival_sources {
+                info.caps |= FI_SOURCE;
+            }
             if request.device_memory {
                 info.caps |= FI_HMEM;
                 domain.mr_mode |= FI_MR_HMEM as i32;
@@ -372,9 +381,9 @@ unsafe fn read_details(info: &fi_info) -> Option<Details> {
             info.fabric_attr.as_ref()?,
         )
     };
+    // SAFETY: names are null or C strings.
+    let provider = unsafe { text(fabric.prov_name) };
     Some(Details {
-        // SAFETY: names are null or C strings.
-        provider: unsafe { text(fabric.prov_name) },
         // SAFETY: as above.
         fabric: unsafe { text(fabric.name) },
         // SAFETY: as above.
@@ -395,6 +404,8 @@ unsafe fn read_details(info: &fi_info) -> Option<Details> {
             Progress::Manual
         },
         device_memory: info.caps & FI_HMEM != 0,
+        arrival_sources: info.caps & FI_SOURCE != 0 && !provider.contains("ofi_rxm"),
+        provider,
     })
 }
 

@@ -104,6 +104,16 @@ pub unsafe fn cq_read(queue: *mut fid_cq, entries: *mut fi_cq_data_entry, count:
     through!(queue, ops => read(queue, entries.cast(), count))
 }
 
+/// As [`cq_read`], and says where each entry's operation came from.
+pub unsafe fn cq_readfrom(
+    queue: *mut fid_cq,
+    entries: *mut fi_cq_data_entry,
+    sources: *mut u64,
+    count: usize,
+) -> isize {
+    through!(queue, ops => readfrom(queue, entries.cast(), count, sources))
+}
+
 pub unsafe fn cq_readerr(queue: *mut fid_cq, entry: *mut fi_cq_err_entry) -> isize {
     through!(queue, ops => readerr(queue, entry, 0))
 }

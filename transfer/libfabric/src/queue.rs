@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::bindings::*;
-use crate::completion::{Completion, Immediate, Operation};
+use crate::completion::{Completion, Immediate, Operation, PeerId};
 use crate::domain::{Domain, DomainInner, lock, opened};
 use crate::error::{OpenError, OperationError, QueueError};
 use crate::ops;
@@ -49,6 +49,12 @@ pub enum Wakeup {
 /// How many entries are read at once.
 const BATCH: usize = 64;
 
+/// Room for what is read at once.
+struct Batch {
+    entries: [fi_cq_data_entry; BATCH],
+    sources: [u64; BATCH],
+}
+
 /// A completion queue. Shared by clones.
 #[derive(Debug, Clone)]
 pub struct CompletionQueue(pub(crate) Arc<QueueInner>);
@@ -59,7 +65,8 @@ pub(crate) struct QueueInner {
     pub slab: Slab,
     fd: Option<RawFd>,
     /// One thread reads at a time: what was read is handed on before the next looks.
-    batch: Mutex<Box<[fi_cq_data_entry; BATCH]>>,
+    batch: Mutex<Box<Batch>>,
+    has_sources: bool,
     endpoints: AtomicU64,
     busy: AtomicU64,
 }
@@ -86,6 +93,7 @@ impl CompletionQueue {
     /// [`OpenError`].
     pub fn open(domain: &Domain, options: QueueOptions) -> Result<Self, OpenError> {
         let domain = domain.0.clone();
+        let has_sources = domain.info.details().arrival_sources;
         let with_fd = match options.wakeup {
             Wakeup::Fd => open_raw(&domain, options, FI_WAIT_FD).ok().and_then(|raw| {
                 let fd = wait_fd(&domain, raw);
@@ -114,7 +122,11 @@ impl CompletionQueue {
             domain,
             slab: Slab::new(options.operations_max),
             fd,
-            batch: Mutex::new(Box::new([empty; BATCH])),
+            batch: Mutex::new(Box::new(Batch {
+                entries: [empty; BATCH],
+                sources: [FI_ADDR_UNSPEC; BATCH],
+            })),
+            has_sources,
             endpoints: AtomicU64::new(0),
             busy: AtomicU64::new(0),
         })))
@@ -162,18 +174,15 @@ impl CompletionQueue {
         while out.len() - before < max {
             let wanted = (max - (out.len() - before)).min(BATCH);
             let orphans = queue.slab.orphans();
-            let read = {
-                let _serial = queue.domain.enter();
-                // SAFETY: the queue is live and of this format, and the batch has room.
-                unsafe { ops::cq_read(queue.raw.as_ptr(), batch.as_mut_ptr(), wanted) }
-            };
+            let read = queue.read(&mut batch, wanted);
             match usize::try_from(read) {
                 Ok(0) => {
                     queue.slab.free_orphans(orphans);
                     break;
                 }
                 Ok(count) => {
-                    out.extend(batch[..count].iter().filter_map(|entry| queue.ended(entry)));
+                    let entries = batch.entries[..count].iter().zip(batch.sources);
+                    out.extend(entries.filter_map(|(entry, source)| queue.ended(entry, source)));
                     if count < wanted {
                         break;
                     }
@@ -208,12 +217,27 @@ impl QueueInner {
         self.busy.fetch_add(1, Ordering::Relaxed);
     }
 
+    fn read(&self, batch: &mut Batch, wanted: usize) -> isize {
+        let (queue, entries) = (self.raw.as_ptr(), batch.entries.as_mut_ptr());
+        let _serial = self.domain.enter();
+        // SAFETY: the queue is live and of this format, and the batch has room for as many.
+        unsafe {
+            if self.has_sources {
+                ops::cq_readfrom(queue, entries, batch.sources.as_mut_ptr(), wanted)
+            } else {
+                ops::cq_read(queue, entries, wanted)
+            }
+        }
+    }
+
     /// `None` for what concerns nobody: completions of endpoints that are closed.
-    fn ended(&self, entry: &fi_cq_data_entry) -> Option<Completion> {
+    fn ended(&self, entry: &fi_cq_data_entry, source: u64) -> Option<Completion> {
         // First, because the context of an arrival is nobody's: old providers put the sender's there.
         if entry.flags & (FI_REMOTE_WRITE | FI_REMOTE_READ) != 0 {
+            let from = (source != FI_ADDR_UNSPEC).then_some(PeerId(source));
+            let immediate = Immediate(entry.data as u32);
             return (entry.flags & FI_REMOTE_CQ_DATA != 0)
-                .then_some(Completion::Arrived { immediate: Immediate(entry.data as u32) });
+                .then_some(Completion::Arrived { immediate, from });
         }
         let held = self.slab.finish(entry.op_context)?;
         let bytes = if held.operation == Operation::Receive { entry.len } else { held.bytes };

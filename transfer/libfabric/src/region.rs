@@ -14,6 +14,10 @@
 //!   the domain are closed, or each peer confirms that all it posted to the region has completed (an
 //!   operation completes when it is delivered) and that it posts no more.
 //!
+//! A peer can also be given an endpoint of its own to write to, on the same queue as others: closing
+//! that endpoint ends all that arrives through it, for certain and for this peer only, whoever places
+//! it. It costs a queue pair per peer.
+//!
 //! Memory is never freed under a late write: where it is not certain, the domain holds the owner until
 //! its last such endpoint is closed. That is what makes closing safe; whether *reusing* the memory is
 //! right is for the caller to know from the answer.

@@ -13,7 +13,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::completion::{Completion, Immediate, Token};
+use crate::completion::{Completion, Immediate, Operation, Token};
 use crate::endpoint::{Inject, Message, Read, Receive, Write};
 use crate::error::{Busy, Failure, OperationError, PostError, QueueError};
 use crate::region::RemotePlace;
@@ -160,7 +160,7 @@ impl<W: Wire> Shuffled<W> {
         }
         let Split { write, error, .. } = self.splits.remove(&number).expect("just seen");
         let (token, bytes) = (write.token, write.local.bytes());
-        let operation = crate::completion::Operation::Write;
+        let operation = Operation::Write;
         match (error, write.immediate) {
             (Some(error), _) => self.tell(Completion::Failed { token, operation, error }),
             (None, None) => self.tell(Completion::Done { token, operation, bytes }),
@@ -189,7 +189,11 @@ impl<W: Wire> Shuffled<W> {
             Err(PostError::Busy(_)) => self.posts.put(self.polls + 1, post),
             Err(error) => {
                 let error = into_operation_error(error);
-                let operation = crate::completion::Operation::Write;
+                let operation = match post {
+                    Post::Write(_) | Post::Inject(..) => Operation::Write,
+                    Post::Read(_) => Operation::Read,
+                    Post::Message(_) => Operation::Send,
+                };
                 self.ended(Completion::Failed { token, operation, error });
             }
         }

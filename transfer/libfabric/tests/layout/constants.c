@@ -90,7 +90,7 @@ int main(void)
 	BEGIN(fi_cq_attr); AT(fi_cq_attr, size); AT(fi_cq_attr, flags); AT(fi_cq_attr, format);
 	AT(fi_cq_attr, wait_obj); AT(fi_cq_attr, signaling_vector); AT(fi_cq_attr, wait_cond);
 	AT(fi_cq_attr, wait_set); END();
-	BEGIN(fi_ops_cq); AT(fi_ops_cq, size); AT(fi_ops_cq, read); AT(fi_ops_cq, readerr);
+	BEGIN(fi_ops_cq); AT(fi_ops_cq, size); AT(fi_ops_cq, read); AT(fi_ops_cq, readfrom); AT(fi_ops_cq, readerr);
 	AT(fi_ops_cq, strerror); END();
 	BEGIN(fi_cq_data_entry); AT(fi_cq_data_entry, op_context); AT(fi_cq_data_entry, flags);
 	AT(fi_cq_data_entry, len); AT(fi_cq_data_entry, buf); AT(fi_cq_data_entry, data); END();

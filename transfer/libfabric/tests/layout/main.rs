@@ -73,7 +73,7 @@ fn ours() -> BTreeMap<&'static str, Ours> {
     ours!(t, AtMost, fi_ops_av: size, insert, remove);
     ours!(t, AtMost, fid_cq: fid, ops);
     ours!(t, Same, fi_cq_attr: size, flags, format, wait_obj, signaling_vector, wait_cond, wait_set);
-    ours!(t, AtMost, fi_ops_cq: size, read, readerr, strerror);
+    ours!(t, AtMost, fi_ops_cq: size, read, readfrom, readerr, strerror);
     ours!(t, Same, fi_cq_data_entry: op_context, flags, len, buf, data);
     ours!(t, AtLeast, fi_cq_err_entry: op_context, flags, len, buf, data, tag, olen, err, prov_errno,
         err_data, err_data_size, src_addr);

@@ -157,7 +157,11 @@ pub const STRUCTURES: &[super::Structure] = &[
             ("wait_set", 32),
         ],
     ),
-    ("fi_ops_cq", 64, &[("size", 0), ("read", 8), ("readerr", 24), ("strerror", 56)]),
+    (
+        "fi_ops_cq",
+        64,
+        &[("size", 0), ("read", 8), ("readfrom", 16), ("readerr", 24), ("strerror", 56)],
+    ),
     (
         "fi_cq_data_entry",
         40,

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvasir_transfer_libfabric::completion::Token;
-use kvasir_transfer_libfabric::endpoint::{Placement, Receive};
+use kvasir_transfer_libfabric::endpoint::{Endpoint, Placement, Receive};
+use kvasir_transfer_libfabric::error::PostError;
 use kvasir_transfer_libfabric::memory::{Memory, Pages};
 use kvasir_transfer_libfabric::region::{Access, CloseError, Closed};
 
@@ -138,9 +139,45 @@ fn everything_closes_in_whatever_order_it_is_dropped(setting: Setting) {
     drop(b);
 }
 
+/// Not over `shm`, which crashes within one process: see `processes.rs`.
+fn closing_the_endpoint_of_one_peer_cuts_off_that_peer_only(setting: Setting) {
+    let Some((mut a, mut b)) = pair(setting) else { return };
+    let Some((mut c, _)) = pair(setting) else { return };
+    let to = b.buffer(128);
+    let own = Endpoint::open(&b.domain, &b.queue, &b.peers).expect("opened");
+    let (from_a, from_c) = (a.buffer(64), c.buffer(64));
+    from_a.pages.copy_in(0, &[1; 64]).expect("inside");
+    from_c.pages.copy_in(0, &[2; 64]).expect("inside");
+    let to_own = a.peers.insert(own.name()).expect("inserted");
+    let to_shared = c.peer(&b);
+    let of_a = |token| write_of(&to_own, &from_a, 64, to.region.remote(), (0, Some(1), token));
+    let of_c = |token| write_of(&to_shared, &from_c, 64, to.region.remote(), (64, Some(2), token));
+    post(&mut a, &mut b, |a| a.post(&of_a(1)));
+    until(&mut a, &mut b, "it counts", |a, b| b.arrivals(1) == 1 && a.is_done(1));
+    post(&mut c, &mut b, |c| c.post(&of_c(1)));
+    until(&mut c, &mut b, "it counts", |c, b| b.arrivals(2) == 1 && c.is_done(1));
+
+    drop(own);
+    to.pages.copy_in(0, &[0; 128]).expect("inside");
+    // It may be refused when it is posted or fail later.
+    let is_posted = loop {
+        match a.post(&of_a(2)) {
+            Err(PostError::Busy(_)) => a.poll(),
+            result => break result.is_ok(),
+        }
+    };
+    until(&mut a, &mut b, "it fails", |a, _| !is_posted || a.has_failed(2));
+    post(&mut c, &mut b, |c| c.post(&of_c(2)));
+    until(&mut c, &mut b, "it counts", |c, b| b.arrivals(2) == 2 && c.is_done(2));
+    assert_eq!(b.arrivals(1), 1);
+    assert_eq!(to.pages.copy_out(0, 64), Ok(vec![0; 64]));
+    assert_eq!(to.pages.copy_out(64, 64), Ok(vec![2; 64]));
+}
+
 over!(over_tcp, TCP,
     a_late_write_to_a_closed_region_is_refused
     memory_outlives_its_region_while_an_endpoint_could_place_into_it
+    closing_the_endpoint_of_one_peer_cuts_off_that_peer_only
     a_region_in_use_is_not_closed
     an_endpoint_that_closes_lets_go_of_what_it_had_under_way
     everything_closes_in_whatever_order_it_is_dropped

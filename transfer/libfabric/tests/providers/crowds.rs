@@ -77,7 +77,7 @@ fn shuffled(setting: Setting, seed: u64, count: u32) -> Option<Vec<u32>> {
         sender.poll(&mut done, 64).expect("the queue works");
         receiver.poll(&mut arrived, 64).expect("the queue works");
         for told in arrived.drain(..) {
-            let Completion::Arrived { immediate: Immediate(number) } = told else {
+            let Completion::Arrived { immediate: Immediate(number), .. } = told else {
                 panic!("{told:?}")
             };
             let landed = to.pages.copy_out(number as usize * BYTES, BYTES).expect("inside");
@@ -161,7 +161,7 @@ fn threads_share_a_domain(setting: Setting) {
         let (from, to) = (a.buffer(64), b.buffer(64));
         let peer = a.peer(&b);
         const THREADS: u64 = 3;
-        const EACH: u64 = 200;
+        const EACH: u64 = 60;
         let told = std::thread::scope(|threads| {
             for thread in 0..THREADS {
                 let (a, from, to, peer) = (&a, &from, &to, &peer);
@@ -193,6 +193,35 @@ fn threads_share_a_domain(setting: Setting) {
             .collect();
         tokens.sort_unstable();
         assert_eq!(tokens, (0..THREADS * EACH).collect::<Vec<_>>(), "{threading:?}");
+    }
+}
+
+fn an_arrival_says_who_wrote_where_the_provider_knows(setting: Setting) {
+    let setting = Setting { arrival_sources: true, ..setting };
+    let Some((mut a, mut b)) = pair(setting) else { return };
+    let Some(mut c) = side(setting, QueueOptions::default()) else { return };
+    let is_known = b.domain.details().arrival_sources;
+    assert_eq!(is_known, !b.domain.details().provider.ends_with("ofi_rxm"));
+    let to = b.buffer(64);
+    let known = (b.peer(&a), b.peer(&c));
+    for (number, sender) in [(1, &mut a), (2, &mut c)] {
+        let from = sender.buffer(64);
+        let write = write_of(
+            &sender.peer(&b),
+            &from,
+            64,
+            to.region.remote(),
+            (0, Some(number), number.into()),
+        );
+        post(sender, &mut b, |sender| sender.post(&write));
+        until(sender, &mut b, "it counts", |sender, b| {
+            b.arrivals(number) == 1 && sender.is_done(number.into())
+        });
+    }
+    for (number, peer) in [(1, known.0), (2, known.1)] {
+        let immediate = Immediate(number);
+        let from = is_known.then_some(peer.id());
+        assert!(b.told.contains(&Completion::Arrived { immediate, from }), "{:?}", b.told);
     }
 }
 
@@ -233,6 +262,7 @@ over!(over_tcp, TCP,
     shuffled_writes_arrive_in_another_order_and_each_once
     a_sleeper_wakes_when_a_write_arrives
     threads_share_a_domain
+    an_arrival_says_who_wrote_where_the_provider_knows
     a_dma_buf_is_refused_with_the_reason
     the_provider_is_listed_and_chosen
 );
@@ -241,6 +271,7 @@ over!(over_shm, SHM,
     shuffled_writes_arrive_in_another_order_and_each_once
     a_sleeper_wakes_when_a_write_arrives
     threads_share_a_domain
+    an_arrival_says_who_wrote_where_the_provider_knows
     a_dma_buf_is_refused_with_the_reason
     the_provider_is_listed_and_chosen
 );

@@ -30,6 +30,7 @@ pub struct Setting {
     /// The provider tells when a peer is gone.
     pub tells_of_lost_peers: bool,
     pub has_fd: bool,
+    pub arrival_sources: bool,
 }
 
 pub const TCP: Setting = Setting {
@@ -39,6 +40,7 @@ pub const TCP: Setting = Setting {
     tells_of_refusals: true,
     tells_of_lost_peers: true,
     has_fd: true,
+    arrival_sources: false,
 };
 
 /// The sender of a write that is refused is told nothing, and its way to that peer stays jammed (1.17),
@@ -51,6 +53,7 @@ pub const SHM: Setting = Setting {
     tells_of_refusals: false,
     tells_of_lost_peers: false,
     has_fd: false,
+    arrival_sources: false,
 };
 
 #[allow(clippy::print_stderr)] // the one sentence of a skipped test
@@ -80,6 +83,7 @@ pub fn side(setting: Setting, options: QueueOptions) -> Option<Side> {
         source: setting.source.map(String::from),
         threading: setting.threading,
         device_memory: false,
+        arrival_sources: setting.arrival_sources,
     };
     let infos = library.infos(&request).inspect_err(|error| skipped(error)).ok()?;
     let info = infos.first().expect("a list that is not refused is not empty");
@@ -132,8 +136,8 @@ impl Side {
 
     /// How many writes with this immediate have arrived.
     pub fn arrivals(&self, immediate: u32) -> usize {
-        let arrived = Completion::Arrived { immediate: Immediate(immediate) };
-        self.told.iter().filter(|told| **told == arrived).count()
+        let is_it = |told: &&Completion| matches!(told, Completion::Arrived { immediate: Immediate(it), .. } if *it == immediate);
+        self.told.iter().filter(is_it).count()
     }
 
     pub fn post(&self, write: &Write) -> Result<(), PostError> {

@@ -21,7 +21,7 @@ fn writes_with_an_immediate_have_landed_when_they_count(setting: Setting) {
     while seen < 64 {
         until(&mut a, &mut b, "another arrives", |_, b| b.told.len() > seen);
         for told in &b.told[seen..] {
-            let Completion::Arrived { immediate: Immediate(immediate) } = told else {
+            let Completion::Arrived { immediate: Immediate(immediate), .. } = told else {
                 panic!("{told:?} is no arrival")
             };
             let offset = (immediate - 1000) as usize * BYTES;
