@@ -78,6 +78,16 @@ fn start_peer(setting: Setting) -> (Child, EndpointName, RemoteRegion) {
     (child, EndpointName(from_hex(name)), RemoteRegion::from_bytes(region))
 }
 
+/// What provider `shm` leaves behind when its process is killed.
+fn remove_shared_memory_of(process: u32) {
+    let left = |name: &str| name.starts_with(&format!("{process}:"));
+    for file in std::fs::read_dir("/dev/shm").into_iter().flatten().flatten() {
+        if file.file_name().to_str().is_some_and(left) {
+            std::fs::remove_file(file.path()).expect("it is this test's");
+        }
+    }
+}
+
 fn poll_until(own: &mut Side, is_so: impl Fn(&Side) -> bool) {
     let started = std::time::Instant::now();
     while !is_so(own) {
@@ -99,6 +109,7 @@ fn a_peer_that_is_killed_is_an_error_and_never_a_success(setting: Setting) {
     poll_until(&mut own, |own| own.is_done(1));
     child.kill().expect("killed");
     child.wait().expect("gone");
+    remove_shared_memory_of(child.id());
     let late = loop {
         match own.post(&write(2)) {
             Err(PostError::Busy(_)) if setting.tells_of_lost_peers => own.poll(),
