@@ -87,6 +87,11 @@ pub struct TransferConfig {
     /// A peer that acknowledges nothing for so long, while something is outstanding, is lost. It also
     /// bounds connecting.
     pub peer_timeout_ms: u64,
+    /// TCP connections to one peer. What is on one of them when it fails goes over the others.
+    pub tcp_lanes: usize,
+    /// A peer to which every connection has failed is lost when none could be made anew for so long; at
+    /// once when nobody listens there any more.
+    pub failover_grace_ms: u64,
 }
 
 impl Default for TransferConfig {
@@ -106,6 +111,8 @@ impl Default for TransferConfig {
             connections_max: 2048,
             spin_us: 50,
             peer_timeout_ms: 10_000,
+            tcp_lanes: 1,
+            failover_grace_ms: 2_000,
         }
     }
 }

@@ -48,7 +48,9 @@ pub enum PeerEvent {
     /// Our session with the peer has ended: what was outstanding has ended with `PeerGone`. No domain
     /// where none could be connected, or in the simulated one.
     SessionLost { peer: PeerId, incarnation: u64, domain: Option<Domain> },
-    /// A connection through which the peer wrote here has ended. Nothing more arrives through it.
+    /// The last connection through which the peer wrote here has ended, or its session has. Nothing more
+    /// arrives through it. A peer that is alive may come back in the same session, with what has not
+    /// arrived.
     WriterLost { incarnation: u64, domain: Option<Domain> },
 }
 

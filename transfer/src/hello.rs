@@ -1,6 +1,7 @@
 //! How a connection begins, in every domain: the one who connects says who it is and shows the cookie
 //! of the endpoint it was given; the other one admits it or says why not.
 
+use kvasir_transfer_core::{PathIndex, SessionId};
 use prost::Message;
 
 use crate::endpoint::{Endpoint, WireError};
@@ -8,7 +9,8 @@ use crate::endpoint::{Endpoint, WireError};
 /// A hello is never longer.
 pub(crate) const HELLO_BYTES_MAX: usize = 4096;
 
-pub(crate) const VERSION: u32 = 1;
+/// 2: connections are paths of a session; messages have ids.
+pub(crate) const VERSION: u32 = 2;
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Hello {
@@ -25,6 +27,12 @@ pub(crate) struct Hello {
     /// How often it knows to have been cut off.
     #[prost(uint64, tag = "5")]
     pub(crate) cut_offs: u64,
+    /// Of the one who connects. Later ones have higher numbers.
+    #[prost(uint64, tag = "6")]
+    pub(crate) session: u64,
+    /// Which path of the session the connection is. None is used twice.
+    #[prost(uint32, tag = "7")]
+    pub(crate) path: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
@@ -37,6 +45,8 @@ pub(crate) enum Admission {
     /// See `cut_offs` of the reply.
     CutOff = 3,
     OtherVersion = 4,
+    /// The session is over, or it has too many paths.
+    NoSuchPath = 5,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -52,10 +62,18 @@ pub(crate) struct HelloReply {
     pub(crate) directory_bytes: u64,
 }
 
+/// Who connects, and what the connection is to be.
+#[derive(Debug)]
+pub(crate) struct Newcomer {
+    pub(crate) peer: Endpoint,
+    pub(crate) session: u64,
+    pub(crate) path: PathIndex,
+}
+
 /// What a hello leads to.
 #[derive(Debug)]
 pub(crate) enum Verdict {
-    Admit(Endpoint),
+    Admit(Newcomer),
     /// Tell it why, then close.
     Decline(HelloReply),
     /// It has no business here: close without a word.
@@ -63,13 +81,20 @@ pub(crate) enum Verdict {
 }
 
 impl Hello {
-    pub(crate) fn new(from: &Endpoint, to: &Endpoint, cut_offs: u64) -> Self {
+    pub(crate) fn new(
+        from: &Endpoint,
+        to: &Endpoint,
+        cut_offs: u64,
+        (session, path): (SessionId, PathIndex),
+    ) -> Self {
         Hello {
             version: VERSION,
             cookie: to.cookie.to_vec(),
             to_incarnation: to.incarnation,
             from_endpoint: from.to_bytes(),
             cut_offs,
+            session: session.0,
+            path: path.0,
         }
     }
 
@@ -93,7 +118,10 @@ impl Hello {
         let from: Result<Endpoint, WireError> = Endpoint::from_bytes(&hello.from_endpoint);
         let Ok(from) = from else { return Verdict::Reject };
         match admit(from.incarnation, hello.cut_offs) {
-            Ok(()) => Verdict::Admit(from),
+            Ok(()) => {
+                let (session, path) = (hello.session, PathIndex(hello.path));
+                Verdict::Admit(Newcomer { peer: from, session, path })
+            }
             Err(cut_offs) => Verdict::Decline(HelloReply::declining(Admission::CutOff, cut_offs)),
         }
     }
@@ -104,7 +132,7 @@ impl HelloReply {
         HelloReply { admission: Admission::Admitted.into(), ..HelloReply::default() }
     }
 
-    fn declining(admission: Admission, cut_offs: u64) -> Self {
+    pub(crate) fn declining(admission: Admission, cut_offs: u64) -> Self {
         HelloReply { admission: admission.into(), cut_offs, ..HelloReply::default() }
     }
 }
@@ -124,7 +152,7 @@ mod tests {
     }
 
     fn judge(change: impl FnOnce(&mut Hello)) -> Verdict {
-        let mut hello = Hello::new(&endpoint(1), &endpoint(2), 3);
+        let mut hello = Hello::new(&endpoint(1), &endpoint(2), 3, (SessionId(4), PathIndex(5)));
         change(&mut hello);
         let admit = |_, cut_offs| if cut_offs == 3 { Ok(()) } else { Err(9) };
         Hello::judge(&hello.encode_to_vec(), &endpoint(2), admit)
@@ -149,7 +177,7 @@ mod tests {
         assert!(matches!(cut_off, Verdict::Decline(HelloReply { cut_offs: 9, .. })));
         let stale = judge(|hello| hello.to_incarnation = 7);
         assert_eq!(admission(&stale), Some(Admission::OtherIncarnation));
-        let version = judge(|hello| hello.version = 2);
+        let version = judge(|hello| hello.version = 1);
         assert_eq!(admission(&version), Some(Admission::OtherVersion));
     }
 

@@ -16,6 +16,7 @@
 //! `tests/models`, over loom's model of memory.
 
 mod calls;
+mod closing;
 pub mod completion;
 pub mod config;
 pub mod descriptors;

@@ -14,11 +14,15 @@ pub(crate) struct DomainMetrics {
     pub(crate) received_writes: IntCounter,
     pub(crate) sent_messages: IntCounter,
     pub(crate) received_messages: IntCounter,
+    /// Sent again though they had arrived.
+    pub(crate) repeated_messages: IntCounter,
     pub(crate) corrupt: IntCounter,
     pub(crate) malformed: IntCounter,
     pub(crate) not_admitted: IntCounter,
     pub(crate) cut_off: IntCounter,
     pub(crate) idle: IntCounter,
+    /// Paths that failed while they were up.
+    pub(crate) paths_lost: IntCounter,
     pub(crate) sessions_lost: IntCounter,
     refused: [IntCounter; Refusal::ALL.len()],
 }
@@ -80,11 +84,13 @@ impl Metrics {
                 received_writes: writes.with_label_values(&[label, "received"]),
                 sent_messages: messages.with_label_values(&[label, "sent"]),
                 received_messages: messages.with_label_values(&[label, "received"]),
+                repeated_messages: messages.with_label_values(&[label, "repeated"]),
                 corrupt: corrupt.with_label_values(&[label]),
                 malformed: closed.with_label_values(&[label, "malformed"]),
                 not_admitted: closed.with_label_values(&[label, "not_admitted"]),
                 cut_off: closed.with_label_values(&[label, "cut_off"]),
                 idle: closed.with_label_values(&[label, "idle"]),
+                paths_lost: closed.with_label_values(&[label, "path_lost"]),
                 sessions_lost: closed.with_label_values(&[label, "session_lost"]),
                 refused: Refusal::ALL.map(|entry| refused.with_label_values(&[label, entry.2])),
             }

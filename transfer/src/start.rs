@@ -55,7 +55,7 @@ pub(crate) fn start(
     let sender = Sender::new(Limits {
         throttle_bytes_per_s: config.throttle_bytes_per_s,
         peer_timeout_us: config.peer_timeout_ms * 1000,
-        grace_us: config.peer_timeout_ms * 1000,
+        grace_us: config.failover_grace_ms * 1000,
         path_imms_max: PATH_IMMS_MAX,
     });
     let thread = std::thread::Builder::new().name(format!("xfer-{}", config.name));
@@ -94,6 +94,8 @@ fn check(config: &TransferConfig) -> Result<(), StartError> {
     // Half of the peers that are remembered, so that there are always some that can be forgotten.
     in_range("connections_max", (1..=PEERS_MAX / 2).contains(&config.connections_max))?;
     in_range("early_imms_max", config.early_imms_max >= 1)?;
+    in_range("tcp_lanes", (1..=16).contains(&config.tcp_lanes))?;
+    in_range("failover_grace_ms", (1..=3_600_000).contains(&config.failover_grace_ms))?;
     in_range("peer_timeout_ms", (1..=3_600_000).contains(&config.peer_timeout_ms))
 }
 

@@ -1,5 +1,6 @@
 //! The receiving end of a shm connection: it hands out descriptors and reads the ring.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -7,7 +8,10 @@ use std::sync::atomic::Ordering;
 use kvasir_transfer_core::PathId;
 use prost::Message;
 
-use super::{Copying, LinkMemory, Record, RegionAnswer, RegionPlace, RegionQuestion, gate};
+use super::{
+    Copying, LinkMemory, Record, RegionAnswer, RegionPlace, RegionQuestion, SOCKET_BYTES_MAX,
+    SOCKET_FULL_US, TAG_CLOSING, TAG_REGION, gate,
+};
 use crate::config::Domain;
 use crate::descriptors::{self, DescriptorError};
 use crate::doorbell::{self, Bell, Ringer};
@@ -24,19 +28,21 @@ const LINK_BYTES_MIN: usize = 256 << 10;
 
 #[derive(Debug)]
 pub(crate) struct ShmIn {
-    path: PathId,
     socket: OwnedFd,
     ready: Readiness,
     /// The writer's alone: what it does to its end is no other writer's trouble.
     bell: Bell,
     /// Until it is handed over.
     ringer: Option<Ringer>,
+    /// To questions about other paths.
+    answers: VecDeque<Vec<u8>>,
     up: Option<Up>,
 }
 
 #[derive(Debug)]
 struct Up {
     peer: Endpoint,
+    path: PathId,
     link: LinkMemory,
     consumer: Consumer,
     process: Arc<Process>,
@@ -44,10 +50,11 @@ struct Up {
 }
 
 impl ShmIn {
-    pub(crate) fn new(path: PathId, socket: OwnedFd) -> rustix::io::Result<Self> {
+    pub(crate) fn new(socket: OwnedFd) -> rustix::io::Result<Self> {
         let (bell, ringer) = doorbell::pair()?;
         let ready = Readiness::default();
-        Ok(ShmIn { path, socket, ready, bell, ringer: Some(ringer), up: None })
+        let (ringer, answers) = (Some(ringer), VecDeque::new());
+        Ok(ShmIn { socket, ready, bell, ringer, answers, up: None })
     }
 
     pub(crate) fn bell(&self) -> &Bell {
@@ -66,6 +73,15 @@ impl ShmIn {
         self.up.as_ref().map(|up| &up.peer)
     }
 
+    pub(crate) fn path(&self) -> Option<PathId> {
+        self.up.as_ref().map(|up| up.path)
+    }
+
+    /// Answers a question that came through it.
+    pub(crate) fn tell(&mut self, answer: &[u8]) {
+        self.answers.push_back(super::tagged(TAG_CLOSING, answer));
+    }
+
     pub(crate) fn has_work(&self) -> bool {
         self.up.as_ref().is_some_and(|up| !up.consumer.is_empty())
     }
@@ -73,16 +89,25 @@ impl ShmIn {
     pub(crate) fn turn(&mut self, hub: &mut Hub) -> Result<Turn, LinkEnd> {
         let mut turn = Turn::default();
         if let Some(up) = &mut self.up {
-            turn.busy |= up.read_ring(self.path, hub)?;
+            turn.busy |= up.read_ring(hub)?;
         }
+        if !super::flush(&self.socket, &mut self.answers)? {
+            turn.wait_until_us = hub.now_us + SOCKET_FULL_US;
+        }
+        let mut bytes = Vec::new();
         while self.ready.readable {
-            let mut bytes = [0; HELLO_BYTES_MAX];
+            bytes.resize(SOCKET_BYTES_MAX, 0);
             match descriptors::recv(&self.socket, &mut bytes) {
                 Ok((length, _)) => {
                     turn.busy = true;
                     match &self.up {
+                        None if length > HELLO_BYTES_MAX => return Err(LinkEnd::Malformed),
                         None => self.begin(&bytes[..length], hub)?,
-                        Some(_) => self.answer(&bytes[..length], hub)?,
+                        Some(up) => match bytes[..length].split_first() {
+                            Some((&TAG_REGION, question)) => self.answer(question, hub)?,
+                            Some((&TAG_CLOSING, question)) => hub.asked(up.path, question)?,
+                            _ => return Err(LinkEnd::Malformed),
+                        },
                     }
                 }
                 Err(DescriptorError::WouldBlock) => self.ready.readable = false,
@@ -114,12 +139,9 @@ impl ShmIn {
         let verdict = Hello::judge(hello, &hub.shared.endpoint, |incarnation, cut_offs| {
             hub.shared.peers().admit(incarnation, cut_offs)
         });
-        let peer = match verdict {
-            Verdict::Admit(peer) => peer,
-            Verdict::Decline(reply) => {
-                let told = descriptors::send(&self.socket, &reply.encode_to_vec(), &[]);
-                return Err(told.err().map_or(LinkEnd::Rejected, |_| LinkEnd::Lost));
-            }
+        let newcomer = match verdict {
+            Verdict::Admit(newcomer) => newcomer,
+            Verdict::Decline(reply) => return self.decline(&reply),
             Verdict::Reject => return Err(LinkEnd::Rejected),
         };
         // Without its process we could never be sure that a copy has ended.
@@ -139,11 +161,21 @@ impl ShmIn {
             ..HelloReply::admitting()
         };
         let ringer = self.ringer.take().ok_or(LinkEnd::Rejected)?;
+        let directory = Arc::clone(directory);
+        let path = match hub.open_path(&newcomer) {
+            Ok(path) => path,
+            Err(reply) => return self.decline(&reply),
+        };
+        // From here on it is a path, and ends as one.
+        let (peer, process, record) = (newcomer.peer, Arc::new(process), Vec::new());
+        self.up = Some(Up { peer, path, link: link.clone(), consumer, process, record });
         let fds = [link.0.fd(), directory.fd(), ringer.as_fd()];
-        descriptors::send(&self.socket, &reply.encode_to_vec(), &fds).map_err(|_| LinkEnd::Lost)?;
-        let (process, record) = (Arc::new(process), Vec::new());
-        self.up = Some(Up { peer, link, consumer, process, record });
-        Ok(())
+        descriptors::send(&self.socket, &reply.encode_to_vec(), &fds).map_err(|_| LinkEnd::Lost)
+    }
+
+    fn decline(&self, reply: &HelloReply) -> Result<(), LinkEnd> {
+        let told = descriptors::send(&self.socket, &reply.encode_to_vec(), &[]);
+        Err(told.err().map_or(LinkEnd::Rejected, |_| LinkEnd::Lost))
     }
 
     fn answer(&self, question: &[u8], hub: &mut Hub) -> Result<(), LinkEnd> {
@@ -157,16 +189,16 @@ impl ShmIn {
             }
             _ => (Err(hub.why_unknown(key)), Vec::new()),
         };
-        let answer = RegionAnswer { key, place }.encode();
+        let answer = super::tagged(TAG_REGION, &RegionAnswer { key, place }.encode());
         descriptors::send(&self.socket, &answer, &fds).map_err(|_| LinkEnd::Lost)
     }
 
     /// The sender is gone: what it had pushed has landed all the same.
-    fn read_rest(&mut self, hub: &mut Hub) -> Result<(), LinkEnd> {
+    pub(crate) fn read_rest(&mut self, hub: &mut Hub) -> Result<(), LinkEnd> {
         let Some(up) = &mut self.up else { return Ok(()) };
         let turns = up.link.0.len() / RECORDS_PER_TURN;
         for _ in 0..turns {
-            if !up.read_ring(self.path, hub)? {
+            if !up.read_ring(hub)? {
                 break;
             }
         }
@@ -175,7 +207,7 @@ impl ShmIn {
 }
 
 impl Up {
-    fn read_ring(&mut self, path: PathId, hub: &mut Hub) -> Result<bool, LinkEnd> {
+    fn read_ring(&mut self, hub: &mut Hub) -> Result<bool, LinkEnd> {
         let mut any = false;
         for _ in 0..RECORDS_PER_TURN {
             if !self.consumer.pop(&mut self.record).map_err(|_| LinkEnd::Malformed)? {
@@ -183,11 +215,15 @@ impl Up {
             }
             any = true;
             match Record::decode(&self.record).ok_or(LinkEnd::Malformed)? {
-                Record::Landed { imm } => hub.landed(Domain::Shm, path, imm),
-                Record::Message(message) if message.len() > hub.shared.config.message_bytes_max => {
+                Record::Landed { imm } => hub.landed(Domain::Shm, self.path, imm),
+                Record::Message { bytes, .. }
+                    if bytes.len() > hub.shared.config.message_bytes_max =>
+                {
                     return Err(LinkEnd::Malformed);
                 }
-                Record::Message(message) => hub.message(Domain::Shm, &self.peer, message.to_vec()),
+                Record::Message { id, bytes } => {
+                    hub.message(Domain::Shm, (&self.peer, self.path), id, bytes.to_vec());
+                }
             }
         }
         Ok(any)

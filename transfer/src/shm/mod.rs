@@ -10,6 +10,7 @@ mod gate;
 pub(crate) mod incoming;
 pub(crate) mod outgoing;
 
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -21,9 +22,12 @@ use rustix::net::{
     socket_with,
 };
 
+use crate::closing::CLOSING_BYTES_MAX;
+use crate::descriptors::{self, DescriptorError};
 use crate::memory::SharedMemory;
 use crate::process::Process;
 use crate::ring::RingRange;
+use crate::worker::link::LinkEnd;
 
 const BACKLOG: i32 = 1024;
 
@@ -100,22 +104,23 @@ impl Copying {
 #[derive(Debug, PartialEq, Eq)]
 enum Record<'a> {
     Landed { imm: u32 },
-    Message(&'a [u8]),
+    Message { id: u64, bytes: &'a [u8] },
 }
 
 const RECORD_LANDED: u8 = 1;
 const RECORD_MESSAGE: u8 = 2;
 /// Of the longest record beside a message's bytes.
-const RECORD_BYTES: usize = 5;
+const RECORD_BYTES: usize = 9;
+const LANDED_BYTES: usize = 5;
 
 impl<'a> Record<'a> {
-    fn landed(imm: u32) -> [u8; RECORD_BYTES] {
+    fn landed(imm: u32) -> [u8; LANDED_BYTES] {
         let [a, b, c, d] = imm.to_le_bytes();
         [RECORD_LANDED, a, b, c, d]
     }
 
-    fn message(bytes: &[u8]) -> Vec<u8> {
-        [&[RECORD_MESSAGE], bytes].concat()
+    fn message(id: u64, bytes: &[u8]) -> Vec<u8> {
+        [&[RECORD_MESSAGE], id.to_le_bytes().as_slice(), bytes].concat()
     }
 
     fn decode(bytes: &'a [u8]) -> Option<Self> {
@@ -123,10 +128,38 @@ impl<'a> Record<'a> {
             [RECORD_LANDED, a, b, c, d] => {
                 Some(Record::Landed { imm: u32::from_le_bytes([*a, *b, *c, *d]) })
             }
-            [RECORD_MESSAGE, message @ ..] => Some(Record::Message(message)),
+            [RECORD_MESSAGE, rest @ ..] => {
+                let (id, bytes) = rest.split_first_chunk()?;
+                Some(Record::Message { id: u64::from_le_bytes(*id), bytes })
+            }
             _ => None,
         }
     }
+}
+
+/// What the Unix socket carries beside the greeting, either way: a tag, and then a question or answer.
+const TAG_REGION: u8 = 1;
+/// About a path that has failed; see `closing`.
+const TAG_CLOSING: u8 = 2;
+/// Of the longest one.
+const SOCKET_BYTES_MAX: usize = 1 + CLOSING_BYTES_MAX;
+/// How long to leave a full socket alone.
+const SOCKET_FULL_US: u64 = 100;
+
+fn tagged(tag: u8, body: &[u8]) -> Vec<u8> {
+    [&[tag], body].concat()
+}
+
+/// Sends what waits, as long as the socket takes it. Whether everything is gone.
+fn flush(socket: &OwnedFd, waiting: &mut VecDeque<Vec<u8>>) -> Result<bool, LinkEnd> {
+    while let Some(bytes) = waiting.front() {
+        match descriptors::send(socket, bytes, &[]) {
+            Ok(()) => waiting.pop_front(),
+            Err(DescriptorError::WouldBlock) => return Ok(false),
+            Err(_) => return Err(LinkEnd::Lost),
+        };
+    }
+    Ok(true)
 }
 
 /// Asks for the descriptor of a region.
@@ -216,7 +249,10 @@ mod tests {
     #[test]
     fn records_questions_and_answers_survive_the_way() {
         assert_eq!(Record::decode(&Record::landed(7)), Some(Record::Landed { imm: 7 }));
-        assert_eq!(Record::decode(&Record::message(b"hi")), Some(Record::Message(b"hi")));
+        assert_eq!(
+            Record::decode(&Record::message(9, b"hi")),
+            Some(Record::Message { id: 9, bytes: b"hi" })
+        );
         assert_eq!(
             RegionQuestion::decode(&RegionQuestion { key: 3 }.encode()).map(|q| q.key),
             Some(3)

@@ -1,25 +1,29 @@
 //! The sending end of a shm connection: it does the copies.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use kvasir_transfer_core::regions::check_bounds;
-use kvasir_transfer_core::{Frame, FrameKind, Next, OpId, Refusal, SessionId, Settled, Target};
+use kvasir_transfer_core::{CloseRequest, Frame, FrameKind, Next, OpId, Refusal, Settled, Target};
 use prost::Message;
 
-use super::{LinkMemory, Record, RegionAnswer, RegionPlace, RegionQuestion, directory, gate};
+use super::{
+    LinkMemory, Record, RegionAnswer, RegionPlace, RegionQuestion, SOCKET_BYTES_MAX,
+    SOCKET_FULL_US, TAG_CLOSING, TAG_REGION, directory, gate,
+};
+use crate::closing;
 use crate::config::Domain;
 use crate::descriptors::{self, DescriptorError};
 use crate::doorbell::Ringer;
-use crate::hello::{Admission, HELLO_BYTES_MAX, Hello, HelloReply};
+use crate::hello::{Admission, Hello, HelloReply};
 use crate::memory::{Access, SharedMemory};
 use crate::payload::Payload;
 use crate::ring::{Producer, PushError};
-use crate::worker::hub::Hub;
-use crate::worker::link::{LinkEnd, ONLY_PATH, Readiness, Turn, path_limits};
+use crate::worker::hub::{Hub, take_answer};
+use crate::worker::link::{Lane, LinkEnd, Readiness, Turn, path_limits};
 
 const BYTES_PER_TURN: u64 = 1 << 20;
 const FRAMES_PER_TURN: usize = 256;
@@ -32,9 +36,11 @@ const POPULATE_BYTES_MIN: usize = 4 << 20;
 #[derive(Debug)]
 pub(crate) struct ShmOut {
     socket: OwnedFd,
-    session: SessionId,
+    lane: Lane,
     ready: Readiness,
     peer_incarnation: u64,
+    /// About other paths of the session.
+    questions: VecDeque<Vec<u8>>,
     up: Option<Up>,
 }
 
@@ -64,15 +70,12 @@ enum Landing {
 }
 
 impl ShmOut {
-    pub(crate) fn connect(
-        session: SessionId,
-        path: &Path,
-        hello: &Hello,
-    ) -> Result<Self, DescriptorError> {
+    pub(crate) fn connect(lane: Lane, path: &Path, hello: &Hello) -> Result<Self, DescriptorError> {
         let socket = super::start_connecting(path)?;
         descriptors::send(&socket, &hello.encode_to_vec(), &[])?;
-        let (ready, up) = (Readiness::default(), None);
-        Ok(ShmOut { socket, session, ready, peer_incarnation: hello.to_incarnation, up })
+        let (ready, questions, up) = (Readiness::default(), VecDeque::new(), None);
+        let peer_incarnation = hello.to_incarnation;
+        Ok(ShmOut { socket, lane, ready, peer_incarnation, questions, up })
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -89,14 +92,21 @@ impl ShmOut {
 
     pub(crate) fn turn(&mut self, hub: &mut Hub) -> Result<Turn, LinkEnd> {
         let mut turn = Turn::default();
+        let mut bytes = Vec::new();
         while self.ready.readable {
-            let mut bytes = [0; HELLO_BYTES_MAX];
+            bytes.resize(SOCKET_BYTES_MAX, 0);
             match descriptors::recv(&self.socket, &mut bytes) {
                 Ok((length, fds)) => {
                     turn.busy = true;
                     match &mut self.up {
                         None => self.begin(&bytes[..length], fds, hub)?,
-                        Some(up) => up.take_answer(&bytes[..length], fds, self.session, hub)?,
+                        Some(up) => match bytes[..length].split_first() {
+                            Some((&TAG_REGION, answer)) => {
+                                up.take_region(answer, fds, self.lane, hub)?;
+                            }
+                            Some((&TAG_CLOSING, answer)) => take_answer(self.lane, answer, hub)?,
+                            _ => return Err(LinkEnd::Malformed),
+                        },
                     }
                 }
                 Err(DescriptorError::WouldBlock) => self.ready.readable = false,
@@ -105,9 +115,18 @@ impl ShmOut {
             }
         }
         if let Some(up) = &mut self.up {
-            up.send(&self.socket, self.session, self.peer_incarnation, hub, &mut turn)?;
+            if super::flush(&self.socket, &mut self.questions)? {
+                up.send(&self.socket, self.lane, self.peer_incarnation, hub, &mut turn)?;
+            } else {
+                turn.wait_until_us = hub.now_us + SOCKET_FULL_US;
+            }
         }
         Ok(turn)
+    }
+
+    /// Asks about another path of the session.
+    pub(crate) fn ask(&mut self, close: &CloseRequest) {
+        self.questions.push_back(super::tagged(TAG_CLOSING, &closing::question(close)));
     }
 
     /// Copies what waits, if it is the operation's, so that its source is not read any more.
@@ -130,7 +149,7 @@ impl ShmOut {
         let fds: [OwnedFd; 3] = fds.try_into().map_err(|_| LinkEnd::Malformed)?;
         self.up = Some(Up::map(&reply, fds).ok_or(LinkEnd::Malformed)?);
         let limits = path_limits(hub);
-        hub.sender.path_up(self.session, ONLY_PATH, limits, hub.now_us);
+        hub.sender.path_up(self.lane.session, self.lane.path, limits, hub.now_us);
         Ok(())
     }
 }
@@ -155,11 +174,12 @@ impl Up {
     fn send(
         &mut self,
         socket: &OwnedFd,
-        session: SessionId,
+        lane: Lane,
         peer_incarnation: u64,
         hub: &mut Hub,
         turn: &mut Turn,
     ) -> Result<(), LinkEnd> {
+        let Lane { session, path } = lane;
         let mut budget = BYTES_PER_TURN;
         let mut pushed = false;
         let record_bytes_max = hub.shared.config.message_bytes_max + super::RECORD_BYTES;
@@ -180,7 +200,7 @@ impl Up {
                     return Err(LinkEnd::Malformed);
                 }
             }
-            let frame = match hub.sender.next_frame(session, ONLY_PATH, hub.now_us) {
+            let frame = match hub.sender.next_frame(session, path, hub.now_us) {
                 Next::Frame(frame) => frame,
                 Next::Wait { until_us } => {
                     turn.wait_until_us = turn.wait_until_us.min(until_us);
@@ -193,7 +213,7 @@ impl Up {
             match self.land(&frame, peer_incarnation, hub)? {
                 Landing::Done(settled) => {
                     pushed = true;
-                    hub.sender.settle(session, ONLY_PATH, frame.sequence, settled, hub.now_us);
+                    hub.sender.settle(session, path, frame.sequence, settled, hub.now_us);
                 }
                 Landing::Unmapped => self.ask(socket, frame)?,
             }
@@ -216,9 +236,9 @@ impl Up {
         hub: &Hub,
     ) -> Result<Landing, LinkEnd> {
         let (target, offset, bytes, imm, checksum) = match frame.kind {
-            FrameKind::Message { .. } => {
+            FrameKind::Message { id } => {
                 let message = frame.payload.bytes(0, frame.bytes as usize);
-                self.push(&Record::message(message))?;
+                self.push(&Record::message(id, message))?;
                 hub.metrics.shm.sent_messages.inc();
                 return Ok(Landing::Done(Settled::Landed));
             }
@@ -292,18 +312,20 @@ impl Up {
         self.regions
             .retain(|key, region| directory::lookup(&self.directory, region.slot, *key).is_some());
         let question = RegionQuestion { key: target.key }.encode();
-        descriptors::send(socket, &question, &[]).map_err(|_| LinkEnd::Lost)?;
+        descriptors::send(socket, &super::tagged(TAG_REGION, &question), &[])
+            .map_err(|_| LinkEnd::Lost)?;
         self.waiting = Some(frame);
         Ok(())
     }
 
-    fn take_answer(
+    fn take_region(
         &mut self,
         bytes: &[u8],
         fds: Vec<OwnedFd>,
-        session: SessionId,
+        lane: Lane,
         hub: &mut Hub,
     ) -> Result<(), LinkEnd> {
+        let Lane { session, path } = lane;
         let answer = RegionAnswer::decode(bytes).ok_or(LinkEnd::Malformed)?;
         let frame = self.waiting.take().ok_or(LinkEnd::Malformed)?;
         let region = match answer.place {
@@ -311,14 +333,14 @@ impl Up {
             Err(refusal) => {
                 hub.metrics.shm.refused(refusal).inc();
                 let settled = Settled::Refused(refusal);
-                hub.sender.settle(session, ONLY_PATH, frame.sequence, settled, hub.now_us);
+                hub.sender.settle(session, path, frame.sequence, settled, hub.now_us);
                 return Ok(());
             }
         };
         self.regions.insert(answer.key, region);
         match self.land(&frame, self.peer_of(&frame), hub)? {
             Landing::Done(settled) => {
-                hub.sender.settle(session, ONLY_PATH, frame.sequence, settled, hub.now_us);
+                hub.sender.settle(session, path, frame.sequence, settled, hub.now_us);
                 self.ring();
                 Ok(())
             }

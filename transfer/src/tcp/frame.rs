@@ -1,7 +1,10 @@
 //! The frames of the tcp domain. Forward: a header of 64 bytes and a payload. Back: acknowledgements
-//! of 16 bytes. All numbers are little-endian.
+//! of 16 bytes. Either way, questions about paths that have failed and their answers travel between
+//! them (see `closing`). All numbers are little-endian.
 
 use kvasir_transfer_core::{FrameKind, Refusal, Settled, Target};
+
+use crate::closing::CLOSING_BYTES_MAX;
 
 pub(crate) const HEADER_BYTES: usize = 64;
 pub(crate) const ACK_BYTES: usize = 16;
@@ -14,6 +17,7 @@ const PAYLOAD_BYTES_MAX: u64 = 1 << 32;
 const KIND_WRITE: u8 = 1;
 const KIND_SEAL: u8 = 2;
 const KIND_MESSAGE: u8 = 3;
+const KIND_QUESTION: u8 = 4;
 
 const FLAG_IMM: u8 = 1;
 const FLAG_CHECKSUM: u8 = 2;
@@ -23,6 +27,39 @@ pub(crate) struct Header {
     pub(crate) sequence: u64,
     pub(crate) kind: FrameKind,
     pub(crate) payload_bytes: u64,
+}
+
+/// What a header announces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Announced {
+    Frame(Header),
+    /// About a path that has failed. It is no frame: it has no sequence and no acknowledgement.
+    Question {
+        bytes: usize,
+    },
+}
+
+impl Announced {
+    pub(crate) fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, Malformed> {
+        if bytes[2] != KIND_QUESTION {
+            return Header::decode(bytes).map(Announced::Frame);
+        }
+        let length = usize::try_from(u64_at(bytes, 40)).map_err(|_| Malformed)?;
+        if length > CLOSING_BYTES_MAX || *bytes != question_header(length) {
+            return Err(Malformed);
+        }
+        Ok(Announced::Question { bytes: length })
+    }
+}
+
+pub(crate) fn question_header(bytes: usize) -> [u8; HEADER_BYTES] {
+    let mut header = [0; HEADER_BYTES];
+    header[..2].copy_from_slice(&MAGIC.to_le_bytes());
+    header[2] = KIND_QUESTION;
+    header[40..48].copy_from_slice(&(bytes as u64).to_le_bytes());
+    let hash = crate::checksum(&header[..HASHED_BYTES]);
+    header[HASHED_BYTES..].copy_from_slice(&hash.to_le_bytes());
+    header
 }
 
 /// Bytes that are no frame. The connection cannot be trusted any further.
@@ -117,6 +154,7 @@ fn u64_at<const N: usize>(bytes: &[u8; N], at: usize) -> u64 {
 const ACK_THROUGH: u8 = 1;
 const ACK_REFUSED: u8 = 2;
 const ACK_CORRUPT: u8 = 3;
+const ACK_ANSWER: u8 = 4;
 
 /// What a receiver says of frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,6 +166,10 @@ pub(crate) enum Ack {
     Failed {
         sequence: u64,
         settled: Settled,
+    },
+    /// So many bytes follow: the answer to a question.
+    Answer {
+        bytes: usize,
     },
 }
 
@@ -141,6 +183,7 @@ impl Ack {
             Ack::Failed { sequence, settled: Settled::Corrupt | Settled::Landed } => {
                 (ACK_CORRUPT, 0, sequence)
             }
+            Ack::Answer { bytes } => (ACK_ANSWER, 0, bytes as u64),
         };
         let mut bytes = [0; ACK_BYTES];
         bytes[0] = kind;
@@ -156,6 +199,10 @@ impl Ack {
         }
         match (bytes[0], bytes[1]) {
             (ACK_THROUGH, 0) => Ok(Ack::Through { sequence }),
+            (ACK_ANSWER, 0) => {
+                let bytes = usize::try_from(sequence).map_err(|_| Malformed)?;
+                if bytes <= CLOSING_BYTES_MAX { Ok(Ack::Answer { bytes }) } else { Err(Malformed) }
+            }
             (ACK_CORRUPT, 0) => Ok(Ack::Failed { sequence, settled: Settled::Corrupt }),
             (ACK_REFUSED, code) => {
                 let refusal = Refusal::from_code(code).ok_or(Malformed)?;
@@ -226,10 +273,23 @@ mod tests {
     }
 
     #[test]
+    fn questions_are_announced_within_their_bound() {
+        for bytes in [0, 1, CLOSING_BYTES_MAX] {
+            let announced = Announced::decode(&question_header(bytes));
+            assert_eq!(announced, Ok(Announced::Question { bytes }));
+        }
+        assert_eq!(Announced::decode(&question_header(CLOSING_BYTES_MAX + 1)), Err(Malformed));
+        let mut flipped = question_header(5);
+        flipped[9] ^= 1;
+        assert_eq!(Announced::decode(&flipped), Err(Malformed));
+    }
+
+    #[test]
     fn acknowledgements_survive_the_wire() {
         let mut acks = vec![
             Ack::Through { sequence: 7 },
             Ack::Failed { sequence: u64::MAX, settled: Settled::Corrupt },
+            Ack::Answer { bytes: CLOSING_BYTES_MAX },
         ];
         for (refusal, _, _) in Refusal::ALL {
             acks.push(Ack::Failed { sequence: 3, settled: Settled::Refused(refusal) });

@@ -11,7 +11,7 @@ use rustix::io::{Errno, retry_on_intr};
 use rustix::net::SendFlags;
 use xxhash_rust::xxh3::Xxh3;
 
-use super::frame::{Ack, HEADER_BYTES, Header};
+use super::frame::{Ack, Announced, HEADER_BYTES, Header};
 use super::{GREETING_BYTES, greeting, greeting_length};
 use crate::config::Domain;
 use crate::endpoint::Endpoint;
@@ -32,11 +32,10 @@ const ACKS_WAITING_MAX: usize = 64 << 10;
 
 #[derive(Debug)]
 pub(crate) struct TcpIn {
-    path: PathId,
     socket: OwnedFd,
     ready: Readiness,
     /// Known once it is admitted.
-    peer: Option<Endpoint>,
+    peer: Option<(Endpoint, PathId)>,
     ahead: Box<[u8; AHEAD_BYTES]>,
     /// What is buffered and not used yet.
     ahead_start: usize,
@@ -64,6 +63,10 @@ enum Reading {
     Message {
         header: Header,
         message: Vec<u8>,
+        filled: usize,
+    },
+    Question {
+        question: Vec<u8>,
         filled: usize,
     },
     /// A seal: the whole is read back.
@@ -94,9 +97,8 @@ impl std::fmt::Debug for Hash {
 }
 
 impl TcpIn {
-    pub(crate) fn new(path: PathId, socket: OwnedFd) -> Self {
+    pub(crate) fn new(socket: OwnedFd) -> Self {
         TcpIn {
-            path,
             socket,
             ready: Readiness::default(),
             peer: None,
@@ -118,7 +120,18 @@ impl TcpIn {
     }
 
     pub(crate) fn peer(&self) -> Option<&Endpoint> {
-        self.peer.as_ref()
+        self.peer.as_ref().map(|(peer, _)| peer)
+    }
+
+    pub(crate) fn path(&self) -> Option<PathId> {
+        self.peer.as_ref().map(|(_, path)| *path)
+    }
+
+    /// Answers a question that came through it.
+    pub(crate) fn tell(&mut self, answer: &[u8]) {
+        self.acknowledge_landed();
+        self.acks.extend_from_slice(&Ack::Answer { bytes: answer.len() }.encode());
+        self.acks.extend_from_slice(answer);
     }
 
     pub(crate) fn turn(&mut self, hub: &mut Hub) -> Result<Turn, LinkEnd> {
@@ -154,7 +167,10 @@ impl TcpIn {
             Reading::Payload { header, into, left, .. } => (*header, into, *left),
             // Its bytes are on the wire no more: nothing is left to skip.
             Reading::Verify { header, into, .. } => (*header, into, 0),
-            Reading::Header | Reading::Skip { .. } | Reading::Message { .. } => return,
+            Reading::Header
+            | Reading::Skip { .. }
+            | Reading::Message { .. }
+            | Reading::Question { .. } => return,
         };
         if into.target.key == key {
             let settled = Settled::Refused(Refusal::Revoked);
@@ -178,10 +194,13 @@ impl TcpIn {
             hub.shared.peers().admit(incarnation, cut_offs)
         });
         let reply = match verdict {
-            Verdict::Admit(peer) => {
-                self.peer = Some(peer);
-                HelloReply::admitting()
-            }
+            Verdict::Admit(newcomer) => match hub.open_path(&newcomer) {
+                Ok(path) => {
+                    self.peer = Some((newcomer.peer, path));
+                    HelloReply::admitting()
+                }
+                Err(reply) => reply,
+            },
             Verdict::Decline(reply) => reply,
             Verdict::Reject => return Err(LinkEnd::Rejected),
         };
@@ -206,6 +225,9 @@ impl TcpIn {
             | Reading::Skip { left: 0, .. }
             | Reading::Verify { left: 0, .. } => self.finish_frame(hub),
             Reading::Message { message, filled, .. } if *filled == message.len() => {
+                self.finish_frame(hub)
+            }
+            Reading::Question { question, filled } if *filled == question.len() => {
                 self.finish_frame(hub)
             }
             Reading::Verify { .. } => Ok(self.verify_some()),
@@ -233,8 +255,15 @@ impl TcpIn {
     fn take_header(&mut self, hub: &mut Hub) -> Result<u64, LinkEnd> {
         let buffered = &self.ahead[self.ahead_start..self.ahead_end];
         let bytes = buffered.first_chunk().ok_or(LinkEnd::Malformed)?;
-        let header = Header::decode(bytes).map_err(|_| LinkEnd::Malformed)?;
+        let announced = Announced::decode(bytes).map_err(|_| LinkEnd::Malformed)?;
         self.ahead_start += HEADER_BYTES;
+        let header = match announced {
+            Announced::Frame(header) => header,
+            Announced::Question { bytes } => {
+                self.reading = Reading::Question { question: vec![0; bytes], filled: 0 };
+                return Ok(HEADER_BYTES as u64);
+            }
+        };
         let left = header.payload_bytes;
         self.reading = match header.kind {
             FrameKind::Message { .. } if left > hub.shared.config.message_bytes_max as u64 => {
@@ -291,9 +320,10 @@ impl TcpIn {
             Reading::Skip { left, .. } => {
                 buffered.len().min(usize::try_from(*left).unwrap_or(usize::MAX))
             }
-            Reading::Message { message, filled, .. } => {
-                let used = buffered.len().min(message.len() - *filled);
-                message[*filled..*filled + used].copy_from_slice(&buffered[..used]);
+            Reading::Message { message: into, filled, .. }
+            | Reading::Question { question: into, filled } => {
+                let used = buffered.len().min(into.len() - *filled);
+                into[*filled..*filled + used].copy_from_slice(&buffered[..used]);
                 used
             }
             Reading::Header | Reading::Verify { .. } => 0,
@@ -316,7 +346,8 @@ impl TcpIn {
                 // and the slice does not outlive the call below.
                 unsafe { into.memory.slice_mut(into.at, bytes) }.map_err(|_| LinkEnd::Malformed)?
             }
-            Reading::Message { message, filled, .. } => &mut message[*filled..],
+            Reading::Message { message: into, filled, .. }
+            | Reading::Question { question: into, filled } => &mut into[*filled..],
             Reading::Skip { left, .. } => {
                 scratch.resize(SKIP_BYTES.min(usize::try_from(*left).unwrap_or(SKIP_BYTES)), 0);
                 scratch.as_mut_slice()
@@ -347,7 +378,7 @@ impl TcpIn {
                 hub.metrics.tcp.received_bytes.inc_by(bytes as u64);
             }
             Reading::Skip { left, .. } => *left -= bytes as u64,
-            Reading::Message { filled, .. } => *filled += bytes,
+            Reading::Message { filled, .. } | Reading::Question { filled, .. } => *filled += bytes,
             Reading::Header | Reading::Verify { .. } => {}
         }
     }
@@ -373,9 +404,17 @@ impl TcpIn {
             }
             Reading::Skip { header, settled, .. } => (header, settled),
             Reading::Message { header, message, .. } => {
-                let peer = self.peer.as_ref().ok_or(LinkEnd::Malformed)?;
-                hub.message(Domain::Tcp, peer, message);
+                let (peer, path) = self.peer.as_ref().ok_or(LinkEnd::Malformed)?;
+                let FrameKind::Message { id } = header.kind else {
+                    return Err(LinkEnd::Malformed);
+                };
+                hub.message(Domain::Tcp, (peer, *path), id, message);
                 (header, Settled::Landed)
+            }
+            Reading::Question { question, .. } => {
+                let (_, path) = self.peer.as_ref().ok_or(LinkEnd::Malformed)?;
+                hub.asked(*path, &question)?;
+                return Ok(1);
             }
             Reading::Header => return Err(LinkEnd::Malformed),
         };
@@ -384,7 +423,8 @@ impl TcpIn {
                 if let FrameKind::Write { imm: Some(imm), .. }
                 | FrameKind::Seal { imm: Some(imm), .. } = header.kind
                 {
-                    hub.landed(Domain::Tcp, self.path, imm);
+                    let (_, path) = self.peer.as_ref().ok_or(LinkEnd::Malformed)?;
+                    hub.landed(Domain::Tcp, *path, imm);
                 }
                 self.landed = Some(header.sequence);
             }

@@ -7,17 +7,18 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use kvasir_transfer_core::{Frame, FrameKind, Next, OpId, SessionId};
+use kvasir_transfer_core::{CloseRequest, Frame, FrameKind, Next, OpId, Settled};
 use prost::Message;
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{SendAncillaryBuffer, SendFlags};
 
-use super::frame::{ACK_BYTES, Ack, HEADER_BYTES, Header};
+use super::frame::{ACK_BYTES, Ack, HEADER_BYTES, Header, question_header};
 use super::{GREETING_BYTES, greeting, greeting_length};
+use crate::closing;
 use crate::hello::{Admission, Hello, HelloReply};
 use crate::payload::Payload;
-use crate::worker::hub::Hub;
-use crate::worker::link::{LinkEnd, ONLY_PATH, Readiness, Turn, path_limits};
+use crate::worker::hub::{Hub, take_answer};
+use crate::worker::link::{Lane, LinkEnd, Readiness, Turn, path_limits};
 
 const BATCH_FRAMES_MAX: usize = 32;
 const BATCH_BYTES: u64 = 512 << 10;
@@ -28,9 +29,11 @@ const ACK_BUFFER_BYTES: usize = 4096;
 #[derive(Debug)]
 pub(crate) struct TcpOut {
     socket: OwnedFd,
-    session: SessionId,
+    lane: Lane,
     state: State,
     ready: Readiness,
+    /// Encoded, to go before the next frames.
+    questions: VecDeque<Vec<u8>>,
     batch: VecDeque<Pending>,
     batch_bytes: u64,
     /// Every frame before this sequence has been written in full.
@@ -47,35 +50,51 @@ enum State {
 
 #[derive(Debug)]
 struct Pending {
-    frame: Frame<Payload>,
+    body: Body,
     header: [u8; HEADER_BYTES],
-    /// Of header and payload together.
+    /// Of header and body together.
     written: usize,
+}
+
+#[derive(Debug)]
+enum Body {
+    Frame(Frame<Payload>),
+    Question(Vec<u8>),
 }
 
 impl Pending {
     fn len(&self) -> usize {
-        HEADER_BYTES + self.frame.bytes as usize
+        let body = match &self.body {
+            Body::Frame(frame) => frame.bytes as usize,
+            Body::Question(question) => question.len(),
+        };
+        HEADER_BYTES + body
     }
 
-    fn payload_left(&self) -> &[u8] {
+    fn body_left(&self) -> &[u8] {
         let done = self.written.saturating_sub(HEADER_BYTES);
-        let at = self.frame.source_offset as usize + done;
-        self.frame.payload.bytes(at, self.frame.bytes as usize - done)
+        match &self.body {
+            Body::Frame(frame) => {
+                let at = frame.source_offset as usize + done;
+                frame.payload.bytes(at, frame.bytes as usize - done)
+            }
+            Body::Question(question) => question.get(done..).unwrap_or_default(),
+        }
     }
 }
 
 impl TcpOut {
     pub(crate) fn connect(
-        session: SessionId,
+        lane: Lane,
         address: SocketAddr,
         hello: &Hello,
     ) -> rustix::io::Result<Self> {
         Ok(TcpOut {
             socket: super::start_connecting(address)?,
-            session,
+            lane,
             state: State::Connecting { hello: greeting(&hello.encode_to_vec()) },
             ready: Readiness::default(),
+            questions: VecDeque::new(),
             batch: VecDeque::new(),
             batch_bytes: 0,
             written_before: 0,
@@ -111,20 +130,31 @@ impl TcpOut {
 
     /// Copies what is left of the operation's frames, so that its source is not read any more.
     pub(crate) fn detach(&mut self, op: OpId) {
-        for pending in self.batch.iter_mut().filter(|pending| pending.frame.op == op) {
-            let (at, bytes) = (pending.frame.source_offset as usize, pending.frame.bytes as usize);
-            let copy = pending.frame.payload.bytes(at, bytes).to_vec();
-            pending.frame.payload = Payload::Bytes(Arc::new(copy));
-            pending.frame.source_offset = 0;
+        let frames = self.batch.iter_mut().filter_map(|pending| match &mut pending.body {
+            Body::Frame(frame) => Some(frame),
+            Body::Question(_) => None,
+        });
+        for frame in frames.filter(|frame| frame.op == op) {
+            let (at, bytes) = (frame.source_offset as usize, frame.bytes as usize);
+            let copy = frame.payload.bytes(at, bytes).to_vec();
+            frame.payload = Payload::Bytes(Arc::new(copy));
+            frame.source_offset = 0;
         }
+    }
+
+    /// Asks about another path of the session.
+    pub(crate) fn ask(&mut self, close: &CloseRequest) {
+        self.questions.push_back(closing::question(close));
     }
 
     fn greet(&mut self) -> Result<bool, LinkEnd> {
         if !self.ready.writable {
             return Ok(false);
         }
-        if rustix::net::sockopt::socket_error(&self.socket)?.is_err() {
-            return Err(LinkEnd::Lost);
+        match rustix::net::sockopt::socket_error(&self.socket)? {
+            Ok(()) => {}
+            Err(Errno::CONNREFUSED) => return Err(LinkEnd::Refused),
+            Err(_) => return Err(LinkEnd::Lost),
         }
         let State::Connecting { hello } = &self.state else { return Ok(false) };
         // It fits any socket's buffer; a connection that takes only a part is of no use.
@@ -154,7 +184,7 @@ impl TcpOut {
         self.incoming.drain(..GREETING_BYTES + length);
         self.state = State::Up;
         let limits = path_limits(hub);
-        hub.sender.path_up(self.session, ONLY_PATH, limits, hub.now_us);
+        hub.sender.path_up(self.lane.session, self.lane.path, limits, hub.now_us);
         Ok(true)
     }
 
@@ -180,29 +210,40 @@ impl TcpOut {
 
     fn read_acks(&mut self, hub: &mut Hub) -> Result<bool, LinkEnd> {
         let busy = self.receive()?;
-        let (acks, rest) = self.incoming.as_chunks::<ACK_BYTES>();
-        for ack in acks {
-            let ack = Ack::decode(ack).map_err(|_| LinkEnd::Malformed)?;
-            let (Ack::Through { sequence } | Ack::Failed { sequence, .. }) = ack;
-            // Acknowledging what was not even sent would let a caller reuse a source under us.
-            if sequence >= self.written_before {
-                return Err(LinkEnd::Malformed);
-            }
-            let known = match ack {
-                Ack::Through { sequence } => {
-                    hub.sender.settle_through(self.session, ONLY_PATH, sequence, hub.now_us)
+        let mut used = 0;
+        while let Some(ack) = self.incoming[used..].first_chunk::<ACK_BYTES>() {
+            match Ack::decode(ack).map_err(|_| LinkEnd::Malformed)? {
+                Ack::Through { sequence } => self.settle(hub, sequence, None)?,
+                Ack::Failed { sequence, settled } => self.settle(hub, sequence, Some(settled))?,
+                Ack::Answer { bytes } => {
+                    let answer = self.incoming.get(used + ACK_BYTES..used + ACK_BYTES + bytes);
+                    let Some(answer) = answer else { break };
+                    take_answer(self.lane, answer, hub)?;
+                    used += bytes;
                 }
-                Ack::Failed { sequence, settled } => {
-                    hub.sender.settle(self.session, ONLY_PATH, sequence, settled, hub.now_us)
-                }
-            };
-            if !known {
-                return Err(LinkEnd::Malformed);
             }
+            used += ACK_BYTES;
         }
-        let rest = rest.len();
-        self.incoming.drain(..self.incoming.len() - rest);
+        self.incoming.drain(..used);
         Ok(busy)
+    }
+
+    fn settle(
+        &mut self,
+        hub: &mut Hub,
+        sequence: u64,
+        failed: Option<Settled>,
+    ) -> Result<(), LinkEnd> {
+        // Acknowledging what was not even sent would let a caller reuse a source under us.
+        if sequence >= self.written_before {
+            return Err(LinkEnd::Malformed);
+        }
+        let Lane { session, path } = self.lane;
+        let known = match failed {
+            None => hub.sender.settle_through(session, path, sequence, hub.now_us),
+            Some(settled) => hub.sender.settle(session, path, sequence, settled, hub.now_us),
+        };
+        if known { Ok(()) } else { Err(LinkEnd::Malformed) }
     }
 
     fn send(&mut self, hub: &mut Hub, turn: &mut Turn) -> Result<(), LinkEnd> {
@@ -219,7 +260,7 @@ impl TcpOut {
                 if let Some(header) = pending.header.get(pending.written..) {
                     slices.push(IoSlice::new(header));
                 }
-                slices.push(IoSlice::new(pending.payload_left()));
+                slices.push(IoSlice::new(pending.body_left()));
             }
             let mut control = SendAncillaryBuffer::default();
             let sent = retry_on_intr(|| {
@@ -237,13 +278,18 @@ impl TcpOut {
     }
 
     fn fill(&mut self, hub: &mut Hub, turn: &mut Turn) {
+        while let Some(question) = self.questions.pop_front() {
+            let header = question_header(question.len());
+            self.batch.push_back(Pending { body: Body::Question(question), header, written: 0 });
+        }
+        let Lane { session, path } = self.lane;
         while self.batch.len() < BATCH_FRAMES_MAX && self.batch_bytes < BATCH_BYTES {
-            match hub.sender.next_frame(self.session, ONLY_PATH, hub.now_us) {
+            match hub.sender.next_frame(session, path, hub.now_us) {
                 Next::Frame(frame) => {
                     let (sequence, kind) = (frame.sequence, frame.kind);
                     let header = Header { sequence, kind, payload_bytes: frame.bytes }.encode();
                     self.batch_bytes += frame.bytes;
-                    self.batch.push_back(Pending { frame, header, written: 0 });
+                    self.batch.push_back(Pending { body: Body::Frame(frame), header, written: 0 });
                 }
                 Next::Wait { until_us } => {
                     turn.wait_until_us = turn.wait_until_us.min(until_us);
@@ -263,15 +309,17 @@ impl TcpOut {
             if pending.written < pending.len() {
                 return;
             }
-            match pending.frame.kind {
-                FrameKind::Write { imm, .. } | FrameKind::Seal { imm, .. } => {
-                    metrics.sent_bytes.inc_by(pending.frame.bytes);
-                    metrics.sent_writes.inc_by(u64::from(imm.is_some()));
+            if let Body::Frame(frame) = &pending.body {
+                match frame.kind {
+                    FrameKind::Write { imm, .. } | FrameKind::Seal { imm, .. } => {
+                        metrics.sent_bytes.inc_by(frame.bytes);
+                        metrics.sent_writes.inc_by(u64::from(imm.is_some()));
+                    }
+                    FrameKind::Message { .. } => metrics.sent_messages.inc(),
                 }
-                FrameKind::Message { .. } => metrics.sent_messages.inc(),
+                self.written_before = frame.sequence + 1;
+                self.batch_bytes -= frame.bytes;
             }
-            self.written_before = pending.frame.sequence + 1;
-            self.batch_bytes -= pending.frame.bytes;
             self.batch.pop_front();
         }
     }

@@ -4,23 +4,33 @@
 use std::sync::Arc;
 
 use kvasir_transfer_core::{
-    Expectation, ImmTable, PathId, Refusal, RegionTable, Sender, Target, WriteError,
+    Asked, Expectation, PathId, Receiver, Refusal, RegionTable, Sender, Target, WriteError,
 };
 
 use crate::calls::Calls;
+use crate::closing;
 use crate::config::Domain;
 use crate::endpoint::Endpoint;
+use crate::hello::{Admission, HelloReply, Newcomer};
 use crate::memory::SharedMemory;
 use crate::metrics::Metrics;
 use crate::payload::{Payload, Waiter};
 use crate::shared::Shared;
 use crate::shm::directory::Directory;
 
+use super::link::{Lane, LinkEnd};
+
 #[derive(Debug)]
 pub(crate) struct Hub {
     pub(crate) shared: Arc<Shared>,
     pub(crate) sender: Sender<Payload, Waiter>,
-    pub(crate) imms: ImmTable<Waiter>,
+    pub(crate) receiver: Receiver<Waiter>,
+    /// Incoming paths that are to be ended, because their sender asks what has landed.
+    pub(crate) draining: Vec<PathId>,
+    /// Incoming paths of sessions that others have followed.
+    pub(crate) superseded: Vec<PathId>,
+    /// What is to be told to the senders of these paths.
+    pub(crate) answers: Vec<(PathId, Vec<u8>)>,
     pub(crate) metrics: Metrics,
     /// Present when the shm domain is.
     pub(crate) directory: Option<Directory>,
@@ -39,7 +49,10 @@ impl Hub {
     ) -> Self {
         Hub {
             sender,
-            imms: ImmTable::new(shared.config.early_imms_max),
+            receiver: Receiver::new(shared.config.early_imms_max),
+            draining: Vec::new(),
+            superseded: Vec::new(),
+            answers: Vec::new(),
             metrics,
             directory,
             now_us: shared.now_us(),
@@ -113,12 +126,22 @@ impl Hub {
 
     pub(crate) fn landed(&mut self, domain: Domain, path: PathId, imm: u32) {
         self.metrics.of(domain).received_writes.inc();
-        if let Some(waiter) = self.imms.arrived(path, imm, 1) {
+        if let Some(waiter) = self.receiver.arrived(path, imm) {
             self.calls.done(waiter, Ok(()));
         }
     }
 
-    pub(crate) fn message(&mut self, domain: Domain, from: &Endpoint, message: Vec<u8>) {
+    pub(crate) fn message(
+        &mut self,
+        domain: Domain,
+        (from, path): (&Endpoint, PathId),
+        id: u64,
+        message: Vec<u8>,
+    ) {
+        if !self.receiver.message(path, id) {
+            self.metrics.of(domain).repeated_messages.inc();
+            return;
+        }
         self.metrics.of(domain).received_messages.inc();
         let session = self.shared.peers().session(from);
         match session {
@@ -129,14 +152,53 @@ impl Hub {
         }
     }
 
-    pub(crate) fn path_closed(&mut self, path: PathId) {
-        self.imms.close_path(path, &[]);
+    // ---- paths of peers ----
+
+    /// A connection is admitted as a path of its session, or may not be.
+    pub(crate) fn open_path(&mut self, newcomer: &Newcomer) -> Result<PathId, HelloReply> {
+        let Newcomer { peer, session, path } = newcomer;
+        match self.receiver.open_path(peer.incarnation, *session, *path) {
+            Ok(opened) => {
+                self.superseded.extend(opened.superseded);
+                Ok(opened.path)
+            }
+            Err(refusal) => {
+                let incarnation = peer.incarnation;
+                tracing::warn!(
+                    engine = %self.shared.config.name,
+                    peer = format_args!("{incarnation:016x}"),
+                    %refusal,
+                    "a connection was not taken"
+                );
+                Err(HelloReply::declining(Admission::NoSuchPath, 0))
+            }
+        }
+    }
+
+    /// Nothing comes through the path any more, nor is anything of it under way.
+    pub(crate) fn path_ended(&mut self, path: PathId) {
+        let Some(closed) = self.receiver.path_ended(path) else { return };
+        let answer = closing::answer(closed.index, closed.verdict);
+        self.answers.extend(closed.askers.into_iter().map(|asker| (asker, answer.clone())));
+    }
+
+    /// A sender asks, through the path `asker`, what has landed through another one.
+    pub(crate) fn asked(&mut self, asker: PathId, question: &[u8]) -> Result<(), LinkEnd> {
+        let request = closing::read_question(question).ok_or(LinkEnd::Malformed)?;
+        let index = request.path;
+        match self.receiver.ask(asker, request) {
+            Asked::Answer(verdict) => self.answers.push((asker, closing::answer(index, verdict))),
+            Asked::Drain(path) => self.draining.push(path),
+            Asked::Waiting => {}
+            Asked::Malformed => return Err(LinkEnd::Malformed),
+        }
+        Ok(())
     }
 
     // ---- immediates ----
 
     pub(crate) fn expect(&mut self, imm: u32, count: u64, deadline_us: u64, waiter: Waiter) {
-        match self.imms.expect(imm, count, deadline_us, waiter) {
+        match self.receiver.imms_mut().expect(imm, count, deadline_us, waiter) {
             Expectation::Waiting => {}
             Expectation::Reached(waiter) => self.calls.done(waiter, Ok(())),
             Expectation::Taken(waiter) => {
@@ -147,17 +209,25 @@ impl Hub {
     }
 
     pub(crate) fn cancel_imm(&mut self, imm: u32, done: Waiter) {
-        if let Some(waiter) = self.imms.cancel(imm) {
+        if let Some(waiter) = self.receiver.imms_mut().cancel(imm) {
             self.calls.done(waiter, Err(WriteError::Cancelled));
         }
         self.calls.done(done, Ok(()));
     }
 
     pub(crate) fn expire_imms(&mut self) {
-        while let Some(waiter) = self.imms.poll_expired(self.now_us) {
+        while let Some(waiter) = self.receiver.imms_mut().poll_expired(self.now_us) {
             self.calls.done(waiter, Err(WriteError::DeadlineExceeded));
         }
     }
+}
+
+/// The receiver answers, through the path `lane`, what has landed through another one.
+pub(crate) fn take_answer(lane: Lane, answer: &[u8], hub: &mut Hub) -> Result<(), LinkEnd> {
+    let (index, verdict) = closing::read_answer(answer).ok_or(LinkEnd::Malformed)?;
+    // Who was asked through two paths may answer through both.
+    hub.sender.path_closed(lane.session, (lane.path, index), &verdict, hub.now_us);
+    Ok(())
 }
 
 #[cfg(test)]

@@ -1,25 +1,64 @@
 //! Writers whose shm connection has ended here while a copy of theirs was under way. The connection is
 //! cut, so no further copy begins, but the sender copies with its own hands: its bytes may still land
-//! until that copy has ended or its process has. Until then nobody is told that nothing more lands.
+//! until that copy has ended or its process has. Until then its path has not ended, and nobody is told
+//! that nothing more lands.
 
-use crate::calls::Calls;
+use kvasir_transfer_core::PathId;
+
+use crate::config::Domain;
 use crate::engine::PeerEvent;
 use crate::shm::Copying;
+
+use super::hub::Hub;
 
 #[derive(Debug, Default)]
 pub(super) struct Leaving(Vec<Writer>);
 
 #[derive(Debug)]
 struct Writer {
-    incarnation: u64,
     copying: Copying,
-    /// To be told when it is over.
-    event: Option<PeerEvent>,
+    ended: Ended,
+}
+
+/// A connection that has ended, with what follows when nothing of it is under way.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ended {
+    pub(super) incarnation: u64,
+    pub(super) path: PathId,
+    pub(super) domain: Domain,
+    pub(super) tell: Tell,
+}
+
+/// Whether the peer's loss is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Tell {
+    /// We have ended it ourselves.
+    Nothing,
+    /// It is, if this was its last connection.
+    IfLast,
+    /// Its session is over, and with it what came through its connections.
+    Loss,
+}
+
+impl Ended {
+    pub(super) fn take_effect(self, hub: &mut Hub) {
+        let Ended { incarnation, path, domain, tell } = self;
+        hub.path_ended(path);
+        let is_lost = match tell {
+            Tell::Nothing => false,
+            Tell::IfLast => !hub.receiver.is_connected(incarnation),
+            Tell::Loss => true,
+        };
+        if is_lost {
+            let domain = Some(domain);
+            hub.calls.peer(PeerEvent::WriterLost { incarnation, domain });
+        }
+    }
 }
 
 impl Leaving {
-    pub(super) fn add(&mut self, incarnation: u64, copying: Copying, event: Option<PeerEvent>) {
-        self.0.push(Writer { incarnation, copying, event });
+    pub(super) fn add(&mut self, ended: Ended, copying: Copying) {
+        self.0.push(Writer { copying, ended });
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -37,20 +76,20 @@ impl Leaving {
 
     /// Copies of one peer.
     pub(super) fn of(&self, incarnation: u64) -> Vec<Copying> {
-        let of_peer = self.0.iter().filter(|writer| writer.incarnation == incarnation);
+        let of_peer = self.0.iter().filter(|writer| writer.ended.incarnation == incarnation);
         of_peer.map(|writer| writer.copying.clone()).collect()
     }
 
-    /// Tells of those that are over. Whether there was one.
-    pub(super) fn look(&mut self, calls: &mut Calls) -> bool {
-        let before = self.0.len();
-        self.0.retain_mut(|writer| {
-            let over = writer.copying.is_over();
-            if over && let Some(event) = writer.event.take() {
-                calls.peer(event);
-            }
-            !over
-        });
-        self.0.len() != before
+    /// Ends the paths whose copies are over. Whether there was one.
+    pub(super) fn look(&mut self, hub: &mut Hub) -> bool {
+        let over: Vec<Ended> = self
+            .0
+            .extract_if(.., |writer| writer.copying.is_over())
+            .map(|writer| writer.ended)
+            .collect();
+        for ended in &over {
+            ended.take_effect(hub);
+        }
+        !over.is_empty()
     }
 }

@@ -1,14 +1,17 @@
 //! What the worker knows of any connection, whatever its domain.
 
-use kvasir_transfer_core::{PathIndex, PathLimits};
+use kvasir_transfer_core::{PathIndex, PathLimits, SessionId};
 use rustix::event::epoll::EventFlags;
 
 use super::hub::Hub;
+use crate::closing::FRAMES_MAX;
 
-/// Every connection is the only path of its session.
-pub(crate) const ONLY_PATH: PathIndex = PathIndex(0);
-/// Frames of one connection that may wait for their acknowledgement.
-const FRAMES_MAX: usize = 8192;
+/// Which path of which session a connection is, as its sender names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Lane {
+    pub(crate) session: SessionId,
+    pub(crate) path: PathIndex,
+}
 
 pub(crate) fn path_limits(hub: &Hub) -> PathLimits {
     let slice_bytes = hub.shared.config.slice_bytes as u64;
@@ -64,6 +67,8 @@ impl Turn {
 pub(crate) enum LinkEnd {
     /// The other side or the way to it is gone.
     Lost,
+    /// Nobody listens there.
+    Refused,
     /// The other side has sent what cannot be.
     Malformed,
     /// We were not admitted; perhaps because of cut-offs that we did not know of.

@@ -3,9 +3,11 @@
 //! for a peer.
 
 pub(crate) mod hub;
+mod inward;
 mod leaving;
 pub(crate) mod link;
 mod links;
+mod outward;
 mod quiesce;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -209,11 +211,15 @@ impl Worker {
                 Action::Complete(waiter, outcome) => self.hub.calls.done(waiter, outcome),
                 Action::Connect(session) => self.links.connect(session, &mut self.hub),
                 Action::Detach { session, op } => self.links.detach(session, op),
-                // A session has one path, and ends with it.
-                Action::GiveUpPath { session, .. } | Action::GiveUpSession(session) => {
-                    self.links.give_up(session, &mut self.hub);
+                Action::GiveUpPath { session, path } => {
+                    self.links.give_up_path(session, path, &mut self.hub);
                 }
-                Action::ClosePath { .. } => {}
+                Action::GiveUpSession(session) => {
+                    self.links.give_up_session(session, &mut self.hub);
+                }
+                Action::ClosePath { session, through, close } => {
+                    self.links.ask(session, through, &close);
+                }
             }
         }
         any
@@ -259,9 +265,9 @@ impl Worker {
         let metrics = &self.hub.metrics;
         let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         let total = |total: u64| i64::try_from(total).unwrap_or(i64::MAX);
-        metrics.imm_counters.set(count(self.hub.imms.len()));
-        metrics.imm_early_forgotten.set(total(self.hub.imms.early_forgotten()));
-        metrics.imm_excess.set(total(self.hub.imms.excess()));
+        metrics.imm_counters.set(count(self.hub.receiver.imms().len()));
+        metrics.imm_early_forgotten.set(total(self.hub.receiver.imms().early_forgotten()));
+        metrics.imm_excess.set(total(self.hub.receiver.imms().excess()));
         metrics.operations.set(count(self.hub.shared.in_flight.load(Ordering::Relaxed)));
         metrics.connections.set(count(self.links.len()));
         metrics.quiescing.set(count(self.quiescing.len()));
@@ -272,7 +278,7 @@ impl Worker {
     fn sleep(&mut self, wait_until_us: u64) {
         let mut until_us = wait_until_us;
         until_us = until_us.min(self.hub.sender.next_time_us());
-        until_us = until_us.min(self.hub.imms.next_deadline_us());
+        until_us = until_us.min(self.hub.receiver.imms().next_deadline_us());
         until_us = until_us.min(self.links.next_time_us());
         if !self.quiescing.is_empty() || self.links.has_leaving() {
             until_us = until_us.min(self.hub.now_us + QUIESCE_POLL_US);
@@ -323,7 +329,7 @@ impl Worker {
     // ---- the end ----
 
     fn stop(mut self) {
-        self.links.close_all(&mut self.hub);
+        self.links.close_all();
         if let Some(path) = &self.socket_path {
             let _ = std::fs::remove_file(path);
         }
@@ -332,7 +338,7 @@ impl Worker {
         for quiescing in std::mem::take(&mut self.quiescing) {
             self.hub.calls.done(quiescing.into_waiter(), Err(WriteError::Cancelled));
         }
-        for waiter in self.hub.imms.drain_waiters() {
+        for waiter in self.hub.receiver.imms_mut().drain_waiters() {
             self.hub.calls.done(waiter, Err(WriteError::Cancelled));
         }
         self.hub.shared.take_commands(&mut self.commands);

@@ -89,6 +89,8 @@ pub fn config(kind: Kind, options: Options, run_dir: &std::path::Path) -> Transf
         Kind::Tcp | Kind::Sim => TransferConfig {
             preferred: Domain::Tcp,
             tcp_listen: Some(([127, 0, 0, 1], 0).into()),
+            // So that what holds of one connection is seen to hold of several.
+            tcp_lanes: 2,
             ..both
         },
     }

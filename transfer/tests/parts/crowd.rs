@@ -13,7 +13,12 @@ const IDLE: Duration = Duration::from_millis(40);
 
 fn config(domain: Domain, run_dir: &Path, peer_timeout: Duration) -> TransferConfig {
     let peer_timeout_ms = peer_timeout.as_millis() as u64;
-    let few = TransferConfig { connections_max: 2, peer_timeout_ms, ..TransferConfig::default() };
+    let few = TransferConfig {
+        connections_max: 2,
+        peer_timeout_ms,
+        tcp_lanes: 1,
+        ..TransferConfig::default()
+    };
     match domain {
         Domain::Tcp => TransferConfig { tcp_listen: tcp_config().tcp_listen, ..few },
         Domain::Shm => TransferConfig { run_dir: Some(run_dir.to_owned()), ..few },

@@ -288,6 +288,64 @@ fn a_message_that_is_longer_than_agreed_ends_the_connection() {
     receiver.still_works();
 }
 
+/// The header of a question about a failed path, whose body is so long.
+fn question_header(length: u64) -> [u8; 64] {
+    let mut header = message_header(length);
+    header[2] = 4;
+    let hash = kvasir_transfer::checksum(&header[..56]);
+    header[56..].copy_from_slice(&hash.to_le_bytes());
+    header
+}
+
+#[test]
+fn questions_that_nobody_asks_end_the_connection() {
+    let receiver = receiver();
+    // About a path that it does not have: it is told so, and goes on.
+    let mut fine = admitted_stream(&receiver);
+    fine.write_all(&[question_header(2).as_slice(), &[8, 7]].concat()).expect("sent");
+    let mut answer = [0; 16];
+    fine.read_exact(&mut answer).expect("an answer");
+    assert_eq!(answer[0], 4);
+    // About the path that it comes through, then no question at all, then one without end.
+    let cases = [
+        question_header(0).to_vec(),
+        [question_header(3).as_slice(), &[0xff; 3]].concat(),
+        question_header(1 << 40).to_vec(),
+    ];
+    for (counted, bytes) in cases.into_iter().enumerate() {
+        let mut stream = admitted_stream(&receiver);
+        stream.write_all(&bytes).expect("sent");
+        receiver.is_closed(stream);
+        assert_eq!(receiver.closed("malformed"), counted as f64 + 1.0);
+    }
+    receiver.still_works();
+}
+
+#[test]
+fn a_path_is_taken_once() {
+    let receiver = receiver();
+    let tap = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let (sender, _) = start(tcp_config());
+    let mut endpoint = receiver.engine.endpoint();
+    endpoint.tcp = Some(tap.local_addr().expect("its address"));
+    let peer = sender.connect(&endpoint).expect("reachable");
+    sender.send(peer, b"x".to_vec(), LONG, Completion::Ignore).expect("accepted");
+    let (mut from_sender, _) = tap.accept().expect("the sender");
+    let mut hello = vec![0; 8];
+    from_sender.read_exact(&mut hello).expect("a greeting");
+    let length = u32::from_le_bytes([hello[4], hello[5], hello[6], hello[7]]) as usize;
+    hello.resize(8 + length, 0);
+    from_sender.read_exact(&mut hello[8..]).expect("a greeting");
+    let mut first = receiver.connect();
+    first.write_all(&hello).expect("sent");
+    first.read_exact(&mut [0; 8]).expect("it is admitted");
+    let mut second = receiver.connect();
+    second.write_all(&hello).expect("sent");
+    receiver.is_closed(second);
+    assert_eq!(receiver.closed("not_admitted"), 1.0);
+    receiver.still_works();
+}
+
 #[test]
 fn an_acknowledgement_of_what_was_not_sent_ends_the_connection() {
     // More than any socket holds: while nothing reads it, it is never written in full.

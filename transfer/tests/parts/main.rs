@@ -5,6 +5,7 @@ mod crowd;
 mod doorbell;
 mod engine;
 mod hostile;
+mod lanes;
 mod memory;
 mod ring;
 mod shm_hostile;

@@ -12,7 +12,7 @@ use kvasir_transfer::{
     SharedMemory, Source, Write, WritePaged, checksum,
 };
 
-use crate::books::{Books, Message, Op, Place, SLOT_BYTES, Stage, Tx};
+use crate::books::{Books, Inner, Message, Op, Place, SLOT_BYTES, Stage, Tx};
 use crate::random::Random;
 
 const WRITERS: usize = 2;
@@ -537,7 +537,11 @@ impl Run {
     }
 
     fn receiver_is_dead(&self) -> bool {
-        self.books.lock().dead.contains(&WRITERS)
+        self.receiver_died(&self.books.lock())
+    }
+
+    fn receiver_died(&self, books: &Inner) -> bool {
+        books.dead.contains(&WRITERS)
     }
 
     // ---- what follows ----
@@ -677,6 +681,9 @@ impl Run {
             let whole = !tx.cancelled && !tx.revoked && !tx.never && !anyone_died;
             let reached = tx.expectation == Some(Ok(()));
             assert!(!whole || reached, "seed {seed}: tx {id} was never reached");
+            // A drain, a cut-off or a revocation always comes to an end.
+            let over = tx.stage == Stage::Over || self.receiver_died(&books);
+            assert!(!tx.cancelled || over, "seed {seed}: tx {id} is in quarantine for ever");
         }
         for (id, message) in &books.messages {
             let told = message.outcome.is_some() || anyone_died;

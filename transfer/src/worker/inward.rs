@@ -1,0 +1,235 @@
+//! Connections that peers made to here: taken, polled, ended. When one has ended, its path has not yet,
+//! as long as its writer may still be copying.
+
+use std::os::fd::OwnedFd;
+
+use kvasir_transfer_core::PathId;
+use rustix::io::Errno;
+
+use crate::config::Domain;
+use crate::shm::Copying;
+use crate::shm::incoming::ShmIn;
+use crate::tcp::incoming::TcpIn;
+
+use super::hub::Hub;
+use super::leaving::{Ended, Tell};
+use super::link::{LinkEnd, Turn};
+use super::links::{
+    InLink, Incoming, LinkId, Links, Owner, count_end, hear, is_long_ago, watch_edges,
+};
+
+const ACCEPTS_PER_TURN: usize = 64;
+/// When the system is out of descriptors or memory.
+const ACCEPT_AGAIN_US: u64 = 10_000;
+
+impl Links {
+    pub(super) fn turn_inward(&mut self, hub: &mut Hub) -> Turn {
+        let mut all = self.accept(hub);
+        let mut ended = Vec::new();
+        for (id, into) in &mut self.incoming {
+            match into.link.turn(hub) {
+                Ok(turn) => {
+                    all.add(turn);
+                    if turn.busy {
+                        into.active_us = hub.now_us;
+                    }
+                    if into.link.peer().is_none() && hub.now_us >= into.greet_until_us {
+                        ended.push((*id, LinkEnd::Rejected));
+                    }
+                }
+                Err(end) => ended.push((*id, end)),
+            }
+        }
+        for (id, end) in ended {
+            all.busy = true;
+            self.end_incoming(id, (end, Tell::IfLast), hub);
+        }
+        for path in std::mem::take(&mut hub.draining) {
+            all.busy = true;
+            self.drain(path, hub);
+        }
+        for path in std::mem::take(&mut hub.superseded) {
+            all.busy = true;
+            if let Some(id) = self.link_of(path) {
+                self.end_incoming(id, (LinkEnd::Lost, Tell::Loss), hub);
+            }
+        }
+        all
+    }
+
+    fn accept(&mut self, hub: &mut Hub) -> Turn {
+        let mut turn = Turn::default();
+        for domain in [Domain::Shm, Domain::Tcp] {
+            let mut taken = 0;
+            while self.accepting[domain as usize] && taken < ACCEPTS_PER_TURN {
+                let Some(socket) = self.take_connection(domain) else { break };
+                taken += 1;
+                turn.busy = true;
+                match socket {
+                    Ok(socket) => self.add_incoming(domain, socket, hub),
+                    Err(Errno::AGAIN) => self.accepting[domain as usize] = false,
+                    Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
+                        turn.wait_until_us = hub.now_us + ACCEPT_AGAIN_US;
+                        turn.busy = false;
+                        break;
+                    }
+                    // That one was gone before it was taken; there may be others behind it.
+                    Err(_) => {}
+                }
+            }
+        }
+        turn
+    }
+
+    fn take_connection(&self, domain: Domain) -> Option<rustix::io::Result<OwnedFd>> {
+        match domain {
+            Domain::Shm => self.shm_listener.as_ref().map(crate::shm::take_connection),
+            Domain::Tcp => self.tcp_listener.as_ref().map(crate::tcp::take_connection),
+        }
+    }
+
+    fn add_incoming(&mut self, domain: Domain, socket: OwnedFd, hub: &mut Hub) {
+        // Whoever ends connections in the middle of copies does not get more room by it.
+        if self.incoming.len() + self.leaving.len() >= hub.shared.config.connections_max {
+            let Some(idle) = self.idle_incoming(hub) else {
+                hub.metrics.of(domain).not_admitted.inc();
+                return;
+            };
+            self.end_incoming(idle, (LinkEnd::Idle, Tell::IfLast), hub);
+        }
+        let (token, bell_token) = (self.next_token, self.next_token + 1);
+        self.next_token += 2;
+        let id = LinkId(token);
+        let link = match domain {
+            Domain::Shm => ShmIn::new(socket).map(InLink::Shm),
+            Domain::Tcp => Ok(InLink::Tcp(TcpIn::new(socket))),
+        };
+        let watched = link.and_then(|link| {
+            watch_edges(&self.epoll, link.fd(), token)?;
+            link.bell().map_or(Ok(()), |bell| hear(&self.epoll, bell, bell_token))?;
+            Ok(link)
+        });
+        let Ok(link) = watched else {
+            hub.metrics.of(domain).not_admitted.inc();
+            return;
+        };
+        self.owners.insert(token, Owner::Incoming(id));
+        let bell_token = link.bell().map(|_| bell_token);
+        if let Some(token) = bell_token {
+            self.owners.insert(token, Owner::WritersBell(id));
+        }
+        let greet_until_us = hub.now_us + hub.shared.config.peer_timeout_ms * 1000;
+        let active_us = hub.now_us;
+        self.incoming.insert(id, Incoming { bell_token, link, greet_until_us, active_us });
+    }
+
+    /// The one that was idle for longest. Those that have not said who they are have their own time;
+    /// those of shm stay, because what their writers push at this moment has landed for them. They end
+    /// with their processes.
+    fn idle_incoming(&self, hub: &Hub) -> Option<LinkId> {
+        let idle = self.incoming.iter().filter(|(_, into)| {
+            let is_tcp = matches!(into.link, InLink::Tcp(_));
+            is_tcp && into.link.peer().is_some() && is_long_ago(into.active_us, hub)
+        });
+        idle.min_by_key(|(_, into)| into.active_us).map(|(link, _)| *link)
+    }
+
+    fn link_of(&self, path: PathId) -> Option<LinkId> {
+        let found = self.incoming.iter().find(|(_, into)| into.link.path() == Some(path));
+        found.map(|(id, _)| *id)
+    }
+
+    /// Takes a connection out. What of its writer may still land is what is being copied now.
+    pub(super) fn remove_incoming(&mut self, id: LinkId) -> Option<(Incoming, Option<Copying>)> {
+        let into = self.incoming.remove(&id)?;
+        self.owners.remove(&id.0);
+        into.bell_token.map(|token| self.owners.remove(&token));
+        let copying = match &into.link {
+            InLink::Shm(link) => link.cut(),
+            InLink::Tcp(_) => None,
+        };
+        Some((into, copying))
+    }
+
+    fn end_incoming(&mut self, id: LinkId, (end, tell): (LinkEnd, Tell), hub: &mut Hub) {
+        let Some((into, copying)) = self.remove_incoming(id) else { return };
+        let domain = into.link.domain();
+        count_end(hub.metrics.of(domain), end);
+        let (Some(peer), Some(path)) = (into.link.peer(), into.link.path()) else { return };
+        let incarnation = peer.incarnation;
+        tracing::info!(
+            engine = %hub.shared.config.name,
+            peer = format_args!("{incarnation:016x}"),
+            domain = domain.label(),
+            ?end,
+            "a writer's connection has ended"
+        );
+        let ended = Ended { incarnation, path, domain, tell };
+        match copying {
+            Some(copying) => self.leaving.add(ended, copying),
+            None => ended.take_effect(hub),
+        }
+    }
+
+    /// The sender of a path uses it no more, and asks what has landed through it.
+    fn drain(&mut self, path: PathId, hub: &mut Hub) {
+        let Some(id) = self.link_of(path) else { return };
+        // What was pushed into a ring has landed, and its sender knows it. What is still in a socket has
+        // not, and is sent again.
+        if let Some(InLink::Shm(link)) = self.incoming.get_mut(&id).map(|into| &mut into.link)
+            && let Err(end) = link.read_rest(hub)
+        {
+            self.end_incoming(id, (end, Tell::IfLast), hub);
+            return;
+        }
+        self.end_incoming(id, (LinkEnd::Lost, Tell::IfLast), hub);
+    }
+
+    /// Whether there were any.
+    pub(super) fn tell_answers(&mut self, hub: &mut Hub) -> bool {
+        let answers = std::mem::take(&mut hub.answers);
+        for (asker, answer) in &answers {
+            // One that has ended meanwhile is asked through another path again.
+            let Some(id) = self.link_of(*asker) else { continue };
+            if let Some(into) = self.incoming.get_mut(&id) {
+                into.link.tell(answer);
+            }
+        }
+        !answers.is_empty()
+    }
+
+    /// Nothing more is landed in the region, copies under way apart.
+    pub(super) fn revoked(&mut self, key: u64) -> Vec<Copying> {
+        let mut copying = self.leaving.all();
+        for into in self.incoming.values_mut() {
+            match &mut into.link {
+                InLink::Tcp(link) => link.revoked(key),
+                InLink::Shm(link) => copying.extend(link.copying()),
+            }
+        }
+        copying
+    }
+
+    /// Ends the peer's connections to here, and its session. Nothing more is landed, copies under way
+    /// apart.
+    pub(super) fn cut_off(&mut self, incarnation: u64, hub: &mut Hub) -> Vec<Copying> {
+        hub.receiver.end_session(incarnation);
+        let of_peer = self.incoming.iter().filter(|(_, into)| {
+            into.link.peer().is_some_and(|peer| peer.incarnation == incarnation)
+        });
+        let links: Vec<LinkId> = of_peer.map(|(id, _)| *id).collect();
+        for id in links {
+            let Some((into, copying)) = self.remove_incoming(id) else { continue };
+            let domain = into.link.domain();
+            hub.metrics.of(domain).cut_off.inc();
+            let Some(path) = into.link.path() else { continue };
+            let ended = Ended { incarnation, path, domain, tell: Tell::Nothing };
+            match copying {
+                Some(copying) => self.leaving.add(ended, copying),
+                None => ended.take_effect(hub),
+            }
+        }
+        // Those of connections that ended before, too.
+        self.leaving.of(incarnation)
+    }
+}

@@ -1,0 +1,394 @@
+//! Sessions whose connections fail one after the other, through a proxy that cuts them or falls silent:
+//! everything arrives, and is counted once.
+
+use std::collections::BTreeSet;
+use std::io::{Read, Write as _};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use kvasir_transfer::memory::Prefault;
+use kvasir_transfer::{
+    Completion, Domain, Endpoint, Expect, Handlers, PageSide, SharedMemory, Source, TransferConfig,
+    TransferEngine, Verify, Write, WriteError, WritePaged, checksum,
+};
+
+const LONG: Duration = Duration::from_secs(30);
+const BYTES: usize = 8 << 20;
+const PAGE: usize = 32 << 10;
+
+/// Forwards connections to a receiver, until they are cut.
+struct Proxy {
+    address: SocketAddr,
+    pipes: Arc<Mutex<Vec<Arc<Pipe>>>>,
+    /// Connections are taken, and end at once.
+    is_closed: Arc<AtomicBool>,
+}
+
+struct Pipe {
+    ends: [TcpStream; 2],
+    /// Nothing goes back to the sender.
+    is_deaf: AtomicBool,
+}
+
+impl Pipe {
+    fn cut(&self) {
+        for end in &self.ends {
+            let _ = end.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+impl Proxy {
+    fn before(receiver: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("its address");
+        let pipes: Arc<Mutex<Vec<Arc<Pipe>>>> = Arc::default();
+        let is_closed = Arc::new(AtomicBool::new(false));
+        let (all, closed) = (Arc::clone(&pipes), Arc::clone(&is_closed));
+        std::thread::spawn(move || {
+            for from in listener.incoming() {
+                if closed.load(Ordering::Relaxed) {
+                    continue;
+                }
+                let (Ok(from), Ok(to)) = (from, TcpStream::connect(receiver)) else { return };
+                let ends = [from, to];
+                let pipe = Arc::new(Pipe { ends, is_deaf: AtomicBool::new(false) });
+                all.lock().expect("pipes").push(Arc::clone(&pipe));
+                for back in [false, true] {
+                    let pipe = Arc::clone(&pipe);
+                    std::thread::spawn(move || forward(&pipe, back));
+                }
+            }
+        });
+        Proxy { address, pipes, is_closed }
+    }
+
+    fn pipes(&self) -> Vec<Arc<Pipe>> {
+        self.pipes.lock().expect("pipes").clone()
+    }
+}
+
+fn forward(pipe: &Pipe, back: bool) {
+    let [sender, receiver] = &pipe.ends;
+    let (mut from, mut to) = if back { (receiver, sender) } else { (sender, receiver) };
+    let mut buffer = vec![0; 64 << 10];
+    while let Ok(bytes @ 1..) = from.read(&mut buffer) {
+        let swallowed = back && pipe.is_deaf.load(Ordering::Relaxed);
+        if !swallowed && to.write_all(&buffer[..bytes]).is_err() {
+            break;
+        }
+    }
+    pipe.cut();
+}
+
+fn start(config: TransferConfig, handlers: Handlers) -> (TransferEngine, prometheus::Registry) {
+    let registry = prometheus::Registry::new();
+    (TransferEngine::start(config, handlers, &registry).expect("started"), registry)
+}
+
+fn config(tcp_lanes: usize) -> TransferConfig {
+    TransferConfig {
+        preferred: Domain::Tcp,
+        tcp_listen: Some(([127, 0, 0, 1], 0).into()),
+        slice_bytes: 100_000,
+        tcp_lanes,
+        verify: Verify { tcp: true, shm: true },
+        ..TransferConfig::default()
+    }
+}
+
+/// The sum of a metric over all labels that contain `label`.
+fn metric(registry: &prometheus::Registry, name: &str, label: &str) -> f64 {
+    let families = registry.gather();
+    let family = families.iter().find(|family| family.name() == name).expect("it is registered");
+    let labelled = family.get_metric().iter().filter(|metric| {
+        label.is_empty() || metric.get_label().iter().any(|pair| pair.value() == label)
+    });
+    labelled.map(|metric| metric.get_counter().get_value() + metric.get_gauge().get_value()).sum()
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !done() {
+        assert!(began.elapsed() < LONG, "not in time: {what}");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// What is written while connections fail.
+struct Traffic {
+    sender: TransferEngine,
+    sent: prometheus::Registry,
+    receiver: TransferEngine,
+    received: prometheus::Registry,
+    target: Arc<SharedMemory>,
+    source: Arc<SharedMemory>,
+    messages: Arc<Mutex<Vec<Vec<u8>>>>,
+    ended: Arc<AtomicUsize>,
+    failed: Arc<Mutex<Vec<WriteError>>>,
+}
+
+const ROUNDS: u32 = 24;
+const MESSAGES: u32 = 200;
+
+impl Traffic {
+    fn new(sender: TransferConfig, receiver: TransferConfig) -> Self {
+        let messages: Arc<Mutex<Vec<Vec<u8>>>> = Arc::default();
+        let heard = Arc::clone(&messages);
+        let handlers = Handlers {
+            on_message: Box::new(move |_, bytes| heard.lock().expect("messages").push(bytes)),
+            ..Handlers::default()
+        };
+        let (receiver, received) = start(receiver, handlers);
+        let (sender, sent) = start(sender, Handlers::default());
+        let memory =
+            || Arc::new(SharedMemory::create("lanes", BYTES, Prefault::No).expect("memory"));
+        let (target, source) = (memory(), memory());
+        let bytes: Vec<u8> = (0..BYTES).map(|at| (at * 7 + (at >> 9)) as u8).collect();
+        source.copy_from(0, &bytes).expect("it fits");
+        let (ended, failed) = (Arc::default(), Arc::default());
+        Traffic { sender, sent, receiver, received, target, source, messages, ended, failed }
+    }
+
+    fn done(&self) -> Completion {
+        let (ended, failed) = (Arc::clone(&self.ended), Arc::clone(&self.failed));
+        Completion::callback(move |outcome| {
+            if let Err(error) = outcome {
+                failed.lock().expect("failed").push(error);
+            }
+            ended.fetch_add(1, Ordering::Release);
+        })
+    }
+
+    /// Writes everything many times, each time under another immediate, in pages and in long writes;
+    /// meanwhile, once a connection has carried something, `disturb` is called.
+    fn run(&self, endpoint: &Endpoint, mut disturb: impl FnMut()) {
+        let (handle, _) = self.sender.register(Arc::clone(&self.source)).expect("room");
+        let (_region, target) = self.receiver.register(Arc::clone(&self.target)).expect("room");
+        let peer = self.sender.connect(endpoint).expect("reachable");
+        let half = BYTES / 2;
+        let pages = (half / PAGE) as u32;
+        let mut whole = vec![0; half];
+        self.source.copy_to(half, &mut whole).expect("it fits");
+        let sum = checksum(&whole);
+        for round in 0..ROUNDS {
+            let indices: Vec<u32> = (0..pages).rev().collect();
+            let side = PageSide { offset: 0, stride: PAGE as u64, indices };
+            let paged = WritePaged {
+                peer,
+                source: handle.clone(),
+                source_pages: side.clone(),
+                target,
+                target_pages: side,
+                page_bytes: PAGE,
+                imm: Some(round),
+                checksums: Vec::new(),
+                group: u64::from(round),
+                deadline: LONG,
+            };
+            self.sender.write_paged(paged, self.done()).expect("accepted");
+            let long = Write {
+                peer,
+                source: Source::Region { handle: handle.clone(), offset: half, bytes: half },
+                target,
+                target_offset: half as u64,
+                imm: Some(round),
+                checksum: Some(sum),
+                group: u64::from(round),
+                deadline: LONG,
+            };
+            self.sender.write(long, self.done()).expect("accepted");
+        }
+        for message in 0..MESSAGES {
+            let bytes = message.to_le_bytes().to_vec();
+            self.sender.send(peer, bytes, LONG, self.done()).expect("accepted");
+        }
+        let all = (2 * ROUNDS + MESSAGES) as usize;
+        until("every operation", || {
+            let ended = self.ended.load(Ordering::Acquire);
+            if ended > 0 {
+                disturb();
+            }
+            ended == all
+        });
+        assert_eq!(*self.failed.lock().expect("failed"), []);
+        self.check_counts(u64::from(pages) + 1);
+        self.check_messages();
+    }
+
+    fn check_counts(&self, count: u64) {
+        for round in 0..ROUNDS {
+            let (done, reached) = Completion::future();
+            let expect = Expect { imm: round, count, deadline: None };
+            self.receiver.expect_imm(expect, done).expect("accepted");
+            assert_eq!(reached.wait_timeout(LONG), Some(Ok(())), "round {round}");
+        }
+        until("the gauges", || metric(&self.received, "kvasir_transfer_imm_counters", "") > 0.0);
+        assert_eq!(metric(&self.received, "kvasir_transfer_imm_excess", ""), 0.0, "none too many");
+        let read = |memory: &SharedMemory| {
+            let mut bytes = vec![0; BYTES];
+            memory.copy_to(0, &mut bytes).expect("it fits");
+            bytes
+        };
+        assert!(read(&self.target) == read(&self.source), "every byte is there");
+    }
+
+    fn check_messages(&self) {
+        let messages = self.messages.lock().expect("messages");
+        let different: BTreeSet<&Vec<u8>> = messages.iter().collect();
+        assert_eq!((messages.len(), different.len()), (MESSAGES as usize, MESSAGES as usize));
+    }
+
+    fn paths_lost(&self) -> f64 {
+        metric(&self.sent, "kvasir_transfer_connections_closed_total", "path_lost")
+    }
+
+    fn sessions_lost(&self) -> f64 {
+        metric(&self.sent, "kvasir_transfer_connections_closed_total", "session_lost")
+    }
+}
+
+/// The receiver's endpoint, with the proxy before it.
+fn behind(proxy: &Proxy, receiver: &TransferEngine) -> Endpoint {
+    let mut endpoint = receiver.endpoint();
+    endpoint.tcp = Some(proxy.address);
+    endpoint
+}
+
+#[test]
+fn connections_that_are_cut_lose_nothing_and_count_nothing_twice() {
+    for lanes in [1, 2, 4] {
+        let traffic = Traffic::new(config(lanes), config(1));
+        let proxy = Proxy::before(traffic.receiver.endpoint().tcp.expect("tcp"));
+        let endpoint = behind(&proxy, &traffic.receiver);
+        let (mut cut, mut began) = (0, Instant::now());
+        traffic.run(&endpoint, || {
+            // One more each 5 ms, the oldest that lives.
+            let pipes = proxy.pipes();
+            if cut < pipes.len() && cut < 12 && began.elapsed() > Duration::from_millis(5) {
+                pipes[cut].cut();
+                cut += 1;
+                began = Instant::now();
+            }
+        });
+        assert!(traffic.paths_lost() >= 3.0, "{lanes} lanes: {} failed", traffic.paths_lost());
+        assert_eq!(traffic.sessions_lost(), 0.0);
+    }
+}
+
+#[test]
+fn a_connection_that_falls_silent_is_given_up_and_loses_nothing() {
+    let sender = TransferConfig { peer_timeout_ms: 100, ..config(2) };
+    let traffic = Traffic::new(sender, config(1));
+    let proxy = Proxy::before(traffic.receiver.endpoint().tcp.expect("tcp"));
+    let endpoint = behind(&proxy, &traffic.receiver);
+    traffic.run(&endpoint, || {
+        // The first two, while they carry something: what they carry lands, and nobody hears of it.
+        for pipe in proxy.pipes().iter().take(2) {
+            pipe.is_deaf.store(true, Ordering::Relaxed);
+        }
+    });
+    assert!(traffic.paths_lost() >= 1.0);
+    assert_eq!(traffic.sessions_lost(), 0.0);
+}
+
+#[test]
+fn a_session_is_lost_when_no_connection_comes_back_in_its_grace() {
+    let sender = TransferConfig { failover_grace_ms: 100, peer_timeout_ms: 30_000, ..config(2) };
+    let (sender, registry) = start(sender, Handlers::default());
+    let (receiver, _) = start(config(1), Handlers::default());
+    let proxy = Proxy::before(receiver.endpoint().tcp.expect("tcp"));
+    let peer = sender.connect(&behind(&proxy, &receiver)).expect("reachable");
+    let send = || {
+        let (done, sent) = Completion::future();
+        sender.send(peer, b"x".to_vec(), LONG, done).expect("accepted");
+        sent
+    };
+    assert_eq!(send().wait(), Ok(()));
+    until("both lanes", || proxy.pipes().len() == 2 || send().wait().is_err());
+    for pipe in proxy.pipes() {
+        pipe.is_deaf.store(true, Ordering::Relaxed);
+    }
+    let undecided = send();
+    assert_eq!(undecided.wait_timeout(Duration::from_millis(20)), None, "nobody says anything");
+    proxy.is_closed.store(true, Ordering::Relaxed);
+    proxy.pipes().iter().for_each(|pipe| pipe.cut());
+    assert_eq!(undecided.wait(), Err(WriteError::PeerGone));
+    let closed = "kvasir_transfer_connections_closed_total";
+    assert_eq!(metric(&registry, closed, "session_lost"), 1.0);
+}
+
+/// A path remembers each immediate as long as it lasts, so it does not last for ever.
+fn more_immediates_than_a_path_remembers(
+    sender: TransferConfig,
+    receiver: TransferConfig,
+    socket: bool,
+) {
+    const WRITES: u32 = 70_000;
+    let (receiver, received) = start(receiver, Handlers::default());
+    let (sender, sent) = start(sender, Handlers::default());
+    let memory = Arc::new(SharedMemory::create("lanes", 4096, Prefault::No).expect("memory"));
+    let (_region, target) = receiver.register(memory).expect("room");
+    let peer = sender.connect(&receiver.endpoint()).expect("reachable");
+    let failed = Arc::new(Mutex::new(Vec::new()));
+    let ended = Arc::new(AtomicUsize::new(0));
+    for imm in 0..WRITES {
+        if imm == WRITES / 2 && socket {
+            let shm = receiver.endpoint().shm.expect("shm");
+            std::fs::remove_file(shm.socket).expect("it is there");
+        }
+        let write = || Write {
+            peer,
+            source: Source::Inline(vec![1]),
+            target,
+            target_offset: 0,
+            imm: Some(imm),
+            checksum: None,
+            group: 0,
+            deadline: LONG,
+        };
+        let done = || {
+            let (failed, ended) = (Arc::clone(&failed), Arc::clone(&ended));
+            Completion::callback(move |outcome| {
+                failed.lock().expect("failed").extend(outcome.err());
+                ended.fetch_add(1, Ordering::Release);
+            })
+        };
+        while sender.write(write(), done()).is_err() {
+            std::thread::yield_now();
+        }
+    }
+    until("every write", || ended.load(Ordering::Acquire) == WRITES as usize);
+    assert_eq!(*failed.lock().expect("failed"), []);
+    let closed = "kvasir_transfer_connections_closed_total";
+    assert!(metric(&sent, closed, "path_lost") >= 1.0);
+    assert_eq!(metric(&sent, closed, "session_lost"), 0.0);
+    let writes = "kvasir_transfer_writes_total";
+    // By shm a write has landed before its receiver has counted it.
+    until("every count", || metric(&received, writes, "received") >= f64::from(WRITES));
+    if socket {
+        assert!(metric(&sent, writes, "tcp") > 0.0, "the rest went by tcp");
+    }
+}
+
+fn shm_config(run_dir: &Path) -> TransferConfig {
+    TransferConfig { run_dir: Some(run_dir.to_owned()), preferred: Domain::Shm, ..config(1) }
+}
+
+#[test]
+fn a_path_that_has_counted_enough_is_replaced_unnoticed() {
+    more_immediates_than_a_path_remembers(config(1), config(1), false);
+    let run_dir = tempfile::tempdir().expect("a directory");
+    let only_shm = || TransferConfig { tcp_listen: None, ..shm_config(run_dir.path()) };
+    more_immediates_than_a_path_remembers(only_shm(), only_shm(), false);
+}
+
+#[test]
+fn a_session_that_cannot_go_on_by_shm_goes_on_by_tcp() {
+    let run_dir = tempfile::tempdir().expect("a directory");
+    let both = || shm_config(run_dir.path());
+    more_immediates_than_a_path_remembers(both(), both(), true);
+}
