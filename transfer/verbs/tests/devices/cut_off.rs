@@ -88,7 +88,9 @@ fn nothing_arrives_after_a_cut_off() {
     let (source, target) = (lab.memory(4096), lab.memory(4096));
     source.fill(7);
     b.qp.cut_off().expect("cut off");
-    b.drain();
+    assert!(b.qp.is_drained(), "nothing was outstanding");
+    let refused = b.qp.post(&[Request::new(Operation::Imm { imm: 1 }, WorkTag(1))]);
+    assert!(matches!(refused, Err(PostError::Broken)), "{refused:?}");
 
     let slices = [source.slice(0, 4096)];
     let write = Operation::Write { from: Payload::Slices(&slices), to: target.at(0, 4096) };

@@ -80,6 +80,8 @@ fn skip<T>(why: &str) -> Option<T> {
 /// Two devices with a wire between them.
 pub fn wire() -> Option<(Lab, Lab)> {
     let Some(names) = setting("KVASIR_VERBS_WIRE") else {
+        // Where there is no device at all, that is the reason to give.
+        Lab::open()?;
         return skip("KVASIR_VERBS_WIRE does not name two devices that are connected");
     };
     let (a, b) = names.split_once(',').expect("two devices: `rxe1,rxe2`");

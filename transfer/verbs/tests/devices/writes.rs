@@ -182,6 +182,9 @@ fn a_send_lands_in_the_receive_that_was_posted_for_it() {
     let send = Operation::Send { from: Payload::Slices(&three), imm: None };
     let refused = a.qp.post(&[Request::new(send, WorkTag(2))]);
     assert!(matches!(refused, Err(PostError::TooManySlices { slices: 3, slices_max: 2 })));
+    let into = [target.slice(0, 1); 3];
+    let refused = b.qp.post_receives(&[Receive { into: &into, tag: WorkTag(2) }]);
+    assert!(matches!(refused, Err(PostError::TooManySlices { slices: 3, slices_max: 2 })));
 }
 
 #[test]
