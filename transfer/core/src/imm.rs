@@ -29,7 +29,7 @@ pub enum Expectation<C> {
 
 /// What has become of the undecided counts of one immediate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
+pub(crate) enum Fate {
     /// All of them stand.
     Landed,
     /// None of them stands: they are to be sent again.
@@ -205,7 +205,7 @@ impl<C> ImmTable<C> {
 
     /// Nothing arrives through this path any more. Says what has become of the counts that are asked
     /// about; what is not asked about stands.
-    pub fn close_path(&mut self, path: PathId, asked: &[Counted]) -> Vec<(u32, Fate)> {
+    pub(crate) fn close_path(&mut self, path: PathId, asked: &[Counted]) -> Vec<(u32, Fate)> {
         let mut fates = Vec::with_capacity(asked.len());
         for counted in asked {
             let (fate, surplus) = self.fate(path, counted);

@@ -27,7 +27,7 @@ pub mod session;
 pub mod throttle;
 
 pub use close::{CloseRequest, CloseVerdict, Counted, PathIndex};
-pub use imm::{Expectation, Fate, ImmTable, PathId};
+pub use imm::{Expectation, ImmTable, PathId};
 pub use op::{Body, OpId, Operation};
 pub use outcome::{Outcome, Refusal, WriteError};
 pub use path::PathLimits;

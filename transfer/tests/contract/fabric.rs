@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kvasir_transfer::memory::Prefault;
-use kvasir_transfer::sim::{SimConfig, SimEngine, SimNetwork};
+use kvasir_transfer::sim::{SimConfig, SimEngine, SimLane, SimNetwork};
 use kvasir_transfer::{
     Completion, CompletionFlag, Domain, Endpoint, Expect, Handlers, Outcome, PeerEvent, PeerId,
     RegionDesc, RegionHandle, SharedMemory, Source, SubmitError, TransferConfig, TransferEngine,
@@ -100,9 +100,16 @@ impl Fabric {
     pub fn new(kind: Kind, options: Options) -> Self {
         let run_dir = tempfile::tempdir().expect("a directory");
         let network = (kind == Kind::Sim).then(|| {
+            let lane = SimLane {
+                latency_us: 10,
+                jitter_us: 100,
+                bytes_per_s: 10_000_000_000,
+                slice_bytes: options.slice_bytes,
+                frames_max: 1024,
+            };
             SimNetwork::new(SimConfig {
                 seed: 7,
-                slice_bytes: options.slice_bytes,
+                lanes: vec![lane; 2],
                 operations_max: options.operations_max,
                 throttle_bytes_per_s: options.throttle_bytes_per_s,
                 verify: options.verify,
