@@ -18,8 +18,9 @@ use crate::shm::directory::Directory;
 use crate::worker::hub::Hub;
 use crate::worker::{Listeners, Worker};
 
-/// Different immediates on one path, each remembered as long as the path lasts.
-const PATH_IMMS_MAX: usize = 65_536;
+/// Different immediates on one path, each remembered as long as the path lasts. A receiver remembers a
+/// million, so 128 writers can be that far.
+const PATH_IMMS_MAX: usize = 8_192;
 
 fn system(call: &'static str) -> impl Fn(rustix::io::Errno) -> StartError {
     move |errno| StartError::System { call, source: errno.into() }

@@ -87,6 +87,15 @@ impl ShmIn {
     }
 
     pub(crate) fn turn(&mut self, hub: &mut Hub) -> Result<Turn, LinkEnd> {
+        let result = self.serve(hub);
+        // However the sender was found to be gone: what it had pushed has landed all the same.
+        if matches!(result, Err(LinkEnd::Lost)) {
+            self.read_rest(hub)?;
+        }
+        result
+    }
+
+    fn serve(&mut self, hub: &mut Hub) -> Result<Turn, LinkEnd> {
         let mut turn = Turn::default();
         if let Some(up) = &mut self.up {
             turn.busy |= up.read_ring(hub)?;
@@ -111,10 +120,7 @@ impl ShmIn {
                     }
                 }
                 Err(DescriptorError::WouldBlock) => self.ready.readable = false,
-                Err(DescriptorError::Closed) => {
-                    self.read_rest(hub)?;
-                    return Err(LinkEnd::Lost);
-                }
+                Err(DescriptorError::Closed) => return Err(LinkEnd::Lost),
                 Err(_) => return Err(LinkEnd::Malformed),
             }
         }
@@ -193,7 +199,7 @@ impl ShmIn {
         descriptors::send(&self.socket, &answer, &fds).map_err(|_| LinkEnd::Lost)
     }
 
-    /// The sender is gone: what it had pushed has landed all the same.
+    /// Reads what the sender has pushed, when it pushes no more.
     pub(crate) fn read_rest(&mut self, hub: &mut Hub) -> Result<(), LinkEnd> {
         let Some(up) = &mut self.up else { return Ok(()) };
         let turns = up.link.0.len() / RECORDS_PER_TURN;
