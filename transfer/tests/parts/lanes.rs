@@ -394,3 +394,57 @@ fn a_session_that_cannot_go_on_by_shm_goes_on_by_tcp() {
     let both = || shm_config(run_dir.path());
     more_immediates_than_a_path_remembers(both(), both(), true);
 }
+
+/// The receiver learns of the end of a ring in many ways, one of them that an answer cannot be sent.
+#[test]
+fn what_was_pushed_into_a_ring_is_counted_though_its_writer_has_gone_on() {
+    // Whether the receiver finds the message together with the question is a matter of chance.
+    for _ in 0..5 {
+        fill_and_leave_a_ring();
+    }
+}
+
+fn fill_and_leave_a_ring() {
+    // As many immediates as a path remembers, and then more.
+    const FIRST: u32 = 8_192;
+    const ALL: u32 = 30_000;
+    let run_dir = tempfile::tempdir().expect("a directory");
+    let only_shm = || TransferConfig { tcp_listen: None, ..shm_config(run_dir.path()) };
+    // While the receiver is busy with the message, the second ring is filled and left as well.
+    let busy = Handlers {
+        on_message: Box::new(|_, _| std::thread::sleep(Duration::from_millis(100))),
+        ..Handlers::default()
+    };
+    // A receiver that sleeps at once wakes for the question, and finds the message behind it.
+    let (receiver, received) = start(TransferConfig { spin_us: 0, ..only_shm() }, busy);
+    let (sender, _) = start(only_shm(), Handlers::default());
+    let memory = Arc::new(SharedMemory::create("lanes", 4096, Prefault::No).expect("memory"));
+    let (_region, target) = receiver.register(memory).expect("room");
+    let peer = sender.connect(&receiver.endpoint()).expect("reachable");
+    let ended = Arc::new(AtomicUsize::new(0));
+    let write = |imm: u32| {
+        let write = Write {
+            peer,
+            source: Source::Inline(vec![1]),
+            target,
+            target_offset: 0,
+            imm: Some(imm),
+            checksum: None,
+            group: 0,
+            deadline: LONG,
+        };
+        let ended = Arc::clone(&ended);
+        let done = Completion::callback(move |outcome| {
+            assert_eq!(outcome, Ok(()));
+            ended.fetch_add(1, Ordering::Release);
+        });
+        sender.write(write, done).expect("accepted");
+    };
+    (0..FIRST).for_each(write);
+    until("the first path is used up", || ended.load(Ordering::Acquire) == FIRST as usize);
+    sender.send(peer, b"be busy".to_vec(), LONG, Completion::Ignore).expect("accepted");
+    (FIRST..ALL).for_each(write);
+    until("every write", || ended.load(Ordering::Acquire) == ALL as usize);
+    let writes = || metric(&received, "kvasir_transfer_writes_total", "received");
+    until("every count", || writes() >= f64::from(ALL));
+}
