@@ -56,6 +56,10 @@ pub(crate) fn question(request: &CloseRequest) -> Vec<u8> {
 /// `None` when these bytes are no question.
 pub(crate) fn read_question(bytes: &[u8]) -> Option<CloseRequest> {
     let Question { path, counted, messages } = Question::decode(bytes).ok()?;
+    // More than a path has frames: the answer might be longer than can be sent, and is remembered.
+    if counted.len() + messages.len() > FRAMES_MAX {
+        return None;
+    }
     let counted = counted.into_iter().map(|counted| {
         let CountedWire { imm, landed, undecided } = counted;
         Counted { imm, landed, undecided }
@@ -90,6 +94,17 @@ mod tests {
         let messages = vec![u64::MAX; FRAMES_MAX];
         let longest = CloseRequest { path, counted: Vec::new(), messages };
         assert!(question(&longest).len() <= CLOSING_BYTES_MAX);
+    }
+
+    #[test]
+    fn a_question_about_more_than_a_path_carries_is_none() {
+        let asked = |messages: usize| {
+            let counted = vec![Counted { imm: 1, landed: 0, undecided: 1 }];
+            let messages = vec![8; messages];
+            read_question(&question(&CloseRequest { path: PathIndex(1), counted, messages }))
+        };
+        assert!(asked(FRAMES_MAX - 1).is_some());
+        assert!(asked(FRAMES_MAX).is_none());
     }
 
     proptest! {

@@ -13,7 +13,8 @@
 //! what all connections share), `hello` and `peers` (who may connect, and cut-offs), then the domains
 //! `shm` and `tcp`, each with an outgoing and an incoming end. [`sim`] drives the same core under
 //! virtual time. What is shared without locks (`ring`, `sleeping`, `shm/gate`) is also compiled by
-//! `tests/models`, over loom's model of memory.
+//! `tests/models`, over loom's model of memory. What reads bytes of others is a target in `fuzzing`,
+//! run by the tests and by the fuzzer in `fuzz`.
 
 mod calls;
 mod closing;
@@ -23,6 +24,8 @@ pub mod descriptors;
 pub mod doorbell;
 pub mod endpoint;
 pub mod engine;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod hello;
 pub mod memory;
 mod metrics;

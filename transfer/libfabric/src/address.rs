@@ -43,8 +43,8 @@ pub(crate) struct VectorInner {
     domain: Arc<DomainInner>,
     format: u32,
     peers_max: usize,
-    /// By name: providers give one address to one name, however often it is inserted, so it must be
-    /// removed once.
+    /// By name, as it was inserted: providers give one address to one name, however often it is inserted,
+    /// so it must be removed once.
     peers: Mutex<BTreeMap<Vec<u8>, Known>>,
 }
 
@@ -63,6 +63,8 @@ pub struct Peer(pub(crate) Arc<PeerInner>);
 pub(crate) struct PeerInner {
     pub address: u64,
     name: Vec<u8>,
+    /// The name as it was inserted.
+    padded: Vec<u8>,
     pub vector: Arc<VectorInner>,
 }
 
@@ -106,7 +108,7 @@ impl AddressVector {
         let padded = padded_name(&name.0, vector.format)
             .ok_or(InsertError::NoName { bytes: name.0.len() })?;
         let mut peers = lock(&vector.peers);
-        let known = peers.get(&name.0).map(|(address, peer)| (*address, peer.upgrade()));
+        let known = peers.get(&padded).map(|(address, peer)| (*address, peer.upgrade()));
         let address = match known {
             Some((_, Some(peer))) => return Ok(Peer(peer)),
             // Its last holder is about to remove it, and will find that it need not.
@@ -116,8 +118,9 @@ impl AddressVector {
             }
             None => vector.insert_raw(&padded)?,
         };
-        let peer = Arc::new(PeerInner { address, name: name.0.clone(), vector: self.0.clone() });
-        peers.insert(name.0.clone(), (address, Arc::downgrade(&peer)));
+        let (name, vector) = (name.0.clone(), self.0.clone());
+        let peer = Arc::new(PeerInner { address, name, padded: padded.clone(), vector });
+        peers.insert(padded, (address, Arc::downgrade(&peer)));
         Ok(Peer(peer))
     }
 
@@ -148,12 +151,12 @@ impl VectorInner {
 
     fn remove(&self, peer: &PeerInner) {
         let mut peers = lock(&self.peers);
-        let is_last = peers.get(&peer.name).is_some_and(|(_, known)| known.strong_count() == 0);
+        let is_last = peers.get(&peer.padded).is_some_and(|(_, known)| known.strong_count() == 0);
         if !is_last {
             // Inserted again meanwhile, under the same address.
             return;
         }
-        peers.remove(&peer.name);
+        peers.remove(&peer.padded);
         let mut address = peer.address;
         let _serial = self.domain.enter();
         // SAFETY: inserted once and not removed yet, and no operation to it is under way. A provider
@@ -208,9 +211,9 @@ impl fmt::Debug for PeerInner {
     }
 }
 
-/// The name, as long as a provider of this address format may read. `None` when it is not of this
-/// format.
-fn padded_name(name: &[u8], format: u32) -> Option<Vec<u8>> {
+/// The name, as long as a provider of this address format may read, and the same for all names that it
+/// takes for the same. `None` when it is not of this format.
+pub(crate) fn padded_name(name: &[u8], format: u32) -> Option<Vec<u8>> {
     /// `sa_family` and the sizes of the addresses that follow it, on Linux.
     const AF_INET: u16 = 2;
     const AF_INET6: u16 = 10;
@@ -229,11 +232,15 @@ fn padded_name(name: &[u8], format: u32) -> Option<Vec<u8>> {
         FI_SOCKADDR_IN => is_in,
         FI_SOCKADDR_IN6 => is_in6,
         FI_ADDR_EFA => name.len() == EFA_BYTES,
-        // A text: ended below, whatever it holds.
+        // A text: ended below, whatever it holds, and of no account behind its end.
         FI_ADDR_STR => true,
         _ => false,
     };
-    let mut padded = name.to_vec();
+    let read = match format {
+        FI_ADDR_STR => name.split(|byte| *byte == 0).next().filter(|text| !text.is_empty())?,
+        _ => name,
+    };
+    let mut padded = read.to_vec();
     padded.resize(NAME_BYTES_MAX + 1, 0);
     fits.then_some(padded)
 }
@@ -263,5 +270,10 @@ mod tests {
     fn a_text_ends_whatever_it_holds() {
         let padded = padded_name(&[b'a'; NAME_BYTES_MAX], FI_ADDR_STR).expect("a text");
         assert_eq!(padded.last(), Some(&0));
+        // A second name of one peer would have the peer removed while it is in use.
+        let same =
+            |name: &[u8]| padded_name(name, FI_ADDR_STR) == padded_name(b"fi_shm://1", FI_ADDR_STR);
+        assert!(same(b"fi_shm://1\0") && same(b"fi_shm://1\0x") && !same(b"fi_shm://10"));
+        assert_eq!(padded_name(b"\0x", FI_ADDR_STR), None);
     }
 }

@@ -64,6 +64,8 @@ pub mod completion;
 pub mod domain;
 pub mod endpoint;
 pub mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod info;
 pub mod library;
 pub mod memory;

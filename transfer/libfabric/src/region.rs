@@ -442,13 +442,10 @@ impl RemoteRegion {
     /// [`OutOfRange`] when the range does not lie inside.
     pub fn at(&self, offset: u64, bytes: u64) -> Result<RemotePlace, OutOfRange> {
         let outside = OutOfRange { offset, bytes, region_bytes: self.bytes };
-        match offset.checked_add(bytes) {
-            Some(end) if end <= self.bytes => {}
-            _ => return Err(outside),
-        }
-        // A description from elsewhere may say anything.
-        let address = self.base.checked_add(offset).ok_or(outside)?;
-        Ok(RemotePlace { address, key: self.key })
+        let end = offset.checked_add(bytes).filter(|end| *end <= self.bytes).ok_or(outside)?;
+        // A description from elsewhere may say anything: also that it wraps around.
+        self.base.checked_add(end).ok_or(outside)?;
+        Ok(RemotePlace { address: self.base + offset, key: self.key })
     }
 
     /// For a handshake: base, key and length, little-endian.
@@ -497,5 +494,7 @@ mod tests {
     fn a_description_that_wraps_around_is_refused() {
         let region = RemoteRegion { base: u64::MAX - 10, key: RemoteKey(1), bytes: 4096 };
         assert!(region.at(11, 1).is_err());
+        assert!(region.at(5, 100).is_err(), "it begins before the end and goes on behind it");
+        assert!(region.at(5, 5).is_ok());
     }
 }

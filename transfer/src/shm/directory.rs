@@ -64,15 +64,20 @@ pub(super) fn sleeping(directory: &SharedMemory) -> Option<&AtomicU32> {
     directory.atomic_u32(SLEEPING).ok()
 }
 
-/// The length of the region in a slot, if it still is this one. Read in this order, the length is that
-/// of the key.
-pub(super) fn lookup(directory: &SharedMemory, slot: usize, key: u64) -> Option<u64> {
+/// The length of the region in a slot, if it still is this one; never more than is mapped of it here,
+/// because its owner writes what it likes. Read in this order, the length is that of the key.
+pub(super) fn lookup(
+    directory: &SharedMemory,
+    slot: usize,
+    key: u64,
+    mapped_bytes: u64,
+) -> Option<u64> {
     let [word, length] = words(directory, slot).ok()?;
     if word.load(Ordering::SeqCst) != key {
         return None;
     }
     let length_bytes = length.load(Ordering::Acquire);
-    (word.load(Ordering::Relaxed) == key).then_some(length_bytes)
+    (word.load(Ordering::Relaxed) == key).then_some(length_bytes.min(mapped_bytes))
 }
 
 fn words(
@@ -93,9 +98,10 @@ mod tests {
         directory.publish(5, 100);
         directory.publish(6, 200);
         let slot = directory.slot(5).expect("published");
-        let find = |directory: &Directory, key| lookup(directory.memory(), slot, key);
+        let find = |directory: &Directory, key| lookup(directory.memory(), slot, key, 1000);
         assert_eq!(find(&directory, 5), Some(100));
         assert_eq!(find(&directory, 6), None, "another slot has it");
+        assert_eq!(lookup(directory.memory(), slot, 5, 60), Some(60), "no more than is mapped");
         directory.withdraw(5);
         assert_eq!(find(&directory, 5), None);
         directory.publish(7, 300);
@@ -104,6 +110,6 @@ mod tests {
             (None, Some(300)),
             "slots are reused"
         );
-        assert_eq!(lookup(directory.memory(), usize::MAX, 7), None);
+        assert_eq!(lookup(directory.memory(), usize::MAX, 7, 1000), None);
     }
 }

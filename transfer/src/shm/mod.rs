@@ -6,6 +6,8 @@
 //! not with anything else: the receiver survives whatever a sender does to the ring.
 
 pub(crate) mod directory;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 mod gate;
 pub(crate) mod incoming;
 pub(crate) mod outgoing;

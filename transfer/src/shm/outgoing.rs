@@ -62,6 +62,13 @@ struct Mapped {
     slot: usize,
 }
 
+impl Mapped {
+    /// How much of the region may be written now. `None` once it is withdrawn.
+    fn length(&self, directory: &SharedMemory, key: u64) -> Option<u64> {
+        directory::lookup(directory, self.slot, key, self.memory.len() as u64)
+    }
+}
+
 /// What came of trying to land a frame.
 enum Landing {
     Done(Settled),
@@ -295,7 +302,7 @@ impl Up {
         offset: u64,
         bytes: u64,
     ) -> Result<(), Refusal> {
-        let length_bytes = directory::lookup(&self.directory, region.slot, target.key);
+        let length_bytes = region.length(&self.directory, target.key);
         check_bounds(length_bytes.ok_or(Refusal::Revoked)?, offset, bytes)
     }
 
@@ -309,8 +316,7 @@ impl Up {
             return Err(LinkEnd::Malformed);
         };
         // Regions that were revoked meanwhile need not stay mapped: their owner wants the pages back.
-        self.regions
-            .retain(|key, region| directory::lookup(&self.directory, region.slot, *key).is_some());
+        self.regions.retain(|key, region| region.length(&self.directory, *key).is_some());
         let question = RegionQuestion { key: target.key }.encode();
         descriptors::send(socket, &super::tagged(TAG_REGION, &question), &[])
             .map_err(|_| LinkEnd::Lost)?;
@@ -382,7 +388,7 @@ fn copy(
                 region.memory.copy_from(offset, source)
             }
         };
-        debug_assert!(copied.is_ok(), "the directory's length is that of the memory");
+        debug_assert!(copied.is_ok(), "no more is found than is mapped");
     }
     let Some(wanted) = checksum else { return true };
     // SAFETY: we have just written the range, and nobody else writes it before it is counted: two

@@ -3,6 +3,8 @@
 //! own, made by the other side.
 
 mod frame;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 pub(crate) mod incoming;
 pub(crate) mod outgoing;
 

@@ -42,6 +42,8 @@ mod completion;
 mod context;
 mod device;
 mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod ids;
 #[cfg(test)]
 mod layout;

@@ -1,0 +1,6 @@
+//! See `kvasir_transfer::fuzzing::closing_answer`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    kvasir_transfer::fuzzing::closing_answer(bytes);
+});

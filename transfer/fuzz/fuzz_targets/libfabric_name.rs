@@ -1,0 +1,6 @@
+//! See `kvasir_transfer_libfabric::fuzzing::name`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    kvasir_transfer_libfabric::fuzzing::name(bytes);
+});

@@ -1,0 +1,6 @@
+//! See `kvasir_transfer_verbs::fuzzing::gid`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    kvasir_transfer_verbs::fuzzing::gid(bytes);
+});
