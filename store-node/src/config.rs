@@ -52,7 +52,8 @@ pub struct Config {
     pub stop_timeout_ms: u64,
     /// How long an engine that was told to stop working on a share may take to let go of it, in
     /// milliseconds, before it is detached: it gets no more work, and its slots come free when its
-    /// process ends. More than the longest step of the engine.
+    /// process ends. The time does not run while the engine finishes, layer by layer, the step in
+    /// which it was told.
     pub engine_stop_timeout_ms: u64,
     /// How long a shutdown waits for the shares that are under way, in milliseconds.
     pub drain_ms: u64,

@@ -394,7 +394,7 @@ impl Owner {
     }
 
     fn released(&mut self, share: Share) {
-        self.engine_stops.remove(&share);
+        self.engine_stops.let_go(share);
         if let Some(leg) = self.legs.get(&share)
             && !leg.finished
         {
@@ -410,8 +410,8 @@ impl Owner {
         let listens = |session: &Session| session.epoch() == epoch && !session.is_expelled();
         if self.session.as_ref().is_some_and(listens) {
             tracing::info!(%share, %reason, "the engine is told to stop");
-            let due_ms = clock::now_ms() + self.config.engine_stop_timeout_ms;
-            self.engine_stops.insert(share, due_ms);
+            let progress = self.session.as_ref().and_then(Session::progress);
+            self.engine_stops.told(share, clock::now_ms(), progress);
             self.tell_engine(ToEngine::Stop(v1::Stop {
                 tx: Some(share.tx.into()),
                 side: share.side.to_wire(),
@@ -423,9 +423,9 @@ impl Owner {
     /// An engine that does not let go of what it was told to stop may write there for ever, and
     /// whatever else it is given it will hold as well: it is expelled.
     pub(super) fn look_after_engine_stops(&mut self, now_ms: u64) {
-        let late = self.engine_stops.iter().find(|(_, due_ms)| **due_ms <= now_ms);
-        if let Some((share, _)) = late {
-            let timeout_ms = self.config.engine_stop_timeout_ms;
+        let progress = self.session.as_ref().and_then(Session::progress);
+        let timeout_ms = self.config.engine_stop_timeout_ms;
+        if let Some(share) = self.engine_stops.late(now_ms, timeout_ms, progress) {
             self.expel(&Broken(format!(
                 "it was told to stop {share} and has not released it in {timeout_ms} ms; its slots \
                  come free when its process ends"

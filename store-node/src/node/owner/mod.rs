@@ -11,6 +11,7 @@
 
 mod arrivals;
 mod engine;
+mod engine_stops;
 mod failures;
 mod pushes;
 mod report;
@@ -27,6 +28,7 @@ use kvasir_proto::Share;
 use kvasir_transfer::{RegionHandle, SharedMemory, TransferEngine};
 
 use self::engine::{CacheShape, PendingAttach};
+use self::engine_stops::EngineStops;
 pub use self::failures::Failure;
 use super::arena::Arena;
 use super::command::Command;
@@ -86,7 +88,7 @@ pub struct Owner {
     /// Stops that peers have been asked for, and when they are cut off instead.
     stops: BTreeMap<Share, u64>,
     /// Stops that the engine has been told, and when it is expelled instead.
-    engine_stops: BTreeMap<Share, u64>,
+    engine_stops: EngineStops,
     writers: Writers,
     sent: SentPushes,
     transfer: TransferEngine,
@@ -136,7 +138,7 @@ impl Owner {
             tails,
             legs: BTreeMap::new(),
             stops: BTreeMap::new(),
-            engine_stops: BTreeMap::new(),
+            engine_stops: EngineStops::default(),
             writers,
             sent: SentPushes::default(),
             transfer,

@@ -280,7 +280,7 @@ impl Owner {
 
     fn ended(&mut self, share: Share, outcome: Outcome) {
         self.stops.remove(&share);
-        self.engine_stops.remove(&share);
+        self.engine_stops.let_go(share);
         let Some(leg) = self.legs.remove(&share) else { return };
         tracing::debug!(%share, ?outcome, "share ended");
         if let Some(incoming) = leg.incoming {
