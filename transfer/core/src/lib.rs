@@ -6,7 +6,7 @@
 //! counted), [`plan`] (how a write is cut into frames); then [`sender`], which ties [`op`]erations,
 //! [`groups`], [`session`]s, their [`path`]s and the [`throttle`] together, with `issue` (what goes next)
 //! and `failover` (what becomes of a lost path's frames, in the words of [`close`]); then [`receiver`],
-//! the other half of that conversation.
+//! the other half of that conversation. Apart from these, [`signal`]: words that must not overtake data.
 
 #![forbid(unsafe_code)]
 
@@ -24,6 +24,7 @@ pub mod receiver;
 pub mod regions;
 pub mod sender;
 pub mod session;
+pub mod signal;
 pub mod throttle;
 
 pub use close::{CloseRequest, CloseVerdict, Counted, PathIndex};
