@@ -196,6 +196,9 @@ pub enum Verdict {
     Excluded,
     /// It failed another request a moment ago.
     Avoided,
+    /// By its last report there is no room, but what had taken it has ended. It is taken only when
+    /// there is nobody else, and its node decides.
+    RoomUnreported,
     Draining,
     /// No decode instance could be paired with it.
     NoDecode,

@@ -71,6 +71,7 @@ impl fmt::Display for Verdict {
             Verdict::NoRoom => "no room",
             Verdict::Excluded => "failed this request",
             Verdict::Avoided => "failed a moment ago",
+            Verdict::RoomUnreported => "idle, and its room is not reported yet",
             Verdict::Draining => "draining",
             Verdict::NoDecode => "nobody to decode",
         })

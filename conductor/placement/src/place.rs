@@ -202,10 +202,12 @@ impl<'a> Planner<'a> {
             Verdict::Excluded
         } else if instance.report.draining {
             Verdict::Draining
-        } else if slots > instance.slots_left() {
+        } else if slots > instance.slots_left() && !could_hold_idle(instance, slots) {
             Verdict::NoRoom
         } else if instance.avoided() {
             Verdict::Avoided
+        } else if slots > instance.slots_left() {
+            Verdict::RoomUnreported
         } else {
             Verdict::Worse
         }
@@ -333,16 +335,17 @@ impl<'a> Planner<'a> {
     /// The decode side of a pair: within the objective, then least load; of those nearly as idle,
     /// one with room for the whole answer, then the longest prefix, then most room.
     fn choose_decode(&self, decodes: &[DecodeCandidate]) -> Option<usize> {
-        let usable = |avoided: bool| {
-            decodes.iter().enumerate().filter(move |(_, candidate)| {
-                eligible(candidate.verdict) && (avoided || candidate.verdict != Verdict::Avoided)
-            })
+        let usable = |rank: u8| {
+            let taken = move |candidate: &DecodeCandidate| {
+                eligible(candidate.verdict) && last_resort(candidate.verdict) == rank
+            };
+            decodes.iter().enumerate().filter(move |(_, candidate)| taken(candidate))
         };
-        let avoided = usable(false).next().is_none();
+        let rank = (0..=LAST_RESORT).find(|rank| usable(*rank).next().is_some())?;
         let misses =
             |candidate: &DecodeCandidate| candidate.tbt_us > self.request.objectives.tbt_us;
-        let all_miss = usable(avoided).all(|(_, candidate)| misses(candidate));
-        let in_time = || usable(avoided).filter(|(_, candidate)| all_miss || !misses(candidate));
+        let all_miss = usable(rank).all(|(_, candidate)| misses(candidate));
+        let in_time = || usable(rank).filter(|(_, candidate)| all_miss || !misses(candidate));
         let least = in_time().map(|(_, candidate)| candidate.load).min_by(f64::total_cmp)?;
         let near = least + self.view.policy().decode_load_margin;
         in_time()
@@ -400,16 +403,12 @@ impl<'a> Planner<'a> {
         pairs
     }
 
-    /// The least time to first token among those that meet the objectives; instances that failed
-    /// a moment ago only when there are no others.
+    /// The least time to first token among those that meet the objectives; instances whose room
+    /// is not reported, or that failed a moment ago, only when there are no others.
     fn winner(&self, pairs: &[Pair], prefills: &[PrefillCandidate]) -> Option<Pair> {
-        let with = |verdict: Verdict| {
-            pairs
-                .iter()
-                .filter(move |pair| prefills[pair.prefill].verdict == verdict)
-                .min_by_key(|pair| self.order(pair, prefills))
-        };
-        with(Verdict::Worse).or_else(|| with(Verdict::Avoided)).copied()
+        let rank = |pair: &Pair| last_resort(prefills[pair.prefill].verdict);
+        let in_time = pairs.iter().filter(|pair| eligible(prefills[pair.prefill].verdict));
+        in_time.min_by_key(|pair| (rank(pair), self.order(pair, prefills))).copied()
     }
 
     /// The best of those that miss an objective by estimates alone. See [`place`].
@@ -618,9 +617,26 @@ impl<'a> Planner<'a> {
 
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Whether a candidate may be taken: nothing speaks against it, or only a failure of late.
+/// Whether a candidate may be taken: nothing speaks against it, or nothing that is certain.
 fn eligible(verdict: Verdict) -> bool {
-    matches!(verdict, Verdict::Worse | Verdict::Avoided)
+    matches!(verdict, Verdict::Worse | Verdict::RoomUnreported | Verdict::Avoided)
+}
+
+/// The order in which eligible candidates are fallen back on.
+fn last_resort(verdict: Verdict) -> u8 {
+    match verdict {
+        Verdict::RoomUnreported => 1,
+        Verdict::Avoided => LAST_RESORT,
+        _ => 0,
+    }
+}
+
+const LAST_RESORT: u8 = 2;
+
+/// Slots that a report counts as taken end with the work that took them, and where none is left
+/// nothing would be refused rightly: a refusal must rest on work that is there.
+fn could_hold_idle(instance: &Instance, slots: u32) -> bool {
+    instance.is_idle() && slots <= instance.report.slots_total
 }
 
 /// Candidates are in the order of the view.
@@ -632,8 +648,7 @@ fn least(
     prefills: &[PrefillCandidate],
     wanted: impl Fn(&PrefillCandidate) -> bool,
 ) -> Option<usize> {
-    let order =
-        |candidate: &PrefillCandidate| (candidate.verdict == Verdict::Avoided, candidate.ttft_us);
+    let order = |candidate: &PrefillCandidate| (last_resort(candidate.verdict), candidate.ttft_us);
     prefills
         .iter()
         .enumerate()

@@ -106,7 +106,10 @@ pub struct Instance {
     /// fixed when the report comes, so that own work that ends later is not taken for theirs.
     other_tokens: u64,
     pub(crate) other_answers: u32,
-    /// Slots that were booked, or that answers grew into, since the last report.
+    /// Reports that it has made.
+    reports: u64,
+    /// Slots that were booked, or that answers grew into, since the last report, less those given
+    /// back.
     slots_booked: u32,
     /// Slots that the booked answers are expected to grow into yet.
     slots_expected: u32,
@@ -169,6 +172,21 @@ impl Instance {
             && self.other_answers == 0
     }
 
+    fn take_slots(&mut self, taken: &mut Taken, slots: u32) {
+        if taken.report != self.reports {
+            // The node has counted them itself.
+            *taken = Taken { report: self.reports, slots: 0 };
+        }
+        taken.slots = taken.slots.saturating_add(slots);
+        self.slots_booked = self.slots_booked.saturating_add(slots);
+    }
+
+    fn give_slots_back(&mut self, taken: Taken) {
+        if taken.report == self.reports {
+            self.slots_booked = self.slots_booked.saturating_sub(taken.slots);
+        }
+    }
+
     fn take_report(&mut self, report: InstanceReport, now_us: u64) {
         self.other_tokens =
             report.load.waiting_prompt_tokens.saturating_sub(self.prefills.tokens());
@@ -179,6 +197,7 @@ impl Instance {
             self.decodes.len() + if report.role == Role::Prefill { self.prefills.len() } else { 0 };
         self.other_answers = answers.saturating_sub(u32::try_from(booked).unwrap_or(u32::MAX));
         self.slots_booked = 0;
+        self.reports += 1;
         if self.avoid_until_us.is_some_and(|until_us| now_us >= until_us) {
             self.avoid_until_us = None;
         }
@@ -190,6 +209,14 @@ impl Instance {
 #[derive(Debug, PartialEq, Eq, Default)]
 pub(crate) struct Names {
     pub(crate) rows: Vec<(InstanceId, NodeId)>,
+}
+
+/// Slots that one booking has taken on one instance since that instance's latest report: they end
+/// with it, long before the next report says so.
+#[derive(Debug, Clone, Copy, Default)]
+struct Taken {
+    report: u64,
+    slots: u32,
 }
 
 #[derive(Debug, Clone)]
@@ -206,6 +233,8 @@ pub(crate) struct Booked {
     pub(crate) prefill_slots: u32,
     /// Slots of the prompt on the instance that decodes.
     pub(crate) decode_slots: u32,
+    prefill_taken: Taken,
+    decode_taken: Taken,
     pub(crate) growth: Growth,
 }
 
@@ -333,6 +362,8 @@ impl ClusterView {
             handed_over_us: None,
             prefill_slots: if placement.is_whole() { 0 } else { prefill_slots },
             decode_slots: prompt_blocks.saturating_sub(decode.held_blocks),
+            prefill_taken: Taken::default(),
+            decode_taken: Taken::default(),
             growth: placement.growth,
         };
         if let Some(instance) = self.find(prefill.instance) {
@@ -342,13 +373,13 @@ impl ClusterView {
                 predicted_us: placement.compute_us,
             };
             instance.prefills.book(id, work, now_us);
-            instance.slots_booked += booked.prefill_slots;
+            instance.take_slots(&mut booked.prefill_taken, booked.prefill_slots);
             instance.bytes_in += booked.fetch.map_or(0, |(_, bytes)| bytes);
         }
         if let Some(instance) = self.find(decode.instance) {
             booked.end_us = booked.end_us.saturating_add(instance.decode_model.answer_us());
             instance.decodes.book(booked.end_us);
-            instance.slots_booked += booked.decode_slots;
+            instance.take_slots(&mut booked.decode_taken, booked.decode_slots);
             instance.slots_expected += booked.growth.left_blocks();
         }
         if let Some((source, bytes)) = booked.fetch
@@ -394,9 +425,11 @@ impl ClusterView {
         let Some(booked) = self.bookings.get_mut(&id) else { return };
         let first_time = booked.handed_over_us.is_none();
         booked.handed_over_us = Some(booked.handed_over_us.unwrap_or(now_us));
+        let prefill_taken = std::mem::take(&mut booked.prefill_taken);
         let booked = booked.clone();
         if let Some(instance) = self.find(booked.prefill) {
             instance.prefills.remove(id, now_us);
+            instance.give_slots_back(prefill_taken);
             if let Some((computed_tokens, prefill_us)) = measured {
                 let reused = booked.prompt_tokens.saturating_sub(computed_tokens);
                 instance.prefill_model.observe(computed_tokens.into(), reused.into(), prefill_us);
@@ -415,11 +448,13 @@ impl ClusterView {
     /// The answer has so many tokens more.
     pub fn grew(&mut self, id: BookingId, tokens: u32) {
         let Some(booked) = self.bookings.get_mut(&id) else { return };
-        let (decode, before) = (booked.decode, booked.growth);
+        let before = booked.growth;
         booked.growth.advance(tokens);
         let after = booked.growth;
-        if let Some(instance) = self.find(decode) {
-            instance.slots_booked += after.grown_blocks() - before.grown_blocks();
+        let decode = booked.decode;
+        if let Some(instance) = self.instances.iter_mut().find(|i| i.reference == decode) {
+            let grown_blocks = after.grown_blocks() - before.grown_blocks();
+            instance.take_slots(&mut booked.decode_taken, grown_blocks);
             instance.slots_expected -= before.left_blocks();
             instance.slots_expected += after.left_blocks();
         }
@@ -440,9 +475,11 @@ impl ClusterView {
         let Some(booked) = self.bookings.remove(&id) else { return };
         if let Some(instance) = self.find(booked.prefill) {
             instance.prefills.remove(id, now_us);
+            instance.give_slots_back(booked.prefill_taken);
         }
         if let Some(instance) = self.find(booked.decode) {
             instance.decodes.remove(booked.end_us);
+            instance.give_slots_back(booked.decode_taken);
             instance.slots_expected -= booked.growth.left_blocks();
             if let (Some(tokens), Some(since_us)) = (completed, booked.handed_over_us) {
                 instance.decode_model.observe_answer(now_us.saturating_sub(since_us), tokens);
@@ -490,6 +527,7 @@ impl ClusterView {
             decodes: DecodeBookings::default(),
             other_tokens: 0,
             other_answers: 0,
+            reports: 0,
             slots_booked: 0,
             slots_expected: 0,
             avoid_until_us: None,

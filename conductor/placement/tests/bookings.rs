@@ -152,6 +152,60 @@ fn slots_are_taken_until_the_node_reports_them() {
 }
 
 #[test]
+fn slots_are_given_back_when_their_request_ends_and_not_when_a_report_comes() {
+    // 60 slots, of which each request takes 16 and its answer two; one stays all the time, so that
+    // neither side is ever idle.
+    let available = |slots: u32| move |report: &mut InstanceReport| report.slots_available = slots;
+    let mut world =
+        World::new(&["p0", "d0"]).reports("p0", available(60)).reports("d0", available(60));
+    world.book(0);
+    for _ in 0..30 {
+        let (id, _) = world.book(0);
+        world.view.prefilled(id, None, 0);
+        world.view.prefilled(id, None, 0);
+        world.view.grew(id, 100);
+        world.view.unbook(id, Some(100), 0);
+    }
+    for _ in 0..30 {
+        let (id, _) = world.book(0);
+        world.view.unbook(id, None, 0);
+    }
+    // The node has counted the slots of what ends after its report itself.
+    let (first, _) = world.book(0);
+    let mut world = world.reports("p0", available(60)).reports("d0", available(37));
+    world.book(0);
+    world.view.unbook(first, None, 0);
+    assert!(world.place(|_| {}).is_err(), "37 less 16, less two for each of two answers");
+}
+
+#[test]
+fn an_idle_cluster_does_not_refuse_for_want_of_room() {
+    let mut world = World::new(&["p0", "d0"]);
+    let (id, _) = world.book(0);
+    // The node's last word was said while this request had its slots.
+    let left = |report: &mut InstanceReport| {
+        report.slots_total = 37;
+        report.slots_available = 3;
+    };
+    let mut world = world.reports("p0", left).reports("d0", left);
+    let no_room =
+        |placed| matches!(placed, Err(Refusal::Overloaded { reason: OverloadReason::NoRoom, .. }));
+    assert!(no_room(world.place(|_| {})));
+    world.view.unbook(id, Some(100), 0);
+    assert!(world.place(|_| {}).is_ok(), "its node decides");
+    // Where somebody has room by what is known, that one is taken.
+    world.view.report(support::report("d1", 2, kvasir_placement::Role::Decode), 0);
+    let world = world.reports("d1", |report| report.load.running = 9);
+    let placement = world.place(|_| {}).expect("a placement");
+    assert_eq!(&*placement.decode().instance_id.0, "d1");
+    // What others run there is work, too, whoever has booked it.
+    let world = world
+        .reports("d0", |report| report.load.running = 1)
+        .reports("d1", |report| report.slots_available = 3);
+    assert!(no_room(world.place(|_| {})));
+}
+
+#[test]
 fn slots_that_answers_will_take_are_kept_for_them() {
     // 100 tokens after 1,000 take two blocks more; the profile's mean is above that.
     let mut world = World::new(&["p0", "d0"]).reports("d0", |report| report.slots_available = 36);

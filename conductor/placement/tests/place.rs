@@ -208,7 +208,10 @@ fn a_request_that_cannot_meet_its_objectives_is_refused_with_the_time_to_wait() 
     let full = World::new(&["p0", "d0"]).reports("d0", |report| report.load.running = 12);
     let want = overloaded(297_800, 1_000, OverloadReason::Ttft);
     check_refusal(&full, objectives(100_000, u64::MAX), want);
-    let no_room = World::new(&["p0", "d0"]).reports("d0", |report| report.slots_available = 16);
+    let no_room = World::new(&["p0", "d0"]).reports("d0", |report| {
+        report.slots_available = 16;
+        report.load.running = 1;
+    });
     let want = overloaded(11_000, 1_000, OverloadReason::NoRoom);
     check_refusal(&no_room, Objectives::NONE, want);
 }
