@@ -64,3 +64,8 @@ pub use write::{PageSide, Source, Write, WritePaged};
 pub fn checksum(bytes: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(bytes)
 }
+
+/// Its example is compiled and run as everybody else's.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
