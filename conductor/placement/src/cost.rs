@@ -208,6 +208,17 @@ impl DecodeModel {
         self.answer_tokens += weight * (f64::from(tokens) - self.answer_tokens);
     }
 
+    /// An answer broke off after this long, with so many tokens: it would have been that long at
+    /// least. Only one that goes beyond the mean says something, so that clients which go away early
+    /// do not make answers seem short; were none to count, answers that all end at a deadline would
+    /// teach nothing, and as many would be let in again.
+    pub fn observe_broken_off(&mut self, lasted_us: u64, tokens: u32) {
+        let (mean_us, mean_tokens) = (self.answer_us(), self.answer_tokens());
+        if lasted_us > mean_us || tokens > mean_tokens {
+            self.observe_answer(lasted_us.max(mean_us), tokens.max(mean_tokens));
+        }
+    }
+
     fn unscaled(&self, running: u32) -> f64 {
         self.profile.base_us + self.profile.sequence_us * f64::from(running.max(1))
     }

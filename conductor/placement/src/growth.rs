@@ -38,6 +38,11 @@ impl Growth {
         growth
     }
 
+    /// Tokens that it has.
+    pub(crate) fn answer_tokens(&self) -> u32 {
+        self.answer_tokens
+    }
+
     /// Blocks that it has taken.
     pub(crate) fn grown_blocks(&self) -> u32 {
         self.grown_blocks

@@ -469,7 +469,8 @@ impl ClusterView {
         }
     }
 
-    /// The request is over. When its answer reached its end, `completed` is how many tokens it has.
+    /// The request is over. When its answer reached its end, `completed` is how many tokens it has;
+    /// otherwise it broke off, by a deadline or since its client has gone.
     pub fn unbook(&mut self, id: BookingId, completed: Option<u32>, now_us: u64) {
         self.fetched(id, None);
         let Some(booked) = self.bookings.remove(&id) else { return };
@@ -481,8 +482,13 @@ impl ClusterView {
             instance.decodes.remove(booked.end_us);
             instance.give_slots_back(booked.decode_taken);
             instance.slots_expected -= booked.growth.left_blocks();
-            if let (Some(tokens), Some(since_us)) = (completed, booked.handed_over_us) {
-                instance.decode_model.observe_answer(now_us.saturating_sub(since_us), tokens);
+            if let Some(since_us) = booked.handed_over_us {
+                let lasted_us = now_us.saturating_sub(since_us);
+                let model = &mut instance.decode_model;
+                match completed {
+                    Some(tokens) => model.observe_answer(lasted_us, tokens),
+                    None => model.observe_broken_off(lasted_us, booked.growth.answer_tokens()),
+                }
             }
         }
     }

@@ -2,7 +2,9 @@
 
 mod support;
 
-use kvasir_placement::{BookingId, InstanceReport, OverloadReason, PrefixMatch, Refusal};
+use kvasir_placement::{
+    BookingId, InstanceReport, Objectives, OverloadReason, PrefixMatch, Refusal,
+};
 use support::World;
 
 #[test]
@@ -107,6 +109,83 @@ fn an_answer_lasts_from_its_first_hand_over() {
     };
     assert!((load(2_480_000) - 0.2).abs() < 1e-9);
     assert!((load(2_495_000) - 0.1).abs() < 1e-9);
+}
+
+/// Of twenty requests that come at once, for ten seats, those that are let in.
+fn burst(world: &mut World, now_us: u64) -> Vec<BookingId> {
+    let mut booked = Vec::new();
+    for number in 0..20 {
+        let id = BookingId(now_us + number);
+        let placed = world.place(|request| {
+            request.now_us = now_us;
+            request.max_tokens = 10_000;
+            request.objectives = Objectives { ttft_us: 2_000_000, ..Objectives::NONE };
+        });
+        match placed {
+            Ok(placement) => {
+                world.view.book(id, &placement, now_us);
+                world.view.prefilled(id, None, now_us);
+                booked.push(id);
+            }
+            Err(Refusal::Overloaded { reason: OverloadReason::Ttft, .. }) => {}
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+    booked
+}
+
+#[test]
+fn answers_that_all_break_off_at_a_deadline_let_fewer_in_until_they_end_sooner_again() {
+    let mut world = World::new(&["p0", "d0"]);
+    let mut now_us = 0;
+    let first = burst(&mut world, now_us);
+    assert_eq!(first.len(), 20, "answers of a second: the last one waits for as long");
+    now_us += 60_000_000;
+    for id in first {
+        world.view.grew(id, 400);
+        world.view.unbook(id, None, now_us);
+    }
+    let mut admitted = burst(&mut world, now_us);
+    assert_eq!(admitted.len(), 10, "as many as there are seats");
+    let mut bursts = 0;
+    while admitted.len() < 20 {
+        now_us += 1_000_000;
+        for id in admitted {
+            world.view.unbook(id, Some(100), now_us);
+        }
+        admitted = burst(&mut world, now_us);
+        bursts += 1;
+        assert!(bursts < 10, "it still lets in only {}", admitted.len());
+    }
+}
+
+#[test]
+fn an_answer_that_broke_off_was_longer_than_it_got_and_an_early_end_says_nothing() {
+    // The next one's wait for a seat, in ms, and whether it is expected to fit into 40 slots. By
+    // the profile an answer takes a second and has 256 tokens.
+    let check = |end_us: u64, tokens: u32, handed_over: bool, want: (u64, bool)| {
+        let mut world = World::new(&["p0", "d0"]);
+        let (id, _) = world.book(0);
+        if handed_over {
+            world.view.prefilled(id, None, 0);
+        }
+        world.view.grew(id, tokens);
+        world.view.unbook(id, None, end_us);
+        for _ in 0..10 {
+            let (id, _) = world.book(end_us);
+            world.view.prefilled(id, None, end_us);
+        }
+        let placement = world.place(|request| request.now_us = end_us).expect("a placement");
+        let world = world.reports("d0", |report| report.slots_available = 60);
+        let fits = world.place(|request| request.max_tokens = 100_000).is_ok();
+        let got = (placement.decode_wait_us / 1_000, fits);
+        assert_eq!(got, want, "{end_us} us, {tokens} tokens, handed over: {handed_over}");
+    };
+    check(10_000, 1, true, (100, true));
+    check(1_000_000, 256, true, (100, true));
+    check(10_000, 8_000, true, (100, false));
+    check(9_000_000, 1, true, (500, true));
+    check(9_000_000, 0, false, (100, true));
 }
 
 #[test]

@@ -86,7 +86,7 @@ impl Booking {
     }
 
     /// The answer has reached its end, with so many tokens. Without it the request counts as
-    /// broken off, and its length teaches nothing.
+    /// broken off: its answer would have been longer.
     pub fn complete(mut self, answer_tokens: u32) {
         self.completed = Some(answer_tokens);
     }
@@ -95,7 +95,11 @@ impl Booking {
 impl Drop for Booking {
     fn drop(&mut self) {
         let now_us = self.shared.now_us();
-        self.shared.lock().view.unbook(self.id, self.completed, now_us);
+        let mut state = self.shared.lock();
+        if self.grown_tokens > 0 {
+            state.view.grew(self.id, self.grown_tokens);
+        }
+        state.view.unbook(self.id, self.completed, now_us);
     }
 }
 
