@@ -89,8 +89,12 @@ impl Renewal {
 impl Renewer {
     /// Ends when no share is left to renew.
     async fn renew(self, mut held: Vec<Held>, losses: mpsc::Sender<Side>) {
+        let mut due = Instant::now();
         while !held.is_empty() {
-            tokio::time::sleep(self.lease / 3).await;
+            // At fixed times, so that an answer that is waited for does not put off the next
+            // question: one that never comes must not use up the lease.
+            due = (due + self.lease / 3).max(Instant::now());
+            tokio::time::sleep_until(due).await;
             let asked = Instant::now();
             let answers = join_all(held.iter().map(|held| self.renew_one(held))).await;
             let mut answers = answers.into_iter();

@@ -320,6 +320,26 @@ async fn leases_are_renewed_until_the_hand_over_and_not_after() {
 }
 
 #[tokio::test]
+async fn one_renewal_that_hangs_does_not_use_up_the_lease() {
+    let world = World::default();
+    let renewals = vec![Reply::Hang];
+    let prefill = Script { prefill: Leg::Hold, renewals, ..Script::default() };
+    let prefill = Pair::start(&world, "p", Role::Prefill, prefill).await;
+    let decode = Pair::start(&world, "d", Role::Decode, Script::default()).await;
+    let mut config = config(&[&prefill, &decode]);
+    config.lease_ms = 1_500;
+    let harness = Harness::start(config).await;
+    let release = async {
+        let asked = |h: &&Happened| matches!(h, Happened::Renew { node: "p", .. });
+        world.until("more renewals", |log| log.iter().filter(asked).count() >= 3).await;
+        prefill.change(|script| script.prefill = Leg::Do);
+    };
+    let (response, ()) = tokio::join!(harness.ask(COMPLETIONS, body()), release);
+    assert_eq!(response.status, 200, "{response:?}");
+    assert_eq!(world.count(|h| matches!(h, Happened::RanOut { .. })), 0, "{:#?}", world.log());
+}
+
+#[tokio::test]
 async fn who_only_said_no_is_tried_again_when_there_is_nobody_else() {
     let check = async |prefill: Leg, decode: Leg, status: u16| {
         let world = World::default();

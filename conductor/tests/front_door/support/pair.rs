@@ -1,8 +1,9 @@
 //! A fake store node and its fake engine, behind one gRPC server on loopback.
 
+use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::{Stream, StreamExt, stream};
 use kvasir_proto::v1::engine_server::{Engine, EngineServer};
@@ -45,6 +46,7 @@ impl Pair {
             role,
             address: address.clone(),
             script: Arc::clone(&script),
+            lease_ends: Arc::default(),
         };
         let stop = CancellationToken::new();
         let server = tonic::transport::Server::builder()
@@ -73,6 +75,8 @@ struct Fake {
     role: Role,
     address: String,
     script: Arc<Mutex<Script>>,
+    /// By transaction and side.
+    lease_ends: Arc<Mutex<BTreeMap<(u64, i32), Instant>>>,
 }
 
 impl Fake {
@@ -112,6 +116,19 @@ impl Fake {
             load: Some(v1::InstanceLoad::default()),
             load_at_unix_ms: 0,
         }
+    }
+
+    fn next_renewal(&self) -> Reply {
+        let renewals = &mut self.script.lock().expect("no panic").renewals;
+        if renewals.is_empty() { Reply::Do } else { renewals.remove(0) }
+    }
+
+    /// Whether the share was still leased; it is from now on.
+    fn lease(&self, tx: u64, side: i32, lease_ms: u64) -> bool {
+        let now = Instant::now();
+        let end = now + Duration::from_millis(lease_ms);
+        let before = self.lease_ends.lock().expect("no panic").insert((tx, side), end);
+        before.is_none_or(|end| now < end)
     }
 
     fn targets(&self, first_page: u32, until_page: u32) -> v1::WriteTargets {
@@ -176,6 +193,7 @@ impl StoreNode for Fake {
         self.world.note(Happened::Allocate { node: self.name, tx, request: request.clone() });
         let script = self.script();
         follow(script.allocate).await?;
+        self.lease(tx, request.side, request.lease_ms);
         let pages = request.prompt_tokens.div_ceil(BLOCK_TOKENS);
         let (held, until) = (script.held_blocks, request.fetch_until_block);
         let targets = match Side::from_wire(request.side).expect("a side") {
@@ -239,11 +257,17 @@ impl StoreNode for Fake {
         &self,
         request: Request<v1::RenewRequest>,
     ) -> Result<Response<v1::RenewReply>, Status> {
-        for share in request.into_inner().shares {
+        let v1::RenewRequest { shares, lease_ms } = request.into_inner();
+        for share in shares {
+            let (node, tx) = (self.name, serial(share.tx));
             let side = Side::from_wire(share.side).expect("a side");
-            self.world.note(Happened::Renew { node: self.name, tx: serial(share.tx), side });
+            self.world.note(Happened::Renew { node, tx, side });
             if self.script().unrenewed == Some(side) {
                 follow(Reply::Hang).await?;
+            }
+            follow(self.next_renewal()).await?;
+            if !self.lease(tx, share.side, lease_ms) {
+                self.world.note(Happened::RanOut { node, tx, side });
             }
         }
         Ok(Response::new(v1::RenewReply::default()))

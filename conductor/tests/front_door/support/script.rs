@@ -43,6 +43,8 @@ pub struct Script {
     pub commit: Reply,
     /// Renewals of shares of this side are never answered.
     pub unrenewed: Option<Side>,
+    /// What becomes of the next renewals, the first one first; those after them are done.
+    pub renewals: Vec<Reply>,
     /// So many calls of TxAbort fail before one succeeds.
     pub aborts_to_fail: u32,
     /// Answers as another incarnation than the one it described itself as.
@@ -72,6 +74,7 @@ impl Default for Script {
             push: Reply::Do,
             commit: Reply::Do,
             unrenewed: None,
+            renewals: Vec::new(),
             aborts_to_fail: 0,
             restarted: false,
             fingerprint: 7,

@@ -34,6 +34,12 @@ pub enum Happened {
         tx: u64,
         side: Side,
     },
+    /// A renewal came when the lease was over.
+    RanOut {
+        node: &'static str,
+        tx: u64,
+        side: Side,
+    },
     Generate {
         node: &'static str,
         tx: u64,
