@@ -1,6 +1,9 @@
 //! One task for each configured node: connect, subscribe, apply its events, and begin anew with a
-//! snapshot when anything is amiss (a gap, another incarnation, a broken or silent stream). What
-//! was known of a node that is lost is gone from every decision at once.
+//! snapshot when anything is amiss (a gap, another incarnation, a broken or silent stream).
+//!
+//! A node whose connection broke is most likely there: for `lost_keep_ms` its instances are taken
+//! when there are no others, and what is known of it stays. After that, and at once when it has
+//! restarted, is silent or cannot be understood, it is gone from every decision.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -55,6 +58,11 @@ enum Lost {
 }
 
 impl Lost {
+    /// It says nothing of the node itself, which may be reached over the next connection.
+    fn may_be_the_connection(&self) -> bool {
+        matches!(self, Lost::Connect(_) | Lost::Call(_) | Lost::Ended | Lost::Gap { .. })
+    }
+
     /// The label of the metric.
     fn reason(&self) -> &'static str {
         match self {
@@ -113,6 +121,7 @@ pub(super) async fn follow(
             () = shutdown.cancelled() => return,
             lost = session.run(&endpoint) => lost,
         };
+        session.keeps_node = lost.may_be_the_connection();
         let was_warm = session.warm;
         drop(session);
         shared.lock().unsettled.remove(&at);
@@ -131,13 +140,15 @@ pub(super) async fn follow(
     }
 }
 
-/// Cleans the index after lost nodes, a step at a time, so that decisions go on between steps.
+/// Forgets nodes that did not come back in time, and cleans the index after them, a step at a
+/// time, so that decisions go on between steps.
 pub(super) async fn sweep(shared: Arc<Shared>, shutdown: CancellationToken) {
     while !shutdown.is_cancelled() {
         tokio::select! {
             () = shutdown.cancelled() => return,
             () = tokio::time::sleep(SWEEP_INTERVAL) => {}
         }
+        forget_lost(&shared);
         while shared.lock().index.sweep_step() {
             tokio::task::yield_now().await;
         }
@@ -146,7 +157,26 @@ pub(super) async fn sweep(shared: Arc<Shared>, shutdown: CancellationToken) {
     }
 }
 
-/// One connection to one incarnation of one node. Dropping it removes the node.
+fn forget_lost(shared: &Shared) {
+    let keep_us = shared.options.lost_keep_ms * 1_000;
+    let now_us = shared.now_us();
+    let mut state = shared.lock();
+    for at in 0..state.nodes.len() {
+        let lost_us = state.nodes[at].as_ref().and_then(|node| node.lost_us);
+        if lost_us.is_some_and(|lost_us| now_us.saturating_sub(lost_us) >= keep_us) {
+            state.forget_node(at);
+            count_members(shared, &state);
+        }
+    }
+}
+
+fn count_members(shared: &Shared, state: &State) {
+    shared.metrics.instances.set(state.view.instances().len() as i64);
+    shared.metrics.index_entries.set(state.index.entries() as i64);
+}
+
+/// One connection to one incarnation of one node. Dropping it removes the node, or has it
+/// forgotten unless it is joined again soon.
 struct Session<'a> {
     shared: &'a Shared,
     at: usize,
@@ -154,6 +184,7 @@ struct Session<'a> {
     node_id: NodeId,
     incarnation: Incarnation,
     joined: bool,
+    keeps_node: bool,
     /// The sequence of the next change; absent until a whole snapshot is there.
     next_sequence: Option<u64>,
     warm: bool,
@@ -168,6 +199,7 @@ impl<'a> Session<'a> {
             node_id: NodeId::from(""),
             incarnation: Incarnation::default(),
             joined: false,
+            keeps_node: false,
             next_sequence: None,
             warm: false,
         }
@@ -216,9 +248,27 @@ impl<'a> Session<'a> {
         self.node_id = NodeId::from(status.node_id.as_str());
         self.incarnation = Incarnation(status.incarnation);
         let mut state = self.shared.lock();
-        if let Some(other) = state.nodes.iter().flatten().find(|node| node.node_id == self.node_id)
+        let named =
+            |node: &Option<Node>| node.as_ref().is_some_and(|node| node.node_id == self.node_id);
+        let known = state.nodes.iter().position(named);
+        if let Some(at) = known
+            && let Some(other) = &mut state.nodes[at]
         {
-            return Err(Lost::SameNode(other.address.clone()));
+            if other.lost_us.is_none() {
+                return Err(Lost::SameNode(other.address.clone()));
+            }
+            if at == self.at && other.incarnation == self.incarnation {
+                // What was booked on it goes on; what it holds comes with the next snapshot.
+                other.client = client;
+                other.lost_us = None;
+                self.joined = true;
+                self.shared.metrics.nodes_up.inc();
+                return Ok(());
+            }
+        }
+        // What is left of an earlier one, here or under an address that it has no more.
+        for at in known.into_iter().chain([self.at]) {
+            state.forget_node(at);
         }
         let index = state.index.add_node()?;
         state.nodes[self.at] = Some(Node {
@@ -229,6 +279,7 @@ impl<'a> Session<'a> {
             client,
             index,
             engines: BTreeMap::new(),
+            lost_us: None,
         });
         self.joined = true;
         self.shared.metrics.nodes_up.inc();
@@ -349,15 +400,16 @@ impl Drop for Session<'_> {
         if !self.joined {
             return;
         }
+        let now_us = self.shared.now_us();
         let mut state = self.shared.lock();
-        if let Some(node) = state.nodes[self.at].take() {
-            state.view.remove_instances(node.index, None);
-            state.index.retire_node(node.index);
+        if self.keeps_node {
+            state.lose_node(self.at, now_us);
+        } else {
+            state.forget_node(self.at);
         }
-        let metrics = &self.shared.metrics;
-        metrics.instances.set(state.view.instances().len() as i64);
-        metrics.index_entries.set(state.index.entries() as i64);
+        count_members(self.shared, &state);
         drop(state);
+        let metrics = &self.shared.metrics;
         metrics.nodes_up.dec();
         if self.warm {
             metrics.nodes_warm.dec();

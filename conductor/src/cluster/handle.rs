@@ -38,6 +38,8 @@ pub struct Options {
     pub connect_timeout_ms: u64,
     /// A node that says nothing for this long is lost. Nodes speak at least once a second.
     pub silence_ms_max: u64,
+    /// A node whose connection broke is forgotten when it is not followed again for this long.
+    pub lost_keep_ms: u64,
     /// A failed instance is avoided for at least this long, then until its next status.
     pub failed_avoid_ms: u64,
 }
@@ -53,6 +55,7 @@ impl Default for Options {
             reconnect_ms_max: 2_000,
             connect_timeout_ms: 2_000,
             silence_ms_max: 5_000,
+            lost_keep_ms: 1_000,
             failed_avoid_ms: 250,
         }
     }
@@ -293,8 +296,15 @@ impl Cluster {
     /// This incarnation of this node is followed now.
     pub fn follows(&self, node: &NodeHandle) -> bool {
         let state = self.shared.lock();
-        let mut followed = state.nodes.iter().flatten();
+        let mut followed = state.nodes.iter().flatten().filter(|node| node.lost_us.is_none());
         followed.any(|n| n.node_id == node.node_id && n.incarnation == node.incarnation)
+    }
+
+    /// The node that this instance is attached to is followed now.
+    pub fn is_followed(&self, instance: &InstanceId) -> bool {
+        let state = self.shared.lock();
+        let mut followed = state.nodes.iter().flatten().filter(|node| node.lost_us.is_none());
+        followed.any(|node| node.engines.contains_key(instance))
     }
 
     /// What a caller is told to wait until so many of the placed requests have ended, by what is

@@ -73,7 +73,7 @@ impl fmt::Debug for Shared {
 pub(super) struct State {
     pub(super) index: ShadowIndex,
     pub(super) view: ClusterView,
-    /// One for each configured address; absent while it is not connected.
+    /// One for each configured address; absent while nothing is known of it.
     pub(super) nodes: Vec<Option<Node>>,
     /// Addresses of which it is not known yet, since this conductor began, whether there is a
     /// node and what it holds. A node that comes later does not make the conductor less ready.
@@ -81,7 +81,7 @@ pub(super) struct State {
     bookings: u64,
 }
 
-/// A connected node.
+/// A connected node, or one whose connection was lost a moment ago.
 pub(super) struct Node {
     pub(super) node_id: NodeId,
     pub(super) incarnation: Incarnation,
@@ -90,6 +90,8 @@ pub(super) struct Node {
     pub(super) client: StoreNodeClient<Channel>,
     pub(super) index: NodeIndex,
     pub(super) engines: BTreeMap<InstanceId, EngineHandle>,
+    /// Since when it is not followed, though it may well be there. It is forgotten after a while.
+    pub(super) lost_us: Option<u64>,
 }
 
 /// The channel to an attached engine.
@@ -127,6 +129,25 @@ impl State {
             node: self.node_handle(chosen.node)?,
             held_blocks: chosen.held_blocks,
         })
+    }
+
+    /// The node at this place is not followed now: others are preferred until it is again.
+    pub(super) fn lose_node(&mut self, at: usize, now_us: u64) {
+        let State { nodes, view, .. } = self;
+        if let Some(node) = &mut nodes[at] {
+            node.lost_us = Some(now_us);
+            for instance in node.engines.keys() {
+                view.mark_failed(instance, now_us);
+            }
+        }
+    }
+
+    /// The node at this place is gone, and nothing is known of it any more.
+    pub(super) fn forget_node(&mut self, at: usize) {
+        if let Some(node) = self.nodes[at].take() {
+            self.view.remove_instances(node.index, None);
+            self.index.retire_node(node.index);
+        }
     }
 
     fn node(&self, index: NodeIndex) -> Option<&Node> {

@@ -4,10 +4,11 @@
 //! attempt that was running is dropped here and gives back what it held.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use kvasir_proto::InstanceId;
 use prometheus::IntGauge;
-use tokio::time::sleep_until;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::Instrument;
 
 use super::Serving;
@@ -78,6 +79,7 @@ async fn attempts(
         let prompt = job.prompt.keyed(&model);
         let keys = prompt.keys();
         let placed = place(serving, job, &model, keys, &mut avoided)
+            .await
             .map_err(|refusal| refused(serving, &prompt, refusal, last.as_ref()))?;
         tracing::debug!(placement = %placed.placement, "placed");
         if job.explain {
@@ -86,6 +88,7 @@ async fn attempts(
         let first_token = &first_token;
         let scene = Scene { serving, job, prompt: &prompt, phase, outlet, first_token };
         // Thirty kilobytes of it: on the heap, for as long as it runs.
+        let began = Instant::now();
         match Box::pin(attempt::run(scene, placed)).await {
             Ok(ended) => {
                 phase.set(Phase::Ended);
@@ -96,7 +99,7 @@ async fn attempts(
                 let InstanceFault { instance, kind, phase, message } = &fault;
                 let phase = phase.name();
                 tracing::warn!(%instance, ?kind, phase, message, "an attempt failed");
-                avoided.note(&fault);
+                avoided.note(&fault, began.elapsed());
                 last = Some(fault);
             }
         }
@@ -104,31 +107,55 @@ async fn attempts(
     Err(last.map_or_else(Failure::vanished, |fault| exhausted(serving, &job.prompt, fault)))
 }
 
-fn place(
+async fn place(
     serving: &Serving,
     job: &Job,
     model: &ServedModel,
     keys: &[kvasir_proto::BlockKey],
     avoided: &mut Avoided,
 ) -> Result<Placed, Refusal> {
-    let query = |exclude| PlaceQuery {
-        model,
-        keys,
-        prompt_tokens: job.prompt.length(),
-        max_tokens: job.sampling.max_tokens,
-        objectives: serving.options.objectives,
-        exclude,
+    let place = |avoided: &Avoided| {
+        serving.cluster.place(&PlaceQuery {
+            model,
+            keys,
+            prompt_tokens: job.prompt.length(),
+            max_tokens: job.sampling.max_tokens,
+            objectives: serving.options.objectives,
+            exclude: &avoided.all(),
+        })
     };
-    let all = avoided.all();
-    match serving.cluster.place(&query(&all)) {
-        // Somebody who only said no may have done so for a peer's fault.
-        Err(Refusal::NoInstance { .. }) if !avoided.doubtful.is_empty() => {
-            avoided.doubtful.clear();
-            serving.cluster.place(&query(&avoided.certain))
-        }
-        placed => placed,
+    let mut placed = place(avoided);
+    // Somebody who only said no may have done so for a peer's fault.
+    if matches!(placed, Err(Refusal::NoInstance { .. })) && !avoided.doubtful.is_empty() {
+        avoided.doubtful.clear();
+        placed = place(avoided);
     }
+    if matches!(placed, Err(Refusal::NoInstance { .. })) && is_one_back(serving, avoided).await {
+        avoided.broke_off.clear();
+        placed = place(avoided);
+    }
+    placed
 }
+
+/// Waits a moment for the node of one that broke off, if there is any, to be followed again.
+async fn is_one_back(serving: &Serving, avoided: &Avoided) -> bool {
+    if avoided.broke_off.is_empty() {
+        return false;
+    }
+    let back = async {
+        while !avoided.broke_off.iter().any(|instance| serving.cluster.is_followed(instance)) {
+            sleep(BACK_POLL).await;
+        }
+    };
+    timeout(BACK_WITHIN, back).await.is_ok()
+}
+
+/// A broken connection is made anew within a moment.
+const BACK_WITHIN: Duration = Duration::from_secs(1);
+const BACK_POLL: Duration = Duration::from_millis(10);
+/// An attempt that takes longer than this to fail has waited for an answer that did not come, and
+/// would wait as long once more.
+const HUNG: Duration = Duration::from_secs(5);
 
 /// Instances that failed this request.
 #[derive(Debug, Default)]
@@ -137,19 +164,29 @@ struct Avoided {
     /// It was there and said no, so that its peer may be to blame: tried again when there is
     /// nobody else.
     doubtful: Vec<InstanceId>,
+    /// It was lost before it could have hung, perhaps only its connection: tried once more when
+    /// there is nobody else and it can be reached again.
+    broke_off: Vec<InstanceId>,
+    lost_before: Vec<InstanceId>,
 }
 
 impl Avoided {
-    fn note(&mut self, fault: &InstanceFault) {
+    fn note(&mut self, fault: &InstanceFault, after: Duration) {
+        let instance = &fault.instance;
         let list = match fault.kind {
+            FaultKind::Lost if after < HUNG && !self.lost_before.contains(instance) => {
+                self.lost_before.push(instance.clone());
+                &mut self.broke_off
+            }
             FaultKind::NoRoom | FaultKind::Lost => &mut self.certain,
             FaultKind::Refused => &mut self.doubtful,
         };
-        list.push(fault.instance.clone());
+        list.push(instance.clone());
     }
 
     fn all(&self) -> Vec<InstanceId> {
-        self.certain.iter().chain(&self.doubtful).cloned().collect()
+        let Avoided { certain, doubtful, broke_off, .. } = self;
+        certain.iter().chain(doubtful).chain(broke_off).cloned().collect()
     }
 }
 

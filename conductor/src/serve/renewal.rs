@@ -41,6 +41,8 @@ struct Held {
     node: NodeHandle,
     side: Side,
     renewed: Instant,
+    /// The last renewal was not answered, and its node was not followed then.
+    unfollowed: bool,
 }
 
 /// What a node said.
@@ -64,7 +66,8 @@ impl Renewal {
         let stopped = stop.clone();
         let (losses, lost) = mpsc::channel(SIDES);
         let renewed = Instant::now();
-        let held = shares.into_iter().map(|(node, side)| Held { node, side, renewed }).collect();
+        let held = |(node, side)| Held { node, side, renewed, unfollowed: false };
+        let held = shares.into_iter().map(held).collect();
         let renew = async move {
             tokio::select! {
                 () = renewer.renew(held, losses) => {}
@@ -76,7 +79,7 @@ impl Renewal {
     }
 
     /// The next side whose share could not be renewed for as long as a lease, or whose node does
-    /// not answer and is followed no more: it is over, or will be before anything comes of it.
+    /// not answer twice and is followed no more: it is over, or will be before anything comes of it.
     pub async fn lost(&mut self) -> Side {
         match self.lost.recv().await {
             Some(side) => side,
@@ -100,7 +103,7 @@ impl Renewer {
             let mut answers = answers.into_iter();
             held.retain_mut(|held| match answers.next().unwrap_or(Answer::Nothing) {
                 Answer::Renewed => {
-                    held.renewed = asked;
+                    (held.renewed, held.unfollowed) = (asked, false);
                     true
                 }
                 Answer::Unknown => {
@@ -126,9 +129,12 @@ impl Renewer {
         }
     }
 
-    /// One that answers is not lost, even if its events have just ended: they begin anew.
-    fn is_lost(&self, held: &Held) -> bool {
-        held.renewed.elapsed() >= self.lease || !self.cluster.follows(&held.node)
+    /// One that answers is not lost, even if its events have just ended: they begin anew. Nor is
+    /// one whose connection broke under one renewal: the next one goes over another connection.
+    fn is_lost(&self, held: &mut Held) -> bool {
+        let was_unfollowed = held.unfollowed;
+        held.unfollowed = !self.cluster.follows(&held.node);
+        held.renewed.elapsed() >= self.lease || (was_unfollowed && held.unfollowed)
     }
 
     fn share(&self, held: &Held) -> Share {

@@ -319,6 +319,74 @@ async fn leases_are_renewed_until_the_hand_over_and_not_after() {
     assert_eq!(renewals(), before);
 }
 
+/// A prefill and a decode instance, and the conductor before them.
+async fn lone_pair(world: &World, prefill: Script, decode: Script) -> ([Pair; 2], Harness) {
+    let pairs = [
+        Pair::start(world, "p", Role::Prefill, prefill).await,
+        Pair::start(world, "d", Role::Decode, decode).await,
+    ];
+    let mut config = config(&[&pairs[0], &pairs[1]]);
+    config.lease_ms = 1_000;
+    (pairs, Harness::start(config).await)
+}
+
+const LOSSES: &str = "kvasir_conductor_node_losses_total{reason=\"ended\"}";
+
+#[tokio::test]
+async fn a_connection_that_breaks_does_not_end_the_service_of_an_only_instance() {
+    let world = World::default();
+    let (pairs, harness) = lone_pair(&world, Script::default(), Script::default()).await;
+    for pair in &pairs {
+        pair.change(|script| script.away = true);
+    }
+    harness.until_metric(LOSSES, |losses| losses >= 2.0).await;
+    let response = harness.ask(COMPLETIONS, body()).await;
+    assert_eq!(response.status, 200, "its calls go through: {response:?}");
+}
+
+#[tokio::test]
+async fn a_renewal_that_breaks_with_the_connection_is_made_again() {
+    let world = World::default();
+    let held = Script { prefill: Leg::Hold, ..Script::default() };
+    let (pairs, harness) = lone_pair(&world, held, Script::default()).await;
+    let asked = |log: &[Happened]| {
+        log.iter().filter(|h| matches!(h, Happened::Renew { node: "p", .. })).count()
+    };
+    let breaking = async {
+        let generating = |h: &Happened| matches!(h, Happened::Generate { node: "p", .. });
+        world.until("the prefill", |log| log.iter().any(generating)).await;
+        pairs[0].change(|script| script.away = true);
+        harness.until_metric(LOSSES, |losses| losses >= 1.0).await;
+        pairs[0].change(|script| script.renewals = vec![Reply::Fail(Code::Unavailable)]);
+        let before = asked(&world.log());
+        world.until("one that fails and one more", |log| asked(log) >= before + 2).await;
+        pairs[0].change(|script| script.prefill = Leg::Do);
+    };
+    let (response, ()) = tokio::join!(harness.ask(COMPLETIONS, body()), breaking);
+    assert_eq!(response.status, 200, "{response:?}");
+    assert_eq!(harness.metric("kvasir_conductor_renewals_lost_total").await, 0.0);
+    assert_eq!(world.count(|h| matches!(h, Happened::Allocate { .. })), 2, "one attempt");
+}
+
+#[tokio::test]
+async fn an_only_instance_that_broke_off_is_tried_again_once_it_is_back() {
+    let world = World::default();
+    let held = Script { prefill: Leg::Hold, ..Script::default() };
+    let (pairs, harness) = lone_pair(&world, held, Script::default()).await;
+    let breaking = async {
+        let generating = |h: &Happened| matches!(h, Happened::Generate { node: "p", .. });
+        world.until("the prefill", |log| log.iter().any(generating)).await;
+        pairs[0].change(|script| script.away = true);
+        harness.until_metric(LOSSES, |losses| losses >= 1.0).await;
+        pairs[0].change(|script| script.prefill = Leg::Fail(Code::Unavailable));
+        let over = |h: &Happened| matches!(h, Happened::Abort { node: "p", .. });
+        world.until("the first attempt's end", |log| log.iter().any(over)).await;
+        pairs[0].change(|script| (script.prefill, script.away) = (Leg::Do, false));
+    };
+    let (response, ()) = tokio::join!(harness.ask(COMPLETIONS, body()), breaking);
+    assert_eq!(response.status, 200, "{response:?}");
+}
+
 #[tokio::test]
 async fn one_renewal_that_hangs_does_not_use_up_the_lease() {
     let world = World::default();
@@ -353,8 +421,9 @@ async fn who_only_said_no_is_tried_again_when_there_is_nobody_else() {
     };
     check(Leg::FailFirst(Code::Aborted), Leg::Do, 200).await;
     check(Leg::Do, Leg::FailFirst(Code::AlreadyExists), 200).await;
-    // Who is lost is lost.
-    check(Leg::Do, Leg::FailFirst(Code::Unavailable), 503).await;
+    // Who broke off is tried once more.
+    check(Leg::Do, Leg::FailFirst(Code::Unavailable), 200).await;
+    check(Leg::Do, Leg::Fail(Code::Unavailable), 503).await;
     check(Leg::Fail(Code::Aborted), Leg::Do, 503).await;
 }
 

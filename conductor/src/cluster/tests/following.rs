@@ -125,7 +125,7 @@ async fn another_incarnation_starts_from_nothing() {
 }
 
 #[tokio::test]
-async fn a_lost_node_is_gone_at_once_and_comes_back() {
+async fn a_lost_node_is_gone_soon_and_comes_back() {
     let mut p = node("p", v1::Role::Prefill).await;
     let mut d = node("d", v1::Role::Decode).await;
     let world = World::of(&[&p, &d]);
@@ -146,6 +146,65 @@ async fn a_lost_node_is_gone_at_once_and_comes_back() {
     let _to_p = followed(&mut p).await;
     eventually("it is back", || world.held() == Some(0)).await;
     drop(to_d);
+}
+
+#[tokio::test]
+async fn a_node_whose_stream_ends_is_kept_and_goes_on_where_it_was() {
+    let mut b = node("b", v1::Role::Both).await;
+    let world =
+        World::with(vec![b.address.to_string()], |options| options.lost_keep_ms = 3_600_000);
+    let events = b.subscription().await;
+    events.snapshot(0, &prompt_keys()).await;
+    eventually("the snapshot", || world.held() == Some(10)).await;
+    let member = || world.plan().expect("placed").placement.prefill().instance;
+    let before = member();
+    drop(events);
+    eventually("lost", || world.metric("kvasir_conductor_node_losses_total") == 1.0).await;
+    assert!(world.is_ready());
+    let events = b.subscription().await;
+    assert_eq!(world.held(), Some(10), "until it says what it holds");
+    events.snapshot(0, &prompt_keys()[..3]).await;
+    eventually("the new snapshot", || world.held() == Some(3)).await;
+    assert_eq!(member(), before, "what is booked there still counts");
+    assert_eq!(world.metric("kvasir_conductor_nodes_up"), 1.0);
+    // Another incarnation is another node.
+    b.described.lock().expect("free").incarnation = 2;
+    drop(events);
+    let _events = b.subscription().await;
+    eventually("the new one", || world.held() == Some(0)).await;
+    assert_eq!(world.plan().expect("placed").prefill.node.incarnation.0, 2);
+    assert_eq!(world.metric("kvasir_conductor_instances"), 1.0);
+}
+
+#[tokio::test]
+async fn others_are_preferred_to_a_node_whose_stream_has_ended() {
+    let (mut a, mut b) = (node("a", v1::Role::Both).await, node("b", v1::Role::Both).await);
+    let nodes = vec![a.address.to_string(), b.address.to_string()];
+    let world = World::with(nodes, |options| options.lost_keep_ms = 3_600_000);
+    let to_a = a.subscription().await;
+    to_a.snapshot(0, &prompt_keys()).await;
+    let _to_b = followed(&mut b).await;
+    let chosen = || world.plan().ok().map(|plan| plan.prefill.instance_id.to_string());
+    eventually("both", || world.is_ready()).await;
+    assert_eq!(chosen().as_deref(), Some("engine-a"));
+    drop((a, to_a));
+    eventually("the other one", || chosen().as_deref() == Some("engine-b")).await;
+    assert!(!world.cluster.is_followed(&"engine-a".into()));
+    assert!(world.cluster.is_followed(&"engine-b".into()));
+}
+
+#[tokio::test]
+async fn a_node_that_has_restarted_is_not_kept() {
+    let mut b = node("b", v1::Role::Both).await;
+    let world = World::with(vec![b.address.to_string()], |options| {
+        options.lost_keep_ms = 3_600_000;
+        (options.reconnect_ms_min, options.reconnect_ms_max) = (3_600_000, 3_600_000);
+    });
+    let mut events = followed(&mut b).await;
+    eventually("served", || world.plan().is_ok()).await;
+    events.incarnation = 2;
+    events.changes(1, &[]).await;
+    eventually("gone", || world.plan().is_err()).await;
 }
 
 #[tokio::test]

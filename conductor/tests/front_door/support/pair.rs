@@ -164,6 +164,9 @@ impl StoreNode for Fake {
         &self,
         _: Request<v1::DescribeRequest>,
     ) -> Result<Response<v1::NodeDescription>, Status> {
+        if self.script().away {
+            return Err(Status::unavailable("as the script says"));
+        }
         Ok(Response::new(self.description()))
     }
 
@@ -177,7 +180,12 @@ impl StoreNode for Fake {
         let first = stream::iter([event(v1::node_event::Event::Snapshot(snapshot))]);
         let fake = self.clone();
         let rest = stream::unfold(fake, move |fake| async move {
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            for _ in 0..50 {
+                if fake.script().away {
+                    return None;
+                }
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
             let status = v1::node_event::Event::Status(fake.description());
             Some((Ok(v1::NodeEvent { incarnation: 1, event: Some(status) }), fake))
         });
@@ -350,6 +358,7 @@ impl Fake {
             plan = which(&self.script());
         }
         match plan {
+            Leg::Fail(code) => return fail(code).await,
             Leg::Hang => return std::future::pending().await,
             Leg::End => return,
             _ => {}

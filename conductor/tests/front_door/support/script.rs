@@ -47,6 +47,8 @@ pub struct Script {
     pub renewals: Vec<Reply>,
     /// So many calls of TxAbort fail before one succeeds.
     pub aborts_to_fail: u32,
+    /// Its events end, and it does not describe itself: it cannot be followed.
+    pub away: bool,
     /// Answers as another incarnation than the one it described itself as.
     pub restarted: bool,
     /// Another number is another model under the same name.
@@ -76,6 +78,7 @@ impl Default for Script {
             unrenewed: None,
             renewals: Vec::new(),
             aborts_to_fail: 0,
+            away: false,
             restarted: false,
             fingerprint: 7,
             context_tokens: 512,
