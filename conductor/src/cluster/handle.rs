@@ -20,7 +20,7 @@ use tonic::transport::Channel;
 use super::booking::Booking;
 use super::follow;
 use super::metrics::Metrics;
-use super::state::{Shared, State};
+use super::state::{Failed, Shared, State};
 
 /// How the cluster is followed.
 #[derive(Debug, Clone)]
@@ -40,8 +40,11 @@ pub struct Options {
     pub silence_ms_max: u64,
     /// A node whose connection broke is forgotten when it is not followed again for this long.
     pub lost_keep_ms: u64,
-    /// A failed instance is avoided for at least this long, then until its next status.
+    /// A failed instance is avoided for at least this long, then until its next status; for twice
+    /// as long each time that it fails again before it has served anything, up to the most. Its
+    /// node reports for an engine that hangs, too.
     pub failed_avoid_ms: u64,
+    pub failed_avoid_ms_max: u64,
 }
 
 impl Default for Options {
@@ -57,6 +60,7 @@ impl Default for Options {
             silence_ms_max: 5_000,
             lost_keep_ms: 1_000,
             failed_avoid_ms: 250,
+            failed_avoid_ms_max: 30_000,
         }
     }
 }
@@ -324,11 +328,33 @@ impl Cluster {
         state.view.policy().retry_after_ms(drain_us)
     }
 
-    /// Prefer others to this instance for a moment.
+    /// Prefer others to this instance for a while.
     pub fn mark_failed(&self, instance: &InstanceId) {
-        let until_us = self.shared.now_us() + self.shared.options.failed_avoid_ms * 1_000;
-        self.shared.lock().view.mark_failed(instance, until_us);
-        tracing::info!(%instance, "instance is avoided after a failure");
+        let Options { failed_avoid_ms, failed_avoid_ms_max, .. } = self.shared.options;
+        let now_us = self.shared.now_us();
+        let mut state = self.shared.lock();
+        let state = &mut *state;
+        let failures = &mut state.failures;
+        // Who is gone is not remembered.
+        failures
+            .retain(|id, _| state.view.instances().iter().any(|i| i.report().instance_id == *id));
+        let failed = failures.entry(instance.clone()).or_default();
+        // Requests that were placed before it was avoided say nothing new.
+        if now_us >= failed.avoid_until_us {
+            let avoid_ms = (failed_avoid_ms << failed.in_a_row.min(16)).min(failed_avoid_ms_max);
+            *failed =
+                Failed { in_a_row: failed.in_a_row + 1, avoid_until_us: now_us + avoid_ms * 1_000 };
+            tracing::info!(%instance, avoid_ms, "instance is avoided after a failure");
+        }
+        state.view.mark_failed(instance, failed.avoid_until_us);
+    }
+
+    /// These instances have just done what they were asked to.
+    pub fn mark_served(&self, instances: &[&InstanceId]) {
+        let mut state = self.shared.lock();
+        for instance in instances {
+            state.failures.remove(*instance);
+        }
     }
 }
 

@@ -38,6 +38,7 @@ impl Shared {
             view: ClusterView::new(options.policy, options.profile),
             nodes: options.nodes.iter().map(|_| None).collect(),
             unsettled: (0..options.nodes.len()).collect(),
+            failures: BTreeMap::new(),
             bookings: 0,
         };
         Shared {
@@ -78,7 +79,16 @@ pub(super) struct State {
     /// Addresses of which it is not known yet, since this conductor began, whether there is a
     /// node and what it holds. A node that comes later does not make the conductor less ready.
     pub(super) unsettled: BTreeSet<usize>,
+    /// Instances that have failed since they last served anything.
+    pub(super) failures: BTreeMap<InstanceId, Failed>,
     bookings: u64,
+}
+
+/// How often an instance has failed in a row, each time after it was avoided for the time before.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Failed {
+    pub(super) in_a_row: u32,
+    pub(super) avoid_until_us: u64,
 }
 
 /// A connected node, or one whose connection was lost a moment ago.
@@ -133,11 +143,12 @@ impl State {
 
     /// The node at this place is not followed now: others are preferred until it is again.
     pub(super) fn lose_node(&mut self, at: usize, now_us: u64) {
-        let State { nodes, view, .. } = self;
+        let State { nodes, view, failures, .. } = self;
         if let Some(node) = &mut nodes[at] {
             node.lost_us = Some(now_us);
             for instance in node.engines.keys() {
-                view.mark_failed(instance, now_us);
+                let failed = failures.get(instance).copied().unwrap_or_default();
+                view.mark_failed(instance, failed.avoid_until_us.max(now_us));
             }
         }
     }

@@ -112,7 +112,13 @@ pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, End
                     let _ = cached.set(accepted.cached_tokens);
                 }
                 Ok(Event::Accepted(_)) => {}
-                Ok(Event::Tokens(tokens)) => course.tokens(tokens).await?,
+                Ok(Event::Tokens(tokens)) => {
+                    if !course.is_handed_over() {
+                        let served = [&prefill.instance_id, &answering.instance_id];
+                        serving.cluster.mark_served(&served);
+                    }
+                    course.tokens(tokens).await?;
+                }
                 Ok(Event::Finished(finished)) => break finished,
                 Err(status) => {
                     let fault = engine_fault(scene, &status, answering);

@@ -204,8 +204,13 @@ fn refused(
 }
 
 fn exhausted(serving: &Serving, prompt: &Prompt, fault: InstanceFault) -> Failure {
-    let InstanceFault { instance, kind, message, .. } = fault;
-    let reason = format!("instance {instance}: {message}");
+    // What the call's status says is in the log: it is about connections and nodes.
+    let InstanceFault { instance, kind, .. } = fault;
+    let reason = match kind {
+        FaultKind::NoRoom => format!("instance {instance} has no room for it"),
+        FaultKind::Lost => format!("instance {instance} does not answer"),
+        FaultKind::Refused => format!("instance {instance} refused it"),
+    };
     match kind {
         FaultKind::NoRoom => Failure::no_room(&serving.cluster, &instance, prompt, reason),
         FaultKind::Lost | FaultKind::Refused => Failure::NoInstance { reason },

@@ -154,7 +154,11 @@ async fn all_instances_failing_is_503() {
     let (_pairs, harness) = nodes(&world, [dead(), dead()], scripts).await;
     let response = harness.ask(COMPLETIONS, body()).await;
     assert_eq!(response.status, 503, "{response:?}");
-    assert_eq!(response.json()["error"]["code"], "no_instance");
+    let error = &response.json()["error"];
+    assert_eq!(error["code"], "no_instance");
+    let message = error["message"].as_str().expect("text");
+    assert!(message.contains("engine-p") && message.contains("does not answer"), "{message}");
+    assert!(!message.contains("Unavailable") && !message.contains("script"), "{message}");
     world.until_all_shares_are_aborted().await;
 }
 
