@@ -125,8 +125,10 @@ async fn place(
         })
     };
     let mut placed = place(avoided);
-    // Somebody who only said no may have done so for a peer's fault.
-    if matches!(placed, Err(Refusal::NoInstance { .. })) && !avoided.doubtful.is_empty() {
+    // Somebody who only said no may have done so for a peer's fault. It is tried again when there is
+    // nobody else, and rather than to wait for others that have no time for it.
+    let nobody = matches!(placed, Err(Refusal::NoInstance { .. } | Refusal::Overloaded { .. }));
+    if nobody && !avoided.doubtful.is_empty() {
         avoided.doubtful.clear();
         placed = place(avoided);
     }

@@ -432,6 +432,19 @@ async fn who_only_said_no_is_tried_again_when_there_is_nobody_else() {
 }
 
 #[tokio::test]
+async fn who_only_said_no_is_tried_again_when_the_others_have_no_room() {
+    let world = World::default();
+    let refuses = Script { decode: Leg::FailFirst(Code::Aborted), ..Script::default() };
+    let full = Script { full: true, ..Script::default() };
+    let prefills = [Script::default(), Script::default()];
+    let (_pairs, harness) = nodes(&world, prefills, [refuses, full]).await;
+    let response = harness.ask(COMPLETIONS, body()).await;
+    assert_eq!(response.status, 200, "{response:?}");
+    let tried = world.count(|h| matches!(h, Happened::Allocate { node: "d1", .. }));
+    assert_eq!(tried, 2, "{:#?}", world.log());
+}
+
+#[tokio::test]
 async fn a_node_that_misses_an_abort_is_told_again() {
     let world = World::default();
     let decode =

@@ -111,9 +111,12 @@ impl Fake {
             layout: Some((&SlotLayout::layer_major(BLOCK_TOKENS, 2, 64).expect("fits")).into()),
             slots_total: 100_000,
             slots_free: 100_000,
-            slots_available: 100_000,
+            slots_available: if self.script().full { 0 } else { 100_000 },
             draining: false,
-            load: Some(v1::InstanceLoad::default()),
+            load: Some(v1::InstanceLoad {
+                running: self.script().full.into(),
+                ..v1::InstanceLoad::default()
+            }),
             load_at_unix_ms: 0,
         }
     }

@@ -47,6 +47,8 @@ pub struct Script {
     pub renewals: Vec<Reply>,
     /// So many calls of TxAbort fail before one succeeds.
     pub aborts_to_fail: u32,
+    /// Somebody else has all its slots.
+    pub full: bool,
     /// Its events end, and it does not describe itself: it cannot be followed.
     pub away: bool,
     /// Answers as another incarnation than the one it described itself as.
@@ -78,6 +80,7 @@ impl Default for Script {
             unrenewed: None,
             renewals: Vec::new(),
             aborts_to_fail: 0,
+            full: false,
             away: false,
             restarted: false,
             fingerprint: 7,
