@@ -74,6 +74,11 @@ impl Answer {
         }
     }
 
+    /// Whether it would end with this token, whatever its text.
+    pub fn ends_with(&self, token: &v1::TokenOut) -> bool {
+        self.tokens + 1 >= self.options.max_tokens || self.options.stop_tokens.contains(&token.id)
+    }
+
     /// Adds a token: what the caller hears of it, and whether it is the last.
     pub fn add(&mut self, token: v1::TokenOut) -> (v1::Tokens, Option<Ending>) {
         let id = token.id;

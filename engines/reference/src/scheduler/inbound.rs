@@ -106,7 +106,6 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
 
     fn handle_ready(&mut self, id: u64, ready: &v1::Ready) -> Result<(), PortLost> {
         let vocab = self.options.vocab;
-        let now_us = self.shared.clock.now_us();
         let sequence = self.sequences.get_mut(&id).expect("looked up by the caller");
         if sequence.state != State::Arriving {
             let why = format!("`Ready` came for a share that is {:?}", sequence.state);
@@ -116,9 +115,14 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
             return self.broken(id, "what the prefill engine handed over cannot be read".into());
         };
         sequence.state = State::Decoding;
-        sequence.times.started_us = Some(now_us);
+        // An answer of one token needs no seat.
+        let complete = sequence.answer.ends_with(&first);
+        sequence.first_token = Some(first);
+        if complete {
+            return self.begin_answer(id);
+        }
         self.runnable.push(id);
-        self.add_token(id, first)
+        Ok(())
     }
 
     fn handle_grown(&mut self, id: u64, grown: &v1::Grown) -> Result<(), PortLost> {

@@ -246,6 +246,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
             slots: Vec::new(),
             answer: Answer::new(request.answer, Arc::clone(&self.shared.vocabulary)),
             answer_blocks: request.namespace.map(blocks),
+            first_token: None,
             growth: Growth::default(),
             events,
             admitted,

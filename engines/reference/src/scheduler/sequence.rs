@@ -36,7 +36,8 @@ pub enum State {
     Arriving,
     /// Rows before `computed` are in the cache. Becomes Decoding, or ends handed over.
     Prefilling { computed: u32 },
-    /// Rows of all tokens but the last are in the cache.
+    /// Rows of all tokens but the last are in the cache. On a decode leg the first token is not
+    /// among the tokens until there is a seat.
     Decoding,
 }
 
@@ -44,7 +45,7 @@ pub enum State {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Times {
     pub received_us: u64,
-    /// The first step that it took part in, or its `Ready`.
+    /// The first step that it took part in; on a decode leg, when it had a seat.
     pub started_us: Option<u64>,
     pub prefilled_us: Option<u64>,
 }
@@ -62,6 +63,9 @@ pub struct Sequence {
     pub answer: Answer,
     /// Absent on a prefill leg, which fills no block beyond the prompt.
     pub answer_blocks: Option<AnswerBlocks>,
+    /// Decode leg: what was handed over, from `Ready` until there is a seat. The caller hears of
+    /// the first token when the others follow, and not a long wait before the second.
+    pub first_token: Option<v1::TokenOut>,
     pub growth: Growth,
     pub events: EventSink,
     pub admitted: Admitted,
@@ -78,7 +82,7 @@ impl Sequence {
             State::Prefilling { computed } => {
                 Some(Work::Prefill { computed, prompt_tokens: self.prompt_tokens })
             }
-            State::Decoding if self.room().is_short() => None,
+            State::Decoding if self.first_token.is_some() || self.room().is_short() => None,
             State::Decoding => Some(Work::Decode { position: self.tokens.len() as u32 - 1 }),
         }
     }

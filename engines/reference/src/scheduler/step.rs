@@ -22,6 +22,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
     /// [`PortLost`]; also when the model refuses the step, since the node was told of it and must
     /// not take a later step's progress for this one's.
     pub fn step(&mut self) -> Result<bool, PortLost> {
+        self.begin_answers()?;
         self.ask_for_room()?;
         let parts = plan_step(&self.candidates(), self.options.chunk_tokens);
         if parts.is_empty() {
@@ -40,6 +41,26 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
             self.advance(part, token, begun_us)?;
         }
         Ok(true)
+    }
+
+    /// Adds the first tokens of those that have a seat by now. One may end its answer, by a stop
+    /// string, and its seat goes to the next.
+    fn begin_answers(&mut self) -> Result<(), PortLost> {
+        loop {
+            let waits = |id: &u64| self.sequences[id].first_token.is_some();
+            let next = self.seated().find(waits);
+            let Some(id) = next else { return Ok(()) };
+            self.begin_answer(id)?;
+        }
+    }
+
+    /// Adds the token that was handed over, if it was not yet.
+    pub(super) fn begin_answer(&mut self, id: u64) -> Result<(), PortLost> {
+        let now_us = self.shared.clock.now_us();
+        let sequence = self.sequences.get_mut(&id).expect("looked up by the caller");
+        let Some(first) = sequence.first_token.take() else { return Ok(()) };
+        sequence.times.started_us = Some(now_us);
+        self.add_token(id, first)
     }
 
     fn ask_for_room(&mut self) -> Result<(), PortLost> {
@@ -181,7 +202,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
     }
 
     /// Adds a token to an answer, tells the caller, and ends the sequence if it was the last.
-    pub(super) fn add_token(&mut self, id: u64, token: v1::TokenOut) -> Result<(), PortLost> {
+    fn add_token(&mut self, id: u64, token: v1::TokenOut) -> Result<(), PortLost> {
         let sequence = self.sequences.get_mut(&id).expect("looked up by the caller");
         sequence.tokens.push(token.id);
         let (tokens, ending) = sequence.answer.add(token);

@@ -208,6 +208,68 @@ fn a_running_sequence_keeps_its_seat_and_the_next_one_waits() {
     }
 }
 
+#[test]
+fn the_first_token_waits_for_a_seat_and_the_second_follows_it_at_once() {
+    let mut bench = bench(SchedulerOptions { max_running: 2, ..options() });
+    let asks: Vec<Ask> =
+        (1..=5).map(|serial| Ask::new(Leg::Decode, serial, 8, 4 + serial as u32)).collect();
+    let mut callers: Vec<Caller> = asks.iter().map(|ask| bench.ask(ask)).collect();
+    for ask in &asks {
+        bench.model.fill(&ask.prompt(), &ask.slots());
+        bench.node.say(ask.bound(0));
+        bench.node.say(ask.ready(greedy(&ask.prompt(), 1)[0]));
+    }
+    let mut heard = vec![Vec::new(); asks.len()];
+    let mut finished = vec![None; asks.len()];
+    let mut waited = 0;
+    for turn in 1.. {
+        bench.now_us.store(turn * 1_000, Ordering::Relaxed);
+        let stepped = bench.turn();
+        for (at, caller) in callers.iter_mut().enumerate() {
+            if finished[at].is_none() {
+                let answered = caller.heard();
+                heard[at].extend(answered.tokens);
+                finished[at] = answered.finished;
+            }
+        }
+        assert!(heard.iter().all(|tokens| tokens.len() != 1), "turn {turn}: {heard:?}");
+        waited += heard.iter().filter(|tokens| tokens.is_empty()).count();
+        if !stepped {
+            break;
+        }
+    }
+    assert!(waited > 3, "three had no seat at first");
+    for (ask, tokens) in asks.iter().zip(&heard) {
+        assert_eq!(*tokens, greedy(&ask.prompt(), ask.answer.max_tokens as usize));
+    }
+    let queued: Vec<u64> = finished.iter().flatten().map(|finished| finished.queue_us).collect();
+    assert_eq!(queued[..2], [999, 999]);
+    assert!(queued[2] > 3_000 && queued.is_sorted(), "{queued:?}");
+}
+
+#[test]
+fn an_answer_of_one_token_waits_for_no_seat() {
+    let mut bench = bench(SchedulerOptions { max_running: 1, ..options() });
+    let long = Ask::new(Leg::Decode, 1, 8, 40);
+    let one = Ask::new(Leg::Decode, 2, 8, 1);
+    let mut stopped = Ask::new(Leg::Decode, 3, 8, 40);
+    stopped.answer.stop_tokens.insert(5);
+    let mut callers = [&long, &one, &stopped].map(|ask| {
+        bench.model.fill(&ask.prompt(), &ask.slots());
+        let caller = bench.ask(ask);
+        bench.node.say(ask.bound(0));
+        bench.node.say(ask.ready(5));
+        caller
+    });
+    bench.turn();
+    assert_eq!(callers[0].heard().tokens.len(), 2);
+    let answered = callers[1].heard();
+    assert_eq!((answered.tokens.clone(), answered.reason()), (vec![5], Reason::Length));
+    let answered = callers[2].heard();
+    assert_eq!((answered.tokens.clone(), answered.reason()), (vec![5], Reason::Stop));
+    assert_eq!(bench.node.releases(), [one.share(), stopped.share()]);
+}
+
 /// Brings a request into each state in turn; says what to expect of it.
 fn in_each_state(mut check: impl FnMut(Bench, Ask, Caller, &str)) {
     for state in ["binding", "arriving", "prefilling", "decoding", "short of room"] {
