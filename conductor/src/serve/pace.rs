@@ -1,5 +1,6 @@
 //! The time between the tokens of one answer, as its engine makes them: what a slow client adds
-//! is left out.
+//! is left out. What the cluster learns of its steps begins at the second token: before it an engine
+//! may have waited for a place in its batch, which is no step.
 
 use std::time::Duration;
 
@@ -17,22 +18,32 @@ const REPORT_TOKENS: u32 = 16;
 pub(super) struct Pace {
     /// When the last tokens came; absent when the time since then says nothing.
     last: Option<Instant>,
+    /// How often tokens came, as far as it matters: at most twice.
+    came: u8,
     sum: Duration,
     tokens: u32,
 }
 
 impl Pace {
     pub fn new() -> Pace {
-        Pace { last: None, sum: Duration::ZERO, tokens: 0 }
+        Pace { last: None, came: 0, sum: Duration::ZERO, tokens: 0 }
     }
 
     /// Tokens came. Now and then, the mean time between the latest ones in microseconds.
     pub fn came(&mut self, tokens: usize, metrics: &Metrics) -> Option<u64> {
-        let now = Instant::now();
+        self.came_at(Instant::now(), tokens, metrics)
+    }
+
+    fn came_at(&mut self, now: Instant, tokens: usize, metrics: &Metrics) -> Option<u64> {
+        let steps = self.came == 2;
+        self.came = (self.came + 1).min(2);
         let last = self.last.replace(now)?;
         let tokens = u32::try_from(tokens).ok().filter(|tokens| *tokens > 0)?;
         let each = now.saturating_duration_since(last) / tokens;
         metrics.time_between_tokens.observe(each.as_secs_f64());
+        if !steps {
+            return None;
+        }
         self.sum += each * tokens;
         self.tokens += tokens;
         if self.tokens < REPORT_TOKENS { None } else { self.rest() }
@@ -65,8 +76,28 @@ mod tests {
         let mut pace = Pace::new();
         assert_eq!(pace.rest(), None);
         let reports: Vec<usize> = (0..40).filter(|_| pace.came(1, &metrics).is_some()).collect();
-        assert_eq!(reports, [16, 32], "the first token begins the first interval");
-        assert!(pace.rest().is_some(), "seven more");
+        assert_eq!(reports, [17, 33], "the second token begins the first interval");
+        assert!(pace.rest().is_some(), "six more");
         assert_eq!(pace.rest(), None, "only once");
+    }
+
+    #[test]
+    fn a_wait_before_the_second_token_is_no_step() {
+        let metrics = Metrics::new(Registry::new()).expect("registers");
+        let begun = Instant::now();
+        let came = |pace: &mut Pace, at_ms: u64| {
+            pace.came_at(begun + Duration::from_millis(at_ms), 1, &metrics)
+        };
+        let mut pace = Pace::new();
+        for at_ms in [0, 25_000, 25_010, 25_040] {
+            assert_eq!(came(&mut pace, at_ms), None);
+        }
+        assert_eq!(pace.rest(), Some(20_000));
+        assert_eq!(metrics.time_between_tokens.get_sample_count(), 3, "the client waited, too");
+        let mut short = Pace::new();
+        for at_ms in [0, 10] {
+            assert_eq!(came(&mut short, at_ms), None);
+        }
+        assert_eq!(short.rest(), None, "two tokens have no step between them that is known");
     }
 }
