@@ -12,6 +12,7 @@ pub(super) struct Metrics {
     pub(super) nodes_up: IntGauge,
     pub(super) nodes_warm: IntGauge,
     pub(super) instances: IntGauge,
+    pub(super) instances_failed: IntGauge,
     pub(super) index_entries: IntGauge,
     pub(super) index_bytes: IntGauge,
     pub(super) index_full: IntCounter,
@@ -35,6 +36,8 @@ impl Metrics {
             nodes_up: make.gauge("nodes_up", "Store nodes whose events are followed")?,
             nodes_warm: make.gauge("nodes_warm", "Store nodes whose snapshot is taken in")?,
             instances: make.gauge("instances", "Attached engines")?,
+            instances_failed: make
+                .gauge("instances_failed", "Engines that have failed since they last served")?,
             index_entries: make.gauge("index_entries", "(node, block) pairs in the index")?,
             index_bytes: make.gauge("index_bytes", "Memory of the index")?,
             index_full: make

@@ -432,6 +432,21 @@ async fn who_only_said_no_is_tried_again_when_there_is_nobody_else() {
 }
 
 #[tokio::test]
+async fn an_instance_counts_as_failed_until_its_next_first_token() {
+    let check = async |decode: Leg, want: f64| {
+        let world = World::default();
+        let script = Script { decode, ..Script::default() };
+        let (_pairs, harness) = lone_pair(&world, Script::default(), script).await;
+        harness.ask(COMPLETIONS, body()).await;
+        let failed = harness.metric("kvasir_conductor_instances_failed").await;
+        assert_eq!(failed, want, "{decode:?}");
+    };
+    check(Leg::Do, 0.0).await;
+    check(Leg::Fail(Code::Unavailable), 1.0).await;
+    check(Leg::FailFirst(Code::Unavailable), 0.0).await;
+}
+
+#[tokio::test]
 async fn who_only_said_no_is_tried_again_when_the_others_have_no_room() {
     let world = World::default();
     let refuses = Script { decode: Leg::FailFirst(Code::Aborted), ..Script::default() };
