@@ -316,17 +316,16 @@ async fn a_push_under_way_stops_in_the_middle() {
     }
 }
 
-#[ignore = "takes forty seconds"]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_push_goes_on_for_as_long_as_its_leases_are_renewed() {
-    let slow = |config: &mut kvasir_store_node::Config| config.throttle_bytes_per_s = 1_800;
+    let slow = |config: &mut kvasir_store_node::Config| config.throttle_bytes_per_s = 12_000;
     let prefill = TestNode::start_with(Domain::Tcp, slow).await;
     let decode = TestNode::start(Domain::Tcp).await;
     let prefill_engine = FakeEngine::attach(&prefill).await;
     let decode_engine = FakeEngine::attach(&decode).await;
     let prompt = prompt(1, 16 * BLOCK_TOKENS);
     let mut pair = Pair { prefill, decode, prefill_engine, decode_engine, prompt };
-    let targets = pair.allocate(1, 5_000).await;
+    let targets = pair.allocate(1, 1_000).await;
     pair.prefill.push(P(1), Some(targets)).await.expect("armed");
     let slots = pair.prefill_engine.bind(P(1)).await.slots;
     let prompt = pair.prompt.clone();
@@ -336,9 +335,9 @@ async fn a_slow_push_goes_on_for_as_long_as_its_leases_are_renewed() {
     let slots = pair.decode_engine.bind(D(1)).await.slots;
     while pair.decode_engine.unasked().is_empty() {
         // The last write and its acknowledgement end the prefill side.
-        pair.prefill.renew(P(1), 5_000).await;
-        assert!(pair.decode.renew(D(1), 5_000).await);
-        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        pair.prefill.renew(P(1), 1_000).await;
+        assert!(pair.decode.renew(D(1), 1_000).await);
+        tokio::time::sleep(std::time::Duration::from_millis(250)).await;
     }
     pair.decode_engine.holds(&prompt, &slots, 0..16);
     pair.decode_engine.release(D(1));

@@ -85,10 +85,11 @@ impl ModelCompute {
             layout: model.config().layout(layout.block_tokens, layout.kv_dtype),
             dtype: layout.kv_dtype,
         };
+        // The scheduler names only slots that the node has bound to this engine, and writes only rows
+        // behind the cached ones; the node reads a row only after the progress word said that it is
+        // there.
         // SAFETY: the mapping starts on a page, is `len` bytes long and lives as long as `_link`,
-        // which is dropped with the cache. The scheduler names only slots that the node has bound
-        // to this engine, and writes only rows behind the cached ones; the node reads a row only
-        // after the progress word said that it is there.
+        // which is dropped with the cache; nobody else uses the rows that it uses, see above.
         let cache = unsafe { Cache::new(spec) };
         ModelCompute { model, workspace: Workspace::default(), cache, _link: link }
     }

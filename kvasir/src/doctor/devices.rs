@@ -5,6 +5,7 @@ use std::path::Path;
 
 use kvasir_transfer::topology::Topology;
 
+use super::files::{entries, word};
 use super::report::{Finding, Section};
 
 /// Where `/sys` names what a port's first address is good for on Ethernet.
@@ -164,31 +165,10 @@ fn gpus(root: &Path) -> Vec<String> {
     entries(&folder).into_iter().filter_map(model).collect()
 }
 
-fn entries(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut names: Vec<String> =
-        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
-    names.sort();
-    names
-}
-
-fn word(file: &Path) -> Option<String> {
-    Some(fs::read_to_string(file).ok()?.trim().to_owned())
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::files::root_with as machine;
     use super::*;
-
-    fn machine(files: &[(&str, &str)]) -> tempfile::TempDir {
-        let root = tempfile::tempdir().unwrap();
-        for (path, text) in files {
-            let path = root.path().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-        root
-    }
 
     fn says(root: &Path) -> String {
         let section = section(root, &read(root));

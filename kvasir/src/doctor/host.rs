@@ -1,10 +1,10 @@
 //! The host itself: cores, memory and its pages, limits of this process, what the kernel allows.
 
-use std::fs;
 use std::path::Path;
 
 use rustix::process::{Resource, getrlimit};
 
+use super::files::{entries, word};
 use super::report::{Finding, Section};
 use crate::memory;
 
@@ -21,13 +21,13 @@ pub fn section(root: &Path) -> Section {
 }
 
 fn kernel(root: &Path) -> Finding {
-    let release = word(root, "proc/sys/kernel/osrelease").unwrap_or_else(|| "unknown".into());
+    let release = word(&root.join("proc/sys/kernel/osrelease")).unwrap_or_else(|| "unknown".into());
     Finding::good("kernel", format!("Linux {release}"))
 }
 
 fn cores(root: &Path) -> Finding {
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-    let nodes = folders(root, "sys/devices/system/node", "node").len().max(1);
+    let nodes = folders(&root.join("sys/devices/system/node"), "node").len().max(1);
     let says = format!("{cores} usable, {nodes} NUMA node{}", if nodes == 1 { "" } else { "s" });
     if cores < 2 {
         return Finding::advice(
@@ -47,10 +47,10 @@ fn memory_left() -> Finding {
 
 fn hugepages(root: &Path) -> Finding {
     let mut reserved = Vec::new();
-    for folder in folders(root, "sys/kernel/mm/hugepages", "hugepages-") {
+    for folder in folders(&root.join("sys/kernel/mm/hugepages"), "hugepages-") {
         let read = |file: &str| -> u64 {
             let path = format!("sys/kernel/mm/hugepages/{folder}/{file}");
-            word(root, &path).and_then(|text| text.parse().ok()).unwrap_or(0)
+            word(&root.join(path)).and_then(|text| text.parse().ok()).unwrap_or(0)
         };
         let (all, free) = (read("nr_hugepages"), read("free_hugepages"));
         if all > 0 {
@@ -67,7 +67,8 @@ fn hugepages(root: &Path) -> Finding {
 }
 
 fn shared_pages(root: &Path) -> Finding {
-    let mode = word(root, "sys/kernel/mm/transparent_hugepage/shmem_enabled").unwrap_or_default();
+    let mode =
+        word(&root.join("sys/kernel/mm/transparent_hugepage/shmem_enabled")).unwrap_or_default();
     let chosen = mode.split(['[', ']']).nth(1).unwrap_or("unknown");
     match chosen {
         "always" | "within_size" | "advise" | "force" => {
@@ -107,7 +108,7 @@ fn open_files(limit: Option<u64>) -> Finding {
 }
 
 fn io_uring(root: &Path) -> Finding {
-    match word(root, "proc/sys/kernel/io_uring_disabled").as_deref() {
+    match word(&root.join("proc/sys/kernel/io_uring_disabled")).as_deref() {
         None => Finding::absent(
             "io_uring",
             "this kernel does not say that it has it: reads and writes of an SSD are plain calls",
@@ -125,36 +126,19 @@ fn gib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1u32 << 30)
 }
 
-fn word(root: &Path, path: &str) -> Option<String> {
-    Some(fs::read_to_string(root.join(path)).ok()?.trim().to_owned())
-}
-
-/// Names below `path` that begin with `prefix` and go on with a digit, sorted.
-fn folders(root: &Path, path: &str, prefix: &str) -> Vec<String> {
-    let entries = fs::read_dir(root.join(path)).into_iter().flatten().flatten();
-    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+/// Names below `folder` that begin with `prefix` and go on with a digit, sorted.
+fn folders(folder: &Path, prefix: &str) -> Vec<String> {
     let is_one = |name: &String| {
         name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
     };
-    let mut names: Vec<String> = names.filter(is_one).collect();
-    names.sort();
-    names
+    entries(folder).into_iter().filter(is_one).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::files::root_with as machine;
     use super::super::report::Standing;
     use super::*;
-
-    fn machine(files: &[(&str, &str)]) -> tempfile::TempDir {
-        let root = tempfile::tempdir().unwrap();
-        for (path, text) in files {
-            let path = root.path().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-        root
-    }
 
     fn check(finding: Finding, standing: Standing, word: &str) {
         assert_eq!(finding.standing, standing, "{finding:?}");

@@ -11,6 +11,7 @@
 
 mod choice;
 mod devices;
+mod files;
 mod host;
 mod pair;
 mod probe;

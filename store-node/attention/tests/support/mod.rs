@@ -111,11 +111,19 @@ pub fn query(values: &[f32], d_qk: usize, d_v: usize, scale: f32) -> Query<'_> {
     Query { values, d_qk, d_v, scale, visible: Visible::All }
 }
 
+/// What the reference vectors allow an output of an f32 kernel, relative to the largest one.
+pub const TOLERANCE: f32 = 1e-5;
+
 /// Compares with the tolerances of the reference vectors for an f32 kernel.
 pub fn assert_close(got: &Partial, want: &Partial, what: &str) {
+    assert_within(TOLERANCE, got, want, what);
+}
+
+/// As [`assert_close`], with another tolerance for `o`, relative to its largest value.
+pub fn assert_within(tolerance: f32, got: &Partial, want: &Partial, what: &str) {
     let largest = want.o.iter().fold(0f32, |largest, value| largest.max(value.abs()));
     for (i, (got, want)) in got.o.iter().zip(&want.o).enumerate() {
-        assert!((got - want).abs() <= 1e-5 * largest, "{what}: o[{i}] is {got}, not {want}");
+        assert!((got - want).abs() <= tolerance * largest, "{what}: o[{i}] is {got}, not {want}");
     }
     for (i, (got, want)) in got.m.iter().zip(&want.m).enumerate() {
         let near = got == want || (got - want).abs() <= 1e-4 + 1e-6 * want.abs();
