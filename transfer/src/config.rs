@@ -79,8 +79,10 @@ pub struct TransferConfig {
     /// Beyond it the oldest is forgotten.
     pub early_imms_max: usize,
     /// Connections of peers to here (ended ones included whose writer has not finished its copy), and
-    /// connections from here. Beyond either the one that was idle for longest is closed, if it was for
-    /// `peer_timeout_ms`; otherwise the new one is. (Those from shm peers end with their processes.)
+    /// connections from here. Beyond the first, the one that was idle for longest is closed; beyond the
+    /// second, those of the session that SIEVE finds: in either case only what was idle for
+    /// `peer_timeout_ms`, and otherwise the new one is closed. (Those from shm peers end with their
+    /// processes.)
     pub connections_max: usize,
     /// How long an idle worker polls before it sleeps.
     pub spin_us: u64,

@@ -6,7 +6,8 @@
 //! counted), [`plan`] (how a write is cut into frames); then [`sender`], which ties [`op`]erations,
 //! [`groups`], [`session`]s, their [`path`]s and the [`throttle`] together, with `issue` (what goes next)
 //! and `failover` (what becomes of a lost path's frames, in the words of [`close`]); then [`receiver`],
-//! the other half of that conversation. Apart from these, [`signal`]: words that must not overtake data.
+//! the other half of that conversation. Apart from these, [`sieve`] (which endpoint goes when there is room
+//! for no more) and [`signal`]: words that must not overtake data.
 
 #![forbid(unsafe_code)]
 
@@ -24,6 +25,7 @@ pub mod receiver;
 pub mod regions;
 pub mod sender;
 pub mod session;
+pub mod sieve;
 pub mod signal;
 pub mod throttle;
 
@@ -37,3 +39,4 @@ pub use receiver::{Asked, Closed, Opened, PathRefusal, Receiver};
 pub use regions::{RegionTable, Target};
 pub use sender::{Action, Frame, FrameKind, Limits, Next, Sender, Settled};
 pub use session::SessionId;
+pub use sieve::Sieve;

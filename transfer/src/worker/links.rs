@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use kvasir_transfer_core::{PathId, SessionId};
+use kvasir_transfer_core::{PathId, SessionId, Sieve};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 use crate::config::Domain;
@@ -54,6 +54,8 @@ pub(super) struct Links {
     pub(super) accepting: [bool; 2],
     pub(super) outgoing: BTreeMap<Lane, Outgoing>,
     pub(super) lanes: BTreeMap<SessionId, Lanes>,
+    /// The sessions that have connections or are getting them: which one goes when there are too many.
+    pub(super) endpoints: Sieve<SessionId>,
     pub(super) incoming: BTreeMap<LinkId, Incoming>,
     pub(super) leaving: Leaving,
     pub(super) owners: BTreeMap<u64, Owner>,
@@ -223,6 +225,7 @@ impl Links {
             accepting: [true; 2],
             outgoing: BTreeMap::new(),
             lanes: BTreeMap::new(),
+            endpoints: Sieve::default(),
             incoming: BTreeMap::new(),
             leaving: Leaving::default(),
             owners,

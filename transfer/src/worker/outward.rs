@@ -1,6 +1,8 @@
 //! Connections from here: each is a path of a session. A session has one by shm or `tcp_lanes` by tcp;
 //! those that fail are made anew as long as there is hope for the session.
 
+use std::collections::BTreeMap;
+
 use kvasir_transfer_core::{CloseRequest, OpId, PathIndex, SessionId};
 
 use crate::config::Domain;
@@ -81,6 +83,7 @@ impl Links {
 
     pub(super) fn connect(&mut self, session: SessionId, hub: &mut Hub) {
         self.lanes.insert(session, Lanes::default());
+        self.endpoints.insert(session, hub.now_us);
         self.connect_by(session, (all_domains(hub), false), hub);
     }
 
@@ -112,8 +115,7 @@ impl Links {
     }
 
     fn of_session(&self, session: SessionId) -> impl Iterator<Item = (&Lane, &Outgoing)> {
-        let path = |index| Lane { session, path: PathIndex(index) };
-        self.outgoing.range(path(0)..=path(u32::MAX))
+        lanes_of(&self.outgoing, session)
     }
 
     /// Tries the domains from the last to the first. Where there is hope, one that was tried before has
@@ -164,7 +166,7 @@ impl Links {
         if self.outgoing.len() < hub.shared.config.connections_max {
             return true;
         }
-        if let Some(idle) = self.idle_outgoing(hub) {
+        if let Some(idle) = self.idle_session(hub) {
             self.end_outgoing(idle, LinkEnd::Idle, hub);
             return true;
         }
@@ -182,15 +184,15 @@ impl Links {
         false
     }
 
-    /// Of the sessions that owe nothing and are owed nothing, a connection of the one that was idle for
-    /// longest.
-    fn idle_outgoing(&self, hub: &Hub) -> Option<Lane> {
-        let idle = self.outgoing.iter().filter(|(lane, _)| {
-            let long_ago =
-                self.of_session(lane.session).all(|(_, out)| is_long_ago(out.active_us, hub));
-            long_ago && hub.sender.is_idle(lane.session)
+    /// A connection of the session that is to go, of those that owe nothing and are owed nothing.
+    fn idle_session(&mut self, hub: &Hub) -> Option<Lane> {
+        let Links { endpoints, outgoing, .. } = self;
+        let gone = endpoints.evict(|session| {
+            let used_us = lanes_of(outgoing, session).map(|(_, out)| out.active_us).max()?;
+            let idle = is_long_ago(used_us, hub) && hub.sender.is_idle(session);
+            idle.then_some(used_us)
         });
-        idle.min_by_key(|(_, out)| out.active_us).map(|(lane, _)| *lane)
+        self.of_session(gone?).next().map(|(lane, _)| *lane)
     }
 
     fn came_up(&mut self, session: SessionId, domain: Domain, hub: &mut Hub) {
@@ -303,6 +305,7 @@ impl Links {
 
     fn session_lost(&mut self, session: SessionId, domain: Option<Domain>, hub: &mut Hub) {
         let former = self.lanes.remove(&session).and_then(|lanes| lanes.domain);
+        self.endpoints.remove(session);
         let domain = domain.or(former);
         let lanes: Vec<Lane> = self.of_session(session).map(|(lane, _)| *lane).collect();
         for lane in lanes {
@@ -330,6 +333,14 @@ impl Links {
         );
         hub.calls.peer(PeerEvent::SessionLost { peer, incarnation, domain });
     }
+}
+
+fn lanes_of(
+    outgoing: &BTreeMap<Lane, Outgoing>,
+    session: SessionId,
+) -> impl Iterator<Item = (&Lane, &Outgoing)> {
+    let path = |index| Lane { session, path: PathIndex(index) };
+    outgoing.range(path(0)..=path(u32::MAX))
 }
 
 fn all_domains(hub: &Hub) -> Vec<Domain> {
