@@ -21,8 +21,9 @@ use std::time::{Duration, Instant};
 use kvasir_transfer::doorbell::Ringer;
 use kvasir_transfer::memory::Prefault;
 use kvasir_transfer::{
-    Completion, CompletionFlag, Domain, Handlers, PageSide, PeerId, RegionDesc, RegionHandle,
-    SharedMemory, Source, TransferConfig, TransferEngine, Verify, Watch, Write, WritePaged,
+    Completion, CompletionFlag, Domain, Handlers, PageSide, PeerId, Raised, RegionDesc,
+    RegionHandle, SharedMemory, Source, TransferConfig, TransferEngine, Verify, Watch, Write,
+    WritePaged,
 };
 
 const TOTAL: usize = 256 << 20;
@@ -185,7 +186,8 @@ fn progress(run_dir: &Path) {
     let on_progress = Box::new(move |_, _| {
         stamp.store(began.elapsed().as_nanos() as u64, Ordering::Release);
     });
-    let watch = Watch { memory: Arc::clone(&memory), offset: 0, sleeping_offset: 64, on_progress };
+    let raised = Raised::WithBell { sleeping_offset: 64 };
+    let watch = Watch { memory: Arc::clone(&memory).into(), offset: 0, raised, on_progress };
     engine.watch(watch).expect("accepted");
     let word = memory.atomic_u64(0).expect("aligned");
     let ringer = Ringer::from_fd(engine.wake_fd().try_clone_to_owned().expect("a descriptor"));

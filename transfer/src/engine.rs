@@ -13,8 +13,11 @@ use crate::config::{Domain, TransferConfig};
 use crate::endpoint::Endpoint;
 use crate::memory::{Access, MemoryError, SharedMemory};
 use crate::payload::{Permit, Waiter};
-use crate::progress::{Watch, WatchId};
+use crate::progress::{Raised, Watch, WatchId};
 use crate::region::{RegionDesc, RegionHandle};
+use crate::scatter::{
+    Barrier, GroupError, GroupMember, PartOutcomes, Parts, PeerGroup, Scatter, Unjoined,
+};
 use crate::shared::{Command, Shared};
 use crate::start;
 use crate::submit::{Submission, deadline_us};
@@ -251,10 +254,64 @@ impl TransferEngine {
 
     fn begin(&self, submission: Submission, done: Completion) -> Result<(), SubmitError> {
         let max = self.shared.config.operations_max;
-        let permit = Permit::take(&self.shared.in_flight, max).ok_or(SubmitError::Full)?;
+        let permit = Permit::take(&self.shared.in_flight, 1, max).ok_or(SubmitError::Full)?;
         let done = Waiter::with_permit(done, permit);
         let deadline_us = deadline_us(self.shared.now_us(), submission.deadline);
         self.shared.submit(Command::Begin { submission, deadline_us, done })
+    }
+
+    /// Makes a group of peers that can be written to together.
+    ///
+    /// # Errors
+    /// [`GroupError`] when it has no member, or more than [`crate::scatter::GROUP_MEMBERS_MAX`].
+    pub fn register_group(&self, members: Vec<GroupMember>) -> Result<PeerGroup, GroupError> {
+        PeerGroup::new(self.incarnation(), members)
+    }
+
+    /// Submits a slice for each of many peers. It completes once, when every slice has ended: with the
+    /// first error if there was one. What became of each is in the outcomes.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; nothing was sent and `done` is not called then.
+    pub fn scatter(
+        &self,
+        scatter: Scatter,
+        done: Completion,
+    ) -> Result<Arc<PartOutcomes>, SubmitError> {
+        self.begin_all(Unjoined::scatter(scatter, self.incarnation())?, done)
+    }
+
+    /// Submits an immediate for every member of a group. It completes once, as a scatter does; each
+    /// member's outcome is in the outcomes.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; nothing was sent and `done` is not called then.
+    pub fn barrier(
+        &self,
+        barrier: &Barrier,
+        done: Completion,
+    ) -> Result<Arc<PartOutcomes>, SubmitError> {
+        self.begin_all(Unjoined::barrier(barrier, self.incarnation())?, done)
+    }
+
+    fn begin_all(
+        &self,
+        unjoined: Unjoined,
+        done: Completion,
+    ) -> Result<Arc<PartOutcomes>, SubmitError> {
+        let (operations, max) = (unjoined.operations(), self.shared.config.operations_max);
+        if operations > max {
+            return Err(SubmitError::Invalid("more parts than `operations_max`"));
+        }
+        let permit = Permit::take(&self.shared.in_flight, operations, max);
+        let Parts { parts, payload, nothing_to_do, deadline, outcomes } =
+            unjoined.join(done, permit.ok_or(SubmitError::Full)?);
+        let deadline_us = deadline_us(self.shared.now_us(), deadline);
+        self.shared.submit(match nothing_to_do {
+            Some(done) => Command::Tell { done },
+            None => Command::BeginAll { parts, payload, deadline_us },
+        })?;
+        Ok(outcomes)
     }
 
     /// Completes when writes with this immediate have landed `count` times, those before the call
@@ -307,14 +364,16 @@ impl TransferEngine {
     /// Polls a progress word from now on: a change from the value that it has now is told.
     ///
     /// # Errors
-    /// [`SubmitError::Invalid`] when the offsets do not fit the memory.
+    /// [`SubmitError::Invalid`] when the offsets do not fit the memory, or the flag cannot be set there.
     pub fn watch(&self, watch: Watch) -> Result<WatchId, SubmitError> {
         let invalid = SubmitError::Invalid("the watched words do not fit their memory");
-        let word = watch.memory.atomic_u64(watch.offset).map_err(|_| invalid)?;
+        let word = watch.memory.word(watch.offset).map_err(|_| invalid)?;
         let seen = word.load(Ordering::Acquire);
-        watch.memory.atomic_u32(watch.sleeping_offset).map_err(|_| invalid)?;
-        if watch.memory.access() == Access::ReadOnly {
-            return Err(SubmitError::Invalid("the sleeping flag is in memory mapped read-only"));
+        if let Raised::WithBell { sleeping_offset } = watch.raised {
+            watch.memory.flag(sleeping_offset).map_err(|_| invalid)?;
+            if !watch.memory.is_writable() {
+                return Err(SubmitError::Invalid("the flag is in memory mapped read-only"));
+            }
         }
         let id = self.shared.next_watch();
         self.shared.submit(Command::Watch { id, watch, seen })?;

@@ -7,8 +7,8 @@
 //! state by its deadline; a write outside its region, with a wrong key or to a revoked region is
 //! refused.
 //!
-//! Reading path: [`engine`] (the handle that callers hold), [`write`](mod@write) (what they submit),
-//! [`completion`]; then [`memory`], [`ring`] and [`doorbell`], which are useful on their own. Inside:
+//! Reading path: [`engine`] (the handle that callers hold), [`write`](mod@write) and [`scatter`]
+//! (what they submit), [`completion`]; then [`memory`], [`ring`] and [`doorbell`], which are useful on their own. Inside:
 //! `shared` (between handles and worker), `worker` (the one thread that owns everything; its `hub` is
 //! what all connections share), `hello` and `peers` (who may connect, and cut-offs), then the domains
 //! `shm` and `tcp`, each with an outgoing and an incoming end. [`sim`] drives the same core under
@@ -35,6 +35,7 @@ pub mod process;
 pub mod progress;
 pub mod region;
 pub mod ring;
+pub mod scatter;
 mod shared;
 mod shm;
 pub mod sim;
@@ -56,8 +57,11 @@ pub use engine::{
 };
 pub use kvasir_transfer_core::{Outcome, Refusal, WriteError};
 pub use memory::SharedMemory;
-pub use progress::{Watch, WatchId};
+pub use progress::{Raised, Watch, WatchId, WordMemory};
 pub use region::{RegionDesc, RegionHandle};
+pub use scatter::{
+    Barrier, GroupError, GroupMember, PartOutcomes, PeerGroup, Scatter, ScatterSlice,
+};
 pub use write::{PageSide, Source, Write, WritePaged};
 
 /// The checksum that writes carry and receivers verify: XXH3-64 with seed 0.

@@ -8,6 +8,7 @@ use kvasir_transfer_core::Outcome;
 
 use crate::completion::Completion;
 use crate::memory::SharedMemory;
+use crate::scatter::Join;
 
 /// Cheap to clone; offsets count from the start of the memory or of the bytes.
 #[derive(Clone)]
@@ -44,43 +45,64 @@ impl Payload {
     }
 }
 
-/// One of the operations that may be under way at once.
+/// One or several of the operations that may be under way at once.
 #[derive(Debug)]
-pub(crate) struct Permit(Arc<AtomicUsize>);
+pub(crate) struct Permit {
+    in_flight: Arc<AtomicUsize>,
+    operations: usize,
+}
 
 impl Permit {
-    pub(crate) fn take(in_flight: &Arc<AtomicUsize>, max: usize) -> Option<Permit> {
-        let taken = in_flight.fetch_add(1, Ordering::Relaxed);
-        let permit = Permit(Arc::clone(in_flight));
-        (taken < max).then_some(permit)
+    pub(crate) fn take(
+        in_flight: &Arc<AtomicUsize>,
+        operations: usize,
+        max: usize,
+    ) -> Option<Permit> {
+        let taken = in_flight.fetch_add(operations, Ordering::Relaxed);
+        let permit = Permit { in_flight: Arc::clone(in_flight), operations };
+        (taken.saturating_add(operations) <= max).then_some(permit)
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.in_flight.fetch_sub(self.operations, Ordering::Relaxed);
     }
 }
 
 /// A completion with what is given back when the operation has ended.
 #[derive(Debug)]
 pub(crate) struct Waiter {
-    done: Completion,
+    done: Done,
     permit: Option<Permit>,
+}
+
+#[derive(Debug)]
+enum Done {
+    Whole(Completion),
+    /// Of several that are told together.
+    Part(Arc<Join>, u32),
 }
 
 impl Waiter {
     pub(crate) fn new(done: Completion) -> Self {
-        Waiter { done, permit: None }
+        Waiter { done: Done::Whole(done), permit: None }
     }
 
     pub(crate) fn with_permit(done: Completion, permit: Permit) -> Self {
-        Waiter { done, permit: Some(permit) }
+        Waiter { done: Done::Whole(done), permit: Some(permit) }
+    }
+
+    pub(crate) fn of_part(join: Arc<Join>, part: u32) -> Self {
+        Waiter { done: Done::Part(join, part), permit: None }
     }
 
     pub(crate) fn complete(self, outcome: Outcome) {
         // First, so that whoever is told can submit the next one.
         drop(self.permit);
-        self.done.complete(outcome);
+        match self.done {
+            Done::Whole(done) => done.complete(outcome),
+            Done::Part(join, part) => join.part_ended(part, outcome),
+        }
     }
 }

@@ -14,22 +14,60 @@ use crate::doorbell::{self, Bell, Ringer};
 use crate::endpoint::Endpoint;
 use crate::engine::{PeerId, SubmitError};
 use crate::memory::SharedMemory;
-use crate::payload::Waiter;
+use crate::payload::{Payload, Waiter};
 use crate::peers::Peers;
 use crate::progress::{Watch, WatchId};
+use crate::scatter::Part;
 use crate::submit::Submission;
 
 /// What callers ask of the worker.
 #[derive(Debug)]
 pub(crate) enum Command {
-    Begin { submission: Submission, deadline_us: u64, done: Waiter },
-    Expect { imm: u32, count: u64, deadline_us: u64, done: Waiter },
-    CancelImm { imm: u32, done: Waiter },
-    DrainGroup { group: u64, done: Waiter },
-    Revoke { key: u64, done: Waiter },
-    CutOff { peer: PeerId, done: Waiter },
-    Watch { id: WatchId, watch: Watch, seen: u64 },
-    Unwatch { id: WatchId, done: Waiter },
+    Begin {
+        submission: Submission,
+        deadline_us: u64,
+        done: Waiter,
+    },
+    BeginAll {
+        parts: Vec<Part>,
+        payload: Payload,
+        deadline_us: u64,
+    },
+    /// Only to be told.
+    Tell {
+        done: Waiter,
+    },
+    Expect {
+        imm: u32,
+        count: u64,
+        deadline_us: u64,
+        done: Waiter,
+    },
+    CancelImm {
+        imm: u32,
+        done: Waiter,
+    },
+    DrainGroup {
+        group: u64,
+        done: Waiter,
+    },
+    Revoke {
+        key: u64,
+        done: Waiter,
+    },
+    CutOff {
+        peer: PeerId,
+        done: Waiter,
+    },
+    Watch {
+        id: WatchId,
+        watch: Watch,
+        seen: u64,
+    },
+    Unwatch {
+        id: WatchId,
+        done: Waiter,
+    },
 }
 
 /// Commands that are not operations, beyond the bound of operations.

@@ -24,7 +24,7 @@ pub(crate) struct Submission {
 }
 
 impl RegionDesc {
-    fn target(&self) -> Target {
+    pub(crate) fn target(&self) -> Target {
         Target { incarnation: self.incarnation, key: self.key }
     }
 }

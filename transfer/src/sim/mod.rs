@@ -24,6 +24,9 @@ use crate::engine::{ConnectError, Expect, Handlers, PeerId, RegisterError, Submi
 use crate::memory::{Access, SharedMemory};
 use crate::payload::{Permit, Waiter};
 use crate::region::{RegionDesc, RegionHandle};
+use crate::scatter::{
+    Barrier, GroupError, GroupMember, Part, PartOutcomes, Parts, PeerGroup, Scatter, Unjoined,
+};
 use crate::submit::{Submission, deadline_us};
 use crate::write::{Write, WritePaged};
 
@@ -284,12 +287,67 @@ impl SimEngine {
         if !node.alive {
             return Err(SubmitError::Stopped);
         }
-        let permit = Permit::take(&node.in_flight, max).ok_or(SubmitError::Full)?;
+        let permit = Permit::take(&node.in_flight, 1, max).ok_or(SubmitError::Full)?;
         let waiter = Waiter::with_permit(done, permit);
         let deadline_us = deadline_us(now_us, submission.deadline);
         node.begin(submission, deadline_us, waiter, now_us);
         world.settle();
         Ok(())
+    }
+
+    /// # Errors
+    /// [`GroupError`].
+    pub fn register_group(&self, members: Vec<GroupMember>) -> Result<PeerGroup, GroupError> {
+        PeerGroup::new(self.endpoint().incarnation, members)
+    }
+
+    /// # Errors
+    /// [`SubmitError`].
+    pub fn scatter(
+        &self,
+        scatter: Scatter,
+        done: Completion,
+    ) -> Result<Arc<PartOutcomes>, SubmitError> {
+        self.begin_all(Unjoined::scatter(scatter, self.endpoint().incarnation)?, done)
+    }
+
+    /// # Errors
+    /// [`SubmitError`].
+    pub fn barrier(
+        &self,
+        barrier: &Barrier,
+        done: Completion,
+    ) -> Result<Arc<PartOutcomes>, SubmitError> {
+        self.begin_all(Unjoined::barrier(barrier, self.endpoint().incarnation)?, done)
+    }
+
+    fn begin_all(
+        &self,
+        unjoined: Unjoined,
+        done: Completion,
+    ) -> Result<Arc<PartOutcomes>, SubmitError> {
+        let mut world = self.network.world();
+        let (now_us, max) = (world.now_us, world.config.operations_max);
+        let node = world.node(self.node);
+        if !node.alive {
+            return Err(SubmitError::Stopped);
+        }
+        if unjoined.operations() > max {
+            return Err(SubmitError::Invalid("more parts than `operations_max`"));
+        }
+        let permit = Permit::take(&node.in_flight, unjoined.operations(), max);
+        let Parts { parts, payload, nothing_to_do, deadline, outcomes } =
+            unjoined.join(done, permit.ok_or(SubmitError::Full)?);
+        if let Some(done) = nothing_to_do {
+            node.calls.done(done, Ok(()));
+        }
+        let deadline_us = deadline_us(now_us, deadline);
+        for Part { peer, body, done } in parts {
+            let payload = payload.clone();
+            node.begin(Submission { peer, deadline, payload, body }, deadline_us, done, now_us);
+        }
+        world.settle();
+        Ok(outcomes)
     }
 
     /// # Errors

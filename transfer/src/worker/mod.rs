@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -22,8 +23,9 @@ use rustix::event::{Timespec, epoll};
 
 use crate::doorbell::{announce_sleep, awake};
 use crate::engine::Handlers;
-use crate::payload::Waiter;
-use crate::progress::{Watch, WatchId};
+use crate::payload::{Payload, Waiter};
+use crate::progress::{POLL_EVERY_MIN, Raised, Watch, WatchId};
+use crate::scatter::Part;
 use crate::shared::{Bells, Command};
 use crate::shm::directory::Directory;
 use crate::submit::Submission;
@@ -62,13 +64,20 @@ struct Watched {
 
 impl Watched {
     fn word(&self) -> &AtomicU64 {
-        let word = self.watch.memory.atomic_u64(self.watch.offset);
+        let word = self.watch.memory.word(self.watch.offset);
         word.expect("the offset was checked when the watch was submitted")
     }
 
-    fn sleeping(&self) -> &AtomicU32 {
-        let flag = self.watch.memory.atomic_u32(self.watch.sleeping_offset);
-        flag.expect("the offset was checked when the watch was submitted")
+    fn sleeping(&self) -> Option<&AtomicU32> {
+        let Raised::WithBell { sleeping_offset } = self.watch.raised else { return None };
+        let flag = self.watch.memory.flag(sleeping_offset);
+        Some(flag.expect("the offset was checked when the watch was submitted"))
+    }
+
+    /// How long a worker may sleep without a look at it.
+    fn poll_every_us(&self) -> Option<u64> {
+        let Raised::Silently { poll_every } = self.watch.raised else { return None };
+        u64::try_from(poll_every.max(POLL_EVERY_MIN).as_micros()).ok()
     }
 
     fn has_changed(&self) -> bool {
@@ -116,8 +125,7 @@ impl Worker {
                 active_us = now_us;
             } else if now_us.saturating_sub(active_us) < spin_us {
                 std::hint::spin_loop();
-            } else {
-                self.sleep(wait_until_us);
+            } else if self.sleep(wait_until_us) {
                 active_us = self.hub.shared.now_us();
             }
         }
@@ -167,6 +175,10 @@ impl Worker {
             Command::Begin { submission, deadline_us, done } => {
                 self.begin(submission, deadline_us, done);
             }
+            Command::BeginAll { parts, payload, deadline_us } => {
+                self.begin_all(parts, &payload, deadline_us);
+            }
+            Command::Tell { done } => self.hub.calls.done(done, Ok(())),
             Command::Expect { imm, count, deadline_us, done } => {
                 self.hub.expect(imm, count, deadline_us, done);
             }
@@ -201,6 +213,21 @@ impl Worker {
         let session = peer.session_id();
         let operation = Operation { session, deadline_us, payload, body, done };
         self.hub.sender.begin(operation, self.hub.now_us);
+    }
+
+    fn begin_all(&mut self, parts: Vec<Part>, payload: &Payload, deadline_us: u64) {
+        let shared = Arc::clone(&self.hub.shared);
+        // Once for all of them.
+        let peers = shared.peers();
+        for Part { peer, body, done } in parts {
+            if !peers.is_current(peer) {
+                self.hub.calls.done(done, Err(WriteError::PeerGone));
+                continue;
+            }
+            let (session, payload) = (peer.session_id(), payload.clone());
+            let operation = Operation { session, deadline_us, payload, body, done };
+            self.hub.sender.begin(operation, self.hub.now_us);
+        }
     }
 
     fn act(&mut self) -> bool {
@@ -275,13 +302,17 @@ impl Worker {
 
     // ---- sleeping ----
 
-    fn sleep(&mut self, wait_until_us: u64) {
+    /// Whether something woke us. When only the time came, there may be nothing to stay awake for.
+    fn sleep(&mut self, wait_until_us: u64) -> bool {
         let mut until_us = wait_until_us;
         until_us = until_us.min(self.hub.sender.next_time_us());
         until_us = until_us.min(self.hub.receiver.imms().next_deadline_us());
         until_us = until_us.min(self.links.next_time_us());
         if !self.quiescing.is_empty() || self.links.has_leaving() {
             until_us = until_us.min(self.hub.now_us + QUIESCE_POLL_US);
+        }
+        if let Some(every_us) = self.watches.values().filter_map(Watched::poll_every_us).min() {
+            until_us = until_us.min(self.hub.now_us.saturating_add(every_us));
         }
         let now_us = self.hub.shared.now_us();
         let timeout = match until_us {
@@ -296,15 +327,16 @@ impl Worker {
             || self.hub.shared.stop.load(Ordering::Acquire)
             || self.links.has_work()
             || self.watches.values().any(Watched::has_changed);
-        self.look(if has_work { Some(Duration::ZERO) } else { timeout });
+        let woken = self.look(if has_work { Some(Duration::ZERO) } else { timeout });
         self.sleep_flags().for_each(awake);
+        woken || has_work
     }
 
     /// Whoever has work for us looks at one of these.
     fn sleep_flags(&self) -> impl Iterator<Item = &AtomicU32> {
         let own = std::iter::once(self.hub.shared.sleeping());
         let of_peers = self.hub.directory.iter().map(Directory::sleeping);
-        own.chain(of_peers).chain(self.watches.values().map(Watched::sleeping))
+        own.chain(of_peers).chain(self.watches.values().filter_map(Watched::sleeping))
     }
 
     /// Learns what the sockets are ready for. Whether there was anything.
@@ -344,7 +376,13 @@ impl Worker {
         self.hub.shared.take_commands(&mut self.commands);
         for command in std::mem::take(&mut self.commands) {
             match command {
+                Command::BeginAll { parts, .. } => {
+                    for part in parts {
+                        self.hub.calls.done(part.done, Err(WriteError::Cancelled));
+                    }
+                }
                 Command::Begin { done, .. }
+                | Command::Tell { done }
                 | Command::Expect { done, .. }
                 | Command::CancelImm { done, .. }
                 | Command::DrainGroup { done, .. }

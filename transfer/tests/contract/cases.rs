@@ -63,6 +63,11 @@ fn paged(fabric: &Fabric, indices: [Vec<u32>; 2], page_bytes: usize) -> (WritePa
     (write, Parts { bytes, target })
 }
 
+/// Pages of one region of `a` to one of `b`.
+pub fn pages(fabric: &Fabric, indices: [Vec<u32>; 2], page_bytes: usize) -> WritePaged {
+    paged(fabric, indices, page_bytes).0
+}
+
 struct Parts {
     bytes: Vec<u8>,
     target: kvasir_transfer::RegionHandle,
@@ -82,6 +87,34 @@ pub fn pages_land_where_each_side_says(fabric: &Fabric) {
     }
     assert_eq!(read(&target, 0, 40), [0; 40], "nothing before the first page");
     assert_eq!(read(&target, 840, 100), [0; 100], "nothing between pages");
+}
+
+pub fn a_page_may_be_sent_to_many_places_and_no_pages_are_done(fabric: &Fabric) {
+    let (mut write, Parts { bytes, target }) = paged(fabric, [vec![9; 20], (0..20).collect()], 700);
+    // Wherever the index points, it is the same page.
+    write.source_pages.stride = 0;
+    let reached = fabric.b.expect(8, 20);
+    assert_eq!(fabric.outcome(&fabric.a.write_paged(write.clone())), Ok(()));
+    assert_eq!(fabric.outcome(&reached), Ok(()));
+    for page in 0..20 {
+        assert_eq!(read(&target, 40 + page * 900, 700), bytes[16..716], "page {page}");
+        assert_eq!(read(&target, 740 + page * 900, 200), [0; 200], "behind page {page}");
+    }
+    let none = PageSide { indices: Vec::new(), ..write.source_pages };
+    let nothing = WritePaged { source_pages: none.clone(), target_pages: none, ..write };
+    assert_eq!(fabric.outcome(&fabric.a.write_paged(nothing)), Ok(()));
+}
+
+pub fn a_page_that_may_not_be_written_is_refused(fabric: &Fabric) {
+    // The last page of the target lies outside: its index is the target's own.
+    let (write, Parts { target, .. }) = paged(fabric, [vec![1, 2], vec![0, 73]], 800);
+    let refused = Err(WriteError::Refused(Refusal::OutOfBounds));
+    assert_eq!(fabric.outcome(&fabric.a.write_paged(write.clone())), refused);
+    assert_eq!(read(&target, 65_000, 536), [0; 536]);
+    let mut overflows = write;
+    overflows.target_pages = PageSide { offset: u64::MAX - 10, stride: 1, indices: vec![5, 11] };
+    let refused = fabric.a.try_write_paged(overflows);
+    assert!(matches!(refused, Err(SubmitError::Invalid(_))));
 }
 
 pub fn counts_before_and_after_the_expectation_are_alike(fabric: &Fabric) {

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use kvasir_transfer::memory::Prefault;
 use kvasir_transfer::sim::{SimConfig, SimEngine, SimLane, SimNetwork};
 use kvasir_transfer::{
-    Completion, CompletionFlag, Domain, Endpoint, Expect, Handlers, Outcome, PeerEvent, PeerId,
-    RegionDesc, RegionHandle, SharedMemory, Source, SubmitError, TransferConfig, TransferEngine,
-    Verify, Write, WritePaged,
+    Barrier, Completion, CompletionFlag, Domain, Endpoint, Expect, GroupMember, Handlers, Outcome,
+    PartOutcomes, PeerEvent, PeerGroup, PeerId, RegionDesc, RegionHandle, Scatter, SharedMemory,
+    Source, SubmitError, TransferConfig, TransferEngine, Verify, Write, WritePaged,
 };
 
 /// Far more than anything here takes.
@@ -253,6 +253,58 @@ impl Node {
     pub fn try_write_paged(&self, write: WritePaged) -> Result<Arc<CompletionFlag>, SubmitError> {
         let (done, flag) = Completion::flag();
         either!(self, engine => engine.write_paged(write, done)).map(|()| flag)
+    }
+
+    pub fn write_then(&self, write: Write, done: Completion) {
+        either!(self, engine => engine.write(write, done)).expect("accepted");
+    }
+
+    pub fn write_paged_then(&self, write: WritePaged, done: Completion) {
+        either!(self, engine => engine.write_paged(write, done)).expect("accepted");
+    }
+
+    pub fn group(&self, members: Vec<GroupMember>) -> PeerGroup {
+        either!(self, engine => engine.register_group(members)).expect("neither none nor too many")
+    }
+
+    pub fn scatter(&self, scatter: Scatter) -> (Arc<CompletionFlag>, Arc<PartOutcomes>) {
+        let (done, flag) = Completion::flag();
+        (flag, self.try_scatter(scatter, done).expect("accepted"))
+    }
+
+    pub fn try_scatter(
+        &self,
+        scatter: Scatter,
+        done: Completion,
+    ) -> Result<Arc<PartOutcomes>, SubmitError> {
+        either!(self, engine => engine.scatter(scatter, done))
+    }
+
+    pub fn barrier(&self, barrier: &Barrier) -> (Arc<CompletionFlag>, Arc<PartOutcomes>) {
+        let (done, flag) = Completion::flag();
+        (flag, self.barrier_then(barrier, done))
+    }
+
+    pub fn barrier_then(&self, barrier: &Barrier, done: Completion) -> Arc<PartOutcomes> {
+        either!(self, engine => engine.barrier(barrier, done)).expect("accepted")
+    }
+
+    pub fn send_then(&self, peer: PeerId, message: &[u8], done: Completion) {
+        let message = message.to_vec();
+        either!(self, engine => engine.send(peer, message, LONG, done)).expect("accepted");
+    }
+
+    pub fn expect_then(&self, imm: u32, count: u64, done: Completion) {
+        let expect = Expect { imm, count, deadline: None };
+        either!(self, engine => engine.expect_imm(expect, done)).expect("accepted");
+    }
+
+    pub fn cancel_imm_then(&self, imm: u32, done: Completion) {
+        either!(self, engine => engine.cancel_imm(imm, done)).expect("accepted");
+    }
+
+    pub fn drain_group_then(&self, group: u64, done: Completion) {
+        either!(self, engine => engine.drain_group(group, done)).expect("accepted");
     }
 
     pub fn send(&self, peer: PeerId, message: &[u8]) -> Result<Arc<CompletionFlag>, SubmitError> {

@@ -2,8 +2,10 @@
 //! [`Fabric`], which is two engines that can reach each other.
 
 mod cases;
+mod completions;
 mod fabric;
 mod faults;
+mod groups;
 mod two_processes;
 
 use fabric::{Fabric, Kind, Options};
@@ -25,6 +27,8 @@ contract! {
     a_write_lands_and_is_counted(super::Options::default()) in cases;
     a_count_is_reached_only_after_the_last_byte(super::Options::default()) in cases;
     pages_land_where_each_side_says(super::Options::default()) in cases;
+    a_page_may_be_sent_to_many_places_and_no_pages_are_done(super::Options::default()) in cases;
+    a_page_that_may_not_be_written_is_refused(super::Options::default()) in cases;
     counts_before_and_after_the_expectation_are_alike(super::Options::default()) in cases;
     a_cancelled_immediate_never_completes(super::Options::default()) in cases;
     an_expectation_ends_at_its_deadline(super::Options::default()) in cases;
@@ -48,5 +52,15 @@ contract! {
     a_former_incarnation_cannot_be_reached(super::Options::default()) in faults;
     a_revocation_waits_for_what_is_under_way(super::Options { slice_bytes: 8 << 20, ..super::Options::default() }) in faults;
     a_cut_off_waits_for_what_is_under_way(super::Options { slice_bytes: 8 << 20, ..super::Options::default() }) in faults;
+    every_operation_is_told_by_callback_flag_and_future(super::Options::default()) in completions;
+    a_scatter_gives_each_member_its_slice(super::Options::default()) in groups;
+    a_scatter_may_name_some_members_often_and_others_never(super::Options::default()) in groups;
+    a_long_slice_of_a_scatter_is_one_count(super::Options { slice_bytes: 4096, ..super::Options::default() }) in groups;
+    a_barrier_is_counted_at_every_member_and_moves_nothing(super::Options::default()) in groups;
+    everybody_passes_a_barrier_that_everybody_has_reached(super::Options::default()) in groups;
+    a_lost_member_fails_its_own_part_only(super::Options::default()) in groups;
+    a_refused_slice_fails_its_own_part_only(super::Options::default()) in groups;
+    a_scatter_that_cannot_be_sent_is_not_accepted(super::Options { operations_max: 64, ..super::Options::default() }) in groups;
+    a_scatter_is_drained_with_its_group(super::Options { throttle_bytes_per_s: 4 << 20, ..super::Options::default() }) in groups;
     the_throttle_paces(super::Options { throttle_bytes_per_s: 8 << 20, ..super::Options::default() }) in faults;
 }

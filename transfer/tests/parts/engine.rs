@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use kvasir_transfer::doorbell::Ringer;
 use kvasir_transfer::memory::{Access, Prefault};
 use kvasir_transfer::{
-    Completion, ConnectError, Domain, Endpoint, Expect, Handlers, PeerEvent, RegisterError,
-    SharedMemory, Source, StartError, SubmitError, TransferConfig, TransferEngine, Watch, Write,
-    WriteError,
+    Completion, ConnectError, Domain, Endpoint, Expect, Handlers, PeerEvent, Raised, RegisterError,
+    SharedMemory, Source, StartError, SubmitError, TransferConfig, TransferEngine, Watch,
+    WordMemory, Write, WriteError,
 };
 
 const LONG: Duration = Duration::from_secs(30);
@@ -415,9 +415,9 @@ fn a_progress_word_is_told_awake_and_asleep() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let steps = Arc::clone(&seen);
     let watch = |offset| Watch {
-        memory: Arc::clone(&memory),
+        memory: Arc::clone(&memory).into(),
         offset,
-        sleeping_offset: 64,
+        raised: Raised::WithBell { sleeping_offset: 64 },
         on_progress: Box::new({
             let steps = Arc::clone(&steps);
             move |former, now| steps.lock().expect("steps").push((former, now))
@@ -452,6 +452,42 @@ fn a_progress_word_is_told_awake_and_asleep() {
     ringer.ring_if(sleeping);
     std::thread::sleep(Duration::from_millis(2));
     assert_eq!(seen.lock().expect("steps").len(), before);
+}
+
+#[test]
+fn a_word_that_nobody_rings_for_is_looked_at_as_often_as_was_asked() {
+    let (engine, _) = start(TransferConfig { spin_us: 0, ..tcp_config() });
+    // As a device would have it: not shared memory, and nobody who rings.
+    let words: Arc<[AtomicU64; 2]> = Arc::default();
+    let base = std::ptr::NonNull::from(words.as_ref()).cast();
+    // SAFETY: the array lives as long as its owner, and is made of atomics.
+    let memory = unsafe { WordMemory::mapped(base, 16, Arc::clone(&words) as _) };
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let steps = Arc::clone(&seen);
+    let watch = Watch {
+        memory,
+        offset: 8,
+        raised: Raised::Silently { poll_every: Duration::from_millis(1) },
+        on_progress: Box::new(move |former, now| steps.lock().expect("steps").push((former, now))),
+    };
+    let id = engine.watch(watch).expect("accepted");
+    for value in 1..=20u64 {
+        // The worker sleeps by now, and nothing wakes it.
+        std::thread::sleep(Duration::from_millis(3));
+        words[1].store(value, Ordering::Release);
+        let began = Instant::now();
+        while seen.lock().expect("steps").last().is_none_or(|step| step.1 != value) {
+            assert!(began.elapsed() < LONG, "never told of {value}");
+            std::thread::yield_now();
+        }
+    }
+    let told = seen.lock().expect("steps").clone();
+    assert_eq!(told, (1..=20).map(|value| (value - 1, value)).collect::<Vec<_>>());
+    let (done, unwatched) = Completion::future();
+    engine.unwatch(id, done).expect("accepted");
+    assert_eq!(unwatched.wait(), Ok(()));
+    drop(engine);
+    assert_eq!(Arc::strong_count(&words), 1, "the memory is let go");
 }
 
 /// Time on a core of the thread with this name, in clock ticks of 10 ms.
