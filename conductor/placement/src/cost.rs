@@ -7,7 +7,7 @@
 //!   before them, over the measured bandwidth.
 //! - Decode: one step over `running` sequences, for the objective between tokens (*Mooncake* §4.3).
 
-mod fit;
+pub(crate) mod fit;
 
 use fit::Fit;
 
@@ -225,7 +225,7 @@ impl DecodeModel {
 }
 
 /// The weight of the next sample: a plain mean of the first few, then a slow one.
-fn weight(samples: &mut u32) -> f64 {
+pub(crate) fn weight(samples: &mut u32) -> f64 {
     const WEIGHT_MIN: f64 = 0.1;
     *samples = samples.saturating_add(1);
     // The profile counts as one sample, so that the first measurement is worth a half.

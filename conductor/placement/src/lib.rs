@@ -10,11 +10,13 @@
 //! 5. [`queue`]: the work that is booked on one instance
 //! 6. `growth`, `drain`: the room that answers will take, and when it comes back
 //! 7. [`explain`]: a decision as text
+//! 8. [`attend`]: move the query, move the cache, or prefill again
 //!
 //! Everything in here is a hint: a stale index or view costs time, never correctness.
 
 #![forbid(unsafe_code)]
 
+pub mod attend;
 pub mod cost;
 pub mod decision;
 mod drain;

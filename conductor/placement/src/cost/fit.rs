@@ -11,7 +11,7 @@ const FADE: f64 = 0.99;
 const RIDGE: f64 = 1e-6;
 
 #[derive(Debug, Clone)]
-pub(super) struct Fit {
+pub(crate) struct Fit {
     prior: [f64; 3],
     coefficients: [f64; 3],
     /// Faded sums of `w x x^T` and `w x y`, with each feature in units of its prior term.
@@ -20,20 +20,20 @@ pub(super) struct Fit {
 }
 
 impl Fit {
-    pub(super) fn new(prior: [f64; 3]) -> Self {
+    pub(crate) fn new(prior: [f64; 3]) -> Self {
         let prior = prior.map(|value| if value.is_finite() { value.max(1e-9) } else { 1e-9 });
         Fit { prior, coefficients: prior, products: [[0.0; 3]; 3], targets: [0.0; 3] }
     }
 
-    pub(super) fn coefficients(&self) -> [f64; 3] {
+    pub(crate) fn coefficients(&self) -> [f64; 3] {
         self.coefficients
     }
 
-    pub(super) fn predict(&self, features: [f64; 3]) -> f64 {
+    pub(crate) fn predict(&self, features: [f64; 3]) -> f64 {
         (0..3).map(|i| self.coefficients[i] * features[i]).sum()
     }
 
-    pub(super) fn observe(&mut self, features: [f64; 3], measured: f64) {
+    pub(crate) fn observe(&mut self, features: [f64; 3], measured: f64) {
         let predicted = self.predict(features).max(1e-3);
         // The relative error, over the larger of the two: one measurement that is far off, either
         // way, then moves little.
