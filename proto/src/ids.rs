@@ -133,6 +133,19 @@ name!(
     InstanceId
 );
 
+/// Who pays for blocks of the context cache: a hash of the tenant's name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tenant(pub u64);
+
+/// How long a block is kept once its request is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Class {
+    /// As long as there is room.
+    Normal,
+    /// Context cache: until this time, for this tenant.
+    Context { tenant: Tenant, until_unix_ms: u64 },
+}
+
 /// One request's transaction; the same on every node that takes part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TxId {

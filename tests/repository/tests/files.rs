@@ -17,7 +17,7 @@ const MAY_BE_UNSAFE: [&str; 6] = [
 ];
 
 /// Where each package begins.
-const ROOTS: [&str; 13] = [
+const ROOTS: [&str; 14] = [
     "kvasir/src/main.rs",
     "proto/src/lib.rs",
     "transfer/src/lib.rs",
@@ -26,6 +26,7 @@ const ROOTS: [&str; 13] = [
     "transfer/libfabric/src/lib.rs",
     "store-node/src/lib.rs",
     "store-node/blocks/src/lib.rs",
+    "store-node/log/src/lib.rs",
     "store-node/attention/src/lib.rs",
     "conductor/src/lib.rs",
     "conductor/placement/src/lib.rs",

@@ -10,12 +10,13 @@ use serde_json::Value;
 
 /// Package, and the packages of this workspace that it may depend on. All that is not here is
 /// refused, a new package too: its place is part of the design.
-const MAY_USE: [(&str, &[&str]); 13] = [
+const MAY_USE: [(&str, &[&str]); 14] = [
     ("kvasir-proto", &[]),
     ("kvasir-transfer-core", &[]),
     ("kvasir-transfer-verbs", &[]),
     ("kvasir-transfer-libfabric", &[]),
     ("kvasir-blocks", &["kvasir-proto"]),
+    ("kvasir-log", &["kvasir-proto"]),
     ("kvasir-placement", &["kvasir-proto"]),
     ("kvasir-attention", &[]),
     (
@@ -29,7 +30,7 @@ const MAY_USE: [(&str, &[&str]); 13] = [
     ),
     (
         "kvasir-store-node",
-        &["kvasir-proto", "kvasir-transfer", "kvasir-blocks", "kvasir-attention"],
+        &["kvasir-proto", "kvasir-transfer", "kvasir-blocks", "kvasir-log", "kvasir-attention"],
     ),
     ("kvasir-conductor", &["kvasir-proto", "kvasir-placement"]),
     ("kvasir-engine-reference", &["kvasir-proto", "kvasir-store-node", "kvasir-attention"]),
@@ -41,6 +42,7 @@ const MAY_USE: [(&str, &[&str]); 13] = [
             "kvasir-placement",
             "kvasir-store-node",
             "kvasir-blocks",
+            "kvasir-log",
             "kvasir-attention",
             "kvasir-transfer",
             "kvasir-transfer-core",
@@ -52,7 +54,8 @@ const MAY_USE: [(&str, &[&str]); 13] = [
     ("kvasir-tests-repository", &[]),
 ];
 
-const CORES: [&str; 3] = ["kvasir-transfer-core", "kvasir-blocks", "kvasir-placement"];
+const CORES: [&str; 4] =
+    ["kvasir-transfer-core", "kvasir-blocks", "kvasir-log", "kvasir-placement"];
 
 /// Time, randomness, threads and the outside world are passed into a core.
 const NOT_IN_A_CORE: [&str; 8] =

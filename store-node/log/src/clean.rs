@@ -1,0 +1,139 @@
+//! Reclaiming space: what is still live in a segment is appended again, and the segment is free once
+//! that is durable. Nothing that is live is ever dropped here: what shall go is removed by whoever
+//! decides what is kept.
+
+use crate::buffer::{PAGE_BYTES, PageBuf};
+use crate::disk::DiskError;
+use crate::format::{ExtentBuf, Head};
+use crate::index::Location;
+use crate::log::{For, Log};
+
+/// Copies under way at once.
+const MOVES_MAX: u32 = 8;
+
+/// One segment being emptied.
+#[derive(Debug)]
+pub(crate) struct Cleaning {
+    segment: u32,
+    /// All of it, from when it was read.
+    bytes: Option<PageBuf>,
+    next_page: u32,
+    moving: u32,
+    failed: bool,
+    free_before: u32,
+}
+
+impl Cleaning {
+    pub(crate) fn new(segment: u32, free_before: u32) -> Self {
+        Cleaning { segment, bytes: None, next_page: 1, moving: 0, failed: false, free_before }
+    }
+}
+
+impl Log {
+    pub(crate) fn victim_read(&mut self, segment: u32, bytes: Option<PageBuf>) {
+        let Some(cleaning) = self.cleaning.as_mut().filter(|c| c.segment == segment) else {
+            return;
+        };
+        match bytes {
+            Some(bytes) => cleaning.bytes = Some(bytes),
+            None => (self.cleaning, self.cleaning_paused) = (None, true),
+        }
+        self.move_on();
+    }
+
+    /// A copy is durable, or failed.
+    pub(crate) fn moved(&mut self, result: Result<(), DiskError>) {
+        if let Some(cleaning) = &mut self.cleaning {
+            cleaning.moving -= 1;
+            cleaning.failed |= result.is_err();
+        }
+        self.move_on();
+    }
+
+    /// Appends what is live, some at a time, and ends when all of it is durable.
+    fn move_on(&mut self) {
+        while let Some(mut cleaning) = self.cleaning.take() {
+            let next = match cleaning.failed || cleaning.moving >= MOVES_MAX {
+                true => None,
+                false => self.next_live(&mut cleaning),
+            };
+            let Some((generation, extent)) = next else {
+                let over = cleaning.moving == 0;
+                if over {
+                    self.cleaned(&cleaning);
+                } else {
+                    self.cleaning = Some(cleaning);
+                }
+                return;
+            };
+            match self.append_for(For::Cleaning { generation }, extent, 0) {
+                Ok(()) => cleaning.moving += 1,
+                Err(_) => cleaning.failed = true,
+            }
+            self.cleaning = Some(cleaning);
+        }
+    }
+
+    /// The next extent of the segment that the index still names.
+    fn next_live(&mut self, cleaning: &mut Cleaning) -> Option<(u64, ExtentBuf)> {
+        let bytes = cleaning.bytes.as_ref()?.bytes();
+        while cleaning.next_page < self.segments.segment_pages {
+            let first_page = cleaning.next_page;
+            let at = first_page as usize * PAGE_BYTES;
+            let log_page = self.offset_bytes(cleaning.segment, first_page) / PAGE_BYTES as u64;
+            let head = Head::decode(&bytes[at..]).filter(|head| head.place.log_page == log_page);
+            let Some(head) = head else {
+                cleaning.next_page += 1;
+                continue;
+            };
+            let (pages, generation) = (head.pages() as u32, head.place.generation);
+            let location = Location { segment: cleaning.segment, first_page, pages, generation };
+            let live = match self.index.get(head.record.key) {
+                Ok(now) => now == Some(location),
+                Err(error) => {
+                    self.index_has_failed(error);
+                    return None;
+                }
+            };
+            let Some(payload) = head.payload(&bytes[at..]) else {
+                if live {
+                    self.forget_rotten(head.record.key, location);
+                    self.lost(head.record.key);
+                }
+                cleaning.next_page += 1;
+                continue;
+            };
+            cleaning.next_page += pages;
+            if live {
+                let mut extent = ExtentBuf::new(head.record, payload.len());
+                extent.payload_mut().copy_from_slice(payload);
+                return Some((generation, extent));
+            }
+        }
+        None
+    }
+
+    /// Everything that could be moved is durable elsewhere. What the index still names here has no
+    /// head that can be read.
+    fn cleaned(&mut self, cleaning: &Cleaning) {
+        let segment = cleaning.segment;
+        if cleaning.failed {
+            self.cleaning_paused = true;
+            return;
+        }
+        self.counts.cleaned_segments_total += 1;
+        if self.segments.get(segment).live_pages > 0 {
+            match self.index.in_segment(segment) {
+                Ok(rotten) => {
+                    for (key, at) in rotten {
+                        self.forget_rotten(key, at);
+                        self.lost(key);
+                    }
+                }
+                Err(error) => self.index_has_failed(error),
+            }
+        }
+        // When too much is live, moving it about gains nothing.
+        self.cleaning_paused = self.segments.free() <= cleaning.free_before;
+    }
+}

@@ -1,0 +1,499 @@
+//! The bytes on the disk, little-endian, each piece under an XXH3-64 checksum of its own.
+//!
+//! - The first two pages are the superblock and its copy: which log this is, and its segments' size.
+//! - A segment: one page of header (its sequence number), extents, and at its very end a footer.
+//! - An extent: a head of whole pages, then the payload, padded to whole pages. The head says of which
+//!   log, segment and position it is, so that what an earlier use of the place has left is never
+//!   taken for it, and carries all that is known of the block.
+//! - A footer: the entries of the segment's extents, then one page with their number and checksum.
+//!
+//! Whatever is read from a disk may be anything: decoding answers `None` and never panics.
+
+use kvasir_proto::{BlockKey, Class, Namespace, Tenant};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::buffer::{PAGE_BYTES, PageBuf};
+
+const SUPER_MAGIC: u64 = u64::from_le_bytes(*b"KVSUPER1");
+const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"KVSEGMT1");
+const EXTENT_MAGIC: u64 = u64::from_le_bytes(*b"KVEXTNT1");
+const FOOTER_MAGIC: u64 = u64::from_le_bytes(*b"KVFOOTR1");
+
+/// Pages before the first segment.
+pub(crate) const SUPER_PAGES: u64 = 2;
+/// A head without checksums of runs.
+const HEAD_BYTES: usize = 144;
+pub(crate) const ENTRY_BYTES: usize = 96;
+/// More checksums than any layout has runs; what claims more is not a head.
+const CHECKSUMS_MAX: usize = 1 << 16;
+
+/// What is known of a block beside its bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    pub key: BlockKey,
+    pub namespace: Namespace,
+    /// The block before it.
+    pub parent: Option<BlockKey>,
+    pub class: Class,
+    /// A hash of how the payload's bytes lie: blocks of another layout are of no use.
+    pub layout: u64,
+    /// Of the runs of the payload, as the block has them.
+    pub checksums: Vec<u64>,
+}
+
+/// Pages of an extent with so many checksums and bytes of payload.
+pub fn extent_pages(checksums: usize, payload_bytes: usize) -> usize {
+    head_pages(checksums) + payload_bytes.div_ceil(PAGE_BYTES)
+}
+
+fn head_pages(checksums: usize) -> usize {
+    (HEAD_BYTES + 8 * checksums).div_ceil(PAGE_BYTES)
+}
+
+/// Room for one extent: the payload is filled in by whoever has it, the head by the log.
+#[derive(Debug)]
+pub struct ExtentBuf {
+    pub(crate) buffer: PageBuf,
+    pub(crate) record: Record,
+    pub(crate) payload_bytes: usize,
+}
+
+impl ExtentBuf {
+    pub fn new(record: Record, payload_bytes: usize) -> Self {
+        let pages = extent_pages(record.checksums.len(), payload_bytes);
+        ExtentBuf { buffer: PageBuf::zeroed(pages), record, payload_bytes }
+    }
+
+    pub fn record(&self) -> &Record {
+        &self.record
+    }
+
+    pub fn pages(&self) -> usize {
+        self.buffer.pages()
+    }
+
+    pub fn payload(&self) -> &[u8] {
+        let start = head_pages(self.record.checksums.len()) * PAGE_BYTES;
+        &self.buffer.bytes()[start..start + self.payload_bytes]
+    }
+
+    pub fn payload_mut(&mut self) -> &mut [u8] {
+        let start = head_pages(self.record.checksums.len()) * PAGE_BYTES;
+        &mut self.buffer.bytes_mut()[start..start + self.payload_bytes]
+    }
+
+    /// Writes the head; only then may the buffer go to the disk.
+    pub(crate) fn seal(&mut self, place: Place) {
+        let payload_checksum = xxh3_64(self.payload());
+        let record = &self.record;
+        let (class, tenant, until_unix_ms) = class_fields(record.class);
+        let mut head = Writer::new(self.buffer.bytes_mut());
+        head.u64(EXTENT_MAGIC);
+        head.u64(0);
+        head.u64(place.log_id);
+        head.u64(place.segment_sequence);
+        head.u64(place.log_page);
+        head.u64(place.generation);
+        head.bytes(&record.key.0);
+        head.bytes(&record.namespace.0);
+        head.bytes(&record.parent.map_or([0; 16], |parent| parent.0));
+        head.bytes(&[u8::from(record.parent.is_some()), class, 0, 0, 0, 0, 0, 0]);
+        head.u64(tenant);
+        head.u64(until_unix_ms);
+        head.u64(record.layout);
+        head.u32(self.payload_bytes as u32);
+        head.u32(record.checksums.len() as u32);
+        head.u64(payload_checksum);
+        record.checksums.iter().for_each(|checksum| head.u64(*checksum));
+        let end = head.at;
+        put_checksum(&mut self.buffer.bytes_mut()[..end]);
+    }
+}
+
+/// Where an extent lies, as its head says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) log_id: u64,
+    pub(crate) segment_sequence: u64,
+    /// From the start of the disk.
+    pub(crate) log_page: u64,
+    pub(crate) generation: u64,
+}
+
+/// A head that was read.
+#[derive(Debug, Clone)]
+pub(crate) struct Head {
+    pub(crate) place: Place,
+    pub(crate) record: Record,
+    pub(crate) payload_bytes: usize,
+    payload_checksum: u64,
+}
+
+impl Head {
+    /// The head at the start of these bytes.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Head> {
+        let mut fields = Reader::new(bytes);
+        if fields.u64()? != EXTENT_MAGIC {
+            return None;
+        }
+        let _checksum = fields.u64()?;
+        let place = Place {
+            log_id: fields.u64()?,
+            segment_sequence: fields.u64()?,
+            log_page: fields.u64()?,
+            generation: fields.u64()?,
+        };
+        let (key, namespace) = (BlockKey(fields.key()?), Namespace(fields.key()?));
+        let parent = BlockKey(fields.key()?);
+        let [has_parent, class, ..] = fields.array::<8>()?;
+        let class = class_of(class, fields.u64()?, fields.u64()?)?;
+        let layout = fields.u64()?;
+        let (payload_bytes, count) = (fields.u32()? as usize, fields.u32()? as usize);
+        let payload_checksum = fields.u64()?;
+        if count > CHECKSUMS_MAX {
+            return None;
+        }
+        let checksums = (0..count).map(|_| fields.u64()).collect::<Option<Vec<u64>>>()?;
+        if !has_checksum(&bytes[..fields.at]) {
+            return None;
+        }
+        let parent = (has_parent == 1).then_some(parent);
+        let record = Record { key, namespace, parent, class, layout, checksums };
+        Some(Head { place, record, payload_bytes, payload_checksum })
+    }
+
+    pub(crate) fn pages(&self) -> usize {
+        extent_pages(self.record.checksums.len(), self.payload_bytes)
+    }
+
+    pub(crate) fn payload_start(&self) -> usize {
+        head_pages(self.record.checksums.len()) * PAGE_BYTES
+    }
+
+    /// The payload of the extent that begins with these bytes; `None` when it is not all there or
+    /// not as it was written.
+    pub(crate) fn payload<'a>(&self, extent: &'a [u8]) -> Option<&'a [u8]> {
+        let start = self.payload_start();
+        let payload = extent.get(start..start.checked_add(self.payload_bytes)?)?;
+        (xxh3_64(payload) == self.payload_checksum).then_some(payload)
+    }
+}
+
+/// What a footer says of an extent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) key: BlockKey,
+    pub(crate) namespace: Namespace,
+    pub(crate) parent: Option<BlockKey>,
+    pub(crate) class: Class,
+    pub(crate) layout: u64,
+    pub(crate) generation: u64,
+    pub(crate) first_page: u32,
+    pub(crate) pages: u32,
+}
+
+impl Entry {
+    pub(crate) fn new(record: &Record, generation: u64, first_page: u32, pages: u32) -> Self {
+        let Record { key, namespace, parent, class, layout, checksums: _ } = *record;
+        Entry { key, namespace, parent, class, layout, generation, first_page, pages }
+    }
+
+    fn encode(&self, to: &mut Writer<'_>) {
+        let (class, tenant, until_unix_ms) = class_fields(self.class);
+        to.bytes(&self.key.0);
+        to.bytes(&self.namespace.0);
+        to.bytes(&self.parent.map_or([0; 16], |parent| parent.0));
+        to.u64(self.generation);
+        to.u64(tenant);
+        to.u64(until_unix_ms);
+        to.u64(self.layout);
+        to.u32(self.first_page);
+        to.u32(self.pages);
+        to.bytes(&[u8::from(self.parent.is_some()), class, 0, 0, 0, 0, 0, 0]);
+    }
+
+    fn decode(fields: &mut Reader<'_>) -> Option<Entry> {
+        let (key, namespace) = (BlockKey(fields.key()?), Namespace(fields.key()?));
+        let parent = BlockKey(fields.key()?);
+        let (generation, tenant, until) = (fields.u64()?, fields.u64()?, fields.u64()?);
+        let (layout, first_page, pages) = (fields.u64()?, fields.u32()?, fields.u32()?);
+        let [has_parent, class, ..] = fields.array::<8>()?;
+        let class = class_of(class, tenant, until)?;
+        let parent = (has_parent == 1).then_some(parent);
+        Some(Entry { key, namespace, parent, class, layout, generation, first_page, pages })
+    }
+}
+
+/// Pages of a footer with so many entries.
+pub(crate) fn footer_pages(entries: usize) -> usize {
+    (entries * ENTRY_BYTES).div_ceil(PAGE_BYTES) + 1
+}
+
+pub(crate) fn encode_footer(log_id: u64, sequence: u64, entries: &[Entry]) -> PageBuf {
+    let mut buffer = PageBuf::zeroed(footer_pages(entries.len()));
+    let last = (buffer.pages() - 1) * PAGE_BYTES;
+    let mut list = Writer::new(buffer.bytes_mut());
+    entries.iter().for_each(|entry| entry.encode(&mut list));
+    let end = list.at;
+    let list_checksum = xxh3_64(&buffer.bytes()[..end]);
+    let mut tail = Writer::new(&mut buffer.bytes_mut()[last..]);
+    tail.u64(FOOTER_MAGIC);
+    tail.u64(0);
+    tail.u64(log_id);
+    tail.u64(sequence);
+    tail.u64(entries.len() as u64);
+    tail.u64(list_checksum);
+    let end = tail.at;
+    put_checksum(&mut buffer.bytes_mut()[last..last + end]);
+    buffer
+}
+
+/// The last page of a footer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FooterTail {
+    pub(crate) sequence: u64,
+    pub(crate) entries: usize,
+    list_checksum: u64,
+}
+
+impl FooterTail {
+    /// From a segment's last page.
+    pub(crate) fn decode(log_id: u64, page: &[u8]) -> Option<FooterTail> {
+        let mut fields = Reader::new(page);
+        let [magic, _, id, sequence, entries, list_checksum] = fields.words()?;
+        let good = magic == FOOTER_MAGIC && id == log_id && has_checksum(&page[..fields.at]);
+        let entries = usize::try_from(entries).ok().filter(|entries| *entries <= 1 << 24)?;
+        good.then_some(FooterTail { sequence, entries, list_checksum })
+    }
+
+    pub(crate) fn pages(&self) -> usize {
+        footer_pages(self.entries)
+    }
+
+    /// From the last pages of a segment, this one among them.
+    pub(crate) fn list(&self, pages: &[u8]) -> Option<Vec<Entry>> {
+        let start = pages.len().checked_sub(self.pages() * PAGE_BYTES)?;
+        let list = &pages[start..start + self.entries * ENTRY_BYTES];
+        if xxh3_64(list) != self.list_checksum {
+            return None;
+        }
+        let mut fields = Reader::new(list);
+        (0..self.entries).map(|_| Entry::decode(&mut fields)).collect()
+    }
+}
+
+pub(crate) fn encode_segment_header(log_id: u64, sequence: u64) -> PageBuf {
+    one_page(&[SEGMENT_MAGIC, 0, log_id, sequence])
+}
+
+/// A segment's sequence number.
+pub(crate) fn decode_segment_header(log_id: u64, page: &[u8]) -> Option<u64> {
+    let mut fields = Reader::new(page);
+    let [magic, _, id, sequence] = fields.words()?;
+    let good = magic == SEGMENT_MAGIC && id == log_id && has_checksum(&page[..fields.at]);
+    good.then_some(sequence)
+}
+
+/// Which log this is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Super {
+    pub(crate) log_id: u64,
+    pub(crate) segment_pages: u64,
+}
+
+impl Super {
+    pub(crate) fn encode(self) -> PageBuf {
+        one_page(&[SUPER_MAGIC, 0, self.log_id, self.segment_pages])
+    }
+
+    pub(crate) fn decode(page: &[u8]) -> Option<Super> {
+        let mut fields = Reader::new(page);
+        let [magic, _, log_id, segment_pages] = fields.words()?;
+        let good = magic == SUPER_MAGIC && has_checksum(&page[..fields.at]);
+        (good && segment_pages > 0).then_some(Super { log_id, segment_pages })
+    }
+}
+
+fn one_page(words: &[u64]) -> PageBuf {
+    let mut buffer = PageBuf::zeroed(1);
+    let mut page = Writer::new(buffer.bytes_mut());
+    words.iter().for_each(|word| page.u64(*word));
+    let end = page.at;
+    put_checksum(&mut buffer.bytes_mut()[..end]);
+    buffer
+}
+
+/// The second word of each piece is the checksum of what follows it.
+fn put_checksum(piece: &mut [u8]) {
+    let checksum = xxh3_64(&piece[16..]);
+    piece[8..16].copy_from_slice(&checksum.to_le_bytes());
+}
+
+fn has_checksum(piece: &[u8]) -> bool {
+    piece[8..16] == xxh3_64(&piece[16..]).to_le_bytes()
+}
+
+fn class_fields(class: Class) -> (u8, u64, u64) {
+    match class {
+        Class::Normal => (0, 0, 0),
+        Class::Context { tenant, until_unix_ms } => (1, tenant.0, until_unix_ms),
+    }
+}
+
+fn class_of(class: u8, tenant: u64, until_unix_ms: u64) -> Option<Class> {
+    match class {
+        0 => Some(Class::Normal),
+        1 => Some(Class::Context { tenant: Tenant(tenant), until_unix_ms }),
+        _ => None,
+    }
+}
+
+/// Writes into a buffer that has room for all of it.
+struct Writer<'a> {
+    to: &'a mut [u8],
+    at: usize,
+}
+
+impl<'a> Writer<'a> {
+    fn new(to: &'a mut [u8]) -> Self {
+        Writer { to, at: 0 }
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.to[self.at..self.at + bytes.len()].copy_from_slice(bytes);
+        self.at += bytes.len();
+    }
+
+    fn u64(&mut self, word: u64) {
+        self.bytes(&word.to_le_bytes());
+    }
+
+    fn u32(&mut self, word: u32) {
+        self.bytes(&word.to_le_bytes());
+    }
+}
+
+struct Reader<'a> {
+    from: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn new(from: &'a [u8]) -> Self {
+        Reader { from, at: 0 }
+    }
+
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let array = *self.from.get(self.at..)?.first_chunk::<N>()?;
+        self.at += N;
+        Some(array)
+    }
+
+    fn key(&mut self) -> Option<[u8; 16]> {
+        self.array()
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    fn words<const N: usize>(&mut self) -> Option<[u64; N]> {
+        let mut words = [0; N];
+        for word in &mut words {
+            *word = self.u64()?;
+        }
+        Some(words)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(n: u8, checksums: usize) -> Record {
+        Record {
+            key: BlockKey([n; 16]),
+            namespace: Namespace([n + 1; 16]),
+            parent: (n > 1).then_some(BlockKey([n - 1; 16])),
+            class: match n % 2 {
+                0 => Class::Normal,
+                _ => Class::Context { tenant: Tenant(7), until_unix_ms: 9 },
+            },
+            layout: 42,
+            checksums: (0..checksums as u64).collect(),
+        }
+    }
+
+    const PLACE: Place = Place { log_id: 1, segment_sequence: 2, log_page: 3, generation: 4 };
+
+    fn sealed(n: u8, checksums: usize, payload_bytes: usize) -> ExtentBuf {
+        let mut extent = ExtentBuf::new(record(n, checksums), payload_bytes);
+        extent.payload_mut().iter_mut().zip(0u32..).for_each(|(byte, at)| *byte = at as u8);
+        extent.seal(PLACE);
+        extent
+    }
+
+    #[test]
+    fn an_extent_comes_back_as_it_was_written() {
+        for (n, checksums, payload_bytes) in [(1, 0, 1), (2, 4, 4096), (3, 600, 5000), (4, 5, 0)] {
+            let extent = sealed(n, checksums, payload_bytes);
+            let head = Head::decode(extent.buffer.bytes()).expect("a head");
+            assert_eq!((head.place, &head.record), (PLACE, &record(n, checksums)));
+            assert_eq!(head.pages(), extent.pages());
+            assert_eq!(head.payload(extent.buffer.bytes()), Some(extent.payload()));
+        }
+    }
+
+    #[test]
+    fn any_flipped_bit_of_an_extent_is_seen() {
+        let extent = sealed(2, 4, 40);
+        let whole = extent.buffer.bytes().to_vec();
+        let used = (0..HEAD_BYTES + 32).chain(PAGE_BYTES..PAGE_BYTES + 40);
+        for bit in used.flat_map(|byte| (0..8).map(move |bit| (byte, bit))) {
+            let mut bytes = whole.clone();
+            bytes[bit.0] ^= 1 << bit.1;
+            let head = Head::decode(&bytes);
+            let intact = head.is_some_and(|head| head.payload(&bytes).is_some());
+            assert!(!intact, "byte {} bit {}", bit.0, bit.1);
+        }
+    }
+
+    #[test]
+    fn a_footer_lists_its_entries_and_a_changed_one_is_none() {
+        for count in [0, 1, 42, 43, 200u8] {
+            let entries: Vec<Entry> = (0..count)
+                .map(|n| Entry::new(&record(n % 100 + 1, 0), n.into(), n.into(), 2))
+                .collect();
+            let footer = encode_footer(5, 6, &entries);
+            let pages = footer.bytes();
+            let tail = FooterTail::decode(5, &pages[pages.len() - PAGE_BYTES..]).expect("a tail");
+            assert_eq!((tail.sequence, tail.pages()), (6, footer.pages()));
+            assert_eq!(tail.list(pages), Some(entries));
+            assert!(FooterTail::decode(9, &pages[pages.len() - PAGE_BYTES..]).is_none());
+            if count > 0 {
+                let mut changed = pages.to_vec();
+                changed[usize::from(count - 1) * ENTRY_BYTES + 3] ^= 1;
+                assert_eq!(tail.list(&changed), None);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_piece_of_a_log_is_refused() {
+        for bytes in [vec![], vec![0; 17], vec![0xff; PAGE_BYTES], vec![0; PAGE_BYTES]] {
+            assert!(Head::decode(&bytes).is_none());
+            assert!(FooterTail::decode(0, &bytes).is_none());
+            assert!(decode_segment_header(0, &bytes).is_none());
+            assert!(Super::decode(&bytes).is_none());
+        }
+        let header = encode_segment_header(1, 2);
+        assert_eq!(decode_segment_header(1, header.bytes()), Some(2));
+        assert_eq!(decode_segment_header(2, header.bytes()), None);
+        let superblock = Super { log_id: 3, segment_pages: 4 };
+        assert_eq!(Super::decode(superblock.encode().bytes()), Some(superblock));
+    }
+}

@@ -1,0 +1,655 @@
+//! The log: appending, reading and removing, as operations on a disk.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use kvasir_proto::BlockKey;
+
+use crate::buffer::{PAGE_BYTES, PageBuf};
+use crate::clean::Cleaning;
+use crate::disk::{DiskDone, DiskError, DiskOp};
+use crate::format::{
+    Entry, ExtentBuf, Head, Place, Record, SUPER_PAGES, encode_footer, encode_segment_header,
+    footer_pages,
+};
+use crate::index::{IndexError, KeyIndex, Location};
+use crate::segments::{Phase, Segments};
+
+/// Free segments that only cleaning may open: what it moves always has a place.
+pub(crate) const SPARE_SEGMENTS: u32 = 1;
+/// Cleaning begins when no more than so many are free.
+const CLEAN_BELOW: u32 = 2;
+
+/// Why an append was not taken.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AppendError {
+    /// Try again when cleaning has freed a segment; when it cannot, remove blocks first.
+    #[error("no segment of the log is free")]
+    Full,
+    /// It fits no segment, and never will.
+    #[error("an extent of {pages} pages is larger than a segment has room for")]
+    TooLarge { pages: usize },
+    /// Recover the log anew.
+    #[error(transparent)]
+    Index(#[from] IndexError),
+}
+
+/// Why a read gave nothing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ReadError {
+    #[error("there is no such block")]
+    Missing,
+    /// The bytes are not those that were written. The extent is forgotten.
+    #[error("the extent failed its checksum")]
+    Rotten,
+    #[error(transparent)]
+    Disk(DiskError),
+    /// Recover the log anew.
+    #[error(transparent)]
+    Index(#[from] IndexError),
+}
+
+/// An extent that was read and is intact.
+#[derive(Debug)]
+pub struct ReadExtent {
+    pub record: Record,
+    /// Of this append.
+    pub generation: u64,
+    payload_bytes: usize,
+    payload_start: usize,
+    buffer: PageBuf,
+}
+
+impl ReadExtent {
+    pub fn payload(&self) -> &[u8] {
+        &self.buffer.bytes()[self.payload_start..self.payload_start + self.payload_bytes]
+    }
+}
+
+/// What came of something.
+#[derive(Debug)]
+pub enum Output {
+    /// An append is durable and can be read, also after a crash; or nothing of it counts. Appends
+    /// that succeed are answered in their order.
+    Appended {
+        ticket: u64,
+        key: BlockKey,
+        result: Result<(), DiskError>,
+    },
+    Read {
+        ticket: u64,
+        key: BlockKey,
+        result: Result<ReadExtent, ReadError>,
+    },
+    /// An extent that nobody asked for was found rotten, and is forgotten.
+    Lost {
+        key: BlockKey,
+    },
+    /// The index is of no use any more; nothing will work until the log is recovered.
+    IndexFailed(IndexError),
+}
+
+/// What there is, and what was counted since the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    pub segments: u32,
+    pub segments_free: u32,
+    pub live_bytes: u64,
+    /// Operations handed out or waiting.
+    pub operations: u64,
+    pub appended_total: u64,
+    pub appended_bytes_total: u64,
+    pub moved_total: u64,
+    pub cleaned_segments_total: u64,
+    pub rotten_total: u64,
+    pub disk_errors_total: u64,
+}
+
+/// Who an append is for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum For {
+    User {
+        ticket: u64,
+    },
+    /// Only as long as the key still has this generation.
+    Cleaning {
+        generation: u64,
+    },
+}
+
+#[derive(Debug)]
+struct Append {
+    whose: For,
+    entry: Entry,
+    at: Location,
+}
+
+#[derive(Debug)]
+enum Operation {
+    Header { segment: u32 },
+    Extent(Append),
+    Footer { segment: u32 },
+    Sync { covered: Vec<Append> },
+    Read { ticket: u64, key: BlockKey, at: Location },
+    Victim { segment: u32 },
+}
+
+/// The segment that is appended to.
+#[derive(Debug)]
+pub(crate) struct Open {
+    pub(crate) segment: u32,
+    pub(crate) next_page: u32,
+    /// Extents that got a place, and so need one in the footer.
+    pub(crate) placed: usize,
+    /// Those that were written.
+    pub(crate) entries: Vec<Entry>,
+}
+
+/// See the package. Call order: after every call that takes `&mut self`, submit what
+/// [`poll_operation`](Self::poll_operation) gives as far as the disk takes it, and act on what
+/// [`poll_output`](Self::poll_output) gives; bring each operation's end to
+/// [`handle_done`](Self::handle_done).
+#[derive(Debug)]
+pub struct Log {
+    pub(crate) log_id: u64,
+    pub(crate) segments: Segments,
+    pub(crate) index: Box<dyn KeyIndex>,
+    pub(crate) open: Option<Open>,
+    pub(crate) next_sequence: u64,
+    pub(crate) next_generation: u64,
+    next_operation: u64,
+    /// Bounded by the callers' appends and reads, one sync, and what cleaning has under way.
+    operations: BTreeMap<u64, Operation>,
+    ready: VecDeque<DiskOp>,
+    outputs: VecDeque<Output>,
+    /// Generations of extents that are being written.
+    writing: BTreeSet<u64>,
+    /// Written and not yet covered by a sync that was submitted, by generation.
+    written: BTreeMap<u64, Append>,
+    syncing: bool,
+    /// Sealed segments whose last writes are under way, with what their footers will list.
+    unsealed: BTreeMap<u32, Vec<Entry>>,
+    pub(crate) cleaning: Option<Cleaning>,
+    /// Set when cleaning met an error or gained nothing, until something has changed.
+    pub(crate) cleaning_paused: bool,
+    index_failed: bool,
+    pub(crate) counts: Counts,
+}
+
+impl Log {
+    pub(crate) fn new(log_id: u64, segments: Segments, index: Box<dyn KeyIndex>) -> Self {
+        Log {
+            log_id,
+            segments,
+            index,
+            open: None,
+            next_sequence: 1,
+            next_generation: 1,
+            next_operation: 1,
+            operations: BTreeMap::new(),
+            ready: VecDeque::new(),
+            outputs: VecDeque::new(),
+            writing: BTreeSet::new(),
+            written: BTreeMap::new(),
+            syncing: false,
+            unsealed: BTreeMap::new(),
+            cleaning: None,
+            cleaning_paused: false,
+            index_failed: false,
+            counts: Counts::default(),
+        }
+    }
+
+    /// Pages that an extent may have at most.
+    pub fn extent_pages_max(&self) -> usize {
+        self.segments.segment_pages as usize - 1 - footer_pages(1)
+    }
+
+    /// Bytes that may be live: what is kept beyond it leaves cleaning nothing to gain.
+    pub fn live_bytes_max(&self) -> u64 {
+        live_bytes_max(self.segments.count(), self.segments.segment_pages)
+    }
+
+    pub fn counts(&self) -> Counts {
+        Counts {
+            segments: self.segments.count(),
+            segments_free: self.segments.free(),
+            live_bytes: self.segments.live_pages() * PAGE_BYTES as u64,
+            operations: self.operations.len() as u64,
+            ..self.counts
+        }
+    }
+
+    /// Appends an extent; [`Output::Appended`] follows. It replaces an earlier one of the same key
+    /// once it is durable.
+    ///
+    /// # Errors
+    /// [`AppendError`]; then nothing was taken.
+    pub fn append(&mut self, ticket: u64, extent: ExtentBuf) -> Result<(), AppendError> {
+        if extent.pages() > self.extent_pages_max() {
+            return Err(AppendError::TooLarge { pages: extent.pages() });
+        }
+        let taken = self.append_for(For::User { ticket }, extent, SPARE_SEGMENTS);
+        self.cleaning_paused = false;
+        self.clean_if_needed();
+        taken
+    }
+
+    /// Tries again what an error has stopped; to be called now and then.
+    pub fn retry(&mut self) {
+        self.cleaning_paused = false;
+        self.clean_if_needed();
+    }
+
+    /// Reads an extent; [`Output::Read`] follows.
+    pub fn read(&mut self, ticket: u64, key: BlockKey) {
+        let at = match self.index.get(key) {
+            Ok(Some(at)) => at,
+            Ok(None) => return self.read_done(ticket, key, Err(ReadError::Missing)),
+            Err(error) => {
+                self.read_done(ticket, key, Err(error.clone().into()));
+                return self.index_has_failed(error);
+            }
+        };
+        self.segments.begin_use(at.segment);
+        let buffer = PageBuf::zeroed(at.pages as usize);
+        let offset_bytes = self.offset_bytes(at.segment, at.first_page);
+        self.submit(Operation::Read { ticket, key, at }, |id| DiskOp::Read {
+            id,
+            offset_bytes,
+            buffer,
+        });
+    }
+
+    /// Forgets an extent. A crash may bring it back.
+    pub fn remove(&mut self, key: BlockKey) {
+        match self.index.remove(key) {
+            Ok(Some(at)) => {
+                self.segments.remove_live(at);
+                self.cleaning_paused = false;
+            }
+            Ok(None) => {}
+            Err(error) => self.index_has_failed(error),
+        }
+    }
+
+    /// The next operation for the disk.
+    pub fn poll_operation(&mut self) -> Option<DiskOp> {
+        self.ready.pop_front()
+    }
+
+    pub fn poll_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// Nothing is under way or waiting.
+    pub fn is_idle(&self) -> bool {
+        self.operations.is_empty() && self.written.is_empty()
+    }
+
+    /// An operation has ended.
+    pub fn handle_done(&mut self, done: DiskDone) {
+        let DiskDone { id, result, buffer } = done;
+        let Some(operation) = self.operations.remove(&id) else { return };
+        self.counts.disk_errors_total += u64::from(result.is_err());
+        match operation {
+            Operation::Header { segment } => {
+                match result {
+                    Ok(()) => self.segments.get_mut(segment).has_header = true,
+                    Err(error) => self.abandon(segment, error),
+                }
+                self.end_use(segment);
+            }
+            Operation::Footer { segment } => self.segments.end_use(segment),
+            Operation::Extent(append) => self.extent_done(append, result),
+            Operation::Sync { covered } => self.sync_done(covered, result),
+            Operation::Read { ticket, key, at } => {
+                let result = match (result, buffer) {
+                    (Ok(()), Some(buffer)) => self.check(key, at, buffer),
+                    (Ok(()), None) => Err(ReadError::Disk(DiskError::Short)),
+                    (Err(error), _) => Err(ReadError::Disk(error)),
+                };
+                self.segments.end_use(at.segment);
+                self.read_done(ticket, key, result);
+            }
+            Operation::Victim { segment } => {
+                self.segments.end_use(segment);
+                self.victim_read(segment, result.ok().and(buffer));
+            }
+        }
+        self.sync_if_needed();
+        self.clean_if_needed();
+    }
+
+    pub(crate) fn append_for(
+        &mut self,
+        whose: For,
+        mut extent: ExtentBuf,
+        spare: u32,
+    ) -> Result<(), AppendError> {
+        let pages = extent.pages() as u32;
+        let (segment, first_page) = self.room(pages, spare)?;
+        let generation = self.next_generation;
+        self.next_generation += 1;
+        let at = Location { segment, first_page, pages, generation };
+        extent.seal(Place {
+            log_id: self.log_id,
+            segment_sequence: self.segments.get(segment).sequence,
+            log_page: self.offset_bytes(segment, first_page) / PAGE_BYTES as u64,
+            generation,
+        });
+        let entry = Entry::new(&extent.record, generation, first_page, pages);
+        self.writing.insert(generation);
+        self.segments.begin_use(segment);
+        let offset_bytes = self.offset_bytes(segment, first_page);
+        let buffer = extent.buffer;
+        self.submit(Operation::Extent(Append { whose, entry, at }), |id| DiskOp::Write {
+            id,
+            offset_bytes,
+            buffer,
+        });
+        Ok(())
+    }
+
+    /// A place for so many pages, in the open segment or a new one.
+    fn room(&mut self, pages: u32, spare: u32) -> Result<(u32, u32), AppendError> {
+        let segment_pages = self.segments.segment_pages;
+        let fits = |open: &Open| {
+            open.next_page + pages + footer_pages(open.placed + 1) as u32 <= segment_pages
+        };
+        if self.open.as_ref().is_some_and(|open| !fits(open)) {
+            if self.segments.free() <= spare {
+                return Err(AppendError::Full);
+            }
+            self.seal_open();
+        }
+        if self.open.is_none() {
+            let sequence = self.next_sequence;
+            let segment = self.segments.open(sequence, spare).ok_or(AppendError::Full)?;
+            self.next_sequence += 1;
+            self.open = Some(Open { segment, next_page: 1, placed: 0, entries: Vec::new() });
+            self.write_header(segment);
+        }
+        let open = self.open.as_mut().expect("it was just opened");
+        let first_page = open.next_page;
+        open.next_page += pages;
+        open.placed += 1;
+        Ok((open.segment, first_page))
+    }
+
+    pub(crate) fn write_header(&mut self, segment: u32) {
+        let buffer = encode_segment_header(self.log_id, self.segments.get(segment).sequence);
+        let offset_bytes = self.offset_bytes(segment, 0);
+        self.segments.begin_use(segment);
+        self.submit(Operation::Header { segment }, |id| DiskOp::Write { id, offset_bytes, buffer });
+    }
+
+    /// The open segment gets no more extents, and a footer when its last write has ended.
+    fn seal_open(&mut self) {
+        let Some(open) = self.open.take() else { return };
+        self.unsealed.insert(open.segment, open.entries);
+        self.write_footer_if_due(open.segment);
+    }
+
+    /// Writes the footer of a segment whose writes have all ended.
+    pub(crate) fn write_footer_if_due(&mut self, segment: u32) {
+        if self.segments.get(segment).in_use > 0 || !self.unsealed.contains_key(&segment) {
+            return;
+        }
+        let entries = self.unsealed.remove(&segment).unwrap_or_default();
+        self.write_footer(segment, &entries);
+    }
+
+    pub(crate) fn write_footer(&mut self, segment: u32, entries: &[Entry]) {
+        let buffer = encode_footer(self.log_id, self.segments.get(segment).sequence, entries);
+        let first_page = self.segments.segment_pages - buffer.pages() as u32;
+        let offset_bytes = self.offset_bytes(segment, first_page);
+        self.segments.begin_use(segment);
+        self.segments.seal(segment);
+        self.submit(Operation::Footer { segment }, |id| DiskOp::Write { id, offset_bytes, buffer });
+    }
+
+    fn extent_done(&mut self, append: Append, result: Result<(), DiskError>) {
+        let segment = append.at.segment;
+        self.writing.remove(&append.at.generation);
+        let of = self.segments.get(segment);
+        // Its segment was abandoned meanwhile, and nobody would look for it there.
+        let orphaned = of.phase == Phase::Sealed && !of.has_header;
+        match if orphaned { Err(DiskError::Short) } else { result } {
+            Ok(()) => {
+                self.list(segment, append.entry.clone());
+                self.written.insert(append.at.generation, append);
+            }
+            Err(error) => {
+                self.end_use(segment);
+                self.appended(append, Err(error));
+            }
+        }
+    }
+
+    /// An operation on a segment has ended; the last one of a full segment brings its footer.
+    fn end_use(&mut self, segment: u32) {
+        self.segments.end_use(segment);
+        self.write_footer_if_due(segment);
+    }
+
+    /// Puts what was written on the list that becomes the segment's footer.
+    fn list(&mut self, segment: u32, entry: Entry) {
+        match &mut self.open {
+            Some(open) if open.segment == segment => open.entries.push(entry),
+            _ => {
+                if let Some(entries) = self.unsealed.get_mut(&segment) {
+                    entries.push(entry);
+                }
+            }
+        }
+    }
+
+    /// One sync at a time covers all that was written before it.
+    fn sync_if_needed(&mut self) {
+        if self.syncing {
+            return;
+        }
+        let has_header = |append: &&Append| self.segments.get(append.at.segment).has_header;
+        // In order, so that a block is never answered for before the one appended before it.
+        let first_writing = self.writing.first().copied();
+        let headless = self.written.values().find(|append| !has_header(append));
+        let end = first_writing.into_iter().chain(headless.map(|a| a.at.generation)).min();
+        let rest = end.map_or_else(BTreeMap::new, |end| self.written.split_off(&end));
+        let covered = std::mem::replace(&mut self.written, rest);
+        let covered: Vec<Append> = covered.into_values().collect();
+        if !covered.is_empty() {
+            self.syncing = true;
+            self.submit(Operation::Sync { covered }, |id| DiskOp::Sync { id });
+        }
+    }
+
+    fn sync_done(&mut self, covered: Vec<Append>, result: Result<(), DiskError>) {
+        self.syncing = false;
+        let Err(error) = result else {
+            for append in &covered {
+                self.segments.get_mut(append.at.segment).header_durable = true;
+            }
+            return covered.into_iter().for_each(|append| self.durable(append));
+        };
+        // Nobody knows what of it is there, nor of what was written meanwhile.
+        let meanwhile = std::mem::take(&mut self.written).into_values();
+        for append in covered.into_iter().chain(meanwhile) {
+            self.unlist(&append);
+            let segment = append.at.segment;
+            self.end_use(segment);
+            self.appended(append, Err(error));
+        }
+        // Their headers may be lost as well.
+        let unfinished = self.open.iter().map(|open| open.segment);
+        for segment in unfinished.chain(self.unsealed.keys().copied()).collect::<Vec<u32>>() {
+            let of = self.segments.get_mut(segment);
+            of.has_header = of.header_durable;
+            self.abandon(segment, error);
+        }
+    }
+
+    fn unlist(&mut self, append: &Append) {
+        let generation = append.at.generation;
+        let lists = self.open.iter_mut().map(|open| &mut open.entries);
+        for list in lists.chain(self.unsealed.values_mut()) {
+            list.retain(|entry| entry.generation != generation);
+        }
+    }
+
+    /// A segment without a header that can be relied on is not appended to any more, and has no
+    /// footer: what is durable in it is found by looking at all of it.
+    fn abandon(&mut self, segment: u32, error: DiskError) {
+        if self.open.as_ref().is_some_and(|open| open.segment == segment) {
+            self.open = None;
+        }
+        self.unsealed.remove(&segment);
+        if !self.segments.get(segment).has_header {
+            let of = |append: &Append| append.at.segment == segment;
+            let lost: Vec<u64> =
+                self.written.iter().filter(|(_, append)| of(append)).map(|(g, _)| *g).collect();
+            for generation in lost {
+                let append = self.written.remove(&generation).expect("it was just listed");
+                self.segments.end_use(segment);
+                self.appended(append, Err(error));
+            }
+        }
+        if self.segments.get(segment).phase == Phase::Open {
+            self.segments.seal(segment);
+        }
+    }
+
+    /// An append can be relied on.
+    fn durable(&mut self, append: Append) {
+        let Append { whose, entry, at } = &append;
+        let wanted = match whose {
+            For::User { .. } => Ok(true),
+            For::Cleaning { generation } => self
+                .index
+                .get(entry.key)
+                .map(|now| now.is_some_and(|now| now.generation == *generation)),
+        };
+        let indexed = match wanted {
+            Ok(true) => self.index.insert(entry.key, *at).map(|former| (true, former)),
+            Ok(false) => Ok((false, None)),
+            Err(error) => Err(error),
+        };
+        let (segment, bytes) = (at.segment, u64::from(at.pages) * PAGE_BYTES as u64);
+        match indexed {
+            Ok((inserted, former)) => {
+                if inserted {
+                    self.segments.add_live(*at);
+                }
+                if let Some(former) = former {
+                    self.segments.remove_live(former);
+                }
+            }
+            Err(error) => self.index_has_failed(error),
+        }
+        self.end_use(segment);
+        self.counts.appended_total += 1;
+        self.counts.appended_bytes_total += bytes;
+        self.appended(append, Ok(()));
+    }
+
+    fn appended(&mut self, append: Append, result: Result<(), DiskError>) {
+        match append.whose {
+            For::User { ticket } => {
+                let key = append.entry.key;
+                self.outputs.push_back(Output::Appended { ticket, key, result });
+            }
+            For::Cleaning { .. } => {
+                self.counts.moved_total += u64::from(result.is_ok());
+                self.moved(result);
+            }
+        }
+    }
+
+    /// Compares what was read with what must be there.
+    fn check(
+        &mut self,
+        key: BlockKey,
+        at: Location,
+        buffer: PageBuf,
+    ) -> Result<ReadExtent, ReadError> {
+        let head = Head::decode(buffer.bytes());
+        let head = head.filter(|head| {
+            head.record.key == key
+                && head.place.generation == at.generation
+                && head.pages() == at.pages as usize
+        });
+        let Some(head) = head.filter(|head| head.payload(buffer.bytes()).is_some()) else {
+            self.forget_rotten(key, at);
+            return Err(ReadError::Rotten);
+        };
+        Ok(ReadExtent {
+            generation: at.generation,
+            payload_bytes: head.payload_bytes,
+            payload_start: head.payload_start(),
+            record: head.record,
+            buffer,
+        })
+    }
+
+    /// What is not there as it was written is not there. A newer extent of the same key stays.
+    pub(crate) fn forget_rotten(&mut self, key: BlockKey, at: Location) {
+        self.counts.rotten_total += 1;
+        match self.index.get(key) {
+            Ok(Some(now)) if now == at => self.remove(key),
+            Ok(_) => {}
+            Err(error) => self.index_has_failed(error),
+        }
+    }
+
+    pub(crate) fn lost(&mut self, key: BlockKey) {
+        self.outputs.push_back(Output::Lost { key });
+    }
+
+    fn read_done(&mut self, ticket: u64, key: BlockKey, result: Result<ReadExtent, ReadError>) {
+        self.outputs.push_back(Output::Read { ticket, key, result });
+    }
+
+    pub(crate) fn index_has_failed(&mut self, error: IndexError) {
+        if !std::mem::replace(&mut self.index_failed, true) {
+            self.outputs.push_back(Output::IndexFailed(error));
+        }
+    }
+
+    pub(crate) fn clean_if_needed(&mut self) {
+        let enough = self.segments.free() > CLEAN_BELOW;
+        if enough || self.cleaning.is_some() || self.cleaning_paused || self.index_failed {
+            return;
+        }
+        let Some(segment) = self.segments.to_clean() else { return };
+        debug_assert_eq!(self.segments.get(segment).phase, Phase::Sealed);
+        self.cleaning = Some(Cleaning::new(segment, self.segments.free()));
+        self.segments.begin_use(segment);
+        let buffer = PageBuf::zeroed(self.segments.segment_pages as usize);
+        let offset_bytes = self.offset_bytes(segment, 0);
+        self.submit(Operation::Victim { segment }, |id| DiskOp::Read { id, offset_bytes, buffer });
+    }
+
+    pub(crate) fn offset_bytes(&self, segment: u32, page: u32) -> u64 {
+        offset_bytes(segment, page, self.segments.segment_pages)
+    }
+
+    fn submit(&mut self, operation: Operation, op: impl FnOnce(u64) -> DiskOp) {
+        let id = self.next_operation;
+        self.next_operation += 1;
+        self.operations.insert(id, operation);
+        self.ready.push_back(op(id));
+    }
+}
+
+/// Where a page of a segment lies.
+pub(crate) fn offset_bytes(segment: u32, page: u32, segment_pages: u32) -> u64 {
+    let pages = SUPER_PAGES + u64::from(segment) * u64::from(segment_pages) + u64::from(page);
+    pages * PAGE_BYTES as u64
+}
+
+/// Three quarters of what is beside some free and the open segment: cleaning comes to an end, though
+/// extents leave gaps at the ends of segments, and moves at most
+/// about three extents to gain one.
+pub(crate) fn live_bytes_max(segments: u32, segment_pages: u32) -> u64 {
+    let usable = u64::from(segments.saturating_sub(CLEAN_BELOW + 3));
+    usable * u64::from(segment_pages) * PAGE_BYTES as u64 * 3 / 4
+}

@@ -1,0 +1,386 @@
+//! Starting from what a disk holds, whatever has happened to it: sealed segments by their footers,
+//! all others by looking at each of their pages.
+//!
+//! Payloads of sealed segments are not read here; they are checked when somebody reads them. A segment
+//! without a good footer is read whole, so there what is torn is known to be at once.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use kvasir_proto::{BlockKey, Class, Namespace};
+
+use crate::buffer::{PAGE_BYTES, PageBuf};
+use crate::disk::{Disk, DiskDone, DiskError, DiskOp};
+use crate::format::{
+    Entry, FooterTail, Head, SUPER_PAGES, Super, decode_segment_header, footer_pages,
+};
+use crate::index::{IndexError, KeyIndex, Location};
+use crate::log::{Log, Open, offset_bytes};
+use crate::segments::Segments;
+
+/// Read with a segment's last page: the whole footer of 640 extents.
+const PROBE_PAGES: u32 = 16;
+/// Fewer segments leave no room for cleaning.
+const SEGMENTS_MIN: u64 = 8;
+/// Read at once of a segment that has no footer.
+const PIECE_PAGES: u32 = 256;
+
+/// How to begin a log where there is none.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Drawn at random by the shell.
+    pub new_log_id: u64,
+    /// Of a new log; an old one keeps its own.
+    pub segment_bytes: u64,
+    /// A disk that answers nothing for so long hangs.
+    pub patience: Duration,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RecoverError {
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// Try again later.
+    #[error("the disk does not answer")]
+    Hangs,
+    /// Something else is there, or both superblocks are rotten: nothing was changed.
+    #[error("what is there is no log of this program")]
+    Foreign,
+    #[error("{bytes} bytes are too few for {SEGMENTS_MIN} segments of {segment_bytes}")]
+    TooSmall { bytes: u64, segment_bytes: u64 },
+    /// The disk is good: use another index.
+    #[error(transparent)]
+    Index(#[from] IndexError),
+}
+
+/// A block that was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Recovered {
+    pub key: BlockKey,
+    pub namespace: Namespace,
+    pub parent: Option<BlockKey>,
+    pub class: Class,
+    pub layout: u64,
+    /// Of its extent.
+    pub bytes: u64,
+}
+
+/// A log that is ready, and what is in it.
+#[derive(Debug)]
+pub struct Recovery {
+    pub log: Log,
+    pub blocks: Vec<Recovered>,
+    /// Segments that were read whole.
+    pub scanned_segments: u32,
+    /// There was nothing, and a log was begun.
+    pub is_new: bool,
+}
+
+/// Finds out what a disk holds, and fills the index with it.
+///
+/// # Errors
+/// [`RecoverError`].
+pub fn recover(
+    disk: &mut dyn Disk,
+    mut index: Box<dyn KeyIndex>,
+    options: &Options,
+) -> Result<Recovery, RecoverError> {
+    let mut reader = Reader { disk, patience: options.patience };
+    let (superblock, is_new) = reader.superblock(options)?;
+    let segment_pages =
+        u32::try_from(superblock.segment_pages).map_err(|_| RecoverError::Foreign)?;
+    let segment_bytes = u64::from(segment_pages) * PAGE_BYTES as u64;
+    let bytes = reader.disk.len_bytes();
+    let count = bytes.saturating_sub(SUPER_PAGES * PAGE_BYTES as u64) / segment_bytes;
+    if count < SEGMENTS_MIN || u64::from(PROBE_PAGES) > superblock.segment_pages {
+        return Err(RecoverError::TooSmall { bytes, segment_bytes });
+    }
+    let count = u32::try_from(count).unwrap_or(u32::MAX);
+    let found = match is_new {
+        true => Vec::new(),
+        false => reader.segments(superblock.log_id, count, segment_pages)?,
+    };
+    // What was found counts from now on, also what its writer had not made durable yet.
+    reader.run(DiskOp::Sync { id: 0 })?;
+    let scanned_segments = found.iter().filter(|found| !found.has_footer).count() as u32;
+    let kept = newest(&found);
+    let locations = kept.iter().map(|(key, (at, _))| (*key, *at)).collect();
+    index.load(&locations)?;
+
+    let mut log = Log::new(superblock.log_id, Segments::new(count, segment_pages), index);
+    resume(&mut log, &found, locations.values());
+    let recovered = |(_, entry): &(Location, &Entry)| Recovered {
+        key: entry.key,
+        namespace: entry.namespace,
+        parent: entry.parent,
+        class: entry.class,
+        layout: entry.layout,
+        bytes: u64::from(entry.pages) * PAGE_BYTES as u64,
+    };
+    let blocks = kept.values().map(recovered).collect();
+    Ok(Recovery { log, blocks, scanned_segments, is_new })
+}
+
+/// A segment that holds something.
+struct Found {
+    segment: u32,
+    sequence: u64,
+    has_header: bool,
+    has_footer: bool,
+    /// After the last extent.
+    end_page: u32,
+    entries: Vec<Entry>,
+}
+
+/// Nothing of this log was ever acknowledged here: the header was never written, and is not only
+/// unreadable.
+fn is_unused(log_id: u64, header: &[u8], first: &[u8]) -> bool {
+    let blank = header.iter().all(|byte| *byte == 0);
+    blank && Head::decode(first).is_none_or(|head| head.place.log_id != log_id)
+}
+
+/// Of each key the extent that was appended last.
+fn newest(found: &[Found]) -> BTreeMap<BlockKey, (Location, &Entry)> {
+    let mut kept: BTreeMap<BlockKey, (Location, &Entry)> = BTreeMap::new();
+    for Found { segment, entries, .. } in found {
+        for entry in entries {
+            let at = Location {
+                segment: *segment,
+                first_page: entry.first_page,
+                pages: entry.pages,
+                generation: entry.generation,
+            };
+            let older =
+                kept.get(&entry.key).is_some_and(|(at, _)| at.generation > entry.generation);
+            if !older {
+                kept.insert(entry.key, (at, entry));
+            }
+        }
+    }
+    kept
+}
+
+/// Goes on where the last process stopped: the newest segment without a footer is appended to, the
+/// others get theirs.
+fn resume<'a>(log: &mut Log, found: &[Found], live: impl Iterator<Item = &'a Location>) {
+    let last = found.iter().filter(|found| !found.has_footer).max_by_key(|found| found.sequence);
+    let last = last.filter(|last| last.has_header).map(|last| last.segment);
+    let entries = || found.iter().flat_map(|found| &found.entries);
+    log.next_generation = entries().map(|entry| entry.generation).max().unwrap_or(0) + 1;
+    log.next_sequence = found.iter().map(|found| found.sequence).max().unwrap_or(0) + 1;
+    for found in found {
+        log.segments.found(found.segment, found.sequence);
+    }
+    live.for_each(|at| log.segments.add_live(*at));
+    for found in found.iter().filter(|found| !found.has_footer) {
+        let Found { segment, end_page, entries, .. } = found;
+        if last == Some(*segment) {
+            log.segments.reopen(*segment);
+            let (next_page, entries) = (*end_page, entries.clone());
+            log.open = Some(Open { segment: *segment, next_page, placed: entries.len(), entries });
+        } else if log.segments.get(*segment).live_pages > 0 {
+            if !found.has_header {
+                log.write_header(*segment);
+            }
+            log.write_footer(*segment, entries);
+        }
+    }
+    log.segments.free_what_is_empty();
+    log.clean_if_needed();
+}
+
+/// Reads and writes one after the other, some at a time.
+struct Reader<'a> {
+    disk: &'a mut dyn Disk,
+    patience: Duration,
+}
+
+impl Reader<'_> {
+    /// Reads pieces (offset, pages), all of them or none. What cannot be read reads as zeros: it is
+    /// as good as rotten.
+    fn read_all(&mut self, pieces: &[(u64, u32)]) -> Result<Vec<PageBuf>, RecoverError> {
+        let mut read: Vec<Option<PageBuf>> = pieces.iter().map(|_| None).collect();
+        let (mut next, mut under_way) = (0, 0);
+        while next < pieces.len() || under_way > 0 {
+            while next < pieces.len() && under_way < self.disk.depth() {
+                let (offset_bytes, pages) = pieces[next];
+                let buffer = PageBuf::zeroed(pages as usize);
+                self.disk.submit(DiskOp::Read { id: next as u64, offset_bytes, buffer });
+                (next, under_way) = (next + 1, under_way + 1);
+            }
+            for DiskDone { id, result, buffer } in self.wait()? {
+                under_way -= 1;
+                let (_, pages) = pieces[id as usize];
+                let good = buffer.filter(|_| result.is_ok());
+                read[id as usize] = Some(good.unwrap_or_else(|| PageBuf::zeroed(pages as usize)));
+            }
+        }
+        Ok(read.into_iter().flatten().collect())
+    }
+
+    fn wait(&mut self) -> Result<Vec<DiskDone>, RecoverError> {
+        let done = self.disk.complete(self.patience);
+        if done.is_empty() { Err(RecoverError::Hangs) } else { Ok(done) }
+    }
+
+    /// One operation that must succeed.
+    fn run(&mut self, op: DiskOp) -> Result<Option<PageBuf>, RecoverError> {
+        self.disk.submit(op);
+        let done = self.wait()?.pop().ok_or(RecoverError::Hangs)?;
+        done.result?;
+        Ok(done.buffer)
+    }
+
+    fn superblock(&mut self, options: &Options) -> Result<(Super, bool), RecoverError> {
+        let mut blank = true;
+        for page in 0..SUPER_PAGES {
+            let (offset_bytes, buffer) = (page * PAGE_BYTES as u64, PageBuf::zeroed(1));
+            let read = self.run(DiskOp::Read { id: 0, offset_bytes, buffer })?;
+            let Some(read) = read else { continue };
+            if let Some(superblock) = Super::decode(read.bytes()) {
+                return Ok((superblock, false));
+            }
+            blank &= read.bytes().iter().all(|byte| *byte == 0);
+        }
+        if !blank {
+            return Err(RecoverError::Foreign);
+        }
+        let segment_pages = options.segment_bytes / PAGE_BYTES as u64;
+        let superblock = Super { log_id: options.new_log_id, segment_pages };
+        for page in 0..SUPER_PAGES {
+            let (offset_bytes, buffer) = (page * PAGE_BYTES as u64, superblock.encode());
+            self.run(DiskOp::Write { id: 0, offset_bytes, buffer })?;
+        }
+        self.run(DiskOp::Sync { id: 0 })?;
+        Ok((superblock, true))
+    }
+
+    fn segments(
+        &mut self,
+        log_id: u64,
+        count: u32,
+        segment_pages: u32,
+    ) -> Result<Vec<Found>, RecoverError> {
+        let probe = |segment| {
+            let first = segment_pages - PROBE_PAGES;
+            // With the head of the first extent.
+            let header = (offset_bytes(segment, 0, segment_pages), 2);
+            [header, (offset_bytes(segment, first, segment_pages), PROBE_PAGES)]
+        };
+        let pieces: Vec<(u64, u32)> = (0..count).flat_map(probe).collect();
+        let mut found = Vec::new();
+        // Some hundred at a time, so that a large disk needs little memory for it.
+        for (batch, pieces) in (0..).zip(pieces.chunks(1024)) {
+            let read = self.read_all(pieces)?;
+            for (pair, segment) in read.chunks(2).zip(batch * 512..) {
+                let (header, first) = pair[0].bytes().split_at(PAGE_BYTES);
+                let sequence = decode_segment_header(log_id, header);
+                if sequence.is_none() && is_unused(log_id, header, first) {
+                    continue;
+                }
+                let pages = pair[1].bytes();
+                let tail = FooterTail::decode(log_id, &pages[pages.len() - PAGE_BYTES..]);
+                let tail = tail.filter(|tail| sequence == Some(tail.sequence));
+                let entries = match tail {
+                    Some(tail) => self.footer(segment, segment_pages, &tail, pages)?,
+                    None => None,
+                };
+                let whole = sequence.zip(entries).map(|(sequence, entries)| Found {
+                    segment,
+                    sequence,
+                    has_header: true,
+                    has_footer: true,
+                    end_page: segment_pages,
+                    entries,
+                });
+                let whole = match whole {
+                    Some(whole) => Some(whole),
+                    None => self.scan(log_id, segment, segment_pages, sequence)?,
+                };
+                found.extend(whole);
+            }
+        }
+        Ok(found)
+    }
+
+    fn footer(
+        &mut self,
+        segment: u32,
+        segment_pages: u32,
+        tail: &FooterTail,
+        probed: &[u8],
+    ) -> Result<Option<Vec<Entry>>, RecoverError> {
+        let pages = tail.pages() as u32;
+        let entries = if pages <= PROBE_PAGES {
+            tail.list(probed)
+        } else if pages < segment_pages {
+            let offset = offset_bytes(segment, segment_pages - pages, segment_pages);
+            let read = self.read_all(&[(offset, pages)])?;
+            read.first().and_then(|read| tail.list(read.bytes()))
+        } else {
+            None
+        };
+        let inside = |entry: &Entry| {
+            let end = entry.first_page.checked_add(entry.pages);
+            entry.first_page > 0 && end.is_some_and(|end| end < segment_pages)
+        };
+        Ok(entries.filter(|entries| entries.iter().all(inside)))
+    }
+
+    /// Looks at every page of a segment for extents. Those of an earlier use are left out, except
+    /// when the header is not there to say which use this is.
+    fn scan(
+        &mut self,
+        log_id: u64,
+        segment: u32,
+        segment_pages: u32,
+        sequence: Option<u64>,
+    ) -> Result<Option<Found>, RecoverError> {
+        let offset = |page| offset_bytes(segment, page, segment_pages);
+        let starts = (0..segment_pages).step_by(PIECE_PAGES as usize);
+        let pieces: Vec<(u64, u32)> =
+            starts.map(|page| (offset(page), PIECE_PAGES.min(segment_pages - page))).collect();
+        let read = self.read_all(&pieces)?;
+        let mut bytes = Vec::with_capacity(segment_pages as usize * PAGE_BYTES);
+        read.iter().for_each(|piece| bytes.extend_from_slice(piece.bytes()));
+        let mut found = Found {
+            segment,
+            sequence: sequence.unwrap_or(0),
+            has_header: sequence.is_some(),
+            has_footer: false,
+            end_page: 1,
+            entries: Vec::new(),
+        };
+        let mut page = 1;
+        while page < segment_pages {
+            let extent = &bytes[page as usize * PAGE_BYTES..];
+            let head = Head::decode(extent).filter(|head| {
+                let place = head.place;
+                let of_this_use =
+                    sequence.is_none_or(|sequence| sequence == place.segment_sequence);
+                let here = place.log_page == offset(page) / PAGE_BYTES as u64;
+                place.log_id == log_id && of_this_use && here
+            });
+            let Some(head) = head else {
+                page += 1;
+                continue;
+            };
+            let pages = head.pages() as u32;
+            if sequence.is_none() {
+                found.sequence = found.sequence.max(head.place.segment_sequence);
+            }
+            if head.payload(extent).is_none() {
+                // Torn. What comes next was placed behind all of it, or never written.
+                found.end_page = found.end_page.max((page + pages).min(segment_pages));
+                page += 1;
+                continue;
+            }
+            found.entries.push(Entry::new(&head.record, head.place.generation, page, pages));
+            page += pages;
+            found.end_page = found.end_page.max(page);
+        }
+        let room = footer_pages(found.entries.len()) as u32;
+        found.end_page = found.end_page.min(segment_pages - room);
+        Ok((found.has_header || !found.entries.is_empty()).then_some(found))
+    }
+}

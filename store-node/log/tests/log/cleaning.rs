@@ -1,0 +1,85 @@
+//! Space comes back while the log runs, and nothing that is live is lost by it.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use kvasir_log::AppendError;
+
+use crate::support::{TestLog, key};
+
+/// Appends for ever what fits, removing the oldest when the log is full; keeps `kept` for ever.
+fn churn(log: &mut TestLog, numbers: Range<u32>, kept: &BTreeSet<u32>) -> BTreeSet<u32> {
+    let mut live: BTreeSet<u32> = BTreeSet::new();
+    for n in numbers {
+        while log.log.counts().live_bytes + 4 * 4096 > log.log.live_bytes_max() {
+            let oldest = *live.iter().find(|n| !kept.contains(n)).expect("something to remove");
+            live.remove(&oldest);
+            log.log.remove(key(oldest));
+        }
+        let mut tries = 0;
+        while let Err(error) = log.try_append(n) {
+            assert_eq!(error, AppendError::Full, "block {n}");
+            assert!(log.step(), "full, and nothing is under way: {:?}", log.log.counts());
+            tries += 1;
+            assert!(tries < 1_000);
+        }
+        live.insert(n);
+        if n % 4 == 0 {
+            log.settle();
+        }
+    }
+    log.settle();
+    live
+}
+
+#[test]
+fn a_full_log_goes_on_and_loses_nothing_that_is_live() {
+    for seed in 0..6 {
+        let mut log = TestLog::new(seed);
+        let kept: BTreeSet<u32> = (0..1_000).step_by(40).take(8).collect();
+        let live = churn(&mut log, 0..1_000, &kept);
+        let counts = log.log.counts();
+        assert!(counts.cleaned_segments_total > 5, "{counts:?}");
+        assert!(counts.moved_total > 0, "{counts:?}");
+        live.iter().for_each(|n| assert!(log.has(*n), "seed {seed}: block {n}"));
+        let mut log = log.crash();
+        live.iter().for_each(|n| assert!(log.has(*n), "seed {seed}: block {n} after a crash"));
+    }
+}
+
+#[test]
+fn a_crash_while_space_is_reclaimed_loses_nothing() {
+    for seed in 0..40u64 {
+        let mut log = TestLog::new(seed);
+        let kept: BTreeSet<u32> = (0..300).step_by(20).collect();
+        let live = churn(&mut log, 0..200 + seed as u32, &kept);
+        // Now without waiting, so that the crash meets moves under way.
+        for n in 2_000..2_012 {
+            let _ = log.try_append(n);
+            for _ in 0..seed % 5 {
+                log.step();
+            }
+        }
+        let promised = log.acknowledged();
+        let mut log = log.crash();
+        for n in live.iter().filter(|n| promised.contains(n)) {
+            assert!(log.has(*n), "seed {seed}: block {n}");
+        }
+        // And it still has room to go on.
+        let counts = log.log.counts();
+        assert!(counts.segments_free > 0 || log.try_append(9_999).is_ok(), "{counts:?}");
+    }
+}
+
+#[test]
+fn what_is_rotten_when_it_is_moved_is_reported_and_gone() {
+    let mut log = TestLog::new(5);
+    (0..4).for_each(|n| log.store(n));
+    // Somewhere in the first extent's payload: after superblocks, segment header and head.
+    log.disk.rot(4 * 4096, 3);
+    churn(&mut log, 4..600, &(20..600).step_by(30).take(12).collect());
+    assert_eq!(log.lost, [key(0)]);
+    assert!(!log.has(0));
+    (1..4).for_each(|n| assert!(log.has(n), "block {n}"));
+    assert_eq!(log.log.counts().rotten_total, 1);
+}

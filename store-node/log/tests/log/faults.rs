@@ -1,0 +1,131 @@
+//! A disk that rots, fills, fails or hangs costs blocks that nobody was promised, and no more.
+
+use kvasir_log::sim_disk::{Faults, SimDisk};
+use kvasir_log::{DiskError, ReadError, RecoverError};
+
+use crate::support::{DISK_BYTES, SEGMENT_PAGES, TestLog};
+
+const PAGE: usize = 4096;
+
+#[test]
+fn rot_anywhere_costs_at_most_the_extents_it_touches() {
+    let mut log = TestLog::new(1);
+    (0..30).for_each(|n| log.store(n));
+    let used = 3 * SEGMENT_PAGES * PAGE;
+    for at in (2 * PAGE..used).step_by(1_021) {
+        // A bit on the disk while nothing runs.
+        let mut disk = SimDisk::new(DISK_BYTES, 1);
+        let bytes = log.disk.bytes(0, DISK_BYTES);
+        fill(&mut disk, &bytes);
+        disk.rot(at, at as u32);
+        let mut rotten = TestLog::open(disk).expect("a log");
+        let missing: Vec<u32> = (0..30).filter(|n| !rotten.has(*n)).collect();
+        assert!(missing.len() <= 1, "a bit at {at} has cost {missing:?}");
+    }
+}
+
+fn fill(disk: &mut SimDisk, bytes: &[u8]) {
+    use kvasir_log::{Disk, DiskOp, PageBuf};
+    let mut buffer = PageBuf::zeroed(bytes.len() / PAGE);
+    buffer.bytes_mut().copy_from_slice(bytes);
+    disk.submit(DiskOp::Write { id: 0, offset_bytes: 0, buffer });
+    disk.complete(std::time::Duration::MAX / 4);
+    disk.submit(DiskOp::Sync { id: 0 });
+    disk.complete(std::time::Duration::MAX / 4);
+}
+
+#[test]
+fn wrong_bytes_are_a_miss_and_counted() {
+    let mut log = TestLog::new(2);
+    log.store(0);
+    log.disk.faults = Faults { wrong_one_in: 1, ..Faults::default() };
+    // A wrong byte may fall into the padding, where nobody notices.
+    let outcome = (0..50).find_map(|_| log.read(0).err());
+    assert_eq!(outcome, Some(ReadError::Rotten));
+    log.disk.faults = Faults::default();
+    assert_eq!(log.read(0), Err(ReadError::Missing), "it was forgotten");
+    assert_eq!(log.log.counts().rotten_total, 1);
+}
+
+#[test]
+fn a_read_that_fails_costs_nothing_but_itself() {
+    let mut log = TestLog::new(2);
+    log.store(0);
+    log.disk.faults = Faults { reads_fail: true, ..Faults::default() };
+    assert_eq!(log.read(0), Err(ReadError::Disk(DiskError::Io(5))));
+    log.disk.faults = Faults::default();
+    assert!(log.has(0));
+}
+
+fn check_writes_fail(faults: Faults, error: DiskError) {
+    let mut log = TestLog::new(3);
+    log.store(0);
+    log.disk.faults = faults;
+    (1..6).for_each(|n| log.append(n));
+    log.settle();
+    let failed: Vec<_> = (1..6).map(|n| (n, Err(error))).collect();
+    let mut answers = log.appended[1..].to_vec();
+    answers.sort_by_key(|(n, _)| *n);
+    assert_eq!(answers, failed, "{faults:?}");
+    log.disk.faults = Faults::default();
+    log.store(6);
+    (1..6).for_each(|n| assert!(!log.has(n), "{faults:?}: block {n}"));
+    let mut log = log.crash();
+    assert!(log.has(0) && log.has(6), "{faults:?}");
+}
+
+#[test]
+fn a_disk_that_takes_no_writes_refuses_them_and_recovers() {
+    check_writes_fail(Faults { is_full: true, ..Faults::default() }, DiskError::NoSpace);
+    check_writes_fail(Faults { writes_fail: true, ..Faults::default() }, DiskError::Io(5));
+    check_writes_fail(Faults { syncs_fail: true, ..Faults::default() }, DiskError::Io(5));
+}
+
+#[test]
+fn appends_around_a_failed_sync_are_durable_or_were_refused() {
+    for seed in 0..100 {
+        let mut log = TestLog::new(seed);
+        for n in 0..80 {
+            if log.try_append(n).is_err() {
+                log.settle();
+            }
+            log.disk.faults.syncs_fail = (u64::from(n) + seed) % 11 == 0;
+            for _ in 0..(u64::from(n) * 7 + seed) % 5 {
+                log.step();
+            }
+        }
+        let acknowledged = log.acknowledged();
+        assert!(acknowledged.len() > 10, "seed {seed}");
+        log.disk.faults = Faults::default();
+        let mut log = log.crash();
+        for n in acknowledged {
+            assert!(log.has(n), "seed {seed}: block {n} is lost");
+        }
+    }
+}
+
+#[test]
+fn a_disk_that_hangs_is_waited_for_and_nothing_is_lost() {
+    let mut log = TestLog::new(4);
+    log.store(0);
+    log.disk.faults.hangs = true;
+    log.append(1);
+    assert!(!log.step());
+    assert_eq!(log.acknowledged(), [0]);
+    log.disk.faults.hangs = false;
+    log.settle();
+    assert_eq!(log.acknowledged(), [0, 1]);
+    // While one starts as well.
+    log.disk.faults.hangs = true;
+    let refused = TestLog::open(log.disk).err();
+    assert_eq!(refused, Some(RecoverError::Hangs));
+}
+
+#[test]
+fn what_is_no_log_is_left_alone() {
+    let mut disk = SimDisk::new(DISK_BYTES, 1);
+    disk.rot(17, 1);
+    assert_eq!(TestLog::open(disk).err(), Some(RecoverError::Foreign));
+    let small = SimDisk::new(4 * SEGMENT_PAGES * PAGE, 1);
+    assert!(matches!(TestLog::open(small).err(), Some(RecoverError::TooSmall { .. })));
+}

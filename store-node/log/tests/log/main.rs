@@ -1,0 +1,6 @@
+//! The log on a simulated disk: crashes at every point, rot, full and failing disks, cleaning.
+
+mod cleaning;
+mod crashes;
+mod faults;
+mod support;

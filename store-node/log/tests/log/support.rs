@@ -1,0 +1,177 @@
+//! A log on a simulated disk, and what was promised of it: blocks are written as numbers, and the
+//! payload of each follows from its number.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use kvasir_log::sim_disk::SimDisk;
+use kvasir_log::{
+    AppendError, Disk, DiskError, ExtentBuf, Log, MemoryIndex, Options, Output, PAGE_BYTES,
+    ReadError, Record, RecoverError, Recovery, recover,
+};
+use kvasir_proto::{BlockKey, Class, Namespace, Tenant};
+
+pub const SEGMENT_PAGES: usize = 32;
+pub const SEGMENTS: usize = 8;
+pub const DISK_BYTES: usize = (2 + SEGMENTS * SEGMENT_PAGES) * PAGE_BYTES;
+
+pub fn key(n: u32) -> BlockKey {
+    BlockKey(u128::from(n).to_be_bytes())
+}
+
+/// Every third block is of the context cache.
+pub fn class(n: u32) -> Class {
+    match n % 3 {
+        0 => Class::Context { tenant: Tenant(n.into()), until_unix_ms: 1_000 + u64::from(n) },
+        _ => Class::Normal,
+    }
+}
+
+pub fn record(n: u32) -> Record {
+    Record {
+        key: key(n),
+        namespace: Namespace([7; 16]),
+        parent: n.checked_sub(1).map(key),
+        class: class(n),
+        layout: 5,
+        checksums: vec![n.into(), 2],
+    }
+}
+
+/// Between one and three pages.
+pub fn payload(n: u32) -> Vec<u8> {
+    let length = 1 + (n as usize * 1_237) % (3 * PAGE_BYTES);
+    (0..length).map(|at| (at as u32 ^ n.wrapping_mul(31) ^ (at as u32 >> 8)) as u8).collect()
+}
+
+pub struct TestLog {
+    pub disk: SimDisk,
+    pub log: Log,
+    pub recovered: Vec<BlockKey>,
+    pub scanned: u32,
+    next_ticket: u64,
+    /// Appends that were answered, in order.
+    pub appended: Vec<(u32, Result<(), DiskError>)>,
+    pub lost: Vec<BlockKey>,
+    reads: BTreeMap<u64, Result<Vec<u8>, ReadError>>,
+    under_way: usize,
+}
+
+pub fn options() -> Options {
+    Options {
+        new_log_id: 77,
+        segment_bytes: (SEGMENT_PAGES * PAGE_BYTES) as u64,
+        patience: Duration::from_secs(1),
+    }
+}
+
+impl TestLog {
+    pub fn new(seed: u64) -> Self {
+        TestLog::open(SimDisk::new(DISK_BYTES, seed)).expect("a log")
+    }
+
+    pub fn open(mut disk: SimDisk) -> Result<Self, RecoverError> {
+        let index = Box::new(MemoryIndex::default());
+        let Recovery { log, blocks, scanned_segments, .. } = recover(&mut disk, index, &options())?;
+        Ok(TestLog {
+            disk,
+            log,
+            recovered: blocks.iter().map(|block| block.key).collect(),
+            scanned: scanned_segments,
+            next_ticket: 0,
+            appended: Vec::new(),
+            lost: Vec::new(),
+            reads: BTreeMap::new(),
+            under_way: 0,
+        })
+    }
+
+    /// Loses power and starts again.
+    pub fn crash(mut self) -> Self {
+        self.disk.crash();
+        TestLog::open(self.disk).expect("a log after a crash")
+    }
+
+    pub fn try_append(&mut self, n: u32) -> Result<(), AppendError> {
+        let bytes = payload(n);
+        let mut extent = ExtentBuf::new(record(n), bytes.len());
+        extent.payload_mut().copy_from_slice(&bytes);
+        let appended = self.log.append(u64::from(n), extent);
+        self.pump();
+        appended
+    }
+
+    pub fn append(&mut self, n: u32) {
+        self.try_append(n).expect("room");
+    }
+
+    /// Appends and waits until it is durable.
+    pub fn store(&mut self, n: u32) {
+        self.append(n);
+        self.settle();
+        assert_eq!(self.appended.last(), Some(&(n, Ok(()))), "block {n}");
+    }
+
+    /// Takes one end of an operation; false when there was none.
+    pub fn step(&mut self) -> bool {
+        let done = self.disk.complete(Duration::from_secs(1));
+        let any = !done.is_empty();
+        for done in done {
+            self.under_way -= 1;
+            self.log.handle_done(done);
+        }
+        self.pump();
+        any
+    }
+
+    pub fn settle(&mut self) {
+        while self.step() {}
+    }
+
+    pub fn read(&mut self, n: u32) -> Result<Vec<u8>, ReadError> {
+        self.next_ticket += 1;
+        let ticket = self.next_ticket;
+        self.log.read(ticket, key(n));
+        self.pump();
+        self.settle();
+        self.reads.remove(&ticket).expect("an answer")
+    }
+
+    /// What is there is right.
+    pub fn has(&mut self, n: u32) -> bool {
+        match self.read(n) {
+            Ok(bytes) => {
+                assert!(bytes == payload(n), "block {n} has other bytes");
+                true
+            }
+            Err(ReadError::Missing | ReadError::Rotten) => false,
+            Err(error) => panic!("block {n}: {error}"),
+        }
+    }
+
+    pub fn acknowledged(&self) -> Vec<u32> {
+        self.appended.iter().filter(|(_, result)| result.is_ok()).map(|(n, _)| *n).collect()
+    }
+
+    fn pump(&mut self) {
+        while self.under_way < self.disk.depth() {
+            let Some(op) = self.log.poll_operation() else { break };
+            self.under_way += 1;
+            self.disk.submit(op);
+        }
+        while let Some(output) = self.log.poll_output() {
+            match output {
+                Output::Appended { ticket, key: of, result } => {
+                    assert_eq!(of, key(ticket as u32));
+                    self.appended.push((ticket as u32, result));
+                }
+                Output::Read { ticket, result, .. } => {
+                    let result = result.map(|extent| extent.payload().to_vec());
+                    self.reads.insert(ticket, result);
+                }
+                Output::Lost { key } => self.lost.push(key),
+                Output::IndexFailed(error) => panic!("{error}"),
+            }
+        }
+    }
+}
