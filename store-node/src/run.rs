@@ -225,7 +225,8 @@ fn start_transfer(
     let (messages, events) = (post.clone(), post.clone());
     let handlers = Handlers {
         on_message: Box::new(move |peer, bytes| {
-            messages.peer(FromPeer::Message(peer, bytes));
+            // Copied, so that its buffer goes round: this queue has its own bound.
+            messages.peer(FromPeer::Message(peer, bytes.to_vec()));
         }),
         on_peer: Box::new(move |event| events.peer(FromPeer::Event(event))),
     };

@@ -33,7 +33,9 @@ impl Stranger {
         let registry = prometheus::Registry::new();
         let (sender, messages) = sync_channel(16);
         let handlers = Handlers {
-            on_message: Box::new(move |peer, bytes| sender.try_send((peer, bytes)).expect("room")),
+            on_message: Box::new(move |peer, bytes| {
+                sender.try_send((peer, bytes.to_vec())).expect("room");
+            }),
             ..Handlers::default()
         };
         let engine = TransferEngine::start(config, handlers, &registry);

@@ -71,8 +71,12 @@ pub struct TransferConfig {
     pub verify: Verify,
     /// Operations that are under way at once; beyond it `submit` answers `Full`.
     pub operations_max: usize,
-    /// The longest message that `send` takes.
+    /// The longest message that `send` takes here, and the size of the buffers in which messages of peers
+    /// are received.
     pub message_bytes_max: usize,
+    /// Messages of peers that the application may hold at once; see [`crate::messages`] for what becomes
+    /// of others. Their buffers are made on first use.
+    pub message_buffers: usize,
     /// A longer write is sent in slices of this size, and counted when all have landed.
     pub slice_bytes: usize,
     /// Immediates that nobody waits for: arrived but not expected yet, or reached but not cancelled yet.
@@ -110,6 +114,7 @@ impl Default for TransferConfig {
             verify: Verify::default(),
             operations_max: 65_536,
             message_bytes_max: 64 << 10,
+            message_buffers: 1024,
             slice_bytes: 1 << 20,
             early_imms_max: 65_536,
             connections_max: 2048,

@@ -12,6 +12,7 @@ use crate::completion::Completion;
 use crate::config::{Domain, TransferConfig};
 use crate::endpoint::Endpoint;
 use crate::memory::{Access, MemoryError, SharedMemory};
+use crate::messages::Message;
 use crate::payload::{Permit, Waiter};
 use crate::progress::{Raised, Watch, WatchId};
 use crate::region::{RegionDesc, RegionHandle};
@@ -59,8 +60,9 @@ pub enum PeerEvent {
 
 /// What the engine calls, on its worker thread: short, and never waiting.
 pub struct Handlers {
-    /// A message has arrived. The session leads back to the sender.
-    pub on_message: Box<dyn FnMut(PeerId, Vec<u8>) + Send>,
+    /// A message has arrived. The session leads back to the sender. Whoever keeps the message keeps its
+    /// buffer: see [`crate::messages`].
+    pub on_message: Box<dyn FnMut(PeerId, Message) + Send>,
     pub on_peer: Box<dyn FnMut(PeerEvent) + Send>,
 }
 
@@ -236,8 +238,9 @@ impl TransferEngine {
         self.begin(Submission::write_paged(write)?, done)
     }
 
-    /// Sends a short message. `Ok` means that the peer's engine has it or will find it, not that
-    /// anyone acted on it. Messages are not ordered.
+    /// Sends a short message. `Ok` means that the peer's engine has taken it and gives it to its handler,
+    /// once, not that anyone acted on it. `Refused(NoRoom)` and `Refused(TooLong)` mean that it was not
+    /// taken (see [`crate::messages`]). Messages are not ordered.
     ///
     /// # Errors
     /// [`SubmitError`]; `done` is not called then.

@@ -10,7 +10,8 @@ use crate::endpoint::{Endpoint, WireError};
 pub(crate) const HELLO_BYTES_MAX: usize = 4096;
 
 /// 2: connections are paths of a session; messages have ids.
-pub(crate) const VERSION: u32 = 2;
+/// 3: messages are acknowledged in shared memory too, and may be refused.
+pub(crate) const VERSION: u32 = 3;
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Hello {
@@ -60,6 +61,9 @@ pub(crate) struct HelloReply {
     pub(crate) link_bytes: u64,
     #[prost(uint64, tag = "4")]
     pub(crate) directory_bytes: u64,
+    /// shm: the longest message that is taken.
+    #[prost(uint64, tag = "5")]
+    pub(crate) message_bytes_max: u64,
 }
 
 /// Who connects, and what the connection is to be.

@@ -28,6 +28,7 @@ pub mod engine;
 pub mod fuzzing;
 mod hello;
 pub mod memory;
+pub mod messages;
 mod metrics;
 mod payload;
 mod peers;
@@ -57,6 +58,7 @@ pub use engine::{
 };
 pub use kvasir_transfer_core::{Outcome, Refusal, WriteError};
 pub use memory::SharedMemory;
+pub use messages::Message;
 pub use progress::{Raised, Watch, WatchId, WordMemory};
 pub use region::{RegionDesc, RegionHandle};
 pub use scatter::{

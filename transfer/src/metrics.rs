@@ -42,6 +42,8 @@ pub(crate) struct Metrics {
     pub(crate) imm_early_forgotten: IntGauge,
     pub(crate) imm_excess: IntGauge,
     pub(crate) operations: IntGauge,
+    /// Message buffers that are with the application.
+    pub(crate) message_buffers: IntGauge,
     pub(crate) connections: IntGauge,
     /// Revocations and cut-offs that wait for a writer.
     pub(crate) quiescing: IntGauge,
@@ -68,7 +70,8 @@ impl Metrics {
             &both,
         )?;
         let messages = vector("messages_total", "Messages.", &both)?;
-        let refused = vector("refused_total", "Writes refused.", &["domain", "reason"])?;
+        let refused =
+            vector("refused_total", "Writes and messages refused.", &["domain", "reason"])?;
         let corrupt = vector("corrupt_total", "Writes whose checksum did not agree.", &["domain"])?;
         let closed = vector(
             "connections_closed_total",
@@ -104,6 +107,10 @@ impl Metrics {
                 "Early counts forgotten for lack of room since the start.",
             )?,
             imm_excess: gauge("imm_excess", "Arrivals beyond their count since the start.")?,
+            message_buffers: gauge(
+                "message_buffers",
+                "Messages of peers that the application holds.",
+            )?,
             operations: gauge("operations", "Operations under way.")?,
             connections: gauge("connections", "Connections, both directions.")?,
             quiescing: gauge("quiescing", "Revocations and cut-offs that wait for a writer.")?,

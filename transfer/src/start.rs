@@ -11,6 +11,7 @@ use kvasir_transfer_core::{Limits, Sender, WriteError};
 use crate::config::TransferConfig;
 use crate::endpoint::{Endpoint, ShmAddress};
 use crate::engine::{Handlers, StartError};
+use crate::messages::MESSAGE_BYTES_MAX;
 use crate::metrics::Metrics;
 use crate::peers::PEERS_MAX;
 use crate::shared::Shared;
@@ -90,7 +91,8 @@ fn check(config: &TransferConfig) -> Result<(), StartError> {
     }
     let in_range = |name, ok| if ok { Ok(()) } else { Err(StartError::Config(name)) };
     in_range("operations_max", (1..=1 << 24).contains(&config.operations_max))?;
-    in_range("message_bytes_max", (1..=16 << 20).contains(&config.message_bytes_max))?;
+    in_range("message_bytes_max", (1..=MESSAGE_BYTES_MAX).contains(&config.message_bytes_max))?;
+    in_range("message_buffers", (1..=1 << 20).contains(&config.message_buffers))?;
     in_range("slice_bytes", (4096..=1 << 30).contains(&config.slice_bytes))?;
     // Half of the peers that are remembered, so that there are always some that can be forgotten.
     in_range("connections_max", (1..=PEERS_MAX / 2).contains(&config.connections_max))?;

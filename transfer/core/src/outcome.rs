@@ -1,6 +1,6 @@
 //! How an operation ends. Every operation ends in exactly one of these, by its deadline.
 
-/// `Ok` means: landed (a write), handed to the peer's engine (a message), reached (a count).
+/// `Ok` means: landed (a write), taken by the peer's engine for its handler (a message), reached (a count).
 pub type Outcome = Result<(), WriteError>;
 
 /// Why an operation did not do what was asked.
@@ -25,7 +25,7 @@ pub enum WriteError {
     Cancelled,
 }
 
-/// Why a receiver does not take a write or a connection.
+/// Why a receiver does not take a write or a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, thiserror::Error)]
 pub enum Refusal {
     #[error("no region has this key")]
@@ -42,17 +42,24 @@ pub enum Refusal {
     /// Only said by this side's own counters.
     #[error("the immediate is expected already")]
     AlreadyExpected,
+    /// All of the receiver's message buffers are with its application. The message may be sent again.
+    #[error("the receiver has no buffer for the message now")]
+    NoRoom,
+    #[error("the message is longer than the receiver's buffers")]
+    TooLong,
 }
 
 impl Refusal {
     /// For metrics and the wire; never reused for another meaning.
-    pub const ALL: [(Refusal, u8, &'static str); 6] = [
+    pub const ALL: [(Refusal, u8, &'static str); 8] = [
         (Refusal::UnknownRegion, 1, "unknown_region"),
         (Refusal::Revoked, 2, "revoked"),
         (Refusal::StaleIncarnation, 3, "stale_incarnation"),
         (Refusal::OutOfBounds, 4, "out_of_bounds"),
         (Refusal::Malformed, 5, "malformed"),
         (Refusal::AlreadyExpected, 6, "already_expected"),
+        (Refusal::NoRoom, 7, "no_room"),
+        (Refusal::TooLong, 8, "too_long"),
     ];
 
     pub fn code(self) -> u8 {

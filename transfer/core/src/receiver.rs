@@ -265,6 +265,13 @@ impl<C> Receiver<C> {
         self.imms.arrived(path, imm, 1)
     }
 
+    /// Whether the message was delivered before. Asked before one that cannot be delivered is refused.
+    pub fn has_message(&self, path: PathId, id: u64) -> bool {
+        let Some(Owner { incarnation, nonce, .. }) = self.paths.get(&path) else { return false };
+        let session = self.sessions.get(incarnation).filter(|session| session.nonce == *nonce);
+        session.is_some_and(|session| session.messages.has(id))
+    }
+
     /// Whether the message is to be delivered: it was not before.
     pub fn message(&mut self, path: PathId, id: u64) -> bool {
         let Some(Owner { incarnation, nonce, .. }) = self.paths.get(&path) else { return false };
@@ -341,7 +348,9 @@ mod tests {
         let (failed, other) = (open(&mut receiver, 1, 0), open(&mut receiver, 1, 1));
         receiver.imms_mut().expect(5, 3, NEVER, 'w');
         assert_eq!(receiver.arrived(failed, 5), None);
+        assert!(!receiver.has_message(failed, 8));
         assert!(receiver.message(failed, 8));
+        assert!(receiver.has_message(failed, 8) && !receiver.has_message(failed, 9));
         let request = ask(0, 5, 0, 3);
         assert_eq!(receiver.ask(other, request.clone()), Asked::Drain(failed));
         assert_eq!(receiver.ask(other, request.clone()), Asked::Waiting);

@@ -21,7 +21,9 @@ use crate::closing::{self, CLOSING_BYTES_MAX};
 use crate::endpoint::{Endpoint, ShmAddress};
 use crate::hello::{self, Admission, HELLO_BYTES_MAX, Hello, HelloReply, Verdict};
 use crate::region::RegionDesc;
-pub use crate::shm::fuzzing::{shm_directory, shm_record, shm_region_answer, shm_region_question};
+pub use crate::shm::fuzzing::{
+    shm_directory, shm_record, shm_region_answer, shm_region_question, shm_taken,
+};
 pub use crate::tcp::fuzzing::{tcp_ack, tcp_greeting, tcp_header};
 use crate::topology::Topology;
 
@@ -37,7 +39,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 15] = [
+pub const TARGETS: [Target; 16] = [
     Target { name: "closing_answer", run: closing_answer, seeds: answers },
     Target { name: "closing_question", run: closing_question, seeds: questions },
     Target { name: "endpoint", run: endpoint, seeds: endpoints },
@@ -57,6 +59,7 @@ pub const TARGETS: [Target; 15] = [
         run: shm_region_question,
         seeds: crate::shm::fuzzing::region_questions,
     },
+    Target { name: "shm_taken", run: shm_taken, seeds: crate::shm::fuzzing::taken },
     Target { name: "tcp_ack", run: tcp_ack, seeds: crate::tcp::fuzzing::acks },
     Target { name: "tcp_greeting", run: tcp_greeting, seeds: crate::tcp::fuzzing::greetings },
     Target { name: "tcp_header", run: tcp_header, seeds: crate::tcp::fuzzing::headers },

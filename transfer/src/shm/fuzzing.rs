@@ -1,8 +1,8 @@
 //! The shm domain's parsers as targets; see [`crate::fuzzing`]. Its ring has a target of its own.
 
-use kvasir_transfer_core::Refusal;
+use kvasir_transfer_core::{Refusal, Settled};
 
-use super::{Record, RegionAnswer, RegionPlace, RegionQuestion, directory};
+use super::{Record, RegionAnswer, RegionPlace, RegionQuestion, Taken, directory};
 use crate::fuzzing::within;
 use crate::memory::{Prefault, SharedMemory};
 
@@ -10,9 +10,18 @@ use crate::memory::{Prefault, SharedMemory};
 pub fn shm_record(bytes: &[u8]) -> bool {
     match within(0, || Record::decode(bytes)) {
         Some(Record::Landed { imm }) => assert_eq!(Record::landed(imm), bytes),
-        Some(Record::Message { id, bytes: body }) => assert_eq!(Record::message(id, body), bytes),
+        Some(Record::Message { sequence, id, bytes: body }) => {
+            assert_eq!(Record::message(sequence, id, body), bytes);
+        }
         None => return false,
     }
+    true
+}
+
+/// What became of messages.
+pub fn shm_taken(bytes: &[u8]) -> bool {
+    let Some(taken) = within(0, || Taken::decode(bytes).last()).flatten() else { return false };
+    assert!(bytes.ends_with(&taken.encode()));
     true
 }
 
@@ -59,8 +68,15 @@ pub fn shm_directory(bytes: &[u8]) -> bool {
 // ---- what is accepted ----
 
 pub(crate) fn records() -> Vec<Vec<u8>> {
-    let message = Record::message(9, b"hello");
-    vec![Record::landed(7).to_vec(), message, Record::message(u64::MAX, &[])]
+    let message = Record::message(3, 9, b"hello");
+    vec![Record::landed(7).to_vec(), message, Record::message(0, u64::MAX, &[])]
+}
+
+pub(crate) fn taken() -> Vec<Vec<u8>> {
+    let refused = Settled::Refused(Refusal::TooLong);
+    let told = [(7, Settled::Landed), (u64::MAX, refused)]
+        .map(|(sequence, settled)| Taken { sequence, settled }.encode());
+    vec![told[0].to_vec(), told.as_flattened().to_vec()]
 }
 
 pub(crate) fn region_questions() -> Vec<Vec<u8>> {

@@ -10,7 +10,7 @@ use prost::Message;
 
 use super::{
     Copying, LinkMemory, Record, RegionAnswer, RegionPlace, RegionQuestion, SOCKET_BYTES_MAX,
-    SOCKET_FULL_US, TAG_CLOSING, TAG_REGION, gate,
+    SOCKET_FULL_US, TAG_CLOSING, TAG_REGION, TAG_TAKEN, Taken, gate,
 };
 use crate::config::Domain;
 use crate::descriptors::{self, DescriptorError};
@@ -25,6 +25,8 @@ use crate::worker::link::{LinkEnd, Readiness, Turn};
 
 const RECORDS_PER_TURN: usize = 512;
 const LINK_BYTES_MIN: usize = 256 << 10;
+/// Of what the sender is to be told: while more waits, its ring is not read.
+const ANSWERS_WAITING_MAX: usize = 256;
 
 #[derive(Debug)]
 pub(crate) struct ShmIn {
@@ -34,9 +36,24 @@ pub(crate) struct ShmIn {
     bell: Bell,
     /// Until it is handed over.
     ringer: Option<Ringer>,
-    /// To questions about other paths.
-    answers: VecDeque<Vec<u8>>,
+    /// What the sender is to be told, in order.
+    answers: VecDeque<Answer>,
     up: Option<Up>,
+}
+
+#[derive(Debug)]
+struct Answer {
+    bytes: Vec<u8>,
+    /// Its descriptor goes along.
+    memory: Option<Arc<SharedMemory>>,
+}
+
+/// Whether a ring is left alone until its messages have room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Patience {
+    Waits,
+    /// It is read for the last time: what has landed must be counted.
+    Ends,
 }
 
 #[derive(Debug)]
@@ -47,6 +64,10 @@ struct Up {
     consumer: Consumer,
     process: Arc<Process>,
     record: Vec<u8>,
+    /// Of the next message.
+    buffer: Vec<u8>,
+    /// Encoded: what became of messages that were read and not told of yet.
+    taken: Vec<u8>,
 }
 
 impl ShmIn {
@@ -79,7 +100,32 @@ impl ShmIn {
 
     /// Answers a question that came through it.
     pub(crate) fn tell(&mut self, answer: &[u8]) {
-        self.answers.push_back(super::tagged(TAG_CLOSING, answer));
+        self.answer_with(super::tagged(TAG_CLOSING, answer), None);
+    }
+
+    fn answer_with(&mut self, bytes: Vec<u8>, memory: Option<Arc<SharedMemory>>) {
+        self.answers.push_back(Answer { bytes, memory });
+    }
+
+    /// Tells what became of messages.
+    fn tell_taken(&mut self) {
+        let Some(up) = self.up.as_mut().filter(|up| !up.taken.is_empty()) else { return };
+        let bytes = super::tagged(TAG_TAKEN, &up.taken);
+        up.taken.clear();
+        self.answer_with(bytes, None);
+    }
+
+    /// Sends what waits, as long as the socket takes it. Whether everything is gone.
+    fn flush(&mut self) -> Result<bool, LinkEnd> {
+        while let Some(Answer { bytes, memory }) = self.answers.front() {
+            let fds: Vec<BorrowedFd<'_>> = memory.iter().map(|memory| memory.fd()).collect();
+            match descriptors::send(&self.socket, bytes, &fds) {
+                Ok(()) => self.answers.pop_front(),
+                Err(DescriptorError::WouldBlock) => return Ok(false),
+                Err(_) => return Err(LinkEnd::Lost),
+            };
+        }
+        Ok(true)
     }
 
     pub(crate) fn has_work(&self) -> bool {
@@ -97,10 +143,12 @@ impl ShmIn {
 
     fn serve(&mut self, hub: &mut Hub) -> Result<Turn, LinkEnd> {
         let mut turn = Turn::default();
-        if let Some(up) = &mut self.up {
-            turn.busy |= up.read_ring(hub)?;
+        // Whoever does not hear what became of its messages is not read from.
+        if let Some(up) = self.up.as_mut().filter(|_| self.answers.len() < ANSWERS_WAITING_MAX) {
+            turn.busy |= up.read_ring(hub, Patience::Waits)?;
         }
-        if !super::flush(&self.socket, &mut self.answers)? {
+        self.tell_taken();
+        if !self.flush()? {
             turn.wait_until_us = hub.now_us + SOCKET_FULL_US;
         }
         let mut bytes = Vec::new();
@@ -113,7 +161,10 @@ impl ShmIn {
                         None if length > HELLO_BYTES_MAX => return Err(LinkEnd::Malformed),
                         None => self.begin(&bytes[..length], hub)?,
                         Some(up) => match bytes[..length].split_first() {
-                            Some((&TAG_REGION, question)) => self.answer(question, hub)?,
+                            Some((&TAG_REGION, question)) => {
+                                let question = RegionQuestion::decode(question);
+                                self.answer(question.ok_or(LinkEnd::Malformed)?, hub)?;
+                            }
                             Some((&TAG_CLOSING, question)) => hub.asked(up.path, question)?,
                             _ => return Err(LinkEnd::Malformed),
                         },
@@ -164,6 +215,7 @@ impl ShmIn {
         let reply = HelloReply {
             link_bytes: bytes as u64,
             directory_bytes: directory.len() as u64,
+            message_bytes_max: hub.shared.config.message_bytes_max as u64,
             ..HelloReply::admitting()
         };
         let ringer = self.ringer.take().ok_or(LinkEnd::Rejected)?;
@@ -173,8 +225,16 @@ impl ShmIn {
             Err(reply) => return self.decline(&reply),
         };
         // From here on it is a path, and ends as one.
-        let (peer, process, record) = (newcomer.peer, Arc::new(process), Vec::new());
-        self.up = Some(Up { peer, path, link: link.clone(), consumer, process, record });
+        self.up = Some(Up {
+            peer: newcomer.peer,
+            path,
+            link: link.clone(),
+            consumer,
+            process: Arc::new(process),
+            record: Vec::new(),
+            buffer: Vec::new(),
+            taken: Vec::new(),
+        });
         let fds = [link.0.fd(), directory.fd(), ringer.as_fd()];
         descriptors::send(&self.socket, &reply.encode_to_vec(), &fds).map_err(|_| LinkEnd::Lost)
     }
@@ -184,19 +244,20 @@ impl ShmIn {
         Err(told.err().map_or(LinkEnd::Rejected, |_| LinkEnd::Lost))
     }
 
-    fn answer(&self, question: &[u8], hub: &mut Hub) -> Result<(), LinkEnd> {
-        let RegionQuestion { key } = RegionQuestion::decode(question).ok_or(LinkEnd::Malformed)?;
-        let memory = hub.region(key);
+    fn answer(&mut self, question: RegionQuestion, hub: &mut Hub) -> Result<(), LinkEnd> {
+        let RegionQuestion { key } = question;
         let slot = hub.directory.as_ref().and_then(|directory| directory.slot(key));
-        let (place, fds) = match (&memory, slot) {
-            (Some(memory), Some(slot)) => {
+        let found = hub.region(key).zip(slot);
+        let (place, memory) = match found {
+            Some((memory, slot)) => {
                 let length_bytes = memory.len() as u64;
-                (Ok(RegionPlace { slot: slot as u64, length_bytes }), vec![memory.fd()])
+                (Ok(RegionPlace { slot: slot as u64, length_bytes }), Some(memory))
             }
-            _ => (Err(hub.why_unknown(key)), Vec::new()),
+            None => (Err(hub.why_unknown(key)), None),
         };
         let answer = super::tagged(TAG_REGION, &RegionAnswer { key, place }.encode());
-        descriptors::send(&self.socket, &answer, &fds).map_err(|_| LinkEnd::Lost)
+        self.answer_with(answer, memory);
+        self.flush().map(drop)
     }
 
     /// Reads what the sender has pushed, when it pushes no more.
@@ -204,18 +265,23 @@ impl ShmIn {
         let Some(up) = &mut self.up else { return Ok(()) };
         let turns = up.link.0.len() / RECORDS_PER_TURN;
         for _ in 0..turns {
-            if !up.read_ring(hub)? {
+            if !up.read_ring(hub, Patience::Ends)? {
                 break;
             }
+            // Nobody is told of messages any more: what was taken is asked about on another path.
+            up.taken.clear();
         }
         Ok(())
     }
 }
 
 impl Up {
-    fn read_ring(&mut self, hub: &mut Hub) -> Result<bool, LinkEnd> {
+    fn read_ring(&mut self, hub: &mut Hub, patience: Patience) -> Result<bool, LinkEnd> {
         let mut any = false;
         for _ in 0..RECORDS_PER_TURN {
+            if patience == Patience::Waits && hub.must_tell() {
+                return Ok(true);
+            }
             if !self.consumer.pop(&mut self.record).map_err(|_| LinkEnd::Malformed)? {
                 break;
             }
@@ -227,8 +293,12 @@ impl Up {
                 {
                     return Err(LinkEnd::Malformed);
                 }
-                Record::Message { id, bytes } => {
-                    hub.message(Domain::Shm, (&self.peer, self.path), id, bytes.to_vec());
+                Record::Message { sequence, id, bytes } => {
+                    self.buffer.clear();
+                    self.buffer.extend_from_slice(bytes);
+                    let from = (&self.peer, self.path);
+                    let settled = hub.message(Domain::Shm, from, id, &mut self.buffer);
+                    self.taken.extend_from_slice(&Taken { sequence, settled }.encode());
                 }
             }
         }

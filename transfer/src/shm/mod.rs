@@ -18,7 +18,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use kvasir_transfer_core::Refusal;
+use kvasir_transfer_core::{Refusal, Settled};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
     socket_with,
@@ -105,14 +105,21 @@ impl Copying {
 /// A record in the ring.
 #[derive(Debug, PartialEq, Eq)]
 enum Record<'a> {
-    Landed { imm: u32 },
-    Message { id: u64, bytes: &'a [u8] },
+    Landed {
+        imm: u32,
+    },
+    /// It is acknowledged by its sequence; see [`Taken`].
+    Message {
+        sequence: u64,
+        id: u64,
+        bytes: &'a [u8],
+    },
 }
 
 const RECORD_LANDED: u8 = 1;
 const RECORD_MESSAGE: u8 = 2;
 /// Of the longest record beside a message's bytes.
-const RECORD_BYTES: usize = 9;
+const RECORD_BYTES: usize = 17;
 const LANDED_BYTES: usize = 5;
 
 impl<'a> Record<'a> {
@@ -121,8 +128,9 @@ impl<'a> Record<'a> {
         [RECORD_LANDED, a, b, c, d]
     }
 
-    fn message(id: u64, bytes: &[u8]) -> Vec<u8> {
-        [&[RECORD_MESSAGE], id.to_le_bytes().as_slice(), bytes].concat()
+    fn message(sequence: u64, id: u64, bytes: &[u8]) -> Vec<u8> {
+        let (sequence, id) = (sequence.to_le_bytes(), id.to_le_bytes());
+        [&[RECORD_MESSAGE], sequence.as_slice(), &id, bytes].concat()
     }
 
     fn decode(bytes: &'a [u8]) -> Option<Self> {
@@ -131,8 +139,10 @@ impl<'a> Record<'a> {
                 Some(Record::Landed { imm: u32::from_le_bytes([*a, *b, *c, *d]) })
             }
             [RECORD_MESSAGE, rest @ ..] => {
+                let (sequence, rest) = rest.split_first_chunk()?;
                 let (id, bytes) = rest.split_first_chunk()?;
-                Some(Record::Message { id: u64::from_le_bytes(*id), bytes })
+                let (sequence, id) = (u64::from_le_bytes(*sequence), u64::from_le_bytes(*id));
+                Some(Record::Message { sequence, id, bytes })
             }
             _ => None,
         }
@@ -143,6 +153,8 @@ impl<'a> Record<'a> {
 const TAG_REGION: u8 = 1;
 /// About a path that has failed; see `closing`.
 const TAG_CLOSING: u8 = 2;
+/// What became of messages; only back.
+const TAG_TAKEN: u8 = 3;
 /// Of the longest one.
 const SOCKET_BYTES_MAX: usize = 1 + CLOSING_BYTES_MAX;
 /// How long to leave a full socket alone.
@@ -162,6 +174,42 @@ fn flush(socket: &OwnedFd, waiting: &mut VecDeque<Vec<u8>>) -> Result<bool, Link
         };
     }
     Ok(true)
+}
+
+/// What became of one message: the receiver tells of many at once. (Writes need no such word: their
+/// sender does them itself.)
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Taken {
+    /// Of the frame.
+    sequence: u64,
+    settled: Settled,
+}
+
+const TAKEN_BYTES: usize = 9;
+
+impl Taken {
+    fn encode(self) -> [u8; TAKEN_BYTES] {
+        let code = match self.settled {
+            Settled::Refused(refusal) => refusal.code(),
+            Settled::Landed | Settled::Corrupt => 0,
+        };
+        let mut bytes = [code; TAKEN_BYTES];
+        bytes[1..].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes
+    }
+
+    /// All that are told of.
+    fn decode(bytes: &[u8]) -> impl Iterator<Item = Option<Self>> {
+        let (all, rest) = bytes.as_chunks::<TAKEN_BYTES>();
+        let one = |[code, sequence @ ..]: &[u8; TAKEN_BYTES]| {
+            let settled = match code {
+                0 => Settled::Landed,
+                code => Settled::Refused(Refusal::from_code(*code)?),
+            };
+            Some(Taken { sequence: u64::from_le_bytes(*sequence), settled })
+        };
+        all.iter().map(one).chain((!rest.is_empty()).then_some(None))
+    }
 }
 
 /// Asks for the descriptor of a region.
@@ -252,9 +300,13 @@ mod tests {
     fn records_questions_and_answers_survive_the_way() {
         assert_eq!(Record::decode(&Record::landed(7)), Some(Record::Landed { imm: 7 }));
         assert_eq!(
-            Record::decode(&Record::message(9, b"hi")),
-            Some(Record::Message { id: 9, bytes: b"hi" })
+            Record::decode(&Record::message(5, 9, b"hi")),
+            Some(Record::Message { sequence: 5, id: 9, bytes: b"hi" })
         );
+        let taken = [Settled::Landed, Settled::Refused(Refusal::NoRoom)]
+            .map(|settled| Taken { sequence: u64::MAX, settled });
+        let told: Vec<_> = Taken::decode(taken.map(Taken::encode).as_flattened()).collect();
+        assert_eq!(told, taken.map(Some));
         assert_eq!(
             RegionQuestion::decode(&RegionQuestion { key: 3 }.encode()).map(|q| q.key),
             Some(3)
@@ -271,6 +323,7 @@ mod tests {
         fn any_bytes_are_decoded_or_nothing(bytes in proptest::collection::vec(any::<u8>(), 0..40)) {
             let _ = Record::decode(&bytes);
             let _ = RegionQuestion::decode(&bytes);
+            prop_assert_eq!(Taken::decode(&bytes).count(), bytes.len().div_ceil(TAKEN_BYTES));
             if let Some(answer) = RegionAnswer::decode(&bytes) {
                 prop_assert_eq!(bytes.len(), 32);
                 prop_assert_eq!(RegionAnswer::decode(&answer.encode()), Some(answer));

@@ -1,6 +1,6 @@
 //! The sending end of a shm connection: it does the copies.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use prost::Message;
 
 use super::{
     LinkMemory, Record, RegionAnswer, RegionPlace, RegionQuestion, SOCKET_BYTES_MAX,
-    SOCKET_FULL_US, TAG_CLOSING, TAG_REGION, directory, gate,
+    SOCKET_FULL_US, TAG_CLOSING, TAG_REGION, TAG_TAKEN, Taken, directory, gate,
 };
 use crate::closing;
 use crate::config::Domain;
@@ -54,6 +54,10 @@ struct Up {
     epoch: u64,
     /// Waits for the descriptor of its region.
     waiting: Option<Frame<Payload>>,
+    /// Sequences of messages that were pushed and not acknowledged.
+    messages: BTreeSet<u64>,
+    /// The longest that the receiver takes.
+    message_bytes_max: u64,
 }
 
 #[derive(Debug)]
@@ -72,6 +76,8 @@ impl Mapped {
 /// What came of trying to land a frame.
 enum Landing {
     Done(Settled),
+    /// A message is in the ring; the receiver says what becomes of it.
+    Pushed,
     /// The region's memory is not mapped yet.
     Unmapped,
 }
@@ -112,6 +118,7 @@ impl ShmOut {
                                 up.take_region(answer, fds, self.lane, hub)?;
                             }
                             Some((&TAG_CLOSING, answer)) => take_answer(self.lane, answer, hub)?,
+                            Some((&TAG_TAKEN, taken)) => up.take_taken(taken, self.lane, hub)?,
                             _ => return Err(LinkEnd::Malformed),
                         },
                     }
@@ -174,8 +181,17 @@ impl Up {
         directory::sleeping(&directory)?;
         let ringer = Ringer::from_fd(ringer);
         let producer = Producer::open(&link.0, link.ring()).ok()?;
-        let (regions, epoch, waiting) = (BTreeMap::new(), 0, None);
-        Some(Up { link, directory, producer, ringer, regions, epoch, waiting })
+        Some(Up {
+            link,
+            directory,
+            producer,
+            ringer,
+            regions: BTreeMap::new(),
+            epoch: 0,
+            waiting: None,
+            messages: BTreeSet::new(),
+            message_bytes_max: reply.message_bytes_max,
+        })
     }
 
     fn send(
@@ -189,7 +205,9 @@ impl Up {
         let Lane { session, path } = lane;
         let mut budget = BYTES_PER_TURN;
         let mut pushed = false;
-        let record_bytes_max = hub.shared.config.message_bytes_max + super::RECORD_BYTES;
+        let message_bytes_max = hub.shared.config.message_bytes_max as u64;
+        let longest = message_bytes_max.min(self.message_bytes_max) as usize;
+        let record_bytes_max = longest.max(super::LANDED_BYTES) + super::RECORD_BYTES;
         for _ in 0..FRAMES_PER_TURN {
             if self.link.cut().load(Ordering::Relaxed) != 0 {
                 return Err(LinkEnd::Lost);
@@ -222,6 +240,10 @@ impl Up {
                     pushed = true;
                     hub.sender.settle(session, path, frame.sequence, settled, hub.now_us);
                 }
+                Landing::Pushed => {
+                    pushed = true;
+                    self.messages.insert(frame.sequence);
+                }
                 Landing::Unmapped => self.ask(socket, frame)?,
             }
         }
@@ -243,11 +265,14 @@ impl Up {
         hub: &Hub,
     ) -> Result<Landing, LinkEnd> {
         let (target, offset, bytes, imm, checksum) = match frame.kind {
+            FrameKind::Message { .. } if frame.bytes > self.message_bytes_max => {
+                return Ok(refused(Refusal::TooLong, hub));
+            }
             FrameKind::Message { id } => {
                 let message = frame.payload.bytes(0, frame.bytes as usize);
-                self.push(&Record::message(id, message))?;
+                self.push(&Record::message(frame.sequence, id, message))?;
                 hub.metrics.shm.sent_messages.inc();
-                return Ok(Landing::Done(Settled::Landed));
+                return Ok(Landing::Pushed);
             }
             FrameKind::Write { target, offset, imm, checksum } => {
                 (target, offset, frame.bytes, imm, checksum)
@@ -351,8 +376,22 @@ impl Up {
                 Ok(())
             }
             // The answer was for another region than the question.
-            Landing::Unmapped => Err(LinkEnd::Malformed),
+            Landing::Unmapped | Landing::Pushed => Err(LinkEnd::Malformed),
         }
+    }
+
+    /// The receiver says what became of messages.
+    fn take_taken(&mut self, bytes: &[u8], lane: Lane, hub: &mut Hub) -> Result<(), LinkEnd> {
+        let Lane { session, path } = lane;
+        for taken in Taken::decode(bytes) {
+            let Taken { sequence, settled } = taken.ok_or(LinkEnd::Malformed)?;
+            // Acknowledging something else would let a caller reuse a source under us.
+            if !self.messages.remove(&sequence) {
+                return Err(LinkEnd::Malformed);
+            }
+            hub.sender.settle(session, path, sequence, settled, hub.now_us);
+        }
+        Ok(())
     }
 
     /// A frame that waits was found to be of the peer's incarnation before it was asked for.

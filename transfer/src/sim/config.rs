@@ -20,6 +20,8 @@ pub struct SimConfig {
     pub path_imms_max: usize,
     pub operations_max: usize,
     pub message_bytes_max: usize,
+    /// Messages that each engine's application may hold.
+    pub message_buffers: usize,
     pub throttle_bytes_per_s: u64,
     /// Whether receivers verify checksums.
     pub verify: bool,
@@ -68,6 +70,7 @@ impl Default for SimConfig {
             path_imms_max: 65_536,
             operations_max: 65_536,
             message_bytes_max: 64 << 10,
+            message_buffers: 1024,
             throttle_bytes_per_s: 0,
             verify: true,
         }

@@ -5,6 +5,7 @@ use kvasir_transfer_core::{Frame, FrameKind, PathId, Refusal, Settled};
 use super::World;
 use super::node::SimNode;
 use super::paths::{Event, Key};
+use crate::endpoint::Endpoint;
 use crate::payload::Payload;
 
 /// A payload lands in up to so many parts.
@@ -102,14 +103,7 @@ impl World {
             return;
         }
         let settled = match kind {
-            FrameKind::Message { id } => {
-                if node.receiver.message(path, id)
-                    && let Ok(peer) = node.peers.session(&from)
-                {
-                    node.calls.message(peer, bytes);
-                }
-                Settled::Landed
-            }
+            FrameKind::Message { id } => node.message((&from, path), id, bytes),
             FrameKind::Write { target, offset, imm, checksum } => {
                 let length = bytes.len() as u64;
                 let checked = refused
@@ -136,6 +130,30 @@ impl World {
 }
 
 impl SimNode {
+    fn message(
+        &mut self,
+        (from, path): (&Endpoint, PathId),
+        id: u64,
+        mut bytes: Vec<u8>,
+    ) -> Settled {
+        if self.receiver.has_message(path, id) {
+            return Settled::Landed;
+        }
+        if bytes.len() > self.message_bytes_max {
+            self.counts.refused += 1;
+            return Settled::Refused(Refusal::TooLong);
+        }
+        let lent = self.peers.session(from).ok().zip(self.messages.lend(&mut bytes));
+        let Some((peer, message)) = lent else {
+            self.counts.refused += 1;
+            return Settled::Refused(Refusal::NoRoom);
+        };
+        if self.receiver.message(path, id) {
+            self.calls.message(peer, message);
+        }
+        Settled::Landed
+    }
+
     fn count(
         &mut self,
         path: PathId,

@@ -22,6 +22,7 @@ use crate::completion::Completion;
 use crate::endpoint::Endpoint;
 use crate::engine::{ConnectError, Expect, Handlers, PeerId, RegisterError, SubmitError};
 use crate::memory::{Access, SharedMemory};
+use crate::messages::Messages;
 use crate::payload::{Permit, Waiter};
 use crate::region::{RegionDesc, RegionHandle};
 use crate::scatter::{
@@ -217,6 +218,14 @@ impl SimEngine {
         self.with(|_, node| node.endpoint.clone())
     }
 
+    /// From now on this engine receives messages in so many buffers of so many bytes.
+    pub fn set_message_buffers(&self, buffers: usize, message_bytes_max: usize) {
+        self.with(|_, node| {
+            node.messages = Messages::new(buffers);
+            node.message_bytes_max = message_bytes_max;
+        });
+    }
+
     pub fn counts(&self) -> SimCounts {
         self.with(|_, node| SimCounts { excess: node.receiver.imms().excess(), ..node.counts })
     }
@@ -276,7 +285,7 @@ impl SimEngine {
         deadline: Duration,
         done: Completion,
     ) -> Result<(), SubmitError> {
-        let max = self.network.world().config.message_bytes_max;
+        let max = self.with(|_, node| node.message_bytes_max);
         self.begin(Submission::message(peer, message, deadline, max)?, done)
     }
 

@@ -12,6 +12,7 @@ use super::SimConfig;
 use crate::calls::Calls;
 use crate::endpoint::Endpoint;
 use crate::memory::SharedMemory;
+use crate::messages::Messages;
 use crate::payload::{Payload, Waiter};
 use crate::peers::Peers;
 use crate::submit::Submission;
@@ -49,6 +50,8 @@ pub(super) struct SimNode {
     pub(super) in_flight: Arc<AtomicUsize>,
     pub(super) throttled_until_us: u64,
     pub(super) receiver: Receiver<Waiter>,
+    pub(super) messages: Messages,
+    pub(super) message_bytes_max: usize,
     next_key: u64,
 }
 
@@ -83,6 +86,8 @@ impl SimNode {
             in_flight: Arc::default(),
             throttled_until_us: u64::MAX,
             receiver: Receiver::new(EARLY_IMMS_MAX),
+            messages: Messages::new(config.message_buffers),
+            message_bytes_max: config.message_bytes_max,
             next_key: 1,
         }
     }

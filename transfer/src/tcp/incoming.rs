@@ -17,6 +17,7 @@ use crate::config::Domain;
 use crate::endpoint::Endpoint;
 use crate::hello::{HELLO_BYTES_MAX, Hello, HelloReply, Verdict};
 use crate::memory::SharedMemory;
+use crate::messages::MESSAGE_BYTES_MAX;
 use crate::worker::hub::Hub;
 use crate::worker::link::{LinkEnd, Readiness, Turn};
 
@@ -41,6 +42,8 @@ pub(crate) struct TcpIn {
     ahead_start: usize,
     ahead_end: usize,
     reading: Reading,
+    /// For the next message.
+    buffer: Vec<u8>,
     /// Landed, and not acknowledged yet.
     landed: Option<u64>,
     acks: Vec<u8>,
@@ -106,6 +109,7 @@ impl TcpIn {
             ahead_start: 0,
             ahead_end: 0,
             reading: Reading::Header,
+            buffer: Vec::new(),
             landed: None,
             acks: Vec::new(),
         }
@@ -145,6 +149,10 @@ impl TcpIn {
         let mut budget = BYTES_PER_TURN;
         let result = loop {
             if budget == 0 || self.acks.len() > ACKS_WAITING_MAX {
+                break Ok(());
+            }
+            if hub.must_tell() {
+                turn.busy = true;
                 break Ok(());
             }
             match self.step(hub) {
@@ -266,11 +274,17 @@ impl TcpIn {
         };
         let left = header.payload_bytes;
         self.reading = match header.kind {
-            FrameKind::Message { .. } if left > hub.shared.config.message_bytes_max as u64 => {
+            FrameKind::Message { .. } if left > MESSAGE_BYTES_MAX as u64 => {
                 return Err(LinkEnd::Malformed);
             }
+            FrameKind::Message { .. } if left > hub.shared.config.message_bytes_max as u64 => {
+                let settled = hub.refuse_message(Domain::Tcp, Refusal::TooLong);
+                Reading::Skip { header, left, settled }
+            }
             FrameKind::Message { .. } => {
-                Reading::Message { header, message: vec![0; left as usize], filled: 0 }
+                let mut message = std::mem::take(&mut self.buffer);
+                message.resize(left as usize, 0);
+                Reading::Message { header, message, filled: 0 }
             }
             FrameKind::Write { target, offset, checksum, .. } => {
                 let wanted = checksum.is_some() && hub.shared.config.verify.tcp;
@@ -403,13 +417,16 @@ impl TcpIn {
                 (header, verdict(&header, Some(hash.0.digest())))
             }
             Reading::Skip { header, settled, .. } => (header, settled),
-            Reading::Message { header, message, .. } => {
+            Reading::Message { header, mut message, .. } => {
                 let (peer, path) = self.peer.as_ref().ok_or(LinkEnd::Malformed)?;
                 let FrameKind::Message { id } = header.kind else {
                     return Err(LinkEnd::Malformed);
                 };
-                hub.message(Domain::Tcp, (peer, *path), id, message);
-                (header, Settled::Landed)
+                let settled = hub.message(Domain::Tcp, (peer, *path), id, &mut message);
+                // For the next one: what was taken has left another in its place.
+                message.clear();
+                self.buffer = message;
+                (header, settled)
             }
             Reading::Question { question, .. } => {
                 let (_, path) = self.peer.as_ref().ok_or(LinkEnd::Malformed)?;

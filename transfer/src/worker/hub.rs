@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use kvasir_transfer_core::{
-    Asked, Expectation, PathId, Receiver, Refusal, RegionTable, Sender, Target, WriteError,
+    Asked, Expectation, PathId, Receiver, Refusal, RegionTable, Sender, Settled, Target, WriteError,
 };
 
 use crate::calls::Calls;
@@ -13,6 +13,7 @@ use crate::config::Domain;
 use crate::endpoint::Endpoint;
 use crate::hello::{Admission, HelloReply, Newcomer};
 use crate::memory::SharedMemory;
+use crate::messages::Messages;
 use crate::metrics::Metrics;
 use crate::payload::{Payload, Waiter};
 use crate::shared::Shared;
@@ -37,6 +38,7 @@ pub(crate) struct Hub {
     /// Of the current turn.
     pub(crate) now_us: u64,
     regions: RegionTable<Arc<SharedMemory>>,
+    pub(crate) messages: Messages,
     pub(crate) calls: Calls,
 }
 
@@ -57,6 +59,7 @@ impl Hub {
             directory,
             now_us: shared.now_us(),
             regions: RegionTable::new(shared.endpoint.incarnation),
+            messages: Messages::new(shared.config.message_buffers),
             calls: Calls::default(),
             shared,
         }
@@ -131,25 +134,40 @@ impl Hub {
         }
     }
 
+    /// Takes a message, or says why not. What is taken leaves an empty buffer in its place.
     pub(crate) fn message(
         &mut self,
         domain: Domain,
         (from, path): (&Endpoint, PathId),
         id: u64,
-        message: Vec<u8>,
-    ) {
-        if !self.receiver.message(path, id) {
+        message: &mut Vec<u8>,
+    ) -> Settled {
+        if self.receiver.has_message(path, id) {
             self.metrics.of(domain).repeated_messages.inc();
-            return;
+            return Settled::Landed;
         }
-        self.metrics.of(domain).received_messages.inc();
         let session = self.shared.peers().session(from);
-        match session {
-            Ok(peer) => self.calls.message(peer, message),
-            Err(error) => {
-                tracing::warn!(engine = %self.shared.config.name, %error, "message dropped");
-            }
+        // Whoever cannot be answered is not heard either.
+        let Ok(peer) = session else { return self.refuse_message(domain, Refusal::NoRoom) };
+        let Some(message) = self.messages.lend(message) else {
+            return self.refuse_message(domain, Refusal::NoRoom);
+        };
+        if self.receiver.message(path, id) {
+            self.metrics.of(domain).received_messages.inc();
+            self.calls.message(peer, message);
         }
+        Settled::Landed
+    }
+
+    pub(crate) fn refuse_message(&self, domain: Domain, refusal: Refusal) -> Settled {
+        self.metrics.of(domain).refused(refusal).inc();
+        Settled::Refused(refusal)
+    }
+
+    /// Whether links must not go on before callers have been told: messages that wait to be told have
+    /// the last buffers, and may give them back at once.
+    pub(crate) fn must_tell(&self) -> bool {
+        self.calls.has_messages() && self.messages.is_exhausted()
     }
 
     // ---- paths of peers ----

@@ -296,6 +296,7 @@ impl Worker {
         metrics.imm_early_forgotten.set(total(self.hub.receiver.imms().early_forgotten()));
         metrics.imm_excess.set(total(self.hub.receiver.imms().excess()));
         metrics.operations.set(count(self.hub.shared.in_flight.load(Ordering::Relaxed)));
+        metrics.message_buffers.set(count(self.hub.messages.lent()));
         metrics.connections.set(count(self.links.len()));
         metrics.quiescing.set(count(self.quiescing.len()));
     }

@@ -1,15 +1,16 @@
 //! Two engines of one domain, behind one face, so that a case need not know which they are.
 
 use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kvasir_transfer::memory::Prefault;
 use kvasir_transfer::sim::{SimConfig, SimEngine, SimLane, SimNetwork};
 use kvasir_transfer::{
-    Barrier, Completion, CompletionFlag, Domain, Endpoint, Expect, GroupMember, Handlers, Outcome,
-    PartOutcomes, PeerEvent, PeerGroup, PeerId, RegionDesc, RegionHandle, Scatter, SharedMemory,
-    Source, SubmitError, TransferConfig, TransferEngine, Verify, Write, WritePaged,
+    Barrier, Completion, CompletionFlag, Domain, Endpoint, Expect, GroupMember, Handlers, Message,
+    Outcome, PartOutcomes, PeerEvent, PeerGroup, PeerId, RegionDesc, RegionHandle, Scatter,
+    SharedMemory, Source, SubmitError, TransferConfig, TransferEngine, Verify, Write, WritePaged,
 };
 
 /// Far more than anything here takes.
@@ -28,6 +29,8 @@ pub struct Options {
     pub operations_max: usize,
     pub throttle_bytes_per_s: u64,
     pub verify: bool,
+    pub message_buffers: usize,
+    pub message_bytes_max: usize,
 }
 
 impl Default for Options {
@@ -37,6 +40,8 @@ impl Default for Options {
             operations_max: 4096,
             throttle_bytes_per_s: 0,
             verify: false,
+            message_buffers: 1024,
+            message_bytes_max: 64 << 10,
         }
     }
 }
@@ -47,11 +52,14 @@ enum Engine {
 }
 
 /// Whence it came, and what it says.
-pub type Message = (PeerId, Vec<u8>);
+pub type Heard = (PeerId, Vec<u8>);
 
 pub struct Node {
     engine: RefCell<Option<Engine>>,
-    pub messages: Arc<Mutex<Vec<Message>>>,
+    pub messages: Arc<Mutex<Vec<Heard>>>,
+    /// While it is set, messages are kept in `held`, and their buffers with them.
+    pub holds: Arc<AtomicBool>,
+    pub held: Arc<Mutex<Vec<Message>>>,
     pub events: Arc<Mutex<Vec<PeerEvent>>>,
 }
 
@@ -80,6 +88,8 @@ pub fn config(kind: Kind, options: Options, run_dir: &std::path::Path) -> Transf
         slice_bytes: options.slice_bytes,
         operations_max: options.operations_max,
         throttle_bytes_per_s: options.throttle_bytes_per_s,
+        message_buffers: options.message_buffers,
+        message_bytes_max: options.message_bytes_max,
         ..TransferConfig::default()
     };
     match kind {
@@ -125,18 +135,30 @@ impl Fabric {
 
     /// One more engine.
     pub fn node(&self) -> Node {
+        self.node_with(self.options)
+    }
+
+    pub fn node_with(&self, options: Options) -> Node {
         let node = Node::empty();
         let (messages, events) = (Arc::clone(&node.messages), Arc::clone(&node.events));
+        let (holds, held) = (Arc::clone(&node.holds), Arc::clone(&node.held));
         let handlers = Handlers {
             on_message: Box::new(move |from, message| {
-                messages.lock().expect("messages").push((from, message));
+                messages.lock().expect("messages").push((from, message.to_vec()));
+                if holds.load(Ordering::Acquire) {
+                    held.lock().expect("held").push(message);
+                }
             }),
             on_peer: Box::new(move |event| events.lock().expect("events").push(event)),
         };
         let engine = match &self.network {
-            Some(network) => Engine::Sim(network.engine(handlers)),
+            Some(network) => {
+                let engine = network.engine(handlers);
+                engine.set_message_buffers(options.message_buffers, options.message_bytes_max);
+                Engine::Sim(engine)
+            }
             None => {
-                let config = config(self.kind, self.options, self.run_dir.path());
+                let config = config(self.kind, options, self.run_dir.path());
                 let registry = prometheus::Registry::new();
                 let engine = TransferEngine::start(config, handlers, &registry).expect("start");
                 Engine::Real { engine: Box::new(engine), registry }
@@ -201,7 +223,13 @@ impl Fabric {
 
 impl Node {
     fn empty() -> Self {
-        Node { engine: RefCell::new(None), messages: Arc::default(), events: Arc::default() }
+        Node {
+            engine: RefCell::new(None),
+            messages: Arc::default(),
+            holds: Arc::default(),
+            held: Arc::default(),
+            events: Arc::default(),
+        }
     }
 
     pub fn endpoint(&self) -> Endpoint {
@@ -369,7 +397,7 @@ impl Node {
         lost.collect()
     }
 
-    fn refused_and_corrupt(&self) -> (u64, u64) {
+    pub fn refused_and_corrupt(&self) -> (u64, u64) {
         match self.engine.borrow().as_ref() {
             Some(Engine::Sim(engine)) => (engine.counts().refused, engine.counts().corrupt),
             Some(Engine::Real { registry, .. }) => (

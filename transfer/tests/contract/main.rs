@@ -6,6 +6,7 @@ mod completions;
 mod fabric;
 mod faults;
 mod groups;
+mod messages;
 mod two_processes;
 
 use fabric::{Fabric, Kind, Options};
@@ -52,6 +53,9 @@ contract! {
     a_former_incarnation_cannot_be_reached(super::Options::default()) in faults;
     a_revocation_waits_for_what_is_under_way(super::Options { slice_bytes: 8 << 20, ..super::Options::default() }) in faults;
     a_cut_off_waits_for_what_is_under_way(super::Options { slice_bytes: 8 << 20, ..super::Options::default() }) in faults;
+    a_message_longer_than_the_receivers_buffers_is_refused(super::Options::default()) in messages;
+    while_the_application_holds_every_buffer_messages_are_refused(super::Options { message_buffers: 4, ..super::Options::default() }) in messages;
+    buffers_that_are_given_back_at_once_are_enough_for_any_burst(super::Options { message_buffers: 4, ..super::Options::default() }) in messages;
     every_operation_is_told_by_callback_flag_and_future(super::Options::default()) in completions;
     a_scatter_gives_each_member_its_slice(super::Options::default()) in groups;
     a_scatter_may_name_some_members_often_and_others_never(super::Options::default()) in groups;

@@ -273,7 +273,7 @@ fn message_header(length: u64) -> [u8; 64] {
 }
 
 #[test]
-fn a_message_that_is_longer_than_agreed_ends_the_connection() {
+fn a_message_that_is_too_long_is_refused_and_one_longer_than_any_ends_the_connection() {
     let receiver = receiver();
     let max = TransferConfig::default().message_bytes_max as u64;
     let mut fine = admitted_stream(&receiver);
@@ -281,8 +281,15 @@ fn a_message_that_is_longer_than_agreed_ends_the_connection() {
     fine.write_all(&vec![0; max as usize]).expect("sent");
     let mut ack = [0; 16];
     fine.read_exact(&mut ack).expect("it is taken");
+    // It is skipped, and the connection goes on.
+    let mut long = admitted_stream(&receiver);
+    long.write_all(&message_header(max + 1)).expect("sent");
+    long.write_all(&vec![0; max as usize + 1]).expect("sent");
+    long.read_exact(&mut ack).expect("it is refused");
+    assert_eq!((ack[0], ack[1]), (2, kvasir_transfer::Refusal::TooLong.code()));
+    let longer_than_any = kvasir_transfer::messages::MESSAGE_BYTES_MAX as u64 + 1;
     let mut stream = admitted_stream(&receiver);
-    stream.write_all(&message_header(max + 1)).expect("sent");
+    stream.write_all(&message_header(longer_than_any)).expect("sent");
     receiver.is_closed(stream);
     assert_eq!(receiver.closed("malformed"), 1.0);
     receiver.still_works();

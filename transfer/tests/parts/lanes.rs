@@ -139,7 +139,9 @@ impl Traffic {
         let messages: Arc<Mutex<Vec<Vec<u8>>>> = Arc::default();
         let heard = Arc::clone(&messages);
         let handlers = Handlers {
-            on_message: Box::new(move |_, bytes| heard.lock().expect("messages").push(bytes)),
+            on_message: Box::new(move |_, bytes| {
+                heard.lock().expect("messages").push(bytes.to_vec());
+            }),
             ..Handlers::default()
         };
         let (receiver, received) = start(receiver, handlers);

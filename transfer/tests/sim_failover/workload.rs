@@ -131,7 +131,7 @@ impl Run {
             let (books, told) = (books.clone(), network.clone());
             Handlers {
                 on_message: Box::new(move |_, bytes| {
-                    let id = bytes.try_into().map(u64::from_le_bytes).unwrap_or(u64::MAX);
+                    let id = (*bytes).try_into().map(u64::from_le_bytes).unwrap_or(u64::MAX);
                     books.message_delivered(told.now_us(), id);
                 }),
                 on_peer: Box::new(move |event| {
