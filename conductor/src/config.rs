@@ -5,6 +5,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use kvasir_placement::Selection;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -26,11 +27,16 @@ pub struct Config {
     pub ttft_objective_ms: u64,
     /// A request is refused when the time between its tokens is predicted to be longer than this.
     pub tbt_objective_ms: u64,
-    /// Blocks are fetched from another node when the best prefix match is at least this many
-    /// times as long as the local one (Mooncake, Algorithm 1).
+    /// By what the instance that prefills is chosen: "random"; "least-loaded", the shortest queue;
+    /// "longest-match", the longest prefix; "local", the least time to first token with what each
+    /// holds itself; "global", Mooncake's Algorithm 1; "kvasir", the least cost with fetching priced
+    /// against computing.
+    pub policy: PlacementPolicy,
+    /// With the policy "global", blocks are fetched from another node when the best prefix match is
+    /// more than this many times as long as the local one (Mooncake, Algorithm 1).
     pub kvcache_balancing_threshold: f64,
-    /// Beyond that threshold, fetch whatever it costs, as the algorithm is printed; otherwise only
-    /// where that is predicted to be faster than computing.
+    /// Where another node holds more, fetch whatever it costs, as Algorithm 1 is printed; otherwise
+    /// only where that is predicted to be faster than computing.
     pub always_fetch: bool,
     /// How long a node keeps what a request holds without hearing from anybody. At least 1000:
     /// engines renew every 250 ms.
@@ -63,6 +69,32 @@ pub struct Config {
     pub drain_ms: u64,
 }
 
+/// By what the instance that prefills is chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum PlacementPolicy {
+    Random,
+    LeastLoaded,
+    LongestMatch,
+    Local,
+    Global,
+    #[default]
+    Kvasir,
+}
+
+impl From<PlacementPolicy> for Selection {
+    fn from(policy: PlacementPolicy) -> Selection {
+        match policy {
+            PlacementPolicy::Random => Selection::Random,
+            PlacementPolicy::LeastLoaded => Selection::LeastLoaded,
+            PlacementPolicy::LongestMatch => Selection::LongestMatch,
+            PlacementPolicy::Local => Selection::Local,
+            PlacementPolicy::Global => Selection::Global,
+            PlacementPolicy::Kvasir => Selection::Kvasir,
+        }
+    }
+}
+
 /// A model that clients may ask for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -83,6 +115,7 @@ impl Default for Config {
             request_deadline_ms: 60_000,
             ttft_objective_ms: 30_000,
             tbt_objective_ms: 1_000,
+            policy: PlacementPolicy::default(),
             kvcache_balancing_threshold: 1.5,
             always_fetch: false,
             lease_ms: 5_000,

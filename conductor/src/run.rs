@@ -181,6 +181,7 @@ fn cluster_options(config: &Config) -> Options {
     Options {
         nodes: config.nodes.clone(),
         policy: Policy {
+            selection: config.policy.into(),
             kvcache_balancing_threshold: config.kvcache_balancing_threshold,
             always_fetch: config.always_fetch,
             ..Policy::default()

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use crate::daemon;
 use crate::doctor::Flags as DoctorFlags;
+use crate::replay::Flags as ReplayFlags;
 use crate::up::flags::Flags as UpFlags;
 
 /// Disaggregated KV-cache serving for large language models.
@@ -34,6 +35,9 @@ pub enum Command {
     Config(ConfigFlags),
     /// Says what this host offers, what the transfer engine would choose, and measures it.
     Doctor(DoctorFlags),
+    /// Replays a trace of requests over a cluster that a file describes, in virtual time, and says
+    /// how its users would have fared.
+    Replay(ReplayFlags),
 }
 
 #[derive(Debug, clap::Args)]

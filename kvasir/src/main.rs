@@ -1,6 +1,7 @@
 //! The one binary. `up` runs a whole cluster on this machine; `conductor`, `store-node` and
 //! `engine` are the daemons it starts, each also for use alone; `config` prints the reference
-//! configuration of a daemon, `doctor` says what a host offers. Nothing below this file reads the environment.
+//! configuration of a daemon, `doctor` says what a host offers, `replay` what a cluster would do
+//! with a trace. Nothing below this file reads the environment.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -9,6 +10,7 @@ mod daemon;
 mod doctor;
 mod memory;
 mod output;
+mod replay;
 mod up;
 
 use std::error::Error;
@@ -36,6 +38,7 @@ fn main() -> ExitCode {
         Command::Engine(flags) => daemon::run(daemon::Kind::Engine, &flags),
         Command::Config(flags) => config::print(&flags),
         Command::Doctor(flags) => doctor::run(&flags, &std::env::temp_dir()),
+        Command::Replay(flags) => replay::run(&flags),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -20,9 +20,13 @@ pub struct Profile {
     pub prefill: PrefillProfile,
     pub decode: DecodeProfile,
     pub link: LinkProfile,
+    /// Of a node's own SSD, towards its memory.
+    pub ssd: SsdProfile,
 }
 
-/// `base_us + token_us * n + pair_us * n (2 r + n)` for `n` computed after `r` reused tokens.
+/// `base_us + max(token_us * n + pair_us * n (2 r + n), reused_us * r)` for `n` computed after `r`
+/// reused tokens. What is reused is loaded layer by layer while others are computed, so that the
+/// longer of the two counts (*Mooncake*'s condition for reuse compares the same two).
 ///
 /// `n (2 r + n) = (r + n)^2 - r^2` is the part of the squared length that is computed here: with
 /// `r = 0` this is Mooncake's formula with `pair_us = l a d / speed`, `token_us = l b d^2 / speed`.
@@ -31,12 +35,14 @@ pub struct PrefillProfile {
     pub base_us: f64,
     pub token_us: f64,
     pub pair_us: f64,
+    /// Bringing one reused token's rows from the node's memory to where they are attended.
+    pub reused_us: f64,
 }
 
 impl Default for PrefillProfile {
     /// A small model on a few CPU cores; a GPU is learned within a few prefills.
     fn default() -> Self {
-        PrefillProfile { base_us: 1_000.0, token_us: 100.0, pair_us: 0.005 }
+        PrefillProfile { base_us: 1_000.0, token_us: 100.0, pair_us: 0.005, reused_us: 0.0 }
     }
 }
 
@@ -76,33 +82,71 @@ impl Default for LinkProfile {
     }
 }
 
+/// `base_us + bytes / bandwidth`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SsdProfile {
+    pub base_us: f64,
+    pub bytes_per_us: f64,
+}
+
+impl Default for SsdProfile {
+    /// One ordinary NVMe device.
+    fn default() -> Self {
+        SsdProfile { base_us: 200.0, bytes_per_us: 2_000.0 }
+    }
+}
+
+impl SsdProfile {
+    /// How long it takes to read so much; nothing for nothing.
+    pub fn predict_us(&self, bytes: u64) -> u64 {
+        match bytes {
+            0 => 0,
+            _ => bounded_us(self.base_us + bytes as f64 / self.bytes_per_us),
+        }
+    }
+}
+
 /// How long one instance takes to prefill.
 #[derive(Debug, Clone)]
 pub struct PrefillModel {
     fit: Fit,
+    reused_us: f64,
 }
 
 impl PrefillModel {
     pub fn new(profile: PrefillProfile) -> Self {
-        PrefillModel { fit: Fit::new([profile.base_us, profile.token_us, profile.pair_us]) }
+        let fit = Fit::new([profile.base_us, profile.token_us, profile.pair_us]);
+        PrefillModel { fit, reused_us: profile.reused_us }
     }
 
     pub fn predict_us(&self, computed_tokens: u64, reused_tokens: u64) -> u64 {
-        bounded_us(self.fit.predict(features(computed_tokens, reused_tokens)))
+        let computing_us = self.fit.predict(features(computed_tokens, reused_tokens));
+        bounded_us(computing_us.max(self.loading_us(reused_tokens)))
     }
 
     /// One prefill took `measured_us` of the engine's own time, without its queue.
     pub fn observe(&mut self, computed_tokens: u64, reused_tokens: u64, measured_us: u64) {
-        if computed_tokens > 0 && measured_us > 0 {
-            let measured_us = (measured_us as f64).min(ESTIMATE_US_MAX);
-            self.fit.observe(features(computed_tokens, reused_tokens), measured_us);
+        if computed_tokens == 0 || measured_us == 0 {
+            return;
+        }
+        let features = features(computed_tokens, reused_tokens);
+        // One that waited for what it reuses says nothing of computing.
+        if self.loading_us(reused_tokens) <= self.fit.predict(features) {
+            self.fit.observe(features, (measured_us as f64).min(ESTIMATE_US_MAX));
+        }
+    }
+
+    fn loading_us(&self, reused_tokens: u64) -> f64 {
+        match reused_tokens {
+            0 => 0.0,
+            _ => self.fit.coefficients()[0] + self.reused_us * reused_tokens as f64,
         }
     }
 
     /// What it has learned so far.
     pub fn profile(&self) -> PrefillProfile {
         let [base_us, token_us, pair_us] = self.fit.coefficients();
-        PrefillProfile { base_us, token_us, pair_us }
+        PrefillProfile { base_us, token_us, pair_us, reused_us: self.reused_us }
     }
 }
 
@@ -125,10 +169,14 @@ impl LinkModel {
         LinkModel { base_us: profile.base_us, bytes_per_us: profile.bytes_per_us, samples: 0 }
     }
 
-    /// How long `bytes` take behind `in_flight_bytes` of others on the same way.
-    pub fn predict_us(&self, bytes: u64, in_flight_bytes: u64) -> u64 {
-        let bytes = bytes.saturating_add(in_flight_bytes) as f64;
-        bounded_us(self.base_us + bytes / self.bytes_per_us)
+    /// How long `bytes` take on a free way.
+    pub fn predict_us(&self, bytes: u64) -> u64 {
+        bounded_us(self.base_us + bytes as f64 / self.bytes_per_us)
+    }
+
+    /// How long `bytes` keep the way from others.
+    pub fn occupied_us(&self, bytes: u64) -> u64 {
+        bounded_us(bytes as f64 / self.bytes_per_us)
     }
 
     /// `bytes` took `measured_us`, calls included. Small ones say nothing of the bandwidth.

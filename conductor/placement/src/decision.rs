@@ -7,6 +7,7 @@ use kvasir_proto::{InstanceId, NodeId};
 
 use crate::growth::Growth;
 use crate::index::NodeIndex;
+use crate::selection::Selection;
 use crate::view::{InstanceRef, ModelIndex, Names};
 
 /// One request, as far as its place depends on it. Its block keys are in the match.
@@ -40,12 +41,18 @@ impl Objectives {
 /// How decisions are taken.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Policy {
-    /// An instance whose own prefix is shorter than the best one by more than this factor may
-    /// fetch the difference (*Mooncake* Algorithm 1). No hit counts as above it.
+    /// By what the prefill instance is chosen.
+    pub selection: Selection,
+    /// With [`Selection::Global`], an instance whose own prefix is shorter than the best one by
+    /// more than this factor may fetch the difference (*Mooncake* Algorithm 1). No hit counts as
+    /// above it.
     pub kvcache_balancing_threshold: f64,
-    /// Above the threshold, fetch whatever it costs, as Algorithm 1 is printed. Off: fetch only
+    /// Where a fetch is priced, fetch whatever it costs, as Algorithm 1 is printed. Off: fetch only
     /// where that is cheaper than computing.
     pub always_fetch: bool,
+    /// With [`Selection::Kvasir`], what a second of an instance's time weighs beside a second of
+    /// the request's own: the others that come after it wait for it.
+    pub compute_weight: f64,
     /// Decode instances whose load is within this of the least are equals in load, and the one
     /// with the longest prefix is taken.
     pub decode_load_margin: f64,
@@ -57,6 +64,8 @@ pub struct Policy {
 impl Default for Policy {
     fn default() -> Self {
         Policy {
+            selection: Selection::default(),
+            compute_weight: 0.0,
             kvcache_balancing_threshold: 1.5,
             always_fetch: false,
             decode_load_margin: 0.1,
@@ -96,8 +105,11 @@ pub struct Placement {
     pub prefill_candidates: Vec<PrefillCandidate>,
     pub decode_candidates: Vec<DecodeCandidate>,
     pub(crate) names: Arc<Names>,
+    pub(crate) selection: Selection,
     pub(crate) prompt_tokens: u32,
     pub(crate) prompt_blocks: u32,
+    /// What the prefill side sends to the decode side.
+    pub(crate) push_bytes: u64,
     /// Of the answer, on the instance that decodes.
     pub(crate) growth: Growth,
 }
@@ -166,6 +178,8 @@ pub struct PrefillCandidate {
     pub transfer_us: u64,
     pub compute_us: u64,
     pub ttft_us: u64,
+    /// What is compared, unless the policy looks at something else than time.
+    pub cost_us: u64,
     pub verdict: Verdict,
 }
 

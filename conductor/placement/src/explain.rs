@@ -4,6 +4,7 @@
 use std::fmt;
 
 use crate::decision::{DecodeCandidate, Placement, PrefillCandidate, Shape, Verdict};
+use crate::selection::Selection;
 
 impl fmt::Display for Placement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -38,13 +39,17 @@ impl Placement {
             let (_, source) = &self.names.rows[source as usize];
             write!(f, ", fetch to {} from {source}", candidate.used_blocks)?;
         }
-        let PrefillCandidate { queue_us, transfer_us, compute_us, ttft_us, .. } = candidate;
-        writeln!(
-            f,
-            ", max(queue {queue_us}, transfer {transfer_us}) + compute {compute_us} \
-             = {ttft_us} us: {}",
-            candidate.verdict
-        )
+        let PrefillCandidate { queue_us, transfer_us, compute_us, ttft_us, cost_us, .. } =
+            candidate;
+        match self.selection {
+            Selection::Global => write!(f, ", queue {queue_us} + transfer {transfer_us}")?,
+            _ => write!(f, ", max(queue {queue_us}, transfer {transfer_us})")?,
+        }
+        write!(f, " + compute {compute_us} = {ttft_us} us")?;
+        if cost_us != ttft_us {
+            write!(f, ", cost {cost_us}")?;
+        }
+        writeln!(f, ": {}", candidate.verdict)
     }
 
     fn decode_line(&self, f: &mut fmt::Formatter<'_>, candidate: &DecodeCandidate) -> fmt::Result {

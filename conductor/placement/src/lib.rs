@@ -3,7 +3,7 @@
 //! give the same decisions, here, in the simulator and in the trace replayer.
 //!
 //! Reading path:
-//! 1. [`place`]: the decision, *Mooncake* Algorithm 1, a pure function of the three below
+//! 1. [`place`]: the decision, a pure function of the three below; [`selection`]: the policies
 //! 2. [`index`]: the shadow index; one search answers for all nodes how much of a prompt they hold
 //! 3. [`view`]: the instances, their load, and the requests this conductor has sent them
 //! 4. [`cost`]: what prefill, transfer and a decode step take, fitted to what was measured
@@ -25,15 +25,19 @@ mod growth;
 pub mod index;
 pub mod place;
 pub mod queue;
+pub mod selection;
 pub mod view;
 
-pub use cost::{DecodeProfile, LinkProfile, PrefillProfile, Profile};
+pub use cost::{DecodeProfile, LinkProfile, PrefillProfile, Profile, SsdProfile};
 pub use decision::{
     Chosen, DecodeCandidate, Fetch, Missing, Objectives, OverloadReason, PlaceRequest, Placement,
     Policy, PrefillCandidate, Refusal, Shape, Verdict,
 };
-pub use index::{IndexLimits, NodeIndex, PrefixMatch, ShadowIndex};
+pub use index::{
+    BlockSetDigest, IndexLimits, IndexReader, NodeIndex, PrefixMatch, ShadowIndex, Tier,
+};
 pub use place::place;
+pub use selection::Selection;
 pub use view::{
     BookingId, ClusterView, InstanceRef, InstanceReport, ModelIndex, ModelSpec, ReportedLoad, Role,
 };

@@ -1,24 +1,22 @@
-//! The decision: *Mooncake* Algorithm 1, KVCache-centric scheduling, as a pure function. It books
-//! nothing and changes nothing; the same view, match and request give the same placement.
+//! The decision: KVCache-centric scheduling (*Mooncake* §4) as a pure function. It books nothing and
+//! changes nothing; the same view, match and request give the same placement.
 //!
-//! As in the paper, each prefill instance is priced with its own prefix, or, when the best prefix
-//! is longer by more than `kvcache_balancing_threshold`, with the best one and the transfer of the
-//! difference; the least time to first token wins, the decode instance follows load, and a request
-//! that no pair can serve within its objectives is refused. Four things differ, for a reason:
+//! Each prefill instance is priced with its own prefix and, where the policy fetches, with the best
+//! prefix and the transfer of the difference; the least cost wins, the decode instance follows
+//! load, and a request that no pair can serve within its objectives is refused. By what instances
+//! are compared is the policy's ([`crate::selection`]); *Mooncake* Algorithm 1 is one of them. In
+//! all of them:
 //!
-//! - Queue and transfer overlap, so the price is `max(queue, transfer) + compute`; the algorithm
-//!   as printed adds them.
-//! - Above the threshold the cheaper of fetching and computing is taken, unless the policy says
-//!   `always_fetch`, since both are measured here.
 //! - An instance that does both serves a request whole. It competes with the pairs.
 //! - A request that nobody can serve in time by estimates alone is a probe of them (see [`place`]).
 
 use crate::decision::{
-    Chosen, DecodeCandidate, Fetch, Missing, OverloadReason, PlaceRequest, Placement,
+    Chosen, DecodeCandidate, Fetch, Missing, OverloadReason, PlaceRequest, Placement, Policy,
     PrefillCandidate, Refusal, Shape, Verdict,
 };
 use crate::growth::Growth;
 use crate::index::PrefixMatch;
+use crate::selection::Selection;
 use crate::view::{ClusterView, Instance, ModelSpec, Role};
 
 /// Chooses where a request goes.
@@ -65,6 +63,19 @@ struct Planner<'a> {
     best: Option<(u32, usize)>,
 }
 
+/// What of a prompt would not be computed, and what that costs before computing begins.
+struct Reuse {
+    used_blocks: u32,
+    fetch_from: Option<u32>,
+    transfer_us: u64,
+}
+
+impl Reuse {
+    fn held(used_blocks: u32, transfer_us: u64) -> Self {
+        Reuse { used_blocks, fetch_from: None, transfer_us }
+    }
+}
+
 /// A prefill side with a decode side and what they promise together.
 #[derive(Clone, Copy)]
 struct Pair {
@@ -72,7 +83,7 @@ struct Pair {
     decode: usize,
     ttft_us: u64,
     tbt_us: u64,
-    held_blocks: u32,
+    decode_wait_us: u64,
 }
 
 impl Pair {
@@ -87,7 +98,7 @@ impl Pair {
             decode,
             ttft_us: prefill_side.ttft_us + decode_side.wait_us,
             tbt_us: decode_side.tbt_us,
-            held_blocks: prefill_side.held_blocks,
+            decode_wait_us: decode_side.wait_us,
         }
     }
 }
@@ -117,10 +128,11 @@ impl<'a> Planner<'a> {
     fn plan(&self) -> Result<Placement, Refusal> {
         self.check_size()?;
         let mut prefills = self.price_prefills();
-        let best_split = least(&prefills, |candidate| {
-            self.at(candidate.at).report.role == Role::Prefill && eligible(candidate.verdict)
-        })
-        .map(|at| &prefills[at]);
+        let best_split = prefills
+            .iter()
+            .filter(|candidate| self.at(candidate.at).report.role == Role::Prefill)
+            .filter(|candidate| eligible(candidate.verdict))
+            .min_by_key(|candidate| (last_resort(candidate.verdict), self.order(candidate, 0)));
         // The decode side is looked at as it will be when this request's prefill ends.
         let split_ready_us = self.request.now_us + best_split.map_or(0, |best| best.ttft_us);
         let mut decodes = self.price_decodes(split_ready_us, &prefills);
@@ -156,9 +168,14 @@ impl<'a> Planner<'a> {
                 *held_blocks > 0 && !instance.report.draining && !self.excluded(instance)
             })
             .max_by_key(|(held_blocks, _, instance)| {
-                (*held_blocks, std::cmp::Reverse((instance.bytes_out, self.tie(instance))))
+                let busy_us = instance.out_waits_us(self.request.now_us);
+                (*held_blocks, std::cmp::Reverse((busy_us, self.tie(instance))))
             })
             .map(|(held_blocks, at, _)| (held_blocks, at))
+    }
+
+    fn memory_blocks(&self, instance: &Instance) -> u32 {
+        self.matched.memory_blocks(instance.report.node).min(self.reusable_blocks)
     }
 
     fn excluded(&self, instance: &Instance) -> bool {
@@ -245,42 +262,81 @@ impl<'a> Planner<'a> {
 
     fn price_prefill(&self, at: usize, instance: &Instance) -> PrefillCandidate {
         let held_blocks = self.held_blocks(instance);
+        let memory_blocks = self.memory_blocks(instance);
+        let selection = self.view.policy().selection;
+        let own_ssd_us = self.ssd_us(held_blocks - memory_blocks);
+        let own = self.priced(at, instance, Reuse::held(held_blocks, own_ssd_us));
+        if selection != Selection::Kvasir {
+            let fetched = self.fetch_above_threshold(at, instance, held_blocks);
+            return fetched
+                .map(|reuse| self.priced(at, instance, reuse))
+                .filter(|fetched| self.view.policy().always_fetch || fetched.ttft_us < own.ttft_us)
+                .unwrap_or(own);
+        }
+        // What lies on the node's own SSD may be dearer to read than to compute, or to fetch.
+        let in_memory = (memory_blocks < held_blocks).then(|| Reuse::held(memory_blocks, 0));
+        if self.view.policy().always_fetch
+            && let Some(reuse) = self.fetch_from_best(at, instance, held_blocks)
+        {
+            return self.priced(at, instance, reuse);
+        }
+        let others = [in_memory, self.fetch_from_best(at, instance, held_blocks)];
+        let others = others.into_iter().flatten();
+        others
+            .map(|reuse| self.priced(at, instance, reuse))
+            .fold(own, |best, other| if other.cost_us < best.cost_us { other } else { best })
+    }
+
+    fn priced(&self, at: usize, instance: &Instance, reuse: Reuse) -> PrefillCandidate {
+        let Policy { selection, compute_weight, .. } = *self.view.policy();
+        let held_blocks = self.held_blocks(instance);
         let queue_us = instance.queue_us(self.request.now_us);
-        let compute_us = self.compute_us(instance, held_blocks);
-        let own = PrefillCandidate {
+        let compute_us = self.compute_us(instance, reuse.used_blocks);
+        let ttft_us = selection.ttft_us(queue_us, reuse.transfer_us, compute_us);
+        let weighs_us = match selection {
+            Selection::Kvasir => (compute_us as f64 * compute_weight) as u64,
+            _ => 0,
+        };
+        PrefillCandidate {
             at: at as u32,
             held_blocks,
-            used_blocks: held_blocks,
-            fetch_from: None,
+            used_blocks: reuse.used_blocks,
+            fetch_from: reuse.fetch_from,
             queue_us,
-            transfer_us: 0,
+            transfer_us: reuse.transfer_us,
             compute_us,
-            ttft_us: queue_us + compute_us,
+            ttft_us,
+            cost_us: ttft_us + weighs_us,
             verdict: self.gate(instance, self.prefill_slots(instance, held_blocks)),
-        };
-        let Some((best_blocks, source)) = self.fetch_worth_pricing(at, held_blocks) else {
-            return own;
-        };
-        let transfer_us = self.transfer_us(source, instance, best_blocks - held_blocks);
-        let compute_us = self.compute_us(instance, best_blocks);
-        let fetched = PrefillCandidate {
-            used_blocks: best_blocks,
-            fetch_from: Some(source as u32),
-            transfer_us,
-            compute_us,
-            ttft_us: queue_us.max(transfer_us) + compute_us,
-            ..own
-        };
-        let fetch = self.view.policy().always_fetch || fetched.ttft_us < own.ttft_us;
-        if fetch { fetched } else { own }
+        }
     }
 
     /// Algorithm 1's test: the best prefix is longer by more than the threshold.
-    fn fetch_worth_pricing(&self, at: usize, held_blocks: u32) -> Option<(u32, usize)> {
-        let (best_blocks, source) = self.best?;
-        let threshold = self.view.policy().kvcache_balancing_threshold;
+    fn fetch_above_threshold(
+        &self,
+        at: usize,
+        instance: &Instance,
+        held_blocks: u32,
+    ) -> Option<Reuse> {
+        let Policy { selection, kvcache_balancing_threshold: threshold, .. } = *self.view.policy();
+        let (best_blocks, _) = self.best.filter(|_| selection.fetches())?;
         let above = f64::from(best_blocks) > threshold * f64::from(held_blocks);
-        (above && best_blocks > held_blocks && source != at).then_some((best_blocks, source))
+        above.then(|| self.fetch_from_best(at, instance, held_blocks)).flatten()
+    }
+
+    /// The best prefix on this instance, when another one has it.
+    fn fetch_from_best(&self, at: usize, instance: &Instance, held_blocks: u32) -> Option<Reuse> {
+        let (best_blocks, source) = self.best?;
+        (best_blocks > held_blocks && source != at).then(|| {
+            let from_memory = self.memory_blocks(self.at(source as u32)).max(held_blocks);
+            let ssd_us = self.ssd_us(best_blocks.saturating_sub(from_memory));
+            let way_us = self.transfer_us(source, instance, best_blocks - held_blocks);
+            Reuse {
+                used_blocks: best_blocks,
+                fetch_from: Some(source as u32),
+                transfer_us: way_us.max(ssd_us),
+            }
+        })
     }
 
     fn compute_us(&self, instance: &Instance, reused_blocks: u32) -> u64 {
@@ -288,13 +344,19 @@ impl<'a> Planner<'a> {
         instance.prefill_model.predict_us(u64::from(self.prompt_tokens) - reused, reused)
     }
 
-    fn fetch_bytes(&self, blocks: u32) -> u64 {
+    fn block_bytes(&self, blocks: u32) -> u64 {
         u64::from(blocks).saturating_mul(self.spec.block_bytes)
     }
 
+    /// Behind what is under way from the one and to the other.
     fn transfer_us(&self, source: usize, target: &Instance, blocks: u32) -> u64 {
-        let in_flight = target.bytes_in.max(self.view.instances()[source].bytes_out);
-        target.link.predict_us(self.fetch_bytes(blocks), in_flight)
+        let now_us = self.request.now_us;
+        let waits_us = target.in_waits_us(now_us).max(self.at(source as u32).out_waits_us(now_us));
+        waits_us.saturating_add(target.link.predict_us(self.block_bytes(blocks)))
+    }
+
+    fn ssd_us(&self, blocks: u32) -> u64 {
+        self.view.profile().ssd.predict_us(self.block_bytes(blocks))
     }
 
     fn price_decodes(
@@ -408,7 +470,7 @@ impl<'a> Planner<'a> {
     fn winner(&self, pairs: &[Pair], prefills: &[PrefillCandidate]) -> Option<Pair> {
         let rank = |pair: &Pair| last_resort(prefills[pair.prefill].verdict);
         let in_time = pairs.iter().filter(|pair| eligible(prefills[pair.prefill].verdict));
-        in_time.min_by_key(|pair| (rank(pair), self.order(pair, prefills))).copied()
+        in_time.min_by_key(|pair| (rank(pair), self.pair_order(pair, prefills))).copied()
     }
 
     /// The best of those that miss an objective by estimates alone. See [`place`].
@@ -435,7 +497,7 @@ impl<'a> Planner<'a> {
             .copied()
             .chain(with_idle)
             .filter(|pair| self.misses_by_estimates(pair, prefills, decodes))
-            .min_by_key(|pair| (avoided(pair), self.order(pair, prefills)))
+            .min_by_key(|pair| (avoided(pair), self.pair_order(pair, prefills)))
     }
 
     fn misses_by_estimates(
@@ -468,9 +530,25 @@ impl<'a> Planner<'a> {
         idle.max_by_key(|(_, candidate)| best(candidate)).map(|(at, _)| at)
     }
 
-    fn order(&self, pair: &Pair, prefills: &[PrefillCandidate]) -> impl Ord + use<> {
-        let tie = self.tie(self.at(prefills[pair.prefill].at));
-        (pair.ttft_us, std::cmp::Reverse(pair.held_blocks), tie)
+    fn pair_order(&self, pair: &Pair, prefills: &[PrefillCandidate]) -> (u64, u64, u64) {
+        self.order(&prefills[pair.prefill], pair.decode_wait_us)
+    }
+
+    /// What is compared; the least is taken. Equals go by number in the baselines, as their
+    /// sources have it, and are spread by the request's seed in ours.
+    fn order(&self, candidate: &PrefillCandidate, decode_wait_us: u64) -> (u64, u64, u64) {
+        let tie = self.tie(self.at(candidate.at));
+        let (number, shorter) = (candidate.at.into(), u64::from(u32::MAX - candidate.held_blocks));
+        match self.view.policy().selection {
+            Selection::Random => (tie, 0, number),
+            Selection::LeastLoaded => {
+                let idle_since_us = self.at(candidate.at).prefills.idle_since_us();
+                (candidate.queue_us, idle_since_us, number)
+            }
+            Selection::LongestMatch => (shorter, candidate.queue_us, number),
+            Selection::Local | Selection::Global => (candidate.ttft_us + decode_wait_us, 0, number),
+            Selection::Kvasir => (candidate.cost_us + decode_wait_us, shorter, tie),
+        }
     }
 
     fn placement(
@@ -495,7 +573,7 @@ impl<'a> Planner<'a> {
             source: self.chosen(source, prefill.used_blocks),
             from_block: prefill.held_blocks,
             until_block: prefill.used_blocks,
-            bytes: self.fetch_bytes(prefill.used_blocks - prefill.held_blocks),
+            bytes: self.block_bytes(prefill.used_blocks - prefill.held_blocks),
         });
         Placement {
             shape,
@@ -510,8 +588,13 @@ impl<'a> Planner<'a> {
             predicted_tbt_us: winner.tbt_us,
             probe: false,
             names: self.view.names().clone(),
+            selection: self.view.policy().selection,
             prompt_tokens: self.prompt_tokens,
             prompt_blocks: self.prompt_blocks,
+            push_bytes: match prefill.at == decode.at {
+                true => 0,
+                false => self.block_bytes(self.prompt_blocks.saturating_sub(decode.held_blocks)),
+            },
             growth: self.growth(self.at(decode.at)),
             prefill_candidates: prefills,
             decode_candidates: decodes,
@@ -535,7 +618,7 @@ impl<'a> Planner<'a> {
         prefills: &[PrefillCandidate],
         decodes: &[DecodeCandidate],
     ) -> Refusal {
-        if let Some(best) = pairs.iter().min_by_key(|pair| self.order(pair, prefills)) {
+        if let Some(best) = pairs.iter().min_by_key(|pair| self.pair_order(pair, prefills)) {
             let over_us = best.ttft_us.saturating_sub(self.request.objectives.ttft_us);
             let decode = &decodes[best.decode];
             let (reason, drain_us) = match over_us {
@@ -642,17 +725,4 @@ fn could_hold_idle(instance: &Instance, slots: u32) -> bool {
 /// Candidates are in the order of the view.
 fn own_ttft_us(prefills: &[PrefillCandidate], at: u32) -> u64 {
     prefills.binary_search_by_key(&at, |own| own.at).map_or(0, |own| prefills[own].ttft_us)
-}
-
-fn least(
-    prefills: &[PrefillCandidate],
-    wanted: impl Fn(&PrefillCandidate) -> bool,
-) -> Option<usize> {
-    let order = |candidate: &PrefillCandidate| (last_resort(candidate.verdict), candidate.ttft_us);
-    prefills
-        .iter()
-        .enumerate()
-        .filter(|(_, candidate)| wanted(candidate))
-        .min_by_key(|(_, candidate)| order(candidate))
-        .map(|(at, _)| at)
 }

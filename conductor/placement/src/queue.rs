@@ -11,6 +11,10 @@ pub struct PrefillBooking {
     pub computed_tokens: u32,
     pub reused_tokens: u32,
     pub predicted_us: u64,
+    /// When the blocks that it waits for are predicted to be there; it does not begin earlier.
+    pub ready_us: u64,
+    /// What it sends to the decode side while it runs.
+    pub push_bytes: u64,
 }
 
 /// Prefills of one instance, in the order they were booked; the first one is taken to be running.
@@ -28,11 +32,15 @@ impl PrefillQueue {
     pub fn book(&mut self, id: BookingId, booking: PrefillBooking, now_us: u64) {
         self.remove(id, now_us);
         if self.booked.is_empty() {
-            self.first_since_us = now_us;
+            self.first_since_us = now_us.max(booking.ready_us);
         }
         self.sum_us += booking.predicted_us;
         self.tokens += u64::from(booking.computed_tokens);
         self.booked.insert(id, booking);
+    }
+
+    pub fn get(&self, id: BookingId) -> Option<&PrefillBooking> {
+        self.booked.get(&id)
     }
 
     /// Replaces what is predicted of a prefill, which keeps its place.
@@ -52,16 +60,28 @@ impl PrefillQueue {
         self.sum_us -= booking.predicted_us;
         self.tokens -= u64::from(booking.computed_tokens);
         if was_first {
-            self.first_since_us = now_us;
+            let next_ready_us = self.booked.values().next().map_or(0, |next| next.ready_us);
+            self.first_since_us = now_us.max(next_ready_us);
         }
         Some(booking)
+    }
+
+    /// The one that runs, and since when, or from when on if it waits for blocks.
+    pub fn first(&self) -> Option<(BookingId, &PrefillBooking, u64)> {
+        self.booked.iter().next().map(|(id, first)| (*id, first, self.first_since_us))
+    }
+
+    /// When the last one ended, while there is none.
+    pub fn idle_since_us(&self) -> u64 {
+        if self.booked.is_empty() { self.first_since_us } else { 0 }
     }
 
     /// What is left of all of them.
     pub fn remaining_us(&self, now_us: u64) -> u64 {
         let Some(first) = self.booked.values().next() else { return 0 };
         let done_us = now_us.saturating_sub(self.first_since_us).min(first.predicted_us);
-        self.sum_us - done_us
+        let waits_us = self.first_since_us.saturating_sub(now_us);
+        self.sum_us - done_us + waits_us
     }
 
     /// Prompt tokens that they compute, the running one's included.

@@ -98,8 +98,15 @@ pub struct Instance {
     pub(crate) decode_model: DecodeModel,
     /// Of the way to its node.
     pub(crate) link: LinkModel,
+    /// Of fetches under way.
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
+    /// When its node's way in and out are predicted to be free of what was given to them, each
+    /// serving what came first.
+    pub(crate) in_free_us: u64,
+    pub(crate) out_free_us: u64,
+    /// The prefill whose push is counted in `out_free_us` already.
+    pushes: Option<BookingId>,
     pub(crate) prefills: PrefillQueue,
     pub(crate) decodes: DecodeBookings,
     /// What the last report holds beyond what was booked here then: the work of others. It is
@@ -170,6 +177,32 @@ impl Instance {
             && self.decodes.is_empty()
             && self.other_tokens == 0
             && self.other_answers == 0
+    }
+
+    /// The prefill at the head of the queue begins, and with it its push.
+    fn count_push(&mut self) {
+        let Some((id, first, begins_us)) = self.prefills.first() else { return };
+        if self.pushes != Some(id) {
+            self.pushes = Some(id);
+            let occupied_us = self.link.occupied_us(first.push_bytes);
+            self.out_free_us = self.out_free_us.max(begins_us).saturating_add(occupied_us);
+        }
+    }
+
+    /// How long a fetch to it waits for others, beside those at its source.
+    pub(crate) fn in_waits_us(&self, now_us: u64) -> u64 {
+        let predicted_us = self.in_free_us.saturating_sub(now_us);
+        predicted_us.min(self.link.occupied_us(self.bytes_in))
+    }
+
+    /// How long a fetch from it waits for what else it sends.
+    pub(crate) fn out_waits_us(&self, now_us: u64) -> u64 {
+        let predicted_us = self.out_free_us.saturating_sub(now_us);
+        match self.pushes {
+            // Fetches that have arrived are in nobody's way, whatever was predicted.
+            None => predicted_us.min(self.link.occupied_us(self.bytes_out)),
+            Some(_) => predicted_us,
+        }
     }
 
     fn take_slots(&mut self, taken: &mut Taken, slots: u32) {
@@ -326,6 +359,10 @@ impl ClusterView {
         &self.policy
     }
 
+    pub fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
     pub fn model_spec(&self, model: ModelIndex) -> Option<&ModelSpec> {
         self.models.get(&model)
     }
@@ -366,15 +403,18 @@ impl ClusterView {
             decode_taken: Taken::default(),
             growth: placement.growth,
         };
+        let ready_us = self.book_fetch(placement, now_us);
         if let Some(instance) = self.find(prefill.instance) {
             let work = PrefillBooking {
                 computed_tokens: placement.compute_tokens,
                 reused_tokens: placement.reused_tokens,
                 predicted_us: placement.compute_us,
+                ready_us,
+                push_bytes: placement.push_bytes,
             };
             instance.prefills.book(id, work, now_us);
+            instance.count_push();
             instance.take_slots(&mut booked.prefill_taken, booked.prefill_slots);
-            instance.bytes_in += booked.fetch.map_or(0, |(_, bytes)| bytes);
         }
         if let Some(instance) = self.find(decode.instance) {
             booked.end_us = booked.end_us.saturating_add(instance.decode_model.answer_us());
@@ -382,12 +422,28 @@ impl ClusterView {
             instance.take_slots(&mut booked.decode_taken, booked.decode_slots);
             instance.slots_expected += booked.growth.left_blocks();
         }
-        if let Some((source, bytes)) = booked.fetch
-            && let Some(instance) = self.find(source)
-        {
-            instance.bytes_out += bytes;
-        }
         self.bookings.insert(id, booked);
+    }
+
+    /// Counts a fetch on both ways. Answers with when it is predicted to be over.
+    fn book_fetch(&mut self, placement: &Placement, now_us: u64) -> u64 {
+        let Some(fetch) = &placement.fetch else { return now_us };
+        let ready_us = now_us.saturating_add(placement.transfer_us);
+        let mut free_us = now_us;
+        if let Some(source) = self.find(fetch.source.instance) {
+            free_us = free_us.max(now_us.saturating_add(source.out_waits_us(now_us)));
+            source.bytes_out += fetch.bytes;
+        }
+        if let Some(target) = self.find(placement.prefill().instance) {
+            free_us = free_us.max(now_us.saturating_add(target.in_waits_us(now_us)));
+            free_us = free_us.saturating_add(target.link.occupied_us(fetch.bytes));
+            target.bytes_in += fetch.bytes;
+            target.in_free_us = free_us;
+        }
+        if let Some(source) = self.find(fetch.source.instance) {
+            source.out_free_us = free_us;
+        }
+        ready_us
     }
 
     /// The node really holds, or will have fetched, this many leading tokens: the rest is to be
@@ -398,7 +454,8 @@ impl ClusterView {
         let Some(instance) = self.find(booked.prefill) else { return };
         let predicted_us =
             instance.prefill_model.predict_us(computed_tokens.into(), reused_tokens.into());
-        let work = PrefillBooking { computed_tokens, reused_tokens, predicted_us };
+        let Some(known) = instance.prefills.get(id) else { return };
+        let work = PrefillBooking { computed_tokens, reused_tokens, predicted_us, ..*known };
         instance.prefills.revise(id, work);
     }
 
@@ -429,6 +486,7 @@ impl ClusterView {
         let booked = booked.clone();
         if let Some(instance) = self.find(booked.prefill) {
             instance.prefills.remove(id, now_us);
+            instance.count_push();
             instance.give_slots_back(prefill_taken);
             if let Some((computed_tokens, prefill_us)) = measured {
                 let reused = booked.prompt_tokens.saturating_sub(computed_tokens);
@@ -476,6 +534,7 @@ impl ClusterView {
         let Some(booked) = self.bookings.remove(&id) else { return };
         if let Some(instance) = self.find(booked.prefill) {
             instance.prefills.remove(id, now_us);
+            instance.count_push();
             instance.give_slots_back(booked.prefill_taken);
         }
         if let Some(instance) = self.find(booked.decode) {
@@ -513,7 +572,7 @@ impl ClusterView {
         learned: Option<Instance>,
         now_us: u64,
     ) -> Instance {
-        let Profile { prefill, decode, link } = self.profile;
+        let Profile { prefill, decode, link, ssd: _ } = self.profile;
         let (prefill_model, decode_model, link) = match learned {
             Some(old) => (old.prefill_model, old.decode_model, old.link),
             None => (PrefillModel::new(prefill), DecodeModel::new(decode), LinkModel::new(link)),
@@ -529,6 +588,9 @@ impl ClusterView {
             link,
             bytes_in: 0,
             bytes_out: 0,
+            in_free_us: 0,
+            out_free_us: 0,
+            pushes: None,
             prefills: PrefillQueue::default(),
             decodes: DecodeBookings::default(),
             other_tokens: 0,

@@ -92,8 +92,8 @@ fn whatever_is_fed_estimates_stay_finite_and_reuse_never_costs() {
 #[test]
 fn bandwidth_follows_what_was_measured() {
     let mut link = LinkModel::new(LinkProfile { base_us: 1_000.0, bytes_per_us: 1_000.0 });
-    assert_eq!(link.predict_us(10_000_000, 0), 11_000);
-    assert_eq!(link.predict_us(10_000_000, 10_000_000), 21_000, "behind what is under way");
+    assert_eq!(link.predict_us(10_000_000), 11_000);
+    assert_eq!(link.occupied_us(10_000_000), 10_000, "what comes behind it waits for its bytes");
     for _ in 0..50 {
         link.observe(10_000_000, 1_000 + 2_500);
     }
@@ -107,7 +107,7 @@ fn bandwidth_follows_what_was_measured() {
         link.observe(100_000, u64::MAX);
     }
     assert!(link.bytes_per_us() > 0.05, "{}", link.bytes_per_us());
-    assert!(link.predict_us(u64::MAX, u64::MAX) <= 3_600_000_000);
+    assert!(link.predict_us(u64::MAX) <= 3_600_000_000);
 }
 
 #[test]

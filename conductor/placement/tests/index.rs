@@ -2,20 +2,22 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kvasir_placement::{IndexLimits, NodeIndex, ShadowIndex};
+use kvasir_placement::{BlockSetDigest, IndexLimits, NodeIndex, ShadowIndex, Tier};
 use kvasir_proto::BlockKey;
 use proptest::prelude::*;
 
 /// Block `at` of chain `chain`. Chains that are multiples of 16 crowd on a few places of the
 /// table, the way that real keys do only by bad luck.
 fn key(chain: u64, at: u32) -> BlockKey {
-    let mut x = (chain << 32 | u64::from(at)).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let number = chain << 32 | u64::from(at);
+    let mut x = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x ^= x >> 32;
-    let place = if chain.is_multiple_of(16) { x & 3 } else { x };
+    // What places a key are its high bits.
+    let place = if chain.is_multiple_of(16) { number + 2 } else { x };
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&place.to_le_bytes());
-    bytes[8..].copy_from_slice(&(chain << 32 | u64::from(at)).to_le_bytes());
+    bytes[8..].copy_from_slice(&number.to_le_bytes());
     BlockKey(bytes)
 }
 
@@ -78,7 +80,7 @@ fn run(ops: &[Op], first_nodes: usize) {
                 let whole = chain(of, BLOCKS_MAX);
                 let (less, more) = ((*held).min(blocks) as usize, (*held).max(blocks) as usize);
                 if blocks > *held {
-                    assert_eq!(index.insert(node, &whole[less..more]), 0);
+                    assert_eq!(index.insert(node, Tier::Dram, &whole[less..more]), 0);
                 } else {
                     index.remove(node, &whole[less..more]);
                 }
@@ -136,7 +138,7 @@ proptest! {
             let node = index.add_node().expect("room");
             prop_assert_eq!(node, NodeIndex(number as u16));
             let held: Vec<BlockKey> = held.iter().map(|&at| key(1, at)).collect();
-            index.insert(node, &held);
+            index.insert(node, Tier::Dram, &held);
         }
         let matched = index.match_prefix(&keys);
         for (number, held) in held.iter().enumerate() {
@@ -154,19 +156,19 @@ fn a_retired_node_is_gone_at_once_and_its_number_comes_back_clean() {
     let (a, b) = (index.add_node().expect("room"), index.add_node().expect("room"));
     assert!(index.add_node().is_err(), "two at most");
     let keys = chain(1, 50);
-    index.insert(a, &keys);
-    index.insert(b, &keys[..10]);
+    index.insert(a, Tier::Dram, &keys);
+    index.insert(b, Tier::Dram, &keys[..10]);
     index.retire_node(a);
     let matched = index.match_prefix(&keys);
     assert_eq!((matched.held_blocks(a), matched.held_blocks(b)), (0, 10));
     assert_eq!(index.entries(), 10);
-    assert_eq!(index.insert(a, &keys), 50, "nothing is taken for a node that is gone");
+    assert_eq!(index.insert(a, Tier::Dram, &keys), 50, "nothing is taken for a node that is gone");
     let mut numbers = BTreeSet::new();
     for _ in 0..200 {
         let node = index.add_node().expect("room again");
         numbers.insert(node);
         assert_eq!(index.match_prefix(&keys).held_blocks(node), 0);
-        index.insert(node, &keys);
+        index.insert(node, Tier::Dram, &keys);
         index.retire_node(node);
     }
     assert_eq!(numbers.len(), 63, "numbers come back, and not too soon");
@@ -178,26 +180,26 @@ fn memory_is_bounded_and_comes_back() {
     let mut index = ShadowIndex::new(limits);
     let (a, b) = (index.add_node().expect("room"), index.add_node().expect("room"));
     let keys = chain(1, 1_500);
-    assert_eq!(index.insert(a, &keys), 500);
+    assert_eq!(index.insert(a, Tier::Dram, &keys), 500);
     assert_eq!(index.match_prefix(&keys).held_blocks(a), 1_000);
     let bytes = index.bytes();
-    assert_eq!(index.insert(b, &keys), 500, "blocks that are known cost nothing more");
+    assert_eq!(index.insert(b, Tier::Dram, &keys), 500, "blocks that are known cost nothing more");
     assert_eq!(index.bytes(), bytes);
     assert_eq!(index.entries(), 2_000);
     index.remove(a, &keys);
     index.remove(b, &keys);
     assert_eq!((index.entries(), index.bytes()), (0, 0));
-    assert_eq!(index.insert(a, &keys[500..]), 0, "there is room again");
+    assert_eq!(index.insert(a, Tier::Dram, &keys[500..]), 0, "there is room again");
 }
 
 #[test]
-fn an_entry_takes_less_than_48_bytes_at_any_size() {
+fn an_entry_takes_less_than_26_bytes_at_any_size() {
     let mut index = ShadowIndex::new(IndexLimits::default());
     let node = index.add_node().expect("room");
     for at in 0..300 {
-        index.insert(node, &chain(1_000_001 + at, 1_000));
+        index.insert(node, Tier::Dram, &chain(1_000_001 + at, 1_000));
         let entries = index.entries();
-        assert!(entries < 20_000 || index.bytes() < 48 * entries, "{} of {entries}", index.bytes());
+        assert!(entries < 20_000 || index.bytes() < 26 * entries, "{} of {entries}", index.bytes());
     }
     assert_eq!(index.entries(), 300_000);
 }
@@ -207,7 +209,7 @@ fn nothing_matches_nothing() {
     let mut index = ShadowIndex::new(IndexLimits::default());
     assert_eq!(index.match_prefix(&chain(1, 5)).held_blocks(NodeIndex(0)), 0);
     let node = index.add_node().expect("room");
-    index.insert(node, &chain(1, 5));
+    index.insert(node, Tier::Dram, &chain(1, 5));
     assert_eq!(index.match_prefix(&[]).held_blocks(node), 0);
     assert_eq!(index.match_prefix(&chain(2, 5)).held_blocks(node), 0);
     assert_eq!(index.match_prefix(&chain(1, 5)).held_blocks(NodeIndex(999)), 0);
@@ -220,10 +222,10 @@ fn a_sweep_leaves_no_trace_also_of_a_node_that_retires_meanwhile() {
     // All on a few places of one table, and elsewhere.
     let (crowded, spread) = (chain(16, 120), chain(1, 500));
     for node in &nodes[..2] {
-        index.insert(*node, &crowded);
-        index.insert(*node, &spread);
+        index.insert(*node, Tier::Dram, &crowded);
+        index.insert(*node, Tier::Dram, &spread);
     }
-    index.insert(nodes[2], &crowded[..60]);
+    index.insert(nodes[2], Tier::Dram, &crowded[..60]);
     index.retire_node(nodes[0]);
     for _ in 0..30 {
         assert!(index.sweep_step());
@@ -238,4 +240,149 @@ fn a_sweep_leaves_no_trace_also_of_a_node_that_retires_meanwhile() {
         }
     }
     assert_eq!(index.match_prefix(&crowded).held_blocks(nodes[2]), 60);
+}
+
+/// Tier of a block, of a few nodes: what the index is told and what it says.
+#[derive(Debug, Clone)]
+struct Told {
+    node: usize,
+    chain: u64,
+    from: u32,
+    until: u32,
+    tier: Option<Tier>,
+}
+
+fn told() -> impl Strategy<Value = Told> {
+    let tier = prop_oneof![
+        3 => Just(Some(Tier::Dram)),
+        1 => Just(Some(Tier::Vram)),
+        2 => Just(Some(Tier::Ssd)),
+        2 => Just(None),
+    ];
+    (0usize..70, 0u64..3, 0u32..40, 0u32..40, tier).prop_map(|(node, chain, a, b, tier)| Told {
+        node,
+        chain,
+        from: a.min(b),
+        until: a.max(b),
+        tier,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..Default::default() })]
+
+    /// Block by block, where lengths are certain whatever the sets: chains of one key.
+    #[test]
+    fn tiers_and_digests_are_those_of_the_last_word_on_each_block(
+        told in prop::collection::vec(told(), 0..60),
+    ) {
+        let mut index = ShadowIndex::new(IndexLimits::default());
+        let nodes: Vec<_> = (0..70).map(|_| index.add_node().expect("room")).collect();
+        let mut naive: BTreeMap<(usize, u64, u32), Tier> = BTreeMap::new();
+        for Told { node, chain: of, from, until, tier } in told {
+            let keys = &chain(of, 40)[from as usize..until as usize];
+            match tier {
+                Some(tier) => _ = index.insert(nodes[node], tier, keys),
+                None => index.remove(nodes[node], keys),
+            }
+            for at in from..until {
+                match tier {
+                    Some(tier) => _ = naive.insert((node, of, at), tier),
+                    None => _ = naive.remove(&(node, of, at)),
+                }
+            }
+        }
+        for of in 0..3 {
+            for at in 0..40 {
+                let matched = index.match_prefix(&[key(of, at)]);
+                for (number, &node) in nodes.iter().enumerate() {
+                    let tier = naive.get(&(number, of, at)).copied();
+                    let (memory, vram) = (matched.memory_blocks(node), matched.vram_blocks(node));
+                    let want = match tier {
+                        None => (0, 0, 0),
+                        Some(Tier::Ssd) => (1, 0, 0),
+                        Some(Tier::Dram) => (1, 1, 0),
+                        Some(Tier::Vram) => (1, 1, 1),
+                    };
+                    prop_assert_eq!((matched.held_blocks(node), memory, vram), want, "node {}", node);
+                }
+            }
+        }
+        for (number, node) in nodes.iter().enumerate() {
+            let held = naive.keys().filter(|(node, ..)| *node == number);
+            let held: Vec<BlockKey> = held.map(|&(_, of, at)| key(of, at)).collect();
+            prop_assert_eq!(index.digest(*node), held.iter().collect::<BlockSetDigest>());
+        }
+    }
+}
+
+#[test]
+fn a_chain_that_sinks_from_its_end_is_priced_by_where_its_tiers_end() {
+    let mut index = ShadowIndex::new(IndexLimits::default());
+    let nodes: Vec<_> = (0..65).map(|_| index.add_node().expect("room")).collect();
+    let keys = chain(1, 100);
+    index.insert(nodes[0], Tier::Dram, &keys);
+    index.insert(nodes[64], Tier::Vram, &keys[..30]);
+    index.insert(nodes[64], Tier::Dram, &keys[30..60]);
+    index.insert(nodes[64], Tier::Ssd, &keys[60..90]);
+    let matched = index.match_prefix(&keys);
+    let lengths =
+        |node| (matched.held_blocks(node), matched.memory_blocks(node), matched.vram_blocks(node));
+    assert_eq!(lengths(nodes[0]), (100, 100, 0));
+    assert_eq!(lengths(nodes[64]), (90, 60, 30));
+    assert_eq!(lengths(nodes[1]), (0, 0, 0));
+}
+
+#[test]
+fn a_digest_differs_when_an_event_is_lost_and_not_by_their_order() {
+    let mut index = ShadowIndex::new(IndexLimits::default());
+    let (a, b) = (index.add_node().expect("room"), index.add_node().expect("room"));
+    let keys = chain(1, 20);
+    index.insert(a, Tier::Dram, &keys);
+    index.insert(b, Tier::Dram, &keys[10..]);
+    index.insert(b, Tier::Ssd, &keys[..10]);
+    index.insert(b, Tier::Dram, &keys[3..7]);
+    assert_eq!(index.digest(a), index.digest(b));
+    index.remove(b, &keys[19..]);
+    assert_ne!(index.digest(a), index.digest(b));
+    index.retire_node(a);
+    assert_eq!(index.digest(a), BlockSetDigest::default());
+}
+
+/// What never changes is always found, whatever is written beside it, and what was never there is
+/// never found: places move while tables grow, shrink and close their holes.
+#[test]
+fn readers_see_what_stays_while_the_writer_works() {
+    let mut index = ShadowIndex::new(IndexLimits::default());
+    let (stays, changes) = (index.add_node().expect("room"), index.add_node().expect("room"));
+    let (chain_that_stays, never) = (chain(1, 200), chain(2, 200));
+    index.insert(stays, Tier::Dram, &chain_that_stays);
+    let reader = index.reader();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    let (found, missed) = std::thread::scope(|scope| {
+        let done = &done;
+        let watcher = scope.spawn(move || {
+            let (mut found, mut missed) = (0u64, 0u64);
+            while !done.load(std::sync::atomic::Ordering::Relaxed) || found == 0 {
+                let matched = reader.match_prefix(&chain_that_stays);
+                assert_eq!(matched.held_blocks(changes), 0);
+                match matched.held_blocks(stays) {
+                    200 => found += 1,
+                    // It had passed the new place of a key that moved back just then.
+                    _ => missed += 1,
+                }
+                assert_eq!(reader.match_prefix(&never).held_blocks(stays), 0);
+            }
+            (found, missed)
+        });
+        for round in 0..40 {
+            let keys = chain(3 + round, 3_000);
+            index.insert(changes, Tier::Dram, &keys);
+            index.remove(changes, &keys[..2_000]);
+            index.remove(changes, &keys[2_000..]);
+        }
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        watcher.join().expect("the watcher ends well")
+    });
+    assert!(missed * 100 <= found, "{missed} of {found} were missed");
 }

@@ -3,7 +3,7 @@
 mod support;
 
 use kvasir_placement::{
-    BookingId, Missing, Objectives, OverloadReason, PlaceRequest, Policy, Refusal, Role,
+    BookingId, Missing, Objectives, OverloadReason, PlaceRequest, Policy, Refusal, Role, Selection,
 };
 use kvasir_proto::InstanceId;
 use support::{World, report};
@@ -39,13 +39,12 @@ whole on b0, first token in 4600 us, then every 1100 us",
 
 #[test]
 fn the_longest_prefix_wins_among_the_idle() {
-    // p1's prefix is within 1.5 of the best, so it is not priced with a fetch.
     check(
         &World::new(&["p0", "p1", "d0"]).held(&[(0, 12), (1, 8)]),
         "
 prompt of 1000 tokens in 16 blocks
 prefill p0@n0: held 12, max(queue 0, transfer 0) + compute 3320 = 3320 us: chosen
-prefill p1@n1: held 8, max(queue 0, transfer 0) + compute 5880 = 5880 us: not the best
+prefill p1@n1: held 8, fetch to 12 from n0, max(queue 0, transfer 500) + compute 3320 = 3820 us: not the best
 decode d0@n2: held 0, load 0.10, wait 0 us, step 1100 us: chosen
 split p0 -> d0, first token in 3320 us, then every 1100 us",
     );
@@ -116,6 +115,7 @@ fn a_dear_fetch_is_left_unless_the_policy_insists() {
 fn the_threshold_decides_whether_a_fetch_is_looked_at() {
     let fetches = |threshold: f64, held: &[(u16, u32)]| {
         let policy = Policy {
+            selection: Selection::Global,
             kvcache_balancing_threshold: threshold,
             always_fetch: true,
             ..Policy::default()

@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvasir_placement::NodeIndex;
+use kvasir_placement::{NodeIndex, ShadowIndex, Tier};
 use kvasir_proto::v1::engine_client::EngineClient;
 use kvasir_proto::v1::node_event::Event;
 use kvasir_proto::v1::store_node_client::StoreNodeClient;
@@ -149,10 +149,10 @@ pub(super) async fn sweep(shared: Arc<Shared>, shutdown: CancellationToken) {
             () = tokio::time::sleep(SWEEP_INTERVAL) => {}
         }
         forget_lost(&shared);
-        while shared.lock().index.sweep_step() {
+        while shared.index().sweep_step() {
             tokio::task::yield_now().await;
         }
-        let bytes = shared.lock().index.bytes();
+        let bytes = shared.index().bytes();
         shared.metrics.index_bytes.set(bytes as i64);
     }
 }
@@ -164,7 +164,7 @@ fn forget_lost(shared: &Shared) {
     for at in 0..state.nodes.len() {
         let lost_us = state.nodes[at].as_ref().and_then(|node| node.lost_us);
         if lost_us.is_some_and(|lost_us| now_us.saturating_sub(lost_us) >= keep_us) {
-            state.forget_node(at);
+            state.forget_node(at, &mut shared.index());
             count_members(shared, &state);
         }
     }
@@ -172,7 +172,7 @@ fn forget_lost(shared: &Shared) {
 
 fn count_members(shared: &Shared, state: &State) {
     shared.metrics.instances.set(state.view.instances().len() as i64);
-    shared.metrics.index_entries.set(state.index.entries() as i64);
+    shared.metrics.index_entries.set(shared.index().entries() as i64);
 }
 
 /// One connection to one incarnation of one node. Dropping it removes the node, or has it
@@ -268,9 +268,9 @@ impl<'a> Session<'a> {
         }
         // What is left of an earlier one, here or under an address that it has no more.
         for at in known.into_iter().chain([self.at]) {
-            state.forget_node(at);
+            state.forget_node(at, &mut self.shared.index());
         }
-        let index = state.index.add_node()?;
+        let index = self.shared.index().add_node()?;
         state.nodes[self.at] = Some(Node {
             node_id: self.node_id.clone(),
             incarnation: self.incarnation,
@@ -292,7 +292,7 @@ impl<'a> Session<'a> {
             self.start_anew()?;
         }
         for keys in keys.chunks(KEYS_AT_ONCE) {
-            let left_out = self.with_node(|state, index| state.index.insert(index, keys));
+            let left_out = self.with_index(|index, node| index.insert(node, Tier::Dram, keys));
             self.shared.metrics.index_full.inc_by(left_out.unwrap_or(0) as u64);
         }
         if part.last {
@@ -314,19 +314,17 @@ impl<'a> Session<'a> {
     /// no time, and it goes on under a new one.
     fn start_anew(&mut self) -> Result<(), Lost> {
         self.next_sequence = None;
-        self.with_node(|state, old| {
-            if state.index.entries_of(old) == 0 {
-                return Ok(());
-            }
-            state.index.retire_node(old);
-            let new = state.index.add_node()?;
-            state.view.renumber_node(old, new);
-            if let Some(node) = &mut state.nodes[self.at] {
-                node.index = new;
-            }
-            Ok(())
-        })
-        .unwrap_or(Ok(()))
+        let mut state = self.shared.lock();
+        let State { nodes, view, .. } = &mut *state;
+        let Some(node) = &mut nodes[self.at] else { return Ok(()) };
+        let mut index = self.shared.index();
+        if index.entries_of(node.index) > 0 {
+            index.retire_node(node.index);
+            let new = index.add_node()?;
+            view.renumber_node(node.index, new);
+            node.index = new;
+        }
+        Ok(())
     }
 
     fn apply_changes(&mut self, batch: &v1::BlockChanges) -> Result<(), Lost> {
@@ -341,12 +339,12 @@ impl<'a> Session<'a> {
             // Runs of one kind, in order: a block may come and go within one batch.
             for run in changes.chunk_by(|a, b| a.removed == b.removed) {
                 let keys = run.iter().map(key).collect::<Result<Vec<_>, _>>()?;
-                let left_out = self.with_node(|state, index| match run[0].removed {
+                let left_out = self.with_index(|index, node| match run[0].removed {
                     true => {
-                        state.index.remove(index, &keys);
+                        index.remove(node, &keys);
                         0
                     }
-                    false => state.index.insert(index, &keys),
+                    false => index.insert(node, Tier::Dram, &keys),
                 });
                 self.shared.metrics.index_full.inc_by(left_out.unwrap_or(0) as u64);
             }
@@ -383,14 +381,14 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    fn with_node<T>(&self, work: impl FnOnce(&mut State, NodeIndex) -> T) -> Option<T> {
-        let mut state = self.shared.lock();
-        let index = state.nodes[self.at].as_ref()?.index;
-        Some(work(&mut state, index))
+    /// This task alone renumbers its node, so that the number stays right between the two locks.
+    fn with_index<T>(&self, work: impl FnOnce(&mut ShadowIndex, NodeIndex) -> T) -> Option<T> {
+        let node = self.shared.lock().nodes[self.at].as_ref()?.index;
+        Some(work(&mut self.shared.index(), node))
     }
 
     fn count_entries(&self) {
-        let entries = self.shared.lock().index.entries();
+        let entries = self.shared.index().entries();
         self.shared.metrics.index_entries.set(entries as i64);
     }
 }
@@ -405,7 +403,7 @@ impl Drop for Session<'_> {
         if self.keeps_node {
             state.lose_node(self.at, now_us);
         } else {
-            state.forget_node(self.at);
+            state.forget_node(self.at, &mut self.shared.index());
         }
         count_members(self.shared, &state);
         drop(state);

@@ -8,7 +8,8 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use kvasir_placement::{
-    Fetch, ModelIndex, ModelSpec, Objectives, PlaceRequest, Placement, Policy, Profile, Refusal,
+    Fetch, ModelIndex, ModelSpec, Objectives, PlaceRequest, Placement, Policy, PrefixMatch,
+    Profile, Refusal,
 };
 use kvasir_proto::v1::engine_client::EngineClient;
 use kvasir_proto::v1::store_node_client::StoreNodeClient;
@@ -30,7 +31,7 @@ pub struct Options {
     pub policy: Policy,
     /// What costs are taken to be until they are measured.
     pub profile: Profile,
-    /// Different block keys in the index, at most; about 44 bytes each.
+    /// Different block keys in the index, at most; about 25 bytes each.
     pub index_keys_max: usize,
     /// Between attempts to reach a node, growing from the least to the most.
     pub reconnect_ms_min: u64,
@@ -205,9 +206,10 @@ impl Cluster {
     /// [`Refusal`] by what the caller can do.
     pub fn place(&self, query: &PlaceQuery<'_>) -> Result<Placed, Refusal> {
         let placed_at = Instant::now();
+        let matched = self.shared.reader.match_prefix(query.keys);
         let mut state = self.shared.lock();
         let now_us = self.shared.now_us();
-        let placement = self.decide(&state, query, now_us)?;
+        let placement = self.decide(&state, query, &matched, now_us)?;
         let Some((prefill, decode, fetch)) = targets(&state, &placement) else {
             // Instances and nodes change together under the lock, so this does not happen; were
             // it to, the caller could do no more than with an instance that has just gone.
@@ -228,8 +230,9 @@ impl Cluster {
     /// # Errors
     /// [`Refusal`] by what the caller can do.
     pub fn plan(&self, query: &PlaceQuery<'_>) -> Result<Plan, Refusal> {
+        let matched = self.shared.reader.match_prefix(query.keys);
         let state = self.shared.lock();
-        let placement = self.decide(&state, query, self.shared.now_us())?;
+        let placement = self.decide(&state, query, &matched, self.shared.now_us())?;
         let (prefill, decode, fetch) = targets(&state, &placement).ok_or_else(|| {
             let model = query.model.name.to_string();
             Refusal::NoInstance { model, missing: kvasir_placement::Missing::Prefill }
@@ -241,6 +244,7 @@ impl Cluster {
         &self,
         state: &State,
         query: &PlaceQuery<'_>,
+        matched: &PrefixMatch,
         now_us: u64,
     ) -> Result<Placement, Refusal> {
         let request = PlaceRequest {
@@ -252,8 +256,7 @@ impl Cluster {
             tie_seed: self.shared.next_seed(),
             now_us,
         };
-        let matched = state.index.match_prefix(query.keys);
-        let decided = kvasir_placement::place(&state.view, &matched, &request);
+        let decided = kvasir_placement::place(&state.view, matched, &request);
         decided.inspect_err(|refusal| self.shared.metrics.refused(refusal))
     }
 

@@ -1,6 +1,9 @@
-//! What all tasks of the cluster share: the index, the view and the nodes behind one mutex.
-//! Members of the view, nodes and channels change together under it, so that a decision always
-//! finds the handles of what it chose.
+//! What all tasks of the cluster share: the view and the nodes behind one mutex, and the index
+//! behind another. Members of the view, nodes and channels change together, so that a decision
+//! always finds the handles of what it chose.
+//!
+//! Decisions match on the index's reader and never wait for its mutex, which is held by whoever
+//! applies events. Who needs both locks takes the state's first.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -9,7 +12,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use bytes::Bytes;
-use kvasir_placement::{BookingId, Chosen, ClusterView, IndexLimits, NodeIndex, ShadowIndex};
+use kvasir_placement::{
+    BookingId, Chosen, ClusterView, IndexLimits, IndexReader, NodeIndex, ShadowIndex,
+};
 use kvasir_proto::v1::engine_client::EngineClient;
 use kvasir_proto::v1::store_node_client::StoreNodeClient;
 use kvasir_proto::{Incarnation, InstanceId, NodeId};
@@ -24,6 +29,9 @@ pub(super) const NODES_MAX: u16 = 1024;
 pub(super) struct Shared {
     pub(super) options: Options,
     pub(super) metrics: Metrics,
+    /// What decisions match on.
+    pub(super) reader: IndexReader,
+    index: Mutex<ShadowIndex>,
     state: Mutex<State>,
     started: Instant,
     seed: AtomicU64,
@@ -33,8 +41,8 @@ pub(super) struct Shared {
 impl Shared {
     pub(super) fn new(options: Options, metrics: Metrics) -> Self {
         let limits = IndexLimits { keys_max: options.index_keys_max, nodes_max: NODES_MAX };
+        let index = ShadowIndex::new(limits);
         let state = State {
-            index: ShadowIndex::new(limits),
             view: ClusterView::new(options.policy, options.profile),
             nodes: options.nodes.iter().map(|_| None).collect(),
             unsettled: (0..options.nodes.len()).collect(),
@@ -44,6 +52,8 @@ impl Shared {
         Shared {
             options,
             metrics,
+            reader: index.reader(),
+            index: Mutex::new(index),
             state: Mutex::new(state),
             started: Instant::now(),
             seed: AtomicU64::new(rand::random()),
@@ -52,6 +62,10 @@ impl Shared {
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn index(&self) -> MutexGuard<'_, ShadowIndex> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The core's time: microseconds since this conductor began.
@@ -72,7 +86,6 @@ impl fmt::Debug for Shared {
 }
 
 pub(super) struct State {
-    pub(super) index: ShadowIndex,
     pub(super) view: ClusterView,
     /// One for each configured address; absent while nothing is known of it.
     pub(super) nodes: Vec<Option<Node>>,
@@ -154,10 +167,10 @@ impl State {
     }
 
     /// The node at this place is gone, and nothing is known of it any more.
-    pub(super) fn forget_node(&mut self, at: usize) {
+    pub(super) fn forget_node(&mut self, at: usize, index: &mut ShadowIndex) {
         if let Some(node) = self.nodes[at].take() {
             self.view.remove_instances(node.index, None);
-            self.index.retire_node(node.index);
+            index.retire_node(node.index);
         }
     }
 

@@ -31,6 +31,7 @@ const ROOTS: [&str; 14] = [
     "conductor/src/lib.rs",
     "conductor/placement/src/lib.rs",
     "engines/reference/src/lib.rs",
+    "benches/replay/src/lib.rs",
     "tests/repository/src/lib.rs",
 ];
 

@@ -33,6 +33,7 @@ const MAY_USE: [(&str, &[&str]); 14] = [
         &["kvasir-proto", "kvasir-transfer", "kvasir-blocks", "kvasir-log", "kvasir-attention"],
     ),
     ("kvasir-conductor", &["kvasir-proto", "kvasir-placement"]),
+    ("kvasir-replay", &["kvasir-proto", "kvasir-blocks", "kvasir-placement"]),
     ("kvasir-engine-reference", &["kvasir-proto", "kvasir-store-node", "kvasir-attention"]),
     (
         "kvasir",
@@ -49,6 +50,7 @@ const MAY_USE: [(&str, &[&str]); 14] = [
             "kvasir-transfer-libfabric",
             "kvasir-transfer-verbs",
             "kvasir-engine-reference",
+            "kvasir-replay",
         ],
     ),
     ("kvasir-tests-repository", &[]),

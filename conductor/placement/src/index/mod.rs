@@ -1,27 +1,33 @@
-//! The shadow index: which node has which block, as the nodes' events tell. Only ever a hint.
-//! Tokens are never stored, only keys.
+//! The shadow index: which node has which block, and in which tier, as the nodes' events tell.
+//! Only ever a hint. Tokens are never stored, only halves of keys.
 //!
-//! One owner applies events; reading is `&self`. Nodes are dense numbers in groups of 64, a bit
-//! each; each group has 64 tables ([`table`]), so that growing or sweeping one of them stays
-//! short. A node that is retired disappears from every answer at once; its bits are swept out in
-//! steps afterwards and its number is used again only then.
+//! One owner, [`ShadowIndex`], applies events; any number of [`IndexReader`]s match meanwhile
+//! without waiting for it. Nodes are dense numbers in groups of 64, a bit each. What a group
+//! stores is in [`layer`]s: one of all its blocks, and one each of those that are not in DRAM, so
+//! that a block in DRAM takes one slot of 16 bytes ([`table`]). A node that is retired disappears
+//! from every answer at once; its bits are swept out in steps afterwards and its number is used
+//! again only then.
 //!
-//! A node's set is closed under prefix, so the sets along a chain only shrink. A match therefore
-//! searches for the places where they do, and does not visit every block.
+//! A match searches along the chain ([`search`]), not block by block.
 
+mod digest;
+mod layer;
+mod matched;
+mod search;
 mod table;
 
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use arc_swap::ArcSwap;
 use kvasir_proto::BlockKey;
 
-use table::{Inserted, SHARD_BITS, Table, Words};
+pub use digest::BlockSetDigest;
+use layer::{Layer, SHARDS, Tables};
+pub use matched::PrefixMatch;
 
 const GROUP_NODES: usize = 64;
-const SHARDS: usize = 1 << SHARD_BITS;
-/// Interior keys that one step of a search looks at: the loads of one step do not depend on each
-/// other, so that their cache misses overlap, and three steps suffice for 512 blocks.
-const PROBES: usize = 7;
 
 /// A store node as the index numbers it. A number is used again only when no trace of its last
 /// owner is left.
@@ -34,11 +40,20 @@ impl fmt::Display for NodeIndex {
     }
 }
 
+/// Where on its node a block lies; of several places the fastest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub enum Tier {
+    Vram,
+    #[default]
+    Dram,
+    Ssd,
+}
+
 /// The index's bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IndexLimits {
-    /// Different keys held at once, for each 64 nodes; about 44 bytes each. Blocks beyond are
-    /// left out: their reuse is not seen.
+    /// Different keys held at once, for each 64 nodes; 20 to 25 bytes each in DRAM, twice that in
+    /// another tier. Blocks beyond are left out: their reuse is not seen.
     pub keys_max: usize,
     pub nodes_max: u16,
 }
@@ -56,44 +71,82 @@ pub struct TooManyNodes {
     pub nodes_max: u16,
 }
 
-/// See the module.
+/// The one writer. See the module.
 pub struct ShadowIndex {
     limits: IndexLimits,
     groups: Vec<Group>,
+    published: Arc<ArcSwap<Vec<GroupView>>>,
+}
+
+/// Matches chains while the index changes. A cheap clone.
+#[derive(Clone)]
+pub struct IndexReader {
+    published: Arc<ArcSwap<Vec<GroupView>>>,
+}
+
+/// What readers see of a group.
+#[derive(Debug, Clone)]
+struct GroupView {
+    live: Arc<AtomicU64>,
+    all: Tables,
+    /// Blocks in VRAM, and blocks that are on SSD alone; absent while there are none.
+    vram: Option<Tables>,
+    ssd: Option<Tables>,
 }
 
 struct Group {
-    tables: Vec<Table>,
-    live: u64,
+    all: Layer,
+    vram: Layer,
+    ssd: Layer,
+    /// Written by the owner alone.
+    live: Arc<AtomicU64>,
     /// Retired and not yet swept out.
     leaving: u64,
     /// The next table to sweep; `SHARDS` when none is left.
     sweep_at: usize,
     /// What is being swept out: those that were leaving when the sweep began.
     sweeping: u64,
-    keys: usize,
-    blocks: [usize; GROUP_NODES],
+    digests: [BlockSetDigest; GROUP_NODES],
 }
 
 impl Group {
     fn new() -> Self {
         Group {
-            tables: (0..SHARDS).map(|_| Table::default()).collect(),
-            live: 0,
+            all: Layer::new(),
+            vram: Layer::new(),
+            ssd: Layer::new(),
+            live: Arc::default(),
             leaving: 0,
             sweep_at: SHARDS,
             sweeping: 0,
-            keys: 0,
-            blocks: [0; GROUP_NODES],
+            digests: [BlockSetDigest::default(); GROUP_NODES],
         }
     }
 
-    fn get(&self, key: &BlockKey) -> u64 {
-        let key = Words::from(key);
-        self.tables[key.shard()].get(key)
+    fn view(&self) -> GroupView {
+        let unless_empty = |layer: &Layer| (!layer.is_empty()).then(|| layer.tables().clone());
+        GroupView {
+            live: self.live.clone(),
+            all: self.all.tables().clone(),
+            vram: unless_empty(&self.vram),
+            ssd: unless_empty(&self.ssd),
+        }
     }
 
-    /// Sweeps one table. True when something is left to sweep.
+    fn live(&self) -> u64 {
+        self.live.load(Ordering::Relaxed)
+    }
+
+    fn take_replaced(&mut self) -> bool {
+        let replaced = [&mut self.all, &mut self.vram, &mut self.ssd].map(Layer::take_replaced);
+        replaced.contains(&true)
+    }
+
+    fn layers(&mut self) -> [&mut Layer; 3] {
+        [&mut self.all, &mut self.vram, &mut self.ssd]
+    }
+
+    /// Sweeps one shard. True when something is left to sweep.
     fn sweep_step(&mut self) -> bool {
         if self.sweep_at == SHARDS {
             if self.leaving == 0 {
@@ -102,10 +155,10 @@ impl Group {
             self.sweeping = self.leaving;
             self.sweep_at = 0;
         }
-        let table = &mut self.tables[self.sweep_at];
-        let before = table.used();
-        table.clear(self.sweeping);
-        self.keys -= before - table.used();
+        let (shard, nodes) = (self.sweep_at, self.sweeping);
+        for layer in self.layers().into_iter().filter(|layer| !layer.is_empty()) {
+            layer.clear(shard, nodes);
+        }
         self.sweep_at += 1;
         if self.sweep_at == SHARDS {
             self.leaving &= !self.sweeping;
@@ -115,14 +168,46 @@ impl Group {
     }
 
     fn free_bit(&self) -> Option<usize> {
-        let bit = (!(self.live | self.leaving)).trailing_zeros() as usize;
+        let bit = (!(self.live() | self.leaving)).trailing_zeros() as usize;
         (bit < GROUP_NODES).then_some(bit)
+    }
+
+    fn insert(&mut self, bit: usize, tier: Tier, keys: &[BlockKey], keys_max: usize) -> usize {
+        let node = 1 << bit;
+        let added = self.all.insert(node, keys, keys_max);
+        self.digests[bit].add(added.keys, added.sum);
+        // A key that `all` has no room for may be in another layer: nobody asks for it there.
+        match tier {
+            Tier::Vram => self.vram.insert(node, keys, keys_max),
+            _ if self.vram.is_empty() => Default::default(),
+            _ => self.vram.remove(node, keys),
+        };
+        match tier {
+            Tier::Ssd => self.ssd.insert(node, keys, keys_max),
+            _ if self.ssd.is_empty() => Default::default(),
+            _ => self.ssd.remove(node, keys),
+        };
+        added.left_out
+    }
+
+    fn remove(&mut self, bit: usize, keys: &[BlockKey]) {
+        let node = 1 << bit;
+        let gone = self.all.remove(node, keys);
+        self.digests[bit].subtract(gone.keys, gone.sum);
+        for layer in [&mut self.vram, &mut self.ssd].into_iter().filter(|l| !l.is_empty()) {
+            layer.remove(node, keys);
+        }
     }
 }
 
 impl ShadowIndex {
     pub fn new(limits: IndexLimits) -> Self {
-        ShadowIndex { limits, groups: Vec::new() }
+        ShadowIndex { limits, groups: Vec::new(), published: Arc::default() }
+    }
+
+    /// Matches for others while this one changes.
+    pub fn reader(&self) -> IndexReader {
+        IndexReader { published: self.published.clone() }
     }
 
     /// A new node, which has nothing yet.
@@ -143,103 +228,85 @@ impl ShadowIndex {
             self.groups.push(Group::new());
             (self.groups.len() - 1, 0)
         });
-        self.groups[group].live |= 1 << bit;
-        self.groups[group].blocks[bit] = 0;
+        let place = &mut self.groups[group];
+        place.digests[bit] = BlockSetDigest::default();
+        place.live.store(place.live() | 1 << bit, Ordering::Release);
+        self.publish();
         Ok(NodeIndex((group * GROUP_NODES + bit) as u16))
     }
 
     /// The node is gone, or all that was known of it is void: it is in no answer from now on.
     pub fn retire_node(&mut self, node: NodeIndex) {
-        let (group, bit) = place_of(node);
-        let Some(group) = self.groups.get_mut(group) else { return };
-        if group.live & (1 << bit) != 0 {
-            group.live &= !(1 << bit);
+        if let Some((group, bit)) = self.live_group(node) {
+            group.live.store(group.live() & !(1 << bit), Ordering::Release);
             group.leaving |= 1 << bit;
-            group.blocks[bit] = 0;
+            group.digests[bit] = BlockSetDigest::default();
         }
     }
 
-    /// Does a bounded part of the cleaning after retired nodes: one table of at most 1/64 of the
+    /// Does a bounded part of the cleaning after retired nodes: one shard of at most 1/64 of the
     /// keys. True while there is more to do.
     pub fn sweep_step(&mut self) -> bool {
-        // `any` stops at the first that still has work: one table a call.
-        self.groups.iter_mut().any(Group::sweep_step)
+        // `any` stops at the first that still has work: one shard a call.
+        let more = self.groups.iter_mut().any(Group::sweep_step);
+        self.publish_replaced();
+        more
     }
 
-    /// The node has these blocks. Returns how many were left out because the index is full.
-    pub fn insert(&mut self, node: NodeIndex, keys: &[BlockKey]) -> usize {
+    /// The node has these blocks in this tier, and in no faster one. Returns how many were left
+    /// out because the index is full.
+    pub fn insert(&mut self, node: NodeIndex, tier: Tier, keys: &[BlockKey]) -> usize {
         let keys_max = self.limits.keys_max;
         let Some((group, bit)) = self.live_group(node) else { return keys.len() };
-        let mut left_out = 0;
-        for key in keys {
-            let words = Words::from(key);
-            let may_grow = group.keys < keys_max;
-            match group.tables[words.shard()].insert(words, 1 << bit, may_grow) {
-                Inserted::Already => {}
-                Inserted::Shared => group.blocks[bit] += 1,
-                Inserted::Fresh => {
-                    group.blocks[bit] += 1;
-                    group.keys += 1;
-                }
-                Inserted::Refused => left_out += 1,
-            }
-        }
+        let left_out = group.insert(bit, tier, keys, keys_max);
+        self.publish_replaced();
         left_out
     }
 
     /// The node does not have these blocks any more.
     pub fn remove(&mut self, node: NodeIndex, keys: &[BlockKey]) {
-        let Some((group, bit)) = self.live_group(node) else { return };
-        for key in keys {
-            let words = Words::from(key);
-            let table = &mut group.tables[words.shard()];
-            let before = table.used();
-            if table.remove(words, 1 << bit) {
-                group.blocks[bit] -= 1;
-            }
-            group.keys -= before - table.used();
+        if let Some((group, bit)) = self.live_group(node) {
+            group.remove(bit, keys);
+            self.publish_replaced();
         }
     }
 
-    /// How many leading keys of the chain each node holds.
-    ///
-    /// Exact when every node's set is closed under prefix. When one is not, the length given for
-    /// it still ends between a key that it has and one that it lacks, or at the end of the chain.
+    /// How many leading keys of the chain each node holds, as [`IndexReader::match_prefix`].
     pub fn match_prefix(&self, keys: &[BlockKey]) -> PrefixMatch {
-        let mut held = vec![0; self.groups.len() * GROUP_NODES];
-        if let (Some(first), Some(last)) = (keys.first(), keys.last()) {
-            for (group, held) in self.groups.iter().zip(held.chunks_exact_mut(GROUP_NODES)) {
-                let at_first = group.get(first) & group.live;
-                if at_first == 0 {
-                    continue;
-                }
-                let at_last = group.get(last) & at_first;
-                set_lengths(held, at_last, keys.len());
-                search(group, keys, Span { from: 0, to: keys.len() - 1, at_first, at_last }, held);
-            }
-        }
-        PrefixMatch { held }
+        PrefixMatch::search(&self.published.load(), keys)
     }
 
     /// (node, block) pairs of live nodes.
     pub fn entries(&self) -> usize {
-        self.groups.iter().flat_map(|group| group.blocks).sum()
+        let digests = self.groups.iter().flat_map(|group| &group.digests);
+        digests.map(|digest| digest.blocks as usize).sum()
     }
 
     /// Blocks of one node.
     pub fn entries_of(&self, node: NodeIndex) -> usize {
+        self.digest(node).blocks as usize
+    }
+
+    /// What was applied to this node, to be compared with what it says of itself.
+    pub fn digest(&self, node: NodeIndex) -> BlockSetDigest {
         let (group, bit) = place_of(node);
-        self.groups.get(group).map_or(0, |group| group.blocks[bit])
+        self.groups.get(group).map_or_else(Default::default, |group| group.digests[bit])
     }
 
     /// Memory of the tables.
     pub fn bytes(&self) -> usize {
-        self.groups.iter().flat_map(|group| &group.tables).map(Table::bytes).sum()
+        let layers = self.groups.iter().flat_map(|group| [&group.all, &group.vram, &group.ssd]);
+        layers.map(Layer::bytes).sum()
+    }
+
+    /// Different keys, counted once for each 64 nodes.
+    pub fn keys(&self) -> usize {
+        self.groups.iter().map(|group| group.all.keys()).sum()
     }
 
     /// Live nodes.
     pub fn nodes(&self) -> usize {
-        self.groups.iter().map(|group| group.live.count_ones() as usize).sum()
+        self.groups.iter().map(|group| group.live().count_ones() as usize).sum()
     }
 
     fn free_place(&self) -> Option<(usize, usize)> {
@@ -249,7 +316,32 @@ impl ShadowIndex {
     fn live_group(&mut self, node: NodeIndex) -> Option<(&mut Group, usize)> {
         let (group, bit) = place_of(node);
         let group = self.groups.get_mut(group)?;
-        (group.live & (1 << bit) != 0).then_some((group, bit))
+        (group.live() & (1 << bit) != 0).then_some((group, bit))
+    }
+
+    fn publish_replaced(&mut self) {
+        let mut replaced = false;
+        for group in &mut self.groups {
+            replaced |= group.take_replaced();
+        }
+        if replaced {
+            self.publish();
+        }
+    }
+
+    fn publish(&self) {
+        self.published.store(Arc::new(self.groups.iter().map(Group::view).collect()));
+    }
+}
+
+impl IndexReader {
+    /// How many leading keys of the chain each node holds, and in which tiers.
+    ///
+    /// Exact when every node's set is closed under prefix, in each tier and those above it, and
+    /// nothing changes meanwhile. When one is not, the length given for it still ends between a
+    /// key that it has and one that it lacks, or at the end of the chain.
+    pub fn match_prefix(&self, keys: &[BlockKey]) -> PrefixMatch {
+        PrefixMatch::search(&self.published.load(), keys)
     }
 }
 
@@ -263,70 +355,9 @@ impl fmt::Debug for ShadowIndex {
     }
 }
 
-/// The answer of a match.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct PrefixMatch {
-    held: Vec<u32>,
-}
-
-impl PrefixMatch {
-    /// Leading blocks of the chain that this node holds.
-    pub fn held_blocks(&self, node: NodeIndex) -> u32 {
-        self.held.get(usize::from(node.0)).copied().unwrap_or(0)
-    }
-
-    /// A match that says this, for replays and tests.
-    pub fn from_pairs(pairs: &[(NodeIndex, u32)]) -> Self {
-        let nodes = pairs.iter().map(|(node, _)| usize::from(node.0) + 1).max().unwrap_or(0);
-        let mut held = vec![0; nodes];
-        for &(node, blocks) in pairs {
-            held[usize::from(node.0)] = blocks;
-        }
-        PrefixMatch { held }
-    }
-}
-
-/// A stretch of the chain with the sets at both ends. Nodes in `at_first` and not in `at_last`
-/// end within it.
-#[derive(Clone, Copy)]
-struct Span {
-    from: usize,
-    to: usize,
-    at_first: u64,
-    at_last: u64,
-}
-
-/// Finds where each node of the span ends. The depth is the logarithm of the span.
-fn search(group: &Group, keys: &[BlockKey], span: Span, held: &mut [u32]) {
-    let Span { from, to, at_first, at_last } = span;
-    let ending = at_first & !at_last;
-    if ending == 0 {
-        return;
-    }
-    if to == from + 1 {
-        set_lengths(held, ending, to);
-        return;
-    }
-    let probes = PROBES.min(to - from - 1);
-    let place = |probe: usize| from + (probe + 1) * (to - from) / (probes + 1);
-    let mut sets = [0; PROBES];
-    for (probe, set) in sets[..probes].iter_mut().enumerate() {
-        *set = group.get(&keys[place(probe)]);
-    }
-    let mut left = (from, at_first);
-    for (probe, set) in sets[..probes].iter().enumerate() {
-        let here = (place(probe), (set & left.1) | at_last);
-        let inner = Span { from: left.0, to: here.0, at_first: left.1, at_last: here.1 };
-        search(group, keys, inner, held);
-        left = here;
-    }
-    search(group, keys, Span { from: left.0, to, at_first: left.1, at_last }, held);
-}
-
-fn set_lengths(held: &mut [u32], mut nodes: u64, blocks: usize) {
-    while nodes != 0 {
-        held[nodes.trailing_zeros() as usize] = blocks as u32;
-        nodes &= nodes - 1;
+impl fmt::Debug for IndexReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IndexReader").finish_non_exhaustive()
     }
 }
 

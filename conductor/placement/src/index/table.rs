@@ -1,45 +1,61 @@
-//! An open-addressing map from block key to a set of 64 nodes, 24 bytes a slot. Not a general map:
-//! a key whose set becomes empty is gone, and a slot with an empty set is a free slot.
+//! An open-addressing map from block key to a set of 64 nodes, 16 bytes a slot: one writer, and
+//! readers that never wait. Not a general map: a key whose set becomes empty is gone.
 //!
-//! Keys are hashes already (BLAKE3), so their first bytes are the place. Linear probing with
-//! backward-shift deletion leaves no tombstones; the load stays between 6/11 and 3/4 while it
-//! grows, which is 32 to 44 bytes a key.
+//! Keys are hashes already (BLAKE3), so that half of one names it: the *tag*. Two keys with one
+//! tag (one chance in 2^64 for each pair) look alike here, which costs time and nothing else, as
+//! every answer of the index is a hint.
+//!
+//! Linear probing with backward-shift deletion leaves no tombstones. The load stays between 16/25
+//! and 4/5 while it grows, which is 20 to 25 bytes a key. A table never grows in place: the writer
+//! makes another one, and readers that began earlier finish on the old one.
+//!
+//! What a reader sees meanwhile: a slot's set is read between two looks at its tag, and a tag
+//! changes before the set does, so that no set is taken for another key's. A key that moves is at
+//! its new place before it leaves the old one. A reader that had just passed the new place misses
+//! it; that costs time too, and nothing else.
+
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvasir_proto::BlockKey;
 
 const CAPACITY_MIN: usize = 16;
-/// The high bits of a key's first word choose one of 64 tables, the rest the place within it.
+/// The high bits of a tag choose one of 64 tables, the rest the place within it.
 pub(super) const SHARD_BITS: u32 = 6;
+/// Keys whose slots are asked for together, before any is changed.
+pub(super) const TOUCHED_AT_ONCE: usize = 16;
 
-/// A key as two words; the first one places it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Words([u64; 2]);
+const FREE: u64 = 0;
+/// The slot's key is being replaced: not what is looked for, and not an end either.
+const MOVING: u64 = 1;
 
-impl From<&BlockKey> for Words {
+/// A key's first half, which places it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Tag(u64);
+
+impl From<&BlockKey> for Tag {
     fn from(key: &BlockKey) -> Self {
-        let both = u128::from_le_bytes(key.0);
-        Words([both as u64, (both >> 64) as u64])
+        let half = u128::from_le_bytes(key.0) as u64;
+        Tag(if half <= MOVING { half + 2 } else { half })
     }
 }
 
-impl Words {
+impl Tag {
     pub(super) fn shard(self) -> usize {
-        (self.0[0] >> (64 - SHARD_BITS)) as usize
+        (self.0 >> (64 - SHARD_BITS)) as usize
     }
 
-    /// Maps the bits below the shard's onto `0..capacity`, which need not be a power of two.
+    /// Maps the bits below the shard's onto `0..capacity`, which need not be a power of two. The
+    /// order of tags is kept, so that a table is copied from end to end in one sweep of each.
     fn home(self, capacity: usize) -> usize {
-        ((u128::from(self.0[0] << SHARD_BITS) * capacity as u128) >> 64) as usize
+        ((u128::from(self.0 << SHARD_BITS) * capacity as u128) >> 64) as usize
     }
 }
 
-#[derive(Clone, Copy)]
+#[derive(Debug, Default)]
 struct Slot {
-    key: Words,
-    nodes: u64,
+    tag: AtomicU64,
+    nodes: AtomicU64,
 }
-
-const FREE: Slot = Slot { key: Words([0; 2]), nodes: 0 };
 
 /// What an insertion did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,104 +66,153 @@ pub(super) enum Inserted {
     Shared,
     /// A key that nobody had: one more slot is used.
     Fresh,
-    /// It would have needed one more slot, which was not allowed.
-    Refused,
+    /// The table must be replaced by a larger one first.
+    Full,
 }
 
-#[derive(Default)]
+/// What a removal did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Removed {
+    Nothing,
+    /// Others still have it.
+    Shared,
+    /// Nobody has it any more: one slot less is used.
+    Last,
+}
+
+/// See the module. Methods that change it are the one writer's.
+#[derive(Debug, Default)]
 pub(super) struct Table {
-    slots: Vec<Slot>,
-    used: usize,
+    slots: Box<[Slot]>,
 }
 
 impl Table {
+    /// Room for `used` keys at a load of 16/25, or nothing at all for none.
+    pub(super) fn with_room(used: usize) -> Self {
+        let capacity = if used == 0 { 0 } else { (used * 25 / 16 + 1).max(CAPACITY_MIN) };
+        Table { slots: (0..capacity).map(|_| Slot::default()).collect() }
+    }
+
     /// The nodes that have this block.
-    pub(super) fn get(&self, key: Words) -> u64 {
+    pub(super) fn get(&self, tag: Tag) -> u64 {
         if self.slots.is_empty() {
             return 0;
         }
-        let mut at = key.home(self.slots.len());
+        let mut at = tag.home(self.slots.len());
         loop {
             let slot = &self.slots[at];
-            if slot.nodes == 0 || slot.key == key {
-                return slot.nodes;
+            let here = slot.tag.load(Ordering::Acquire);
+            if here == tag.0 {
+                let nodes = slot.nodes.load(Ordering::Acquire);
+                if slot.tag.load(Ordering::Relaxed) == tag.0 {
+                    return nodes;
+                }
+                continue;
+            }
+            if here == FREE {
+                return 0;
             }
             at = self.next(at);
         }
     }
 
-    pub(super) fn insert(&mut self, key: Words, node: u64, may_grow: bool) -> Inserted {
-        if may_grow && (self.used + 1) * 4 > self.slots.len() * 3 {
-            self.resize(self.used + 1);
+    /// Brings a key's place near. The answer is of no use but to keep the load.
+    pub(super) fn touch(&self, tag: Tag) -> u64 {
+        match self.slots.len() {
+            0 => 0,
+            capacity => self.slots[tag.home(capacity)].tag.load(Ordering::Relaxed),
         }
+    }
+
+    /// Whether one more key would be too many beside `used`.
+    pub(super) fn is_full(&self, used: usize) -> bool {
+        (used + 1) * 5 > self.slots.len() * 4
+    }
+
+    /// So few of the slots are used that a smaller table should replace it.
+    pub(super) fn is_sparse(&self, used: usize) -> bool {
+        used == 0 && !self.slots.is_empty()
+            || self.slots.len() > CAPACITY_MIN && used * 3 < self.slots.len()
+    }
+
+    /// Adds `nodes` to a key's set. A key that nobody has is only taken while `has_room`.
+    pub(super) fn insert(&self, tag: Tag, nodes: u64, has_room: bool) -> Inserted {
         if self.slots.is_empty() {
-            return Inserted::Refused;
+            return Inserted::Full;
         }
-        let mut at = key.home(self.slots.len());
+        let mut at = tag.home(self.slots.len());
         loop {
-            let slot = &mut self.slots[at];
-            if slot.nodes == 0 {
-                if !may_grow {
-                    return Inserted::Refused;
-                }
-                *slot = Slot { key, nodes: node };
-                self.used += 1;
-                return Inserted::Fresh;
-            }
-            if slot.key == key {
-                let had = slot.nodes & node != 0;
-                slot.nodes |= node;
+            let slot = &self.slots[at];
+            let here = slot.tag.load(Ordering::Relaxed);
+            if here == tag.0 {
+                let before = slot.nodes.load(Ordering::Relaxed);
+                slot.nodes.store(before | nodes, Ordering::Release);
+                let had = before & nodes == nodes;
                 return if had { Inserted::Already } else { Inserted::Shared };
             }
+            if here == FREE {
+                if !has_room {
+                    return Inserted::Full;
+                }
+                slot.nodes.store(nodes, Ordering::Release);
+                slot.tag.store(tag.0, Ordering::Release);
+                return Inserted::Fresh;
+            }
             at = self.next(at);
         }
     }
 
-    /// Takes one node from a key's set. True when it was in it.
-    pub(super) fn remove(&mut self, key: Words, node: u64) -> bool {
+    /// Takes one node from a key's set.
+    pub(super) fn remove(&self, tag: Tag, node: u64) -> Removed {
         if self.slots.is_empty() {
-            return false;
+            return Removed::Nothing;
         }
-        let mut at = key.home(self.slots.len());
+        let mut at = tag.home(self.slots.len());
         loop {
-            let slot = &mut self.slots[at];
-            if slot.nodes == 0 {
-                return false;
+            let slot = &self.slots[at];
+            let here = slot.tag.load(Ordering::Relaxed);
+            if here == tag.0 {
+                let before = slot.nodes.load(Ordering::Relaxed);
+                slot.nodes.store(before & !node, Ordering::Release);
+                return match before & !node {
+                    _ if before & node == 0 => Removed::Nothing,
+                    0 => {
+                        self.close_hole(at);
+                        Removed::Last
+                    }
+                    _ => Removed::Shared,
+                };
             }
-            if slot.key == key {
-                let had = slot.nodes & node != 0;
-                slot.nodes &= !node;
-                if slot.nodes == 0 {
-                    self.close_hole(at);
-                    self.shrink_when_sparse();
-                }
-                return had;
+            if here == FREE {
+                return Removed::Nothing;
             }
             at = self.next(at);
         }
     }
 
-    /// Takes some nodes from every set.
-    pub(super) fn clear(&mut self, nodes: u64) {
-        // A hole is closed from behind it, so what comes into `at` has not been looked at yet,
-        // except across the end, where it has and is clean.
-        for at in 0..self.slots.len() {
-            while self.slots[at].nodes & nodes != 0 {
-                self.slots[at].nodes &= !nodes;
-                if self.slots[at].nodes == 0 {
-                    self.close_hole(at);
-                }
+    /// A table for `used` keys with what is in this one, less some nodes; and how many keys it has.
+    pub(super) fn copy_without(&self, nodes: u64, used: usize) -> (Table, usize) {
+        let copy = Table::with_room(used);
+        let mut taken = 0;
+        for slot in &self.slots {
+            let (tag, set) =
+                (slot.tag.load(Ordering::Relaxed), slot.nodes.load(Ordering::Relaxed) & !nodes);
+            if tag > MOVING && set != 0 {
+                copy.insert(Tag(tag), set, true);
+                taken += 1;
             }
         }
-        self.shrink_when_sparse();
+        (copy, taken)
     }
 
-    pub(super) fn used(&self) -> usize {
-        self.used
+    /// Keys that have some other node than these.
+    pub(super) fn used_without(&self, nodes: u64) -> usize {
+        let has = |slot: &&Slot| slot.nodes.load(Ordering::Relaxed) & !nodes != 0;
+        self.slots.iter().filter(has).count()
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.slots.capacity() * size_of::<Slot>()
+        self.slots.len() * size_of::<Slot>()
     }
 
     fn next(&self, at: usize) -> usize {
@@ -159,38 +224,25 @@ impl Table {
         if to >= from { to - from } else { to + self.slots.len() - from }
     }
 
-    /// The slot `hole` has just become free: moves back what probing would no longer find.
-    fn close_hole(&mut self, mut hole: usize) {
-        self.used -= 1;
+    /// The set at `hole` has just become empty: moves back what probing would no longer find.
+    fn close_hole(&self, mut hole: usize) {
         let mut at = self.next(hole);
-        while self.slots[at].nodes != 0 {
-            let home = self.slots[at].key.home(self.slots.len());
+        loop {
+            let tag = self.slots[at].tag.load(Ordering::Relaxed);
+            if tag == FREE {
+                break;
+            }
+            let home = Tag(tag).home(self.slots.len());
             if self.distance(home, at) >= self.distance(hole, at) {
-                self.slots[hole] = self.slots[at];
-                self.slots[at].nodes = 0;
+                let nodes = self.slots[at].nodes.load(Ordering::Relaxed);
+                self.slots[hole].tag.store(MOVING, Ordering::Release);
+                self.slots[hole].nodes.store(nodes, Ordering::Release);
+                self.slots[hole].tag.store(tag, Ordering::Release);
                 hole = at;
             }
             at = self.next(at);
         }
-    }
-
-    fn shrink_when_sparse(&mut self) {
-        let sparse = self.slots.len() > CAPACITY_MIN && self.used * 4 < self.slots.len();
-        if sparse || self.used == 0 {
-            self.resize(self.used);
-        }
-    }
-
-    /// Makes room for `used` keys at a load of 6/11, or drops everything for none.
-    fn resize(&mut self, used: usize) {
-        let capacity = if used == 0 { 0 } else { (used * 11 / 6).max(CAPACITY_MIN) };
-        let old = std::mem::replace(&mut self.slots, vec![FREE; capacity]);
-        for slot in old.into_iter().filter(|slot| slot.nodes != 0) {
-            let mut at = slot.key.home(capacity);
-            while self.slots[at].nodes != 0 {
-                at = self.next(at);
-            }
-            self.slots[at] = slot;
-        }
+        self.slots[hole].nodes.store(0, Ordering::Release);
+        self.slots[hole].tag.store(FREE, Ordering::Release);
     }
 }

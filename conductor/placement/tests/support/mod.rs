@@ -9,15 +9,18 @@ use std::sync::Arc;
 use kvasir_placement::{
     BookingId, ClusterView, DecodeProfile, InstanceReport, LinkProfile, ModelIndex, ModelSpec,
     NodeIndex, Objectives, PlaceRequest, Placement, Policy, PrefillProfile, PrefixMatch, Profile,
-    Refusal, ReportedLoad, Role, place,
+    Refusal, ReportedLoad, Role, SsdProfile, place,
 };
 use kvasir_proto::{InstanceId, NodeId};
 
 pub const BLOCK_TOKENS: u32 = 64;
 
+const NO_COST: PrefillProfile =
+    PrefillProfile { base_us: 0.0, token_us: 0.0, pair_us: 0.0, reused_us: 0.0 };
+
 pub fn profile() -> Profile {
     Profile {
-        prefill: PrefillProfile { base_us: 1_000.0, token_us: 10.0, pair_us: 0.0 },
+        prefill: PrefillProfile { base_us: 1_000.0, token_us: 10.0, ..NO_COST },
         decode: DecodeProfile {
             base_us: 1_000.0,
             sequence_us: 100.0,
@@ -25,6 +28,7 @@ pub fn profile() -> Profile {
             answer_tokens: 256.0,
         },
         link: LinkProfile { base_us: 100.0, bytes_per_us: 1_000.0 },
+        ssd: SsdProfile { base_us: 0.0, bytes_per_us: 200.0 },
     }
 }
 

@@ -1,0 +1,29 @@
+//! Replays a trace of requests in virtual time over a cluster that a file describes.
+//!
+//! What decides is what decides in production: `kvasir-placement` matches, prices, places and
+//! refuses, `kvasir-blocks` admits and evicts. What is modelled here is what they decide about:
+//! how long GPUs and links take. No clock, no threads, no randomness but from the seed: the same
+//! trace, cluster and options give the same numbers.
+//!
+//! Reading path:
+//! 1. [`trace`]: what arrives when; [`cluster`]: the file that describes the cluster
+//! 2. [`model`]: how long things take, with their sources
+//! 3. [`sim`]: the events, in order; `node`, `link`, `decode`: what happens on one node
+//! 4. [`summary`]: what is reported of a run; [`report`]: as a table, as JSON and as plots
+#![forbid(unsafe_code)]
+
+pub mod cluster;
+mod decode;
+mod link;
+pub mod model;
+mod node;
+mod plot;
+pub mod report;
+pub mod sim;
+pub mod summary;
+pub mod trace;
+
+pub use cluster::Cluster;
+pub use sim::{Options, replay};
+pub use summary::Summary;
+pub use trace::{Request, Trace};

@@ -1,0 +1,206 @@
+//! Traces: one JSON object a line, plain or as zstd. A line has `timestamp` (ms), `input_length`
+//! and `output_length` (tokens) and `hash_ids`, one id for each block of the prompt, the last of
+//! which may be partial; an id always has the same predecessor. The format is Mooncake's.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::Path;
+
+use kvasir_proto::BlockKey;
+use serde::Deserialize;
+
+/// No line of a sane trace is longer.
+const LINE_BYTES_MAX: u64 = 16 << 20;
+
+/// Why a trace cannot be replayed.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    #[error("the trace cannot be read")]
+    Read(#[from] io::Error),
+    #[error("the trace is no zstd: {0}")]
+    Zstd(String),
+    #[error("line {line} is no request")]
+    Line { line: usize, source: serde_json::Error },
+    #[error("line {line} has {got} hash ids for {tokens} tokens in blocks of {block_tokens}")]
+    Blocks { line: usize, got: usize, tokens: u32, block_tokens: u32 },
+    #[error("line {line} is longer than 16 MiB")]
+    LongLine { line: usize },
+    #[error("the trace is empty")]
+    Empty,
+}
+
+/// One request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    pub arrival_us: u64,
+    pub prompt_tokens: u32,
+    pub output_tokens: u32,
+    /// Of all blocks of the prompt, a partial last one too.
+    pub keys: Vec<BlockKey>,
+}
+
+/// Requests in the order of their arrival.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Trace {
+    pub requests: Vec<Request>,
+}
+
+#[derive(Deserialize)]
+struct Line {
+    timestamp: u64,
+    input_length: u32,
+    output_length: u32,
+    hash_ids: Vec<u64>,
+}
+
+impl Trace {
+    /// Reads a file; one whose name ends in `.zst` is decompressed.
+    ///
+    /// # Errors
+    /// [`TraceError`] when it is not a trace of blocks of `block_tokens`.
+    pub fn open(path: &Path, block_tokens: u32) -> Result<Trace, TraceError> {
+        let file = BufReader::new(File::open(path)?);
+        if path.extension().is_some_and(|extension| extension == "zst") {
+            let plain = ruzstd::decoding::StreamingDecoder::new(file)
+                .map_err(|error| TraceError::Zstd(error.to_string()))?;
+            return Trace::read(BufReader::new(plain), block_tokens);
+        }
+        Trace::read(file, block_tokens)
+    }
+
+    /// Reads lines until the end. Requests that are not in the order of their arrival are sorted.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn read(mut lines: impl BufRead, block_tokens: u32) -> Result<Trace, TraceError> {
+        let mut requests = Vec::new();
+        let mut text = Vec::new();
+        for line in 1.. {
+            text.clear();
+            let read = lines.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut text)?;
+            if read == 0 {
+                break;
+            }
+            if read as u64 == LINE_BYTES_MAX {
+                return Err(TraceError::LongLine { line });
+            }
+            if text.iter().all(u8::is_ascii_whitespace) {
+                continue;
+            }
+            let parsed: Line = serde_json::from_slice(&text)
+                .map_err(|source| TraceError::Line { line, source })?;
+            let (tokens, got) = (parsed.input_length.max(1), parsed.hash_ids.len());
+            if got != tokens.div_ceil(block_tokens) as usize {
+                return Err(TraceError::Blocks { line, got, tokens, block_tokens });
+            }
+            requests.push(Request {
+                arrival_us: parsed.timestamp.saturating_mul(1_000),
+                prompt_tokens: tokens,
+                output_tokens: parsed.output_length.max(1),
+                keys: parsed.hash_ids.iter().map(|id| key(*id)).collect(),
+            });
+        }
+        if requests.is_empty() {
+            return Err(TraceError::Empty);
+        }
+        requests.sort_by_key(|request| request.arrival_us);
+        Ok(Trace { requests })
+    }
+
+    /// The requests from one share of the trace to another, as 0.5 to 1 for the second half.
+    pub fn part(&self, from: f64, until: f64) -> Trace {
+        let at = |share: f64| (share.clamp(0.0, 1.0) * self.requests.len() as f64) as usize;
+        let requests = self.requests.get(at(from)..at(until)).unwrap_or_default().to_vec();
+        Trace { requests }
+    }
+
+    /// Arrivals so many times as fast.
+    pub fn sped_up(mut self, speed: f64) -> Trace {
+        for request in &mut self.requests {
+            request.arrival_us = (request.arrival_us as f64 / speed) as u64;
+        }
+        self
+    }
+
+    /// The same requests at the same arrival times, in another order.
+    pub fn shuffled(mut self, seed: u64) -> Trace {
+        let arrivals: Vec<u64> = self.requests.iter().map(|r| r.arrival_us).collect();
+        let mut numbers = 0..;
+        self.requests.sort_by_cached_key(|_| mix(seed ^ mix(numbers.next().unwrap_or(0))));
+        for (request, arrival_us) in self.requests.iter_mut().zip(arrivals) {
+            request.arrival_us = arrival_us;
+        }
+        self
+    }
+}
+
+/// Ids are dense numbers; keys are hashes.
+fn key(id: u64) -> BlockKey {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&mix(id).to_le_bytes());
+    bytes[8..].copy_from_slice(&mix(!id).to_le_bytes());
+    BlockKey(bytes)
+}
+
+/// SplitMix64.
+pub(crate) fn mix(number: u64) -> u64 {
+    let mut x = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TWO: &str = r#"{"timestamp": 5, "input_length": 600, "output_length": 2, "hash_ids": [7, 8]}
+
+{"timestamp": 3, "input_length": 1, "output_length": 0, "hash_ids": [7]}"#;
+
+    #[test]
+    fn requests_are_sorted_and_equal_ids_are_equal_keys() {
+        let trace = Trace::read(TWO.as_bytes(), 512).expect("a trace");
+        let [early, late] = &trace.requests[..] else { panic!("two") };
+        assert_eq!((early.arrival_us, late.arrival_us), (3_000, 5_000));
+        assert_eq!((early.output_tokens, late.output_tokens), (1, 2), "an answer has a token");
+        assert_eq!(early.keys[0], late.keys[0]);
+        assert_ne!(late.keys[0], late.keys[1]);
+    }
+
+    #[test]
+    fn what_is_no_trace_is_refused_with_its_line() {
+        let check = |text: &str, want: &str| {
+            let error = Trace::read(text.as_bytes(), 512).expect_err("refused").to_string();
+            assert!(error.contains(want), "{error}");
+        };
+        check("", "empty");
+        check("\n{}", "line 2");
+        check(
+            "{\"timestamp\":0,\"input_length\":513,\"output_length\":1,\"hash_ids\":[1]}",
+            "1 hash ids",
+        );
+    }
+
+    #[test]
+    fn a_shuffle_keeps_requests_and_arrivals_and_follows_its_seed() {
+        let request = |n: u64| Request {
+            arrival_us: n,
+            prompt_tokens: n as u32 + 1,
+            output_tokens: 1,
+            keys: vec![key(n)],
+        };
+        let trace = Trace { requests: (0..100).map(request).collect() };
+        let shuffled = trace.clone().shuffled(1);
+        assert_eq!(shuffled, trace.clone().shuffled(1));
+        assert_ne!(shuffled, trace.clone().shuffled(2));
+        let mut lengths: Vec<u32> = shuffled.requests.iter().map(|r| r.prompt_tokens).collect();
+        assert_ne!(lengths, (1..=100).collect::<Vec<_>>());
+        lengths.sort_unstable();
+        assert_eq!(lengths, (1..=100).collect::<Vec<_>>());
+        let arrivals = shuffled.requests.iter().map(|r| r.arrival_us);
+        assert!(arrivals.eq(0..100));
+        assert_eq!(trace.part(0.5, 1.0).requests, trace.requests[50..]);
+        assert_eq!(trace.sped_up(2.0).requests[10].arrival_us, 5);
+    }
+}

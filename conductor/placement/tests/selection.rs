@@ -1,0 +1,149 @@
+//! The policies beside one another: what each of them looks at. Prices are those of `support`.
+
+mod support;
+
+use kvasir_placement::{IndexLimits, Placement, Policy, PrefixMatch, Selection, ShadowIndex, Tier};
+use kvasir_proto::BlockKey;
+use support::World;
+
+fn policy(selection: Selection) -> Policy {
+    Policy { selection, kvcache_balancing_threshold: 2.0, ..Policy::default() }
+}
+
+/// p0 holds most and has 3 s of queue; p1 holds some and has a little; p2 is idle and has nothing.
+fn world(policy: Policy) -> World {
+    World::with_policy(&["p0", "p1", "p2", "d0"], policy)
+        .held(&[(0, 14), (1, 6)])
+        .reports("p0", |report| report.load.waiting_prompt_tokens = 256_000)
+        .reports("p1", |report| report.load.waiting_prompt_tokens = 512)
+}
+
+fn prefill(placement: &Placement) -> String {
+    placement.prefill().instance_id.to_string()
+}
+
+#[test]
+fn each_policy_looks_at_what_it_is_named_for() {
+    let check = |selection: Selection, want: &str, fetches: bool, ttft_us: u64| {
+        let placement = world(policy(selection)).place(|_| {}).expect("a placement");
+        assert_eq!(prefill(&placement), want, "{selection}\n{placement}");
+        assert_eq!(placement.fetch.is_some(), fetches, "{selection}");
+        assert_eq!(placement.predicted_ttft_us, ttft_us, "{selection}\n{placement}");
+    };
+    check(Selection::LeastLoaded, "p2", false, 11_000);
+    check(Selection::LongestMatch, "p0", false, 3_062_040);
+    // p1: 6,120 us of queue, and 616 tokens to compute.
+    check(Selection::Local, "p2", false, 11_000);
+    // Fourteen blocks in 1,500 us, then 104 tokens.
+    check(Selection::Global, "p2", true, 1_500 + 2_040);
+    check(Selection::Kvasir, "p2", true, 1_500 + 2_040);
+}
+
+#[test]
+fn local_takes_a_short_queue_for_a_long_prefix() {
+    let world = World::with_policy(&["p0", "p1", "d0"], policy(Selection::Local))
+        .held(&[(0, 14)])
+        .reports("p0", |report| report.load.waiting_prompt_tokens = 512);
+    let placement = world.place(|_| {}).expect("a placement");
+    assert_eq!((prefill(&placement).as_str(), placement.predicted_ttft_us), ("p0", 8_160));
+}
+
+#[test]
+fn algorithm_1_adds_queue_and_transfer_and_ours_overlaps_them() {
+    let ttft_us = |selection| {
+        let world = World::with_policy(&["p0", "p1", "d0"], policy(selection))
+            .held(&[(0, 14)])
+            .reports("p0", |report| report.load.waiting_prompt_tokens = 5_120)
+            .reports("p1", |report| report.load.waiting_prompt_tokens = 512);
+        let placement = world.place(|_| {}).expect("a placement");
+        assert_eq!(prefill(&placement), "p1");
+        (placement.predicted_ttft_us, placement.to_string())
+    };
+    let (global_us, explained) = ttft_us(Selection::Global);
+    assert_eq!(global_us, 6_120 + 1_500 + 2_040);
+    assert!(
+        explained.contains("queue 6120 + transfer 1500 + compute 2040 = 9660 us"),
+        "{explained}"
+    );
+    assert_eq!(ttft_us(Selection::Kvasir).0, 6_120 + 2_040);
+}
+
+#[test]
+fn ours_fetches_below_the_threshold_where_that_is_cheaper() {
+    let fetches = |selection| {
+        let world = World::with_policy(&["p0", "p1", "d0"], policy(selection))
+            .held(&[(0, 14), (1, 10)])
+            .reports("p0", |report| report.load.waiting_prompt_tokens = 5_120);
+        world.place(|_| {}).expect("a placement").fetch.is_some()
+    };
+    assert!(!fetches(Selection::Global));
+    assert!(fetches(Selection::Kvasir));
+}
+
+#[test]
+fn random_takes_every_instance_alike_and_follows_its_seed() {
+    let mut counts = [0; 3];
+    for seed in 0..600 {
+        let world = world(policy(Selection::Random));
+        let first = world.place(|request| request.tie_seed = seed).expect("a placement");
+        let again = world.place(|request| request.tie_seed = seed).expect("a placement");
+        assert_eq!(first, again);
+        counts[usize::from(first.prefill().node.0)] += 1;
+    }
+    assert!(counts.iter().all(|count| (150..250).contains(count)), "{counts:?}");
+}
+
+#[test]
+fn ties_go_by_number_in_the_baselines_and_are_spread_in_ours() {
+    for selection in Selection::ALL {
+        let world = World::with_policy(&["p0", "p1", "p2", "d0"], policy(selection));
+        let taken: std::collections::BTreeSet<String> = (0..50)
+            .map(|seed| prefill(&world.place(|r| r.tie_seed = seed).expect("a placement")))
+            .collect();
+        let spreads = matches!(selection, Selection::Random | Selection::Kvasir);
+        assert_eq!(taken.len(), if spreads { 3 } else { 1 }, "{selection}: {taken:?}");
+        assert!(taken.contains("p0"));
+    }
+}
+
+#[test]
+fn an_instance_s_time_weighs_as_much_as_the_policy_says() {
+    let policy = Policy { compute_weight: 0.5, ..policy(Selection::Kvasir) };
+    let placement = World::with_policy(&["p0", "d0"], policy).place(|_| {}).expect("a placement");
+    let [candidate] = &placement.prefill_candidates[..] else { panic!("one") };
+    assert_eq!((candidate.ttft_us, candidate.cost_us), (11_000, 16_500));
+    assert_eq!(placement.predicted_ttft_us, 11_000, "what is promised is not what is compared");
+    assert!(placement.to_string().contains("= 11000 us, cost 16500: chosen"), "{placement}");
+}
+
+#[test]
+fn what_lies_on_ssd_is_read_only_where_that_is_cheaper() {
+    let keys: Vec<BlockKey> = (1..=15u8).map(|n| BlockKey([n; 16])).collect();
+    let matched = |in_memory: usize| -> PrefixMatch {
+        let mut index = ShadowIndex::new(IndexLimits::default());
+        let node = index.add_node().expect("room");
+        index.insert(node, Tier::Dram, &keys[..in_memory]);
+        index.insert(node, Tier::Ssd, &keys[in_memory..]);
+        index.match_prefix(&keys)
+    };
+    // A block is computed in 640 us and read in 500.
+    let mut world = World::new(&["p0", "d0"]);
+    world.matched = matched(5);
+    let placement = world.place(|_| {}).expect("a placement");
+    assert_eq!((placement.reused_tokens, placement.transfer_us), (960, 5_000));
+    // From elsewhere in 100 us and 100 us a block, unless it must be read there.
+    let mut busy = World::new(&["p0", "p1", "d0"])
+        .reports("p0", |report| report.load.waiting_prompt_tokens = 256_000);
+    busy.matched = matched(15);
+    assert_eq!(busy.place(|_| {}).expect("a placement").transfer_us, 1_600);
+    busy.matched = matched(5);
+    assert_eq!(busy.place(|_| {}).expect("a placement").transfer_us, 5_000);
+}
+
+#[test]
+fn a_policy_is_known_by_its_name() {
+    for selection in Selection::ALL {
+        assert_eq!(selection.name().parse(), Ok(selection));
+    }
+    assert!("kvasirr".parse::<Selection>().is_err());
+}
