@@ -93,6 +93,15 @@ pub struct TransferConfig {
     /// A peer that acknowledges nothing for so long, while something is outstanding, is lost. It also
     /// bounds connecting.
     pub peer_timeout_ms: u64,
+    /// A connection to a wanted peer (see `TransferEngine::set_wanted`) that was silent for so long is
+    /// asked for a sign of life.
+    pub heartbeat_interval_ms: u64,
+    /// When none has come for so long, the connection is given up. So a wanted peer that has vanished is
+    /// lost after the interval and this; where it has several connections, or its host still takes
+    /// them, at most `failover_grace_ms` later.
+    pub heartbeat_timeout_ms: u64,
+    /// Heartbeats in every session that has a connection, wanted or not.
+    pub heartbeat_always: bool,
     /// TCP connections to one peer. What is on one of them when it fails goes over the others; a single
     /// one is made anew. One worker drives them all, so on one link several are slower than one: two moved
     /// 3.3 GB/s where one moved 5.1 (loopback, two cores). They are for hosts with several links.
@@ -120,6 +129,9 @@ impl Default for TransferConfig {
             connections_max: 2048,
             spin_us: 50,
             peer_timeout_ms: 10_000,
+            heartbeat_interval_ms: 1_000,
+            heartbeat_timeout_ms: 3_000,
+            heartbeat_always: false,
             tcp_lanes: 1,
             failover_grace_ms: 2_000,
         }

@@ -51,11 +51,30 @@ impl fmt::Display for PeerId {
 pub enum PeerEvent {
     /// Our session with the peer has ended: what was outstanding has ended with `PeerGone`. No domain
     /// where none could be connected, or in the simulated one.
-    SessionLost { peer: PeerId, incarnation: u64, domain: Option<Domain> },
+    SessionLost { peer: PeerId, incarnation: u64, domain: Option<Domain>, why: Loss },
     /// The last connection through which the peer wrote here has ended, or its session has. Nothing more
     /// arrives through it. A peer that is alive may come back in the same session, with what has not
     /// arrived.
-    WriterLost { incarnation: u64, domain: Option<Domain> },
+    WriterLost { incarnation: u64, domain: Option<Domain>, why: Loss },
+}
+
+/// Why a peer was lost, as far as it can be told from here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Loss {
+    /// Its last connection has ended, by its own will or with its process.
+    Closed,
+    /// It showed no life for too long: its host or the way to it is gone, or its worker stands still.
+    Silent,
+    /// It has cut us off.
+    CutOff,
+    /// Another incarnation listens there now, or the peer has begun another session.
+    Replaced,
+    /// It has said what cannot be, or speaks another version.
+    Misbehaved,
+    /// Nothing was under way, and others needed its connection.
+    Idle,
+    /// No connection to it could be made.
+    Unreachable,
 }
 
 /// What the engine calls, on its worker thread: short, and never waiting.
@@ -261,6 +280,19 @@ impl TransferEngine {
         let done = Waiter::with_permit(done, permit);
         let deadline_us = deadline_us(self.shared.now_us(), submission.deadline);
         self.shared.submit(Command::Begin { submission, deadline_us, done })
+    }
+
+    /// Says whether the peer's loss is to be noticed while nothing is under way, too. A wanted session is
+    /// connected, asked for heartbeats, and not closed for being idle, until it is lost
+    /// ([`PeerEvent::SessionLost`]) or wanted no more; a later session has to be wanted anew.
+    ///
+    /// # Errors
+    /// [`SubmitError::Invalid`] when the session is over.
+    pub fn set_wanted(&self, peer: PeerId, wanted: bool) -> Result<(), SubmitError> {
+        if !self.shared.peers().is_current(peer) {
+            return Err(SubmitError::Invalid("the session is over"));
+        }
+        self.shared.submit(Command::Want { peer, wanted })
     }
 
     /// Makes a group of peers that can be written to together.

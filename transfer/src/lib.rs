@@ -53,8 +53,8 @@ pub use completion::{Completion, CompletionFlag, CompletionFuture};
 pub use config::{Domain, TransferConfig, Verify};
 pub use endpoint::{Endpoint, WireError};
 pub use engine::{
-    ConnectError, Expect, Handlers, PeerEvent, PeerId, RegisterError, StartError, SubmitError,
-    TransferEngine,
+    ConnectError, Expect, Handlers, Loss, PeerEvent, PeerId, RegisterError, StartError,
+    SubmitError, TransferEngine,
 };
 pub use kvasir_transfer_core::{Outcome, Refusal, WriteError};
 pub use memory::SharedMemory;

@@ -21,6 +21,8 @@ pub(crate) struct DomainMetrics {
     pub(crate) not_admitted: IntCounter,
     pub(crate) cut_off: IntCounter,
     pub(crate) idle: IntCounter,
+    /// The peer showed no life.
+    pub(crate) silent: IntCounter,
     /// Paths that failed while they were up.
     pub(crate) paths_lost: IntCounter,
     pub(crate) sessions_lost: IntCounter,
@@ -93,6 +95,7 @@ impl Metrics {
                 not_admitted: closed.with_label_values(&[label, "not_admitted"]),
                 cut_off: closed.with_label_values(&[label, "cut_off"]),
                 idle: closed.with_label_values(&[label, "idle"]),
+                silent: closed.with_label_values(&[label, "silent"]),
                 paths_lost: closed.with_label_values(&[label, "path_lost"]),
                 sessions_lost: closed.with_label_values(&[label, "session_lost"]),
                 refused: Refusal::ALL.map(|entry| refused.with_label_values(&[label, entry.2])),

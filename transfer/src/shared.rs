@@ -59,6 +59,10 @@ pub(crate) enum Command {
         peer: PeerId,
         done: Waiter,
     },
+    Want {
+        peer: PeerId,
+        wanted: bool,
+    },
     Watch {
         id: WatchId,
         watch: Watch,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use kvasir_transfer_core::{Limits, Sender, WriteError};
+use kvasir_transfer_core::{Heartbeats, Limits, Sender, WriteError};
 
 use crate::config::TransferConfig;
 use crate::endpoint::{Endpoint, ShmAddress};
@@ -59,6 +59,11 @@ pub(crate) fn start(
         peer_timeout_us: config.peer_timeout_ms * 1000,
         grace_us: config.failover_grace_ms * 1000,
         path_imms_max: PATH_IMMS_MAX,
+        heartbeats: Heartbeats {
+            interval_us: config.heartbeat_interval_ms * 1000,
+            timeout_us: config.heartbeat_timeout_ms * 1000,
+            always: config.heartbeat_always,
+        },
     });
     let thread = std::thread::Builder::new().name(format!("xfer-{}", config.name));
     tracing::info!(engine = %config.name, ?endpoint, "transfer engine started");
@@ -99,6 +104,8 @@ fn check(config: &TransferConfig) -> Result<(), StartError> {
     in_range("early_imms_max", config.early_imms_max >= 1)?;
     in_range("tcp_lanes", (1..=16).contains(&config.tcp_lanes))?;
     in_range("failover_grace_ms", (1..=3_600_000).contains(&config.failover_grace_ms))?;
+    in_range("heartbeat_interval_ms", (1..=3_600_000).contains(&config.heartbeat_interval_ms))?;
+    in_range("heartbeat_timeout_ms", (1..=3_600_000).contains(&config.heartbeat_timeout_ms))?;
     in_range("peer_timeout_ms", (1..=3_600_000).contains(&config.peer_timeout_ms))
 }
 

@@ -8,7 +8,7 @@ use crate::close::{CloseVerdict, PathIndex};
 use crate::op::Body;
 use crate::outcome::WriteError;
 use crate::path::{OnWire, Part};
-use crate::sender::{Action, Sender, Settled};
+use crate::sender::{Action, GivenUp, Sender, Settled};
 use crate::session::{Again, Closing, Seal, Session, SessionId};
 
 /// Paths of one session that have failed and are not closed yet: beyond it the session is given up.
@@ -80,7 +80,7 @@ impl<P: Clone, C> Sender<P, C> {
     ) -> bool {
         let Some(session) = self.sessions.get_mut(&id) else { return false };
         if let Some(path) = session.paths.get_mut(&through) {
-            path.heard_us = now_us;
+            path.heard(now_us);
         }
         if !session.closing.get(&index).is_some_and(|closing| closing.was_asked) {
             return false;
@@ -155,14 +155,16 @@ impl<P: Clone, C> Sender<P, C> {
                 }
                 continue;
             }
-            let owed: Vec<PathIndex> =
-                session.paths.keys().copied().filter(|path| session.is_owed(*path)).collect();
-            for index in owed {
+            let indexes: Vec<PathIndex> = session.paths.keys().copied().collect();
+            for index in indexes {
+                let owed = session.is_owed(index);
                 let Some(path) = session.paths.get_mut(&index) else { continue };
-                if now_us >= path.heard_us.saturating_add(limits.peer_timeout_us) {
+                if now_us >= path.silent_us(owed, limits.peer_timeout_us, limits.heartbeats) {
                     path.heard_us = now_us;
+                    path.asked_us = None;
                     path.given_up = true;
-                    self.actions.push_back(Action::GiveUpPath { session: *id, path: index });
+                    let why = GivenUp::Silent;
+                    self.actions.push_back(Action::GiveUpPath { session: *id, path: index, why });
                 }
             }
         }
@@ -174,8 +176,9 @@ impl<P: Clone, C> Sender<P, C> {
             let patience_us = if session.was_up { limits.grace_us } else { limits.peer_timeout_us };
             return session.pathless_us.saturating_add(patience_us);
         }
-        let owed = session.paths.iter().filter(|(index, _)| session.is_owed(**index));
-        let silent = owed.map(|(_, path)| path.heard_us.saturating_add(limits.peer_timeout_us));
+        let silent = session.paths.iter().map(|(index, path)| {
+            path.silent_us(session.is_owed(*index), limits.peer_timeout_us, limits.heartbeats)
+        });
         silent.min().unwrap_or(u64::MAX)
     }
 }

@@ -5,7 +5,7 @@ use crate::close::PathIndex;
 use crate::op::{Body, OpId};
 use crate::path::{OnWire, Part};
 use crate::plan::Sliced;
-use crate::sender::{Action, Frame, FrameKind, Next, Sender};
+use crate::sender::{Action, Frame, FrameKind, GivenUp, Next, Sender};
 use crate::session::SessionId;
 
 /// A frame that is about to be issued.
@@ -55,7 +55,8 @@ impl<P: Clone, C> Sender<P, C> {
             // Worn out. When nothing is on it any more, nothing has to be asked about it.
             if path.wire.outstanding == 0 && !path.given_up {
                 path.given_up = true;
-                self.actions.push_back(Action::GiveUpPath { session: id, path: index });
+                let why = GivenUp::WornOut;
+                self.actions.push_back(Action::GiveUpPath { session: id, path: index, why });
             }
             return false;
         }

@@ -5,7 +5,8 @@
 //! Reading path: [`outcome`] (how things end), [`regions`] (what may be written), [`imm`] (what is
 //! counted), [`plan`] (how a write is cut into frames); then [`sender`], which ties [`op`]erations,
 //! [`groups`], [`session`]s, their [`path`]s and the [`throttle`] together, with `issue` (what goes next)
-//! and `failover` (what becomes of a lost path's frames, in the words of [`close`]); then [`receiver`],
+//! `failover` (what becomes of a lost path's frames, in the words of [`close`]) and [`heartbeat`] (signs of
+//! life where nothing is under way); then [`receiver`],
 //! the other half of that conversation. Apart from these, [`sieve`] (which endpoint goes when there is room
 //! for no more) and [`signal`]: words that must not overtake data.
 
@@ -14,6 +15,7 @@
 pub mod close;
 mod failover;
 pub mod groups;
+pub mod heartbeat;
 pub mod imm;
 mod issue;
 mod messages;
@@ -30,6 +32,7 @@ pub mod signal;
 pub mod throttle;
 
 pub use close::{CloseRequest, CloseVerdict, Counted, PathIndex};
+pub use heartbeat::Heartbeats;
 pub use imm::{Expectation, ImmTable, PathId};
 pub use op::{Body, OpId, Operation};
 pub use outcome::{Outcome, Refusal, WriteError};
@@ -37,6 +40,6 @@ pub use path::PathLimits;
 pub use plan::{Pages, Shape};
 pub use receiver::{Asked, Closed, Opened, PathRefusal, Receiver};
 pub use regions::{RegionTable, Target};
-pub use sender::{Action, Frame, FrameKind, Limits, Next, Sender, Settled};
+pub use sender::{Action, Frame, FrameKind, GivenUp, Limits, Next, Sender, Settled};
 pub use session::SessionId;
 pub use sieve::Sieve;

@@ -21,6 +21,10 @@ pub(crate) struct Path {
     pub(crate) ledger: Ledger,
     /// The last time that the peer showed life here, or that it began to owe us something.
     pub(crate) heard_us: u64,
+    /// The last time that the peer showed life here.
+    pub(crate) alive_us: u64,
+    /// When it was asked for a heartbeat that has not come.
+    pub(crate) asked_us: Option<u64>,
     /// The shell has been asked to close it.
     pub(crate) given_up: bool,
 }
@@ -50,8 +54,15 @@ impl Path {
             wire: Wire::default(),
             ledger: Ledger::default(),
             heard_us: now_us,
+            alive_us: now_us,
+            asked_us: None,
             given_up: false,
         }
+    }
+
+    /// The peer shows life.
+    pub(crate) fn heard(&mut self, now_us: u64) {
+        (self.heard_us, self.alive_us) = (now_us, now_us);
     }
 
     /// What is to be asked about the frames that were on it.

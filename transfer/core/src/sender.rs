@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::close::{CloseRequest, PathIndex};
 use crate::groups::Groups;
+use crate::heartbeat::Heartbeats;
 use crate::op::{Body, Op, OpId, Operation, Ops};
 use crate::outcome::{Outcome, Refusal, WriteError};
 use crate::path::{OnWire, Part, Path, PathLimits};
@@ -90,8 +91,15 @@ pub enum Action<C> {
         session: SessionId,
         op: OpId,
     },
-    /// The peer shows no life there, or the path is worn out: close it, then `path_lost`.
+    /// Close it, then `path_lost`.
     GiveUpPath {
+        session: SessionId,
+        path: PathIndex,
+        why: GivenUp,
+    },
+    /// Ask the peer for a sign of life through a path that is up. Its answer goes to
+    /// `heartbeat_answered`.
+    Heartbeat {
         session: SessionId,
         path: PathIndex,
     },
@@ -106,6 +114,15 @@ pub enum Action<C> {
     },
 }
 
+/// Why a path is given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GivenUp {
+    /// The peer shows no life there.
+    Silent,
+    /// It has carried as many different immediates as are remembered.
+    WornOut,
+}
+
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     pub throttle_bytes_per_s: u64,
@@ -117,6 +134,7 @@ pub struct Limits {
     /// Different immediates on one path: beyond it the path is replaced by a fresh one, because each is
     /// remembered on both sides as long as the path lasts.
     pub path_imms_max: usize,
+    pub heartbeats: Heartbeats,
 }
 
 #[derive(Debug)]
@@ -166,11 +184,16 @@ impl<P: Clone, C> Sender<P, C> {
         }
         let op = self.ops.insert(op);
         self.earliest_deadline_us = self.earliest_deadline_us.min(deadline_us);
-        let session = self.sessions.entry(id).or_insert_with(|| {
+        let session = self.session(id, now_us);
+        if group.is_none() { &mut session.messages } else { &mut session.writes }.push_back(op);
+    }
+
+    /// The session, which is connected on its first use.
+    pub(crate) fn session(&mut self, id: SessionId, now_us: u64) -> &mut Session {
+        self.sessions.entry(id).or_insert_with(|| {
             self.actions.push_back(Action::Connect(id));
             Session::new(now_us)
-        });
-        if group.is_none() { &mut session.messages } else { &mut session.writes }.push_back(op);
+        })
     }
 
     fn settled_from_the_start(
@@ -260,7 +283,7 @@ impl<P: Clone, C> Sender<P, C> {
         now_us: u64,
     ) -> bool {
         let Some(of) = self.path(id, path) else { return false };
-        of.heard_us = now_us;
+        of.heard(now_us);
         let Some(frame) = of.wire.settle(sequence) else { return false };
         if let (Settled::Landed, Some(entry)) = (settled, frame.entry) {
             of.ledger.landed(entry);
@@ -280,7 +303,7 @@ impl<P: Clone, C> Sender<P, C> {
     ) -> bool {
         loop {
             let Some(of) = self.path(id, path) else { return false };
-            of.heard_us = now_us;
+            of.heard(now_us);
             let Some(frame) = of.wire.settle_oldest_through(sequence) else {
                 return sequence < of.wire.next_sequence();
             };
@@ -306,12 +329,15 @@ impl<P: Clone, C> Sender<P, C> {
             self.earliest_deadline_us = deadlines.min().unwrap_or(u64::MAX);
         }
         self.give_up_silent(now_us);
+        self.ask_for_heartbeats(now_us);
     }
 
     /// When `handle_time` should be called at the latest; `u64::MAX` for never.
     pub fn next_time_us(&self) -> u64 {
-        let silent = self.sessions.values().map(|session| self.patience_ends_us(session)).min();
-        let next = silent.unwrap_or(u64::MAX).min(self.earliest_deadline_us);
+        let of_session =
+            |session| self.patience_ends_us(session).min(self.next_heartbeat_us(session));
+        let next = self.sessions.values().map(of_session).min();
+        let next = next.unwrap_or(u64::MAX).min(self.earliest_deadline_us);
         next.max(self.next_check_us)
     }
 

@@ -23,6 +23,8 @@ pub(crate) struct Session {
     pub(crate) writes: VecDeque<OpId>,
     pub(crate) paths: BTreeMap<PathIndex, Path>,
     pub(crate) closing: BTreeMap<PathIndex, Closing>,
+    /// Its loss is to be noticed while nothing is under way, too.
+    pub(crate) wanted: bool,
     /// Whether it has had a path.
     pub(crate) was_up: bool,
     /// Since when it has had no path.
@@ -70,6 +72,7 @@ impl Session {
             writes: VecDeque::new(),
             paths: BTreeMap::new(),
             closing: BTreeMap::new(),
+            wanted: false,
             was_up: false,
             pathless_us: now_us,
             next_message: 0,

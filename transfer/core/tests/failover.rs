@@ -4,8 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvasir_transfer_core::{
-    Action, Body, CloseRequest, CloseVerdict, Counted, Frame, FrameKind, Limits, Next, Operation,
-    Outcome, Pages, PathIndex, PathLimits, Sender, SessionId, Settled, Shape, Target, WriteError,
+    Action, Body, CloseRequest, CloseVerdict, Counted, Frame, FrameKind, GivenUp, Heartbeats,
+    Limits, Next, Operation, Outcome, Pages, PathIndex, PathLimits, Sender, SessionId, Settled,
+    Shape, Target, WriteError,
 };
 use proptest::prelude::*;
 
@@ -23,7 +24,14 @@ type Tested = Sender<&'static str, u32>;
 
 fn sender(path_imms_max: usize) -> Tested {
     let (throttle_bytes_per_s, peer_timeout_us, grace_us) = (0, TIMEOUT_US, GRACE_US);
-    Sender::new(Limits { throttle_bytes_per_s, peer_timeout_us, grace_us, path_imms_max })
+    let heartbeats = Heartbeats { interval_us: u64::MAX, timeout_us: u64::MAX, always: false };
+    Sender::new(Limits {
+        throttle_bytes_per_s,
+        peer_timeout_us,
+        grace_us,
+        path_imms_max,
+        heartbeats,
+    })
 }
 
 /// With one operation begun and two paths up.
@@ -344,7 +352,10 @@ fn a_path_that_does_not_answer_is_given_up_and_takes_no_more() {
     assert_eq!(actions(&mut sender), []);
     // Nothing is on it but the question.
     sender.handle_time(TIMEOUT_US + 600);
-    assert_eq!(actions(&mut sender), [Action::GiveUpPath { session: S, path: B }]);
+    assert_eq!(
+        actions(&mut sender),
+        [Action::GiveUpPath { session: S, path: B, why: GivenUp::Silent }]
+    );
     assert!(next(&mut sender, B).is_none());
 }
 
@@ -362,7 +373,7 @@ fn a_path_that_has_counted_enough_immediates_is_replaced_when_it_is_empty() {
     actions(&mut sender);
     landed(&mut sender, A, &frames[1]);
     assert!(next(&mut sender, A).is_none());
-    let replace = Action::GiveUpPath { session: S, path: A };
+    let replace = Action::GiveUpPath { session: S, path: A, why: GivenUp::WornOut };
     assert_eq!(actions(&mut sender), [Action::Complete(1, Ok(())), replace]);
     sender.path_lost(S, A, 0);
     sender.path_up(S, B, LIMITS, 0);
@@ -499,7 +510,7 @@ impl Run {
                 Action::GiveUpPath { path, .. } => self.lose_path(path),
                 Action::GiveUpSession(_) => self.lose_session(),
                 Action::Connect(_) => self.up(100),
-                Action::Detach { .. } => {}
+                Action::Detach { .. } | Action::Heartbeat { .. } => {}
             }
         }
     }

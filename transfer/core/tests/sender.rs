@@ -1,8 +1,8 @@
 //! The sending half, driven by hand: what is issued when, and that everything ends once, and rightly.
 
 use kvasir_transfer_core::{
-    Action, Body, Frame, FrameKind, Limits, Next, Operation, Outcome, Pages, PathIndex, PathLimits,
-    Refusal, Sender, SessionId, Settled, Shape, Target, WriteError,
+    Action, Body, Frame, FrameKind, GivenUp, Heartbeats, Limits, Next, Operation, Outcome, Pages,
+    PathIndex, PathLimits, Refusal, Sender, SessionId, Settled, Shape, Target, WriteError,
 };
 
 const S: SessionId = SessionId(1);
@@ -10,6 +10,7 @@ const P: PathIndex = PathIndex(0);
 const TARGET: Target = Target { incarnation: 1, key: 0 };
 const LATE: u64 = u64::MAX;
 const TIMEOUT_US: u64 = 1_000_000;
+const BEAT_US: u64 = 100_000;
 
 type Tested = Sender<&'static str, u32>;
 
@@ -21,6 +22,7 @@ fn sender(throttle_bytes_per_s: u64) -> Tested {
         peer_timeout_us: TIMEOUT_US,
         grace_us: TIMEOUT_US / 2,
         path_imms_max: 1000,
+        heartbeats: Heartbeats { interval_us: BEAT_US, timeout_us: 3 * BEAT_US, always: false },
     })
 }
 
@@ -294,7 +296,82 @@ fn a_silent_peer_is_given_up_only_while_it_owes_something() {
     sender.handle_time(4 * TIMEOUT_US + 400_000);
     assert_eq!(actions(&mut sender), [], "it showed life");
     sender.handle_time(4 * TIMEOUT_US + 500_000);
-    assert_eq!(actions(&mut sender), [Action::GiveUpPath { session: S, path: P }]);
+    assert_eq!(actions(&mut sender), [SILENT]);
+}
+
+const SILENT: Action<u32> = Action::GiveUpPath { session: S, path: P, why: GivenUp::Silent };
+const BEAT: Action<u32> = Action::Heartbeat { session: S, path: P };
+
+#[test]
+fn nobody_is_asked_for_heartbeats_whom_nobody_wants() {
+    let mut sender = up();
+    assert_eq!(sender.next_time_us(), u64::MAX, "nothing is waited for");
+    sender.handle_time(50 * BEAT_US);
+    assert_eq!(actions(&mut sender), []);
+}
+
+#[test]
+fn a_wanted_peer_is_asked_when_it_was_silent_and_given_up_when_it_stays_so() {
+    let mut sender = up();
+    sender.set_wanted(S, true, 0);
+    assert_eq!(actions(&mut sender), [], "it is connected already");
+    assert_eq!(sender.next_time_us(), BEAT_US);
+    sender.handle_time(BEAT_US - 1);
+    assert_eq!(actions(&mut sender), []);
+    sender.handle_time(BEAT_US + 500);
+    assert_eq!(actions(&mut sender), [BEAT]);
+    sender.handle_time(3 * BEAT_US);
+    assert_eq!(actions(&mut sender), [], "it is asked once");
+    assert!(sender.heartbeat_answered(S, P, 3 * BEAT_US));
+    assert!(!sender.heartbeat_answered(S, P, 3 * BEAT_US), "it was asked once");
+    assert!(sender.is_idle(S), "a heartbeat is nothing that is under way");
+    assert_eq!(sender.next_time_us(), 4 * BEAT_US);
+    sender.handle_time(4 * BEAT_US);
+    assert_eq!(actions(&mut sender), [BEAT]);
+    assert_eq!(sender.next_time_us(), 7 * BEAT_US);
+    sender.handle_time(7 * BEAT_US - 1);
+    assert_eq!(actions(&mut sender), []);
+    sender.handle_time(7 * BEAT_US + 500);
+    assert_eq!(actions(&mut sender), [SILENT]);
+}
+
+#[test]
+fn a_wanted_peer_is_noticed_to_be_gone_while_it_owes_something_too() {
+    let mut sender = up();
+    sender.set_wanted(S, true, 0);
+    begin(&mut sender, 1, paged(2, 0), LATE);
+    let first = frame(&mut sender);
+    frame(&mut sender);
+    sender.handle_time(BEAT_US);
+    assert_eq!(actions(&mut sender), [BEAT]);
+    // Any sign of life will do.
+    sender.settle(S, P, first.sequence, Settled::Landed, 3 * BEAT_US);
+    sender.handle_time(5 * BEAT_US);
+    assert_eq!(actions(&mut sender), []);
+    sender.handle_time(6 * BEAT_US);
+    assert_eq!(actions(&mut sender), [SILENT], "and long before the time of what it owes");
+}
+
+#[test]
+fn who_is_wanted_no_more_is_asked_no_more() {
+    let mut sender = up();
+    sender.set_wanted(S, true, 0);
+    assert!(sender.is_wanted(S));
+    sender.set_wanted(S, false, 0);
+    sender.handle_time(50 * BEAT_US);
+    assert_eq!(actions(&mut sender), []);
+    assert_eq!(sender.next_time_us(), u64::MAX);
+}
+
+#[test]
+fn a_peer_that_is_wanted_is_connected() {
+    let mut sender = sender(0);
+    sender.set_wanted(S, true, 0);
+    assert_eq!(actions(&mut sender), [Action::Connect(S)]);
+    sender.handle_time(TIMEOUT_US);
+    assert_eq!(actions(&mut sender), [Action::GiveUpSession(S)]);
+    sender.session_lost(S);
+    assert!(!sender.is_wanted(S), "who wants it again says so");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use prost::Message;
 
 use super::{
     Copying, LinkMemory, Record, RegionAnswer, RegionPlace, RegionQuestion, SOCKET_BYTES_MAX,
-    SOCKET_FULL_US, TAG_CLOSING, TAG_REGION, TAG_TAKEN, Taken, gate,
+    SOCKET_FULL_US, TAG_CLOSING, TAG_HEARTBEAT, TAG_REGION, TAG_TAKEN, Taken, gate,
 };
 use crate::config::Domain;
 use crate::descriptors::{self, DescriptorError};
@@ -152,7 +152,7 @@ impl ShmIn {
             turn.wait_until_us = hub.now_us + SOCKET_FULL_US;
         }
         let mut bytes = Vec::new();
-        while self.ready.readable {
+        while self.ready.readable && self.answers.len() < ANSWERS_WAITING_MAX {
             bytes.resize(SOCKET_BYTES_MAX, 0);
             match descriptors::recv(&self.socket, &mut bytes) {
                 Ok((length, _)) => {
@@ -166,6 +166,10 @@ impl ShmIn {
                                 self.answer(question.ok_or(LinkEnd::Malformed)?, hub)?;
                             }
                             Some((&TAG_CLOSING, question)) => hub.asked(up.path, question)?,
+                            Some((&TAG_HEARTBEAT, [])) => {
+                                self.answer_with(vec![TAG_HEARTBEAT], None);
+                                self.flush()?;
+                            }
                             _ => return Err(LinkEnd::Malformed),
                         },
                     }

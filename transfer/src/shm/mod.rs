@@ -155,6 +155,8 @@ const TAG_REGION: u8 = 1;
 const TAG_CLOSING: u8 = 2;
 /// What became of messages; only back.
 const TAG_TAKEN: u8 = 3;
+/// Asks for a sign of life, and is one.
+const TAG_HEARTBEAT: u8 = 4;
 /// Of the longest one.
 const SOCKET_BYTES_MAX: usize = 1 + CLOSING_BYTES_MAX;
 /// How long to leave a full socket alone.

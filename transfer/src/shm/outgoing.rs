@@ -12,7 +12,7 @@ use prost::Message;
 
 use super::{
     LinkMemory, Record, RegionAnswer, RegionPlace, RegionQuestion, SOCKET_BYTES_MAX,
-    SOCKET_FULL_US, TAG_CLOSING, TAG_REGION, TAG_TAKEN, Taken, directory, gate,
+    SOCKET_FULL_US, TAG_CLOSING, TAG_HEARTBEAT, TAG_REGION, TAG_TAKEN, Taken, directory, gate,
 };
 use crate::closing;
 use crate::config::Domain;
@@ -118,6 +118,12 @@ impl ShmOut {
                                 up.take_region(answer, fds, self.lane, hub)?;
                             }
                             Some((&TAG_CLOSING, answer)) => take_answer(self.lane, answer, hub)?,
+                            Some((&TAG_HEARTBEAT, [])) => {
+                                let Lane { session, path } = self.lane;
+                                if !hub.sender.heartbeat_answered(session, path, hub.now_us) {
+                                    return Err(LinkEnd::Malformed);
+                                }
+                            }
                             Some((&TAG_TAKEN, taken)) => up.take_taken(taken, self.lane, hub)?,
                             _ => return Err(LinkEnd::Malformed),
                         },
@@ -143,6 +149,10 @@ impl ShmOut {
         self.questions.push_back(super::tagged(TAG_CLOSING, &closing::question(close)));
     }
 
+    pub(crate) fn ask_for_heartbeat(&mut self) {
+        self.questions.push_back(vec![TAG_HEARTBEAT]);
+    }
+
     /// Copies what waits, if it is the operation's, so that its source is not read any more.
     pub(crate) fn detach(&mut self, op: OpId) {
         let waiting = self.up.as_mut().and_then(|up| up.waiting.as_mut());
@@ -158,6 +168,7 @@ impl ShmOut {
         match reply.admission() {
             Admission::Admitted => {}
             Admission::CutOff => return Err(LinkEnd::Declined { cut_offs: Some(reply.cut_offs) }),
+            Admission::OtherIncarnation => return Err(LinkEnd::Replaced),
             _ => return Err(LinkEnd::Declined { cut_offs: None }),
         }
         let fds: [OwnedFd; 3] = fds.try_into().map_err(|_| LinkEnd::Malformed)?;

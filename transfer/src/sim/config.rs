@@ -18,6 +18,10 @@ pub struct SimConfig {
     pub faults: SimFaults,
     /// Different immediates on one path, before it is replaced.
     pub path_imms_max: usize,
+    pub heartbeat_interval_us: u64,
+    pub heartbeat_timeout_us: u64,
+    /// In every session, wanted or not.
+    pub heartbeat_always: bool,
     pub operations_max: usize,
     pub message_bytes_max: usize,
     /// Messages that each engine's application may hold.
@@ -68,6 +72,9 @@ impl Default for SimConfig {
             lanes: Vec::new(),
             faults: SimFaults::default(),
             path_imms_max: 65_536,
+            heartbeat_interval_us: 100_000,
+            heartbeat_timeout_us: 300_000,
+            heartbeat_always: false,
             operations_max: 65_536,
             message_bytes_max: 64 << 10,
             message_buffers: 1024,

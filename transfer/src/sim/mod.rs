@@ -174,6 +174,12 @@ impl SimNetwork {
         self.world().kill(engine.node);
     }
 
+    /// The engine's host vanishes: nobody is told, and whoever asks gets no answer. What it had put on
+    /// the wire still arrives.
+    pub fn vanish(&self, engine: &SimEngine) {
+        self.world().vanish(engine.node);
+    }
+
     /// From now on nothing that `from` is told by its peers arrives there, though its frames land.
     pub fn lose_acknowledgements(&self, from: &SimEngine) {
         if let Some(node) = self.world().nodes.get_mut(&from.node) {
@@ -302,6 +308,18 @@ impl SimEngine {
         node.begin(submission, deadline_us, waiter, now_us);
         world.settle();
         Ok(())
+    }
+
+    /// # Errors
+    /// [`SubmitError::Invalid`] when the session is over.
+    pub fn set_wanted(&self, peer: PeerId, wanted: bool) -> Result<(), SubmitError> {
+        self.with(|now_us, node| {
+            if !node.peers.is_current(peer) {
+                return Err(SubmitError::Invalid("the session is over"));
+            }
+            node.sender.set_wanted(peer.session_id(), wanted, now_us);
+            Ok(())
+        })
     }
 
     /// # Errors

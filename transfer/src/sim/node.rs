@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use kvasir_transfer_core::{
-    Action, CloseRequest, CloseVerdict, Expectation, Limits, Operation, PathId, PathIndex,
-    Receiver, Refusal, RegionTable, Sender, SessionId, WriteError,
+    Action, CloseRequest, CloseVerdict, Expectation, Heartbeats, Limits, Operation, PathId,
+    PathIndex, Receiver, Refusal, RegionTable, Sender, SessionId, WriteError,
 };
 
 use super::SimConfig;
@@ -40,6 +40,8 @@ pub struct SimCounts {
 pub(super) struct SimNode {
     pub(super) endpoint: Endpoint,
     pub(super) alive: bool,
+    /// It is not alive, and its host does not say so: nobody is told that nobody listens.
+    pub(super) has_vanished: bool,
     /// Whether it is told anything by its peers.
     pub(super) hears: bool,
     pub(super) sender: Sender<Payload, Waiter>,
@@ -61,6 +63,7 @@ pub(super) enum Wanted {
     Connect(SessionId),
     GiveUpPath(SessionId, PathIndex),
     GiveUpSession(SessionId),
+    Heartbeat(SessionId, PathIndex),
     Ask { session: SessionId, through: PathIndex, close: CloseRequest },
 }
 
@@ -73,10 +76,16 @@ impl SimNode {
             peer_timeout_us: config.peer_timeout_us,
             grace_us: config.grace_us,
             path_imms_max: config.path_imms_max,
+            heartbeats: Heartbeats {
+                interval_us: config.heartbeat_interval_us,
+                timeout_us: config.heartbeat_timeout_us,
+                always: config.heartbeat_always,
+            },
         };
         SimNode {
             endpoint: Endpoint { incarnation, cookie: [0; 16], shm: None, tcp: None },
             alive: true,
+            has_vanished: false,
             hears: true,
             sender: Sender::new(limits),
             regions: RegionTable::new(incarnation),
@@ -176,8 +185,11 @@ impl SimNode {
             match action {
                 Action::Complete(waiter, outcome) => self.calls.done(waiter, outcome),
                 Action::Connect(session) => return Some(Wanted::Connect(session)),
-                Action::GiveUpPath { session, path } => {
+                Action::GiveUpPath { session, path, why: _ } => {
                     return Some(Wanted::GiveUpPath(session, path));
+                }
+                Action::Heartbeat { session, path } => {
+                    return Some(Wanted::Heartbeat(session, path));
                 }
                 Action::GiveUpSession(session) => return Some(Wanted::GiveUpSession(session)),
                 Action::ClosePath { session, through, close } => {

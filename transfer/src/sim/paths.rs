@@ -9,7 +9,7 @@ use kvasir_transfer_core::{
 
 use super::World;
 use super::node::{NodeId, Wanted};
-use crate::engine::PeerEvent;
+use crate::engine::{Loss, PeerEvent};
 
 /// One path, as its sender names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -118,6 +118,15 @@ pub(super) enum Event {
         of: NodeId,
         session: SessionId,
         cut_offs: Option<u64>,
+        why: Loss,
+    },
+    /// The receiver is asked for a sign of life.
+    Heartbeat {
+        key: Key,
+    },
+    /// The sender has one.
+    Alive {
+        key: Key,
     },
 }
 
@@ -134,7 +143,15 @@ impl World {
                 self.path_lost(Key { from: id, session, index });
             }
             Wanted::GiveUpSession(session) => {
-                self.at(now_us, Event::SessionLost { of: id, session, cut_offs: None });
+                let why = Loss::Silent;
+                self.at(now_us, Event::SessionLost { of: id, session, cut_offs: None, why });
+            }
+            Wanted::Heartbeat(session, index) => {
+                let key = Key { from: id, session, index };
+                let Some(link) = self.links.get(&key).filter(|link| !link.is_mute) else { return };
+                let lane = self.config.lane(link.lane);
+                let at_us = now_us + lane.latency_us + self.random.upto(lane.jitter_us);
+                self.at(at_us, Event::Heartbeat { key });
             }
             Wanted::Ask { session, through, close } => {
                 let key = Key { from: id, session, index: through };
@@ -176,7 +193,17 @@ impl World {
                     sender.path_closed(key.session, (key.index, index), &verdict, now_us);
                 }
             }
-            Event::SessionLost { of, session, cut_offs } => self.lose(of, session, cut_offs),
+            Event::SessionLost { of, session, cut_offs, why } => {
+                self.lose((of, session), cut_offs, why);
+            }
+            Event::Heartbeat { key } => self.answer_heartbeat(key),
+            Event::Alive { key } => {
+                let now_us = self.now_us;
+                if self.is_heard(key) {
+                    let sender = &mut self.node(key.from).sender;
+                    sender.heartbeat_answered(key.session, key.index, now_us);
+                }
+            }
         }
     }
 
@@ -205,14 +232,18 @@ impl World {
         let incarnation = self.node(from).endpoint.incarnation;
         let peer = self.node(from).peers.of_session(session);
         let to = peer.and_then(|peer| self.find(peer.incarnation));
+        if to.is_some_and(|to| self.node(to).has_vanished) {
+            return;
+        }
         let Some(to) = to.filter(|to| self.node(*to).alive) else {
-            self.at(answer_us, Event::SessionLost { of: from, session, cut_offs: None });
+            let why = Loss::Closed;
+            self.at(answer_us, Event::SessionLost { of: from, session, cut_offs: None, why });
             return;
         };
         let node = self.node(to);
         if let Err(cut_offs) = node.peers.admit(incarnation, cut_offs) {
-            let cut_offs = Some(cut_offs);
-            self.at(answer_us, Event::SessionLost { of: from, session, cut_offs });
+            let (cut_offs, why) = (Some(cut_offs), Loss::CutOff);
+            self.at(answer_us, Event::SessionLost { of: from, session, cut_offs, why });
             return;
         }
         // A session that has been followed by another one is not heard of any more.
@@ -298,7 +329,8 @@ impl World {
         let node = self.node(to);
         let closed = node.receiver.path_ended(path);
         if !node.receiver.is_connected(incarnation) {
-            node.calls.peer(PeerEvent::WriterLost { incarnation, domain: None });
+            let why = Loss::Closed;
+            node.calls.peer(PeerEvent::WriterLost { incarnation, domain: None, why });
         }
         let Some(closed) = closed else { return };
         node.count_answer(&closed.verdict);
@@ -347,7 +379,22 @@ impl World {
         self.at(at_us, Event::Answer { key, index, verdict });
     }
 
+    fn answer_heartbeat(&mut self, key: Key) {
+        let Some(link) = self.links.get(&key).filter(|link| link.open) else { return };
+        let (to, lane) = (link.to, self.config.lane(link.lane));
+        if self.node(to).alive {
+            let at_us = self.now_us + lane.latency_us + self.random.upto(lane.jitter_us);
+            self.at(at_us, Event::Alive { key });
+        }
+    }
+
     // ---- how sessions end ----
+
+    /// The engine's host is gone, and nobody says so.
+    pub(super) fn vanish(&mut self, id: NodeId) {
+        let node = self.node(id);
+        (node.alive, node.has_vanished) = (false, true);
+    }
 
     pub(super) fn kill(&mut self, id: NodeId) {
         self.node(id).alive = false;
@@ -357,7 +404,8 @@ impl World {
         for (key, to) in ends {
             if to == id {
                 let (of, session) = (key.from, key.session);
-                self.at(at_us, Event::SessionLost { of, session, cut_offs: None });
+                let why = Loss::Closed;
+                self.at(at_us, Event::SessionLost { of, session, cut_offs: None, why });
             }
             if key.from == id {
                 self.at(at_us, Event::Closed { key });
@@ -377,11 +425,12 @@ impl World {
             link.open = false;
             self.forget_if_over(key);
             let (of, session) = (key.from, key.session);
-            self.at(at_us, Event::SessionLost { of, session, cut_offs: None });
+            let why = Loss::Closed;
+            self.at(at_us, Event::SessionLost { of, session, cut_offs: None, why });
         }
     }
 
-    fn lose(&mut self, of: NodeId, session: SessionId, cut_offs: Option<u64>) {
+    fn lose(&mut self, (of, session): (NodeId, SessionId), cut_offs: Option<u64>, why: Loss) {
         let now_us = self.now_us;
         let node = self.node(of);
         let Some(peer) = node.peers.of_session(session) else { return };
@@ -391,7 +440,7 @@ impl World {
         node.peers.end_session(peer);
         let incarnation = peer.incarnation;
         node.sender.session_lost(session);
-        node.calls.peer(PeerEvent::SessionLost { peer, incarnation, domain: None });
+        node.calls.peer(PeerEvent::SessionLost { peer, incarnation, domain: None, why });
         // What the sender gave up by itself, the receiver learns a little later.
         let of_session = self.links.iter_mut();
         let own = of_session.filter(|(key, _)| (key.from, key.session) == (of, session));

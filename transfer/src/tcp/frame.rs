@@ -18,6 +18,7 @@ const KIND_WRITE: u8 = 1;
 const KIND_SEAL: u8 = 2;
 const KIND_MESSAGE: u8 = 3;
 const KIND_QUESTION: u8 = 4;
+const KIND_HEARTBEAT: u8 = 5;
 
 const FLAG_IMM: u8 = 1;
 const FLAG_CHECKSUM: u8 = 2;
@@ -37,25 +38,39 @@ pub(crate) enum Announced {
     Question {
         bytes: usize,
     },
+    /// Asks for a sign of life. It is no frame either.
+    Heartbeat,
 }
 
 impl Announced {
     pub(crate) fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, Malformed> {
-        if bytes[2] != KIND_QUESTION {
-            return Header::decode(bytes).map(Announced::Frame);
+        match bytes[2] {
+            KIND_QUESTION => {
+                let length = usize::try_from(u64_at(bytes, 40)).map_err(|_| Malformed)?;
+                if length > CLOSING_BYTES_MAX || *bytes != question_header(length) {
+                    return Err(Malformed);
+                }
+                Ok(Announced::Question { bytes: length })
+            }
+            KIND_HEARTBEAT if *bytes == heartbeat_header() => Ok(Announced::Heartbeat),
+            KIND_HEARTBEAT => Err(Malformed),
+            _ => Header::decode(bytes).map(Announced::Frame),
         }
-        let length = usize::try_from(u64_at(bytes, 40)).map_err(|_| Malformed)?;
-        if length > CLOSING_BYTES_MAX || *bytes != question_header(length) {
-            return Err(Malformed);
-        }
-        Ok(Announced::Question { bytes: length })
     }
 }
 
 pub(crate) fn question_header(bytes: usize) -> [u8; HEADER_BYTES] {
+    bare_header(KIND_QUESTION, bytes)
+}
+
+pub(crate) fn heartbeat_header() -> [u8; HEADER_BYTES] {
+    bare_header(KIND_HEARTBEAT, 0)
+}
+
+fn bare_header(kind: u8, bytes: usize) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
     header[..2].copy_from_slice(&MAGIC.to_le_bytes());
-    header[2] = KIND_QUESTION;
+    header[2] = kind;
     header[40..48].copy_from_slice(&(bytes as u64).to_le_bytes());
     let hash = crate::checksum(&header[..HASHED_BYTES]);
     header[HASHED_BYTES..].copy_from_slice(&hash.to_le_bytes());
@@ -155,6 +170,7 @@ const ACK_THROUGH: u8 = 1;
 const ACK_REFUSED: u8 = 2;
 const ACK_CORRUPT: u8 = 3;
 const ACK_ANSWER: u8 = 4;
+const ACK_ALIVE: u8 = 5;
 
 /// What a receiver says of frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -171,6 +187,8 @@ pub(crate) enum Ack {
     Answer {
         bytes: usize,
     },
+    /// To a heartbeat.
+    Alive,
 }
 
 impl Ack {
@@ -184,6 +202,7 @@ impl Ack {
                 (ACK_CORRUPT, 0, sequence)
             }
             Ack::Answer { bytes } => (ACK_ANSWER, 0, bytes as u64),
+            Ack::Alive => (ACK_ALIVE, 0, 0),
         };
         let mut bytes = [0; ACK_BYTES];
         bytes[0] = kind;
@@ -203,6 +222,7 @@ impl Ack {
                 let bytes = usize::try_from(sequence).map_err(|_| Malformed)?;
                 if bytes <= CLOSING_BYTES_MAX { Ok(Ack::Answer { bytes }) } else { Err(Malformed) }
             }
+            (ACK_ALIVE, 0) if sequence == 0 => Ok(Ack::Alive),
             (ACK_CORRUPT, 0) => Ok(Ack::Failed { sequence, settled: Settled::Corrupt }),
             (ACK_REFUSED, code) => {
                 let refusal = Refusal::from_code(code).ok_or(Malformed)?;
@@ -279,6 +299,8 @@ mod tests {
             assert_eq!(announced, Ok(Announced::Question { bytes }));
         }
         assert_eq!(Announced::decode(&question_header(CLOSING_BYTES_MAX + 1)), Err(Malformed));
+        assert_eq!(Announced::decode(&heartbeat_header()), Ok(Announced::Heartbeat));
+        assert_eq!(Announced::decode(&bare_header(KIND_HEARTBEAT, 1)), Err(Malformed));
         let mut flipped = question_header(5);
         flipped[9] ^= 1;
         assert_eq!(Announced::decode(&flipped), Err(Malformed));
@@ -290,6 +312,7 @@ mod tests {
             Ack::Through { sequence: 7 },
             Ack::Failed { sequence: u64::MAX, settled: Settled::Corrupt },
             Ack::Answer { bytes: CLOSING_BYTES_MAX },
+            Ack::Alive,
         ];
         for (refusal, _, _) in Refusal::ALL {
             acks.push(Ack::Failed { sequence: 3, settled: Settled::Refused(refusal) });

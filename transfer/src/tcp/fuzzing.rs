@@ -2,7 +2,9 @@
 
 use kvasir_transfer_core::{FrameKind, Refusal, Settled, Target};
 
-use super::frame::{ACK_BYTES, Ack, Announced, HEADER_BYTES, Header, Malformed, question_header};
+use super::frame::{
+    ACK_BYTES, Ack, Announced, HEADER_BYTES, Header, Malformed, heartbeat_header, question_header,
+};
 use super::{GREETING_BYTES, greeting, greeting_length};
 use crate::closing::CLOSING_BYTES_MAX;
 use crate::fuzzing::within;
@@ -33,6 +35,10 @@ fn header(bytes: &[u8; HEADER_BYTES]) -> bool {
         Ok(Announced::Question { bytes: announced }) => {
             assert!(announced <= CLOSING_BYTES_MAX);
             assert_eq!(question_header(announced), *bytes);
+            true
+        }
+        Ok(Announced::Heartbeat) => {
+            assert_eq!(heartbeat_header(), *bytes);
             true
         }
         Err(Malformed) => false,
@@ -67,7 +73,7 @@ pub(crate) fn headers() -> Vec<Vec<u8>> {
     let kinds =
         [(write, 4096), (write, PAYLOAD_BYTES_MAX), (seal, 0), (FrameKind::Message { id: 3 }, 100)];
     let frames = kinds.map(|(kind, payload_bytes)| Header { sequence: 2, kind, payload_bytes });
-    let questions = [0, CLOSING_BYTES_MAX].map(question_header);
+    let questions = [question_header(0), question_header(CLOSING_BYTES_MAX), heartbeat_header()];
     frames.iter().map(Header::encode).chain(questions).map(Vec::from).collect()
 }
 
@@ -77,6 +83,7 @@ pub(crate) fn acks() -> Vec<Vec<u8>> {
         Ack::Failed { sequence: u64::MAX, settled: Settled::Corrupt },
         Ack::Failed { sequence: 1, settled: Settled::Refused(Refusal::Revoked) },
         Ack::Answer { bytes: CLOSING_BYTES_MAX },
+        Ack::Alive,
     ];
     acks.iter().map(|ack| ack.encode().to_vec()).collect()
 }

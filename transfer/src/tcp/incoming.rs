@@ -271,6 +271,10 @@ impl TcpIn {
                 self.reading = Reading::Question { question: vec![0; bytes], filled: 0 };
                 return Ok(HEADER_BYTES as u64);
             }
+            Announced::Heartbeat => {
+                self.acks.extend_from_slice(&Ack::Alive.encode());
+                return Ok(HEADER_BYTES as u64);
+            }
         };
         let left = header.payload_bytes;
         self.reading = match header.kind {
@@ -479,7 +483,7 @@ impl TcpIn {
                 self.ready.writable = false;
                 Ok(false)
             }
-            Err(_) => Err(LinkEnd::Lost),
+            Err(errno) => Err(errno.into()),
         }
     }
 }
@@ -513,6 +517,6 @@ fn received(result: rustix::io::Result<usize>, ready: &mut Readiness) -> Result<
             ready.readable = false;
             Ok(0)
         }
-        Err(_) => Err(LinkEnd::Lost),
+        Err(errno) => Err(errno.into()),
     }
 }

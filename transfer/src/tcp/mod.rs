@@ -62,7 +62,9 @@ fn tune(socket: &OwnedFd) -> rustix::io::Result<()> {
     sockopt::set_socket_keepalive(socket, true)?;
     sockopt::set_tcp_keepidle(socket, Duration::from_secs(5))?;
     sockopt::set_tcp_keepintvl(socket, Duration::from_secs(2))?;
-    sockopt::set_tcp_keepcnt(socket, 3)
+    sockopt::set_tcp_keepcnt(socket, 3)?;
+    // And while something is: without it a vanished host is noticed after a quarter of an hour.
+    sockopt::set_tcp_user_timeout(socket, 11_000)
 }
 
 /// A greeting as it goes over the wire.

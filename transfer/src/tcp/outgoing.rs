@@ -12,7 +12,7 @@ use prost::Message;
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{SendAncillaryBuffer, SendFlags};
 
-use super::frame::{ACK_BYTES, Ack, HEADER_BYTES, Header, question_header};
+use super::frame::{ACK_BYTES, Ack, HEADER_BYTES, Header, heartbeat_header, question_header};
 use super::{GREETING_BYTES, greeting, greeting_length};
 use crate::closing;
 use crate::hello::{Admission, Hello, HelloReply};
@@ -34,6 +34,8 @@ pub(crate) struct TcpOut {
     ready: Readiness,
     /// Encoded, to go before the next frames.
     questions: VecDeque<Vec<u8>>,
+    /// A heartbeat is to be asked for.
+    wants_heartbeat: bool,
     batch: VecDeque<Pending>,
     batch_bytes: u64,
     /// Every frame before this sequence has been written in full.
@@ -60,6 +62,7 @@ struct Pending {
 enum Body {
     Frame(Frame<Payload>),
     Question(Vec<u8>),
+    Heartbeat,
 }
 
 impl Pending {
@@ -67,6 +70,7 @@ impl Pending {
         let body = match &self.body {
             Body::Frame(frame) => frame.bytes as usize,
             Body::Question(question) => question.len(),
+            Body::Heartbeat => 0,
         };
         HEADER_BYTES + body
     }
@@ -79,6 +83,7 @@ impl Pending {
                 frame.payload.bytes(at, frame.bytes as usize - done)
             }
             Body::Question(question) => question.get(done..).unwrap_or_default(),
+            Body::Heartbeat => &[],
         }
     }
 }
@@ -95,6 +100,7 @@ impl TcpOut {
             state: State::Connecting { hello: greeting(&hello.encode_to_vec()) },
             ready: Readiness::default(),
             questions: VecDeque::new(),
+            wants_heartbeat: false,
             batch: VecDeque::new(),
             batch_bytes: 0,
             written_before: 0,
@@ -132,7 +138,7 @@ impl TcpOut {
     pub(crate) fn detach(&mut self, op: OpId) {
         let frames = self.batch.iter_mut().filter_map(|pending| match &mut pending.body {
             Body::Frame(frame) => Some(frame),
-            Body::Question(_) => None,
+            Body::Question(_) | Body::Heartbeat => None,
         });
         for frame in frames.filter(|frame| frame.op == op) {
             let (at, bytes) = (frame.source_offset as usize, frame.bytes as usize);
@@ -147,6 +153,10 @@ impl TcpOut {
         self.questions.push_back(closing::question(close));
     }
 
+    pub(crate) fn ask_for_heartbeat(&mut self) {
+        self.wants_heartbeat = true;
+    }
+
     fn greet(&mut self) -> Result<bool, LinkEnd> {
         if !self.ready.writable {
             return Ok(false);
@@ -154,7 +164,7 @@ impl TcpOut {
         match rustix::net::sockopt::socket_error(&self.socket)? {
             Ok(()) => {}
             Err(Errno::CONNREFUSED) => return Err(LinkEnd::Refused),
-            Err(_) => return Err(LinkEnd::Lost),
+            Err(errno) => return Err(errno.into()),
         }
         let State::Connecting { hello } = &self.state else { return Ok(false) };
         // It fits any socket's buffer; a connection that takes only a part is of no use.
@@ -179,6 +189,7 @@ impl TcpOut {
         match reply.admission() {
             Admission::Admitted => {}
             Admission::CutOff => return Err(LinkEnd::Declined { cut_offs: Some(reply.cut_offs) }),
+            Admission::OtherIncarnation => return Err(LinkEnd::Replaced),
             _ => return Err(LinkEnd::Declined { cut_offs: None }),
         }
         self.incoming.drain(..GREETING_BYTES + length);
@@ -204,7 +215,7 @@ impl TcpOut {
                 self.ready.readable = false;
                 Ok(false)
             }
-            Err(_) => Err(LinkEnd::Lost),
+            Err(errno) => Err(errno.into()),
         }
     }
 
@@ -215,6 +226,12 @@ impl TcpOut {
             match Ack::decode(ack).map_err(|_| LinkEnd::Malformed)? {
                 Ack::Through { sequence } => self.settle(hub, sequence, None)?,
                 Ack::Failed { sequence, settled } => self.settle(hub, sequence, Some(settled))?,
+                Ack::Alive => {
+                    let Lane { session, path } = self.lane;
+                    if !hub.sender.heartbeat_answered(session, path, hub.now_us) {
+                        return Err(LinkEnd::Malformed);
+                    }
+                }
                 Ack::Answer { bytes } => {
                     let answer = self.incoming.get(used + ACK_BYTES..used + ACK_BYTES + bytes);
                     let Some(answer) = answer else { break };
@@ -270,7 +287,7 @@ impl TcpOut {
             match sent {
                 Ok(bytes) => self.written(bytes, hub),
                 Err(Errno::AGAIN) => self.ready.writable = false,
-                Err(_) => return Err(LinkEnd::Lost),
+                Err(errno) => return Err(errno.into()),
             }
             turn.busy = true;
         }
@@ -281,6 +298,10 @@ impl TcpOut {
         while let Some(question) = self.questions.pop_front() {
             let header = question_header(question.len());
             self.batch.push_back(Pending { body: Body::Question(question), header, written: 0 });
+        }
+        if std::mem::take(&mut self.wants_heartbeat) {
+            let (body, header) = (Body::Heartbeat, heartbeat_header());
+            self.batch.push_back(Pending { body, header, written: 0 });
         }
         let Lane { session, path } = self.lane;
         while self.batch.len() < BATCH_FRAMES_MAX && self.batch_bytes < BATCH_BYTES {

@@ -250,7 +250,7 @@ pub(crate) fn take_answer(lane: Lane, answer: &[u8], hub: &mut Hub) -> Result<()
 
 #[cfg(test)]
 mod tests {
-    use kvasir_transfer_core::Limits;
+    use kvasir_transfer_core::{Heartbeats, Limits};
 
     use super::*;
     use crate::config::TransferConfig;
@@ -263,7 +263,9 @@ mod tests {
             Shared::new(TransferConfig::default(), endpoint, 1).expect("descriptors");
         let shared = Arc::new(shared);
         let (throttle_bytes_per_s, peer_timeout_us, grace_us, path_imms_max) = (0, 1, 1, 1);
-        let limits = Limits { throttle_bytes_per_s, peer_timeout_us, grace_us, path_imms_max };
+        let heartbeats = Heartbeats { interval_us: 1, timeout_us: 1, always: false };
+        let limits =
+            Limits { throttle_bytes_per_s, peer_timeout_us, grace_us, path_imms_max, heartbeats };
         let metrics = Metrics::register(&prometheus::Registry::new()).expect("a fresh registry");
         let mut hub = Hub::new(Arc::clone(&shared), Sender::new(limits), metrics, None);
         let add = || {

@@ -7,6 +7,7 @@ use kvasir_transfer_core::PathId;
 use rustix::io::Errno;
 
 use crate::config::Domain;
+use crate::engine::Loss;
 use crate::shm::Copying;
 use crate::shm::incoming::ShmIn;
 use crate::tcp::incoming::TcpIn;
@@ -51,7 +52,7 @@ impl Links {
         for path in std::mem::take(&mut hub.superseded) {
             all.busy = true;
             if let Some(id) = self.link_of(path) {
-                self.end_incoming(id, (LinkEnd::Lost, Tell::Loss), hub);
+                self.end_incoming(id, (LinkEnd::Replaced, Tell::Loss), hub);
             }
         }
         all
@@ -164,7 +165,8 @@ impl Links {
             ?end,
             "a writer's connection has ended"
         );
-        let ended = Ended { incarnation, path, domain, tell };
+        let why = end.loss();
+        let ended = Ended { incarnation, path, domain, tell, why };
         match copying {
             Some(copying) => self.leaving.add(ended, copying),
             None => ended.take_effect(hub),
@@ -223,7 +225,8 @@ impl Links {
             let domain = into.link.domain();
             hub.metrics.of(domain).cut_off.inc();
             let Some(path) = into.link.path() else { continue };
-            let ended = Ended { incarnation, path, domain, tell: Tell::Nothing };
+            let (tell, why) = (Tell::Nothing, Loss::CutOff);
+            let ended = Ended { incarnation, path, domain, tell, why };
             match copying {
                 Some(copying) => self.leaving.add(ended, copying),
                 None => ended.take_effect(hub),

@@ -6,7 +6,7 @@
 use kvasir_transfer_core::PathId;
 
 use crate::config::Domain;
-use crate::engine::PeerEvent;
+use crate::engine::{Loss, PeerEvent};
 use crate::shm::Copying;
 
 use super::hub::Hub;
@@ -27,6 +27,7 @@ pub(super) struct Ended {
     pub(super) path: PathId,
     pub(super) domain: Domain,
     pub(super) tell: Tell,
+    pub(super) why: Loss,
 }
 
 /// Whether the peer's loss is told.
@@ -42,7 +43,7 @@ pub(super) enum Tell {
 
 impl Ended {
     pub(super) fn take_effect(self, hub: &mut Hub) {
-        let Ended { incarnation, path, domain, tell } = self;
+        let Ended { incarnation, path, domain, tell, why } = self;
         hub.path_ended(path);
         let is_lost = match tell {
             Tell::Nothing => false,
@@ -51,7 +52,7 @@ impl Ended {
         };
         if is_lost {
             let domain = Some(domain);
-            hub.calls.peer(PeerEvent::WriterLost { incarnation, domain });
+            hub.calls.peer(PeerEvent::WriterLost { incarnation, domain, why });
         }
     }
 }

@@ -5,6 +5,7 @@ use rustix::event::epoll::EventFlags;
 
 use super::hub::Hub;
 use crate::closing::FRAMES_MAX;
+use crate::engine::Loss;
 
 /// Which path of which session a connection is, as its sender names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -67,6 +68,10 @@ impl Turn {
 pub(crate) enum LinkEnd {
     /// The other side or the way to it is gone.
     Lost,
+    /// It showed no life for too long.
+    Silent,
+    /// Another incarnation listens there.
+    Replaced,
     /// Nobody listens there.
     Refused,
     /// The other side has sent what cannot be.
@@ -80,7 +85,31 @@ pub(crate) enum LinkEnd {
 }
 
 impl From<rustix::io::Errno> for LinkEnd {
-    fn from(_: rustix::io::Errno) -> Self {
-        LinkEnd::Lost
+    fn from(errno: rustix::io::Errno) -> Self {
+        match errno {
+            rustix::io::Errno::TIMEDOUT | rustix::io::Errno::HOSTUNREACH => LinkEnd::Silent,
+            _ => LinkEnd::Lost,
+        }
+    }
+}
+
+impl LinkEnd {
+    /// Whether the other side may well be there again in a moment.
+    pub(crate) fn is_hopeful(self) -> bool {
+        matches!(self, LinkEnd::Lost | LinkEnd::Silent)
+    }
+
+    /// What it means for a peer of which it was the last link.
+    pub(crate) fn loss(self) -> Loss {
+        match self {
+            LinkEnd::Lost | LinkEnd::Refused => Loss::Closed,
+            LinkEnd::Silent => Loss::Silent,
+            LinkEnd::Replaced => Loss::Replaced,
+            LinkEnd::Malformed | LinkEnd::Rejected | LinkEnd::Declined { cut_offs: None } => {
+                Loss::Misbehaved
+            }
+            LinkEnd::Declined { cut_offs: Some(_) } => Loss::CutOff,
+            LinkEnd::Idle => Loss::Idle,
+        }
     }
 }

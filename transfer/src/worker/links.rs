@@ -314,6 +314,7 @@ pub(super) fn count_end(metrics: &DomainMetrics, end: LinkEnd) {
         LinkEnd::Malformed => metrics.malformed.inc(),
         LinkEnd::Rejected => metrics.not_admitted.inc(),
         LinkEnd::Idle => metrics.idle.inc(),
-        LinkEnd::Lost | LinkEnd::Refused | LinkEnd::Declined { .. } => {}
+        LinkEnd::Silent => metrics.silent.inc(),
+        LinkEnd::Lost | LinkEnd::Refused | LinkEnd::Replaced | LinkEnd::Declined { .. } => {}
     }
 }

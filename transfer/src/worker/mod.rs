@@ -31,7 +31,7 @@ use crate::shm::directory::Directory;
 use crate::submit::Submission;
 
 use hub::Hub;
-use link::Readiness;
+use link::{Lane, Readiness};
 use links::Links;
 use quiesce::Quiescing;
 
@@ -194,6 +194,12 @@ impl Worker {
                 let copying = self.links.cut_off(peer.incarnation, &mut self.hub);
                 self.quiesce(copying, done);
             }
+            Command::Want { peer, wanted } => {
+                // Who has lost it meanwhile has been told.
+                if self.hub.shared.peers().is_current(peer) {
+                    self.hub.sender.set_wanted(peer.session_id(), wanted, self.hub.now_us);
+                }
+            }
             Command::Watch { id, watch, seen } => {
                 self.watches.insert(id, Watched { watch, seen });
             }
@@ -238,8 +244,11 @@ impl Worker {
                 Action::Complete(waiter, outcome) => self.hub.calls.done(waiter, outcome),
                 Action::Connect(session) => self.links.connect(session, &mut self.hub),
                 Action::Detach { session, op } => self.links.detach(session, op),
-                Action::GiveUpPath { session, path } => {
-                    self.links.give_up_path(session, path, &mut self.hub);
+                Action::GiveUpPath { session, path, why } => {
+                    self.links.give_up_path(Lane { session, path }, why, &mut self.hub);
+                }
+                Action::Heartbeat { session, path } => {
+                    self.links.ask_for_heartbeat(Lane { session, path });
                 }
                 Action::GiveUpSession(session) => {
                     self.links.give_up_session(session, &mut self.hub);
@@ -392,7 +401,7 @@ impl Worker {
                 | Command::Unwatch { done, .. } => {
                     self.hub.calls.done(done, Err(WriteError::Cancelled));
                 }
-                Command::Watch { .. } => {}
+                Command::Watch { .. } | Command::Want { .. } => {}
             }
         }
         self.hub.calls.tell(&mut self.handlers);

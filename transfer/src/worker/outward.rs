@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use kvasir_transfer_core::{CloseRequest, OpId, PathIndex, SessionId};
+use kvasir_transfer_core::{CloseRequest, GivenUp, OpId, PathIndex, SessionId};
 
 use crate::config::Domain;
 use crate::endpoint::Endpoint;
-use crate::engine::PeerEvent;
+use crate::engine::{Loss, PeerEvent};
 use crate::hello::Hello;
 use crate::shm::outgoing::ShmOut;
 use crate::tcp::outgoing::TcpOut;
@@ -30,6 +30,8 @@ pub(super) struct Lanes {
     due_us: Vec<u64>,
     /// Attempts that failed since one came up.
     failures: u32,
+    /// What ended the last one of its connections that has ended.
+    last_end: Option<LinkEnd>,
 }
 
 impl Lanes {
@@ -55,7 +57,7 @@ impl Links {
                         came_up.push((*lane, out.link.domain()));
                     }
                     if !out.was_up && hub.now_us >= out.connect_until_us {
-                        ended.push((*lane, LinkEnd::Lost));
+                        ended.push((*lane, LinkEnd::Silent));
                     }
                 }
                 Err(end) => ended.push((*lane, end)),
@@ -132,7 +134,7 @@ impl Links {
         };
         // It may have been forgotten just before it was used.
         let Some((endpoint, cut_offs)) = found else {
-            self.session_lost(session, None, hub);
+            self.session_lost(session, None, Loss::Unreachable, hub);
             return;
         };
         if !self.make_room(session, hub) {
@@ -180,17 +182,18 @@ impl Links {
             connections_max = hub.shared.config.connections_max,
             "too many connections are in use: one more peer cannot be reached now"
         );
-        self.session_lost(session, None, hub);
+        self.session_lost(session, None, Loss::Unreachable, hub);
         false
     }
 
-    /// A connection of the session that is to go, of those that owe nothing and are owed nothing.
+    /// A connection of the session that is to go, of those that owe nothing, are owed nothing, and whose
+    /// peer nobody wants.
     fn idle_session(&mut self, hub: &Hub) -> Option<Lane> {
         let Links { endpoints, outgoing, .. } = self;
         let gone = endpoints.evict(|session| {
             let used_us = lanes_of(outgoing, session).map(|(_, out)| out.active_us).max()?;
-            let idle = is_long_ago(used_us, hub) && hub.sender.is_idle(session);
-            idle.then_some(used_us)
+            let idle = hub.sender.is_idle(session) && !hub.sender.is_wanted(session);
+            (idle && is_long_ago(used_us, hub)).then_some(used_us)
         });
         self.of_session(gone?).next().map(|(lane, _)| *lane)
     }
@@ -229,12 +232,28 @@ impl Links {
         }
     }
 
-    pub(super) fn give_up_path(&mut self, session: SessionId, path: PathIndex, hub: &mut Hub) {
-        self.end_outgoing(Lane { session, path }, LinkEnd::Lost, hub);
+    pub(super) fn ask_for_heartbeat(&mut self, lane: Lane) {
+        // One that has ended is told to the core.
+        match self.outgoing.get_mut(&lane).map(|out| &mut out.link) {
+            Some(OutLink::Shm(link)) => link.ask_for_heartbeat(),
+            Some(OutLink::Tcp(link)) => link.ask_for_heartbeat(),
+            None => {}
+        }
+    }
+
+    pub(super) fn give_up_path(&mut self, lane: Lane, why: GivenUp, hub: &mut Hub) {
+        let end = match why {
+            GivenUp::Silent => LinkEnd::Silent,
+            GivenUp::WornOut => LinkEnd::Lost,
+        };
+        self.end_outgoing(lane, end, hub);
     }
 
     pub(super) fn give_up_session(&mut self, session: SessionId, hub: &mut Hub) {
-        self.session_lost(session, None, hub);
+        let lanes = self.lanes.get(&session);
+        let was_up = lanes.is_some_and(|lanes| lanes.domain.is_some());
+        let last = lanes.and_then(|lanes| lanes.last_end).filter(|_| was_up);
+        self.session_lost(session, None, last.map_or(Loss::Unreachable, LinkEnd::loss), hub);
     }
 
     // ---- how they end ----
@@ -256,6 +275,9 @@ impl Links {
                 peers.learn_cut_offs(peer, cut_offs);
             }
         }
+        if let Some(lanes) = self.lanes.get_mut(&session) {
+            lanes.last_end = Some(end);
+        }
         let was_idle = hub.sender.is_idle(session);
         if was_up {
             hub.metrics.of(domain).paths_lost.inc();
@@ -263,14 +285,16 @@ impl Links {
         }
         match end {
             // Who says no, or lies, is not asked again; and who is not needed is not kept.
-            LinkEnd::Declined { .. } | LinkEnd::Malformed | LinkEnd::Rejected | LinkEnd::Idle => {
-                self.session_lost(session, Some(domain), hub);
-            }
-            LinkEnd::Lost | LinkEnd::Refused if was_up => {
+            LinkEnd::Declined { .. }
+            | LinkEnd::Replaced
+            | LinkEnd::Malformed
+            | LinkEnd::Rejected
+            | LinkEnd::Idle => self.session_lost(session, Some(domain), end.loss(), hub),
+            LinkEnd::Lost | LinkEnd::Silent | LinkEnd::Refused if was_up => {
                 // The last one is missed at once, unless nobody has a use for it.
                 let alone = !self.of_session(session).any(|(_, out)| out.was_up);
                 if alone && was_idle {
-                    self.session_lost(session, Some(domain), hub);
+                    self.session_lost(session, Some(domain), end.loss(), hub);
                     return;
                 }
                 let Some(lanes) = self.lanes.get_mut(&session) else { return };
@@ -278,12 +302,11 @@ impl Links {
                 let again_us = if alone { hub.now_us } else { lanes.again_us(hub.now_us) };
                 lanes.due_us.push(again_us);
             }
-            LinkEnd::Lost | LinkEnd::Refused if !candidates.is_empty() => {
-                let hope = hope || end == LinkEnd::Lost;
-                self.connect_by(session, (candidates, hope), hub);
+            LinkEnd::Lost | LinkEnd::Silent | LinkEnd::Refused if !candidates.is_empty() => {
+                self.connect_by(session, (candidates, hope || end.is_hopeful()), hub);
             }
-            LinkEnd::Lost | LinkEnd::Refused => {
-                self.not_connected(session, hope || end == LinkEnd::Lost, hub);
+            LinkEnd::Lost | LinkEnd::Silent | LinkEnd::Refused => {
+                self.not_connected(session, hope || end.is_hopeful(), hub);
             }
         }
     }
@@ -293,9 +316,10 @@ impl Links {
         let others = self.of_session(session).next().is_some();
         let Some(lanes) = self.lanes.get_mut(&session) else { return };
         // Where nobody listens any more, nobody will.
-        let hopeless = lanes.domain.is_none() || !hope;
-        if hopeless && !others {
-            self.session_lost(session, None, hub);
+        let was_up = lanes.domain.is_some();
+        if (!was_up || !hope) && !others {
+            let why = if was_up { Loss::Closed } else { Loss::Unreachable };
+            self.session_lost(session, None, why, hub);
             return;
         }
         lanes.failures = lanes.failures.saturating_add(1);
@@ -303,7 +327,13 @@ impl Links {
         lanes.due_us.push(again_us);
     }
 
-    fn session_lost(&mut self, session: SessionId, domain: Option<Domain>, hub: &mut Hub) {
+    fn session_lost(
+        &mut self,
+        session: SessionId,
+        domain: Option<Domain>,
+        why: Loss,
+        hub: &mut Hub,
+    ) {
         let former = self.lanes.remove(&session).and_then(|lanes| lanes.domain);
         self.endpoints.remove(session);
         let domain = domain.or(former);
@@ -329,9 +359,10 @@ impl Links {
             engine = %hub.shared.config.name,
             peer = format_args!("{incarnation:016x}"),
             domain = domain.map_or("none", Domain::label),
+            ?why,
             "the session with a peer has ended"
         );
-        hub.calls.peer(PeerEvent::SessionLost { peer, incarnation, domain });
+        hub.calls.peer(PeerEvent::SessionLost { peer, incarnation, domain, why });
     }
 }
 

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use kvasir_transfer::memory::Prefault;
 use kvasir_transfer::sim::{SimConfig, SimEngine, SimLane, SimNetwork};
 use kvasir_transfer::{
-    Barrier, Completion, CompletionFlag, Domain, Endpoint, Expect, GroupMember, Handlers, Message,
-    Outcome, PartOutcomes, PeerEvent, PeerGroup, PeerId, RegionDesc, RegionHandle, Scatter,
-    SharedMemory, Source, SubmitError, TransferConfig, TransferEngine, Verify, Write, WritePaged,
+    Barrier, Completion, CompletionFlag, Domain, Endpoint, Expect, GroupMember, Handlers, Loss,
+    Message, Outcome, PartOutcomes, PeerEvent, PeerGroup, PeerId, RegionDesc, RegionHandle,
+    Scatter, SharedMemory, Source, SubmitError, TransferConfig, TransferEngine, Verify, Write,
+    WritePaged,
 };
 
 /// Far more than anything here takes.
@@ -31,6 +32,9 @@ pub struct Options {
     pub verify: bool,
     pub message_buffers: usize,
     pub message_bytes_max: usize,
+    pub heartbeat_interval: Duration,
+    pub heartbeat_timeout: Duration,
+    pub failover_grace: Duration,
 }
 
 impl Default for Options {
@@ -42,6 +46,9 @@ impl Default for Options {
             verify: false,
             message_buffers: 1024,
             message_bytes_max: 64 << 10,
+            heartbeat_interval: Duration::from_secs(1),
+            heartbeat_timeout: Duration::from_secs(3),
+            failover_grace: Duration::from_secs(2),
         }
     }
 }
@@ -60,6 +67,8 @@ pub struct Node {
     /// While it is set, messages are kept in `held`, and their buffers with them.
     pub holds: Arc<AtomicBool>,
     pub held: Arc<Mutex<Vec<Message>>>,
+    /// While it is set, a message makes the worker stand still.
+    frozen: Arc<AtomicBool>,
     pub events: Arc<Mutex<Vec<PeerEvent>>>,
 }
 
@@ -90,6 +99,9 @@ pub fn config(kind: Kind, options: Options, run_dir: &std::path::Path) -> Transf
         throttle_bytes_per_s: options.throttle_bytes_per_s,
         message_buffers: options.message_buffers,
         message_bytes_max: options.message_bytes_max,
+        heartbeat_interval_ms: options.heartbeat_interval.as_millis() as u64,
+        heartbeat_timeout_ms: options.heartbeat_timeout.as_millis() as u64,
+        failover_grace_ms: options.failover_grace.as_millis() as u64,
         ..TransferConfig::default()
     };
     match kind {
@@ -123,6 +135,9 @@ impl Fabric {
                 operations_max: options.operations_max,
                 throttle_bytes_per_s: options.throttle_bytes_per_s,
                 verify: options.verify,
+                heartbeat_interval_us: options.heartbeat_interval.as_micros() as u64,
+                heartbeat_timeout_us: options.heartbeat_timeout.as_micros() as u64,
+                grace_us: options.failover_grace.as_micros() as u64,
                 ..SimConfig::default()
             })
         });
@@ -142,11 +157,16 @@ impl Fabric {
         let node = Node::empty();
         let (messages, events) = (Arc::clone(&node.messages), Arc::clone(&node.events));
         let (holds, held) = (Arc::clone(&node.holds), Arc::clone(&node.held));
+        let frozen = Arc::clone(&node.frozen);
         let handlers = Handlers {
             on_message: Box::new(move |from, message| {
                 messages.lock().expect("messages").push((from, message.to_vec()));
                 if holds.load(Ordering::Acquire) {
                     held.lock().expect("held").push(message);
+                }
+                let since = Instant::now();
+                while frozen.load(Ordering::Acquire) && since.elapsed() < LONG {
+                    std::thread::sleep(Duration::from_millis(1));
                 }
             }),
             on_peer: Box::new(move |event| events.lock().expect("events").push(event)),
@@ -214,6 +234,26 @@ impl Fabric {
         }
     }
 
+    /// From now on `node` says nothing, though nothing tells that it is gone: a real engine's worker
+    /// stands still (until [`Fabric::thaw`]), a simulated one's host has vanished.
+    pub fn freeze(&self, node: &Node) {
+        match (node.engine.borrow().as_ref(), &self.network) {
+            (Some(Engine::Sim(engine)), Some(network)) => network.vanish(engine),
+            _ => {
+                node.frozen.store(true, Ordering::Release);
+                let before = node.messages.lock().expect("messages").len();
+                let someone = self.node();
+                someone.send(someone.connect(node), b"stand still").expect("accepted");
+                let frozen = || node.messages.lock().expect("messages").len() > before;
+                self.until("it stands still", frozen);
+            }
+        }
+    }
+
+    pub fn thaw(&self, node: &Node) {
+        node.frozen.store(false, Ordering::Release);
+    }
+
     /// Refused and corrupt, on both sides.
     pub fn refused_and_corrupt(&self) -> (u64, u64) {
         let (a, b) = (self.a.refused_and_corrupt(), self.b.refused_and_corrupt());
@@ -228,6 +268,7 @@ impl Node {
             messages: Arc::default(),
             holds: Arc::default(),
             held: Arc::default(),
+            frozen: Arc::default(),
             events: Arc::default(),
         }
     }
@@ -377,6 +418,20 @@ impl Node {
 
     pub fn cut_off_then(&self, peer: PeerId, done: Completion) {
         either!(self, engine => engine.cut_off(peer, done)).expect("accepted");
+    }
+
+    pub fn set_wanted(&self, peer: PeerId, wanted: bool) -> Result<(), SubmitError> {
+        either!(self, engine => engine.set_wanted(peer, wanted))
+    }
+
+    /// Why sessions were lost, in order.
+    pub fn losses(&self) -> Vec<(PeerId, Loss)> {
+        let events = self.events.lock().expect("events");
+        let lost = events.iter().filter_map(|event| match event {
+            PeerEvent::SessionLost { peer, why, .. } => Some((*peer, *why)),
+            PeerEvent::WriterLost { .. } => None,
+        });
+        lost.collect()
     }
 
     pub fn lost_sessions(&self) -> Vec<PeerId> {

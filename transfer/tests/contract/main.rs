@@ -6,8 +6,11 @@ mod completions;
 mod fabric;
 mod faults;
 mod groups;
+mod losses;
 mod messages;
 mod two_processes;
+
+use std::time::Duration;
 
 use fabric::{Fabric, Kind, Options};
 
@@ -18,6 +21,16 @@ macro_rules! contract {
         mod tcp { $(#[test] fn $case() { super::run(super::Kind::Tcp, $options, super::$module::$case); })* }
         mod sim { $(#[test] fn $case() { super::run(super::Kind::Sim, $options, super::$module::$case); })* }
     };
+}
+
+/// Heartbeats at a pace that tests can wait for.
+fn lively(interval_ms: u64, timeout_ms: u64) -> Options {
+    Options {
+        heartbeat_interval: Duration::from_millis(interval_ms),
+        heartbeat_timeout: Duration::from_millis(timeout_ms),
+        failover_grace: Duration::from_millis(200),
+        ..Options::default()
+    }
 }
 
 fn run(kind: Kind, options: Options, case: fn(&Fabric)) {
@@ -56,6 +69,11 @@ contract! {
     a_message_longer_than_the_receivers_buffers_is_refused(super::Options::default()) in messages;
     while_the_application_holds_every_buffer_messages_are_refused(super::Options { message_buffers: 4, ..super::Options::default() }) in messages;
     buffers_that_are_given_back_at_once_are_enough_for_any_burst(super::Options { message_buffers: 4, ..super::Options::default() }) in messages;
+    a_wanted_peer_that_falls_silent_is_lost(super::lively(20, 60)) in losses;
+    a_wanted_peer_that_was_never_used_is_lost_too(super::lively(20, 10_000)) in losses;
+    a_wanted_peer_that_lives_is_kept(super::lively(20, 10_000)) in losses;
+    a_peer_that_nobody_wants_may_be_silent(super::lively(10, 30)) in losses;
+    a_loss_says_why(super::Options::default()) in losses;
     every_operation_is_told_by_callback_flag_and_future(super::Options::default()) in completions;
     a_scatter_gives_each_member_its_slice(super::Options::default()) in groups;
     a_scatter_may_name_some_members_often_and_others_never(super::Options::default()) in groups;

@@ -3,7 +3,9 @@
 use std::io::{BufRead, BufReader, Write as _};
 use std::process::{Child, Command, Stdio};
 
-use kvasir_transfer::{Endpoint, RegionDesc, Source, SubmitError, Write, WriteError};
+use kvasir_transfer::{Endpoint, Loss, RegionDesc, Source, SubmitError, Write, WriteError};
+
+use rustix::process::Signal;
 
 use crate::fabric::{Fabric, Kind, LONG, Options, read};
 
@@ -41,6 +43,7 @@ fn write_until_killed(kind: Kind) {
     let target = RegionDesc::from_bytes(&lines.next().expect("a region")).expect("a region");
     let fabric = Fabric::new(kind, Options { operations_max: 64, ..Options::default() });
     let peer = fabric.a.connect_to(&endpoint);
+    fabric.a.send(peer, b"here I am").expect("accepted");
     for round in 0u32.. {
         let write = Write {
             peer,
@@ -90,6 +93,33 @@ fn a_killed_writer_is_lost_and_can_be_cut_off(kind: Kind) {
     target.memory().copy_from(0, &[7; BYTES]).expect("it fits");
     fabric.pass(std::time::Duration::from_millis(5));
     assert!(read(&target, 0, BYTES).iter().all(|byte| *byte == 7), "not a byte");
+}
+
+/// Its host is there and keeps its connections; it says nothing more.
+fn a_wanted_process_that_is_stopped_is_lost(kind: Kind) {
+    let fabric = Fabric::new(kind, crate::lively(20, 100));
+    let (_target, descriptor) = fabric.b.region(BYTES);
+    let mut child = spawn(kind, &fabric.b.endpoint(), &descriptor);
+    fabric.until("its message", || !fabric.b.messages.lock().expect("messages").is_empty());
+    let (peer, _) = fabric.b.messages.lock().expect("messages")[0].clone();
+    assert_eq!(fabric.b.set_wanted(peer, true), Ok(()));
+    assert_eq!(fabric.outcome(&fabric.b.send(peer, b"hello").expect("accepted")), Ok(()));
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::STOP)
+        .expect("stopped");
+    fabric.until("the event", || !fabric.b.losses().is_empty());
+    assert_eq!(fabric.b.losses(), [(peer, Loss::Silent)]);
+    child.kill().expect("killed");
+    child.wait().expect("reaped");
+}
+
+#[test]
+fn a_wanted_process_that_is_stopped_is_lost_by_shm() {
+    a_wanted_process_that_is_stopped_is_lost(Kind::Shm);
+}
+
+#[test]
+fn a_wanted_process_that_is_stopped_is_lost_by_tcp() {
+    a_wanted_process_that_is_stopped_is_lost(Kind::Tcp);
 }
 
 #[test]

@@ -526,6 +526,19 @@ fn an_idle_engine_sleeps() {
     // Spinning, it would have used 50 ticks.
     assert!(ticks_of_thread("xfer-idle") - before_idle <= 2);
     assert!(ticks_of_thread("xfer-other") - before_other <= 2);
+
+    // A peer that is asked for signs of life hardly costs more.
+    let config = TransferConfig { heartbeat_interval_ms: 50, ..config("wants") };
+    let (wants, _) = start(config);
+    let peer = wants.connect(&idle.endpoint()).expect("reachable");
+    wants.set_wanted(peer, true).expect("it is current");
+    let (done, sent) = Completion::future();
+    wants.send(peer, b"hello".to_vec(), LONG, done).expect("accepted");
+    assert_eq!(sent.wait(), Ok(()));
+    let (before_idle, before_wants) = (ticks_of_thread("xfer-idle"), ticks_of_thread("xfer-wants"));
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(ticks_of_thread("xfer-idle") - before_idle <= 2);
+    assert!(ticks_of_thread("xfer-wants") - before_wants <= 2);
 }
 
 #[test]

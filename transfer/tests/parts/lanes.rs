@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use kvasir_transfer::memory::Prefault;
 use kvasir_transfer::{
-    Completion, Domain, Endpoint, Expect, Handlers, PageSide, SharedMemory, Source, TransferConfig,
-    TransferEngine, Verify, Write, WriteError, WritePaged, checksum,
+    Completion, Domain, Endpoint, Expect, Handlers, Loss, PageSide, PeerEvent, SharedMemory,
+    Source, TransferConfig, TransferEngine, Verify, Write, WriteError, WritePaged, checksum,
 };
 
 const LONG: Duration = Duration::from_secs(30);
@@ -323,6 +323,30 @@ fn a_session_is_lost_when_no_connection_comes_back_in_its_grace() {
     assert_eq!(undecided.wait(), Err(WriteError::PeerGone));
     let closed = "kvasir_transfer_connections_closed_total";
     assert_eq!(metric(&registry, closed, "session_lost"), 1.0);
+}
+
+#[test]
+fn a_wanted_peer_behind_a_black_hole_is_lost() {
+    let lost = Arc::new(Mutex::new(Vec::new()));
+    let told = Arc::clone(&lost);
+    let on_peer = Box::new(move |event| told.lock().expect("events").push(event));
+    let sender =
+        TransferConfig { heartbeat_interval_ms: 20, heartbeat_timeout_ms: 100, ..config(1) };
+    let (sender, registry) = start(sender, Handlers { on_peer, ..Handlers::default() });
+    let (receiver, _) = start(config(1), Handlers::default());
+    let proxy = Proxy::before(receiver.endpoint().tcp.expect("tcp"));
+    let peer = sender.connect(&behind(&proxy, &receiver)).expect("reachable");
+    sender.set_wanted(peer, true).expect("it is current");
+    let (done, sent) = Completion::future();
+    sender.send(peer, b"x".to_vec(), LONG, done).expect("accepted");
+    assert_eq!(sent.wait(), Ok(()));
+    proxy.pipes().iter().for_each(|pipe| pipe.is_deaf.store(true, Ordering::Relaxed));
+    until("the event", || !lost.lock().expect("events").is_empty());
+    let (incarnation, domain, why) = (peer.incarnation(), Some(Domain::Tcp), Loss::Silent);
+    let expected = PeerEvent::SessionLost { peer, incarnation, domain, why };
+    assert_eq!(*lost.lock().expect("events"), [expected]);
+    let closed = "kvasir_transfer_connections_closed_total";
+    assert_eq!(metric(&registry, closed, "silent"), 1.0);
 }
 
 /// A path remembers each immediate as long as it lasts, so it does not last for ever.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use kvasir_transfer::descriptors::{self, DescriptorError};
 use kvasir_transfer::memory::{Access, Prefault};
 use kvasir_transfer::{
-    Completion, CompletionFlag, Domain, Handlers, PeerEvent, PeerId, SharedMemory, Source,
+    Completion, CompletionFlag, Domain, Handlers, Loss, PeerEvent, PeerId, SharedMemory, Source,
     TransferConfig, TransferEngine, Write,
 };
 use rustix::fs::OFlags;
@@ -165,7 +165,11 @@ fn a_copy_is_waited_for_when_the_receiver_has_ended_the_connection() {
     assert_eq!(receiver.events(), [], "nobody is told that nothing more arrives");
     raw.set_epoch(2);
     waiting.iter().for_each(|flag| ends("it has ended", flag));
-    let lost = PeerEvent::WriterLost { incarnation: raw.incarnation, domain: Some(Domain::Shm) };
+    let lost = PeerEvent::WriterLost {
+        incarnation: raw.incarnation,
+        domain: Some(Domain::Shm),
+        why: Loss::Misbehaved,
+    };
     until("the event", || receiver.events() == [lost]);
     ends("nothing is under way any more", &revoke(&receiver));
 }
