@@ -3,6 +3,8 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+pub use crate::tcp::tls::{TlsError, TlsFiles};
+
 /// A way to reach peers.
 #[derive(
     Debug,
@@ -64,6 +66,10 @@ pub struct TransferConfig {
     /// The address peers are told, where it differs from the one that is listened on. Needed when
     /// that one is unspecified (`0.0.0.0`).
     pub tcp_advertise: Option<SocketAddr>,
+    /// TCP connections are under TLS, to and from peers that have certificates of the same authority;
+    /// `None` for plain ones. An engine has connections of one kind only. What is under TLS is copied
+    /// once more on either side.
+    pub tcp_tls: Option<TlsFiles>,
     /// The directory of the shm domain's Unix socket; `None` for no shm.
     pub run_dir: Option<PathBuf>,
     /// Bytes per second that this engine sends at most, over all peers; 0 for no limit.
@@ -118,6 +124,7 @@ impl Default for TransferConfig {
             preferred: Domain::Shm,
             tcp_listen: None,
             tcp_advertise: None,
+            tcp_tls: None,
             run_dir: None,
             throttle_bytes_per_s: 0,
             verify: Verify::default(),

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::completion::Completion;
-use crate::config::{Domain, TransferConfig};
+use crate::config::{Domain, TlsError, TransferConfig};
 use crate::endpoint::Endpoint;
 use crate::memory::{Access, MemoryError, SharedMemory};
 use crate::messages::Message;
@@ -120,6 +120,8 @@ pub enum StartError {
         #[source]
         source: std::io::Error,
     },
+    #[error("TLS")]
+    Tls(#[from] TlsError),
     #[error("metrics are registered already")]
     Metrics(#[from] prometheus::Error),
 }

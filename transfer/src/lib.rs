@@ -50,7 +50,7 @@ mod worker;
 pub mod write;
 
 pub use completion::{Completion, CompletionFlag, CompletionFuture};
-pub use config::{Domain, TransferConfig, Verify};
+pub use config::{Domain, TlsError, TlsFiles, TransferConfig, Verify};
 pub use endpoint::{Endpoint, WireError};
 pub use engine::{
     ConnectError, Expect, Handlers, Loss, PeerEvent, PeerId, RegisterError, StartError,

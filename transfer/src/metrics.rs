@@ -20,6 +20,8 @@ pub(crate) struct DomainMetrics {
     pub(crate) malformed: IntCounter,
     pub(crate) not_admitted: IntCounter,
     pub(crate) cut_off: IntCounter,
+    /// One side has no certificate that the other one accepts.
+    pub(crate) untrusted: IntCounter,
     pub(crate) idle: IntCounter,
     /// The peer showed no life.
     pub(crate) silent: IntCounter,
@@ -94,6 +96,7 @@ impl Metrics {
                 malformed: closed.with_label_values(&[label, "malformed"]),
                 not_admitted: closed.with_label_values(&[label, "not_admitted"]),
                 cut_off: closed.with_label_values(&[label, "cut_off"]),
+                untrusted: closed.with_label_values(&[label, "untrusted"]),
                 idle: closed.with_label_values(&[label, "idle"]),
                 silent: closed.with_label_values(&[label, "silent"]),
                 paths_lost: closed.with_label_values(&[label, "path_lost"]),

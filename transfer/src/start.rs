@@ -16,6 +16,7 @@ use crate::metrics::Metrics;
 use crate::peers::PEERS_MAX;
 use crate::shared::Shared;
 use crate::shm::directory::Directory;
+use crate::tcp::tls::Tls;
 use crate::worker::hub::Hub;
 use crate::worker::{Listeners, Worker};
 
@@ -53,6 +54,7 @@ pub(crate) fn start(
         Some(_) => Some(Directory::create()?),
         None => None,
     };
+    let tls = config.tcp_tls.as_ref().map(Tls::load).transpose()?;
     let metrics = Metrics::register(registry)?;
     let sender = Sender::new(Limits {
         throttle_bytes_per_s: config.throttle_bytes_per_s,
@@ -70,7 +72,8 @@ pub(crate) fn start(
     let (shared, bells) = Shared::new(config, endpoint, first_key)
         .map_err(|source| StartError::System { call: "socketpair", source })?;
     let shared = Arc::new(shared);
-    let hub = Hub::new(Arc::clone(&shared), sender, metrics, directory);
+    let mut hub = Hub::new(Arc::clone(&shared), sender, metrics, directory);
+    hub.tls = tls;
     let worker = Worker::new(hub, handlers, listeners, bells).map_err(system("epoll"))?;
     let of_worker = Arc::clone(&shared);
     let spawned = thread.spawn(move || run(worker, &of_worker));

@@ -2,16 +2,15 @@
 //! into their target once the target is checked. Whatever comes can at worst end this connection.
 
 use std::io::IoSliceMut;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use kvasir_transfer_core::{FrameKind, PathId, Refusal, Settled, Target};
 use prost::Message;
-use rustix::io::{Errno, retry_on_intr};
-use rustix::net::SendFlags;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::frame::{Ack, Announced, HEADER_BYTES, Header};
+use super::stream::{Blocked, Stream};
 use super::{GREETING_BYTES, greeting, greeting_length};
 use crate::config::Domain;
 use crate::endpoint::Endpoint;
@@ -33,7 +32,7 @@ const ACKS_WAITING_MAX: usize = 64 << 10;
 
 #[derive(Debug)]
 pub(crate) struct TcpIn {
-    socket: OwnedFd,
+    stream: Stream,
     ready: Readiness,
     /// Known once it is admitted.
     peer: Option<(Endpoint, PathId)>,
@@ -100,9 +99,9 @@ impl std::fmt::Debug for Hash {
 }
 
 impl TcpIn {
-    pub(crate) fn new(socket: OwnedFd) -> Self {
+    pub(crate) fn new(stream: Stream) -> Self {
         TcpIn {
-            socket,
+            stream,
             ready: Readiness::default(),
             peer: None,
             ahead: Box::new([0; AHEAD_BYTES]),
@@ -116,7 +115,7 @@ impl TcpIn {
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.stream.as_fd()
     }
 
     pub(crate) fn ready(&mut self, ready: Readiness) {
@@ -140,6 +139,7 @@ impl TcpIn {
 
     pub(crate) fn turn(&mut self, hub: &mut Hub) -> Result<Turn, LinkEnd> {
         let mut turn = Turn::default();
+        self.stream.flush(&mut self.ready)?;
         if self.peer.is_none() {
             turn.busy = self.read_hello(hub)?;
             if self.peer.is_none() {
@@ -252,10 +252,7 @@ impl TcpIn {
         self.ahead_end -= self.ahead_start;
         self.ahead_start = 0;
         let room = self.ahead.get_mut(self.ahead_end..upto).unwrap_or_default();
-        let bytes = received(
-            retry_on_intr(|| rustix::io::read(&self.socket, &mut *room)),
-            &mut self.ready,
-        )?;
+        let bytes = received(self.stream.read(room), &mut self.ready)?;
         self.ahead_end += bytes;
         Ok(bytes as u64)
     }
@@ -375,8 +372,7 @@ impl TcpIn {
         let wanted = room.len();
         let behind = &mut self.ahead[..BEHIND_PAYLOAD_BYTES];
         let mut slices = [IoSliceMut::new(room), IoSliceMut::new(behind)];
-        let call = retry_on_intr(|| rustix::io::readv(&self.socket, &mut slices));
-        let bytes = received(call, &mut self.ready)?;
+        let bytes = received(self.stream.read_vectored(&mut slices), &mut self.ready)?;
         let landed = bytes.min(wanted);
         self.ahead_start = 0;
         self.ahead_end = bytes - landed;
@@ -469,21 +465,20 @@ impl TcpIn {
     /// Whether any were sent.
     fn flush_acks(&mut self) -> Result<bool, LinkEnd> {
         self.acknowledge_landed();
+        self.stream.flush(&mut self.ready)?;
         if self.acks.is_empty() || !self.ready.writable {
             return Ok(false);
         }
-        let sent =
-            retry_on_intr(|| rustix::net::send(&self.socket, &self.acks, SendFlags::NOSIGNAL));
-        match sent {
+        match self.stream.send(&self.acks) {
             Ok(bytes) => {
                 self.acks.drain(..bytes);
                 Ok(true)
             }
-            Err(Errno::AGAIN) => {
+            Err(Blocked::Again) => {
                 self.ready.writable = false;
                 Ok(false)
             }
-            Err(errno) => Err(errno.into()),
+            Err(Blocked::End(end)) => Err(end),
         }
     }
 }
@@ -509,14 +504,14 @@ fn verdict(header: &Header, digest: Option<u64>) -> Settled {
     }
 }
 
-fn received(result: rustix::io::Result<usize>, ready: &mut Readiness) -> Result<usize, LinkEnd> {
-    match result {
-        Ok(0) => Err(LinkEnd::Lost),
+/// 0 when there is nothing now.
+fn received(read: Result<usize, Blocked>, ready: &mut Readiness) -> Result<usize, LinkEnd> {
+    match read {
         Ok(bytes) => Ok(bytes),
-        Err(Errno::AGAIN) => {
+        Err(Blocked::Again) => {
             ready.readable = false;
             Ok(0)
         }
-        Err(errno) => Err(errno.into()),
+        Err(Blocked::End(end)) => Err(end),
     }
 }

@@ -1,4 +1,5 @@
-//! The tcp domain: works everywhere and lands payloads directly in the target. A connection carries
+//! The tcp domain: works everywhere and lands payloads directly in the target (under TLS it decrypts them
+//! first, see [`tls`]). A connection carries
 //! writes and messages one way, and acknowledgements back; the other direction has a connection of its
 //! own, made by the other side.
 
@@ -7,6 +8,8 @@ mod frame;
 pub(crate) mod fuzzing;
 pub(crate) mod incoming;
 pub(crate) mod outgoing;
+pub(crate) mod stream;
+pub mod tls;
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;

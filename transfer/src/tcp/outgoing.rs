@@ -4,15 +4,16 @@
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use kvasir_transfer_core::{CloseRequest, Frame, FrameKind, Next, OpId, Settled};
 use prost::Message;
-use rustix::io::{Errno, retry_on_intr};
-use rustix::net::{SendAncillaryBuffer, SendFlags};
+use rustix::io::Errno;
 
 use super::frame::{ACK_BYTES, Ack, HEADER_BYTES, Header, heartbeat_header, question_header};
+use super::stream::{Blocked, Stream};
+use super::tls::Tls;
 use super::{GREETING_BYTES, greeting, greeting_length};
 use crate::closing;
 use crate::hello::{Admission, Hello, HelloReply};
@@ -28,7 +29,7 @@ const ACK_BUFFER_BYTES: usize = 4096;
 
 #[derive(Debug)]
 pub(crate) struct TcpOut {
-    socket: OwnedFd,
+    stream: Stream,
     lane: Lane,
     state: State,
     ready: Readiness,
@@ -89,13 +90,16 @@ impl Pending {
 }
 
 impl TcpOut {
+    /// `None` when not even a try can be made.
     pub(crate) fn connect(
         lane: Lane,
         address: SocketAddr,
         hello: &Hello,
-    ) -> rustix::io::Result<Self> {
-        Ok(TcpOut {
-            socket: super::start_connecting(address)?,
+        tls: Option<&Tls>,
+    ) -> Option<Self> {
+        let socket = super::start_connecting(address).ok()?;
+        Some(TcpOut {
+            stream: Stream::connecting(socket, tls).ok()?,
             lane,
             state: State::Connecting { hello: greeting(&hello.encode_to_vec()) },
             ready: Readiness::default(),
@@ -109,7 +113,7 @@ impl TcpOut {
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.stream.as_fd()
     }
 
     pub(crate) fn ready(&mut self, ready: Readiness) {
@@ -122,6 +126,7 @@ impl TcpOut {
 
     pub(crate) fn turn(&mut self, hub: &mut Hub) -> Result<Turn, LinkEnd> {
         let mut turn = Turn::default();
+        self.stream.flush(&mut self.ready)?;
         match &self.state {
             State::Connecting { .. } => turn.busy |= self.greet()?,
             State::AwaitingReply => turn.busy |= self.read_reply(hub)?,
@@ -161,16 +166,17 @@ impl TcpOut {
         if !self.ready.writable {
             return Ok(false);
         }
-        match rustix::net::sockopt::socket_error(&self.socket)? {
+        match rustix::net::sockopt::socket_error(&self.stream)? {
             Ok(()) => {}
             Err(Errno::CONNREFUSED) => return Err(LinkEnd::Refused),
             Err(errno) => return Err(errno.into()),
         }
         let State::Connecting { hello } = &self.state else { return Ok(false) };
         // It fits any socket's buffer; a connection that takes only a part is of no use.
-        let sent = rustix::net::send(&self.socket, hello, SendFlags::NOSIGNAL)?;
-        if sent != hello.len() {
-            return Err(LinkEnd::Lost);
+        match self.stream.send(hello) {
+            Ok(sent) if sent == hello.len() => {}
+            Ok(_) | Err(Blocked::Again) => return Err(LinkEnd::Lost),
+            Err(Blocked::End(end)) => return Err(end),
         }
         self.state = State::AwaitingReply;
         Ok(true)
@@ -205,17 +211,16 @@ impl TcpOut {
             return Ok(false);
         }
         let mut buffer = [0; ACK_BUFFER_BYTES];
-        match retry_on_intr(|| rustix::io::read(&self.socket, &mut buffer)) {
-            Ok(0) => Err(LinkEnd::Lost),
+        match self.stream.read(&mut buffer) {
             Ok(bytes) => {
                 self.incoming.extend_from_slice(&buffer[..bytes]);
                 Ok(true)
             }
-            Err(Errno::AGAIN) => {
+            Err(Blocked::Again) => {
                 self.ready.readable = false;
                 Ok(false)
             }
-            Err(errno) => Err(errno.into()),
+            Err(Blocked::End(end)) => Err(end),
         }
     }
 
@@ -279,15 +284,12 @@ impl TcpOut {
                 }
                 slices.push(IoSlice::new(pending.body_left()));
             }
-            let mut control = SendAncillaryBuffer::default();
-            let sent = retry_on_intr(|| {
-                rustix::net::sendmsg(&self.socket, &slices, &mut control, SendFlags::NOSIGNAL)
-            });
+            let sent = self.stream.send_vectored(&slices);
             drop(slices);
             match sent {
                 Ok(bytes) => self.written(bytes, hub),
-                Err(Errno::AGAIN) => self.ready.writable = false,
-                Err(errno) => return Err(errno.into()),
+                Err(Blocked::Again) => self.ready.writable = false,
+                Err(Blocked::End(end)) => return Err(end),
             }
             turn.busy = true;
         }

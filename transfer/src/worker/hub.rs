@@ -18,6 +18,7 @@ use crate::metrics::Metrics;
 use crate::payload::{Payload, Waiter};
 use crate::shared::Shared;
 use crate::shm::directory::Directory;
+use crate::tcp::tls::Tls;
 
 use super::link::{Lane, LinkEnd};
 
@@ -39,6 +40,8 @@ pub(crate) struct Hub {
     pub(crate) now_us: u64,
     regions: RegionTable<Arc<SharedMemory>>,
     pub(crate) messages: Messages,
+    /// Where tcp connections are under TLS.
+    pub(crate) tls: Option<Tls>,
     pub(crate) calls: Calls,
 }
 
@@ -60,6 +63,7 @@ impl Hub {
             now_us: shared.now_us(),
             regions: RegionTable::new(shared.endpoint.incarnation),
             messages: Messages::new(shared.config.message_buffers),
+            tls: None,
             calls: Calls::default(),
             shared,
         }

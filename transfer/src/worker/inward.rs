@@ -11,6 +11,7 @@ use crate::engine::Loss;
 use crate::shm::Copying;
 use crate::shm::incoming::ShmIn;
 use crate::tcp::incoming::TcpIn;
+use crate::tcp::stream::Stream;
 
 use super::hub::Hub;
 use super::leaving::{Ended, Tell};
@@ -103,7 +104,10 @@ impl Links {
         let id = LinkId(token);
         let link = match domain {
             Domain::Shm => ShmIn::new(socket).map(InLink::Shm),
-            Domain::Tcp => Ok(InLink::Tcp(TcpIn::new(socket))),
+            Domain::Tcp => match Stream::accepted(socket, hub.tls.as_ref()) {
+                Ok(stream) => Ok(InLink::Tcp(TcpIn::new(stream))),
+                Err(_) => Err(Errno::NOMEM),
+            },
         };
         let watched = link.and_then(|link| {
             watch_edges(&self.epoll, link.fd(), token)?;

@@ -80,6 +80,8 @@ pub(crate) enum LinkEnd {
     Declined { cut_offs: Option<u64> },
     /// We did not admit it.
     Rejected,
+    /// It has no certificate that we accept, or does not accept ours, or speaks no TLS.
+    Untrusted,
     /// Nothing has come or gone for long, and there are others who want its place.
     Idle,
 }
@@ -105,9 +107,10 @@ impl LinkEnd {
             LinkEnd::Lost | LinkEnd::Refused => Loss::Closed,
             LinkEnd::Silent => Loss::Silent,
             LinkEnd::Replaced => Loss::Replaced,
-            LinkEnd::Malformed | LinkEnd::Rejected | LinkEnd::Declined { cut_offs: None } => {
-                Loss::Misbehaved
-            }
+            LinkEnd::Malformed
+            | LinkEnd::Rejected
+            | LinkEnd::Untrusted
+            | LinkEnd::Declined { cut_offs: None } => Loss::Misbehaved,
             LinkEnd::Declined { cut_offs: Some(_) } => Loss::CutOff,
             LinkEnd::Idle => Loss::Idle,
         }

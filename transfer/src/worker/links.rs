@@ -315,6 +315,7 @@ pub(super) fn count_end(metrics: &DomainMetrics, end: LinkEnd) {
         LinkEnd::Rejected => metrics.not_admitted.inc(),
         LinkEnd::Idle => metrics.idle.inc(),
         LinkEnd::Silent => metrics.silent.inc(),
+        LinkEnd::Untrusted => metrics.untrusted.inc(),
         LinkEnd::Lost | LinkEnd::Refused | LinkEnd::Replaced | LinkEnd::Declined { .. } => {}
     }
 }

@@ -289,6 +289,7 @@ impl Links {
             | LinkEnd::Replaced
             | LinkEnd::Malformed
             | LinkEnd::Rejected
+            | LinkEnd::Untrusted
             | LinkEnd::Idle => self.session_lost(session, Some(domain), end.loss(), hub),
             LinkEnd::Lost | LinkEnd::Silent | LinkEnd::Refused if was_up => {
                 // The last one is missed at once, unless nobody has a use for it.
@@ -391,7 +392,9 @@ fn open(
     hub: &Hub,
 ) -> Option<OutLink> {
     match domain {
-        Domain::Tcp => TcpOut::connect(lane, endpoint.tcp?, hello).ok().map(OutLink::Tcp),
+        Domain::Tcp => {
+            TcpOut::connect(lane, endpoint.tcp?, hello, hub.tls.as_ref()).map(OutLink::Tcp)
+        }
         Domain::Shm => {
             let (there, here) = (endpoint.shm.as_ref()?, hub.shared.endpoint.shm.as_ref()?);
             if there.host_id != here.host_id {

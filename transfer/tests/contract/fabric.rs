@@ -1,6 +1,6 @@
 //! Two engines of one domain, behind one face, so that a case need not know which they are.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -14,6 +14,8 @@ use kvasir_transfer::{
     WritePaged,
 };
 
+use crate::certificates::Authority;
+
 /// Far more than anything here takes.
 pub const LONG: Duration = Duration::from_secs(30);
 
@@ -21,6 +23,7 @@ pub const LONG: Duration = Duration::from_secs(30);
 pub enum Kind {
     Shm,
     Tcp,
+    TcpTls,
     Sim,
 }
 
@@ -77,6 +80,9 @@ pub struct Fabric {
     options: Options,
     network: Option<SimNetwork>,
     run_dir: tempfile::TempDir,
+    authority: Authority,
+    /// Engines so far.
+    nodes: Cell<u32>,
     pub a: Node,
     pub b: Node,
 }
@@ -108,7 +114,7 @@ pub fn config(kind: Kind, options: Options, run_dir: &std::path::Path) -> Transf
         Kind::Shm => {
             TransferConfig { preferred: Domain::Shm, run_dir: Some(run_dir.to_owned()), ..both }
         }
-        Kind::Tcp | Kind::Sim => TransferConfig {
+        Kind::Tcp | Kind::TcpTls | Kind::Sim => TransferConfig {
             preferred: Domain::Tcp,
             tcp_listen: Some(([127, 0, 0, 1], 0).into()),
             // So that what holds of one connection is seen to hold of several.
@@ -141,8 +147,16 @@ impl Fabric {
                 ..SimConfig::default()
             })
         });
-        let mut fabric =
-            Fabric { kind, options, network, run_dir, a: Node::empty(), b: Node::empty() };
+        let mut fabric = Fabric {
+            kind,
+            options,
+            network,
+            run_dir,
+            authority: Authority::new(),
+            nodes: Cell::new(0),
+            a: Node::empty(),
+            b: Node::empty(),
+        };
         fabric.a = fabric.node();
         fabric.b = fabric.node();
         fabric
@@ -178,7 +192,12 @@ impl Fabric {
                 Engine::Sim(engine)
             }
             None => {
-                let config = config(self.kind, options, self.run_dir.path());
+                let mut config = config(self.kind, options, self.run_dir.path());
+                if self.kind == Kind::TcpTls {
+                    let folder = self.run_dir.path().join(self.nodes.get().to_string());
+                    config.tcp_tls = Some(self.authority.files(&folder));
+                    self.nodes.set(self.nodes.get() + 1);
+                }
                 let registry = prometheus::Registry::new();
                 let engine = TransferEngine::start(config, handlers, &registry).expect("start");
                 Engine::Real { engine: Box::new(engine), registry }

@@ -1,7 +1,10 @@
-//! What every domain must keep, run over shm, tcp and sim alike: each case is one function of a
+//! What every domain must keep, run over shm, tcp (plain and under TLS) and sim alike: each case is one function of a
 //! [`Fabric`], which is two engines that can reach each other.
 
 mod cases;
+#[path = "../support/certificates.rs"]
+#[allow(dead_code)] // other tests need more of it
+mod certificates;
 mod completions;
 mod fabric;
 mod faults;
@@ -19,6 +22,7 @@ macro_rules! contract {
     ($($(#[$note:meta])* $case:ident($options:expr) in $module:ident;)*) => {
         mod shm { $(#[test] fn $case() { super::run(super::Kind::Shm, $options, super::$module::$case); })* }
         mod tcp { $(#[test] fn $case() { super::run(super::Kind::Tcp, $options, super::$module::$case); })* }
+        mod tcp_tls { $(#[test] fn $case() { super::run(super::Kind::TcpTls, $options, super::$module::$case); })* }
         mod sim { $(#[test] fn $case() { super::run(super::Kind::Sim, $options, super::$module::$case); })* }
     };
 }

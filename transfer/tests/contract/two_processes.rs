@@ -26,7 +26,7 @@ fn spawn(kind: Kind, endpoint: &Endpoint, target: &RegionDesc) -> Child {
     let mut command = Command::new(std::env::current_exe().expect("this binary"));
     let test = match kind {
         Kind::Shm => "two_processes::write_until_killed_by_shm",
-        Kind::Tcp | Kind::Sim => "two_processes::write_until_killed_by_tcp",
+        Kind::Tcp | Kind::TcpTls | Kind::Sim => "two_processes::write_until_killed_by_tcp",
     };
     command.args(["--exact", test, "--ignored", "--nocapture"]);
     command.stdin(Stdio::piped()).stdout(Stdio::null());

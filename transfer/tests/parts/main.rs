@@ -1,6 +1,8 @@
 //! The parts that are useful on their own (memory, rings, doorbells, descriptors, processes), and what
 //! concerns one domain only.
 
+#[path = "../support/certificates.rs"]
+mod certificates;
 mod crowd;
 mod doorbell;
 mod engine;
@@ -10,3 +12,4 @@ mod memory;
 mod ring;
 mod shm_hostile;
 mod sim;
+mod tls;
