@@ -20,7 +20,7 @@ pub mod v1 {
 }
 
 pub use ids::{
-    BlockKey, Class, FieldError, Generation, Imm, Incarnation, InstanceId, Namespace, NodeId, Share,
-    Side, SlotIndex, Tenant, TxId,
+    BlockKey, Class, FieldError, Generation, Imm, Incarnation, InstanceId, Namespace, NodeId,
+    Share, Side, SlotIndex, Tenant, TxId,
 };
 pub use layout::{LayoutError, SlotLayout};

@@ -41,6 +41,7 @@ mod shared;
 mod shm;
 pub mod sim;
 mod sleeping;
+pub mod spin;
 mod start;
 mod submit;
 mod sync;

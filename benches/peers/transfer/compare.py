@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -28,10 +29,20 @@ class Side:
         self.name = name
         env = {**os.environ, "GLOG_minloglevel": "2", "MC_LOG_LEVEL": "ERROR", "NIXL_LOG_LEVEL": "ERROR",
                "UCX_LOG_LEVEL": "error", **(environment or {})}
+        # A group of its own, so that it can be stopped together with its target.
         self.child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env,
+            process_group=0,
         )
         self.hear("READY")
+        self.pause()
+
+    def pause(self):
+        """Whoever polls for its turn would take a core from the one that has it."""
+        os.killpg(self.child.pid, signal.SIGSTOP)
+
+    def go_on(self):
+        os.killpg(self.child.pid, signal.SIGCONT)
 
     def hear(self, word):
         for line in self.child.stdout:
@@ -40,9 +51,12 @@ class Side:
         raise RuntimeError(f"{self.name} has ended")
 
     def measure(self, point):
+        self.go_on()
         self.child.stdin.write(json.dumps(point) + "\n")
         self.child.stdin.flush()
-        return json.loads(self.hear("POINT"))
+        answer = json.loads(self.hear("POINT"))
+        self.pause()
+        return answer
 
 
 def sides(binary, mooncake, nixl, wanted):
@@ -127,6 +141,7 @@ def main():
         with open(arguments.json, "w") as out:
             json.dump(samples, out, indent=1)
     for side in running:
+        side.go_on()
         side.child.stdin.write('{"quit": true}\n')
         side.child.stdin.close()
         side.child.wait(timeout=30)

@@ -54,6 +54,8 @@ struct Up {
     epoch: u64,
     /// Waits for the descriptor of its region.
     waiting: Option<Frame<Payload>>,
+    /// Since the receiver was woken last.
+    has_pushed: bool,
     /// Sequences of messages that were pushed and not acknowledged.
     messages: BTreeSet<u64>,
     /// The longest that the receiver takes.
@@ -200,6 +202,7 @@ impl Up {
             regions: BTreeMap::new(),
             epoch: 0,
             waiting: None,
+            has_pushed: false,
             messages: BTreeSet::new(),
             message_bytes_max: reply.message_bytes_max,
         })
@@ -215,7 +218,6 @@ impl Up {
     ) -> Result<(), LinkEnd> {
         let Lane { session, path } = lane;
         let mut budget = BYTES_PER_TURN;
-        let mut pushed = false;
         let message_bytes_max = hub.shared.config.message_bytes_max as u64;
         let longest = message_bytes_max.min(self.message_bytes_max) as usize;
         let record_bytes_max = longest.max(super::LANDED_BYTES) + super::RECORD_BYTES;
@@ -248,23 +250,24 @@ impl Up {
             budget = budget.saturating_sub(frame.bytes);
             match self.land(&frame, peer_incarnation, hub)? {
                 Landing::Done(settled) => {
-                    pushed = true;
                     hub.sender.settle(session, path, frame.sequence, settled, hub.now_us);
                 }
                 Landing::Pushed => {
-                    pushed = true;
                     self.messages.insert(frame.sequence);
                 }
                 Landing::Unmapped => self.ask(socket, frame)?,
             }
         }
-        if pushed {
-            self.ring();
-        }
+        self.ring();
         Ok(())
     }
 
-    fn ring(&self) {
+    /// Wakes the receiver, if there is something for it in the ring: a write that nobody counts is
+    /// none of its business.
+    fn ring(&mut self) {
+        if !std::mem::take(&mut self.has_pushed) {
+            return;
+        }
         let sleeping = directory::sleeping(&self.directory);
         self.ringer.ring_if(sleeping.expect("it was looked for when the directory was mapped"));
     }
@@ -343,6 +346,7 @@ impl Up {
     }
 
     fn push(&mut self, record: &[u8]) -> Result<(), LinkEnd> {
+        self.has_pushed = true;
         // Room was made sure of before the frame was taken.
         self.producer.push(record).map_err(|_| LinkEnd::Malformed)
     }

@@ -28,6 +28,7 @@ use crate::progress::{POLL_EVERY_MIN, Raised, Watch, WatchId};
 use crate::scatter::Part;
 use crate::shared::{Bells, Command};
 use crate::shm::directory::Directory;
+use crate::spin::Spin;
 use crate::submit::Submission;
 
 use hub::Hub;
@@ -115,18 +116,12 @@ impl Worker {
     }
 
     pub(crate) fn run(mut self) {
-        let spin_us = self.hub.shared.config.spin_us;
-        let mut active_us = self.hub.shared.now_us();
+        let mut spin = Spin::new(Duration::from_micros(self.hub.shared.config.spin_us));
         while !self.hub.shared.stop.load(Ordering::Acquire) {
             self.hub.now_us = self.hub.shared.now_us();
-            let now_us = self.hub.now_us;
             let (busy, wait_until_us) = self.turn();
-            if busy {
-                active_us = now_us;
-            } else if now_us.saturating_sub(active_us) < spin_us {
-                std::hint::spin_loop();
-            } else if self.sleep(wait_until_us) {
-                active_us = self.hub.shared.now_us();
+            if busy || (!spin.wait() && self.sleep(wait_until_us)) {
+                spin.worked();
             }
         }
         self.stop();

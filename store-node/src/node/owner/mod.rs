@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use kvasir_blocks::{AbortReason, Blocks};
 use kvasir_proto::Share;
+use kvasir_transfer::spin::Spin;
 use kvasir_transfer::{RegionHandle, SharedMemory, TransferEngine};
 
 use self::engine::{CacheShape, PendingAttach};
@@ -46,7 +47,7 @@ use crate::layer_log::LayerLog;
 use crate::metrics::Metrics;
 
 /// How long the thread looks for work before it sleeps.
-const SPIN_US: u64 = 30;
+const SPIN: Duration = Duration::from_micros(30);
 /// Taken of each kind before the others get their turn.
 const BATCH: usize = 256;
 /// How often what is not rung for is looked at: the engine's load, work that was put off.
@@ -162,7 +163,7 @@ impl Owner {
 
     /// Runs until it is drained.
     pub fn run(mut self) {
-        let mut busy_us = clock::now_us();
+        let mut spin = Spin::new(SPIN);
         let mut tick_ms = 0;
         while !self.is_drained() {
             let mut worked = self.take_all();
@@ -178,16 +179,13 @@ impl Owner {
                 worked = true;
             }
             let behind = self.catch_up(now_ms, worked);
-            let now_us = clock::now_us();
             if worked {
-                busy_us = now_us;
-            } else if now_us.saturating_sub(busy_us) < SPIN_US {
-                std::hint::spin_loop();
-            } else {
+                spin.worked();
+            } else if !spin.wait() {
                 let due_ms = self.blocks.poll_timeout().unwrap_or(u64::MAX).min(tick_ms);
                 let due_ms = if behind { due_ms.min(now_ms + SOON_MS) } else { due_ms };
                 self.sleep(Duration::from_millis(due_ms.saturating_sub(now_ms)));
-                busy_us = clock::now_us();
+                spin.worked();
             }
         }
         tracing::info!(node = %self.config.node_id, "the node has drained");
