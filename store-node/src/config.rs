@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-pub use kvasir_transfer::{Domain, Verify};
+pub use kvasir_transfer::{Domain, VerbsConfig, Verify};
 
 /// Fewer slots than this serve nobody: an engine whose blocks are too large for the arena to hold
 /// as many is refused.
@@ -31,7 +31,9 @@ pub struct Config {
     /// until others have ended: 16 MiB are room for 1,800 short prompts at once, or for 230 of
     /// 8,192 tokens of a model with 60 layers in pages of 64 tokens.
     pub tail_bytes: u64,
-    /// How nodes of one host write to each other.
+    /// How this node writes to others, where they can be reached so: through shared memory on one
+    /// host, over TCP, or by the RDMA device of `verbs`. Otherwise it is shared memory on one host,
+    /// and TCP between hosts.
     pub domain: Domain,
     /// Where this node takes writes of peers over TCP. Port 0 takes any free port.
     pub transfer_listen: SocketAddr,
@@ -57,6 +59,8 @@ pub struct Config {
     pub engine_stop_timeout_ms: u64,
     /// How long a shutdown waits for the shares that are under way, in milliseconds.
     pub drain_ms: u64,
+    /// The RDMA device. Only used when `domain` is "verbs"; then it must be there.
+    pub verbs: VerbsConfig,
 }
 
 impl Default for Config {
@@ -77,6 +81,7 @@ impl Default for Config {
             stop_timeout_ms: 1_000,
             engine_stop_timeout_ms: 30_000,
             drain_ms: 5_000,
+            verbs: VerbsConfig::default(),
         }
     }
 }

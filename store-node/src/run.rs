@@ -19,7 +19,7 @@ use tonic::transport::server::TcpIncoming;
 
 use crate::Error;
 use crate::attach_server::AttachSockets;
-use crate::config::Config;
+use crate::config::{Config, Domain};
 use crate::grpc::{MESSAGE_BYTES_MAX, NodeService};
 use crate::http;
 use crate::layer_log::LayerLog;
@@ -235,6 +235,7 @@ fn start_transfer(
         preferred: config.domain,
         tcp_listen: Some(config.transfer_listen),
         run_dir: Some(config.attach_dir.clone()),
+        verbs: (config.domain == Domain::Verbs).then(|| config.verbs.clone()),
         throttle_bytes_per_s: config.throttle_bytes_per_s,
         verify: config.verify,
         operations_max: OPERATIONS_MAX,

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+pub use crate::rdma::VerbsConfig;
 pub use crate::tcp::tls::{TlsError, TlsFiles};
 
 /// A way to reach peers.
@@ -25,6 +26,8 @@ pub enum Domain {
     Shm,
     /// TCP; everywhere.
     Tcp,
+    /// RDMA: InfiniBand and RoCE, through libibverbs.
+    Verbs,
 }
 
 impl Domain {
@@ -32,7 +35,21 @@ impl Domain {
         match self {
             Domain::Shm => "shm",
             Domain::Tcp => "tcp",
+            Domain::Verbs => "verbs",
         }
+    }
+
+    /// On the wire; never reused for another domain.
+    pub(crate) fn code(self) -> u32 {
+        match self {
+            Domain::Shm => 1,
+            Domain::Tcp => 2,
+            Domain::Verbs => 3,
+        }
+    }
+
+    pub(crate) fn from_code(code: u32) -> Option<Self> {
+        [Domain::Shm, Domain::Tcp, Domain::Verbs].into_iter().find(|domain| domain.code() == code)
     }
 }
 
@@ -46,11 +63,14 @@ pub struct Verify {
     pub tcp: bool,
     /// In shared memory, by the sender, after the copy: it guards against rot in memory only.
     pub shm: bool,
+    /// Over RDMA, by the sender, before it posts the write: it guards against rot in memory only. The
+    /// wire has a checksum of its own, from card to card.
+    pub verbs: bool,
 }
 
 impl Default for Verify {
     fn default() -> Self {
-        Verify { tcp: true, shm: false }
+        Verify { tcp: true, shm: false, verbs: false }
     }
 }
 
@@ -59,7 +79,7 @@ impl Default for Verify {
 pub struct TransferConfig {
     /// For logs and thread names.
     pub name: String,
-    /// Used where the peer can be reached by it; otherwise the other one is.
+    /// Used where the peer can be reached by it; otherwise the others are, shm before verbs before tcp.
     pub preferred: Domain,
     /// Where TCP connections are taken; `None` for no TCP. Port 0 takes a free one.
     pub tcp_listen: Option<SocketAddr>,
@@ -72,6 +92,9 @@ pub struct TransferConfig {
     pub tcp_tls: Option<TlsFiles>,
     /// The directory of the shm domain's Unix socket; `None` for no shm.
     pub run_dir: Option<PathBuf>,
+    /// The RDMA device of the verbs domain; `None` for no RDMA. It needs `tcp_listen`, too: peers connect
+    /// there first, and are reached there where the device does not reach them.
+    pub verbs: Option<VerbsConfig>,
     /// Bytes per second that this engine sends at most, over all peers; 0 for no limit.
     pub throttle_bytes_per_s: u64,
     pub verify: Verify,
@@ -126,6 +149,7 @@ impl Default for TransferConfig {
             tcp_advertise: None,
             tcp_tls: None,
             run_dir: None,
+            verbs: None,
             throttle_bytes_per_s: 0,
             verify: Verify::default(),
             operations_max: 65_536,

@@ -6,6 +6,9 @@ use std::path::PathBuf;
 
 use prost::Message;
 
+use crate::config::Domain;
+use crate::rdma::{ADDRESS_BYTES_MAX, RdmaAddress};
+
 /// Where and how an engine can be reached. Whoever has it may connect: it carries the cookie.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Endpoint {
@@ -14,15 +17,18 @@ pub struct Endpoint {
     pub(crate) cookie: [u8; 16],
     pub shm: Option<ShmAddress>,
     pub tcp: Option<SocketAddr>,
+    /// Peers connect to `tcp` first.
+    pub rdma: Option<RdmaAddress>,
 }
 
 impl std::fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Endpoint { incarnation, cookie: _, shm, tcp } = self;
+        let Endpoint { incarnation, cookie: _, shm, tcp, rdma } = self;
         f.debug_struct("Endpoint")
             .field("incarnation", &format_args!("{incarnation:016x}"))
             .field("shm", shm)
             .field("tcp", tcp)
+            .field("rdma", rdma)
             .finish_non_exhaustive()
     }
 }
@@ -61,6 +67,11 @@ struct EndpointWire {
     shm_socket: String,
     #[prost(string, tag = "6")]
     tcp: String,
+    /// The code of the domain, 0 for none.
+    #[prost(uint32, tag = "7")]
+    rdma_domain: u32,
+    #[prost(bytes = "vec", tag = "8")]
+    rdma_address: Vec<u8>,
 }
 
 impl Endpoint {
@@ -76,6 +87,8 @@ impl Endpoint {
             shm_host_id,
             shm_socket,
             tcp: self.tcp.map(|address| address.to_string()).unwrap_or_default(),
+            rdma_domain: self.rdma.as_ref().map_or(0, |rdma| rdma.domain.code()),
+            rdma_address: self.rdma.as_ref().map_or_else(Vec::new, |rdma| rdma.address.clone()),
         }
         .encode_to_vec()
     }
@@ -96,6 +109,13 @@ impl Endpoint {
             "" => None,
             text => Some(text.parse().map_err(|_| WireError::Field("tcp"))?),
         };
-        Ok(Endpoint { incarnation: wire.incarnation, cookie, shm, tcp })
+        let address = wire.rdma_address;
+        let rdma = match (wire.rdma_domain, address.len() <= ADDRESS_BYTES_MAX) {
+            (0, _) => None,
+            (_, false) => return Err(WireError::Field("rdma_address")),
+            // A domain that is not known here is one that is not used here.
+            (code, true) => Domain::from_code(code).map(|domain| RdmaAddress { domain, address }),
+        };
+        Ok(Endpoint { incarnation: wire.incarnation, cookie, shm, tcp, rdma })
     }
 }

@@ -122,6 +122,10 @@ pub enum StartError {
     },
     #[error("TLS")]
     Tls(#[from] TlsError),
+    #[error("the verbs domain cannot be used: {0}")]
+    Rdma(String),
+    #[error("the verbs domain needs `tcp_listen`: peers connect there first")]
+    RdmaWithoutTcp,
     #[error("metrics are registered already")]
     Metrics(#[from] prometheus::Error),
 }
@@ -195,7 +199,9 @@ impl TransferEngine {
         self.shared.endpoint.incarnation
     }
 
-    /// Makes memory a region that peers may write, from now until `revoke`.
+    /// Makes memory a region that peers may write, from now until `revoke`. With RDMA it is registered
+    /// with the device, which makes all its pages present and keeps them so: it takes long for much
+    /// memory, and is not for a hot path. Where the device does not take it, other domains reach it.
     ///
     /// # Errors
     /// [`RegisterError`].
@@ -206,8 +212,9 @@ impl TransferEngine {
         if memory.access() == Access::ReadOnly {
             return Err(RegisterError::ReadOnly);
         }
-        let key = self.shared.add_region(Arc::clone(&memory)).ok_or(RegisterError::TooMany)?;
-        let handle = RegionHandle { key, incarnation: self.incarnation(), memory };
+        let added = self.shared.add_region(Arc::clone(&memory));
+        let (key, rdma) = added.ok_or(RegisterError::TooMany)?;
+        let handle = RegionHandle { key, incarnation: self.incarnation(), memory, rdma };
         let descriptor = handle.descriptor();
         Ok((handle, descriptor))
     }

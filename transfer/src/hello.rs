@@ -4,6 +4,7 @@
 use kvasir_transfer_core::{PathIndex, SessionId};
 use prost::Message;
 
+use crate::config::Domain;
 use crate::endpoint::{Endpoint, WireError};
 
 /// A hello is never longer.
@@ -34,6 +35,12 @@ pub(crate) struct Hello {
     /// Which path of the session the connection is. None is used twice.
     #[prost(uint32, tag = "7")]
     pub(crate) path: u32,
+    /// The code of the domain whose card shall place the writes; 0: they come through the connection.
+    #[prost(uint32, tag = "8")]
+    pub(crate) domain: u32,
+    /// How the writer's card is reached, as that domain says it.
+    #[prost(bytes = "vec", tag = "9")]
+    pub(crate) card: Vec<u8>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
@@ -48,6 +55,8 @@ pub(crate) enum Admission {
     OtherVersion = 4,
     /// The session is over, or it has too many paths.
     NoSuchPath = 5,
+    /// The domain that was asked for is not here, or cannot take one more.
+    NoCard = 6,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -64,6 +73,9 @@ pub(crate) struct HelloReply {
     /// shm: the longest message that is taken.
     #[prost(uint64, tag = "5")]
     pub(crate) message_bytes_max: u64,
+    /// RDMA: how the card that is written to is reached.
+    #[prost(bytes = "vec", tag = "6")]
+    pub(crate) card: Vec<u8>,
 }
 
 /// Who connects, and what the connection is to be.
@@ -72,6 +84,8 @@ pub(crate) struct Newcomer {
     pub(crate) peer: Endpoint,
     pub(crate) session: u64,
     pub(crate) path: PathIndex,
+    /// Whose card shall place what it writes, and how it is reached.
+    pub(crate) card: Option<(Domain, Vec<u8>)>,
 }
 
 /// What a hello leads to.
@@ -99,6 +113,8 @@ impl Hello {
             cut_offs,
             session: session.0,
             path: path.0,
+            domain: 0,
+            card: Vec::new(),
         }
     }
 
@@ -124,7 +140,17 @@ impl Hello {
         match admit(from.incarnation, hello.cut_offs) {
             Ok(()) => {
                 let (session, path) = (hello.session, PathIndex(hello.path));
-                Verdict::Admit(Newcomer { peer: from, session, path })
+                let card = match hello.domain {
+                    0 => None,
+                    code => match Domain::from_code(code) {
+                        Some(domain) => Some((domain, hello.card)),
+                        None => {
+                            let reply = HelloReply::declining(Admission::NoCard, 0);
+                            return Verdict::Decline(reply);
+                        }
+                    },
+                };
+                Verdict::Admit(Newcomer { peer: from, session, path, card })
             }
             Err(cut_offs) => Verdict::Decline(HelloReply::declining(Admission::CutOff, cut_offs)),
         }
@@ -152,7 +178,7 @@ mod tests {
     use super::*;
 
     fn endpoint(incarnation: u64) -> Endpoint {
-        Endpoint { incarnation, cookie: [incarnation as u8; 16], shm: None, tcp: None }
+        Endpoint { incarnation, cookie: [incarnation as u8; 16], shm: None, tcp: None, rdma: None }
     }
 
     fn judge(change: impl FnOnce(&mut Hello)) -> Verdict {
@@ -181,6 +207,8 @@ mod tests {
         assert!(matches!(cut_off, Verdict::Decline(HelloReply { cut_offs: 9, .. })));
         let stale = judge(|hello| hello.to_incarnation = 7);
         assert_eq!(admission(&stale), Some(Admission::OtherIncarnation));
+        let unheard_of = judge(|hello| hello.domain = 99);
+        assert_eq!(admission(&unheard_of), Some(Admission::NoCard));
         let version = judge(|hello| hello.version = 1);
         assert_eq!(admission(&version), Some(Admission::OtherVersion));
     }

@@ -1,6 +1,6 @@
 //! Point-to-point transfer engine: regions, one-sided writes, immediate counters, small messages and
-//! progress words, over shared memory (`shm`) and TCP (`tcp`), and simulated (`sim`). It knows
-//! nothing of blocks, tokens or models.
+//! progress words, over shared memory (`shm`), TCP (`tcp`) and RDMA (`verbs`), and simulated (`sim`). It
+//! knows nothing of blocks, tokens or models.
 //!
 //! What it promises: writes are reliable and **unordered**; a receiver learns of them only through
 //! the counter of their immediate; one logical write is one count; every operation reaches a definite
@@ -11,7 +11,7 @@
 //! (what they submit), [`completion`]; then [`memory`], [`ring`] and [`doorbell`], which are useful on their own. Inside:
 //! `shared` (between handles and worker), `worker` (the one thread that owns everything; its `hub` is
 //! what all connections share), `hello` and `peers` (who may connect, and cut-offs), then the domains
-//! `shm` and `tcp`, each with an outgoing and an incoming end. [`sim`] drives the same core under
+//! `shm`, `tcp` and `rdma`, each with an outgoing and an incoming end. [`sim`] drives the same core under
 //! virtual time. What is shared without locks (`ring`, `sleeping`, `shm/gate`) is also compiled by
 //! `tests/models`, over loom's model of memory. What reads bytes of others is a target in `fuzzing`,
 //! run by the tests and by the fuzzer in `fuzz`.
@@ -34,6 +34,7 @@ mod payload;
 mod peers;
 pub mod process;
 pub mod progress;
+mod rdma;
 pub mod region;
 pub mod ring;
 pub mod scatter;
@@ -51,7 +52,7 @@ mod worker;
 pub mod write;
 
 pub use completion::{Completion, CompletionFlag, CompletionFuture};
-pub use config::{Domain, TlsError, TlsFiles, TransferConfig, Verify};
+pub use config::{Domain, TlsError, TlsFiles, TransferConfig, VerbsConfig, Verify};
 pub use endpoint::{Endpoint, WireError};
 pub use engine::{
     ConnectError, Expect, Handlers, Loss, PeerEvent, PeerId, RegisterError, StartError,
@@ -61,6 +62,7 @@ pub use kvasir_transfer_core::{Outcome, Refusal, WriteError};
 pub use memory::SharedMemory;
 pub use messages::Message;
 pub use progress::{Raised, Watch, WatchId, WordMemory};
+pub use rdma::{RdmaAddress, RdmaPlace};
 pub use region::{RegionDesc, RegionHandle};
 pub use scatter::{
     Barrier, GroupError, GroupMember, PartOutcomes, PeerGroup, Scatter, ScatterSlice,

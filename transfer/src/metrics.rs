@@ -42,6 +42,7 @@ impl DomainMetrics {
 pub(crate) struct Metrics {
     pub(crate) shm: DomainMetrics,
     pub(crate) tcp: DomainMetrics,
+    pub(crate) verbs: DomainMetrics,
     pub(crate) imm_counters: IntGauge,
     pub(crate) imm_early_forgotten: IntGauge,
     pub(crate) imm_excess: IntGauge,
@@ -107,6 +108,7 @@ impl Metrics {
         Ok(Metrics {
             shm: domain(Domain::Shm),
             tcp: domain(Domain::Tcp),
+            verbs: domain(Domain::Verbs),
             imm_counters: gauge("imm_counters", "Immediates that are counted or remembered.")?,
             imm_early_forgotten: gauge(
                 "imm_early_forgotten",
@@ -127,6 +129,7 @@ impl Metrics {
         match domain {
             Domain::Shm => &self.shm,
             Domain::Tcp => &self.tcp,
+            Domain::Verbs => &self.verbs,
         }
     }
 }

@@ -8,13 +8,21 @@ use kvasir_transfer_core::Outcome;
 
 use crate::completion::Completion;
 use crate::memory::SharedMemory;
+use crate::region::RegionHandle;
 use crate::scatter::Join;
 
 /// Cheap to clone; offsets count from the start of the memory or of the bytes.
 #[derive(Clone)]
 pub(crate) enum Payload {
-    Memory(Arc<SharedMemory>),
+    Memory { memory: Arc<SharedMemory>, region: Origin },
     Bytes(Arc<Vec<u8>>),
+}
+
+/// Which region a source is: of an engine of this process, not always of the one that sends it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Origin {
+    pub(crate) incarnation: u64,
+    pub(crate) key: u64,
 }
 
 impl fmt::Debug for Payload {
@@ -23,10 +31,17 @@ impl fmt::Debug for Payload {
     }
 }
 
+impl From<RegionHandle> for Payload {
+    fn from(handle: RegionHandle) -> Self {
+        let region = Origin { incarnation: handle.incarnation, key: handle.key };
+        Payload::Memory { memory: handle.memory, region }
+    }
+}
+
 impl Payload {
     pub(crate) fn len(&self) -> usize {
         match self {
-            Payload::Memory(memory) => memory.len(),
+            Payload::Memory { memory, .. } => memory.len(),
             Payload::Bytes(bytes) => bytes.len(),
         }
     }
@@ -37,7 +52,7 @@ impl Payload {
         let slice = match self {
             // SAFETY: whoever submits a write promises that nobody writes its source before it has
             // ended (see `Source`), and frames are detached from their source at that moment.
-            Payload::Memory(memory) => unsafe { memory.slice(offset, bytes) }.ok(),
+            Payload::Memory { memory, .. } => unsafe { memory.slice(offset, bytes) }.ok(),
             Payload::Bytes(owned) => owned.get(offset..).and_then(|rest| rest.get(..bytes)),
         };
         debug_assert!(slice.is_some(), "sources are checked when they are submitted");

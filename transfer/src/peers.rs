@@ -113,6 +113,11 @@ impl Peers {
         Some((peer.endpoint.clone(), peer.cut_there))
     }
 
+    /// What admits to the peer, while it is known.
+    pub(crate) fn cookie(&self, id: PeerId) -> Option<[u8; 16]> {
+        self.peers.get(&id.incarnation).map(|peer| peer.endpoint.cookie)
+    }
+
     /// The session is over; `connect` gives the next one.
     pub(crate) fn end_session(&mut self, id: PeerId) {
         if !self.is_current(id) {
@@ -153,7 +158,7 @@ mod tests {
     use super::*;
 
     fn endpoint(incarnation: u64) -> Endpoint {
-        Endpoint { incarnation, cookie: [0; 16], shm: None, tcp: None }
+        Endpoint { incarnation, cookie: [0; 16], shm: None, tcp: None, rdma: None }
     }
 
     fn use_all(peers: &mut Peers, incarnations: std::ops::Range<u64>) {

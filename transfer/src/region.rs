@@ -6,6 +6,7 @@ use prost::Message;
 
 use crate::endpoint::WireError;
 use crate::memory::SharedMemory;
+use crate::rdma::{RdmaPlace, RdmaPlaceWire};
 
 /// Memory that is registered here. Cheap to clone; the registration ends with `revoke`, not with the
 /// handle.
@@ -14,6 +15,7 @@ pub struct RegionHandle {
     pub(crate) key: u64,
     pub(crate) incarnation: u64,
     pub(crate) memory: Arc<SharedMemory>,
+    pub(crate) rdma: Option<RdmaPlace>,
 }
 
 impl RegionHandle {
@@ -23,7 +25,8 @@ impl RegionHandle {
 
     pub fn descriptor(&self) -> RegionDesc {
         let length_bytes = self.memory.len() as u64;
-        RegionDesc { incarnation: self.incarnation, key: self.key, length_bytes }
+        let (incarnation, key, rdma) = (self.incarnation, self.key, self.rdma);
+        RegionDesc { incarnation, key, length_bytes, rdma }
     }
 }
 
@@ -34,6 +37,8 @@ pub struct RegionDesc {
     pub incarnation: u64,
     pub key: u64,
     pub length_bytes: u64,
+    /// Where it lies for RDMA, when it was registered with a device.
+    pub rdma: Option<RdmaPlace>,
 }
 
 const VERSION: u32 = 1;
@@ -48,21 +53,26 @@ struct RegionWire {
     key: u64,
     #[prost(uint64, tag = "4")]
     length_bytes: u64,
+    #[prost(message, optional, tag = "5")]
+    rdma: Option<RdmaPlaceWire>,
 }
 
 impl RegionDesc {
     pub fn to_bytes(&self) -> Vec<u8> {
-        let RegionDesc { incarnation, key, length_bytes } = *self;
-        RegionWire { version: VERSION, incarnation, key, length_bytes }.encode_to_vec()
+        let RegionDesc { incarnation, key, length_bytes, rdma } = *self;
+        let rdma = rdma.map(RdmaPlace::to_wire);
+        RegionWire { version: VERSION, incarnation, key, length_bytes, rdma }.encode_to_vec()
     }
 
     /// # Errors
     /// [`WireError`] when the bytes are not a descriptor of a version known here.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, WireError> {
-        let RegionWire { version, incarnation, key, length_bytes } = RegionWire::decode(bytes)?;
+        let RegionWire { version, incarnation, key, length_bytes, rdma } =
+            RegionWire::decode(bytes)?;
         if version != VERSION {
             return Err(WireError::Version { got: version, known: VERSION });
         }
-        Ok(RegionDesc { incarnation, key, length_bytes })
+        let rdma = rdma.map(RdmaPlace::from_wire);
+        Ok(RegionDesc { incarnation, key, length_bytes, rdma })
     }
 }

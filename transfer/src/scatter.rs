@@ -243,7 +243,7 @@ impl Unjoined {
     pub(crate) fn scatter(scatter: Scatter, incarnation: u64) -> Result<Self, SubmitError> {
         let Scatter { peers, source, slices, group, deadline } = scatter;
         check_group(&peers, incarnation)?;
-        let payload = Payload::Memory(source.memory);
+        let payload = Payload::from(source);
         let mut bodies = Vec::with_capacity(slices.len());
         for slice in slices {
             let ScatterSlice { member, source_offset, target_offset, bytes, imm } = slice;
@@ -343,7 +343,7 @@ mod tests {
     fn groups_are_neither_empty_nor_endless() {
         let incarnation = 1;
         let peer = PeerId { incarnation: 2, session: 0 };
-        let target = RegionDesc { incarnation: 2, key: 1, length_bytes: 1 };
+        let target = RegionDesc { incarnation: 2, key: 1, length_bytes: 1, rdma: None };
         let of = |members| PeerGroup::new(incarnation, vec![GroupMember { peer, target }; members]);
         assert_eq!(of(0).err(), Some(GroupError::Empty));
         assert!(of(GROUP_MEMBERS_MAX).is_ok());

@@ -17,6 +17,7 @@ use crate::memory::SharedMemory;
 use crate::payload::{Payload, Waiter};
 use crate::peers::Peers;
 use crate::progress::{Watch, WatchId};
+use crate::rdma::{CardMemory, Named, RdmaPlace};
 use crate::scatter::Part;
 use crate::submit::Submission;
 
@@ -94,6 +95,8 @@ pub(crate) struct Shared {
     queued: AtomicUsize,
     sleeping: AtomicU32,
     peers: Mutex<Peers>,
+    /// Registers memory with the network card, where there is one.
+    card_memory: Option<Arc<dyn CardMemory>>,
     fresh_regions: Mutex<Vec<(u64, Arc<SharedMemory>)>>,
     any_fresh_regions: AtomicBool,
     regions: AtomicUsize,
@@ -122,6 +125,7 @@ impl Shared {
         config: TransferConfig,
         endpoint: Endpoint,
         first_key: u64,
+        card_memory: Option<Arc<dyn CardMemory>>,
     ) -> std::io::Result<(Self, Bells)> {
         let ((own, wake), (outside_bell, outside)) = (doorbell::pair()?, doorbell::pair()?);
         let shared = Shared {
@@ -137,6 +141,7 @@ impl Shared {
             queued: AtomicUsize::new(0),
             sleeping: AtomicU32::new(0),
             peers: Mutex::default(),
+            card_memory,
             fresh_regions: Mutex::default(),
             any_fresh_regions: AtomicBool::new(false),
             regions: AtomicUsize::new(0),
@@ -227,8 +232,8 @@ impl Shared {
 
     // ---- regions ----
 
-    /// `None` when there are too many.
-    pub(crate) fn add_region(&self, memory: Arc<SharedMemory>) -> Option<u64> {
+    /// Its key, and where it lies for RDMA. `None` when there are too many.
+    pub(crate) fn add_region(&self, memory: Arc<SharedMemory>) -> Option<(u64, Option<RdmaPlace>)> {
         if self.regions.fetch_add(1, Ordering::Relaxed) >= REGIONS_MAX {
             self.region_gone();
             return None;
@@ -237,10 +242,28 @@ impl Shared {
         // odd factor maps different numbers to different keys; 0 is never a key.
         let number = self.next_key.fetch_add(1, Ordering::Relaxed);
         let key = number.wrapping_mul(0x9e37_79b9_7f4a_7c15).max(1);
+        // Before the worker hears of it: it takes the registration over.
+        let place = self.register_with_card(key, &memory);
         let mut fresh = self.fresh_regions.lock().unwrap_or_else(PoisonError::into_inner);
         fresh.push((key, memory));
         self.any_fresh_regions.store(true, Ordering::Release);
-        Some(key)
+        Some((key, place))
+    }
+
+    /// Memory that the card does not take is reached by the other domains.
+    fn register_with_card(&self, key: u64, memory: &Arc<SharedMemory>) -> Option<RdmaPlace> {
+        let place = match self.card_memory.as_ref()?.register(key, memory) {
+            Ok(place) => place,
+            Err(error) => {
+                let (engine, bytes) = (&self.config.name, memory.len());
+                let source = error.source.as_ref().map(ToString::to_string);
+                tracing::warn!(%engine, bytes, %error, source, "a region is not for RDMA");
+                return None;
+            }
+        };
+        let (incarnation, length_bytes) = (self.endpoint.incarnation, memory.len() as u64);
+        let named = Named { incarnation, key, length_bytes };
+        Some(RdmaPlace::sealed(place, named, &self.endpoint.cookie))
     }
 
     pub(crate) fn take_fresh_regions(&self) -> Vec<(u64, Arc<SharedMemory>)> {

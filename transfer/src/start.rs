@@ -36,7 +36,7 @@ pub(crate) fn start(
     check(&config)?;
     let (incarnation, cookie, first_key) = random_identity();
     let mut listeners = Listeners::default();
-    let mut endpoint = Endpoint { incarnation, cookie, shm: None, tcp: None };
+    let mut endpoint = Endpoint { incarnation, cookie, shm: None, tcp: None, rdma: None };
     if let Some(address) = config.tcp_listen {
         let (listener, advertised) = listen_tcp(address, config.tcp_advertise)?;
         listeners.tcp = Some(listener);
@@ -55,6 +55,15 @@ pub(crate) fn start(
         None => None,
     };
     let tls = config.tcp_tls.as_ref().map(Tls::load).transpose()?;
+    let (rdma, card_memory) = match &config.verbs {
+        Some(verbs) => {
+            let started = crate::rdma::start_verbs(verbs, &config.name);
+            let (rdma, memory) = started.map_err(|error| StartError::Rdma(error.sentence()))?;
+            endpoint.rdma = Some(rdma.address());
+            (Some(rdma), Some(memory))
+        }
+        None => (None, None),
+    };
     let metrics = Metrics::register(registry)?;
     let sender = Sender::new(Limits {
         throttle_bytes_per_s: config.throttle_bytes_per_s,
@@ -69,10 +78,10 @@ pub(crate) fn start(
     });
     let thread = std::thread::Builder::new().name(format!("xfer-{}", config.name));
     tracing::info!(engine = %config.name, ?endpoint, "transfer engine started");
-    let (shared, bells) = Shared::new(config, endpoint, first_key)
+    let (shared, bells) = Shared::new(config, endpoint, first_key, card_memory)
         .map_err(|source| StartError::System { call: "socketpair", source })?;
     let shared = Arc::new(shared);
-    let mut hub = Hub::new(Arc::clone(&shared), sender, metrics, directory);
+    let mut hub = Hub::new(Arc::clone(&shared), sender, metrics, directory, rdma);
     hub.tls = tls;
     let worker = Worker::new(hub, handlers, listeners, bells).map_err(system("epoll"))?;
     let of_worker = Arc::clone(&shared);
@@ -96,6 +105,14 @@ fn run(worker: Worker, shared: &Shared) {
 fn check(config: &TransferConfig) -> Result<(), StartError> {
     if config.tcp_listen.is_none() && config.run_dir.is_none() {
         return Err(StartError::NoDomain);
+    }
+    if let Some(verbs) = &config.verbs {
+        if config.tcp_listen.is_none() {
+            return Err(StartError::RdmaWithoutTcp);
+        }
+        if let Some(name) = verbs.out_of_range() {
+            return Err(StartError::Config(name));
+        }
     }
     let in_range = |name, ok| if ok { Ok(()) } else { Err(StartError::Config(name)) };
     in_range("operations_max", (1..=1 << 24).contains(&config.operations_max))?;

@@ -8,6 +8,7 @@ use kvasir_transfer_core::{Body, Pages, Shape, Target};
 
 use crate::engine::{PeerId, SubmitError};
 use crate::payload::Payload;
+use crate::rdma::{Named, RdmaPlace};
 use crate::region::RegionDesc;
 use crate::write::{PageSide, Source, Write, WritePaged};
 
@@ -21,11 +22,18 @@ pub(crate) struct Submission {
     pub(crate) deadline: Duration,
     pub(crate) payload: Payload,
     pub(crate) body: Body,
+    /// What the target's descriptor says to RDMA.
+    pub(crate) described: Option<Box<(Named, RdmaPlace)>>,
 }
 
 impl RegionDesc {
     pub(crate) fn target(&self) -> Target {
         Target { incarnation: self.incarnation, key: self.key }
+    }
+
+    fn described(&self) -> Option<Box<(Named, RdmaPlace)>> {
+        let RegionDesc { incarnation, key, length_bytes, rdma } = *self;
+        rdma.map(|place| Box::new((Named { incarnation, key, length_bytes }, place)))
     }
 }
 
@@ -40,7 +48,7 @@ impl Submission {
         let Write { peer, source, target, target_offset, imm, checksum, group, deadline } = write;
         let (payload, source_offset, bytes) = match source {
             Source::Region { handle, offset, bytes } => {
-                (Payload::Memory(handle.memory), offset as u64, bytes as u64)
+                (Payload::from(handle), offset as u64, bytes as u64)
             }
             Source::Inline(bytes) if bytes.len() > INLINE_BYTES_MAX => {
                 return Err(SubmitError::Invalid("an inline source of more than 64 MiB"));
@@ -51,7 +59,7 @@ impl Submission {
             }
         };
         let shape = Shape::Single { source_offset, target_offset, bytes, checksum };
-        Self::checked(peer, deadline, payload, shape, (target.target(), imm, group))
+        Self::checked(peer, deadline, payload, shape, (target, imm, group))
     }
 
     pub(crate) fn write_paged(write: WritePaged) -> Result<Self, SubmitError> {
@@ -73,8 +81,8 @@ impl Submission {
             page_bytes: page_bytes as u64,
             checksums,
         };
-        let payload = Payload::Memory(source.memory);
-        Self::checked(peer, deadline, payload, shape, (target.target(), imm, group))
+        let payload = Payload::from(source);
+        Self::checked(peer, deadline, payload, shape, (target, imm, group))
     }
 
     fn checked(
@@ -82,11 +90,11 @@ impl Submission {
         deadline: Duration,
         payload: Payload,
         shape: Shape,
-        (target, imm, group): (Target, Option<u32>, u64),
+        (target, imm, group): (RegionDesc, Option<u32>, u64),
     ) -> Result<Self, SubmitError> {
         shape.check(payload.len() as u64).map_err(SubmitError::Invalid)?;
-        let body = Body::Write { shape, target, imm, group };
-        Ok(Submission { peer, deadline, payload, body })
+        let body = Body::Write { shape, target: target.target(), imm, group };
+        Ok(Submission { peer, deadline, payload, body, described: target.described() })
     }
 
     pub(crate) fn message(
@@ -99,7 +107,8 @@ impl Submission {
             return Err(SubmitError::Invalid("the message is longer than `message_bytes_max`"));
         }
         let body = Body::Message { bytes: message.len() as u64 };
-        Ok(Submission { peer, deadline, payload: Payload::Bytes(Arc::new(message)), body })
+        let payload = Payload::Bytes(Arc::new(message));
+        Ok(Submission { peer, deadline, payload, body, described: None })
     }
 }
 

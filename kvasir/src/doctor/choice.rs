@@ -1,6 +1,6 @@
 //! What the transfer engine would use, and why: the same order of preference as the engine's own.
 
-use super::devices::Devices;
+use super::devices::{Devices, RdmaDevice};
 use super::report::{Finding, Section};
 
 pub fn section(found: &Devices) -> Section {
@@ -14,12 +14,16 @@ pub fn section(found: &Devices) -> Section {
 }
 
 fn other_hosts(found: &Devices) -> Finding {
-    let usable = found.rdma.iter().any(|device| device.ports.iter().any(|port| port.is_active));
-    if usable {
-        return Finding::advice(
+    let is_active = |device: &&RdmaDevice| device.ports.iter().any(|port| port.is_active);
+    match found.rdma.iter().find(is_active) {
+        Some(device) => Finding::advice(
             "other hosts",
-            "tcp: the transfer engine does not use RDMA devices yet, though there is an active one",
-        );
+            format!(
+                "verbs, by {}, when a store node's `domain` is \"verbs\" (`kvasir up --domain verbs`); \
+                 otherwise, and to peers that it does not reach, tcp",
+                device.name
+            ),
+        ),
+        None => Finding::good("other hosts", "tcp: there is no RDMA device with an active port"),
     }
-    Finding::good("other hosts", "tcp: there is no RDMA device with an active port")
 }

@@ -48,8 +48,9 @@ pub struct Flags {
     #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = ["f32", "bf16"])]
     pub kv_dtype: String,
 
-    /// How the store nodes reach each other: shared memory, or TCP as if on several hosts.
-    #[arg(long, value_name = "DOMAIN", default_value = "shm", value_parser = ["shm", "tcp"])]
+    /// How the store nodes reach each other: shared memory, TCP as if on several hosts, or the
+    /// first RDMA device of this host.
+    #[arg(long, value_name = "DOMAIN", default_value = "shm", value_parser = ["shm", "tcp", "verbs"])]
     pub domain: String,
 
     /// Computing threads of each engine. By default the cores are shared out evenly.

@@ -132,11 +132,19 @@ fn node(
         listen,
         attach_dir: attach_dir(common.surroundings.run_dir, engine),
         arena_bytes: flags.arena_bytes,
-        domain: if flags.domain == "tcp" { Domain::Tcp } else { Domain::Shm },
+        domain: match flags.domain.as_str() {
+            "tcp" => Domain::Tcp,
+            "verbs" => Domain::Verbs,
+            _ => Domain::Shm,
+        },
         transfer_listen,
         lease_ms_max: NodeConfig::default().lease_ms_max.max(flags.lease_ms),
         push: !flags.no_push,
-        verify: if flags.no_verify { Verify { tcp: false, shm: false } } else { Verify::default() },
+        verify: if flags.no_verify {
+            Verify { tcp: false, shm: false, verbs: false }
+        } else {
+            Verify::default()
+        },
         throttle_bytes_per_s: flags.throttle_bytes_per_s.unwrap_or(0),
         layer_log: layer_log(flags, &name),
         drain_ms: NODE_DRAIN_MS.into(),
@@ -320,7 +328,7 @@ mod tests {
         assert_eq!(node.arena_bytes, 64 << 20);
         assert_eq!(node.domain, Domain::Tcp);
         assert_eq!((node.push, node.throttle_bytes_per_s), (false, 1000));
-        assert_eq!(node.verify, Verify { tcp: false, shm: false });
+        assert_eq!(node.verify, Verify { tcp: false, shm: false, verbs: false });
         assert_eq!(node.layer_log, Some("/logs/both-1-node.log".into()));
         assert!(node.lease_ms_max >= 70_000);
         let engine: EngineConfig = config(&plan, "both-1");

@@ -101,7 +101,9 @@ impl<P: Clone, C> Sender<P, C> {
                 checksum: piece.checksum,
             };
             let (op, write, part) = (seal.op, seal.write, Part::Seal);
-            return Some(Draft { op, write, part, kind, source_offset: 0, bytes: 0 });
+            // Where the whole begins, for who verifies it on this side.
+            let source_offset = piece.source_offset;
+            return Some(Draft { op, write, part, kind, source_offset, bytes: 0 });
         }
     }
 

@@ -18,8 +18,11 @@ use prost::Message;
 pub(crate) use self::allocated::within;
 pub use self::rings::ring;
 use crate::closing::{self, CLOSING_BYTES_MAX};
+use crate::config::Domain;
 use crate::endpoint::{Endpoint, ShmAddress};
 use crate::hello::{self, Admission, HELLO_BYTES_MAX, Hello, HelloReply, Verdict};
+pub use crate::rdma::fuzzing::{rdma_piece, rdma_said};
+use crate::rdma::{Named, Place, RdmaAddress, RdmaPlace};
 use crate::region::RegionDesc;
 pub use crate::shm::fuzzing::{
     shm_directory, shm_record, shm_region_answer, shm_region_question, shm_taken,
@@ -39,12 +42,14 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 16] = [
+pub const TARGETS: [Target; 18] = [
     Target { name: "closing_answer", run: closing_answer, seeds: answers },
     Target { name: "closing_question", run: closing_question, seeds: questions },
     Target { name: "endpoint", run: endpoint, seeds: endpoints },
     Target { name: "hello", run: hello, seeds: hellos },
     Target { name: "hello_reply", run: hello_reply, seeds: replies },
+    Target { name: "rdma_piece", run: rdma_piece, seeds: crate::rdma::fuzzing::pieces },
+    Target { name: "rdma_said", run: rdma_said, seeds: crate::rdma::fuzzing::said },
     Target { name: "region", run: region, seeds: regions },
     Target { name: "ring", run: ring, seeds: rings::scripts },
     Target { name: "shm_directory", run: shm_directory, seeds: crate::shm::fuzzing::directories },
@@ -155,29 +160,38 @@ const CUT_OFFS: u64 = 3;
 fn here() -> Endpoint {
     let shm = ShmAddress { host_id: "host".to_owned(), socket: "/run/kvasir/shm.sock".into() };
     let tcp = "192.0.2.1:7000".parse().expect("an address");
-    Endpoint { incarnation: 2, cookie: [7; 16], shm: Some(shm), tcp: Some(tcp) }
+    let rdma = RdmaAddress { domain: Domain::Verbs, address: vec![2; 17] };
+    Endpoint { incarnation: 2, cookie: [7; 16], shm: Some(shm), tcp: Some(tcp), rdma: Some(rdma) }
 }
 
 fn endpoints() -> Vec<Vec<u8>> {
     let ipv6 = "[fe80::1%3]:7000".parse().expect("an address");
-    let other = Endpoint { shm: None, tcp: Some(ipv6), ..here() };
+    let other = Endpoint { shm: None, tcp: Some(ipv6), rdma: None, ..here() };
     vec![here().to_bytes(), other.to_bytes(), Endpoint { tcp: None, ..other }.to_bytes()]
 }
 
 fn regions() -> Vec<Vec<u8>> {
-    let region = |length_bytes| RegionDesc { incarnation: 9, key: 1, length_bytes }.to_bytes();
-    vec![region(0), region(4096), region(u64::MAX)]
+    let place = Place { address: 1 << 40, key: 7 };
+    let named = Named { incarnation: 9, key: 1, length_bytes: 64 };
+    let placed = RdmaPlace::sealed(place, named, &[7; 16]);
+    let region =
+        |length_bytes, rdma| RegionDesc { incarnation: 9, key: 1, length_bytes, rdma }.to_bytes();
+    vec![region(0, None), region(4096, Some(placed)), region(u64::MAX, None)]
 }
 
 fn hellos() -> Vec<Vec<u8>> {
     let from = Endpoint { incarnation: 1, ..here() };
     let lane = (SessionId(4), PathIndex(5));
-    vec![Hello::new(&from, &here(), CUT_OFFS, lane).encode_to_vec()]
+    let hello = Hello::new(&from, &here(), CUT_OFFS, lane);
+    let by_card = Hello { domain: Domain::Verbs.code(), card: vec![1; 56], ..hello.clone() };
+    vec![hello.encode_to_vec(), by_card.encode_to_vec()]
 }
 
 fn replies() -> Vec<Vec<u8>> {
     let sized = HelloReply { link_bytes: 1 << 18, ..HelloReply::admitting() };
-    vec![HelloReply::admitting().encode_to_vec(), sized.encode_to_vec()]
+    let by_card = HelloReply { card: vec![1; 56], ..HelloReply::admitting() };
+    let replies = [HelloReply::admitting(), sized, by_card];
+    replies.iter().map(HelloReply::encode_to_vec).collect()
 }
 
 fn questions() -> Vec<Vec<u8>> {

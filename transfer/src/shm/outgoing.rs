@@ -433,7 +433,7 @@ fn copy(
     let (offset, bytes) = (offset as usize, frame.bytes as usize);
     if bytes > 0 {
         let copied = match &frame.payload {
-            Payload::Memory(memory) => {
+            Payload::Memory { memory, .. } => {
                 let source_offset = frame.source_offset as usize;
                 memory.copy_between(source_offset, &region.memory, offset, bytes)
             }

@@ -246,7 +246,7 @@ impl SimEngine {
             return Err(RegisterError::ReadOnly);
         }
         let (key, incarnation) = self.with(|_, node| node.add_region(Arc::clone(&memory)));
-        let handle = RegionHandle { key, incarnation, memory };
+        let handle = RegionHandle { key, incarnation, memory, rdma: None };
         let descriptor = handle.descriptor();
         Ok((handle, descriptor))
     }
@@ -371,7 +371,8 @@ impl SimEngine {
         let deadline_us = deadline_us(now_us, deadline);
         for Part { peer, body, done } in parts {
             let payload = payload.clone();
-            node.begin(Submission { peer, deadline, payload, body }, deadline_us, done, now_us);
+            let submission = Submission { peer, deadline, payload, body, described: None };
+            node.begin(submission, deadline_us, done, now_us);
         }
         world.settle();
         Ok(outcomes)

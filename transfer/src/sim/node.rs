@@ -83,7 +83,7 @@ impl SimNode {
             },
         };
         SimNode {
-            endpoint: Endpoint { incarnation, cookie: [0; 16], shm: None, tcp: None },
+            endpoint: Endpoint { incarnation, cookie: [0; 16], shm: None, tcp: None, rdma: None },
             alive: true,
             has_vanished: false,
             hears: true,
@@ -116,7 +116,7 @@ impl SimNode {
         done: Waiter,
         now_us: u64,
     ) {
-        let Submission { peer, deadline: _, payload, body } = submission;
+        let Submission { peer, deadline: _, payload, body, described: _ } = submission;
         if !self.peers.is_current(peer) {
             self.calls.done(done, Err(WriteError::PeerGone));
             return;

@@ -14,7 +14,7 @@ use super::stream::{Blocked, Stream};
 use super::{GREETING_BYTES, greeting, greeting_length};
 use crate::config::Domain;
 use crate::endpoint::Endpoint;
-use crate::hello::{HELLO_BYTES_MAX, Hello, HelloReply, Verdict};
+use crate::hello::{HELLO_BYTES_MAX, Hello, HelloReply, Newcomer, Verdict};
 use crate::memory::SharedMemory;
 use crate::messages::MESSAGE_BYTES_MAX;
 use crate::worker::hub::Hub;
@@ -36,6 +36,8 @@ pub(crate) struct TcpIn {
     ready: Readiness,
     /// Known once it is admitted.
     peer: Option<(Endpoint, PathId)>,
+    /// What it sends is to be placed by a card: it is not for this domain.
+    for_card: Option<Box<Newcomer>>,
     ahead: Box<[u8; AHEAD_BYTES]>,
     /// What is buffered and not used yet.
     ahead_start: usize,
@@ -104,6 +106,7 @@ impl TcpIn {
             stream,
             ready: Readiness::default(),
             peer: None,
+            for_card: None,
             ahead: Box::new([0; AHEAD_BYTES]),
             ahead_start: 0,
             ahead_end: 0,
@@ -130,6 +133,16 @@ impl TcpIn {
         self.peer.as_ref().map(|(_, path)| *path)
     }
 
+    /// Whether its greeting asks for another domain; see [`TcpIn::into_card`].
+    pub(crate) fn is_for_card(&self) -> bool {
+        self.for_card.is_some()
+    }
+
+    /// The connection, with what its greeting said. Nothing was answered yet, and nothing comes before.
+    pub(crate) fn into_card(self) -> Option<(Stream, Newcomer)> {
+        self.for_card.map(|newcomer| (self.stream, *newcomer))
+    }
+
     /// Answers a question that came through it.
     pub(crate) fn tell(&mut self, answer: &[u8]) {
         self.acknowledge_landed();
@@ -141,7 +154,7 @@ impl TcpIn {
         let mut turn = Turn::default();
         self.stream.flush(&mut self.ready)?;
         if self.peer.is_none() {
-            turn.busy = self.read_hello(hub)?;
+            turn.busy = self.for_card.is_none() && self.read_hello(hub)?;
             if self.peer.is_none() {
                 return Ok(turn);
             }
@@ -202,6 +215,10 @@ impl TcpIn {
             hub.shared.peers().admit(incarnation, cut_offs)
         });
         let reply = match verdict {
+            Verdict::Admit(newcomer) if newcomer.card.is_some() => {
+                self.for_card = Some(Box::new(newcomer));
+                return Ok(true);
+            }
             Verdict::Admit(newcomer) => match hub.open_path(&newcomer) {
                 Ok(path) => {
                     self.peer = Some((newcomer.peer, path));

@@ -71,13 +71,13 @@ fn tune(socket: &OwnedFd) -> rustix::io::Result<()> {
 }
 
 /// A greeting as it goes over the wire.
-fn greeting(body: &[u8]) -> Vec<u8> {
+pub(crate) fn greeting(body: &[u8]) -> Vec<u8> {
     let length = u32::try_from(body.len()).expect("a greeting has a few hundred bytes");
     [GREETING_MAGIC.as_slice(), &length.to_le_bytes(), body].concat()
 }
 
 /// The body's length, or `None` when this is no greeting.
-fn greeting_length(prefix: [u8; GREETING_BYTES]) -> Option<usize> {
+pub(crate) fn greeting_length(prefix: [u8; GREETING_BYTES]) -> Option<usize> {
     let [m0, m1, m2, m3, l0, l1, l2, l3] = prefix;
     let length = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
     let known = [m0, m1, m2, m3] == GREETING_MAGIC && length <= crate::hello::HELLO_BYTES_MAX;

@@ -114,9 +114,8 @@ impl Stream {
         match self {
             Stream::Plain(socket) => {
                 let mut control = SendAncillaryBuffer::default();
-                let send = || {
-                    rustix::net::sendmsg(&*socket, bytes, &mut control, SendFlags::NOSIGNAL)
-                };
+                let send =
+                    || rustix::net::sendmsg(&*socket, bytes, &mut control, SendFlags::NOSIGNAL);
                 Ok(retry_on_intr(send)?)
             }
             Stream::Tls(secured) => secured.send(bytes),

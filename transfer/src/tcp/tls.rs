@@ -77,7 +77,8 @@ impl Tls {
             .map_err(|source| TlsError::File { path: files.key.clone(), source })?;
 
         let client = ClientConfig::builder_with_provider(Arc::clone(&provider));
-        let client = client.with_protocol_versions(&[&TLS13])?.with_root_certificates(roots.clone());
+        let client =
+            client.with_protocol_versions(&[&TLS13])?.with_root_certificates(roots.clone());
         let mut client = client.with_client_auth_cert(chain.clone(), key.clone_key())?;
         // Connections last, and a session that is resumed would not be verified anew.
         client.resumption = Resumption::disabled();

@@ -11,11 +11,13 @@ use crate::calls::Calls;
 use crate::closing;
 use crate::config::Domain;
 use crate::endpoint::Endpoint;
+use crate::engine::PeerId;
 use crate::hello::{Admission, HelloReply, Newcomer};
 use crate::memory::SharedMemory;
 use crate::messages::Messages;
 use crate::metrics::Metrics;
 use crate::payload::{Payload, Waiter};
+use crate::rdma::{Known, Named, Rdma, RdmaPlace};
 use crate::shared::Shared;
 use crate::shm::directory::Directory;
 use crate::tcp::tls::Tls;
@@ -36,6 +38,8 @@ pub(crate) struct Hub {
     pub(crate) metrics: Metrics,
     /// Present when the shm domain is.
     pub(crate) directory: Option<Directory>,
+    /// Present when a domain with a network card is.
+    pub(crate) rdma: Option<Rdma>,
     /// Of the current turn.
     pub(crate) now_us: u64,
     regions: RegionTable<Arc<SharedMemory>>,
@@ -51,6 +55,7 @@ impl Hub {
         sender: Sender<Payload, Waiter>,
         metrics: Metrics,
         directory: Option<Directory>,
+        rdma: Option<Rdma>,
     ) -> Self {
         Hub {
             sender,
@@ -60,6 +65,7 @@ impl Hub {
             answers: Vec::new(),
             metrics,
             directory,
+            rdma,
             now_us: shared.now_us(),
             regions: RegionTable::new(shared.endpoint.incarnation),
             messages: Messages::new(shared.config.message_buffers),
@@ -78,6 +84,9 @@ impl Hub {
             let length_bytes = memory.len() as u64;
             if let Some(directory) = &mut self.directory {
                 directory.publish(key, length_bytes);
+            }
+            if let Some(rdma) = &mut self.rdma {
+                rdma.adopt(key);
             }
             self.regions.insert(key, memory, length_bytes);
         }
@@ -108,6 +117,25 @@ impl Hub {
             self.metrics.of(domain).refused(refusal).inc();
         }
         checked
+    }
+
+    /// What a peer that would write by card must know of a region. `Ok(None)`: the card does not have it.
+    pub(crate) fn find_region(&mut self, key: u64) -> Result<Option<Known>, Refusal> {
+        let memory = self.region(key).ok_or_else(|| self.why_unknown(key))?;
+        let place = self.rdma.as_ref().and_then(|rdma| rdma.place(key));
+        Ok(place.map(|place| Known { place, length_bytes: memory.len() as u64 }))
+    }
+
+    /// Learns from the descriptor that a caller writes to.
+    pub(crate) fn describe(&mut self, peer: PeerId, named: Named, place: &RdmaPlace) {
+        let Some(rdma) = &mut self.rdma else { return };
+        if named.incarnation != peer.incarnation || rdma.knows(named.incarnation, named.key) {
+            return;
+        }
+        let cookie = self.shared.peers().cookie(peer);
+        if let Some(cookie) = cookie {
+            rdma.describe(named, place, &cookie);
+        }
     }
 
     /// Why there is no such region.
@@ -178,7 +206,7 @@ impl Hub {
 
     /// A connection is admitted as a path of its session, or may not be.
     pub(crate) fn open_path(&mut self, newcomer: &Newcomer) -> Result<PathId, HelloReply> {
-        let Newcomer { peer, session, path } = newcomer;
+        let Newcomer { peer, session, path, card: _ } = newcomer;
         match self.receiver.open_path(peer.incarnation, *session, *path) {
             Ok(opened) => {
                 self.superseded.extend(opened.superseded);
@@ -262,19 +290,20 @@ mod tests {
 
     #[test]
     fn a_region_is_found_though_the_worker_has_not_heard_of_it() {
-        let endpoint = Endpoint { incarnation: 9, cookie: [0; 16], shm: None, tcp: None };
+        let endpoint =
+            Endpoint { incarnation: 9, cookie: [0; 16], shm: None, tcp: None, rdma: None };
         let (shared, _bells) =
-            Shared::new(TransferConfig::default(), endpoint, 1).expect("descriptors");
+            Shared::new(TransferConfig::default(), endpoint, 1, None).expect("descriptors");
         let shared = Arc::new(shared);
         let (throttle_bytes_per_s, peer_timeout_us, grace_us, path_imms_max) = (0, 1, 1, 1);
         let heartbeats = Heartbeats { interval_us: 1, timeout_us: 1, always: false };
         let limits =
             Limits { throttle_bytes_per_s, peer_timeout_us, grace_us, path_imms_max, heartbeats };
         let metrics = Metrics::register(&prometheus::Registry::new()).expect("a fresh registry");
-        let mut hub = Hub::new(Arc::clone(&shared), Sender::new(limits), metrics, None);
+        let mut hub = Hub::new(Arc::clone(&shared), Sender::new(limits), metrics, None, None);
         let add = || {
             let memory = SharedMemory::create("test", 4096, Prefault::No).expect("memory");
-            shared.add_region(Arc::new(memory)).expect("room")
+            shared.add_region(Arc::new(memory)).expect("room").0
         };
         let target = |key| Target { incarnation: 9, key };
         let (written, asked_for) = (add(), add());

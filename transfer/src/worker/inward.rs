@@ -8,28 +8,44 @@ use rustix::io::Errno;
 
 use crate::config::Domain;
 use crate::engine::Loss;
-use crate::shm::Copying;
+use crate::rdma::incoming::RdmaIn;
 use crate::shm::incoming::ShmIn;
 use crate::tcp::incoming::TcpIn;
 use crate::tcp::stream::Stream;
 
 use super::hub::Hub;
-use super::leaving::{Ended, Tell};
+use super::leaving::{Ended, Rest, Tell};
 use super::link::{LinkEnd, Turn};
 use super::links::{
     InLink, Incoming, LinkId, Links, Owner, count_end, hear, is_long_ago, watch_edges,
 };
+use super::quiesce::UnderWay;
 
 const ACCEPTS_PER_TURN: usize = 64;
 /// When the system is out of descriptors or memory.
 const ACCEPT_AGAIN_US: u64 = 10_000;
 
+/// What a connection was.
+#[derive(Debug)]
+pub(super) struct Removed {
+    domain: Domain,
+    /// Whose path it was, once it was admitted.
+    of: Option<(u64, PathId)>,
+    rest: Option<Rest>,
+    /// Its socket is closed last, so that whoever sees that it is finds its end counted.
+    _link: Option<InLink>,
+}
+
 impl Links {
     pub(super) fn turn_inward(&mut self, hub: &mut Hub) -> Turn {
         let mut all = self.accept(hub);
         let mut ended = Vec::new();
+        let mut for_card = Vec::new();
         for (id, into) in &mut self.incoming {
             match into.link.turn(hub) {
+                Ok(_) if matches!(&into.link, InLink::Tcp(link) if link.is_for_card()) => {
+                    for_card.push(*id);
+                }
                 Ok(turn) => {
                     all.add(turn);
                     if turn.busy {
@@ -41,6 +57,10 @@ impl Links {
                 }
                 Err(end) => ended.push((*id, end)),
             }
+        }
+        for id in for_card {
+            all.busy = true;
+            self.give_to_card(id, hub);
         }
         for (id, end) in ended {
             all.busy = true;
@@ -87,6 +107,8 @@ impl Links {
         match domain {
             Domain::Shm => self.shm_listener.as_ref().map(crate::shm::take_connection),
             Domain::Tcp => self.tcp_listener.as_ref().map(crate::tcp::take_connection),
+            // Its peers connect by TCP.
+            Domain::Verbs => None,
         }
     }
 
@@ -104,7 +126,8 @@ impl Links {
         let id = LinkId(token);
         let link = match domain {
             Domain::Shm => ShmIn::new(socket).map(InLink::Shm),
-            Domain::Tcp => match Stream::accepted(socket, hub.tls.as_ref()) {
+            // Whoever wants a card says so in its greeting.
+            Domain::Tcp | Domain::Verbs => match Stream::accepted(socket, hub.tls.as_ref()) {
                 Ok(stream) => Ok(InLink::Tcp(TcpIn::new(stream))),
                 Err(_) => Err(Errno::NOMEM),
             },
@@ -128,13 +151,33 @@ impl Links {
         self.incoming.insert(id, Incoming { bell_token, link, greet_until_us, active_us });
     }
 
+    /// A connection by TCP has said that a card shall place what its writer sends.
+    fn give_to_card(&mut self, id: LinkId, hub: &mut Hub) {
+        let Some(into) = self.incoming.remove(&id) else { return };
+        let given = match into.link {
+            InLink::Tcp(link) => link.into_card(),
+            InLink::Shm(_) | InLink::Rdma(_) => None,
+        };
+        let Some((stream, newcomer)) = given else { return };
+        match RdmaIn::admit(stream, newcomer, hub) {
+            Ok(link) => {
+                let (link, active_us) = (InLink::Rdma(link), hub.now_us);
+                self.incoming.insert(id, Incoming { link, active_us, ..into });
+            }
+            Err(end) => {
+                self.owners.remove(&id.0);
+                count_end(&hub.metrics.verbs, end);
+            }
+        }
+    }
+
     /// The one that was idle for longest. Those that have not said who they are have their own time;
     /// those of shm stay, because what their writers push at this moment has landed for them. They end
     /// with their processes.
     fn idle_incoming(&self, hub: &Hub) -> Option<LinkId> {
         let idle = self.incoming.iter().filter(|(_, into)| {
-            let is_tcp = matches!(into.link, InLink::Tcp(_));
-            is_tcp && into.link.peer().is_some() && is_long_ago(into.active_us, hub)
+            let may_end = matches!(into.link, InLink::Tcp(_) | InLink::Rdma(_));
+            may_end && into.link.peer().is_some() && is_long_ago(into.active_us, hub)
         });
         idle.min_by_key(|(_, into)| into.active_us).map(|(link, _)| *link)
     }
@@ -144,24 +187,31 @@ impl Links {
         found.map(|(id, _)| *id)
     }
 
-    /// Takes a connection out. What of its writer may still land is what is being copied now.
-    pub(super) fn remove_incoming(&mut self, id: LinkId) -> Option<(Incoming, Option<Copying>)> {
+    /// Takes a connection out, and closes it. Nothing more of its writer begins to land; the rest is what
+    /// was under way.
+    pub(super) fn remove_incoming(&mut self, id: LinkId, hub: &mut Hub) -> Option<Removed> {
         let into = self.incoming.remove(&id)?;
         self.owners.remove(&id.0);
         into.bell_token.map(|token| self.owners.remove(&token));
-        let copying = match &into.link {
-            InLink::Shm(link) => link.cut(),
-            InLink::Tcp(_) => None,
+        let domain = into.link.domain();
+        let incarnation = into.link.peer().map(|peer| peer.incarnation);
+        let of = incarnation.zip(into.link.path());
+        let (link, rest) = match into.link {
+            InLink::Rdma(link) => (None, Some(Rest::Draining(link.cut(hub)))),
+            InLink::Shm(link) => {
+                let rest = link.cut().map(Rest::Copying);
+                (Some(InLink::Shm(link)), rest)
+            }
+            link @ InLink::Tcp(_) => (Some(link), None),
         };
-        Some((into, copying))
+        Some(Removed { domain, of, rest, _link: link })
     }
 
     fn end_incoming(&mut self, id: LinkId, (end, tell): (LinkEnd, Tell), hub: &mut Hub) {
-        let Some((into, copying)) = self.remove_incoming(id) else { return };
-        let domain = into.link.domain();
+        let Some(removed) = self.remove_incoming(id, hub) else { return };
+        let Removed { domain, of, rest, _link } = removed;
         count_end(hub.metrics.of(domain), end);
-        let (Some(peer), Some(path)) = (into.link.peer(), into.link.path()) else { return };
-        let incarnation = peer.incarnation;
+        let Some((incarnation, path)) = of else { return };
         tracing::info!(
             engine = %hub.shared.config.name,
             peer = format_args!("{incarnation:016x}"),
@@ -171,8 +221,8 @@ impl Links {
         );
         let why = end.loss();
         let ended = Ended { incarnation, path, domain, tell, why };
-        match copying {
-            Some(copying) => self.leaving.add(ended, copying),
+        match rest {
+            Some(rest) => self.leaving.add(ended, rest),
             None => ended.take_effect(hub),
         }
     }
@@ -180,8 +230,8 @@ impl Links {
     /// The sender of a path uses it no more, and asks what has landed through it.
     fn drain(&mut self, path: PathId, hub: &mut Hub) {
         let Some(id) = self.link_of(path) else { return };
-        // What was pushed into a ring has landed, and its sender knows it. What is still in a socket has
-        // not, and is sent again.
+        // What was pushed into a ring has landed, and its sender knows it; so has what a card has placed,
+        // which is counted while its pipe drains. What is still in a socket has not, and is sent again.
         if let Some(InLink::Shm(link)) = self.incoming.get_mut(&id).map(|into| &mut into.link)
             && let Err(end) = link.read_rest(hub)
         {
@@ -204,35 +254,38 @@ impl Links {
         !answers.is_empty()
     }
 
-    /// Nothing more is landed in the region, copies under way apart.
-    pub(super) fn revoked(&mut self, key: u64) -> Vec<Copying> {
-        let mut copying = self.leaving.all();
+    /// Nothing more is landed in the region, what is under way apart.
+    pub(super) fn revoked(&mut self, key: u64, hub: &mut Hub) -> Vec<UnderWay> {
+        let mut under_way = self.leaving.all();
         for into in self.incoming.values_mut() {
             match &mut into.link {
                 InLink::Tcp(link) => link.revoked(key),
-                InLink::Shm(link) => copying.extend(link.copying()),
+                InLink::Shm(link) => under_way.extend(link.copying().map(UnderWay::Copy)),
+                InLink::Rdma(link) => link.revoked(key),
             }
         }
-        copying
+        let registration = hub.rdma.as_mut().and_then(|rdma| rdma.forget(key));
+        under_way.extend(registration.map(UnderWay::Card));
+        under_way
     }
 
-    /// Ends the peer's connections to here, and its session. Nothing more is landed, copies under way
+    /// Ends the peer's connections to here, and its session. Nothing more is landed, what is under way
     /// apart.
-    pub(super) fn cut_off(&mut self, incarnation: u64, hub: &mut Hub) -> Vec<Copying> {
+    pub(super) fn cut_off(&mut self, incarnation: u64, hub: &mut Hub) -> Vec<UnderWay> {
         hub.receiver.end_session(incarnation);
         let of_peer = self.incoming.iter().filter(|(_, into)| {
             into.link.peer().is_some_and(|peer| peer.incarnation == incarnation)
         });
         let links: Vec<LinkId> = of_peer.map(|(id, _)| *id).collect();
         for id in links {
-            let Some((into, copying)) = self.remove_incoming(id) else { continue };
-            let domain = into.link.domain();
+            let Some(removed) = self.remove_incoming(id, hub) else { continue };
+            let Removed { domain, of, rest, _link } = removed;
             hub.metrics.of(domain).cut_off.inc();
-            let Some(path) = into.link.path() else { continue };
+            let Some((_, path)) = of else { continue };
             let (tell, why) = (Tell::Nothing, Loss::CutOff);
             let ended = Ended { incarnation, path, domain, tell, why };
-            match copying {
-                Some(copying) => self.leaving.add(ended, copying),
+            match rest {
+                Some(rest) => self.leaving.add(ended, rest),
                 None => ended.take_effect(hub),
             }
         }

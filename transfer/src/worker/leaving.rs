@@ -1,22 +1,47 @@
-//! Writers whose shm connection has ended here while a copy of theirs was under way. The connection is
-//! cut, so no further copy begins, but the sender copies with its own hands: its bytes may still land
-//! until that copy has ended or its process has. Until then its path has not ended, and nobody is told
-//! that nothing more lands.
+//! Writers whose connection has ended here while something of theirs was under way. The connection is cut,
+//! so nothing more begins, but a shm sender copies with its own hands, and a network card may have placed
+//! what is not counted yet. Until that is over their path has not ended, and nobody is told that nothing
+//! more lands.
 
 use kvasir_transfer_core::PathId;
 
 use crate::config::Domain;
 use crate::engine::{Loss, PeerEvent};
+use crate::rdma::incoming::Draining;
 use crate::shm::Copying;
 
 use super::hub::Hub;
+use super::quiesce::UnderWay;
 
 #[derive(Debug, Default)]
 pub(super) struct Leaving(Vec<Writer>);
 
+/// What is left of a connection.
+#[derive(Debug)]
+pub(super) enum Rest {
+    Copying(Copying),
+    Draining(Draining),
+}
+
+impl Rest {
+    fn under_way(&self) -> UnderWay {
+        match self {
+            Rest::Copying(copying) => UnderWay::Copy(copying.clone()),
+            Rest::Draining(draining) => UnderWay::Card(draining.over()),
+        }
+    }
+
+    fn is_over(&mut self, hub: &mut Hub) -> bool {
+        match self {
+            Rest::Copying(copying) => copying.is_over(),
+            Rest::Draining(draining) => draining.look(hub),
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Writer {
-    copying: Copying,
+    rest: Rest,
     ended: Ended,
 }
 
@@ -58,8 +83,8 @@ impl Ended {
 }
 
 impl Leaving {
-    pub(super) fn add(&mut self, ended: Ended, copying: Copying) {
-        self.0.push(Writer { copying, ended });
+    pub(super) fn add(&mut self, ended: Ended, rest: Rest) {
+        self.0.push(Writer { rest, ended });
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -70,22 +95,22 @@ impl Leaving {
         self.0.len()
     }
 
-    /// Copies into any region.
-    pub(super) fn all(&self) -> Vec<Copying> {
-        self.0.iter().map(|writer| writer.copying.clone()).collect()
+    /// Into any region.
+    pub(super) fn all(&self) -> Vec<UnderWay> {
+        self.0.iter().map(|writer| writer.rest.under_way()).collect()
     }
 
-    /// Copies of one peer.
-    pub(super) fn of(&self, incarnation: u64) -> Vec<Copying> {
+    /// Of one peer.
+    pub(super) fn of(&self, incarnation: u64) -> Vec<UnderWay> {
         let of_peer = self.0.iter().filter(|writer| writer.ended.incarnation == incarnation);
-        of_peer.map(|writer| writer.copying.clone()).collect()
+        of_peer.map(|writer| writer.rest.under_way()).collect()
     }
 
-    /// Ends the paths whose copies are over. Whether there was one.
+    /// Ends the paths of which nothing is left. Whether there was one.
     pub(super) fn look(&mut self, hub: &mut Hub) -> bool {
         let over: Vec<Ended> = self
             .0
-            .extract_if(.., |writer| writer.copying.is_over())
+            .extract_if(.., |writer| writer.rest.is_over(hub))
             .map(|writer| writer.ended)
             .collect();
         for ended in &over {

@@ -82,6 +82,8 @@ pub(crate) enum LinkEnd {
     Rejected,
     /// It has no certificate that we accept, or does not accept ours, or speaks no TLS.
     Untrusted,
+    /// Not for this peer or this region; another domain may be.
+    Unsuited,
     /// Nothing has come or gone for long, and there are others who want its place.
     Idle,
 }
@@ -104,7 +106,7 @@ impl LinkEnd {
     /// What it means for a peer of which it was the last link.
     pub(crate) fn loss(self) -> Loss {
         match self {
-            LinkEnd::Lost | LinkEnd::Refused => Loss::Closed,
+            LinkEnd::Lost | LinkEnd::Refused | LinkEnd::Unsuited => Loss::Closed,
             LinkEnd::Silent => Loss::Silent,
             LinkEnd::Replaced => Loss::Replaced,
             LinkEnd::Malformed

@@ -11,6 +11,9 @@ use crate::config::Domain;
 use crate::doorbell::Bell;
 use crate::endpoint::Endpoint;
 use crate::metrics::DomainMetrics;
+use crate::rdma::Rdma;
+use crate::rdma::incoming::RdmaIn;
+use crate::rdma::outgoing::RdmaOut;
 use crate::shared::Bells;
 use crate::shm::incoming::ShmIn;
 use crate::shm::outgoing::ShmOut;
@@ -26,7 +29,9 @@ const TOKEN_OWN_BELL: u64 = 0;
 const TOKEN_OUTSIDE_BELL: u64 = 1;
 const TOKEN_TCP: u64 = 2;
 const TOKEN_SHM: u64 = 3;
-const FIRST_TOKEN: u64 = 4;
+const TOKEN_CARD: u64 = 4;
+const TOKEN_CARD_REPORTS: u64 = 5;
+const FIRST_TOKEN: u64 = 6;
 
 /// Whose readiness a token tells.
 #[derive(Debug, Clone, Copy)]
@@ -36,6 +41,9 @@ pub(super) enum Owner {
     Listener(Domain),
     Outgoing(Lane),
     Incoming(LinkId),
+    /// Something has happened on pipes.
+    Card,
+    CardReports,
     /// By which the writer on the other side of a shm connection wakes us.
     WritersBell(LinkId),
 }
@@ -82,6 +90,7 @@ pub(super) struct Outgoing {
 pub(super) enum OutLink {
     Shm(ShmOut),
     Tcp(TcpOut),
+    Rdma(RdmaOut),
 }
 
 #[derive(Debug)]
@@ -98,6 +107,7 @@ pub(super) struct Incoming {
 pub(super) enum InLink {
     Shm(ShmIn),
     Tcp(TcpIn),
+    Rdma(RdmaIn),
 }
 
 impl OutLink {
@@ -105,6 +115,7 @@ impl OutLink {
         match self {
             OutLink::Shm(_) => Domain::Shm,
             OutLink::Tcp(_) => Domain::Tcp,
+            OutLink::Rdma(link) => link.domain(),
         }
     }
 
@@ -112,6 +123,7 @@ impl OutLink {
         match self {
             OutLink::Shm(link) => link.fd(),
             OutLink::Tcp(link) => link.fd(),
+            OutLink::Rdma(link) => link.fd(),
         }
     }
 
@@ -119,6 +131,7 @@ impl OutLink {
         match self {
             OutLink::Shm(link) => link.is_up(),
             OutLink::Tcp(link) => link.is_up(),
+            OutLink::Rdma(link) => link.is_up(),
         }
     }
 
@@ -126,6 +139,16 @@ impl OutLink {
         match self {
             OutLink::Shm(link) => link.turn(hub),
             OutLink::Tcp(link) => link.turn(hub),
+            OutLink::Rdma(link) => link.turn(hub),
+        }
+    }
+
+    /// When this returns it reads no source any more.
+    pub(super) fn close(self, hub: &mut Hub) {
+        match self {
+            // Dropped, and with them their sockets.
+            OutLink::Shm(_) | OutLink::Tcp(_) => {}
+            OutLink::Rdma(link) => link.close(hub),
         }
     }
 }
@@ -135,6 +158,7 @@ impl InLink {
         match self {
             InLink::Shm(_) => Domain::Shm,
             InLink::Tcp(_) => Domain::Tcp,
+            InLink::Rdma(link) => link.domain(),
         }
     }
 
@@ -142,13 +166,14 @@ impl InLink {
         match self {
             InLink::Shm(link) => link.fd(),
             InLink::Tcp(link) => link.fd(),
+            InLink::Rdma(link) => link.fd(),
         }
     }
 
     pub(super) fn bell(&self) -> Option<&Bell> {
         match self {
             InLink::Shm(link) => Some(link.bell()),
-            InLink::Tcp(_) => None,
+            InLink::Tcp(_) | InLink::Rdma(_) => None,
         }
     }
 
@@ -156,6 +181,7 @@ impl InLink {
         match self {
             InLink::Shm(link) => link.peer(),
             InLink::Tcp(link) => link.peer(),
+            InLink::Rdma(link) => Some(link.peer()),
         }
     }
 
@@ -164,6 +190,7 @@ impl InLink {
         match self {
             InLink::Shm(link) => link.path(),
             InLink::Tcp(link) => link.path(),
+            InLink::Rdma(link) => Some(link.path()),
         }
     }
 
@@ -171,6 +198,7 @@ impl InLink {
         match self {
             InLink::Shm(link) => link.tell(answer),
             InLink::Tcp(link) => link.tell(answer),
+            InLink::Rdma(link) => link.tell(answer),
         }
     }
 
@@ -178,6 +206,7 @@ impl InLink {
         match self {
             InLink::Shm(link) => link.turn(hub),
             InLink::Tcp(link) => link.turn(hub),
+            InLink::Rdma(link) => link.turn(hub),
         }
     }
 }
@@ -201,6 +230,7 @@ impl Links {
         bells: Bells,
         tcp_listener: Option<OwnedFd>,
         shm_listener: Option<OwnedFd>,
+        rdma: Option<&Rdma>,
     ) -> rustix::io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         hear(&epoll, &bells.own, TOKEN_OWN_BELL)?;
@@ -215,6 +245,15 @@ impl Links {
             if let Some(listener) = listener {
                 watch_edges(&epoll, listener.as_fd(), token)?;
                 owners.insert(token, Owner::Listener(domain));
+            }
+        }
+        if let Some(rdma) = rdma {
+            for (fd, token, owner) in [
+                (rdma.wake_fd(), TOKEN_CARD, Owner::Card),
+                (rdma.report_fd(), TOKEN_CARD_REPORTS, Owner::CardReports),
+            ] {
+                epoll::add(&epoll, fd, EventData::new_u64(token), EventFlags::IN)?;
+                owners.insert(token, owner);
             }
         }
         Ok(Links {
@@ -241,11 +280,13 @@ impl Links {
         self.outgoing.len() + self.incoming.len()
     }
 
-    pub(super) fn ready(&mut self, token: u64, ready: Readiness) {
+    pub(super) fn ready(&mut self, token: u64, ready: Readiness, hub: &mut Hub) {
         let Some(owner) = self.owners.get(&token).copied() else { return };
         match owner {
             Owner::OwnBell => self.bells.own.clear(),
             Owner::OutsideBell => self.bells.outside.clear(),
+            Owner::Card => hub.rdma.iter_mut().for_each(Rdma::clear_wake),
+            Owner::CardReports => hub.rdma.iter_mut().for_each(Rdma::look_at_reports),
             Owner::WritersBell(link) => {
                 let bell = self.incoming.get(&link).and_then(|into| into.link.bell());
                 bell.into_iter().for_each(Bell::clear);
@@ -254,12 +295,14 @@ impl Links {
             Owner::Outgoing(lane) => match self.outgoing.get_mut(&lane).map(|out| &mut out.link) {
                 Some(OutLink::Shm(link)) => link.ready(ready),
                 Some(OutLink::Tcp(link)) => link.ready(ready),
+                Some(OutLink::Rdma(link)) => link.ready(ready),
                 None => {}
             },
             Owner::Incoming(link) => {
                 match self.incoming.get_mut(&link).map(|into| &mut into.link) {
                     Some(InLink::Shm(link)) => link.ready(ready),
                     Some(InLink::Tcp(link)) => link.ready(ready),
+                    Some(InLink::Rdma(link)) => link.ready(ready),
                     None => {}
                 }
             }
@@ -270,7 +313,7 @@ impl Links {
     pub(super) fn has_work(&self) -> bool {
         self.incoming.values().any(|into| match &into.link {
             InLink::Shm(link) => link.has_work(),
-            InLink::Tcp(_) => false,
+            InLink::Tcp(_) | InLink::Rdma(_) => false,
         })
     }
 
@@ -283,24 +326,28 @@ impl Links {
     }
 
     pub(super) fn turn(&mut self, hub: &mut Hub) -> Turn {
-        let mut all = self.turn_inward(hub);
+        let mut all = Turn::default();
+        all.busy |= hub.rdma.as_mut().is_some_and(Rdma::poll);
+        all.add(self.turn_inward(hub));
         all.add(self.turn_outward(hub));
         all.busy |= self.leaving.look(hub);
         all.busy |= self.tell_answers(hub);
         all
     }
 
-    /// Whether copies of writers whose connections have ended must be looked after.
+    /// Whether what is left of writers whose connections have ended must be looked after.
     pub(super) fn has_leaving(&self) -> bool {
         !self.leaving.is_empty()
     }
 
-    pub(super) fn close_all(&mut self) {
-        self.outgoing.clear();
+    pub(super) fn close_all(&mut self, hub: &mut Hub) {
+        for (_, out) in std::mem::take(&mut self.outgoing) {
+            out.link.close(hub);
+        }
         self.lanes.clear();
         let incoming: Vec<LinkId> = self.incoming.keys().copied().collect();
         for link in incoming {
-            self.remove_incoming(link);
+            self.remove_incoming(link, hub);
         }
     }
 }
@@ -316,6 +363,10 @@ pub(super) fn count_end(metrics: &DomainMetrics, end: LinkEnd) {
         LinkEnd::Idle => metrics.idle.inc(),
         LinkEnd::Silent => metrics.silent.inc(),
         LinkEnd::Untrusted => metrics.untrusted.inc(),
-        LinkEnd::Lost | LinkEnd::Refused | LinkEnd::Replaced | LinkEnd::Declined { .. } => {}
+        LinkEnd::Lost
+        | LinkEnd::Refused
+        | LinkEnd::Replaced
+        | LinkEnd::Unsuited
+        | LinkEnd::Declined { .. } => {}
     }
 }

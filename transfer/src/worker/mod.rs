@@ -25,6 +25,7 @@ use crate::doorbell::{announce_sleep, awake};
 use crate::engine::Handlers;
 use crate::payload::{Payload, Waiter};
 use crate::progress::{POLL_EVERY_MIN, Raised, Watch, WatchId};
+use crate::rdma::Rdma;
 use crate::scatter::Part;
 use crate::shared::{Bells, Command};
 use crate::shm::directory::Directory;
@@ -34,7 +35,7 @@ use crate::submit::Submission;
 use hub::Hub;
 use link::{Lane, Readiness};
 use links::Links;
-use quiesce::Quiescing;
+use quiesce::{Quiescing, UnderWay};
 
 /// Sockets are looked at this often while the worker polls: looking costs a system call.
 const EPOLL_INTERVAL_US: u64 = 4;
@@ -103,7 +104,7 @@ impl Worker {
     ) -> rustix::io::Result<Self> {
         let Listeners { tcp, shm, socket_path } = listeners;
         Ok(Worker {
-            links: Links::new(bells, tcp, shm)?,
+            links: Links::new(bells, tcp, shm, hub.rdma.as_ref())?,
             hub,
             handlers,
             watches: BTreeMap::new(),
@@ -181,13 +182,13 @@ impl Worker {
             Command::DrainGroup { group, done } => self.hub.sender.drain_group(group, done),
             Command::Revoke { key, done } => {
                 self.hub.revoke(key);
-                let copying = self.links.revoked(key);
-                self.quiesce(copying, done);
+                let under_way = self.links.revoked(key, &mut self.hub);
+                self.quiesce(under_way, done);
             }
             Command::CutOff { peer, done } => {
                 self.hub.shared.peers().cut_off(peer.incarnation);
-                let copying = self.links.cut_off(peer.incarnation, &mut self.hub);
-                self.quiesce(copying, done);
+                let under_way = self.links.cut_off(peer.incarnation, &mut self.hub);
+                self.quiesce(under_way, done);
             }
             Command::Want { peer, wanted } => {
                 // Who has lost it meanwhile has been told.
@@ -206,10 +207,14 @@ impl Worker {
     }
 
     fn begin(&mut self, submission: Submission, deadline_us: u64, done: Waiter) {
-        let Submission { peer, deadline: _, payload, body } = submission;
+        let Submission { peer, deadline: _, payload, body, described } = submission;
         if !self.hub.shared.peers().is_current(peer) {
             self.hub.calls.done(done, Err(WriteError::PeerGone));
             return;
+        }
+        if let Some(described) = described {
+            let (named, place) = *described;
+            self.hub.describe(peer, named, &place);
         }
         let session = peer.session_id();
         let operation = Operation { session, deadline_us, payload, body, done };
@@ -238,7 +243,7 @@ impl Worker {
             match action {
                 Action::Complete(waiter, outcome) => self.hub.calls.done(waiter, outcome),
                 Action::Connect(session) => self.links.connect(session, &mut self.hub),
-                Action::Detach { session, op } => self.links.detach(session, op),
+                Action::Detach { session, op } => self.links.detach(session, op, &mut self.hub),
                 Action::GiveUpPath { session, path, why } => {
                     self.links.give_up_path(Lane { session, path }, why, &mut self.hub);
                 }
@@ -271,8 +276,8 @@ impl Worker {
         any
     }
 
-    fn quiesce(&mut self, copying: Vec<crate::shm::Copying>, done: Waiter) {
-        self.quiescing.push(Quiescing::new(copying, done));
+    fn quiesce(&mut self, under_way: Vec<UnderWay>, done: Waiter) {
+        self.quiescing.push(Quiescing::new(under_way, done));
         self.look_at_quiescing();
     }
 
@@ -331,6 +336,7 @@ impl Worker {
         let has_work = self.hub.shared.has_commands()
             || self.hub.shared.stop.load(Ordering::Acquire)
             || self.links.has_work()
+            || self.hub.rdma.as_mut().is_some_and(Rdma::arm)
             || self.watches.values().any(Watched::has_changed);
         let woken = self.look(if has_work { Some(Duration::ZERO) } else { timeout });
         self.sleep_flags().for_each(awake);
@@ -358,7 +364,7 @@ impl Worker {
         };
         for event in &*events {
             let (token, flags) = (event.data.u64(), event.flags);
-            self.links.ready(token, Readiness::of(flags));
+            self.links.ready(token, Readiness::of(flags), &mut self.hub);
         }
         !events.is_empty()
     }
@@ -366,7 +372,7 @@ impl Worker {
     // ---- the end ----
 
     fn stop(mut self) {
-        self.links.close_all();
+        self.links.close_all(&mut self.hub);
         if let Some(path) = &self.socket_path {
             let _ = std::fs::remove_file(path);
         }

@@ -9,6 +9,7 @@ use crate::config::Domain;
 use crate::endpoint::Endpoint;
 use crate::engine::{Loss, PeerEvent};
 use crate::hello::Hello;
+use crate::rdma::outgoing::RdmaOut;
 use crate::shm::outgoing::ShmOut;
 use crate::tcp::outgoing::TcpOut;
 
@@ -32,6 +33,8 @@ pub(super) struct Lanes {
     failures: u32,
     /// What ended the last one of its connections that has ended.
     last_end: Option<LinkEnd>,
+    /// Domains that do not suit this peer, or a region of it.
+    unsuited: Vec<Domain>,
 }
 
 impl Lanes {
@@ -86,7 +89,7 @@ impl Links {
     pub(super) fn connect(&mut self, session: SessionId, hub: &mut Hub) {
         self.lanes.insert(session, Lanes::default());
         self.endpoints.insert(session, hub.now_us);
-        self.connect_by(session, (all_domains(hub), false), hub);
+        self.connect_by(session, (all_domains(hub, &[]), false), hub);
     }
 
     fn connect_due(&mut self, hub: &mut Hub) -> bool {
@@ -107,9 +110,10 @@ impl Links {
             any = true;
             // Beside others it is one more of theirs; alone it may take any way.
             let up = self.of_session(*session).find(|(_, out)| out.was_up);
+            let unsuited = self.lanes.get(session).map(|lanes| lanes.unsuited.as_slice());
             let candidates = match up.map(|(_, out)| out.link.domain()) {
                 Some(domain) => vec![domain],
-                None => all_domains(hub),
+                None => all_domains(hub, unsuited.unwrap_or_default()),
             };
             self.connect_by(*session, (candidates, false), hub);
         }
@@ -200,7 +204,7 @@ impl Links {
 
     fn came_up(&mut self, session: SessionId, domain: Domain, hub: &mut Hub) {
         let wanted = match domain {
-            Domain::Shm => 1,
+            Domain::Shm | Domain::Verbs => 1,
             Domain::Tcp => hub.shared.config.tcp_lanes,
         };
         let present = self.of_session(session).count();
@@ -213,13 +217,21 @@ impl Links {
 
     // ---- what is asked of them ----
 
-    pub(super) fn detach(&mut self, session: SessionId, op: OpId) {
+    /// When this returns, nothing reads the operation's source any more.
+    pub(super) fn detach(&mut self, session: SessionId, op: OpId, hub: &mut Hub) {
+        let mut reading = Vec::new();
         let of_session = self.outgoing.iter_mut().filter(|(lane, _)| lane.session == session);
-        for (_, out) in of_session {
+        for (lane, out) in of_session {
             match &mut out.link {
                 OutLink::Shm(link) => link.detach(op),
                 OutLink::Tcp(link) => link.detach(op),
+                // What a card was given cannot be taken back one by one.
+                OutLink::Rdma(link) if link.is_reading(op) => reading.push(*lane),
+                OutLink::Rdma(link) => link.detach(op),
             }
+        }
+        for lane in reading {
+            self.end_outgoing(lane, LinkEnd::Lost, hub);
         }
     }
 
@@ -228,6 +240,7 @@ impl Links {
         match self.outgoing.get_mut(&Lane { session, path: through }).map(|out| &mut out.link) {
             Some(OutLink::Shm(link)) => link.ask(close),
             Some(OutLink::Tcp(link)) => link.ask(close),
+            Some(OutLink::Rdma(link)) => link.ask(close),
             None => {}
         }
     }
@@ -237,6 +250,7 @@ impl Links {
         match self.outgoing.get_mut(&lane).map(|out| &mut out.link) {
             Some(OutLink::Shm(link)) => link.ask_for_heartbeat(),
             Some(OutLink::Tcp(link)) => link.ask_for_heartbeat(),
+            Some(OutLink::Rdma(link)) => link.ask_for_heartbeat(),
             None => {}
         }
     }
@@ -259,7 +273,7 @@ impl Links {
     // ---- how they end ----
 
     fn end_outgoing(&mut self, lane: Lane, end: LinkEnd, hub: &mut Hub) {
-        // Dropped, and with it the socket, before anyone is told.
+        // Closed before anyone is told.
         let Some(Outgoing { token, link, candidates, hope, was_up, .. }) =
             self.outgoing.remove(&lane)
         else {
@@ -267,7 +281,7 @@ impl Links {
         };
         self.owners.remove(&token);
         let (domain, was_up, session) = (link.domain(), was_up || link.is_up(), lane.session);
-        drop(link);
+        link.close(hub);
         count_end(hub.metrics.of(domain), end);
         if let LinkEnd::Declined { cut_offs: Some(cut_offs) } = end {
             let mut peers = hub.shared.peers();
@@ -291,6 +305,15 @@ impl Links {
             | LinkEnd::Rejected
             | LinkEnd::Untrusted
             | LinkEnd::Idle => self.session_lost(session, Some(domain), end.loss(), hub),
+            LinkEnd::Unsuited => {
+                let Some(lanes) = self.lanes.get_mut(&session) else { return };
+                lanes.unsuited.push(domain);
+                if was_up {
+                    lanes.due_us.push(hub.now_us);
+                } else {
+                    self.connect_by(session, (candidates, hope), hub);
+                }
+            }
             LinkEnd::Lost | LinkEnd::Silent | LinkEnd::Refused if was_up => {
                 // The last one is missed at once, unless nobody has a use for it.
                 let alone = !self.of_session(session).any(|(_, out)| out.was_up);
@@ -342,6 +365,7 @@ impl Links {
         for lane in lanes {
             if let Some(out) = self.outgoing.remove(&lane) {
                 self.owners.remove(&out.token);
+                out.link.close(hub);
             }
         }
         hub.sender.session_lost(session);
@@ -375,13 +399,13 @@ fn lanes_of(
     outgoing.range(path(0)..=path(u32::MAX))
 }
 
-fn all_domains(hub: &Hub) -> Vec<Domain> {
+/// In the order in which they are taken from the end.
+fn all_domains(hub: &Hub, unsuited: &[Domain]) -> Vec<Domain> {
     let preferred = hub.shared.config.preferred;
-    let other = match preferred {
-        Domain::Shm => Domain::Tcp,
-        Domain::Tcp => Domain::Shm,
-    };
-    vec![other, preferred]
+    let others = [Domain::Tcp, Domain::Verbs, Domain::Shm];
+    let others = others.into_iter().filter(|domain| *domain != preferred);
+    let all = others.chain([preferred]);
+    all.filter(|domain| !unsuited.contains(domain)).collect()
 }
 
 fn open(
@@ -389,7 +413,7 @@ fn open(
     domain: Domain,
     endpoint: &Endpoint,
     hello: &Hello,
-    hub: &Hub,
+    hub: &mut Hub,
 ) -> Option<OutLink> {
     match domain {
         Domain::Tcp => {
@@ -401,6 +425,19 @@ fn open(
                 return None;
             }
             ShmOut::connect(lane, &there.socket, hello).ok().map(OutLink::Shm)
+        }
+        Domain::Verbs => {
+            let (card, address) = (endpoint.rdma.as_ref()?, endpoint.tcp?);
+            let rdma = hub.rdma.as_mut().filter(|rdma| rdma.may_reach(card))?;
+            let way = (rdma, hub.tls.as_ref());
+            match RdmaOut::connect(lane, address, hello.clone(), way) {
+                Ok(link) => Some(OutLink::Rdma(link)),
+                Err(error) => {
+                    let engine = &hub.shared.config.name;
+                    tracing::warn!(%engine, error = error.sentence(), "no pipe to a peer");
+                    None
+                }
+            }
         }
     }
 }

@@ -15,6 +15,7 @@ use kvasir_transfer::{
 };
 
 use crate::certificates::Authority;
+use crate::device;
 
 /// Far more than anything here takes.
 pub const LONG: Duration = Duration::from_secs(30);
@@ -25,6 +26,7 @@ pub enum Kind {
     Tcp,
     TcpTls,
     Sim,
+    Verbs,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -99,7 +101,7 @@ macro_rules! either {
 pub fn config(kind: Kind, options: Options, run_dir: &std::path::Path) -> TransferConfig {
     let both = TransferConfig {
         name: "test".into(),
-        verify: Verify { tcp: options.verify, shm: options.verify },
+        verify: Verify { tcp: options.verify, shm: options.verify, verbs: options.verify },
         slice_bytes: options.slice_bytes,
         operations_max: options.operations_max,
         throttle_bytes_per_s: options.throttle_bytes_per_s,
@@ -114,6 +116,12 @@ pub fn config(kind: Kind, options: Options, run_dir: &std::path::Path) -> Transf
         Kind::Shm => {
             TransferConfig { preferred: Domain::Shm, run_dir: Some(run_dir.to_owned()), ..both }
         }
+        Kind::Verbs => TransferConfig {
+            preferred: Domain::Verbs,
+            tcp_listen: Some(([127, 0, 0, 1], 0).into()),
+            verbs: Some(device::named().expect("there is a device").clone()),
+            ..both
+        },
         Kind::Tcp | Kind::TcpTls | Kind::Sim => TransferConfig {
             preferred: Domain::Tcp,
             tcp_listen: Some(([127, 0, 0, 1], 0).into()),
@@ -271,6 +279,13 @@ impl Fabric {
 
     pub fn thaw(&self, node: &Node) {
         node.frozen.store(false, Ordering::Release);
+    }
+
+    /// Nothing went by another domain than the one that is tested.
+    pub fn assert_domain(&self) {
+        if self.kind == Kind::Verbs {
+            assert_eq!((self.a.moved_by("tcp"), self.b.moved_by("tcp")), (0, 0));
+        }
     }
 
     /// Refused and corrupt, on both sides.
@@ -469,6 +484,19 @@ impl Node {
             PeerEvent::SessionLost { .. } => None,
         });
         lost.collect()
+    }
+
+    /// Bytes, writes and messages together.
+    fn moved_by(&self, domain: &str) -> u64 {
+        let engine = self.engine.borrow();
+        let Some(Engine::Real { registry, .. }) = engine.as_ref() else { return 0 };
+        let families = registry.gather();
+        let names = ["bytes_total", "writes_total", "messages_total"];
+        let of = |name| families.iter().find(|family| family.name().ends_with(name));
+        let moved = names.into_iter().flat_map(|name| of(name).expect("registered").get_metric());
+        let of_domain =
+            moved.filter(|metric| metric.get_label().iter().any(|label| label.value() == domain));
+        of_domain.map(|metric| metric.get_counter().get_value() as u64).sum()
     }
 
     pub fn refused_and_corrupt(&self) -> (u64, u64) {

@@ -1,4 +1,5 @@
-//! What every domain must keep, run over shm, tcp (plain and under TLS) and sim alike: each case is one function of a
+//! What every domain must keep, run over shm, tcp (plain and under TLS), sim, and verbs where there is a
+//! device: each case is one function of a
 //! [`Fabric`], which is two engines that can reach each other.
 
 mod cases;
@@ -6,6 +7,7 @@ mod cases;
 #[allow(dead_code)] // other tests need more of it
 mod certificates;
 mod completions;
+mod device;
 mod fabric;
 mod faults;
 mod groups;
@@ -23,6 +25,7 @@ macro_rules! contract {
         mod shm { $(#[test] fn $case() { super::run(super::Kind::Shm, $options, super::$module::$case); })* }
         mod tcp { $(#[test] fn $case() { super::run(super::Kind::Tcp, $options, super::$module::$case); })* }
         mod tcp_tls { $(#[test] fn $case() { super::run(super::Kind::TcpTls, $options, super::$module::$case); })* }
+        mod verbs { $(#[test] fn $case() { super::run(super::Kind::Verbs, $options, super::$module::$case); })* }
         mod sim { $(#[test] fn $case() { super::run(super::Kind::Sim, $options, super::$module::$case); })* }
     };
 }
@@ -38,7 +41,12 @@ fn lively(interval_ms: u64, timeout_ms: u64) -> Options {
 }
 
 fn run(kind: Kind, options: Options, case: fn(&Fabric)) {
-    case(&Fabric::new(kind, options));
+    if kind == Kind::Verbs && device::named().is_none() {
+        return;
+    }
+    let fabric = Fabric::new(kind, options);
+    case(&fabric);
+    fabric.assert_domain();
 }
 
 contract! {

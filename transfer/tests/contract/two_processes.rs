@@ -7,6 +7,7 @@ use kvasir_transfer::{Endpoint, Loss, RegionDesc, Source, SubmitError, Write, Wr
 
 use rustix::process::Signal;
 
+use crate::device;
 use crate::fabric::{Fabric, Kind, LONG, Options, read};
 
 const BYTES: usize = 256 << 10;
@@ -27,6 +28,7 @@ fn spawn(kind: Kind, endpoint: &Endpoint, target: &RegionDesc) -> Child {
     let test = match kind {
         Kind::Shm => "two_processes::write_until_killed_by_shm",
         Kind::Tcp | Kind::TcpTls | Kind::Sim => "two_processes::write_until_killed_by_tcp",
+        Kind::Verbs => "two_processes::write_until_killed_by_verbs",
     };
     command.args(["--exact", test, "--ignored", "--nocapture"]);
     command.stdin(Stdio::piped()).stdout(Stdio::null());
@@ -73,6 +75,12 @@ fn write_until_killed_by_shm() {
 #[ignore = "the second process of the tests below"]
 fn write_until_killed_by_tcp() {
     write_until_killed(Kind::Tcp);
+}
+
+#[test]
+#[ignore = "the second process of the tests below"]
+fn write_until_killed_by_verbs() {
+    write_until_killed(Kind::Verbs);
 }
 
 fn a_killed_writer_is_lost_and_can_be_cut_off(kind: Kind) {
@@ -130,4 +138,11 @@ fn a_killed_writer_is_lost_and_can_be_cut_off_by_shm() {
 #[test]
 fn a_killed_writer_is_lost_and_can_be_cut_off_by_tcp() {
     a_killed_writer_is_lost_and_can_be_cut_off(Kind::Tcp);
+}
+
+#[test]
+fn a_killed_writer_is_lost_and_can_be_cut_off_by_verbs() {
+    if device::named().is_some() {
+        a_killed_writer_is_lost_and_can_be_cut_off(Kind::Verbs);
+    }
 }

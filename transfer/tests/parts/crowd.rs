@@ -20,7 +20,9 @@ fn config(domain: Domain, run_dir: &Path, peer_timeout: Duration) -> TransferCon
         ..TransferConfig::default()
     };
     match domain {
-        Domain::Tcp => TransferConfig { tcp_listen: tcp_config().tcp_listen, ..few },
+        Domain::Tcp | Domain::Verbs => {
+            TransferConfig { tcp_listen: tcp_config().tcp_listen, ..few }
+        }
         Domain::Shm => TransferConfig { run_dir: Some(run_dir.to_owned()), ..few },
     }
 }

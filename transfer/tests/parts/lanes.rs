@@ -95,7 +95,7 @@ fn config(tcp_lanes: usize) -> TransferConfig {
         tcp_listen: Some(([127, 0, 0, 1], 0).into()),
         slice_bytes: 100_000,
         tcp_lanes,
-        verify: Verify { tcp: true, shm: true },
+        verify: Verify { tcp: true, shm: true, verbs: false },
         ..TransferConfig::default()
     }
 }

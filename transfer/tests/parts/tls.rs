@@ -145,7 +145,8 @@ fn listen_in(to: SocketAddr) -> (SocketAddr, Arc<Mutex<Vec<u8>>>) {
     let keeps = Arc::clone(&heard);
     std::thread::spawn(move || {
         let (from, to) = (listener.accept().expect("taken").0, TcpStream::connect(to).expect("up"));
-        let (back_from, back_to) = (to.try_clone().expect("a copy"), from.try_clone().expect("one"));
+        let (back_from, back_to) =
+            (to.try_clone().expect("a copy"), from.try_clone().expect("one"));
         std::thread::spawn(move || forward(back_from, back_to, |_| {}));
         forward(from, to, |bytes| keeps.lock().expect("heard").extend_from_slice(bytes));
     });

@@ -198,6 +198,12 @@ impl CompletionQueue {
         self.inner.capacity
     }
 
+    /// Room for the completions of so many more work requests. Queue pairs that are destroyed give theirs
+    /// back once the queue was polled empty.
+    pub fn free(&self) -> u32 {
+        self.inner.capacity.saturating_sub(self.inner.reserved.load(Ordering::Relaxed))
+    }
+
     pub(crate) fn raw(&self) -> *mut ibv_cq {
         self.inner.cq.as_ptr()
     }

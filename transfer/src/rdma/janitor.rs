@@ -1,0 +1,84 @@
+//! Ends registrations on a thread of its own: it takes long in proportion to the memory, and the worker
+//! does not wait. Whoever must know when it is done gets a flag.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::thread::JoinHandle;
+
+use crate::shared::REGIONS_MAX;
+
+struct Task {
+    /// Its drop ends the registration.
+    registration: Box<dyn Send>,
+    over: Arc<AtomicBool>,
+}
+
+impl Task {
+    fn run(self) {
+        drop(self.registration);
+        self.over.store(true, Ordering::Release);
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Janitor {
+    tasks: Option<SyncSender<Task>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Janitor {
+    pub(crate) fn start(name: &str) -> std::io::Result<Self> {
+        let (tasks, receiver) = sync_channel::<Task>(REGIONS_MAX);
+        let thread = std::thread::Builder::new()
+            .name(format!("xfer-{name}-mem"))
+            .spawn(move || receiver.into_iter().for_each(Task::run))?;
+        Ok(Janitor { tasks: Some(tasks), thread: Some(thread) })
+    }
+
+    /// The flag is set when the registration has ended. Should as many wait as an engine may have
+    /// regions, the caller does it.
+    pub(crate) fn end(&self, registration: Box<dyn Send>) -> Arc<AtomicBool> {
+        let over = Arc::new(AtomicBool::new(false));
+        let task = Task { registration, over: Arc::clone(&over) };
+        match self.tasks.as_ref().map(|tasks| tasks.try_send(task)) {
+            Some(Err(TrySendError::Full(task) | TrySendError::Disconnected(task))) => task.run(),
+            Some(Ok(())) | None => {}
+        }
+        over
+    }
+}
+
+impl Drop for Janitor {
+    fn drop(&mut self) {
+        // Without a sender the thread ends when it has done what waits.
+        self.tasks = None;
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread that ends registrations has panicked");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Noted(Arc<AtomicBool>);
+
+    impl Drop for Noted {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn what_is_over_was_dropped_before() {
+        let janitor = Janitor::start("test").expect("a thread");
+        let dropped = Arc::new(AtomicBool::new(false));
+        let over = janitor.end(Box::new(Noted(Arc::clone(&dropped))));
+        drop(janitor);
+        assert!(over.load(Ordering::Acquire) && dropped.load(Ordering::SeqCst));
+    }
+}
