@@ -64,6 +64,9 @@ pub struct Prefill {
     pub load_bytes_per_s: f64,
     /// What its cache holds.
     pub cache_tokens: u64,
+    /// Prefills are computed in chunks that take so long; between two of them one may stop for
+    /// another.
+    pub chunk_ms: f64,
 }
 
 /// A node that decodes.
@@ -75,6 +78,9 @@ pub struct Decode {
     pub hbm_bytes_per_s: f64,
     /// Sequences at once.
     pub running_max: u32,
+    /// What its cache holds of the prompts that were sent to it; only the policy `kvasir` looks
+    /// there.
+    pub cache_tokens: u64,
     /// A sequence that joins stalls the running ones by so many times what its cache takes to load
     /// at `join_bytes_per_s`; 0 for a node that takes it in beside its work.
     pub join_stall: f64,
@@ -89,20 +95,22 @@ pub struct Network {
     pub bytes_per_s: f64,
 }
 
-/// Constants of the policies.
+/// Constants of the policies: see [`Policy`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PolicyConstants {
     /// Of the policy `global`.
     pub kvcache_balancing_threshold: f64,
     /// Of the policy `kvasir`.
-    pub compute_weight: f64,
+    pub rank_stretch: f64,
+    pub decode_keeps: f64,
 }
 
 impl Default for PolicyConstants {
     fn default() -> Self {
-        let Policy { kvcache_balancing_threshold, compute_weight, .. } = Policy::default();
-        PolicyConstants { kvcache_balancing_threshold, compute_weight }
+        let Policy { kvcache_balancing_threshold, rank_stretch, decode_keeps, .. } =
+            Policy::default();
+        PolicyConstants { kvcache_balancing_threshold, rank_stretch, decode_keeps }
     }
 }
 
@@ -139,6 +147,7 @@ impl Cluster {
             ("model.token_bytes", model.token_bytes as f64),
             ("prefill.flop_per_s", prefill.flop_per_s),
             ("prefill.load_bytes_per_s", prefill.load_bytes_per_s),
+            ("prefill.chunk_ms", prefill.chunk_ms),
             ("prefill.cache_tokens", prefill.cache_tokens as f64),
             ("decode.flop_per_s", decode.flop_per_s),
             ("decode.hbm_bytes_per_s", decode.hbm_bytes_per_s),
@@ -178,10 +187,9 @@ impl Cluster {
         }
     }
 
-    /// Blocks of one node's cache.
-    pub fn cache_blocks(&self) -> u32 {
-        let blocks = self.prefill.cache_tokens / u64::from(self.block_tokens);
-        u32::try_from(blocks).unwrap_or(u32::MAX).max(1)
+    /// Blocks of a cache of so many tokens.
+    pub fn blocks_of(&self, cache_tokens: u64) -> u32 {
+        u32::try_from(cache_tokens / u64::from(self.block_tokens)).unwrap_or(u32::MAX)
     }
 
     pub fn block_bytes(&self) -> u64 {
@@ -211,7 +219,8 @@ impl Cluster {
             selection,
             kvcache_balancing_threshold: self.policy.kvcache_balancing_threshold,
             always_fetch: selection == Selection::Global,
-            compute_weight: self.policy.compute_weight,
+            rank_stretch: self.policy.rank_stretch,
+            decode_keeps: if self.decode.cache_tokens > 0 { self.policy.decode_keeps } else { 0.0 },
             decode_load_margin: 0.0,
             ..Policy::default()
         }

@@ -1,6 +1,6 @@
 //! A node that prefills: its cache, which is the store node's own block table, and its queue.
 
-use std::collections::VecDeque;
+use std::collections::BTreeSet;
 
 use kvasir_blocks::{Allocate, AttachEpoch, BlockChange, Blocks, Options};
 use kvasir_proto::{BlockKey, Namespace, Share, Side, TxId};
@@ -14,19 +14,43 @@ const LEASE_MS: u64 = 1_000;
 #[derive(Debug)]
 pub(crate) struct PrefillNode {
     pub(crate) cache: NodeCache,
-    /// Requests in the order in which they were sent here; the first may be running.
-    pub(crate) queue: VecDeque<usize>,
-    pub(crate) running: bool,
+    /// (rank, request) of those that wait.
+    pub(crate) queue: BTreeSet<(u64, usize)>,
+    pub(crate) running: Option<Running>,
     pub(crate) way_in: Way,
     pub(crate) way_out: Way,
+}
+
+/// A prefill that runs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Running {
+    pub(crate) request: usize,
+    pub(crate) rank_us: u64,
+    pub(crate) began_us: u64,
+    pub(crate) ends_us: u64,
+}
+
+impl Running {
+    /// Its rank by what is left of it.
+    pub(crate) fn rank_at(&self, now_us: u64, stretch: f64) -> u64 {
+        let done_us = now_us.saturating_sub(self.began_us);
+        self.rank_us.saturating_sub((done_us as f64 * stretch) as u64)
+    }
+
+    /// When the chunk ends that it computes now, unless it ends with it.
+    pub(crate) fn chunk_ends_us(&self, now_us: u64, chunk_us: u64) -> Option<u64> {
+        let chunks = (now_us - self.began_us).div_ceil(chunk_us).max(1);
+        let at_us = self.began_us + chunks * chunk_us;
+        (at_us < self.ends_us).then_some(at_us)
+    }
 }
 
 impl PrefillNode {
     pub(crate) fn new(blocks: u32, block_tokens: u32) -> Self {
         PrefillNode {
-            cache: NodeCache::new(blocks, block_tokens),
-            queue: VecDeque::new(),
-            running: false,
+            cache: NodeCache::new(blocks.max(1), block_tokens),
+            queue: BTreeSet::new(),
+            running: None,
             way_in: Way::default(),
             way_out: Way::default(),
         }
@@ -45,7 +69,7 @@ pub(crate) struct NodeCache {
 }
 
 impl NodeCache {
-    fn new(slots: u32, block_tokens: u32) -> Self {
+    pub(crate) fn new(slots: u32, block_tokens: u32) -> Self {
         // One slot more than the cache holds: the private one that every share computes into.
         let options = Options {
             slots: slots.saturating_add(1),
@@ -67,7 +91,7 @@ impl NodeCache {
     /// larger than the cache is not taken at all.
     pub(crate) fn commit(&mut self, now_us: u64, keys: &[BlockKey]) {
         let now_ms = now_us / 1_000;
-        let keys = match keys.len() > self.slots as usize {
+        let keys = match keys.is_empty() || keys.len() > self.slots as usize {
             true => return,
             false => keys.to_vec(),
         };

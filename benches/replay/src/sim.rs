@@ -3,8 +3,8 @@
 //!
 //! - A fetch begins at once and takes the source's way out and the target's way in, each first
 //!   come, first served.
-//! - A node prefills one prompt at a time, first come, first served, and waits for the fetch of the
-//!   one at its head. What it reuses is looked up again when it begins. Blocks are there for others
+//! - A node prefills one prompt at a time, the one of least rank first, which is the one that came
+//!   first unless the policy says otherwise, and waits for that one's fetch. What it reuses is looked up again when it begins. Blocks are there for others
 //!   when the prefill ends.
 //! - While it prefills, its way out carries the prompt's cache to the decode side, which takes the
 //!   sequence in when both have ended.
@@ -15,17 +15,19 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
+use kvasir_blocks::BlockChange;
 use kvasir_placement::{
-    BookingId, ClusterView, IndexLimits, InstanceReport, ModelIndex, ModelSpec, NodeIndex,
+    BookingId, ClusterView, IndexLimits, InstanceReport, Keeper, ModelIndex, ModelSpec, NodeIndex,
     Objectives, PlaceRequest, Placement, Refusal, ReportedLoad, Role, Selection, ShadowIndex, Tier,
-    place,
+    conversation, place,
 };
 use kvasir_proto::{InstanceId, NodeId};
 
 use crate::cluster::Cluster;
 use crate::decode::{DecodeNode, Finished, Sequence};
+use crate::link::Way;
 use crate::model::{DecodeTime, PrefillTime};
-use crate::node::PrefillNode;
+use crate::node::{NodeCache, PrefillNode, Running};
 use crate::summary::{Outcome, Summary};
 use crate::trace::{Request, Trace, mix};
 
@@ -63,6 +65,7 @@ pub fn replay(trace: &Trace, cluster: &Cluster, options: Options) -> Result<Summ
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     PrefillEnded { node: usize },
+    ChunkEnded { node: usize },
     Fetched { request: usize },
     Joins { request: usize },
     StepEnded { node: usize },
@@ -79,7 +82,12 @@ struct Job {
     fetch_us: u64,
     waits_for_fetch: bool,
     prefill_us: u64,
+    /// What is left of it, once it has begun.
+    left_us: Option<u64>,
     reused_tokens: u32,
+    keeper: Keeper,
+    /// What the decode side need not be sent.
+    decode_holds_bytes: u64,
     pushed_us: u64,
     first_token_us: u64,
 }
@@ -89,8 +97,11 @@ struct Replay<'a> {
     options: Options,
     block_tokens: u32,
     token_bytes: u64,
+    block_bytes: u64,
     bytes_per_us: f64,
     running_max: u32,
+    chunk_us: u64,
+    rank_stretch: f64,
     prefill_time: PrefillTime,
     decode_time: DecodeTime,
     view: ClusterView,
@@ -98,6 +109,9 @@ struct Replay<'a> {
     model: ModelIndex,
     prefills: Vec<PrefillNode>,
     decodes: Vec<DecodeNode>,
+    /// What decode nodes keep of what was sent to them; empty when nobody asks.
+    decode_caches: Vec<NodeCache>,
+    decode_ways: Vec<Way>,
     events: BinaryHeap<Reverse<(u64, Event)>>,
     jobs: Vec<Option<Job>>,
     outcomes: Vec<Outcome>,
@@ -119,15 +133,21 @@ impl<'a> Replay<'a> {
             view.report(report(cluster, node, role), 0);
         }
         let model = view.models().map(|(model, _)| model).next().unwrap_or(ModelIndex(0));
-        let (slots, block_tokens) = (cluster.cache_blocks(), cluster.block_tokens);
+        let block_tokens = cluster.block_tokens;
+        let slots = cluster.blocks_of(cluster.prefill.cache_tokens);
+        let decode_slots = cluster.blocks_of(cluster.decode.cache_tokens);
+        let keeps = options.selection == Selection::Kvasir && decode_slots > 0;
         let arrivals = trace.requests.iter().enumerate();
         Ok(Replay {
             requests: &trace.requests,
             options,
             block_tokens,
             token_bytes: cluster.model.token_bytes,
+            block_bytes: cluster.block_bytes(),
             bytes_per_us: cluster.network.bytes_per_s / 1e6,
             running_max: cluster.decode.running_max,
+            chunk_us: ((cluster.prefill.chunk_ms * 1e3) as u64).max(1),
+            rank_stretch: cluster.policy.rank_stretch,
             prefill_time: cluster.prefill_time(),
             decode_time: cluster.decode_time(),
             view,
@@ -135,6 +155,10 @@ impl<'a> Replay<'a> {
             model,
             prefills: (0..prefills).map(|_| PrefillNode::new(slots, block_tokens)).collect(),
             decodes: (0..decodes).map(|_| DecodeNode::default()).collect(),
+            decode_caches: (0..if keeps { decodes } else { 0 })
+                .map(|_| NodeCache::new(decode_slots, block_tokens))
+                .collect(),
+            decode_ways: vec![Way::default(); usize::from(decodes)],
             events: arrivals
                 .map(|(request, r)| Reverse((r.arrival_us, Event::Arrives { request })))
                 .collect(),
@@ -151,6 +175,7 @@ impl<'a> Replay<'a> {
                 Event::Arrives { request } => self.arrives(request),
                 Event::Fetched { request } => self.fetched(request),
                 Event::PrefillEnded { node } => self.prefill_ended(node),
+                Event::ChunkEnded { node } => self.chunk_ended(node),
                 Event::Joins { request } => self.joins(request),
                 Event::StepEnded { node } => self.step_ended(node),
             }
@@ -179,6 +204,7 @@ impl<'a> Replay<'a> {
             exclude: &[],
             tie_seed: mix(self.options.seed ^ mix(request as u64)),
             now_us: self.now_us,
+            conversation: conversation(keys),
         };
         place(&self.view, &matched, &wanted)
     }
@@ -196,7 +222,10 @@ impl<'a> Replay<'a> {
             fetch_us: 0,
             waits_for_fetch: false,
             prefill_us: 0,
+            left_us: None,
             reused_tokens: 0,
+            keeper: placement.keeper,
+            decode_holds_bytes: u64::from(placement.decode().held_blocks) * self.block_bytes,
             pushed_us: 0,
             first_token_us: 0,
         };
@@ -204,7 +233,12 @@ impl<'a> Replay<'a> {
             let source = usize::from(fetch.source.node.0);
             let takes_us = (fetch.bytes as f64 / self.bytes_per_us) as u64;
             let free_us = self.prefills[prefill].way_in.free_us;
-            let (_, ends_us) = self.prefills[source].way_out.take(now_us.max(free_us), takes_us);
+            let prefills = self.prefills.len();
+            let way = match source < prefills {
+                true => &mut self.prefills[source].way_out,
+                false => &mut self.decode_ways[source - prefills],
+            };
+            let (_, ends_us) = way.take(now_us.max(free_us), takes_us);
             self.prefills[prefill].way_in.free_us = ends_us;
             job.waits_for_fetch = true;
             job.fetched_blocks = fetch.until_block as usize;
@@ -213,7 +247,7 @@ impl<'a> Replay<'a> {
             self.at(ends_us, Event::Fetched { request });
         }
         self.jobs[request] = Some(job);
-        self.prefills[prefill].queue.push_back(request);
+        self.prefills[prefill].queue.insert((placement.rank_us, request));
         self.begin_prefill(prefill);
     }
 
@@ -225,46 +259,104 @@ impl<'a> Replay<'a> {
         self.begin_prefill(node);
     }
 
-    /// Begins the prefill at the head of the node's queue, if it can.
+    /// Begins the prefill of least rank, if the node is free and its blocks are there.
     fn begin_prefill(&mut self, node: usize) {
         let now_us = self.now_us;
         let place = &mut self.prefills[node];
-        let Some(&request) = place.queue.front().filter(|_| !place.running) else { return };
+        let Some(&(rank_us, request)) = place.queue.first() else { return };
         let Some(job) = self.jobs[request].as_mut().filter(|job| !job.waits_for_fetch) else {
             return;
         };
-        place.running = true;
-        let Request { prompt_tokens, keys, .. } = &self.requests[request];
-        let hits = place.cache.held(keys).max(job.fetched_blocks);
-        let reused = (hits as u64 * u64::from(self.block_tokens)).min(u64::from(prompt_tokens - 1));
-        job.reused_tokens = reused as u32;
-        job.prefill_us = self.prefill_time.us(*prompt_tokens, job.reused_tokens);
-        let push_bytes = u64::from(*prompt_tokens) * self.token_bytes;
-        let push_us = (push_bytes as f64 / self.bytes_per_us) as u64;
-        job.pushed_us = place.way_out.take(now_us, push_us).1;
-        let outcome = &mut self.outcomes[request];
-        outcome.hit_blocks = hits as u32;
-        outcome.prefill_us = job.prefill_us;
-        let (ends_us, reused_tokens) = (now_us + job.prefill_us, job.reused_tokens);
-        self.view.revise(BookingId(request as u64), reused_tokens);
+        if let Some(running) = &place.running {
+            if rank_us < running.rank_at(now_us, self.rank_stretch)
+                && let Some(at_us) = running.chunk_ends_us(now_us, self.chunk_us)
+            {
+                self.events.push(Reverse((at_us, Event::ChunkEnded { node })));
+            }
+            return;
+        }
+        place.queue.remove(&(rank_us, request));
+        let first_time = job.left_us.is_none();
+        if first_time {
+            let Request { prompt_tokens, keys, .. } = &self.requests[request];
+            let hits = place.cache.held(keys).max(job.fetched_blocks);
+            let reused = hits as u64 * u64::from(self.block_tokens);
+            job.reused_tokens = reused.min(u64::from(prompt_tokens - 1)) as u32;
+            job.prefill_us = self.prefill_time.us(*prompt_tokens, job.reused_tokens);
+            let prompt_bytes = u64::from(*prompt_tokens) * self.token_bytes;
+            let push_bytes = prompt_bytes.saturating_sub(job.decode_holds_bytes);
+            let push_us = (push_bytes as f64 / self.bytes_per_us) as u64;
+            job.pushed_us = place.way_out.take(now_us, push_us).1;
+            let outcome = &mut self.outcomes[request];
+            outcome.hit_blocks = hits as u32;
+            outcome.prefill_us = job.prefill_us;
+        }
+        let left_us = job.left_us.unwrap_or(job.prefill_us);
+        job.left_us = Some(left_us);
+        let (began_us, ends_us) = (now_us, now_us + left_us);
+        place.running = Some(Running { request, rank_us, began_us, ends_us });
+        let reused_tokens = job.reused_tokens;
+        if first_time {
+            self.view.revise(BookingId(request as u64), reused_tokens);
+        }
         self.at(ends_us, Event::PrefillEnded { node });
+    }
+
+    /// Stops a prefill for one of less rank, if such a one waits still.
+    fn chunk_ended(&mut self, node: usize) {
+        let (now_us, stretch) = (self.now_us, self.rank_stretch);
+        let place = &mut self.prefills[node];
+        let Some(running) = place.running.filter(|running| running.ends_us > now_us) else {
+            return;
+        };
+        let rank_us = running.rank_at(now_us, stretch);
+        let passes = |&(waits_us, waits): &(u64, usize)| {
+            waits_us < rank_us && self.jobs[waits].is_some_and(|job| !job.waits_for_fetch)
+        };
+        if place.queue.first().is_some_and(passes) {
+            if let Some(job) = &mut self.jobs[running.request] {
+                job.left_us = Some(running.ends_us - now_us);
+            }
+            place.running = None;
+            place.queue.insert((rank_us, running.request));
+            self.begin_prefill(node);
+        }
     }
 
     fn prefill_ended(&mut self, node: usize) {
         let now_us = self.now_us;
         let place = &mut self.prefills[node];
-        place.running = false;
-        let Some(request) = place.queue.pop_front() else { return };
-        place.cache.commit(now_us, &self.requests[request].keys);
-        for change in place.cache.changes().chunk_by(|a, b| a.removed == b.removed) {
-            let keys: Vec<_> = change.iter().map(|change| change.key).collect();
-            match change[0].removed {
-                true => self.index.remove(NodeIndex(node as u16), &keys),
-                false => _ = self.index.insert(NodeIndex(node as u16), Tier::Dram, &keys),
-            }
-        }
+        // One that was stopped ends at another time.
+        let Some(running) = place.running.filter(|running| running.ends_us == now_us) else {
+            return;
+        };
+        let request = running.request;
+        let Some(job) = self.jobs[request] else { return };
+        place.running = None;
+        let Request { prompt_tokens, keys, .. } = &self.requests[request];
+        let kept = match (self.options.selection, job.keeper) {
+            // A partial last block cannot be told from others by what comes after it.
+            (Selection::Kvasir, Keeper::Prefill) => (prompt_tokens / self.block_tokens) as usize,
+            (Selection::Kvasir, Keeper::Decode) => place.cache.held(keys),
+            _ => keys.len(),
+        };
+        place.cache.commit(now_us, &keys[..kept]);
+        let changes = place.cache.changes();
+        self.apply(node, &changes);
         self.first_token(request);
         self.begin_prefill(node);
+    }
+
+    /// What the node tells its conductors.
+    fn apply(&mut self, node: usize, changes: &[BlockChange]) {
+        let node = NodeIndex(node as u16);
+        for run in changes.chunk_by(|a, b| a.removed == b.removed) {
+            let keys: Vec<_> = run.iter().map(|change| change.key).collect();
+            match run[0].removed {
+                true => self.index.remove(node, &keys),
+                false => _ = self.index.insert(node, Tier::Dram, &keys),
+            }
+        }
     }
 
     fn first_token(&mut self, request: usize) {
@@ -291,6 +383,16 @@ impl<'a> Replay<'a> {
             tokens: output_tokens - 1,
             first_token_us: job.first_token_us,
         };
+        if let Some(cache) = self.decode_caches.get_mut(job.decode) {
+            let Request { prompt_tokens, keys, .. } = &self.requests[request];
+            let kept = match job.keeper {
+                Keeper::Prefill => cache.held(keys),
+                Keeper::Decode => (prompt_tokens / self.block_tokens) as usize,
+            };
+            cache.commit(self.now_us, &keys[..kept]);
+            let changes = cache.changes();
+            self.apply(self.prefills.len() + job.decode, &changes);
+        }
         let node = &mut self.decodes[job.decode];
         let ends_us = node.join(sequence, self.now_us, &self.decode_time, self.running_max);
         if let Some(ends_us) = ends_us {

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use kvasir_proto::{InstanceId, NodeId};
+use kvasir_proto::{BlockKey, InstanceId, NodeId};
 
 use crate::growth::Growth;
 use crate::index::NodeIndex;
@@ -22,6 +22,15 @@ pub struct PlaceRequest<'a> {
     /// Breaks ties between equals, so that equals share the load.
     pub tie_seed: u64,
     pub now_us: u64,
+    /// Prompts that begin alike have the same (see [`conversation`]).
+    pub conversation: u64,
+}
+
+/// A number that the prompts of one conversation share, from the keys of one of them: the first
+/// block may be a system prompt that many share, the second one tells them apart.
+pub fn conversation(keys: &[BlockKey]) -> u64 {
+    let key = keys.get(1).or(keys.first()).map_or(0, |key| u128::from_le_bytes(key.0));
+    (key >> 64) as u64
 }
 
 /// What the request must meet. A request that cannot is refused before it costs anything.
@@ -50,9 +59,14 @@ pub struct Policy {
     /// Where a fetch is priced, fetch whatever it costs, as Algorithm 1 is printed. Off: fetch only
     /// where that is cheaper than computing.
     pub always_fetch: bool,
-    /// With [`Selection::Kvasir`], what a second of an instance's time weighs beside a second of
-    /// the request's own: the others that come after it wait for it.
-    pub compute_weight: f64,
+    /// With [`Selection::Kvasir`], a prefill lets others pass that come later by less than so many
+    /// times what they take less, which bounds how long it waits. For engines that begin what has
+    /// the least rank, and stop for it between two chunks. 0 is first come, first served.
+    pub rank_stretch: f64,
+    /// With [`Selection::Kvasir`], the share of conversations whose prompts are kept on the decode
+    /// side alone, where a block is fetched in less than half of what it takes to compute: two
+    /// copies of one prompt are room for one.
+    pub decode_keeps: f64,
     /// Decode instances whose load is within this of the least are equals in load, and the one
     /// with the longest prefix is taken.
     pub decode_load_margin: f64,
@@ -65,7 +79,8 @@ impl Default for Policy {
     fn default() -> Self {
         Policy {
             selection: Selection::default(),
-            compute_weight: 0.0,
+            rank_stretch: 0.0,
+            decode_keeps: 0.0,
             kvcache_balancing_threshold: 1.5,
             always_fetch: false,
             decode_load_margin: 0.1,
@@ -105,6 +120,11 @@ pub struct Placement {
     pub prefill_candidates: Vec<PrefillCandidate>,
     pub decode_candidates: Vec<DecodeCandidate>,
     pub(crate) names: Arc<Names>,
+    /// The engine begins the prefill with the least rank first: when it came, and later the longer
+    /// it takes, as the policy says.
+    pub rank_us: u64,
+    /// Who is to keep the prompt's blocks.
+    pub keeper: Keeper,
     pub(crate) selection: Selection,
     pub(crate) prompt_tokens: u32,
     pub(crate) prompt_blocks: u32,
@@ -112,6 +132,14 @@ pub struct Placement {
     pub(crate) push_bytes: u64,
     /// Of the answer, on the instance that decodes.
     pub(crate) growth: Growth,
+}
+
+/// Which side's node keeps a prompt's blocks when the request is over. What is there already stays
+/// on both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Keeper {
+    Prefill,
+    Decode,
 }
 
 /// One instance or two.
@@ -180,6 +208,7 @@ pub struct PrefillCandidate {
     pub ttft_us: u64,
     /// What is compared, unless the policy looks at something else than time.
     pub cost_us: u64,
+    pub(crate) rank_us: u64,
     pub verdict: Verdict,
 }
 

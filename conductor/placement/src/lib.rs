@@ -30,8 +30,8 @@ pub mod view;
 
 pub use cost::{DecodeProfile, LinkProfile, PrefillProfile, Profile, SsdProfile};
 pub use decision::{
-    Chosen, DecodeCandidate, Fetch, Missing, Objectives, OverloadReason, PlaceRequest, Placement,
-    Policy, PrefillCandidate, Refusal, Shape, Verdict,
+    Chosen, DecodeCandidate, Fetch, Keeper, Missing, Objectives, OverloadReason, PlaceRequest,
+    Placement, Policy, PrefillCandidate, Refusal, Shape, Verdict, conversation,
 };
 pub use index::{
     BlockSetDigest, IndexLimits, IndexReader, NodeIndex, PrefixMatch, ShadowIndex, Tier,

@@ -11,8 +11,8 @@
 //! - A request that nobody can serve in time by estimates alone is a probe of them (see [`place`]).
 
 use crate::decision::{
-    Chosen, DecodeCandidate, Fetch, Missing, OverloadReason, PlaceRequest, Placement, Policy,
-    PrefillCandidate, Refusal, Shape, Verdict,
+    Chosen, DecodeCandidate, Fetch, Keeper, Missing, OverloadReason, PlaceRequest, Placement,
+    Policy, PrefillCandidate, Refusal, Shape, Verdict,
 };
 use crate::growth::Growth;
 use crate::index::PrefixMatch;
@@ -288,13 +288,21 @@ impl<'a> Planner<'a> {
     }
 
     fn priced(&self, at: usize, instance: &Instance, reuse: Reuse) -> PrefillCandidate {
-        let Policy { selection, compute_weight, .. } = *self.view.policy();
+        let Policy { selection, rank_stretch, .. } = *self.view.policy();
+        let now_us = self.request.now_us;
         let held_blocks = self.held_blocks(instance);
-        let queue_us = instance.queue_us(self.request.now_us);
         let compute_us = self.compute_us(instance, reuse.used_blocks);
+        let rank_us = match selection {
+            Selection::Kvasir if rank_stretch > 0.0 => {
+                now_us + reuse.transfer_us + (compute_us as f64 * rank_stretch) as u64
+            }
+            _ => now_us,
+        };
+        let queue_us = instance.queue_us(rank_us, now_us);
         let ttft_us = selection.ttft_us(queue_us, reuse.transfer_us, compute_us);
-        let weighs_us = match selection {
-            Selection::Kvasir => (compute_us as f64 * compute_weight) as u64,
+        // Those that it passes wait for it.
+        let passed = match selection {
+            Selection::Kvasir => instance.prefills.behind(rank_us, now_us) as u64,
             _ => 0,
         };
         PrefillCandidate {
@@ -306,7 +314,8 @@ impl<'a> Planner<'a> {
             transfer_us: reuse.transfer_us,
             compute_us,
             ttft_us,
-            cost_us: ttft_us + weighs_us,
+            cost_us: ttft_us + passed * compute_us,
+            rank_us,
             verdict: self.gate(instance, self.prefill_slots(instance, held_blocks)),
         }
     }
@@ -587,6 +596,8 @@ impl<'a> Planner<'a> {
             predicted_ttft_us: winner.ttft_us,
             predicted_tbt_us: winner.tbt_us,
             probe: false,
+            rank_us: prefill.rank_us,
+            keeper: self.keeper(prefill.at, decode.at),
             names: self.view.names().clone(),
             selection: self.view.policy().selection,
             prompt_tokens: self.prompt_tokens,
@@ -599,6 +610,17 @@ impl<'a> Planner<'a> {
             prefill_candidates: prefills,
             decode_candidates: decodes,
         }
+    }
+
+    fn keeper(&self, prefill: u32, decode: u32) -> Keeper {
+        let Policy { selection, decode_keeps, .. } = *self.view.policy();
+        let (instance, block_tokens) = (self.at(prefill), u64::from(self.spec.block_tokens));
+        let takes_us = |blocks: u64| instance.prefill_model.predict_us(blocks * block_tokens, 0);
+        let computing_us = takes_us(2).saturating_sub(takes_us(1));
+        let is_cheap = 2 * instance.link.occupied_us(self.block_bytes(1)) <= computing_us;
+        let share = self.request.conversation as f64 / u64::MAX as f64;
+        let splits = selection == Selection::Kvasir && prefill != decode;
+        if splits && is_cheap && share < decode_keeps { Keeper::Decode } else { Keeper::Prefill }
     }
 
     fn chosen(&self, at: u32, held_blocks: u32) -> Chosen {

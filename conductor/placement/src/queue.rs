@@ -2,28 +2,37 @@
 //! that it decodes or will. Known at once, long before the instance reports it.
 
 use std::collections::BTreeMap;
+use std::ops::Bound::{Excluded, Unbounded};
 
 use crate::view::BookingId;
 
 /// One prefill that is booked and not finished.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PrefillBooking {
     pub computed_tokens: u32,
     pub reused_tokens: u32,
     pub predicted_us: u64,
+    /// Of those that wait the one with the least goes first, and one that runs stops for it at the
+    /// end of a chunk.
+    pub rank_us: u64,
+    /// How much its rank falls with each microsecond that is done of it.
+    pub rank_stretch: f64,
     /// When the blocks that it waits for are predicted to be there; it does not begin earlier.
     pub ready_us: u64,
     /// What it sends to the decode side while it runs.
     pub push_bytes: u64,
 }
 
-/// Prefills of one instance, in the order they were booked; the first one is taken to be running.
+/// Prefills of one instance: the one that runs or is next, and then the others by rank.
 #[derive(Debug, Clone, Default)]
 pub struct PrefillQueue {
-    booked: BTreeMap<BookingId, PrefillBooking>,
-    sum_us: u64,
+    first: Option<(BookingId, PrefillBooking)>,
+    waiting: BTreeMap<(u64, BookingId), PrefillBooking>,
+    /// By id, of those that wait.
+    ranks: BTreeMap<BookingId, u64>,
     tokens: u64,
-    /// Since when the first one runs.
+    /// Since when the first one runs, or from when on if it waits for blocks; with none, since
+    /// when there is none.
     first_since_us: u64,
 }
 
@@ -31,57 +40,94 @@ impl PrefillQueue {
     /// Books a prefill. An id that is booked already is replaced.
     pub fn book(&mut self, id: BookingId, booking: PrefillBooking, now_us: u64) {
         self.remove(id, now_us);
-        if self.booked.is_empty() {
+        self.tokens += u64::from(booking.computed_tokens);
+        let mut later = Some((id, booking));
+        if self.first_rank_us(now_us).is_none_or(|first_us| booking.rank_us < first_us) {
+            later = self.first.replace((id, booking)).map(|(id, mut stopped)| {
+                let done_us = now_us.saturating_sub(self.first_since_us).min(stopped.predicted_us);
+                stopped.rank_us = stopped.rank_after(done_us);
+                stopped.predicted_us -= done_us;
+                (id, stopped)
+            });
             self.first_since_us = now_us.max(booking.ready_us);
         }
-        self.sum_us += booking.predicted_us;
-        self.tokens += u64::from(booking.computed_tokens);
-        self.booked.insert(id, booking);
+        if let Some((id, booking)) = later {
+            self.ranks.insert(id, booking.rank_us);
+            self.waiting.insert((booking.rank_us, id), booking);
+        }
     }
 
     pub fn get(&self, id: BookingId) -> Option<&PrefillBooking> {
-        self.booked.get(&id)
+        match &self.first {
+            Some((first, booking)) if *first == id => Some(booking),
+            _ => self.waiting.get(&(*self.ranks.get(&id)?, id)),
+        }
     }
 
     /// Replaces what is predicted of a prefill, which keeps its place.
     pub fn revise(&mut self, id: BookingId, booking: PrefillBooking) {
-        if let Some(old) = self.booked.get_mut(&id) {
-            self.sum_us = self.sum_us - old.predicted_us + booking.predicted_us;
-            self.tokens =
-                self.tokens - u64::from(old.computed_tokens) + u64::from(booking.computed_tokens);
-            *old = booking;
+        let known = match &mut self.first {
+            Some((first, known)) if *first == id => Some(known),
+            _ => self.ranks.get(&id).and_then(|rank| self.waiting.get_mut(&(*rank, id))),
+        };
+        if let Some(known) = known {
+            let (old, new) = (known.computed_tokens, booking.computed_tokens);
+            self.tokens = self.tokens - u64::from(old) + u64::from(new);
+            *known = booking;
         }
     }
 
     /// The prefill is finished or given up.
     pub fn remove(&mut self, id: BookingId, now_us: u64) -> Option<PrefillBooking> {
-        let was_first = self.booked.keys().next() == Some(&id);
-        let booking = self.booked.remove(&id)?;
-        self.sum_us -= booking.predicted_us;
-        self.tokens -= u64::from(booking.computed_tokens);
-        if was_first {
-            let next_ready_us = self.booked.values().next().map_or(0, |next| next.ready_us);
-            self.first_since_us = now_us.max(next_ready_us);
-        }
-        Some(booking)
+        let removed = match self.first {
+            Some((first, booking)) if first == id => {
+                self.first = self.waiting.pop_first().map(|((_, id), booking)| (id, booking));
+                let ready_us = self.first.map_or(0, |(next, booking)| {
+                    self.ranks.remove(&next);
+                    booking.ready_us
+                });
+                self.first_since_us = now_us.max(ready_us);
+                booking
+            }
+            _ => self.waiting.remove(&(self.ranks.remove(&id)?, id))?,
+        };
+        self.tokens -= u64::from(removed.computed_tokens);
+        Some(removed)
     }
 
     /// The one that runs, and since when, or from when on if it waits for blocks.
     pub fn first(&self) -> Option<(BookingId, &PrefillBooking, u64)> {
-        self.booked.iter().next().map(|(id, first)| (*id, first, self.first_since_us))
+        self.first.as_ref().map(|(id, first)| (*id, first, self.first_since_us))
     }
 
     /// When the last one ended, while there is none.
     pub fn idle_since_us(&self) -> u64 {
-        if self.booked.is_empty() { self.first_since_us } else { 0 }
+        if self.is_empty() { self.first_since_us } else { 0 }
     }
 
     /// What is left of all of them.
     pub fn remaining_us(&self, now_us: u64) -> u64 {
-        let Some(first) = self.booked.values().next() else { return 0 };
-        let done_us = now_us.saturating_sub(self.first_since_us).min(first.predicted_us);
-        let waits_us = self.first_since_us.saturating_sub(now_us);
-        self.sum_us - done_us + waits_us
+        self.ahead_us(u64::MAX, now_us)
+    }
+
+    /// What is left of those that go before one of this rank that comes now.
+    pub fn ahead_us(&self, rank_us: u64, now_us: u64) -> u64 {
+        let Some((_, first)) = &self.first else { return 0 };
+        let mut ahead_us = 0;
+        if first.rank_after(now_us.saturating_sub(self.first_since_us)) <= rank_us {
+            let done_us = now_us.saturating_sub(self.first_since_us).min(first.predicted_us);
+            let waits_us = self.first_since_us.saturating_sub(now_us);
+            ahead_us = waits_us + first.predicted_us - done_us;
+        }
+        let before = self.waiting.range(..=(rank_us, BookingId(u64::MAX)));
+        ahead_us + before.map(|(_, booking)| booking.predicted_us).sum::<u64>()
+    }
+
+    /// How many would wait for one of this rank that comes now.
+    pub fn behind(&self, rank_us: u64, now_us: u64) -> usize {
+        let first = self.first_rank_us(now_us).is_some_and(|first_us| first_us > rank_us);
+        let after = (Excluded((rank_us, BookingId(u64::MAX))), Unbounded);
+        self.waiting.range(after).count() + usize::from(first)
     }
 
     /// Prompt tokens that they compute, the running one's included.
@@ -90,11 +136,24 @@ impl PrefillQueue {
     }
 
     pub fn len(&self) -> usize {
-        self.booked.len()
+        self.waiting.len() + usize::from(self.first.is_some())
     }
 
     pub fn is_empty(&self) -> bool {
-        self.booked.is_empty()
+        self.first.is_none()
+    }
+
+    fn first_rank_us(&self, now_us: u64) -> Option<u64> {
+        let (_, first) = self.first.as_ref()?;
+        Some(first.rank_after(now_us.saturating_sub(self.first_since_us)))
+    }
+}
+
+impl PrefillBooking {
+    /// Its rank when so much of it is done.
+    pub fn rank_after(&self, done_us: u64) -> u64 {
+        let done_us = done_us.min(self.predicted_us) as f64;
+        self.rank_us.saturating_sub((done_us * self.rank_stretch) as u64)
     }
 }
 

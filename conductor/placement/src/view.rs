@@ -146,10 +146,10 @@ impl Instance {
         self.avoid_until_us.is_some()
     }
 
-    /// Work ahead of a prefill that comes now.
-    pub(crate) fn queue_us(&self, now_us: u64) -> u64 {
+    /// Work ahead of a prefill of this rank that comes now.
+    pub(crate) fn queue_us(&self, rank_us: u64, now_us: u64) -> u64 {
         const STRETCH_TOKENS: u64 = 512;
-        let mut queue_us = self.prefills.remaining_us(now_us);
+        let mut queue_us = self.prefills.ahead_us(rank_us, now_us);
         if self.other_tokens > 0 {
             // Others' prompts are a number of tokens of unknown lengths: priced by the stretch.
             let stretch_us = self.prefill_model.predict_us(STRETCH_TOKENS, 0);
@@ -404,11 +404,14 @@ impl ClusterView {
             growth: placement.growth,
         };
         let ready_us = self.book_fetch(placement, now_us);
+        let rank_stretch = self.policy.rank_stretch;
         if let Some(instance) = self.find(prefill.instance) {
             let work = PrefillBooking {
                 computed_tokens: placement.compute_tokens,
                 reused_tokens: placement.reused_tokens,
                 predicted_us: placement.compute_us,
+                rank_us: placement.rank_us,
+                rank_stretch,
                 ready_us,
                 push_bytes: placement.push_bytes,
             };

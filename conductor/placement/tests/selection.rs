@@ -2,7 +2,9 @@
 
 mod support;
 
-use kvasir_placement::{IndexLimits, Placement, Policy, PrefixMatch, Selection, ShadowIndex, Tier};
+use kvasir_placement::{
+    IndexLimits, Keeper, Placement, Policy, PrefixMatch, Selection, ShadowIndex, Tier,
+};
 use kvasir_proto::BlockKey;
 use support::World;
 
@@ -107,13 +109,75 @@ fn ties_go_by_number_in_the_baselines_and_are_spread_in_ours() {
 }
 
 #[test]
-fn an_instance_s_time_weighs_as_much_as_the_policy_says() {
-    let policy = Policy { compute_weight: 0.5, ..policy(Selection::Kvasir) };
-    let placement = World::with_policy(&["p0", "d0"], policy).place(|_| {}).expect("a placement");
-    let [candidate] = &placement.prefill_candidates[..] else { panic!("one") };
-    assert_eq!((candidate.ttft_us, candidate.cost_us), (11_000, 16_500));
-    assert_eq!(placement.predicted_ttft_us, 11_000, "what is promised is not what is compared");
-    assert!(placement.to_string().contains("= 11000 us, cost 16500: chosen"), "{placement}");
+fn short_prefills_pass_long_ones_that_came_a_little_earlier() {
+    let policy = |rank_stretch| Policy { rank_stretch, ..policy(Selection::Kvasir) };
+    let price = |rank_stretch: f64, now_us: u64| {
+        let mut world = World::with_policy(&["p0", "d0"], policy(rank_stretch));
+        // 11 ms run, and 11 ms wait.
+        world.book(0);
+        world.book(0);
+        let placement = world.place(|request| {
+            request.prompt_tokens = 64;
+            request.now_us = now_us;
+        });
+        let placement = placement.expect("a placement");
+        let [candidate] = &placement.prefill_candidates[..] else { panic!("one") };
+        (candidate.queue_us, candidate.ttft_us, candidate.cost_us - candidate.ttft_us)
+    };
+    assert_eq!(price(0.0, 0), (22_000, 23_640, 0), "first come, first served");
+    assert_eq!(price(2.0, 0), (0, 1_640, 2 * 1_640), "it passes both, and they wait for it");
+    // Ranks: 1,000 us of the first are left, so that it is due at 22,000 less twice what is done;
+    // the second is due at 22,000, and this one at 10,000 and twice 1,640 us.
+    assert_eq!(price(2.0, 10_000), (1_000, 2_640, 1_640));
+    assert_eq!(price(2.0, 20_000).0, 11_000, "it comes too late");
+}
+
+#[test]
+fn a_prefill_that_is_passed_is_counted_by_what_is_left_of_it() {
+    let policy = Policy { rank_stretch: 2.0, ..policy(Selection::Kvasir) };
+    let mut world = World::with_policy(&["p0", "d0"], policy);
+    world.book(0);
+    let short = world.place(|request| {
+        request.prompt_tokens = 64;
+        request.now_us = 1_000;
+    });
+    let id = kvasir_placement::BookingId(100);
+    world.view.book(id, &short.expect("a placement"), 1_000);
+    let queue_us = |world: &World, now_us: u64| {
+        let placement = world.place(|request| {
+            request.prompt_tokens = 5_000;
+            request.now_us = now_us;
+        });
+        placement.expect("a placement").queue_us
+    };
+    assert_eq!(queue_us(&world, 1_000), 10_000 + 1_640);
+    world.view.prefilled(id, None, 2_640);
+    assert_eq!(queue_us(&world, 2_640), 10_000);
+    assert_eq!(queue_us(&world, 3_640), 9_000);
+}
+
+#[test]
+fn one_side_keeps_a_prompt_where_fetching_is_cheap() {
+    let keeper = |policy: Policy, conversation: u64| {
+        let world = World::with_policy(&["p0", "d0"], policy);
+        let placement = world.place(|request| request.conversation = conversation);
+        placement.expect("a placement").keeper
+    };
+    let quarter = Policy { decode_keeps: 0.25, ..policy(Selection::Kvasir) };
+    // A block is computed in 640 us and fetched in 100.
+    assert_eq!(keeper(quarter, u64::MAX / 5), Keeper::Decode);
+    assert_eq!(keeper(quarter, u64::MAX / 3), Keeper::Prefill);
+    assert_eq!(keeper(Policy { selection: Selection::Global, ..quarter }, 0), Keeper::Prefill);
+    assert_eq!(keeper(Policy::default(), 0), Keeper::Prefill);
+    let whole = World::with_policy(&["b0"], quarter).place(|_| {}).expect("a placement");
+    assert_eq!(whole.keeper, Keeper::Prefill);
+    let mut slow = World::with_policy(&["p0", "d0"], quarter).held(&[(1, 10)]);
+    for _ in 0..100 {
+        let (id, _) = slow.book(0);
+        slow.view.fetched(id, Some((1_000_000, 10_000)));
+        slow.view.unbook(id, None, 0);
+    }
+    assert_eq!(slow.place(|_| {}).expect("a placement").keeper, Keeper::Prefill, "1,000 us");
 }
 
 #[test]

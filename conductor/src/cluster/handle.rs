@@ -255,6 +255,7 @@ impl Cluster {
             exclude: query.exclude,
             tie_seed: self.shared.next_seed(),
             now_us,
+            conversation: kvasir_placement::conversation(query.keys),
         };
         let decided = kvasir_placement::place(&state.view, matched, &request);
         decided.inspect_err(|refusal| self.shared.metrics.refused(refusal))

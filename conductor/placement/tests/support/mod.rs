@@ -112,6 +112,7 @@ impl World {
             exclude: &[],
             tie_seed: 1,
             now_us: 0,
+            conversation: 0,
         };
         change(&mut request);
         place(&self.view, &self.matched, &request)

@@ -1,0 +1,100 @@
+//! The published conversations on the published cluster: the baselines land where an independent
+//! simulator of the same model found them, and the default policy keeps what is said of it.
+
+use std::path::PathBuf;
+
+use kvasir_placement::Selection;
+use kvasir_replay::{Cluster, Options, Summary, Trace, replay};
+
+fn file(path: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+}
+
+fn cluster() -> Cluster {
+    Cluster::open(&file("configs/clusters/mooncake-8p8d.toml")).expect("the cluster file is right")
+}
+
+fn conversations() -> Trace {
+    let path = file("benches/traces/conversation_trace.jsonl.zst");
+    Trace::open(&path, 512).expect("the trace is readable")
+}
+
+fn run(trace: &Trace, cluster: &Cluster, selection: Selection) -> Summary {
+    let summary = replay(trace, cluster, Options::new(selection)).expect("a replay");
+    assert_eq!(summary.completed, trace.requests.len(), "nothing is refused or lost");
+    summary
+}
+
+/// What an independent simulator of the model in `docs/replay.md` gave.
+struct Found {
+    ttft_mean_s: f64,
+    ttft_p90_s: f64,
+    block_hit_ratio: f64,
+    prefill_gpu_s: f64,
+}
+
+#[test]
+fn the_baselines_land_where_an_independent_simulator_found_them() {
+    let (trace, cluster) = (conversations(), cluster());
+    let check = |selection: Selection, ttft_within: f64, found: Found| {
+        let got = run(&trace, &cluster, selection);
+        let near = |what: &str, got: f64, want: f64, within: f64| {
+            let off = (got / want - 1.0).abs();
+            assert!(off < within, "{selection}: {what} {got:.3}, found {want:.3}");
+        };
+        near("mean TTFT", got.ttft_s.mean, found.ttft_mean_s, ttft_within);
+        near("p90", got.ttft_s.p90, found.ttft_p90_s, ttft_within);
+        near("GPU seconds", got.prefill_gpu_s.mean, found.prefill_gpu_s, 0.02);
+        let off = (got.block_hit_ratio - found.block_hit_ratio).abs();
+        assert!(off < 0.01, "{selection}: hit ratio {:.3}", got.block_hit_ratio);
+    };
+    let found = |ttft_mean_s, ttft_p90_s, block_hit_ratio, prefill_gpu_s| Found {
+        ttft_mean_s,
+        ttft_p90_s,
+        block_hit_ratio,
+        prefill_gpu_s,
+    };
+    check(Selection::Random, 0.33, found(10.3, 30.4, 0.108, 1.548));
+    check(Selection::LeastLoaded, 0.05, found(2.06, 4.44, 0.107, 1.547));
+    check(Selection::LongestMatch, 0.05, found(2.18, 4.82, 0.354, 1.137));
+    check(Selection::Local, 0.05, found(1.47, 3.08, 0.294, 1.217));
+    check(Selection::Global, 0.05, found(1.30, 2.69, 0.350, 1.142));
+}
+
+#[test]
+fn the_default_answers_8_percent_sooner_than_algorithm_1_on_the_half_it_was_not_fixed_on() {
+    let (trace, cluster) = (conversations().part(0.5, 1.0), cluster());
+    let global = run(&trace, &cluster, Selection::Global).ttft_s;
+    let ours = run(&trace, &cluster, Selection::Kvasir).ttft_s;
+    assert!(ours.mean < 0.92 * global.mean, "{} of {}", ours.mean, global.mean);
+    assert!(ours.p90 <= global.p90, "{} of {}", ours.p90, global.p90);
+}
+
+#[test]
+fn the_default_never_loses_to_what_does_not_use_the_network() {
+    let (trace, mut cluster) = (conversations(), cluster());
+    for gbps in [10.0, 50.0, 400.0] {
+        cluster.network.bytes_per_s = gbps * 1e9 / 8.0;
+        let local = run(&trace, &cluster, Selection::Local).ttft_s;
+        let ours = run(&trace, &cluster, Selection::Kvasir).ttft_s;
+        assert!(ours.mean < local.mean && ours.p90 < local.p90, "{gbps} Gb/s: {ours:?} {local:?}");
+    }
+}
+
+#[test]
+fn the_default_does_as_well_when_arrivals_are_shuffled() {
+    let (trace, cluster) = (conversations().shuffled(1), cluster());
+    let global = run(&trace, &cluster, Selection::Global).ttft_s;
+    let ours = run(&trace, &cluster, Selection::Kvasir).ttft_s;
+    assert!(ours.mean < global.mean && ours.p90 < global.p90);
+}
+
+#[test]
+fn a_replay_follows_from_its_inputs_alone() {
+    let (trace, cluster) = (conversations().part(0.0, 0.05), cluster());
+    for selection in Selection::ALL {
+        let options = Options { seed: 7, ..Options::new(selection) };
+        let run = || replay(&trace, &cluster, options).expect("a replay");
+        assert_eq!(run(), run(), "{selection}");
+    }
+}
