@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use kvasir_transfer::TlsFiles;
 pub use kvasir_transfer::{Domain, VerbsConfig, Verify};
 
 /// Fewer slots than this serve nobody: an engine whose blocks are too large for the arena to hold
@@ -37,6 +38,8 @@ pub struct Config {
     pub domain: Domain,
     /// Where this node takes writes of peers over TCP. Port 0 takes any free port.
     pub transfer_listen: SocketAddr,
+    /// TLS for writes over TCP: on when its three files are set, and then it must be on at every node.
+    pub transfer_tls: TransferTls,
     /// The longest lease that a conductor may ask for, in milliseconds.
     pub lease_ms_max: u64,
     /// Whether a prefill share pushes its pages. Off only in tests that show that decoding waits
@@ -63,6 +66,46 @@ pub struct Config {
     pub verbs: VerbsConfig,
 }
 
+/// Certificates of a node towards other nodes, in PEM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct TransferTls {
+    /// This node's certificate, and those between it and the authority.
+    pub certificate: Option<PathBuf>,
+    /// The certificate's private key.
+    pub key: Option<PathBuf>,
+    /// Certificates of the authorities that nodes of this cluster have theirs from.
+    pub authority: Option<PathBuf>,
+    /// The DNS name that the certificate of every node is valid for.
+    pub name: String,
+}
+
+impl Default for TransferTls {
+    fn default() -> Self {
+        TransferTls { certificate: None, key: None, authority: None, name: "kvasir".into() }
+    }
+}
+
+impl TransferTls {
+    /// What the transfer engine needs; `None` when it is off.
+    ///
+    /// # Errors
+    /// A sentence, when only some of the files are set.
+    pub fn files(&self) -> Result<Option<TlsFiles>, String> {
+        let TransferTls { certificate, key, authority, name } = self.clone();
+        match (certificate, key, authority) {
+            (None, None, None) => Ok(None),
+            (Some(certificate), Some(key), Some(authority)) => {
+                Ok(Some(TlsFiles { certificate, key, authority, name }))
+            }
+            _ => {
+                Err("`transfer_tls` needs `certificate`, `key` and `authority`, or none of them"
+                    .into())
+            }
+        }
+    }
+}
+
 impl Default for Config {
     fn default() -> Self {
         Config {
@@ -73,6 +116,7 @@ impl Default for Config {
             tail_bytes: 16 << 20,
             domain: Domain::Shm,
             transfer_listen: (Ipv4Addr::LOCALHOST, 0).into(),
+            transfer_tls: TransferTls::default(),
             lease_ms_max: 60_000,
             push: true,
             verify: Verify::default(),
@@ -98,6 +142,7 @@ impl Config {
         if self.node_id.is_empty() {
             return Err("`node_id` is empty; give the node a name that is unique".into());
         }
+        self.transfer_tls.files()?;
         for (name, bytes) in [("arena_bytes", self.arena_bytes), ("tail_bytes", self.tail_bytes)] {
             if bytes < HOST_PAGE_BYTES || !bytes.is_multiple_of(HOST_PAGE_BYTES) {
                 return Err(format!(
@@ -125,11 +170,13 @@ mod tests {
     #[test]
     fn settings_that_cannot_work_are_refused_by_name() {
         assert_eq!(Config::default().check(), Ok(()));
+        let half = TransferTls { key: Some("key.pem".into()), ..TransferTls::default() };
         for (config, word) in [
             (Config { node_id: String::new(), ..Config::default() }, "node_id"),
             (Config { arena_bytes: 0, ..Config::default() }, "arena_bytes"),
             (Config { arena_bytes: 4097, ..Config::default() }, "arena_bytes"),
             (Config { tail_bytes: 1, ..Config::default() }, "tail_bytes"),
+            (Config { transfer_tls: half, ..Config::default() }, "transfer_tls"),
             (Config { lease_ms_max: 0, ..Config::default() }, "lease_ms_max"),
             (Config { engine_stop_timeout_ms: 0, ..Config::default() }, "engine_stop_timeout_ms"),
         ] {

@@ -234,6 +234,7 @@ fn start_transfer(
         name: config.node_id.clone(),
         preferred: config.domain,
         tcp_listen: Some(config.transfer_listen),
+        tcp_tls: config.transfer_tls.files().map_err(Error::Config)?,
         run_dir: Some(config.attach_dir.clone()),
         verbs: (config.domain == Domain::Verbs).then(|| config.verbs.clone()),
         throttle_bytes_per_s: config.throttle_bytes_per_s,
