@@ -13,3 +13,4 @@ mod ring;
 mod shm_hostile;
 mod sim;
 mod tls;
+mod versions;

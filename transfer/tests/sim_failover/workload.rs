@@ -8,8 +8,8 @@ use std::time::Duration;
 use kvasir_transfer::memory::Prefault;
 use kvasir_transfer::sim::{SimConfig, SimEngine, SimFaults, SimLane, SimNetwork};
 use kvasir_transfer::{
-    Completion, Expect, Handlers, Outcome, PageSide, PeerEvent, PeerId, RegionDesc, RegionHandle,
-    SharedMemory, Source, Write, WritePaged, checksum,
+    Completion, Expect, GroupMember, Handlers, Outcome, PageSide, PeerEvent, PeerId, RegionDesc,
+    RegionHandle, Scatter, ScatterSlice, SharedMemory, Source, Write, WritePaged, checksum,
 };
 
 use crate::books::{Books, Inner, Message, Op, Place, SLOT_BYTES, Stage, Tx};
@@ -99,6 +99,10 @@ fn config(seed: u64, random: &mut Random) -> SimConfig {
         lanes: (0..lanes).map(|_| lane(random)).collect(),
         peer_timeout_us: random.between(3_000, 9_000),
         grace_us: 1_000_000,
+        // In some runs everybody is asked for signs of life all the time, and given up for want of them.
+        heartbeat_always: seed % 4 == 1,
+        heartbeat_interval_us: 400,
+        heartbeat_timeout_us: 2_000,
         path_imms_max: random.between(4, 60) as usize,
         faults: SimFaults {
             path_life_us: random.between(300, 6_000),
@@ -359,6 +363,19 @@ impl Run {
                 deadline,
             };
             engine.write(write, done).expect("accepted");
+        } else if !with_checksum && id.is_multiple_of(3) {
+            // The same as a scatter to one member: each slice is a write of its own.
+            let slices = order.iter().enumerate().map(|(from, to)| ScatterSlice {
+                member: 0,
+                source_offset: (source_offset + part.offset + from * part.page_bytes) as u64,
+                target_offset: at + u64::from(*to) * part.page_bytes as u64,
+                bytes: part.page_bytes as u64,
+                imm,
+            });
+            let peers = engine.register_group(vec![GroupMember { peer, target }]).expect("one");
+            let (source, slices) = (sources.clone(), slices.collect());
+            let scatter = Scatter { peers, source, slices, group: tx, deadline };
+            engine.scatter(scatter, done).expect("accepted");
         } else {
             let stride = part.page_bytes as u64;
             let side = |offset, indices| PageSide { offset, stride, indices };
