@@ -1,5 +1,6 @@
 //! How a transfer engine is set up.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -117,8 +118,12 @@ pub struct TransferConfig {
     /// `peer_timeout_ms`, and otherwise the new one is closed. (Those from shm peers end with their
     /// processes.)
     pub connections_max: usize,
-    /// How long an idle worker polls before it sleeps.
+    /// Of domains where another length of slices is better, in place of `slice_bytes`.
+    pub slice_bytes_of: BTreeMap<Domain, usize>,
+    /// How long an idle worker polls before it sleeps; `u64::MAX` for ever, where it has a core of its own.
     pub spin_us: u64,
+    /// The core that the worker is pinned to; `None` where the system chooses.
+    pub worker_core: Option<usize>,
     /// A peer that acknowledges nothing for so long, while something is outstanding, is lost. It also
     /// bounds connecting.
     pub peer_timeout_ms: u64,
@@ -158,7 +163,9 @@ impl Default for TransferConfig {
             slice_bytes: 1 << 20,
             early_imms_max: 65_536,
             connections_max: 2048,
+            slice_bytes_of: BTreeMap::new(),
             spin_us: 50,
+            worker_core: None,
             peer_timeout_ms: 10_000,
             heartbeat_interval_ms: 1_000,
             heartbeat_timeout_ms: 3_000,

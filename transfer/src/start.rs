@@ -4,9 +4,12 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 
 use kvasir_transfer_core::{Heartbeats, Limits, Sender, WriteError};
+
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::config::TransferConfig;
 use crate::endpoint::{Endpoint, ShmAddress};
@@ -85,9 +88,27 @@ pub(crate) fn start(
     hub.tls = tls;
     let worker = Worker::new(hub, handlers, listeners, bells).map_err(system("epoll"))?;
     let of_worker = Arc::clone(&shared);
-    let spawned = thread.spawn(move || run(worker, &of_worker));
+    let (said, pinned) = sync_channel(1);
+    let spawned = thread.spawn(move || {
+        let pinned = pin(of_worker.config.worker_core);
+        let is_pinned = pinned.is_ok();
+        let _ = said.send(pinned);
+        if is_pinned {
+            run(worker, &of_worker);
+        }
+    });
     let thread = spawned.map_err(|source| StartError::System { call: "spawn", source })?;
+    let pinned = pinned.recv().expect("the thread says so before it does anything else");
+    pinned.map_err(system("pin the worker to its core"))?;
     Ok((shared, thread))
+}
+
+/// Of this thread.
+fn pin(core: Option<usize>) -> rustix::io::Result<()> {
+    let Some(core) = core else { return Ok(()) };
+    let mut cores = CpuSet::new();
+    cores.set(core);
+    sched_setaffinity(None, &cores)
 }
 
 /// The worker's thread. Whether the worker ends as it should or dies, by a panic of its own or in a
@@ -118,7 +139,10 @@ fn check(config: &TransferConfig) -> Result<(), StartError> {
     in_range("operations_max", (1..=1 << 24).contains(&config.operations_max))?;
     in_range("message_bytes_max", (1..=MESSAGE_BYTES_MAX).contains(&config.message_bytes_max))?;
     in_range("message_buffers", (1..=1 << 20).contains(&config.message_buffers))?;
-    in_range("slice_bytes", (4096..=1 << 30).contains(&config.slice_bytes))?;
+    for slice_bytes in config.slice_bytes_of.values().chain([&config.slice_bytes]) {
+        in_range("slice_bytes", (4096..=1 << 30).contains(slice_bytes))?;
+    }
+    in_range("worker_core", config.worker_core.is_none_or(|core| core < CpuSet::MAX_CPU))?;
     // Half of the peers that are remembered, so that there are always some that can be forgotten.
     in_range("connections_max", (1..=PEERS_MAX / 2).contains(&config.connections_max))?;
     in_range("early_imms_max", config.early_imms_max >= 1)?;

@@ -8,10 +8,11 @@
 //! `failover` (what becomes of a lost path's frames, in the words of [`close`]) and [`heartbeat`] (signs of
 //! life where nothing is under way); then [`receiver`],
 //! the other half of that conversation. Apart from these, [`sieve`] (which endpoint goes when there is room
-//! for no more) and [`signal`]: words that must not overtake data.
+//! for no more), [`avoid`] (ways that have failed) and [`signal`]: words that must not overtake data.
 
 #![forbid(unsafe_code)]
 
+pub mod avoid;
 pub mod close;
 mod failover;
 pub mod groups;
@@ -31,6 +32,7 @@ pub mod sieve;
 pub mod signal;
 pub mod throttle;
 
+pub use avoid::Avoided;
 pub use close::{CloseRequest, CloseVerdict, Counted, PathIndex};
 pub use heartbeat::Heartbeats;
 pub use imm::{Expectation, ImmTable, PathId};

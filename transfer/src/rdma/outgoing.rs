@@ -247,7 +247,7 @@ impl RdmaOut {
         *lanes -= 1;
         if *lanes == 0 {
             self.state = State::Up;
-            let limits = path_limits(hub);
+            let limits = path_limits(self.domain, hub);
             hub.sender.path_up(self.lane.session, self.lane.path, limits, hub.now_us);
         }
     }

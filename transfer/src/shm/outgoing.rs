@@ -175,7 +175,7 @@ impl ShmOut {
         }
         let fds: [OwnedFd; 3] = fds.try_into().map_err(|_| LinkEnd::Malformed)?;
         self.up = Some(Up::map(&reply, fds).ok_or(LinkEnd::Malformed)?);
-        let limits = path_limits(hub);
+        let limits = path_limits(Domain::Shm, hub);
         hub.sender.path_up(self.lane.session, self.lane.path, limits, hub.now_us);
         Ok(())
     }

@@ -16,6 +16,7 @@ use super::stream::{Blocked, Stream};
 use super::tls::Tls;
 use super::{GREETING_BYTES, greeting, greeting_length};
 use crate::closing;
+use crate::config::Domain;
 use crate::hello::{Admission, Hello, HelloReply};
 use crate::payload::Payload;
 use crate::worker::hub::{Hub, take_answer};
@@ -200,7 +201,7 @@ impl TcpOut {
         }
         self.incoming.drain(..GREETING_BYTES + length);
         self.state = State::Up;
-        let limits = path_limits(hub);
+        let limits = path_limits(Domain::Tcp, hub);
         hub.sender.path_up(self.lane.session, self.lane.path, limits, hub.now_us);
         Ok(true)
     }

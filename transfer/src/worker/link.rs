@@ -5,6 +5,7 @@ use rustix::event::epoll::EventFlags;
 
 use super::hub::Hub;
 use crate::closing::FRAMES_MAX;
+use crate::config::Domain;
 use crate::engine::Loss;
 
 /// Which path of which session a connection is, as its sender names it.
@@ -14,9 +15,10 @@ pub(crate) struct Lane {
     pub(crate) path: PathIndex,
 }
 
-pub(crate) fn path_limits(hub: &Hub) -> PathLimits {
-    let slice_bytes = hub.shared.config.slice_bytes as u64;
-    PathLimits { slice_bytes, frames_max: FRAMES_MAX }
+pub(crate) fn path_limits(domain: Domain, hub: &Hub) -> PathLimits {
+    let config = &hub.shared.config;
+    let slice_bytes = config.slice_bytes_of.get(&domain).copied().unwrap_or(config.slice_bytes);
+    PathLimits { slice_bytes: slice_bytes as u64, frames_max: FRAMES_MAX }
 }
 
 /// What a socket is ready for. Edges set it, a call that would have blocked clears it.

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use kvasir_transfer_core::{PathId, SessionId, Sieve};
+use kvasir_transfer_core::{Avoided, PathId, SessionId, Sieve};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 use crate::config::Domain;
@@ -64,6 +64,8 @@ pub(super) struct Links {
     pub(super) lanes: BTreeMap<SessionId, Lanes>,
     /// The sessions that have connections or are getting them: which one goes when there are too many.
     pub(super) endpoints: Sieve<SessionId>,
+    /// Domains that have failed, by the incarnation of the peer.
+    pub(super) avoided: Avoided<(u64, Domain)>,
     pub(super) incoming: BTreeMap<LinkId, Incoming>,
     pub(super) leaving: Leaving,
     pub(super) owners: BTreeMap<u64, Owner>,
@@ -265,6 +267,7 @@ impl Links {
             outgoing: BTreeMap::new(),
             lanes: BTreeMap::new(),
             endpoints: Sieve::default(),
+            avoided: Avoided::default(),
             incoming: BTreeMap::new(),
             leaving: Leaving::default(),
             owners,

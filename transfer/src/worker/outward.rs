@@ -141,6 +141,10 @@ impl Links {
             self.session_lost(session, None, Loss::Unreachable, hub);
             return;
         };
+        // What has failed lately comes last.
+        let incarnation = endpoint.incarnation;
+        candidates
+            .sort_by_key(|domain| !self.avoided.is_avoided((incarnation, *domain), hub.now_us));
         if !self.make_room(session, hub) {
             return;
         }
@@ -157,7 +161,9 @@ impl Links {
             }
             lanes.next_path += 1;
             self.owners.insert(token, Owner::Outgoing(lane));
-            let connect_until_us = hub.now_us + hub.shared.config.peer_timeout_ms * 1000;
+            // The session waits for so long at most: whoever does not answer leaves time for the others.
+            let patience_us = hub.shared.config.peer_timeout_ms * 1000;
+            let connect_until_us = hub.now_us + patience_us / (candidates.len() as u64 + 1);
             let (active_us, was_up) = (hub.now_us, false);
             let out =
                 Outgoing { token, link, candidates, hope, active_us, connect_until_us, was_up };
@@ -291,6 +297,15 @@ impl Links {
         }
         if let Some(lanes) = self.lanes.get_mut(&session) {
             lanes.last_end = Some(end);
+        }
+        // One that merely ended says nothing of its domain.
+        let has_failed = match end {
+            LinkEnd::Silent | LinkEnd::Malformed => true,
+            LinkEnd::Lost | LinkEnd::Refused => !was_up,
+            _ => false,
+        };
+        if has_failed && let Some(peer) = hub.shared.peers().of_session(session) {
+            self.avoided.failed((peer.incarnation(), domain), hub.now_us);
         }
         let was_idle = hub.sender.is_idle(session);
         if was_up {

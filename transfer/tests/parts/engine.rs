@@ -34,7 +34,7 @@ pub fn counter(registry: &prometheus::Registry, name: &str, labels: &[&str]) -> 
     wanted.map(|metric| metric.get_counter().get_value() + metric.get_gauge().get_value()).sum()
 }
 
-fn region(bytes: usize) -> Arc<SharedMemory> {
+pub fn region(bytes: usize) -> Arc<SharedMemory> {
     Arc::new(SharedMemory::create("test", bytes, Prefault::No).expect("memory"))
 }
 
@@ -51,6 +51,8 @@ fn a_configuration_that_cannot_be_is_refused() {
     for config in [
         TransferConfig { operations_max: 0, ..tcp_config() },
         TransferConfig { slice_bytes: 100, ..tcp_config() },
+        TransferConfig { slice_bytes_of: [(Domain::Tcp, 100)].into(), ..tcp_config() },
+        TransferConfig { worker_core: Some(usize::MAX), ..tcp_config() },
         TransferConfig { message_bytes_max: 0, ..tcp_config() },
         TransferConfig { early_imms_max: 0, ..tcp_config() },
         TransferConfig { peer_timeout_ms: 0, ..tcp_config() },
@@ -505,6 +507,83 @@ fn ticks_of_thread(name: &str) -> u64 {
         }
     }
     panic!("no thread {name}");
+}
+
+#[test]
+fn a_worker_is_pinned_to_the_core_that_was_asked_for() {
+    let (engine, _) =
+        start(TransferConfig { name: "pinned".into(), worker_core: Some(0), ..tcp_config() });
+    let (done, told) = Completion::future();
+    engine.cancel_imm(1, done).expect("accepted");
+    assert_eq!(told.wait(), Ok(()));
+    let tasks = std::fs::read_dir("/proc/self/task").expect("proc");
+    let allowed: Vec<String> = tasks
+        .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok())
+        .filter(|status| status.contains("xfer-pinned"))
+        .filter_map(|status| {
+            let line = status.lines().find(|line| line.starts_with("Cpus_allowed_list"))?;
+            Some(line.split_whitespace().last()?.to_owned())
+        })
+        .collect();
+    assert_eq!(allowed, ["0"]);
+    let registry = prometheus::Registry::new();
+    let config = TransferConfig { worker_core: Some(1000), ..tcp_config() };
+    let refused = TransferEngine::start(config, Handlers::default(), &registry);
+    assert!(matches!(refused, Err(StartError::System { .. })), "there is no such core");
+}
+
+#[test]
+fn a_domain_that_has_failed_is_avoided_for_a_while() {
+    let run_dir = tempfile::tempdir().expect("a directory");
+    let both = || TransferConfig {
+        preferred: Domain::Shm,
+        run_dir: Some(run_dir.path().to_owned()),
+        ..tcp_config()
+    };
+    // Whoever listens where the peer's shm should be takes connections and says nothing.
+    let silent = run_dir.path().join("silent.sock");
+    let flags = rustix::net::SocketFlags::CLOEXEC;
+    let kind = rustix::net::SocketType::SEQPACKET;
+    let listener = rustix::net::socket_with(rustix::net::AddressFamily::UNIX, kind, flags, None);
+    let listener = listener.expect("a socket");
+    let address = rustix::net::SocketAddrUnix::new(&silent).expect("short");
+    rustix::net::bind(&listener, &address).expect("bound");
+    rustix::net::listen(&listener, 16).expect("listening");
+    let (sender, _) = start(TransferConfig { peer_timeout_ms: 100, ..both() });
+    let (receiver, received) = start(both());
+    let mut endpoint = receiver.endpoint();
+    endpoint.shm.as_mut().expect("it has shm").socket = silent;
+    let send = || {
+        let peer = sender.connect(&endpoint).expect("reachable");
+        let (done, sent) = Completion::future();
+        sender.send(peer, b"hello".to_vec(), LONG, done).expect("accepted");
+        sent.wait()
+    };
+    let asked = || {
+        let mut times = 0;
+        let ready = |times: &mut u32| {
+            let fd = std::os::fd::AsFd::as_fd(&listener);
+            if kvasir_transfer::doorbell::sleep(&[fd], Duration::ZERO) == 0 {
+                return false;
+            }
+            drop(rustix::net::accept(&listener).expect("one that waits"));
+            *times += 1;
+            true
+        };
+        while ready(&mut times) {}
+        times
+    };
+    assert_eq!(send(), Ok(()), "by the other domain");
+    assert_eq!(asked(), 1);
+    // A new session does not try it again so soon.
+    let (done, cut) = Completion::future();
+    let back = receiver.connect(&sender.endpoint()).expect("reachable");
+    receiver.cut_off(back, done).expect("accepted");
+    assert_eq!(cut.wait(), Ok(()));
+    while send().is_err() {}
+    assert_eq!(asked(), 0);
+    let messages = "kvasir_transfer_messages_total";
+    assert!(counter(&received, messages, &["tcp", "received"]) >= 2.0);
 }
 
 #[test]
