@@ -17,7 +17,7 @@ const MAY_BE_UNSAFE: [&str; 6] = [
 ];
 
 /// Where each package begins.
-const ROOTS: [&str; 14] = [
+const ROOTS: [&str; 15] = [
     "kvasir/src/main.rs",
     "proto/src/lib.rs",
     "transfer/src/lib.rs",
