@@ -11,7 +11,20 @@ pub mod rest;
 pub mod stored;
 pub mod vectors;
 
+use std::io::Write;
 use std::time::{Duration, Instant};
+
+/// Whether whoever runs the tests has named an RDMA device; `tests/verbs-vm/run` provides one.
+#[expect(clippy::disallowed_methods, reason = "how whoever runs the tests says so")]
+pub fn has_rdma() -> bool {
+    let is_named = std::env::var("KVASIR_VERBS_LOOPBACK").is_ok_and(|name| !name.is_empty());
+    if !is_named {
+        let what = "clusters over RDMA are skipped: no device is named";
+        let remedy = "`tests/verbs-vm/run` runs them in a virtual machine";
+        writeln!(std::io::stderr(), "{what}; {remedy}").ok();
+    }
+    is_named
+}
 
 /// Asks again and again until it is so; panics with `what` when it has not become so in time. The
 /// time is a bound for a broken system, not something that is measured.

@@ -12,7 +12,7 @@ use kvasir_transfer_core::{PathId, Refusal, Settled};
 use prost::Message;
 
 use super::control::Control;
-use super::nic::{Event, PipeId, Role};
+use super::nic::{Event, PipeId};
 use super::wire::{PieceHeader, Said};
 use crate::config::Domain;
 use crate::endpoint::Endpoint;
@@ -207,14 +207,8 @@ fn open(newcomer: &Newcomer, hub: &mut Hub) -> Result<(Domain, PipeId, Vec<u8>),
     let rdma = hub.rdma.as_mut().ok_or_else(missing)?;
     let wanted = newcomer.card.as_ref().filter(|(domain, _)| *domain == rdma.domain);
     let (_, peer) = wanted.ok_or_else(missing)?;
-    let (pipe, address) = rdma.open(Role::Target)?;
-    match rdma.card.connect(pipe, peer) {
-        Ok(()) => Ok((rdma.domain, pipe, address)),
-        Err(error) => {
-            rdma.discard(pipe);
-            Err(error)
-        }
-    }
+    let (pipe, address) = rdma.accept(peer)?;
+    Ok((rdma.domain, pipe, address))
 }
 
 fn decline<T>(mut control: Control, reply: &HelloReply) -> Result<T, LinkEnd> {

@@ -48,7 +48,7 @@ pub(crate) use self::known::Known;
 pub(crate) use self::nic::Place;
 
 use self::known::Described;
-use self::nic::{Bounds, Card, Event, Post, Role};
+use self::nic::{Bounds, Card, Event, Post};
 use crate::config::Domain;
 
 /// How a peer's card is reached, as its endpoint says it.
@@ -157,13 +157,26 @@ impl Rdma {
 
     // ---- pipes ----
 
-    fn open(&mut self, role: Role) -> Result<(PipeId, Vec<u8>), CardError> {
+    /// A writer's end.
+    fn open(&mut self) -> Result<(PipeId, Vec<u8>), CardError> {
+        self.make(|card, pipe| card.open(pipe))
+    }
+
+    /// The end that a peer writes to.
+    fn accept(&mut self, writer: &[u8]) -> Result<(PipeId, Vec<u8>), CardError> {
+        self.make(|card, pipe| card.accept(pipe, writer))
+    }
+
+    fn make(
+        &mut self,
+        make: impl FnOnce(&mut dyn Card, PipeId) -> Result<Vec<u8>, CardError>,
+    ) -> Result<(PipeId, Vec<u8>), CardError> {
         if self.is_dead {
             return Err(CardError::new("the device has failed"));
         }
         let pipe = PipeId(self.next_pipe);
         self.next_pipe += 1;
-        let address = self.card.open(pipe, role)?;
+        let address = make(&mut *self.card, pipe)?;
         self.pipes.insert(pipe, VecDeque::new());
         Ok((pipe, address))
     }

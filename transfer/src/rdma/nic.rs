@@ -5,7 +5,7 @@
 //! A *pipe* is one end of a one-way connection with one peer: lane 0 carries messages, the lanes after it
 //! writes. What a writer posts on one lane is done in order or not at all; nothing holds between lanes.
 //!
-//! No call waits for a peer. Some take a system call (`open`, `connect`, `cut`, `discard`): they are made
+//! No call waits for a peer. Some take a system call (`open`, `accept`, `connect`, `cut`, `discard`): they are made
 //! when connections come and go. What takes long in proportion to memory (`CardMemory::register`, dropping
 //! what `forget` returns) is never called by the worker.
 
@@ -22,14 +22,6 @@ pub(crate) const MESSAGES: usize = 0;
 /// Names a pipe of this engine; never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PipeId(pub(crate) u64);
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Role {
-    /// Posts.
-    Writer,
-    /// Is written to, and posts nothing.
-    Target,
-}
 
 /// Where a region begins for peers, and what admits them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -169,9 +161,13 @@ pub(crate) trait Card: fmt::Debug + Send {
 
     // ---- pipes ----
 
-    /// Returns what the peer must be told. A target takes what is written from `connect` on.
-    fn open(&mut self, pipe: PipeId, role: Role) -> Result<Vec<u8>, CardError>;
-    fn connect(&mut self, pipe: PipeId, peer: &[u8]) -> Result<(), CardError>;
+    /// A writer's end. Returns what the peer must be told.
+    fn open(&mut self, pipe: PipeId) -> Result<Vec<u8>, CardError>;
+    /// The other end of what a writer has told. Returns what it must be told; from then on what it writes
+    /// is taken.
+    fn accept(&mut self, pipe: PipeId, writer: &[u8]) -> Result<Vec<u8>, CardError>;
+    /// A writer's end, with what it was told.
+    fn connect(&mut self, pipe: PipeId, target: &[u8]) -> Result<(), CardError>;
     /// How many posts the lane takes now.
     fn room(&self, pipe: PipeId, lane: usize) -> usize;
     /// All of them, in order. After an error the pipe is of no use any more.

@@ -18,7 +18,7 @@ use prost::Message;
 use super::bounce::{BOUNCE_KEY, CHUNK_BYTES, Chunk};
 use super::control::Control;
 use super::known::Known;
-use super::nic::{Bounds, Event, Failure, From, MESSAGES, PipeId, Place, Post, Role, To};
+use super::nic::{Bounds, Event, Failure, From, MESSAGES, PipeId, Place, Post, To};
 use super::wire::{PieceHeader, Said};
 use super::{CardError, Rdma};
 use crate::closing;
@@ -123,7 +123,7 @@ impl RdmaOut {
         (rdma, tls): (&mut Rdma, Option<&Tls>),
     ) -> Result<Self, CardError> {
         let control = Control::connect(address, tls)?;
-        let (pipe, card) = rdma.open(Role::Writer)?;
+        let (pipe, card) = rdma.open()?;
         let bounds = rdma.bounds;
         hello.domain = rdma.domain.code();
         hello.card = card;

@@ -21,7 +21,7 @@ use kvasir_transfer_verbs::{
 use super::config::{VerbsConfig, WRITE_QUEUE_PAIRS_MAX};
 use super::nic::{
     Bounds, Card, CardError, CardMemory, Event, Failure, From, MESSAGES, Opened, PipeId, Place,
-    Post, Role, To,
+    Post, To,
 };
 use super::wire::PIECE_HEADER_BYTES;
 use crate::memory::SharedMemory;
@@ -204,6 +204,12 @@ struct Scratch {
     used: Vec<(PipeId, usize, u32)>,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Writer,
+    Target,
+}
+
 #[derive(Debug)]
 struct Pipe {
     lanes: Vec<RcQueuePair>,
@@ -306,14 +312,14 @@ impl VerbsCard {
         Ok(Receives { buffer, region })
     }
 
-    /// How many lanes the peer has, from what it has told.
-    fn lanes_of(peer: &[u8]) -> Option<Vec<QueuePairAddress>> {
-        let (addresses, rest) = peer.as_chunks::<{ QueuePairAddress::BYTES }>();
-        let fits = rest.is_empty() && (2..=1 + WRITE_QUEUE_PAIRS_MAX).contains(&addresses.len());
-        if !fits {
-            return None;
+    /// From now on its completions are told. Returns what the peer must know.
+    fn keep(&mut self, id: PipeId, pipe: Pipe) -> Vec<u8> {
+        for (lane, qp) in pipe.lanes.iter().enumerate() {
+            self.by_number.insert(qp.number(), (id, lane));
         }
-        addresses.iter().map(|bytes| QueuePairAddress::from_bytes(bytes).ok()).collect()
+        let addresses = pipe.lanes.iter().flat_map(|lane| lane.address().to_bytes()).collect();
+        self.pipes.insert(id, pipe);
+        addresses
     }
 
     /// Takes what one completion says. What is used up of receives is noted.
@@ -382,7 +388,29 @@ impl VerbsCard {
     }
 }
 
+/// The queue pairs of the peer, from what it has told.
+fn lanes_of(peer: &[u8]) -> Result<Vec<QueuePairAddress>, CardError> {
+    let (addresses, rest) = peer.as_chunks::<{ QueuePairAddress::BYTES }>();
+    if !rest.is_empty() || !(2..=1 + WRITE_QUEUE_PAIRS_MAX).contains(&addresses.len()) {
+        return Err(CardError::new("the peer has told no addresses of queue pairs"));
+    }
+    let read = |bytes: &[u8; QueuePairAddress::BYTES]| QueuePairAddress::from_bytes(bytes);
+    let addresses: Result<Vec<_>, _> = addresses.iter().map(read).collect();
+    addresses.map_err(|error| CardError::because("the peer's addresses make no sense", error))
+}
+
 impl Pipe {
+    fn connect(
+        &mut self,
+        peers: &[QueuePairAddress],
+        options: &ConnectOptions,
+    ) -> Result<(), CardError> {
+        for (lane, peer) in self.lanes.iter_mut().zip(peers) {
+            lane.connect(peer, options).map_err(broken("a queue pair cannot be connected"))?;
+        }
+        Ok(())
+    }
+
     fn piece(&self, index: u32, bytes: u32) -> Option<Vec<u8>> {
         let receives = self.messages.as_ref()?;
         receives.buffer.read(index as usize * RECEIVE_BYTES, bytes as usize).ok()
@@ -435,34 +463,25 @@ impl Card for VerbsCard {
         self.regions.remove(&key).map(|region| Box::new(region) as Box<dyn Send>)
     }
 
-    fn open(&mut self, pipe: PipeId, role: Role) -> Result<Vec<u8>, CardError> {
-        let made = self.make_pipe(role, self.bounds.lanes)?;
-        let addresses: Vec<u8> =
-            made.lanes.iter().flat_map(|lane| lane.address().to_bytes()).collect();
-        for (lane, qp) in made.lanes.iter().enumerate() {
-            self.by_number.insert(qp.number(), (pipe, lane));
-        }
-        self.pipes.insert(pipe, made);
-        Ok(addresses)
+    fn open(&mut self, pipe: PipeId) -> Result<Vec<u8>, CardError> {
+        let made = self.make_pipe(Role::Writer, self.bounds.lanes)?;
+        Ok(self.keep(pipe, made))
     }
 
-    fn connect(&mut self, pipe: PipeId, peer: &[u8]) -> Result<(), CardError> {
-        let peers = VerbsCard::lanes_of(peer)
-            .ok_or_else(|| CardError::new("the peer's addresses make no sense"))?;
-        let Some(of_pipe) = self.pipes.get_mut(&pipe) else {
-            return Err(CardError::new("there is no such pipe"));
-        };
-        if peers.len() != of_pipe.lanes.len() {
-            let (here, there) = (of_pipe.lanes.len(), peers.len());
-            return Err(CardError::new(format!(
-                "the peer has {there} queue pairs and this end {here}: `write_queue_pairs` differ"
-            )));
+    /// With as many queue pairs as the writer has.
+    fn accept(&mut self, pipe: PipeId, writer: &[u8]) -> Result<Vec<u8>, CardError> {
+        let peers = lanes_of(writer)?;
+        let mut made = self.make_pipe(Role::Target, peers.len())?;
+        made.connect(&peers, &self.connect)?;
+        Ok(self.keep(pipe, made))
+    }
+
+    fn connect(&mut self, pipe: PipeId, target: &[u8]) -> Result<(), CardError> {
+        let peers = lanes_of(target)?;
+        match self.pipes.get_mut(&pipe) {
+            Some(pipe) if pipe.lanes.len() == peers.len() => pipe.connect(&peers, &self.connect),
+            _ => Err(CardError::new("the peer's end has another number of queue pairs")),
         }
-        for (lane, peer) in of_pipe.lanes.iter_mut().zip(&peers) {
-            lane.connect(peer, &self.connect)
-                .map_err(broken("a queue pair cannot be connected"))?;
-        }
-        Ok(())
     }
 
     fn room(&self, pipe: PipeId, lane: usize) -> usize {

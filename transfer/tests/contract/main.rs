@@ -7,6 +7,7 @@ mod cases;
 #[allow(dead_code)] // other tests need more of it
 mod certificates;
 mod completions;
+#[path = "../support/device.rs"]
 mod device;
 mod fabric;
 mod faults;

@@ -4,6 +4,8 @@
 #[path = "../support/certificates.rs"]
 mod certificates;
 mod crowd;
+#[path = "../support/device.rs"]
+mod device;
 mod doorbell;
 mod engine;
 mod hostile;
@@ -13,4 +15,5 @@ mod ring;
 mod shm_hostile;
 mod sim;
 mod tls;
+mod verbs;
 mod versions;

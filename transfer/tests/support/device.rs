@@ -1,4 +1,4 @@
-//! The RDMA device that the cases of `verbs` run on. `tests/verbs-vm/run` provides one.
+//! The RDMA device that tests of `verbs` run on. `tests/verbs-vm/run` provides one.
 
 use std::io::Write;
 use std::sync::OnceLock;
@@ -31,7 +31,7 @@ fn find() -> Option<VerbsConfig> {
         Err(error) if is_named => panic!("the named device: {error}"),
         Err(error) => {
             let remedy = "`tests/verbs-vm/run` runs them in a virtual machine";
-            writeln!(std::io::stderr(), "cases over verbs are skipped: {error}; {remedy}").ok();
+            writeln!(std::io::stderr(), "tests of RDMA are skipped: {error}; {remedy}").ok();
             None
         }
     }
