@@ -14,8 +14,11 @@ pub fn section(found: &Devices) -> Section {
 }
 
 fn other_hosts(found: &Devices) -> Finding {
-    let is_active = |device: &&RdmaDevice| device.ports.iter().any(|port| port.is_active);
-    match found.rdma.iter().find(is_active) {
+    // EFA is no device for reliable queue pairs.
+    let is_usable = |device: &&RdmaDevice| {
+        device.driver != "efa" && device.ports.iter().any(|port| port.is_active)
+    };
+    match found.rdma.iter().find(is_usable) {
         Some(device) => Finding::advice(
             "other hosts",
             format!(

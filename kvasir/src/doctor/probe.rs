@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use kvasir_transfer::memory::Prefault;
 use kvasir_transfer::{
     Completion, CompletionFuture, Domain, Handlers, PeerId, RegionDesc, RegionHandle, SharedMemory,
-    Source, TransferConfig, TransferEngine, Write,
+    Source, TransferConfig, TransferEngine, VerbsConfig, Write,
 };
 
 use super::report::{Point, Probe};
@@ -27,13 +27,18 @@ const POINTS: [(usize, usize); 5] =
 /// The largest write that is probed and all that are outstanding with it fit the region.
 const _: () = assert!((16 << 20) * 2 <= REGION_BYTES);
 
-/// Both sides in this process, by each domain of the engine.
+/// Both sides in this process, by each domain of the engine that this host has.
 pub fn loopback(temporary: &Path) -> Result<Vec<Probe>, Box<dyn Error>> {
-    [Domain::Shm, Domain::Tcp]
+    let here = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    // What keeps an RDMA device from being used stands among the devices and the choices.
+    let is_here = |domain: &Domain| {
+        *domain != Domain::Verbs || engine("trial", Some(*domain), here, temporary).is_ok()
+    };
+    [Domain::Shm, Domain::Tcp, Domain::Verbs]
         .into_iter()
+        .filter(is_here)
         .map(|domain| {
             let run_dir = tempfile::tempdir_in(temporary)?;
-            let here = IpAddr::V4(Ipv4Addr::LOCALHOST);
             let of = |side: &str| engine(side, Some(domain), here, run_dir.path());
             let (sender, receiver) = (of("probe")?, of("probed")?);
             let (_, target) = region(&receiver)?;
@@ -56,7 +61,8 @@ pub fn engine(
         name: name.to_owned(),
         preferred: domain.unwrap_or(Domain::Shm),
         tcp_listen: (domain != Some(Domain::Shm)).then_some((here, 0).into()),
-        run_dir: (domain != Some(Domain::Tcp)).then(|| run_dir.to_owned()),
+        run_dir: matches!(domain, None | Some(Domain::Shm)).then(|| run_dir.to_owned()),
+        verbs: (domain == Some(Domain::Verbs)).then(VerbsConfig::default),
         ..TransferConfig::default()
     };
     Ok(TransferEngine::start(config, Handlers::default(), &prometheus::Registry::new())?)
