@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use kvasir_placement::Selection;
-use kvasir_replay::{Cluster, Options, Summary, Trace, replay};
+use kvasir_replay::{Cluster, Options, Summary, Trace, replay, report};
 
 fn file(path: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
@@ -87,6 +87,22 @@ fn the_default_does_as_well_when_arrivals_are_shuffled() {
     let global = run(&trace, &cluster, Selection::Global).ttft_s;
     let ours = run(&trace, &cluster, Selection::Kvasir).ttft_s;
     assert!(ours.mean < global.mean && ours.p90 < global.p90);
+}
+
+#[test]
+fn a_run_is_one_json_object_and_several_are_one_too() {
+    let (trace, cluster) = (conversations().part(0.0, 0.01), cluster());
+    let runs = [Selection::Local, Selection::Kvasir].map(|policy| run(&trace, &cluster, policy));
+    let one = report::json(&runs[..1]);
+    for path in ["/ttft_s/mean", "/ttft_s/p50", "/ttft_s/p90", "/ttft_s/p99", "/prefill_gpu_s/mean"]
+    {
+        assert!(one.pointer(path).and_then(|value| value.as_f64()) > Some(0.0), "{path}: {one}");
+    }
+    assert!(one["block_hit_ratio"].is_f64() && one["policy"] == "local", "{one}");
+    let several = report::json(&runs);
+    assert!(several.pointer("/policies/kvasir/ttft_s/p90").is_some(), "{several}");
+    assert_eq!(report::table(&runs).lines().count(), 4);
+    assert!(report::ttft_plot(&runs).matches("<polyline").count() == 2);
 }
 
 #[test]

@@ -31,7 +31,7 @@ pub struct Options {
     pub policy: Policy,
     /// What costs are taken to be until they are measured.
     pub profile: Profile,
-    /// Different block keys in the index, at most; about 25 bytes each.
+    /// Different block keys in the index, at most; about 27 bytes each.
     pub index_keys_max: usize,
     /// Between attempts to reach a node, growing from the least to the most.
     pub reconnect_ms_min: u64,

@@ -14,9 +14,18 @@ pub(super) const SHARDS: usize = 1 << SHARD_BITS;
 pub(super) struct Tables(Arc<[Arc<Table>]>);
 
 impl Tables {
-    pub(super) fn get(&self, key: &BlockKey) -> u64 {
-        let tag = Tag::from(key);
-        self.0[tag.shard()].get(tag)
+    /// Who has the keys at these places of a chain. All of them are asked for before one is
+    /// looked at, so that they wait for memory together.
+    pub(super) fn get(&self, keys: &[BlockKey], places: &[usize], sets: &mut [u64]) {
+        let table = |place: &usize| {
+            let tag = Tag::from(&keys[*place]);
+            (&self.0[tag.shard()], tag)
+        };
+        let near = places.iter().map(table).fold(0, |near, (table, tag)| near | table.touch(tag));
+        std::hint::black_box(near);
+        for (set, (table, tag)) in sets.iter_mut().zip(places.iter().map(table)) {
+            *set = table.get(tag);
+        }
     }
 }
 

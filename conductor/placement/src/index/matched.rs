@@ -24,7 +24,8 @@ impl PrefixMatch {
         let live = |group: &GroupView| group.live.load(Ordering::Acquire);
         for (at, group) in groups.iter().enumerate() {
             let held = &mut matched.held[range(at)];
-            search::lengths(keys, live(group), &|key| group.all.get(key), held);
+            let all = |places: &[usize], sets: &mut [u64]| group.all.get(keys, places, sets);
+            search::lengths(keys.len(), live(group), &all, held);
         }
         for (at, group) in groups.iter().enumerate() {
             let Some(ssd) = &group.ssd else { continue };
@@ -33,14 +34,20 @@ impl PrefixMatch {
             }
             let fast = &mut matched.fast[range(at)];
             fast.fill(0);
-            let in_memory = |key: &BlockKey| group.all.get(key) & !ssd.get(key);
-            search::lengths(keys, live(group), &in_memory, fast);
+            let in_memory = |places: &[usize], sets: &mut [u64]| {
+                let mut on_ssd = [0; search::PLACES_MAX];
+                ssd.get(keys, places, &mut on_ssd);
+                group.all.get(keys, places, sets);
+                sets.iter_mut().zip(on_ssd).for_each(|(set, on_ssd)| *set &= !on_ssd);
+            };
+            search::lengths(keys.len(), live(group), &in_memory, fast);
         }
         for (at, group) in groups.iter().enumerate() {
             let Some(vram) = &group.vram else { continue };
             matched.vram.resize(nodes, 0);
             let in_vram = &mut matched.vram[range(at)];
-            search::lengths(keys, live(group), &|key| vram.get(key), in_vram);
+            let all = |places: &[usize], sets: &mut [u64]| vram.get(keys, places, sets);
+            search::lengths(keys.len(), live(group), &all, in_vram);
         }
         matched
     }

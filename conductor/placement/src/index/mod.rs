@@ -52,7 +52,7 @@ pub enum Tier {
 /// The index's bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IndexLimits {
-    /// Different keys held at once, for each 64 nodes; 20 to 25 bytes each in DRAM, twice that in
+    /// Different keys held at once, for each 64 nodes; 21 to 27 bytes each in DRAM, twice that in
     /// another tier. Blocks beyond are left out: their reuse is not seen.
     pub keys_max: usize,
     pub nodes_max: u16,

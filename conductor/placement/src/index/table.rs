@@ -5,8 +5,8 @@
 //! tag (one chance in 2^64 for each pair) look alike here, which costs time and nothing else, as
 //! every answer of the index is a hint.
 //!
-//! Linear probing with backward-shift deletion leaves no tombstones. The load stays between 16/25
-//! and 4/5 while it grows, which is 20 to 25 bytes a key. A table never grows in place: the writer
+//! Linear probing with backward-shift deletion leaves no tombstones. The load stays between 3/5
+//! and 3/4 while it grows, which is 21 to 27 bytes a key. A table never grows in place: the writer
 //! makes another one, and readers that began earlier finish on the old one.
 //!
 //! What a reader sees meanwhile: a slot's set is read between two looks at its tag, and a tag
@@ -87,9 +87,9 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Room for `used` keys at a load of 16/25, or nothing at all for none.
+    /// Room for `used` keys at a load of 3/5, or nothing at all for none.
     pub(super) fn with_room(used: usize) -> Self {
-        let capacity = if used == 0 { 0 } else { (used * 25 / 16 + 1).max(CAPACITY_MIN) };
+        let capacity = if used == 0 { 0 } else { (used * 5 / 3 + 1).max(CAPACITY_MIN) };
         Table { slots: (0..capacity).map(|_| Slot::default()).collect() }
     }
 
@@ -126,13 +126,13 @@ impl Table {
 
     /// Whether one more key would be too many beside `used`.
     pub(super) fn is_full(&self, used: usize) -> bool {
-        (used + 1) * 5 > self.slots.len() * 4
+        (used + 1) * 4 > self.slots.len() * 3
     }
 
     /// So few of the slots are used that a smaller table should replace it.
     pub(super) fn is_sparse(&self, used: usize) -> bool {
         used == 0 && !self.slots.is_empty()
-            || self.slots.len() > CAPACITY_MIN && used * 3 < self.slots.len()
+            || self.slots.len() > CAPACITY_MIN && used * 4 < self.slots.len()
     }
 
     /// Adds `nodes` to a key's set. A key that nobody has is only taken while `has_room`.
