@@ -229,7 +229,7 @@ async fn allocating_twice_gives_one_answer_and_too_much_is_refused_whole() {
     let request = v1::TxAllocateRequest { writer_endpoint, ..allocate(D(1), &pair.prompt) };
     let first = pair.decode.allocate(request.clone()).await.expect("room");
     assert_eq!(pair.decode.allocate(request.clone()).await.expect("the same"), first);
-    assert_eq!(pair.decode.metric("slots{state=\"allocated\"}").await, 4.0);
+    pair.decode.shows("slots{state=\"allocated\"}", 4.0).await;
     let long = prompt(2, 61 * BLOCK_TOKENS);
     let request = v1::TxAllocateRequest {
         tx: Some(tx(2).into()),
@@ -239,7 +239,7 @@ async fn allocating_twice_gives_one_answer_and_too_much_is_refused_whole() {
     };
     let refused = pair.decode.allocate(request).await.expect_err("too much");
     assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
-    assert_eq!(pair.decode.metric("slots{state=\"allocated\"}").await, 4.0);
+    pair.decode.shows("slots{state=\"allocated\"}", 4.0).await;
     pair.decode.abort(D(1)).await;
     pair.is_quiet().await;
 }

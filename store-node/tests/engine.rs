@@ -126,7 +126,7 @@ async fn an_engine_that_is_killed_gives_everything_back() {
     node.allocate(allocate(P(1), &prompt(1, 200))).await.expect("room");
     let bound = node.attach_dir().join("bound");
     until("the bind", async || bound.exists().then_some(())).await;
-    assert_eq!(node.metric("slots{state=\"allocated\"}").await, 4.0);
+    node.shows("slots{state=\"allocated\"}", 4.0).await;
     engine.kill().expect("killed");
     engine.wait().expect("its end");
     is_alone(&mut node).await;
@@ -181,7 +181,7 @@ async fn blocks_are_pinned_for_an_engine_that_asks() {
         .await;
     assert_eq!(slots.len(), 2, "the longest prefix");
     engine.holds(&prompt, &slots, 0..2);
-    assert_eq!(node.metric("pins").await, 2.0);
+    node.shows("pins", 2.0).await;
     engine.send(ToNode::Unpin(v1::UnpinBlocks { handle: 5 }));
     node.is_quiet().await;
 }
@@ -200,7 +200,7 @@ async fn check_expelled(misbehave: impl AsyncFnOnce(&mut FakeEngine, &[u32])) {
     misbehave(&mut engine, &bound.slots).await;
     is_alone(&mut node).await;
     assert_eq!(node.metric("engines_expelled_total").await, 1.0);
-    assert_eq!(node.metric("slots{state=\"quarantined\"}").await, 2.0);
+    node.shows("slots{state=\"quarantined\"}", 2.0).await;
     until("the engine notices", async || (!engine.attachment.is_connected()).then_some(())).await;
     drop(engine);
     node.is_quiet().await;
@@ -288,7 +288,7 @@ async fn an_engine_that_does_not_stop_when_it_is_told_is_detached() {
     // Conductors are told that there is no engine; what it may still write is nobody's.
     is_alone(&mut node).await;
     assert_eq!(node.metric("engines_expelled_total").await, 1.0);
-    assert_eq!(node.metric("slots{state=\"quarantined\"}").await, 2.0);
+    node.shows("slots{state=\"quarantined\"}", 2.0).await;
     until("the engine notices", async || (!engine.attachment.is_connected()).then_some(())).await;
     drop(engine);
     node.is_quiet().await;

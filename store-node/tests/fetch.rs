@@ -218,18 +218,25 @@ async fn a_source_that_is_only_thought_to_be_lost_is_asked_and_goes_on_writing_f
 async fn a_source_that_is_gone_is_cut_off_and_nothing_of_it_is_kept() {
     let prompt = prompt(1, 3 * BLOCK_TOKENS + 9);
     let mut fetch = Fetch::start(Domain::Tcp, &prompt).await;
-    fetch.allocate(1, &prompt).await;
-    fetch.target_engine.ask_bind(P(1));
+    for serial in [1, 2] {
+        fetch.allocate(serial, &prompt).await;
+        fetch.target_engine.ask_bind(P(serial));
+    }
     let Fetch { source, mut target, source_engine, mut target_engine } = fetch;
     drop(source_engine);
     source.shut_down().await;
-    let settled = target.commit(P(1), 0, true).await.expect("settled");
-    assert_eq!(settled.held_blocks, 0);
-    assert_eq!(target.metric("writers_cut_off_total").await, 1.0);
-    let bound = target_engine.bound(P(1)).await;
-    assert_eq!(bound.cached_tokens, 0);
-    target_engine.compute(P(1), &prompt, &bound.slots, 0..4);
-    target_engine.release(P(1));
+    // The second conductor has not noticed that it is lost, only that nothing was sent.
+    for (serial, source_lost) in [(1, true), (2, false)] {
+        let settled = target.commit(P(serial), 0, source_lost).await.expect("settled");
+        assert_eq!(settled.held_blocks, 0);
+        assert_eq!(target.metric("writers_cut_off_total").await, 1.0);
+    }
+    for serial in [1, 2] {
+        let bound = target_engine.bound(P(serial)).await;
+        assert_eq!(bound.cached_tokens, 0);
+        target_engine.compute(P(serial), &prompt, &bound.slots, 0..4);
+        target_engine.release(P(serial));
+    }
     target.has_blocks(&chain(&prompt)).await;
     target.is_quiet().await;
 }

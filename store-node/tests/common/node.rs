@@ -157,6 +157,12 @@ impl TestNode {
         self.metrics().await.get(&format!("kvasir_store_{name}")).copied().unwrap_or(0.0)
     }
 
+    /// Waits until the metric has this value: gauges follow what was answered by a moment.
+    pub async fn shows(&self, name: &str, value: f64) {
+        let look = async || (self.metric(name).await == value).then_some(());
+        until(&format!("{name} is {value}"), look).await;
+    }
+
     /// Waits until nothing is held: no share, slot, pin, quarantine or tail room.
     pub async fn is_quiet(&self) {
         let held = [

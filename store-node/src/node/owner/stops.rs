@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use kvasir_blocks::AbortReason;
-use kvasir_proto::Share;
+use kvasir_proto::{Share, Side};
 use kvasir_transfer::{Completion, Outcome, PeerEvent, PeerId};
 
 use super::Owner;
@@ -83,10 +83,11 @@ impl Owner {
             if self.stops.remove(&share).is_some() {
                 self.blocks.writer_cut_off(now_ms, share);
                 self.settle_fetch(share);
-            } else if waiting {
+            } else if waiting && share.side == Side::Decode {
                 // Its targets are of no use any more: what is missing will never come.
                 self.blocks.abort(now_ms, share, AbortReason::PeerLost);
             }
+            // What a fetch does not bring is computed, as soon as its conductor has given it up.
         }
     }
 
