@@ -54,7 +54,7 @@ impl Directory {
         self.free.push(slot);
     }
 
-    pub(super) fn slot(&self, key: u64) -> Option<usize> {
+    pub(crate) fn slot(&self, key: u64) -> Option<usize> {
         self.slots.get(&key).copied()
     }
 }

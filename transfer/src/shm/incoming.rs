@@ -250,9 +250,7 @@ impl ShmIn {
 
     fn answer(&mut self, question: RegionQuestion, hub: &mut Hub) -> Result<(), LinkEnd> {
         let RegionQuestion { key } = question;
-        let slot = hub.directory.as_ref().and_then(|directory| directory.slot(key));
-        let found = hub.region(key).zip(slot);
-        let (place, memory) = match found {
+        let (place, memory) = match hub.shm_region(key) {
             Some((memory, slot)) => {
                 let length_bytes = memory.len() as u64;
                 (Ok(RegionPlace { slot: slot as u64, length_bytes }), Some(memory))

@@ -99,6 +99,14 @@ impl Hub {
         self.regions.get(key).cloned()
     }
 
+    /// A region, and which slot of the directory is its own.
+    pub(crate) fn shm_region(&mut self, key: u64) -> Option<(Arc<SharedMemory>, usize)> {
+        // In this order: one that the worker had not heard of gets its slot by being found.
+        let memory = self.region(key)?;
+        let slot = self.directory.as_ref()?.slot(key)?;
+        Some((memory, slot))
+    }
+
     /// The memory to write to; a refusal is counted.
     pub(crate) fn check(
         &mut self,
@@ -300,15 +308,17 @@ mod tests {
         let limits =
             Limits { throttle_bytes_per_s, peer_timeout_us, grace_us, path_imms_max, heartbeats };
         let metrics = Metrics::register(&prometheus::Registry::new()).expect("a fresh registry");
-        let mut hub = Hub::new(Arc::clone(&shared), Sender::new(limits), metrics, None, None);
+        let directory = Some(Directory::create().expect("memory"));
+        let sender = Sender::new(limits);
+        let mut hub = Hub::new(Arc::clone(&shared), sender, metrics, directory, None);
         let add = || {
             let memory = SharedMemory::create("test", 4096, Prefault::No).expect("memory");
             shared.add_region(Arc::new(memory)).expect("room").0
         };
         let target = |key| Target { incarnation: 9, key };
-        let (written, asked_for) = (add(), add());
-        assert!(hub.check(Domain::Tcp, target(written), 0, 4096).is_ok());
-        assert!(hub.region(asked_for).is_some());
+        assert!(hub.check(Domain::Tcp, target(add()), 0, 4096).is_ok());
+        assert!(hub.region(add()).is_some());
+        assert!(hub.shm_region(add()).is_some());
         let unheard_of = add();
         assert!(hub.revoke(unheard_of));
         let refused = hub.check(Domain::Tcp, target(unheard_of), 0, 1);
