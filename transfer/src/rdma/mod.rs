@@ -258,6 +258,11 @@ impl Rdma {
         self.card.report_fd()
     }
 
+    /// Its card has failed, and takes no more pipes.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.is_dead
+    }
+
     pub(crate) fn look_at_reports(&mut self) {
         if let Err(error) = self.card.look_at_reports() {
             self.fail(&error);

@@ -289,7 +289,15 @@ impl Links {
             Owner::OwnBell => self.bells.own.clear(),
             Owner::OutsideBell => self.bells.outside.clear(),
             Owner::Card => hub.rdma.iter_mut().for_each(Rdma::clear_wake),
-            Owner::CardReports => hub.rdma.iter_mut().for_each(Rdma::look_at_reports),
+            Owner::CardReports => {
+                let Some(rdma) = &mut hub.rdma else { return };
+                rdma.look_at_reports();
+                if rdma.is_dead() {
+                    // It may report for ever, and nobody would sleep any more.
+                    let _ = epoll::delete(&self.epoll, rdma.report_fd());
+                    let _ = epoll::delete(&self.epoll, rdma.wake_fd());
+                }
+            }
             Owner::WritersBell(link) => {
                 let bell = self.incoming.get(&link).and_then(|into| into.link.bell());
                 bell.into_iter().for_each(Bell::clear);
