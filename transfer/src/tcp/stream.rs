@@ -230,3 +230,93 @@ impl Write for Raw<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, KeyPair};
+    use rustix::net::sockopt;
+
+    use super::*;
+    use crate::tcp::tls::TlsFiles;
+
+    /// A certificate that is its own authority.
+    fn tls() -> Tls {
+        let dir = tempfile::tempdir().expect("a directory");
+        let key = KeyPair::generate().expect("a key");
+        let params = CertificateParams::new(vec!["test".into()]).expect("a name");
+        let certificate = params.self_signed(&key).expect("signed").pem();
+        let write = |file: &str, text: &str| {
+            std::fs::write(dir.path().join(file), text).expect("written");
+            dir.path().join(file)
+        };
+        let authority = write("certificate.pem", &certificate);
+        let (certificate, key) = (authority.clone(), write("key.pem", &key.serialize_pem()));
+        Tls::load(&TlsFiles { certificate, key, authority, name: "test".into() }).expect("loaded")
+    }
+
+    fn some_of(read: Result<usize, Blocked>) -> usize {
+        match read {
+            Ok(bytes) => bytes,
+            Err(Blocked::Again) => 0,
+            Err(end) => panic!("{end:?}"),
+        }
+    }
+
+    #[test]
+    fn what_a_full_socket_does_not_take_goes_with_a_later_flush() {
+        let tls = tls();
+        let any_port = ([127, 0, 0, 1], 0).into();
+        let (listener, address) = crate::tcp::start_listening(any_port).expect("a port");
+        let client = crate::tcp::start_connecting(address).expect("connecting");
+        let server = loop {
+            if let Ok(socket) = crate::tcp::take_connection(&listener) {
+                break socket;
+            }
+        };
+        // Far less than is sent.
+        sockopt::set_socket_send_buffer_size(&client, 32 << 10).expect("set");
+        let mut client = Stream::connecting(client, Some(&tls)).expect("a client");
+        let mut server = Stream::accepted(server, Some(&tls)).expect("a server");
+
+        let sent: Vec<u8> = (0..450_000u32).map(|at| (at / 7) as u8).collect();
+        let (mut received, mut buffer, mut taken) = (Vec::new(), vec![0; 10_000], 0);
+        while taken < sent.len() {
+            taken += some_of(client.send(&sent[taken..]));
+            // What comes back while the handshake is under way.
+            some_of(client.read(&mut [0; 1]));
+            let bytes = some_of(server.read(&mut buffer));
+            received.extend_from_slice(&buffer[..bytes]);
+        }
+        assert!(received.len() < 200_000, "the most of it waits on the sender's side");
+        while received.len() < sent.len() {
+            some_of(client.read(&mut [0; 1]));
+            let mut ready = Readiness { readable: false, writable: true };
+            client.flush(&mut ready).expect("the connection lives");
+            let bytes = some_of(server.read(&mut buffer));
+            received.extend_from_slice(&buffer[..bytes]);
+        }
+        assert!(received == sent);
+    }
+
+    #[test]
+    fn a_closed_connection_ends_both_kinds() {
+        for tls in [None, Some(tls())] {
+            let any_port = ([127, 0, 0, 1], 0).into();
+            let (listener, address) = crate::tcp::start_listening(any_port).expect("a port");
+            drop(crate::tcp::start_connecting(address).expect("connecting"));
+            let server = loop {
+                if let Ok(socket) = crate::tcp::take_connection(&listener) {
+                    break socket;
+                }
+            };
+            let mut server = Stream::accepted(server, tls.as_ref()).expect("a server");
+            let ended = loop {
+                match server.read(&mut [0; 8]) {
+                    Err(Blocked::Again) => {}
+                    other => break other,
+                }
+            };
+            assert_eq!(ended, Err(Blocked::End(LinkEnd::Lost)));
+        }
+    }
+}

@@ -84,7 +84,7 @@ contract! {
     buffers_that_are_given_back_at_once_are_enough_for_any_burst(super::Options { message_buffers: 4, ..super::Options::default() }) in messages;
     a_wanted_peer_that_falls_silent_is_lost(super::lively(20, 60)) in losses;
     a_wanted_peer_that_was_never_used_is_lost_too(super::lively(20, 10_000)) in losses;
-    a_wanted_peer_that_lives_is_kept(super::lively(20, 10_000)) in losses;
+    a_wanted_peer_that_lives_is_kept(super::lively(20, 2_000)) in losses;
     a_peer_that_nobody_wants_may_be_silent(super::lively(10, 30)) in losses;
     a_loss_says_why(super::Options::default()) in losses;
     every_operation_is_told_by_callback_flag_and_future(super::Options::default()) in completions;

@@ -97,3 +97,26 @@ fn an_idle_session_makes_room_for_one_with_another_peer() {
         assert_eq!(closed(&registry, domain, "idle"), 1.0);
     }
 }
+
+#[test]
+fn a_session_that_is_wanted_keeps_its_place_however_idle_it_is() {
+    for domain in [Domain::Tcp, Domain::Shm] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (sender, registry) = start(config(domain, dir.path(), IDLE));
+        let peers: Vec<_> = (0..4).map(|_| start(config(domain, dir.path(), LONG)).0).collect();
+        let wanted = sender.connect(&peers[0].endpoint()).expect("reachable");
+        sender.set_wanted(wanted, true).expect("it is current");
+        for peer in &peers {
+            assert_eq!(send(&sender, peer), Ok(()));
+            std::thread::sleep(IDLE + IDLE / 2);
+        }
+        assert_eq!(closed(&registry, domain, "idle"), 2.0, "the second one, and the third");
+        assert_eq!(sender.connect(&peers[0].endpoint()), Ok(wanted), "its session goes on");
+        sender.set_wanted(wanted, false).expect("it is current");
+        assert_eq!(send(&sender, &peers[1]), Ok(()));
+        std::thread::sleep(IDLE + IDLE / 2);
+        assert_eq!(send(&sender, &peers[2]), Ok(()));
+        let now = sender.connect(&peers[0].endpoint()).expect("reachable");
+        assert_ne!(now, wanted, "and has to go when nobody wants it any more");
+    }
+}

@@ -13,6 +13,7 @@ mod lanes;
 mod memory;
 mod ring;
 mod shm_hostile;
+mod shm_receiver;
 mod sim;
 mod tls;
 mod verbs;

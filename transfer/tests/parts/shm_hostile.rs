@@ -262,3 +262,24 @@ fn a_writer_that_spoils_its_ringer_neither_stops_the_receiver_nor_silences_other
         0.0
     );
 }
+
+#[test]
+fn a_writer_that_asks_and_does_not_listen_is_not_read_from() {
+    let receiver = Receiver::start();
+    let raw = Raw::admitted(&receiver);
+    // A heartbeat each: their answers must not be kept without end.
+    let ask = || rustix::net::send(&raw.socket, &[4], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    let mut refused_since = Instant::now();
+    for _ in 0..1_000_000 {
+        if ask().is_ok() {
+            refused_since = Instant::now();
+        } else if refused_since.elapsed() > Duration::from_millis(200) {
+            // And nobody else is harmed.
+            ends("a revocation", &revoke(&receiver));
+            return;
+        } else {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+    panic!("whatever it asks is answered, though it takes no answer");
+}

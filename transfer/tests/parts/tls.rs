@@ -3,16 +3,17 @@
 use std::io::{Read, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kvasir_transfer::{
-    Completion, Handlers, Loss, Outcome, PeerEvent, StartError, TlsError, TlsFiles, TransferConfig,
-    TransferEngine, WriteError,
+    Completion, Handlers, Loss, Outcome, PeerEvent, Source, StartError, TlsError, TlsFiles,
+    TransferConfig, TransferEngine, Write, WriteError,
 };
 
 use crate::certificates::Authority;
-use crate::engine::{counter, start, tcp_config};
+use crate::engine::{counter, region, start, tcp_config};
 
 const LONG: Duration = Duration::from_secs(30);
 
@@ -137,20 +138,18 @@ fn files_that_are_of_no_use_are_said_to_be() {
     assert!(matches!(error, TlsError::Refused(_)), "the key is another certificate's");
 }
 
-/// Forwards one connection, and keeps what goes there.
-fn listen_in(to: SocketAddr) -> (SocketAddr, Arc<Mutex<Vec<u8>>>) {
+/// Forwards one connection; `hear` is given what goes there.
+fn listen_in(to: SocketAddr, hear: impl Fn(&[u8]) + Send + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("its address");
-    let heard: Arc<Mutex<Vec<u8>>> = Arc::default();
-    let keeps = Arc::clone(&heard);
     std::thread::spawn(move || {
         let (from, to) = (listener.accept().expect("taken").0, TcpStream::connect(to).expect("up"));
         let (back_from, back_to) =
             (to.try_clone().expect("a copy"), from.try_clone().expect("one"));
         std::thread::spawn(move || forward(back_from, back_to, |_| {}));
-        forward(from, to, |bytes| keeps.lock().expect("heard").extend_from_slice(bytes));
+        forward(from, to, hear);
     });
-    (address, heard)
+    address
 }
 
 fn forward(mut from: TcpStream, mut to: TcpStream, keep: impl Fn(&[u8])) {
@@ -171,8 +170,10 @@ fn what_is_on_the_wire_cannot_be_read() {
         let (receiver, _) = start(config(&dir.path().join("receiver")));
         let (sender, _) = start(config(&dir.path().join("sender")));
         let mut endpoint = receiver.endpoint();
-        let (address, heard) = listen_in(endpoint.tcp.expect("tcp"));
-        endpoint.tcp = Some(address);
+        let heard: Arc<Mutex<Vec<u8>>> = Arc::default();
+        let keeps = Arc::clone(&heard);
+        let keep = move |bytes: &[u8]| keeps.lock().expect("heard").extend_from_slice(bytes);
+        endpoint.tcp = Some(listen_in(endpoint.tcp.expect("tcp"), keep));
         let peer = sender.connect(&endpoint).expect("reachable");
         let (done, sent) = Completion::future();
         sender.send(peer, secret.to_vec(), LONG, done).expect("accepted");
@@ -183,4 +184,49 @@ fn what_is_on_the_wire_cannot_be_read() {
     assert!(can_be_read(&|_| tcp_config()), "it is seen that one would see it");
     let ours = Authority::new();
     assert!(!can_be_read(&|folder| secured(ours.files(folder))));
+}
+
+#[test]
+fn what_was_encrypted_and_found_no_room_in_the_socket_goes_on_when_there_is_some() {
+    let ours = Authority::new();
+    let dir = tempfile::tempdir().expect("a directory");
+    let config = |name: &str| TransferConfig {
+        slice_bytes: 64 << 20,
+        ..secured(ours.files(&dir.path().join(name)))
+    };
+    let (receiver, _) = start(config("receiver"));
+    let (sender, _) = start(config("sender"));
+    let bytes_max = 12 << 20;
+    let (handle, _) = sender.register(region(bytes_max)).expect("room");
+    let (_, target) = receiver.register(region(bytes_max)).expect("room");
+    let is_held = Arc::new(AtomicBool::new(false));
+    let held = Arc::clone(&is_held);
+    let hold = move |_: &[u8]| {
+        while held.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    let mut endpoint = receiver.endpoint();
+    endpoint.tcp = Some(listen_in(endpoint.tcp.expect("tcp"), hold));
+    let peer = sender.connect(&endpoint).expect("reachable");
+    // One frame each, so that nothing comes back before the last byte is there. What the sockets hold is
+    // the system's secret: one of these lengths is a little more.
+    for bytes in (1 << 20..bytes_max).step_by(384 << 10) {
+        is_held.store(true, Ordering::Release);
+        let (done, written) = Completion::future();
+        let write = Write {
+            peer,
+            source: Source::Region { handle: handle.clone(), offset: 0, bytes },
+            target,
+            target_offset: 0,
+            imm: None,
+            checksum: None,
+            group: 0,
+            deadline: LONG,
+        };
+        sender.write(write, done).expect("accepted");
+        std::thread::sleep(Duration::from_millis(10));
+        is_held.store(false, Ordering::Release);
+        assert_eq!(written.wait(), Ok(()), "{bytes} bytes");
+    }
 }
