@@ -6,6 +6,65 @@
 //! A part is a write like any other: it is sent again after a failover, refused, counted and cancelled
 //! for itself. A member that is lost fails its own parts only. It stays lost in the group, as its session
 //! does: who connects anew registers a new group.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use std::time::Duration;
+//!
+//! use kvasir_transfer::memory::Prefault;
+//! use kvasir_transfer::{
+//!     Barrier, Completion, Expect, GroupMember, Handlers, Scatter, ScatterSlice, SharedMemory,
+//!     TransferConfig, TransferEngine,
+//! };
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let start = || {
+//! #     let tcp_listen = Some(([127, 0, 0, 1], 0).into());
+//! #     let config = TransferConfig { tcp_listen, ..TransferConfig::default() };
+//! #     TransferEngine::start(config, Handlers::default(), &prometheus::Registry::new())
+//! # };
+//! # let region = |engine: &TransferEngine, name| -> Result<_, Box<dyn std::error::Error>> {
+//! #     Ok(engine.register(Arc::new(SharedMemory::create(name, 4096, Prefault::No)?))?)
+//! # };
+//! let (sender, receivers) = (start()?, [start()?, start()?]);
+//! let (source, _) = region(&sender, "source")?;
+//! source.memory().copy_from(0, b"onetwo")?;
+//!
+//! // A region of each receiver. The group is registered once.
+//! let (mut targets, mut members) = (Vec::new(), Vec::new());
+//! for receiver in &receivers {
+//!     let (handle, target) = region(receiver, "target")?;
+//!     targets.push(handle);
+//!     members.push(GroupMember { peer: sender.connect(&receiver.endpoint())?, target });
+//! }
+//! let peers = sender.register_group(members)?;
+//!
+//! // Three bytes for each: the first three for the first one, and so on.
+//! let slice = |member| ScatterSlice {
+//!     member,
+//!     source_offset: 3 * member as u64,
+//!     target_offset: 0,
+//!     bytes: 3,
+//!     imm: Some(7),
+//! };
+//! let (slices, group, deadline) = (vec![slice(0), slice(1)], 0, Duration::from_secs(5));
+//! let scatter = Scatter { peers: peers.clone(), source, slices, group, deadline };
+//! let (done, landed) = Completion::future();
+//! let outcomes = sender.scatter(scatter, done)?;
+//! landed.wait()?;
+//! assert_eq!([outcomes.get(0), outcomes.get(1)], [Some(Ok(())); 2]);
+//! let mut bytes = [0; 3];
+//! targets[1].memory().copy_to(0, &mut bytes)?;
+//! assert_eq!(&bytes, b"two");
+//!
+//! // And a word to both of them, without data.
+//! let (done, told) = Completion::future();
+//! receivers[0].expect_imm(Expect { imm: 8, count: 1, deadline: Some(deadline) }, done)?;
+//! sender.barrier(&Barrier { peers, imm: 8, group, deadline }, Completion::Ignore)?;
+//! told.wait()?;
+//! # Ok(())
+//! # }
+//! ```
 
 use std::fmt;
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
