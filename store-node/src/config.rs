@@ -60,6 +60,8 @@ pub struct Config {
     /// process ends. The time does not run while the engine finishes, layer by layer, the step in
     /// which it was told.
     pub engine_stop_timeout_ms: u64,
+    /// The SSD tier.
+    pub ssd: Ssd,
     /// How long a shutdown waits for the shares that are under way, in milliseconds.
     pub drain_ms: u64,
     /// The RDMA device. Only used when `domain` is "verbs"; then it must be there.
@@ -126,7 +128,100 @@ impl Default for Config {
             engine_stop_timeout_ms: 30_000,
             drain_ms: 5_000,
             verbs: VerbsConfig::default(),
+            ssd: Ssd::default(),
         }
+    }
+}
+
+/// Where blocks go that memory has no room for, and where the context cache is durable.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Ssd {
+    /// A directory of this node alone, on a local disk. It is made when it is not there. Without it
+    /// there is no SSD tier.
+    pub dir: Option<PathBuf>,
+    /// Bytes of the disk that are taken, at once, for blocks. Extents may fill about three quarters
+    /// of them; the rest is what cleaning works with.
+    pub bytes: u64,
+    /// Bytes that are reclaimed together; at least eight times what a block takes. Of a new log only:
+    /// one that is there keeps its own.
+    pub segment_bytes: u64,
+    /// The part of what extents may fill that the context cache may have, in percent.
+    pub context_percent: u32,
+    /// Bytes of context cache that one tenant may have.
+    pub tenant_bytes_max: u64,
+    /// The part of the slots that shall be free, or be had at once because the SSD has the block as
+    /// well, in percent: blocks are written ahead of need.
+    pub sink_ahead_percent: u32,
+    /// An operation that takes longer, in milliseconds, is not waited for: requests compute what they
+    /// lack, and nothing is begun with the SSD until it has ended.
+    pub timeout_ms: u64,
+    /// How the disk is driven.
+    pub io: SsdIo,
+    /// For tests: a file that says what the disk does wrong, as words: `wrong`, `full`,
+    /// `read-errors`, `hang`.
+    pub faults: Option<PathBuf>,
+}
+
+/// How the disk is driven.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum SsdIo {
+    /// By io_uring past the page cache where the host allows it, otherwise by plain calls.
+    #[default]
+    Auto,
+    /// By plain calls through the page cache.
+    Plain,
+}
+
+impl Default for Ssd {
+    fn default() -> Self {
+        Ssd {
+            dir: None,
+            bytes: 16 << 30,
+            segment_bytes: 32 << 20,
+            context_percent: 50,
+            tenant_bytes_max: 1 << 30,
+            sink_ahead_percent: 25,
+            timeout_ms: 2_000,
+            io: SsdIo::Auto,
+            faults: None,
+        }
+    }
+}
+
+impl Ssd {
+    fn check(&self) -> Result<(), String> {
+        // As many segments as a log has at least, and its first two pages.
+        let least = self.segment_bytes.saturating_mul(8).saturating_add(2 * HOST_PAGE_BYTES);
+        for (name, bytes) in [("ssd.bytes", self.bytes), ("ssd.segment_bytes", self.segment_bytes)]
+        {
+            if bytes == 0 || !bytes.is_multiple_of(HOST_PAGE_BYTES) {
+                return Err(format!(
+                    "`{name}` is {bytes}; it must be a multiple of {HOST_PAGE_BYTES}"
+                ));
+            }
+        }
+        if self.segment_bytes < 32 * HOST_PAGE_BYTES {
+            return Err(format!("`ssd.segment_bytes` must be {} at least", 32 * HOST_PAGE_BYTES));
+        }
+        if self.bytes < least {
+            return Err(format!("`ssd.bytes` must be {least} at least, for 8 segments"));
+        }
+        for (name, percent) in [
+            ("ssd.context_percent", self.context_percent),
+            ("ssd.sink_ahead_percent", self.sink_ahead_percent),
+        ] {
+            if percent > 100 {
+                return Err(format!("`{name}` is {percent}; it is a percentage"));
+            }
+        }
+        if self.timeout_ms == 0 {
+            return Err("`ssd.timeout_ms` must be above zero".into());
+        }
+        Ok(())
     }
 }
 
@@ -159,13 +254,19 @@ impl Config {
                 return Err(format!("`{name}` must be above zero"));
             }
         }
-        Ok(())
+        self.ssd.check()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn with_ssd(change: impl FnOnce(&mut Ssd)) -> Config {
+        let mut config = Config::default();
+        change(&mut config.ssd);
+        config
+    }
 
     #[test]
     fn settings_that_cannot_work_are_refused_by_name() {
@@ -179,6 +280,11 @@ mod tests {
             (Config { transfer_tls: half, ..Config::default() }, "transfer_tls"),
             (Config { lease_ms_max: 0, ..Config::default() }, "lease_ms_max"),
             (Config { engine_stop_timeout_ms: 0, ..Config::default() }, "engine_stop_timeout_ms"),
+            (with_ssd(|ssd| ssd.bytes = 1 << 20), "ssd.bytes"),
+            (with_ssd(|ssd| ssd.bytes += 1), "ssd.bytes"),
+            (with_ssd(|ssd| ssd.segment_bytes = 4096), "ssd.segment_bytes"),
+            (with_ssd(|ssd| ssd.context_percent = 101), "ssd.context_percent"),
+            (with_ssd(|ssd| ssd.timeout_ms = 0), "ssd.timeout_ms"),
         ] {
             let refused = config.check().expect_err("a refusal");
             assert!(refused.contains(word), "{refused}");

@@ -101,6 +101,14 @@ impl StoreNode for NodeService {
         Ok(Response::new(Box::pin(ReceiverStream::new(events).map(Ok))))
     }
 
+    async fn keep_context(
+        &self,
+        request: Request<v1::KeepContextRequest>,
+    ) -> Result<Response<v1::KeepContextReply>, Status> {
+        let request = request.into_inner();
+        Ok(Response::new(self.node.ask(|reply| Command::KeepContext(request, reply)).await?))
+    }
+
     async fn list_blocks(
         &self,
         request: Request<v1::ListBlocksRequest>,

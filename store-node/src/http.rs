@@ -41,12 +41,15 @@ async fn healthy(State(paths): State<Paths>) -> Response {
 }
 
 /// The node takes requests: it is not draining. An engine need not be attached: without one it
-/// still serves what it holds.
+/// still serves what it holds; with an SSD that has failed it serves as well, and says so.
 async fn ready(State(paths): State<Paths>) -> Response {
     let unready = |why: String| (StatusCode::SERVICE_UNAVAILABLE, why).into_response();
     match paths.node.ask(Command::Describe).await {
         Ok(description) if description.draining => unready("draining\n".into()),
-        Ok(_) => "ok\n".into_response(),
+        Ok(description) => match description.ssd {
+            Some(ssd) => format!("ok\nssd: {}\n", ssd.state).into_response(),
+            None => "ok\n".into_response(),
+        },
         Err(refused) => unready(refused.to_string()),
     }
 }

@@ -4,6 +4,7 @@
 //! - [`config`]: what can be set
 //! - [`run`]: starting and ending
 //! - [`attach`]: what an engine links, and the shared memory between the two
+//! - `ssd`: the thread beside the disk
 //! - `node`: the one thread that decides; `grpc`, `http` and `attach_server` only carry calls to it
 //!
 //! Reading path: `run`, then `node` and its `owner`.
@@ -18,6 +19,7 @@ mod layer_log;
 mod metrics;
 mod node;
 pub mod run;
+mod ssd;
 
 pub use config::Config;
 pub use run::{Running, run, start};

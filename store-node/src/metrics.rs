@@ -1,6 +1,7 @@
 //! The node's metrics. Gauges are set from the core's counts, counters where things happen.
 
 use kvasir_blocks::Counts;
+use kvasir_log::Counts as LogCounts;
 use prometheus::{Gauge, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
 /// See the module.
@@ -27,6 +28,11 @@ pub struct Metrics {
     pub writers_cut: IntCounter,
     pub messages_dropped: IntCounter,
     pub messages_refused: IntCounter,
+    pub ssd_usable: IntGauge,
+    pub ssd_rotten: IntCounter,
+    pub ssd_errors: IntCounter,
+    ssd: IntGaugeVec,
+    ssd_log: IntCounterVec,
     pub layer_lines_dropped: IntCounter,
 }
 
@@ -98,6 +104,18 @@ impl Metrics {
                 "peer_messages_refused_total",
                 "Messages of peers about pushes that are not theirs; they have no effect.",
             )?,
+            ssd_usable: gauge("ssd_usable", "1 while blocks can be written to the SSD and read.")?,
+            ssd_rotten: counter(
+                "ssd_rotten_total",
+                "Extents of the SSD that were not as they were written, and were dropped.",
+            )?,
+            ssd_errors: counter("ssd_errors_total", "Operations of the SSD that failed.")?,
+            ssd: gauges(
+                "ssd",
+                "What is on the SSD and on its way: blocks, bytes, segments.",
+                "of",
+            )?,
+            ssd_log: counters("ssd_log_total", "What the log of the SSD has counted.", "event")?,
             layer_lines_dropped: counter(
                 "layer_log_lines_dropped_total",
                 "Lines of the layer log dropped because the disk did not keep up.",
@@ -110,6 +128,7 @@ impl Metrics {
         let states = [
             ("free", counts.free),
             ("allocated", counts.allocated),
+            ("rising", counts.rising),
             ("committed", counts.committed),
             ("evictable", counts.evictable),
             ("leaving", counts.leaving),
@@ -133,9 +152,55 @@ impl Metrics {
             ("refused_no_space", counts.refused_no_space_total),
             ("tombstone_forgotten", counts.tombstones_forgotten_total),
             ("finished_forgotten", counts.finished_forgotten_total),
+            ("sunk", counts.sunk_total),
+            ("sink_failed", counts.sinks_failed_total),
+            ("risen", counts.risen_total),
+            ("rise_failed", counts.rises_failed_total),
+            ("rise_late", counts.rises_late_total),
+            ("ssd_evicted", counts.ssd_evicted_total),
+            ("ssd_lost", counts.ssd_lost_total),
+            ("context_expired", counts.context_expired_total),
+            ("evicted_unsunk", counts.evicted_unsunk_total),
         ];
+        let tiers = [
+            ("blocks", u64::from(counts.ssd_blocks)),
+            ("bytes", counts.ssd_bytes),
+            ("context_blocks", counts.context_blocks.into()),
+            ("context_bytes", counts.context_bytes),
+            ("sinking", counts.sinking.into()),
+            ("rises_late", counts.rises_late.into()),
+        ];
+        for (of, value) in tiers {
+            self.ssd.with_label_values(&[of]).set(value as i64);
+        }
         for (event, count) in events {
             let counter = self.core.with_label_values(&[event]);
+            counter.inc_by(count.saturating_sub(counter.get()));
+        }
+    }
+
+    /// Sets what mirrors the log of the SSD.
+    pub fn set_ssd_counts(&self, counts: &LogCounts) {
+        let gauges = [
+            ("segments", counts.segments.into()),
+            ("segments_free", counts.segments_free.into()),
+            ("live_bytes", counts.live_bytes),
+            ("operations", counts.operations),
+        ];
+        for (of, value) in gauges {
+            self.ssd.with_label_values(&[of]).set(value as i64);
+        }
+        let events = [
+            ("appended", counts.appended_total),
+            ("appended_bytes", counts.appended_bytes_total),
+            ("moved", counts.moved_total),
+            ("cleaned_segments", counts.cleaned_segments_total),
+            ("rotten", counts.rotten_total),
+            ("disk_errors", counts.disk_errors_total),
+        ];
+        for (event, count) in events {
+            let counter = self.ssd_log.with_label_values(&[event]);
+            // The log begins anew when it is recovered.
             counter.inc_by(count.saturating_sub(counter.get()));
         }
     }

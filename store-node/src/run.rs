@@ -30,6 +30,7 @@ use crate::node::inbox::{FromPeer, Inbox, Post, inbox};
 use crate::node::owner::{Owner, Parts};
 use crate::node::writers::{Memories, Writers};
 use crate::node::{OPERATIONS_MAX, SHARES_MAX};
+use crate::ssd::thread::SsdThread;
 
 /// What open connections get to end after the node has drained.
 const CONNECTIONS_END: Duration = Duration::from_secs(2);
@@ -193,11 +194,14 @@ fn make_parts(
     let tails = SharedMemory::create("kvasir-tails", tail_bytes, Prefault::Yes);
     let tails = Arc::new(tails.map_err(Error::Memory)?);
     let transfer = start_transfer(&config, registry, &post)?;
+    let ssd = start_ssd(&config, &arena, &post)?;
     let (arena_region, _) = transfer.register(Arc::clone(arena.memory()))?;
     let blocks = Blocks::new(kvasir_blocks::Options {
         imm_seed: rand::random(),
         lease_ms_max: config.lease_ms_max,
         shares_max: SHARES_MAX,
+        ssd_timeout_ms: config.ssd.timeout_ms,
+        sink_ahead_percent: config.ssd.sink_ahead_percent,
         ..kvasir_blocks::Options::default()
     });
     let memories = Memories { slots: Arc::clone(arena.memory()), tails: Arc::clone(&tails) };
@@ -214,7 +218,20 @@ fn make_parts(
         post,
         metrics,
         layer_log,
+        ssd,
     })
+}
+
+/// The SSD is opened by its own thread: a node is ready before its disk is.
+fn start_ssd(config: &Config, arena: &Arena, post: &Post) -> Result<Option<SsdThread>, Error> {
+    if config.ssd.dir.is_none() {
+        return Ok(None);
+    }
+    let (post, slots) = (post.clone(), Arc::clone(arena.memory()));
+    let started =
+        SsdThread::start(config.ssd.clone(), slots, rand::random(), move |report| post.ssd(report));
+    let failed = |source| Error::Io { what: "the SSD's thread cannot be started".into(), source };
+    Ok(Some(started.map_err(failed)?))
 }
 
 fn start_transfer(

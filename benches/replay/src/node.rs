@@ -111,6 +111,7 @@ impl NodeCache {
             lease_ms: LEASE_MS,
             fetch_until_block: 0,
             has_remote_writer: false,
+            is_ephemeral: false,
         };
         self.blocks.allocate(now_ms, &request).expect("nothing is pinned between two prompts");
         self.blocks.bind(share, EPOCH).expect("it was just allocated");

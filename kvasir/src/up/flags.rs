@@ -6,6 +6,8 @@ use kvasir_engine_reference::model::KvDtype;
 
 /// Memory is taken in whole pages of the host.
 pub const HOST_PAGE_BYTES: u64 = 4096;
+/// As many segments as a log needs, of a useful size.
+const SSD_BYTES_MIN: u64 = 4 << 20;
 /// Every engine is a process with threads of its own; more on one machine is a mistake.
 const ENGINES_MAX: u32 = 64;
 
@@ -39,6 +41,16 @@ pub struct Flags {
     /// Memory for the cache, for each engine's store node: bytes, or as in 512MiB or 1GiB.
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_bytes)]
     pub arena_bytes: u64,
+
+    /// Room on disk for blocks that memory has none for, and for the context cache, for each engine's
+    /// store node. None by default.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub ssd_bytes: Option<u64>,
+
+    /// Where that lies: a folder on a local disk, with one of its own for each node. The run folder
+    /// by default.
+    #[arg(long, value_name = "DIR", requires = "ssd_bytes")]
+    pub ssd_dir: Option<PathBuf>,
 
     /// Prompt tokens that an engine computes in one step at most.
     #[arg(long, value_name = "TOKENS", default_value_t = 512)]
@@ -93,6 +105,10 @@ pub struct Flags {
     /// For experiments: received pages are not compared with their checksums.
     #[arg(long, hide = true)]
     pub no_verify: bool,
+
+    /// For experiments: each node's disk does wrong as its file NODE.faults in the run folder says.
+    #[arg(long, hide = true, requires = "ssd_bytes")]
+    pub ssd_faults: bool,
 
     /// For experiments: a longer prefix elsewhere is fetched even where computing is faster.
     #[arg(long, hide = true)]
@@ -163,6 +179,12 @@ impl Flags {
                 self.arena_bytes,
                 self.arena_bytes > 0 && self.arena_bytes.is_multiple_of(HOST_PAGE_BYTES),
                 "a multiple of 4096 above 0",
+            ),
+            (
+                "ssd-bytes",
+                self.ssd_bytes.unwrap_or(SSD_BYTES_MIN),
+                self.ssd_bytes.is_none_or(|bytes| bytes >= SSD_BYTES_MIN),
+                "4MiB and more",
             ),
             ("threads", threads, (1..=1024).contains(&threads), "1 to 1024"),
             (
@@ -271,6 +293,7 @@ mod tests {
             "--arena-bytes 4097",
             "--arena-bytes 0",
             "--chunk-tokens 0",
+            "--ssd-bytes 1MiB",
             "--threads 0",
             "--lease-ms 999",
             "--request-deadline-ms 0",

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use kvasir_conductor::{Config as ConductorConfig, ModelConfig};
 use kvasir_engine_reference::{Config as EngineConfig, Role};
 use kvasir_store_node::Config as NodeConfig;
-use kvasir_store_node::config::{Domain, Verify};
+use kvasir_store_node::config::{Domain, Ssd, Verify};
 
-use super::flags::{Engines, Flags};
+use super::flags::{Engines, Flags, HOST_PAGE_BYTES};
 use crate::daemon::Kind;
 
 /// How long each kind may drain. Together under ten seconds, the most that ending may take.
@@ -147,6 +147,7 @@ fn node(
         },
         throttle_bytes_per_s: flags.throttle_bytes_per_s.unwrap_or(0),
         layer_log: layer_log(flags, &name),
+        ssd: ssd(common, &name),
         drain_ms: NODE_DRAIN_MS.into(),
         ..NodeConfig::default()
     };
@@ -157,6 +158,23 @@ fn node(
         other_addresses: vec![transfer_listen],
         config: toml::to_string(&config)?,
     })
+}
+
+/// At most a 32nd of it is reclaimed at once, so that a small one has enough segments.
+fn ssd(common: &Common<'_>, node: &str) -> Ssd {
+    let flags = common.flags;
+    let Some(bytes) = flags.ssd_bytes else { return Ssd::default() };
+    let run_dir = common.surroundings.run_dir;
+    let dir = flags.ssd_dir.as_deref().map(|dir| dir.join(node));
+    let page = HOST_PAGE_BYTES;
+    Ssd {
+        dir: Some(dir.unwrap_or_else(|| run_dir.join(format!("{node}.ssd")))),
+        bytes: bytes / page * page,
+        segment_bytes: (bytes / 32 / page * page).min(Ssd::default().segment_bytes),
+        tenant_bytes_max: bytes,
+        faults: flags.ssd_faults.then(|| run_dir.join(format!("{node}.faults"))),
+        ..Ssd::default()
+    }
 }
 
 fn engine(
@@ -322,7 +340,8 @@ mod tests {
         let plan = planned(
             "--both 1 --arena-bytes 64MiB --chunk-tokens 16 --kv-dtype bf16 --domain tcp --threads 3 \
              --no-push --throttle-bytes-per-s 1000 --layer-log-dir /logs --no-verify --lease-ms 70000 \
-             --request-deadline-ms 900 --ttft-objective-ms 800 --tbt-objective-ms 70 --always-fetch --model-name other",
+             --request-deadline-ms 900 --ttft-objective-ms 800 --tbt-objective-ms 70 --always-fetch --model-name other \
+             --ssd-bytes 64MiB --ssd-dir /disk --ssd-faults",
         );
         let node: NodeConfig = config(&plan, "both-1-node");
         assert_eq!(node.arena_bytes, 64 << 20);
@@ -331,6 +350,10 @@ mod tests {
         assert_eq!(node.verify, Verify { tcp: false, shm: false, verbs: false });
         assert_eq!(node.layer_log, Some("/logs/both-1-node.log".into()));
         assert!(node.lease_ms_max >= 70_000);
+        assert_eq!(node.ssd.dir, Some("/disk/both-1-node".into()));
+        assert_eq!((node.ssd.bytes, node.ssd.segment_bytes), (64 << 20, 2 << 20));
+        assert_eq!(node.ssd.faults, Some("/run/both-1-node.faults".into()));
+        assert_eq!(node.check(), Ok(()));
         let engine: EngineConfig = config(&plan, "both-1");
         assert_eq!((engine.chunk_tokens, engine.threads), (16, 3));
         assert_eq!((engine.kv_dtype, engine.role), (KvDtype::Bf16, Role::Both));

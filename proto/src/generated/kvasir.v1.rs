@@ -121,6 +121,39 @@ impl Side {
         }
     }
 }
+/// Where a block lies. What can be had fastest counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum Tier {
+    Unspecified = 0,
+    Vram = 1,
+    Dram = 2,
+    Ssd = 3,
+}
+impl Tier {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "TIER_UNSPECIFIED",
+            Self::Vram => "TIER_VRAM",
+            Self::Dram => "TIER_DRAM",
+            Self::Ssd => "TIER_SSD",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "TIER_UNSPECIFIED" => Some(Self::Unspecified),
+            "TIER_VRAM" => Some(Self::Vram),
+            "TIER_DRAM" => Some(Self::Dram),
+            "TIER_SSD" => Some(Self::Ssd),
+            _ => None,
+        }
+    }
+}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Role {
@@ -184,6 +217,24 @@ pub struct NodeDescription {
     /// Slots that could be had now: free plus evictable.
     #[prost(uint32, tag = "11")]
     pub slots_available: u32,
+    /// Absent when the node has none.
+    #[prost(message, optional, tag = "12")]
+    pub ssd: ::core::option::Option<SsdStatus>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SsdStatus {
+    /// Blocks can be written and read.
+    #[prost(bool, tag = "1")]
+    pub usable: bool,
+    /// In words: "ready", or what is wrong.
+    #[prost(string, tag = "2")]
+    pub state: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "3")]
+    pub blocks: u64,
+    #[prost(uint64, tag = "4")]
+    pub bytes: u64,
+    #[prost(uint64, tag = "5")]
+    pub bytes_max: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TxAllocateRequest {
@@ -213,6 +264,8 @@ pub struct TxAllocateRequest {
     /// are taken as they are needed.
     #[prost(uint32, tag = "9")]
     pub answer_tokens_max: u32,
+    #[prost(enumeration = "CacheClass", tag = "10")]
+    pub cache_class: i32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TxAllocateReply {
@@ -367,6 +420,9 @@ pub struct Snapshot {
     /// 16 bytes each.
     #[prost(bytes = "vec", tag = "4")]
     pub keys: ::prost::alloc::vec::Vec<u8>,
+    /// Of all keys of this part. Unspecified is DRAM.
+    #[prost(enumeration = "Tier", tag = "5")]
+    pub tier: i32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct BlockChanges {
@@ -378,11 +434,16 @@ pub struct BlockChanges {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct BlockChange {
+    /// The block is in no tier any more.
     #[prost(bool, tag = "1")]
     pub removed: bool,
     /// 16 bytes.
     #[prost(bytes = "vec", tag = "2")]
     pub key: ::prost::alloc::vec::Vec<u8>,
+    /// Where it can be had fastest now: one that is known may come again, with
+    /// another tier. Unspecified is DRAM.
+    #[prost(enumeration = "Tier", tag = "3")]
+    pub tier: i32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListBlocksRequest {
@@ -410,6 +471,58 @@ pub struct BlockPlace {
     pub length_bytes: u64,
     #[prost(uint32, tag = "6")]
     pub pins: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct KeepContextRequest {
+    /// 16 bytes: the hash of the namespace.
+    #[prost(bytes = "vec", tag = "1")]
+    pub namespace: ::prost::alloc::vec::Vec<u8>,
+    /// 16 bytes each, from the first block of the chain on.
+    #[prost(bytes = "vec", tag = "2")]
+    pub keys: ::prost::alloc::vec::Vec<u8>,
+    #[prost(string, tag = "3")]
+    pub tenant: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "4")]
+    pub ttl_ms: u64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct KeepContextReply {
+    /// Leading blocks that are durable until the time to live is over.
+    #[prost(uint32, tag = "1")]
+    pub kept_blocks: u32,
+}
+/// What becomes of blocks when their request is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum CacheClass {
+    /// Normal.
+    Unspecified = 0,
+    /// They are kept as long as there is room.
+    Normal = 1,
+    /// They are not kept, and nobody else finds them.
+    Ephemeral = 2,
+}
+impl CacheClass {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "CACHE_CLASS_UNSPECIFIED",
+            Self::Normal => "CACHE_CLASS_NORMAL",
+            Self::Ephemeral => "CACHE_CLASS_EPHEMERAL",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "CACHE_CLASS_UNSPECIFIED" => Some(Self::Unspecified),
+            "CACHE_CLASS_NORMAL" => Some(Self::Normal),
+            "CACHE_CLASS_EPHEMERAL" => Some(Self::Ephemeral),
+            _ => None,
+        }
+    }
 }
 /// Generated client implementations.
 #[cfg(feature = "services")]
@@ -676,6 +789,37 @@ pub mod store_node_client {
                 .insert(GrpcMethod::new("kvasir.v1.StoreNode", "Events"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// Keeps the leading blocks of a chain that are here for a tenant: they are
+        /// written to the SSD, and stay until the time to live is over. Answers when
+        /// they are durable, so it waits for the disk.
+        /// Errors: NOT_FOUND (not even the first block is here), RESOURCE_EXHAUSTED
+        /// (the tenant's quota, or no room), FAILED_PRECONDITION (no SSD, or another
+        /// tenant keeps a block), UNAVAILABLE (the write failed, or it is being kept
+        /// just now: try again).
+        pub async fn keep_context(
+            &mut self,
+            request: impl tonic::IntoRequest<super::KeepContextRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::KeepContextReply>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kvasir.v1.StoreNode/KeepContext",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kvasir.v1.StoreNode", "KeepContext"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Committed blocks with the place of their bytes, for administration.
         pub async fn list_blocks(
             &mut self,
@@ -767,6 +911,20 @@ pub mod store_node_server {
             &self,
             request: tonic::Request<super::EventsRequest>,
         ) -> std::result::Result<tonic::Response<Self::EventsStream>, tonic::Status>;
+        /// Keeps the leading blocks of a chain that are here for a tenant: they are
+        /// written to the SSD, and stay until the time to live is over. Answers when
+        /// they are durable, so it waits for the disk.
+        /// Errors: NOT_FOUND (not even the first block is here), RESOURCE_EXHAUSTED
+        /// (the tenant's quota, or no room), FAILED_PRECONDITION (no SSD, or another
+        /// tenant keeps a block), UNAVAILABLE (the write failed, or it is being kept
+        /// just now: try again).
+        async fn keep_context(
+            &self,
+            request: tonic::Request<super::KeepContextRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::KeepContextReply>,
+            tonic::Status,
+        >;
         /// Committed blocks with the place of their bytes, for administration.
         async fn list_blocks(
             &self,
@@ -1157,6 +1315,51 @@ pub mod store_node_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kvasir.v1.StoreNode/KeepContext" => {
+                    #[allow(non_camel_case_types)]
+                    struct KeepContextSvc<T: StoreNode>(pub Arc<T>);
+                    impl<
+                        T: StoreNode,
+                    > tonic::server::UnaryService<super::KeepContextRequest>
+                    for KeepContextSvc<T> {
+                        type Response = super::KeepContextReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::KeepContextRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as StoreNode>::keep_context(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = KeepContextSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

@@ -5,7 +5,9 @@
 use std::fmt;
 use std::ops::Range;
 
-use kvasir_proto::{BlockKey, Generation, Imm, Namespace, Share, SlotIndex};
+use kvasir_proto::{BlockKey, Class, Generation, Imm, Namespace, Share, SlotIndex, Tenant};
+
+use crate::ssd::SsdBlock;
 
 /// Sizes and bounds of a node's block table.
 #[derive(Debug, Clone)]
@@ -33,6 +35,17 @@ pub struct Options {
     pub shares_max: usize,
     /// Pins that one engine may hold through [`crate::Blocks::get`]; more are refused.
     pub get_pins_max: usize,
+    /// Blocks that are written to the SSD at once, and an eighth of the slots at most.
+    pub sinks_max: usize,
+    /// Blocks that are read from it at once; what is more than that counts as not held.
+    pub rises_max: usize,
+    /// A read or write of the SSD that takes longer is not waited for, and nothing new is begun with
+    /// the SSD until it has ended.
+    pub ssd_timeout_ms: u64,
+    /// How long nothing is written to the SSD after it refused.
+    pub sink_retry_ms: u64,
+    /// The part of the slots that shall be free, or be had at once because the SSD has the block too.
+    pub sink_ahead_percent: u32,
 }
 
 impl Default for Options {
@@ -49,6 +62,11 @@ impl Default for Options {
             event_log_max: 65_536,
             shares_max: 16_384,
             get_pins_max: 65_536,
+            sinks_max: 64,
+            rises_max: 1_024,
+            ssd_timeout_ms: 2_000,
+            sink_retry_ms: 1_000,
+            sink_ahead_percent: 25,
         }
     }
 }
@@ -71,13 +89,17 @@ pub struct Allocate {
     pub fetch_until_block: u32,
     /// The request names a node that will write here.
     pub has_remote_writer: bool,
+    /// What it computes is kept for nobody else.
+    pub is_ephemeral: bool,
 }
 
 /// What a share got.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Allocated {
-    /// Leading blocks that are committed here and now pinned.
+    /// Leading blocks that are committed here, or on their way from the SSD, and now pinned.
     pub held_blocks: u32,
+    /// How many of the last of them are still on their way.
+    pub rising_blocks: u32,
     /// One slot for each page of the prompt: the held prefix, then reserved ones (source side: the
     /// held prefix alone).
     pub pages: Vec<SlotIndex>,
@@ -129,7 +151,7 @@ pub enum ShareError {
 pub enum Binding {
     /// The slots are settled.
     Bound(Bound),
-    /// A fetch is under way: [`Action::Bound`] follows, or [`Action::StopEngine`].
+    /// A fetch or a read of the SSD is under way: [`Action::Bound`] follows, or [`Action::StopEngine`].
     Waiting,
 }
 
@@ -169,6 +191,8 @@ pub enum Commit {
     /// The key was there before: the old copy stays in the index, the new one stays the share's own
     /// and is freed with it.
     Duplicate { kept: SlotIndex },
+    /// The share is ephemeral: it stays the share's own.
+    Ephemeral,
     /// The page before it was not committed, so nobody could find this one: it stays the share's
     /// own.
     NoParent,
@@ -217,6 +241,8 @@ pub enum AbortReason {
     BadArrival,
     PeerLost,
     Draining,
+    /// The SSD did not give what it had promised, and there is no room to compute it.
+    NoRoom,
 }
 
 impl fmt::Display for AbortReason {
@@ -230,6 +256,7 @@ impl fmt::Display for AbortReason {
             AbortReason::BadArrival => "what the peer sent is not intact",
             AbortReason::PeerLost => "the peer is lost",
             AbortReason::Draining => "the node is draining",
+            AbortReason::NoRoom => "the SSD failed, and there is no room to compute anew",
         })
     }
 }
@@ -251,6 +278,93 @@ pub enum Action {
     CancelImm { share: Share, imm: Imm },
     /// The share is over: its immediate, tail space and whatever else hangs on it may be reused.
     Ended { share: Share, imm: Option<Imm>, outcome: Outcome },
+    /// Write the block in this slot to the SSD, if its runs have these checksums; answered by `sunk`.
+    /// Committed bytes do not change, and the slot stays until then.
+    Sink {
+        sink: u64,
+        slot: SlotIndex,
+        generation: Generation,
+        block: SsdBlock,
+        checksums: Vec<u64>,
+    },
+    /// Give a block of the SSD another class, durably; answered by `sunk`.
+    Rewrite { sink: u64, key: BlockKey, class: Class },
+    /// Read a block of the SSD into a slot that nobody else touches; answered by `risen`.
+    Rise { rise: u64, slot: SlotIndex, key: BlockKey },
+    /// The SSD need not keep this block.
+    Forget { key: BlockKey },
+    /// Source side: what a share waited for from the SSD has come. It has this many blocks now.
+    Risen { share: Share, blocks: u32 },
+    /// What `keep` began is over: so many blocks are durable, or not all became so.
+    Kept { keep: u64, blocks: Option<u32> },
+}
+
+/// How much of the SSD may be used. All zero means that there is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SsdSize {
+    /// By extents of all classes.
+    pub bytes_max: u64,
+    /// By those of the context cache.
+    pub context_bytes_max: u64,
+    /// By those of one tenant.
+    pub tenant_bytes_max: u64,
+}
+
+/// Why a block is not on the SSD now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SinkError {
+    /// The slot's bytes do not have their checksums.
+    Corrupt,
+    /// The SSD has not the block that was to be rewritten.
+    Gone,
+    /// The SSD is full, or has failed; later it may not.
+    Failed,
+}
+
+/// Why a block did not come from the SSD.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RiseError {
+    /// It is not there, or not as it was written.
+    Gone,
+    /// It could not be read now.
+    Failed,
+}
+
+/// A chain to keep for a tenant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeepRequest {
+    pub namespace: Namespace,
+    /// From the first block of a chain on.
+    pub keys: Vec<BlockKey>,
+    pub tenant: Tenant,
+    pub until_unix_ms: u64,
+}
+
+/// Why nothing is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum KeepError {
+    #[error("this node has no SSD that can be used now")]
+    NoSsd,
+    #[error("the first block is not here")]
+    NotHere,
+    #[error("another tenant keeps a block of it")]
+    OtherTenant,
+    #[error(
+        "{wanted_bytes} bytes more than {taken_bytes} are over the {tenant_bytes_max} of a tenant"
+    )]
+    OverQuota { wanted_bytes: u64, taken_bytes: u64, tenant_bytes_max: u64 },
+    /// Try again when that is done.
+    #[error("a block of it is being kept just now")]
+    Busy,
+    #[error("what is kept already leaves no room on the SSD")]
+    NoRoom,
+}
+
+/// Where a block can be had fastest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Tier {
+    Dram,
+    Ssd,
 }
 
 /// Why a lookup by an engine pinned nothing.
@@ -270,11 +384,14 @@ pub struct Busy {
     pub pins: u32,
 }
 
-/// A key that came to or left the index.
+/// A block that came, went, or is in another tier now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockChange {
     pub key: BlockKey,
+    /// It is in no tier any more.
     pub removed: bool,
+    /// Where it can be had fastest, when it can.
+    pub tier: Tier,
 }
 
 /// Changes in sequence.
@@ -285,11 +402,14 @@ pub struct Changes {
     pub changes: Vec<BlockChange>,
 }
 
-/// All keys of the index, exact at `sequence`.
+/// All keys, exact at `sequence`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
     pub sequence: u64,
+    /// Those in DRAM, then those that are on the SSD alone.
     pub keys: Vec<BlockKey>,
+    /// How many of them are in DRAM.
+    pub dram_keys: usize,
 }
 
 /// A committed block.
@@ -329,6 +449,8 @@ pub struct Counts {
     pub slots: u32,
     pub free: u32,
     pub allocated: u32,
+    /// Being read from the SSD.
+    pub rising: u32,
     pub committed: u32,
     /// Committed and not pinned.
     pub evictable: u32,
@@ -345,6 +467,16 @@ pub struct Counts {
     pub imms: u32,
     pub tombstones: u32,
     pub finished: u32,
+    /// Blocks being written to the SSD.
+    pub sinking: u32,
+    /// Reads of the SSD that are under way and too late for anybody.
+    pub rises_late: u32,
+    /// When the oldest write of the SSD began.
+    pub sinking_since_ms: Option<u64>,
+    pub ssd_blocks: u32,
+    pub ssd_bytes: u64,
+    pub context_blocks: u32,
+    pub context_bytes: u64,
 
     pub committed_total: u64,
     pub duplicates_total: u64,
@@ -354,6 +486,17 @@ pub struct Counts {
     pub leases_over_total: u64,
     pub aborts_total: u64,
     pub refused_no_space_total: u64,
+    pub sunk_total: u64,
+    pub sinks_failed_total: u64,
+    pub risen_total: u64,
+    pub rises_failed_total: u64,
+    pub rises_late_total: u64,
+    pub ssd_evicted_total: u64,
+    /// Blocks of the SSD that were found rotten or missing, and those after them.
+    pub ssd_lost_total: u64,
+    pub context_expired_total: u64,
+    /// Blocks that were evicted before the SSD had them, while there was one.
+    pub evicted_unsunk_total: u64,
     /// Tombstones forgotten before their time, because there were too many.
     pub tombstones_forgotten_total: u64,
     /// Ended shares forgotten before their time, because there were too many.

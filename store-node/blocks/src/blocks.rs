@@ -1,7 +1,8 @@
 //! The owner of a node's block table: a switchboard between shares, cache and memories.
 //!
 //! It alone changes them. Each of its concerns has a file: [`allocate`] reserves, [`engine`] serves
-//! the local engine, [`arrival`] settles what a remote writer sent, [`ending`] ends shares, and
+//! the local engine, [`arrival`] settles what a remote writer sent, [`ending`] ends shares, [`tiers`] moves blocks to and
+//! from the SSD, and
 //! [`invariants`] says what must hold between any two calls.
 
 mod allocate;
@@ -9,13 +10,14 @@ mod arrival;
 mod ending;
 mod engine;
 mod invariants;
+mod tiers;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use kvasir_proto::{BlockKey, Generation, Share, SlotIndex};
 
 use crate::api::{
-    Action, BlockView, Busy, Changes, Counts, Options, ShareError, ShareView, Snapshot,
+    Action, BlockView, Busy, Changes, Counts, Options, ShareError, ShareView, Snapshot, SsdSize,
 };
 use crate::cache::Cache;
 use crate::ended::Ended;
@@ -24,6 +26,7 @@ use crate::imms::Imms;
 use crate::index::Entry;
 use crate::share::ShareRecord;
 use crate::share_state::Refusal;
+use crate::tier_work::{Rises, Sinks};
 
 /// The one owner of a node's slots, index and shares.
 ///
@@ -51,6 +54,10 @@ use crate::share_state::Refusal;
 /// 6. [`release`](Self::release): the engine (or, on the source side, the shell when the push is
 ///    over) will not touch the slots again. [`Action::Ended`] says when all is given back.
 ///
+/// With an SSD ([`ssd_ready`](Self::ssd_ready)), [`sink_ahead`](Self::sink_ahead) after anything that
+/// took slots, and [`sunk`](Self::sunk) and [`risen`](Self::risen) for what was asked for. A share
+/// that waits for the SSD binds like one that waits for a fetch.
+///
 /// [`abort`](Self::abort), a lease that runs out, [`engine_gone`](Self::engine_gone) and a release
 /// before the remote writer is done end a share early: its private slots are quarantined, and
 /// `StopEngine`, `StopWriter`, `StopPush` and `CancelImm` are given for whoever still writes or
@@ -69,7 +76,14 @@ pub struct Blocks {
     imms: Imms,
     tombstones: Ended,
     finished: Ended,
-    /// Bounded by the shares: each adds every action at most once.
+    ssd_size: SsdSize,
+    /// A hash of how blocks lie in slots, and what an extent of one takes; 0 before it is known.
+    layout: u64,
+    extent_bytes: u64,
+    sinks: Sinks,
+    rises: Rises,
+    /// Bounded by the shares, each of which adds every action at most once, and by the blocks of the
+    /// SSD, each of which is forgotten once.
     actions: VecDeque<Action>,
     totals: Totals,
 }
@@ -81,6 +95,14 @@ struct Totals {
     leases_over: u64,
     aborts: u64,
     refused_no_space: u64,
+    sunk: u64,
+    sinks_failed: u64,
+    risen: u64,
+    rises_failed: u64,
+    rises_late: u64,
+    ssd_evicted: u64,
+    ssd_lost: u64,
+    expired: u64,
 }
 
 impl Blocks {
@@ -95,13 +117,19 @@ impl Blocks {
             imms: Imms::new(options.imm_seed),
             tombstones: Ended::new(options.tombstone_ms, options.tombstones_max),
             finished: Ended::new(options.finished_ms, options.finished_max),
+            ssd_size: SsdSize::default(),
+            layout: 0,
+            extent_bytes: 0,
+            sinks: Sinks::default(),
+            rises: Rises::default(),
             actions: VecDeque::new(),
             totals: Totals::default(),
             options,
         }
     }
 
-    /// Takes another number of slots of another size, and forgets every block. Sequences, leases,
+    /// Takes another number of slots of another size, and forgets every block but those on the SSD
+    /// (see [`Self::set_extents`]). Sequences, leases,
     /// generations and the memory of ended shares go on.
     ///
     /// # Errors
@@ -109,7 +137,7 @@ impl Blocks {
     /// their ends.
     pub fn reset(&mut self, slots: u32, block_tokens: u32) -> Result<(), Busy> {
         let pins = self.cache.slots().tally().pins;
-        if !self.shares.is_empty() || pins > 0 {
+        if !self.shares.is_empty() || pins > 0 || !self.rises.all.is_empty() {
             return Err(Busy { shares: as_u32(self.shares.len()), pins: as_u32(pins) });
         }
         self.cache.reset(slots);
@@ -120,7 +148,10 @@ impl Blocks {
     /// When [`Self::handle_timeout`] wants to be called.
     pub fn poll_timeout(&self) -> Option<u64> {
         let lease = self.leases.first().map(|&(at_ms, _)| at_ms);
-        [lease, self.tombstones.next_ms(), self.finished.next_ms()].into_iter().flatten().min()
+        let rise = self.rises.oldest();
+        let rise = rise.map(|(_, since_ms)| since_ms.saturating_add(self.options.ssd_timeout_ms));
+        let all = [lease, rise, self.tombstones.next_ms(), self.finished.next_ms()];
+        all.into_iter().flatten().min()
     }
 
     /// The next thing to do, oldest first.
@@ -151,6 +182,16 @@ impl Blocks {
         self.block_view(slot, self.cache.index().entry(slot)?)
     }
 
+    /// A block of the SSD.
+    pub fn ssd_block(&self, key: BlockKey) -> Option<&crate::ssd::SsdBlock> {
+        self.cache.ssd().get(key)
+    }
+
+    /// Every block of the SSD.
+    pub fn ssd_blocks(&self) -> impl Iterator<Item = &crate::ssd::SsdBlock> {
+        self.cache.ssd().iter()
+    }
+
     /// Every block of the index, in slot order.
     pub fn blocks(&self) -> impl Iterator<Item = BlockView<'_>> {
         self.cache.index().iter().filter_map(|(slot, entry)| self.block_view(slot, entry))
@@ -177,6 +218,7 @@ impl Blocks {
             slots: self.cache.slots().len(),
             free: tally.free,
             allocated: tally.allocated,
+            rising: tally.rising,
             committed: tally.committed,
             evictable: tally.evictable,
             leaving: tally.leaving,
@@ -189,6 +231,13 @@ impl Blocks {
             imms: as_u32(self.imms.held().len()),
             tombstones: self.tombstones.len(),
             finished: self.finished.len(),
+            sinking: as_u32(self.sinks.all.len()),
+            rises_late: self.rises.late,
+            sinking_since_ms: self.sinks.oldest_ms(),
+            ssd_blocks: as_u32(self.cache.ssd().len()),
+            ssd_bytes: self.cache.ssd().bytes(),
+            context_blocks: as_u32(self.cache.ssd().context_blocks()),
+            context_bytes: self.cache.ssd().context_bytes(),
             committed_total: self.totals.committed,
             duplicates_total: self.totals.duplicates,
             evicted_total: self.cache.evicted_total(),
@@ -196,6 +245,15 @@ impl Blocks {
             leases_over_total: self.totals.leases_over,
             aborts_total: self.totals.aborts,
             refused_no_space_total: self.totals.refused_no_space,
+            sunk_total: self.totals.sunk,
+            sinks_failed_total: self.totals.sinks_failed,
+            risen_total: self.totals.risen,
+            rises_failed_total: self.totals.rises_failed,
+            rises_late_total: self.totals.rises_late,
+            ssd_evicted_total: self.totals.ssd_evicted,
+            ssd_lost_total: self.totals.ssd_lost,
+            context_expired_total: self.totals.expired,
+            evicted_unsunk_total: self.cache.evicted_unsunk_total(),
             tombstones_forgotten_total: self.tombstones.forgotten_total(),
             finished_forgotten_total: self.finished.forgotten_total(),
         }
@@ -208,8 +266,12 @@ impl Blocks {
 
     /// All keys, exact at the sequence it carries.
     pub fn snapshot(&self) -> Snapshot {
-        let keys = self.cache.index().iter().map(|(_, entry)| entry.key).collect();
-        Snapshot { sequence: self.sequence(), keys }
+        let index = self.cache.index();
+        let mut keys: Vec<BlockKey> = index.iter().map(|(_, entry)| entry.key).collect();
+        let dram_keys = keys.len();
+        let on_ssd = self.cache.ssd().iter().map(|block| block.key);
+        keys.extend(on_ssd.filter(|key| index.find(*key).is_none()));
+        Snapshot { sequence: self.sequence(), keys, dram_keys }
     }
 
     /// Up to `changes_max` changes after `sequence`; `None` when the log does not reach back so

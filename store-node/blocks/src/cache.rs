@@ -1,24 +1,28 @@
-//! The cache: slots, index and event log, which must change together and change only here.
+//! The cache: slots, index, what lies on the SSD, and event log, which must change together and
+//! change only here.
 //!
 //! It knows nothing of transactions beyond the share that a private slot is reserved for. It must
-//! hold that the committed slots are exactly the indexed ones, that each coming and going is in the
-//! log, and that whoever pins a block pins the blocks before it; the last is the callers' part, and
+//! hold that the committed slots are exactly the indexed ones, that the log says of each block in which
+//! tier it can be had fastest, and that whoever pins a block pins the blocks before it; the last is the callers' part, and
 //! makes every unpinned block evictable.
 
-use kvasir_proto::{Generation, Share, SlotIndex};
+use kvasir_proto::{BlockKey, Generation, Share, SlotIndex};
 
-use crate::api::BlockChange;
+use crate::api::{BlockChange, Tier};
 use crate::events::EventLog;
 use crate::index::{Entry, Index};
 use crate::slot_state::{SlotEvent, SlotState};
 use crate::slots::Slots;
+use crate::ssd::{Ssd, SsdBlock};
 
 #[derive(Debug)]
 pub(crate) struct Cache {
     slots: Slots,
     index: Index,
+    ssd: Ssd,
     log: EventLog,
     evicted_total: u64,
+    evicted_unsunk_total: u64,
     dropped_total: u64,
 }
 
@@ -27,13 +31,15 @@ impl Cache {
         Cache {
             slots: Slots::new(slots, Generation(0)),
             index: Index::new(slots),
+            ssd: Ssd::default(),
             log: EventLog::new(event_log_max),
             evicted_total: 0,
+            evicted_unsunk_total: 0,
             dropped_total: 0,
         }
     }
 
-    /// Forgets every block and takes another number of slots. Only when none is held.
+    /// Forgets every block but those on the SSD and takes another number of slots. Only when none is held.
     pub(crate) fn reset(&mut self, slots: u32) {
         while self.evict() {}
         assert_eq!(self.slots.tally().free, self.slots.len(), "a reset while slots are held");
@@ -49,12 +55,24 @@ impl Cache {
         &self.index
     }
 
+    pub(crate) fn ssd(&self) -> &Ssd {
+        &self.ssd
+    }
+
+    pub(crate) fn ssd_mut(&mut self) -> &mut Ssd {
+        &mut self.ssd
+    }
+
     pub(crate) fn log(&self) -> &EventLog {
         &self.log
     }
 
     pub(crate) fn evicted_total(&self) -> u64 {
         self.evicted_total
+    }
+
+    pub(crate) fn evicted_unsunk_total(&self) -> u64 {
+        self.evicted_unsunk_total
     }
 
     pub(crate) fn dropped_total(&self) -> u64 {
@@ -81,15 +99,62 @@ impl Cache {
         self.slots.reserve(share)
     }
 
+    /// A free slot to read a block of the SSD into, if need be by evicting.
+    pub(crate) fn rise(&mut self) -> Option<SlotIndex> {
+        if self.slots.tally().free == 0 {
+            self.evict();
+        }
+        self.slots.rise()
+    }
+
+    /// What was read from the SSD is right: makes it findable.
+    pub(crate) fn land(&mut self, slot: SlotIndex, entry: Entry) {
+        let key = entry.key;
+        let state = self.slots.apply(slot, SlotEvent::Land);
+        self.index.insert(slot, entry, self.ssd.contains(key));
+        if state.pins() == 0 {
+            self.index.set_idle(slot);
+        }
+        self.tell(key);
+    }
+
     /// Its bytes are final: makes it findable, pinned once by the share that wrote it.
     pub(crate) fn seal(&mut self, slot: SlotIndex, entry: Entry) {
-        self.log.push(BlockChange { key: entry.key, removed: false });
+        let key = entry.key;
         self.slots.apply(slot, SlotEvent::Seal);
-        self.index.insert(slot, entry);
+        self.index.insert(slot, entry, self.ssd.contains(key));
+        self.tell(key);
+    }
+
+    /// A block lies on the SSD. False when the block before it does not.
+    pub(crate) fn stored(&mut self, block: SsdBlock) -> bool {
+        let (key, known) = (block.key, self.ssd.contains(block.key));
+        if !self.ssd.insert(block) {
+            return false;
+        }
+        match self.index.find(key) {
+            Some(slot) => self.index.set_sunk(slot, true),
+            None if !known => self.tell(key),
+            None => {}
+        }
+        true
+    }
+
+    /// A block and those after it are not on the SSD any more; answers with their keys.
+    pub(crate) fn unstore(&mut self, key: BlockKey) -> Vec<BlockKey> {
+        let gone = self.ssd.subtree(key);
+        for &key in &gone {
+            self.ssd.remove(key);
+            match self.index.find(key) {
+                Some(slot) => self.index.set_sunk(slot, false),
+                None => self.tell(key),
+            }
+        }
+        gone
     }
 
     pub(crate) fn pin(&mut self, slot: SlotIndex) {
-        if self.slots.apply(slot, SlotEvent::Pin).pins() == 1 {
+        if self.slots.apply(slot, SlotEvent::Pin) == (SlotState::Committed { pins: 1 }) {
             self.index.set_busy(slot);
         }
     }
@@ -97,6 +162,13 @@ impl Cache {
     pub(crate) fn unpin(&mut self, slot: SlotIndex) {
         if self.slots.apply(slot, SlotEvent::Unpin) == (SlotState::Committed { pins: 0 }) {
             self.index.set_idle(slot);
+        }
+    }
+
+    /// Drops a pin that was no use of the block.
+    pub(crate) fn unpin_unused(&mut self, slot: SlotIndex) {
+        if self.slots.apply(slot, SlotEvent::Unpin) == (SlotState::Committed { pins: 0 }) {
+            self.index.set_idle_as_before(slot);
         }
     }
 
@@ -122,6 +194,8 @@ impl Cache {
 
     fn evict(&mut self) -> bool {
         let Some(slot) = self.index.eldest() else { return false };
+        let has_ssd = self.ssd.len() > 0;
+        self.evicted_unsunk_total += u64::from(has_ssd && !self.index.is_sunk(slot));
         self.unlist(slot);
         self.slots.apply(slot, SlotEvent::Evict);
         self.evicted_total += 1;
@@ -130,6 +204,16 @@ impl Cache {
 
     fn unlist(&mut self, slot: SlotIndex) {
         let key = self.index.remove(slot);
-        self.log.push(BlockChange { key, removed: true });
+        self.tell(key);
+    }
+
+    /// Notes for subscribers where a block can be had now.
+    fn tell(&mut self, key: BlockKey) {
+        let (removed, tier) = match (self.index.find(key), self.ssd.contains(key)) {
+            (Some(_), _) => (false, Tier::Dram),
+            (None, true) => (false, Tier::Ssd),
+            (None, false) => (true, Tier::Dram),
+        };
+        self.log.push(BlockChange { key, removed, tier });
     }
 }

@@ -46,12 +46,13 @@ mod tests {
     use kvasir_proto::BlockKey;
 
     use super::*;
+    use crate::api::Tier;
 
     #[test]
     fn changes_are_given_from_where_a_subscriber_stands_or_not_at_all() {
         let mut log = EventLog::new(3);
         for n in 1..=5 {
-            log.push(BlockChange { key: BlockKey([n; 16]), removed: false });
+            log.push(BlockChange { key: BlockKey([n; 16]), removed: false, tier: Tier::Dram });
         }
         let check = |from: u64, max: usize, want: Option<(u64, &[u8])>| {
             let got = log.since(from, max);

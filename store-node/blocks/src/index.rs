@@ -3,7 +3,7 @@
 //! Owned by the cache. It must hold that a block's parent is indexed while the block is, and that
 //! `lru` has exactly the idle (unpinned) blocks without a child, so that whoever evicts from its
 //! old end never leaves a block behind whose parent is gone. Eviction costs a logarithm of the
-//! slots, not a scan.
+//! slots, not a scan. `unsunk` has the idle blocks, leaves or not, that lie nowhere else.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -25,6 +25,8 @@ struct Held {
     entry: Entry,
     /// Unpinned since the tick `last_use`.
     idle: bool,
+    /// The SSD has it too.
+    sunk: bool,
     last_use: u64,
 }
 
@@ -36,6 +38,8 @@ pub(crate) struct Index {
     edges: BTreeSet<(SlotIndex, SlotIndex)>,
     /// (last use, slot) of idle leaves.
     lru: BTreeSet<(u64, SlotIndex)>,
+    /// (last use, slot) of idle blocks that the SSD has not.
+    unsunk: BTreeSet<(u64, SlotIndex)>,
     tick: u64,
 }
 
@@ -46,6 +50,7 @@ impl Index {
             by_slot: (0..slots).map(|_| None).collect(),
             edges: BTreeSet::new(),
             lru: BTreeSet::new(),
+            unsunk: BTreeSet::new(),
             tick: 0,
         }
     }
@@ -74,15 +79,19 @@ impl Index {
         slots
     }
 
-    /// Makes a pinned slot findable.
-    pub(crate) fn insert(&mut self, slot: SlotIndex, entry: Entry) {
+    /// Makes a slot findable. It counts as pinned.
+    pub(crate) fn insert(&mut self, slot: SlotIndex, entry: Entry, sunk: bool) {
         if let Some(parent) = entry.parent {
-            assert!(self.held(parent).is_some(), "the parent of slot {slot} is not indexed");
+            let before = self.held(parent);
+            let before = before.unwrap_or_else(|| panic!("no parent of slot {slot} is indexed"));
+            // It need not be pinned when its child comes from the SSD, and is no leaf any more.
+            let at = (before.last_use, parent);
+            self.lru.remove(&at);
             self.edges.insert((parent, slot));
         }
         let before = self.by_key.insert(entry.key, slot);
         assert!(before.is_none(), "the key of slot {slot} is indexed already");
-        self.by_slot[slot.0 as usize] = Some(Held { entry, idle: false, last_use: 0 });
+        self.by_slot[slot.0 as usize] = Some(Held { entry, idle: false, sunk, last_use: 0 });
     }
 
     /// The slot got its first pin.
@@ -91,15 +100,54 @@ impl Index {
         held.idle = false;
         let at = (held.last_use, slot);
         self.lru.remove(&at);
+        self.unsunk.remove(&at);
+    }
+
+    /// The SSD has a copy of the block now, or has none any more.
+    pub(crate) fn set_sunk(&mut self, slot: SlotIndex, sunk: bool) {
+        let held = self.held_mut(slot);
+        held.sunk = sunk;
+        let (idle, at) = (held.idle, (held.last_use, slot));
+        if idle && !sunk {
+            self.unsunk.insert(at);
+        } else {
+            self.unsunk.remove(&at);
+        }
+    }
+
+    /// The SSD has a copy.
+    pub(crate) fn is_sunk(&self, slot: SlotIndex) -> bool {
+        self.held(slot).is_some_and(|held| held.sunk)
+    }
+
+    /// Idle blocks of which there is no other copy: their number, and the one used longest ago.
+    pub(crate) fn unsunk(&self) -> (usize, Option<SlotIndex>) {
+        (self.unsunk.len(), self.unsunk.first().map(|&(_, slot)| slot))
+    }
+
+    /// The chain that ends with this slot, from its first block on.
+    pub(crate) fn path(&self, slot: SlotIndex) -> Vec<SlotIndex> {
+        let parent = |slot: &SlotIndex| self.held(*slot).and_then(|held| held.entry.parent);
+        let mut path: Vec<SlotIndex> = std::iter::successors(Some(slot), parent).collect();
+        path.reverse();
+        path
     }
 
     /// The slot lost its last pin.
     pub(crate) fn set_idle(&mut self, slot: SlotIndex) {
         self.tick += 1;
-        let tick = self.tick;
+        self.held_mut(slot).last_use = self.tick;
+        self.set_idle_as_before(slot);
+    }
+
+    /// The same, and it keeps its place in the order.
+    pub(crate) fn set_idle_as_before(&mut self, slot: SlotIndex) {
         let held = self.held_mut(slot);
         held.idle = true;
-        held.last_use = tick;
+        let (sunk, at) = (held.sunk, (held.last_use, slot));
+        if !sunk {
+            self.unsunk.insert(at);
+        }
         self.list_if_idle_leaf(slot);
     }
 
@@ -113,6 +161,7 @@ impl Index {
         assert!(self.is_leaf(slot), "slot {slot} has blocks after it");
         let held = self.by_slot[slot.0 as usize].take().expect("the caller names an indexed slot");
         self.lru.remove(&(held.last_use, slot));
+        self.unsunk.remove(&(held.last_use, slot));
         self.by_key.remove(&held.entry.key);
         if let Some(parent) = held.entry.parent {
             self.edges.remove(&(parent, slot));
@@ -173,6 +222,7 @@ impl Index {
     pub(crate) fn check(&self, pins: impl Fn(SlotIndex) -> Option<u32>) -> Result<(), String> {
         let mut edges = BTreeSet::new();
         let mut lru = BTreeSet::new();
+        let mut unsunk = BTreeSet::new();
         let mut indexed = 0;
         for (slot, entry) in self.iter() {
             indexed += 1;
@@ -201,6 +251,9 @@ impl Index {
             if held.idle && self.is_leaf(slot) {
                 lru.insert((held.last_use, slot));
             }
+            if held.idle && !held.sunk {
+                unsunk.insert((held.last_use, slot));
+            }
         }
         if indexed != self.by_key.len() {
             return Err(format!("{} keys name {indexed} slots", self.by_key.len()));
@@ -208,7 +261,7 @@ impl Index {
         if edges != self.edges {
             return Err("the edges are not those of the blocks".to_owned());
         }
-        if lru != self.lru {
+        if lru != self.lru || unsunk != self.unsunk {
             return Err("the eviction order is not that of the idle leaves".to_owned());
         }
         Ok(())
@@ -217,7 +270,7 @@ impl Index {
 
 /// Block keys are hashes already, so their first bytes serve. The map is never iterated.
 #[derive(Debug, Default)]
-struct KeyHasher(u64);
+pub(crate) struct KeyHasher(u64);
 
 impl Hasher for KeyHasher {
     fn write(&mut self, bytes: &[u8]) {
@@ -251,7 +304,7 @@ mod tests {
                 if index.find(key(n)).is_none() {
                     let namespace = Namespace([0; 16]);
                     let checksums = Box::default();
-                    index.insert(slot, Entry { key: key(n), namespace, parent, checksums });
+                    index.insert(slot, Entry { key: key(n), namespace, parent, checksums }, false);
                 }
                 parent = Some(slot);
             }

@@ -54,6 +54,8 @@ pub(crate) struct ShareRecord {
     pub(crate) held_blocks: u32,
     /// Leading blocks whose rows are there: held, and then those that arrived.
     pub(crate) cached_blocks: u32,
+    /// Pages that come from the SSD: when that fails for one it ends there.
+    pub(crate) rising: Range<u32>,
     pub(crate) prompt_pages: u32,
     /// Of the prompt, then grown. Once nothing here touches the share any more, only the targets
     /// that its remote writer may still write (see `blocks::ending`).
@@ -75,6 +77,10 @@ impl ShareRecord {
     pub(crate) fn allocated(&self) -> Allocated {
         Allocated {
             held_blocks: self.held_blocks,
+            rising_blocks: match self.state.rising {
+                true => self.held_blocks - self.cached_blocks,
+                false => 0,
+            },
             pages: self.prompt_slots(),
             targets: self.targets.clone(),
             imm: self.imm,

@@ -57,6 +57,8 @@ pub(crate) enum ShareEvent {
     ReadBegin,
     ReadEnd,
     PushStopped,
+    /// What was to come from the SSD has come, or will not.
+    Risen,
 }
 
 /// What to tell the other parties.
@@ -87,17 +89,20 @@ pub(crate) struct ShareState {
     pub(crate) writer: Writer,
     /// Pushes under way or owed.
     pub(crate) reads: u32,
+    /// Pages are on their way from the SSD: the engine learns its slots when they are there.
+    pub(crate) rising: bool,
     /// The engine learns its slots only when the remote writer's pages are settled (a fetch).
     bind_waits: bool,
 }
 
 impl ShareState {
-    pub(crate) fn new(has_remote_writer: bool, bind_waits: bool) -> Self {
+    pub(crate) fn new(has_remote_writer: bool, bind_waits: bool, rising: bool) -> Self {
         ShareState {
             phase: Phase::Live,
             engine: Engine::Unbound,
             writer: if has_remote_writer { Writer::Writing } else { Writer::None },
             reads: 0,
+            rising,
             bind_waits,
         }
     }
@@ -144,6 +149,25 @@ impl ShareState {
                 self.reads = 0;
                 Ok(Asks::default())
             }
+            ShareEvent::Risen => {
+                self.rising = false;
+                Ok(self.bind_if_settled())
+            }
+        }
+    }
+
+    /// The engine must not learn its slots yet.
+    fn waits(self) -> bool {
+        self.rising || (self.bind_waits && !self.settled())
+    }
+
+    fn bind_if_settled(&mut self) -> Asks {
+        match self.engine {
+            Engine::Waiting(epoch) if self.phase == Phase::Live && !self.waits() => {
+                self.engine = Engine::Bound(epoch);
+                Asks { bound: Some(epoch), ..Asks::default() }
+            }
+            _ => Asks::default(),
         }
     }
 
@@ -154,8 +178,7 @@ impl ShareState {
         if self.engine != Engine::Unbound {
             return Err(Refusal::Taken);
         }
-        let waits = self.bind_waits && !self.settled();
-        self.engine = if waits { Engine::Waiting(epoch) } else { Engine::Bound(epoch) };
+        self.engine = if self.waits() { Engine::Waiting(epoch) } else { Engine::Bound(epoch) };
         Ok(Asks::default())
     }
 
@@ -226,9 +249,7 @@ impl ShareState {
             Writer::Settled => Ok(Asks::default()),
             Writer::Stopped => {
                 self.writer = Writer::Settled;
-                let Engine::Waiting(epoch) = self.engine else { return Ok(Asks::default()) };
-                self.engine = Engine::Bound(epoch);
-                Ok(Asks { bound: Some(epoch), ..Asks::default() })
+                Ok(self.bind_if_settled())
             }
         }
     }
@@ -254,7 +275,7 @@ mod tests {
 
     use super::*;
 
-    const EVENTS: [ShareEvent; 10] = [
+    const EVENTS: [ShareEvent; 11] = [
         ShareEvent::Bind(AttachEpoch(1)),
         ShareEvent::Release,
         ShareEvent::Abort,
@@ -265,6 +286,7 @@ mod tests {
         ShareEvent::ReadBegin,
         ShareEvent::ReadEnd,
         ShareEvent::PushStopped,
+        ShareEvent::Risen,
     ];
 
     fn plain(debug: impl std::fmt::Debug) -> String {
@@ -272,14 +294,15 @@ mod tests {
     }
 
     fn name(state: ShareState) -> String {
-        let ShareState { phase, engine, writer, reads, bind_waits: _ } = state;
+        let ShareState { phase, engine, writer, reads, rising, bind_waits: _ } = state;
+        let rising = if rising { " rising" } else { "" };
         let over = match (state.over(), state.locally_over()) {
             (true, _) => " OVER",
             (false, true) => " over here",
             (false, false) => "",
         };
         let engine = plain(engine);
-        format!("{phase:?} engine:{engine} writer:{writer:?} reads:{reads}{over}")
+        format!("{phase:?} engine:{engine} writer:{writer:?} reads:{reads}{rising}{over}")
     }
 
     fn names(asks: Asks) -> String {
@@ -333,12 +356,19 @@ mod tests {
     #[test]
     fn the_table_of_share_states_is_the_one_in_the_file() {
         let starts = [
-            ("No remote writer (prefill, source)", ShareState::new(false, false)),
+            ("No remote writer (prefill, source)", ShareState::new(false, false, false)),
+            (
+                "No remote writer, and pages that rise from the SSD",
+                ShareState::new(false, false, true),
+            ),
             (
                 "A remote writer that bind waits for (prefill with a fetch)",
-                ShareState::new(true, true),
+                ShareState::new(true, true, false),
             ),
-            ("A remote writer that bind does not wait for (decode)", ShareState::new(true, false)),
+            (
+                "A remote writer that bind does not wait for (decode)",
+                ShareState::new(true, false, false),
+            ),
         ];
         let mut table = String::new();
         for (title, start) in starts {

@@ -1,5 +1,5 @@
 //! The life of a slot, as one pure function. Who may call which event is the cache's business
-//! ([`crate::cache`]); the whole table is `tests/golden/slot_states.txt`.
+//! ([`crate::cache`]); the whole table is `docs/slot-states.md`.
 
 use kvasir_proto::Share;
 
@@ -11,6 +11,9 @@ pub(crate) enum SlotState {
     /// One share, whose one writer (its engine, or its remote writer) may write it. Becomes
     /// committed, quarantined or free.
     Allocated(Share),
+    /// One read of the SSD, which writes it, and the holders of its pins, who do not read it yet.
+    /// Becomes committed, or free when it is not wanted or the read has failed.
+    Rising { pins: u32 },
     /// The index, and the holders of its pins. Its bytes never change. Becomes free when evicted,
     /// leaving when dropped.
     Committed { pins: u32 },
@@ -24,6 +27,10 @@ pub(crate) enum SlotState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SlotEvent {
     Reserve(Share),
+    /// Its block is on the SSD and wanted here.
+    Rise,
+    /// The read has ended, and its bytes are what they must be.
+    Land,
     /// Its bytes are final; the share that wrote them holds the first pin.
     Seal,
     Pin,
@@ -41,9 +48,14 @@ pub(crate) enum SlotEvent {
 impl SlotState {
     /// The next state, or `None` when the event must not happen in this one.
     pub(crate) fn on(self, event: SlotEvent) -> Option<SlotState> {
-        use SlotState::{Allocated, Committed, Free, Leaving, Quarantined};
+        use SlotState::{Allocated, Committed, Free, Leaving, Quarantined, Rising};
         match (self, event) {
             (Free, SlotEvent::Reserve(share)) => Some(Allocated(share)),
+            (Free, SlotEvent::Rise) => Some(Rising { pins: 0 }),
+            (Rising { pins }, SlotEvent::Pin) => Some(Rising { pins: pins.checked_add(1)? }),
+            (Rising { pins: 1.. }, SlotEvent::Unpin) => Some(self.with_one_pin_less()),
+            (Rising { pins }, SlotEvent::Land) => Some(Committed { pins }),
+            (Rising { pins: 0 }, SlotEvent::GiveBack) => Some(Free),
             (Allocated(_), SlotEvent::Seal) => Some(Committed { pins: 1 }),
             (Allocated(share), SlotEvent::Quarantine) => Some(Quarantined(share)),
             (Allocated(_) | Quarantined(_), SlotEvent::GiveBack) => Some(Free),
@@ -59,13 +71,16 @@ impl SlotState {
 
     pub(crate) fn pins(self) -> u32 {
         match self {
-            SlotState::Committed { pins } | SlotState::Leaving { pins } => pins,
+            SlotState::Rising { pins }
+            | SlotState::Committed { pins }
+            | SlotState::Leaving { pins } => pins,
             SlotState::Free | SlotState::Allocated(_) | SlotState::Quarantined(_) => 0,
         }
     }
 
     fn with_one_pin_less(self) -> SlotState {
         match self {
+            SlotState::Rising { pins } => SlotState::Rising { pins: pins - 1 },
             SlotState::Committed { pins } => SlotState::Committed { pins: pins - 1 },
             SlotState::Leaving { pins } => SlotState::Leaving { pins: pins - 1 },
             other => other,
@@ -81,12 +96,24 @@ mod tests {
 
     use super::*;
 
+    const HEADER: &str = "\
+# The states of a slot
+
+Every state with what each event makes of it, as `store-node/blocks/src/slot_state.rs` has it: a test there
+compares this page with the function. An empty cell is an event that must not happen in that state: it is a
+programming error, and the node stops rather than go on with a wrong table. Numbers are pins.
+
+";
+
     #[test]
     fn the_table_of_slot_states_is_the_one_in_the_file() {
         let share = Share { tx: TxId { conductor_incarnation: 1, serial: 1 }, side: Side::Prefill };
         let states = [
             ("Free", SlotState::Free),
             ("Allocated", SlotState::Allocated(share)),
+            ("Rising/0", SlotState::Rising { pins: 0 }),
+            ("Rising/1", SlotState::Rising { pins: 1 }),
+            ("Rising/max", SlotState::Rising { pins: u32::MAX }),
             ("Committed/0", SlotState::Committed { pins: 0 }),
             ("Committed/1", SlotState::Committed { pins: 1 }),
             ("Committed/2", SlotState::Committed { pins: 2 }),
@@ -97,6 +124,8 @@ mod tests {
         ];
         let events = [
             ("Reserve", SlotEvent::Reserve(share)),
+            ("Rise", SlotEvent::Rise),
+            ("Land", SlotEvent::Land),
             ("Seal", SlotEvent::Seal),
             ("Pin", SlotEvent::Pin),
             ("Unpin", SlotEvent::Unpin),
@@ -108,18 +137,22 @@ mod tests {
         let name = |state: SlotState| match state {
             SlotState::Free => "Free".to_owned(),
             SlotState::Allocated(_) => "Allocated".to_owned(),
+            SlotState::Rising { pins } => format!("Rising/{pins}"),
             SlotState::Committed { pins } => format!("Committed/{pins}"),
             SlotState::Leaving { pins } => format!("Leaving/{pins}"),
             SlotState::Quarantined(_) => "Quarantined".to_owned(),
         };
-        let mut table = String::new();
+        let mut table = String::from(HEADER);
+        let columns: Vec<&str> = events.iter().map(|(name, _)| *name).collect();
+        writeln!(table, "| | {} |", columns.join(" | ")).expect("to a string");
+        writeln!(table, "| --- |{}", " --- |".repeat(columns.len())).expect("to a string");
         for (state_name, state) in states {
-            for (event_name, event) in events {
-                let next = state.on(event).map_or("refused".to_owned(), name);
-                writeln!(table, "{state_name:<14}{event_name:<11}{next}").expect("to a string");
-            }
+            let next =
+                |(_, event): &(&str, SlotEvent)| state.on(*event).map_or(String::new(), name);
+            let cells: Vec<String> = events.iter().map(next).collect();
+            writeln!(table, "| **{state_name}** | {} |", cells.join(" | ")).expect("to a string");
         }
-        let golden = include_str!("../tests/golden/slot_states.txt");
-        assert!(table == golden, "the table is now:\n{table}");
+        let golden = include_str!("../../../docs/slot-states.md");
+        assert!(table == golden, "docs/slot-states.md should be:\n{table}");
     }
 }

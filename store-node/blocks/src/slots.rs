@@ -18,6 +18,7 @@ struct Slot {
 pub(crate) struct Tally {
     pub(crate) free: u32,
     pub(crate) allocated: u32,
+    pub(crate) rising: u32,
     pub(crate) committed: u32,
     /// Committed without a pin.
     pub(crate) evictable: u32,
@@ -47,6 +48,7 @@ impl Slots {
     pub(crate) fn len(&self) -> u32 {
         self.tally.free
             + self.tally.allocated
+            + self.tally.rising
             + self.tally.committed
             + self.tally.leaving
             + self.tally.quarantined
@@ -77,7 +79,14 @@ impl Slots {
         Some(slot)
     }
 
-    /// Any event but `Reserve`; answers with the new state.
+    /// A free slot to read a block of the SSD into.
+    pub(crate) fn rise(&mut self) -> Option<SlotIndex> {
+        let slot = self.free.pop()?;
+        self.apply(slot, SlotEvent::Rise);
+        Some(slot)
+    }
+
+    /// Any event but `Reserve` and `Rise`; answers with the new state.
     pub(crate) fn apply(&mut self, index: SlotIndex, event: SlotEvent) -> SlotState {
         let slot = &mut self.slots[index.0 as usize];
         let Some(next) = slot.state.on(event) else {
@@ -131,6 +140,7 @@ impl Tally {
         match state {
             SlotState::Free => &mut self.free,
             SlotState::Allocated(_) => &mut self.allocated,
+            SlotState::Rising { .. } => &mut self.rising,
             SlotState::Committed { .. } => &mut self.committed,
             SlotState::Leaving { .. } => &mut self.leaving,
             SlotState::Quarantined(_) => &mut self.quarantined,

@@ -414,7 +414,7 @@ impl Log {
         let of = self.segments.get(segment);
         // Its segment was abandoned meanwhile, and nobody would look for it there.
         let orphaned = of.phase == Phase::Sealed && !of.has_header;
-        match if orphaned { Err(DiskError::Short) } else { result } {
+        match if orphaned { result.and(Err(DiskError::Short)) } else { result } {
             Ok(()) => {
                 self.list(segment, append.entry.clone());
                 self.written.insert(append.at.generation, append);

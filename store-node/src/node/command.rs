@@ -41,6 +41,8 @@ pub enum Command {
     Commit(v1::TxCommitRequest, Reply<v1::TxCommitReply>),
     Abort(v1::TxAbortRequest, Reply<v1::TxAbortReply>),
     Renew(v1::RenewRequest, Reply<v1::RenewReply>),
+    /// Answered when it is durable.
+    KeepContext(v1::KeepContextRequest, Reply<v1::KeepContextReply>),
     ListBlocks(v1::ListBlocksRequest, Reply<v1::ListBlocksReply>),
     Subscribe(v1::EventsRequest, mpsc::Sender<v1::NodeEvent>),
     /// First half of an attach: checked, and given a token.

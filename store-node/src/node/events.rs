@@ -102,6 +102,7 @@ impl Subscriber {
                         let change = |change: &kvasir_blocks::BlockChange| v1::BlockChange {
                             removed: change.removed,
                             key: change.key.0.to_vec(),
+                            tier: tier(change.tier).into(),
                         };
                         let event = v1::node_event::Event::Changes(v1::BlockChanges {
                             sequence: changes.first_sequence,
@@ -114,12 +115,19 @@ impl Subscriber {
                 At::NoSnapshot => self.at = At::InSnapshot(blocks.snapshot(), 0),
                 At::InSnapshot(snapshot, sent) => {
                     let (start, all) = (*sent, snapshot.keys.len());
-                    let end = all.min(start + SNAPSHOT_KEYS);
+                    // A part has keys of one tier.
+                    let in_dram = start < snapshot.dram_keys;
+                    let (all_of_tier, tier) = match in_dram {
+                        true => (snapshot.dram_keys, v1::Tier::Dram),
+                        false => (all, v1::Tier::Ssd),
+                    };
+                    let end = all_of_tier.min(start + SNAPSHOT_KEYS);
                     let event = v1::node_event::Event::Snapshot(v1::Snapshot {
                         sequence: snapshot.sequence,
                         first: start == 0,
                         last: end == all,
                         keys: BlockKey::concat(&snapshot.keys[start..end]),
+                        tier: tier.into(),
                     });
                     *sent = end;
                     let done = (end == all).then_some(snapshot.sequence);
@@ -137,6 +145,13 @@ impl Subscriber {
     fn send(&self, incarnation: u64, event: v1::node_event::Event) -> Result<(), ()> {
         let event = v1::NodeEvent { incarnation, event: Some(event) };
         self.queue.try_send(event).map_err(|_| ())
+    }
+}
+
+fn tier(tier: kvasir_blocks::Tier) -> v1::Tier {
+    match tier {
+        kvasir_blocks::Tier::Dram => v1::Tier::Dram,
+        kvasir_blocks::Tier::Ssd => v1::Tier::Ssd,
     }
 }
 
@@ -173,6 +188,7 @@ mod tests {
             lease_ms: 1000,
             fetch_until_block: 0,
             has_remote_writer: false,
+            is_ephemeral: false,
         };
         blocks.allocate(0, &request).expect("room");
         blocks.bind(share, AttachEpoch(1)).expect("bound");

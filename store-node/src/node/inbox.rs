@@ -3,6 +3,7 @@
 //!
 //! - Commands: when full, the caller is told to come again.
 //! - Ends of transfers: bounded by what the node has under way (see `ENDS_MAX`), so never full.
+//! - Reports of the thread beside the SSD: when full, that thread waits; it owes nobody anything else.
 //! - Messages of peers: when full, dropped and counted; a peer that needs an answer asks again or
 //!   cuts this node off.
 
@@ -19,9 +20,11 @@ use super::owner::Failure;
 use super::push::Group;
 use super::{SHARES_MAX, WRITES_MAX};
 use crate::attach::doorbell;
+use crate::ssd::thread::Report;
 
 const COMMANDS_MAX: usize = 1024;
 const MESSAGES_MAX: usize = 4096;
+const REPORTS_MAX: usize = 1024;
 /// Each group under way (at least one write) ends once; each share has one counter, one tail, one
 /// drain and one message at a time; failures are told to so many at a time; the rest is for the few
 /// operations on writers.
@@ -95,6 +98,7 @@ pub struct Post {
     commands: SyncSender<Command>,
     ends: SyncSender<End>,
     messages: SyncSender<FromPeer>,
+    ssd: SyncSender<Report>,
     bell: Arc<Bell>,
     messages_dropped: IntCounter,
 }
@@ -139,6 +143,13 @@ impl Post {
         self.bell.ring();
     }
 
+    /// Waits while there is no room.
+    pub fn ssd(&self, report: Report) {
+        // Refused only when the node's thread has ended.
+        let _ = self.ssd.send(report);
+        self.bell.ring();
+    }
+
     pub fn peer(&self, message: FromPeer) {
         if self.messages.try_send(message).is_err() {
             self.messages_dropped.inc();
@@ -153,6 +164,7 @@ pub struct Inbox {
     pub commands: Receiver<Command>,
     pub ends: Receiver<End>,
     pub messages: Receiver<FromPeer>,
+    pub ssd: Receiver<Report>,
     pub bell: Arc<Bell>,
 }
 
@@ -164,11 +176,13 @@ pub fn inbox(messages_dropped: IntCounter) -> std::io::Result<(Post, Inbox)> {
     let (commands, commands_receiver) = sync_channel(COMMANDS_MAX);
     let (ends, ends_receiver) = sync_channel(ENDS_MAX);
     let (messages, messages_receiver) = sync_channel(MESSAGES_MAX);
+    let (ssd, ssd_receiver) = sync_channel(REPORTS_MAX);
     let inbox = Inbox {
         commands: commands_receiver,
         ends: ends_receiver,
         messages: messages_receiver,
+        ssd: ssd_receiver,
         bell: Arc::clone(&bell),
     };
-    Ok((Post { commands, ends, messages, bell, messages_dropped }, inbox))
+    Ok((Post { commands, ends, messages, ssd, bell, messages_dropped }, inbox))
 }

@@ -19,6 +19,8 @@ pub struct Leg {
     pub pages: Pages,
     /// Leading pages that may only be read.
     pub cached_pages: u32,
+    /// Leading pages that are promised: cached, or on their way from the SSD.
+    pub held_pages: u32,
     /// Leading pages whose keys came with the allocation.
     pub keyed_pages: u32,
     /// Pages that the engine added at the end.

@@ -88,6 +88,16 @@ impl Pages {
         true
     }
 
+    /// The slots are settled: pages that are not whole may lie elsewhere than was said first.
+    pub fn set_slots(&mut self, slots: &[SlotIndex]) {
+        let layers = self.layers();
+        for (page, slot) in self.pages.iter_mut().zip(slots) {
+            if page.layers_done < layers {
+                page.slot = *slot;
+            }
+        }
+    }
+
     /// Layers of a page are written; `hash` answers with the checksum of a run in a slot. Layers
     /// that are known already are left as they are. False when layers before them are missing.
     pub fn finish_layers(

@@ -116,6 +116,17 @@ impl Push {
         Some(group)
     }
 
+    /// Source side: pages from here on will never be there, and the push ends before them. Those that
+    /// were issued stay.
+    pub fn end_at(&mut self, end: u32) {
+        let issued = self.issued.iter().rposition(|issued| *issued > 0).map_or(0, |last| last + 1);
+        let kept = (end.saturating_sub(self.pages.start) as usize).max(issued);
+        if kept < self.issued.len() {
+            self.issued.truncate(kept);
+            self.pages.end = self.pages.start + kept as u32;
+        }
+    }
+
     /// A group is definite.
     pub fn group_done(&mut self, group: &Group, outcome: Result<(), Fault>) {
         self.in_flight -= 1;

@@ -33,9 +33,8 @@ impl Stored {
     pub async fn keys(&mut self, prompt: &[u32]) -> Vec<BlockKey> {
         let node = self.client.describe(v1::DescribeRequest {}).await.expect("a description");
         let node = node.into_inner();
-        let model = node.instance.and_then(|instance| instance.model).expect("an engine");
-        let namespace = keys::namespace(&model.fingerprint, &model.kv_dtype, "", "");
         let block_tokens = node.layout.expect("a layout").block_tokens;
+        let namespace = self.namespace().await;
         keys::chain(namespace, prompt, block_tokens as usize)
     }
 
@@ -45,6 +44,31 @@ impl Stored {
         let listed = self.client.list_blocks(request).await.expect("a list").into_inner().blocks;
         let place = |key: &BlockKey| listed.iter().find(|place| place.key == key.0).cloned();
         keys.iter().filter_map(place).collect()
+    }
+
+    /// Keeps a prompt's blocks for a minute. Answers with their number, all of them durable.
+    pub async fn keep(&mut self, prompt: &[u32]) -> Result<u32, tonic::Status> {
+        let keys = self.keys(prompt).await;
+        let request = v1::KeepContextRequest {
+            namespace: self.namespace().await.0.to_vec(),
+            keys: BlockKey::concat(&keys),
+            tenant: "test".into(),
+            ttl_ms: 600_000,
+        };
+        Ok(self.client.keep_context(request).await?.into_inner().kept_blocks)
+    }
+
+    /// What the node says of its SSD.
+    pub async fn ssd(&mut self) -> v1::SsdStatus {
+        let node = self.client.describe(v1::DescribeRequest {}).await.expect("a description");
+        node.into_inner().ssd.expect("a node with an SSD")
+    }
+
+    async fn namespace(&mut self) -> kvasir_proto::Namespace {
+        let node = self.client.describe(v1::DescribeRequest {}).await.expect("a description");
+        let model = node.into_inner().instance.and_then(|instance| instance.model);
+        let model = model.expect("an engine");
+        keys::namespace(&model.fingerprint, &model.kv_dtype, "", "")
     }
 
     /// Changes the bytes of a block behind the node's back.

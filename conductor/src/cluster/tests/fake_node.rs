@@ -46,6 +46,7 @@ pub fn description(node_id: &str, incarnation: u64, role: v1::Role) -> v1::NodeD
         load: Some(v1::InstanceLoad::default()),
         load_at_unix_ms: 0,
         slots_available: 1_000,
+        ssd: None,
     }
 }
 
@@ -115,13 +116,16 @@ impl Subscription {
 
     pub async fn part(&self, sequence: u64, keys: &[BlockKey], first: bool, last: bool) {
         let keys = BlockKey::concat(keys);
-        self.send(Event::Snapshot(v1::Snapshot { sequence, first, last, keys })).await;
+        self.send(Event::Snapshot(v1::Snapshot { sequence, first, last, keys, tier: 0 })).await;
     }
 
     /// `(removed, key)` from this sequence on.
     pub async fn changes(&self, sequence: u64, changes: &[(bool, BlockKey)]) {
-        let change =
-            |&(removed, key): &(bool, BlockKey)| v1::BlockChange { removed, key: key.0.to_vec() };
+        let change = |&(removed, key): &(bool, BlockKey)| v1::BlockChange {
+            removed,
+            key: key.0.to_vec(),
+            tier: 0,
+        };
         let changes = changes.iter().map(change).collect();
         self.send(Event::Changes(v1::BlockChanges { sequence, changes })).await;
     }
@@ -200,6 +204,13 @@ impl StoreNode for Service {
         _: Request<v1::RenewRequest>,
     ) -> Result<Response<v1::RenewReply>, Status> {
         Err(Status::unimplemented("following a node renews nothing"))
+    }
+
+    async fn keep_context(
+        &self,
+        _: Request<v1::KeepContextRequest>,
+    ) -> Result<Response<v1::KeepContextReply>, Status> {
+        Err(Status::unimplemented("it keeps nothing"))
     }
 
     async fn list_blocks(

@@ -221,7 +221,7 @@ async fn a_silent_node_is_lost() {
 async fn what_cannot_be_read_ends_the_stream_and_nothing_else() {
     let mut b = node("b", v1::Role::Both).await;
     let world = World::of(&[&b]);
-    let short = v1::BlockChange { removed: false, key: vec![1; 15] };
+    let short = v1::BlockChange { removed: false, key: vec![1; 15], tier: 0 };
     let mut odd_role = description("b", 1, v1::Role::Both);
     odd_role.instance.as_mut().expect("set").role = 77;
     let mut odd_model = description("b", 1, v1::Role::Both);

@@ -112,6 +112,7 @@ impl Fake {
             slots_total: 100_000,
             slots_free: 100_000,
             slots_available: if self.script().full { 0 } else { 100_000 },
+            ssd: None,
             draining: false,
             load: Some(v1::InstanceLoad {
                 running: self.script().full.into(),
@@ -178,7 +179,7 @@ impl StoreNode for Fake {
         _: Request<v1::EventsRequest>,
     ) -> Result<Response<Self::EventsStream>, Status> {
         let keys = self.script().keys;
-        let snapshot = v1::Snapshot { sequence: 0, first: true, last: true, keys };
+        let snapshot = v1::Snapshot { sequence: 0, first: true, last: true, keys, tier: 0 };
         let event = |event| Ok(v1::NodeEvent { incarnation: 1, event: Some(event) });
         let first = stream::iter([event(v1::node_event::Event::Snapshot(snapshot))]);
         let fake = self.clone();
@@ -282,6 +283,13 @@ impl StoreNode for Fake {
             }
         }
         Ok(Response::new(v1::RenewReply::default()))
+    }
+
+    async fn keep_context(
+        &self,
+        _: Request<v1::KeepContextRequest>,
+    ) -> Result<Response<v1::KeepContextReply>, Status> {
+        Err(Status::unimplemented("it keeps nothing"))
     }
 
     async fn list_blocks(

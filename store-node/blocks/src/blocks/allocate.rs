@@ -16,6 +16,8 @@ struct Plan {
     held: Vec<SlotIndex>,
     /// Pages in all, the held ones among them.
     pages: u32,
+    /// Pages to read from the SSD, right after the held ones.
+    rising: u32,
     targets: Range<u32>,
     has_remote_writer: bool,
 }
@@ -23,6 +25,9 @@ struct Plan {
 impl Blocks {
     /// Reserves and pins for a share, whole or not at all. The same request again gives the same
     /// answer and changes nothing.
+    ///
+    /// What follows the committed prefix on the SSD is read into slots and counts as held, except on
+    /// the decode side (what it lacks is on its way anyhow) and where a fetch brings more.
     ///
     /// - Prefill: pins the committed prefix but leaves at least one token to compute into a private
     ///   slot; reserves every other page. With `fetch_until_block` beyond what is held, the pages
@@ -46,7 +51,7 @@ impl Blocks {
             Some(Outcome::Aborted) => return Err(AllocateError::Tombstoned),
             None => {}
         }
-        let plan = self.plan(request).inspect_err(|error| {
+        let plan = self.plan(now_ms, request).inspect_err(|error| {
             let no_space = matches!(error, AllocateError::NoSpace { .. });
             self.totals.refused_no_space += u64::from(no_space);
         })?;
@@ -71,11 +76,11 @@ impl Blocks {
         Ok(())
     }
 
-    fn plan(&self, request: &Allocate) -> Result<Plan, AllocateError> {
+    fn plan(&self, now_ms: u64, request: &Allocate) -> Result<Plan, AllocateError> {
         self.check(request)?;
         let plan = match request.share.side {
-            Side::Source => self.plan_source(request),
-            Side::Prefill => self.plan_prefill(request)?,
+            Side::Source => self.plan_source(now_ms, request),
+            Side::Prefill => self.plan_prefill(now_ms, request)?,
             Side::Decode => self.plan_decode(request),
         };
         let slots = self.cache.slots().len();
@@ -116,41 +121,55 @@ impl Blocks {
         Ok(())
     }
 
-    fn plan_source(&self, request: &Allocate) -> Plan {
+    fn plan_source(&self, now_ms: u64, request: &Allocate) -> Plan {
         let held = self.cache.index().prefix(Some(request.namespace), &request.keys);
-        let pages = held.len() as u32;
-        Plan { held, pages, targets: 0..0, has_remote_writer: false }
+        let rising = self.could_rise(now_ms, request.namespace, &request.keys, held.len());
+        let rising = rising.min(self.cache.available_beside(&held));
+        let pages = held.len() as u32 + rising;
+        Plan { held, pages, rising, targets: 0..0, has_remote_writer: false }
     }
 
-    fn plan_prefill(&self, request: &Allocate) -> Result<Plan, AllocateError> {
+    fn plan_prefill(&self, now_ms: u64, request: &Allocate) -> Result<Plan, AllocateError> {
         // At least one token is computed, and never into a committed or fetched page.
         let reuse_max = (request.prompt_tokens - 1) / self.block_tokens;
         let keys = &request.keys[..request.keys.len().min(reuse_max as usize)];
         let held = self.cache.index().prefix(Some(request.namespace), keys);
         let first = held.len() as u32;
         let targets = first..request.fetch_until_block.min(reuse_max).max(first);
+        let rising = self.could_rise(now_ms, request.namespace, keys, held.len());
+        // One of the two: what comes from elsewhere could not follow blocks that never rise.
+        let (rising, targets) = match targets.len() as u32 > rising {
+            true => (0, targets),
+            false => (rising, first..first),
+        };
         let has_remote_writer = !targets.is_empty();
         if has_remote_writer && !request.has_remote_writer {
             return Err(AllocateError::BadRequest("a fetch needs a remote writer"));
         }
         let pages = request.prompt_tokens.div_ceil(self.block_tokens);
-        Ok(Plan { held, pages, targets, has_remote_writer })
+        Ok(Plan { held, pages, rising, targets, has_remote_writer })
     }
 
     fn plan_decode(&self, request: &Allocate) -> Plan {
         let held = self.cache.index().prefix(Some(request.namespace), &request.keys);
         let pages = request.prompt_tokens.div_ceil(self.block_tokens);
         let targets = held.len() as u32..pages;
-        Plan { held, pages, targets, has_remote_writer: true }
+        Plan { held, pages, rising: 0, targets, has_remote_writer: true }
     }
 
     fn take(&mut self, now_ms: u64, request: &Allocate, plan: Plan) -> Allocated {
         let share = request.share;
         // Pinned before anything is evicted, so that room is not made of what is reused.
         plan.held.iter().for_each(|&slot| self.cache.pin(slot));
-        let held_blocks = plan.held.len() as u32;
+        let cached_blocks = plan.held.len() as u32;
         let mut pages: Vec<Page> =
             plan.held.iter().map(|&slot| Page { slot, hold: Hold::Pinned }).collect();
+        let held_blocks = cached_blocks + plan.rising;
+        for page in cached_blocks..held_blocks {
+            let key = request.keys[page as usize];
+            let risen = self.rise_page(now_ms, share, page, key);
+            pages.push(risen.expect("the plan found it on the SSD, and room for it"));
+        }
         for _ in held_blocks..plan.pages {
             let slot = self.cache.reserve(share).expect("the plan counted what is available");
             pages.push(Page { slot, hold: Hold::Private });
@@ -158,9 +177,14 @@ impl Blocks {
         let lease_until_ms = now_ms.saturating_add(request.lease_ms);
         let record = ShareRecord {
             request: request.clone(),
-            state: ShareState::new(plan.has_remote_writer, share.side == Side::Prefill),
+            state: ShareState::new(
+                plan.has_remote_writer,
+                share.side == Side::Prefill,
+                plan.rising > 0,
+            ),
             held_blocks,
-            cached_blocks: held_blocks,
+            cached_blocks,
+            rising: cached_blocks..held_blocks,
             prompt_pages: plan.pages,
             pages,
             targets: plan.targets,

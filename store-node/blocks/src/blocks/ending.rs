@@ -85,6 +85,7 @@ impl Blocks {
     /// Aborts the shares whose leases ran out; forgets what is old enough.
     pub fn handle_timeout(&mut self, now_ms: u64) {
         self.forget_until(now_ms);
+        self.late_rises(now_ms);
         while let Some(&(at_ms, share)) = self.leases.first()
             && at_ms <= now_ms
         {

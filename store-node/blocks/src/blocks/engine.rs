@@ -131,6 +131,9 @@ impl Blocks {
             return Err(Refusal::MayStillWrite.into());
         }
         let held = record.page(page).ok_or(ShareError::Refused("the share has no such page"))?;
+        if record.request.is_ephemeral && held.hold == Hold::Private {
+            return Ok(Commit::Ephemeral);
+        }
         match held.hold {
             Hold::Pinned => sealed_before(&self.cache, held.slot, key),
             Hold::Duplicate { kept } => Ok(Commit::Duplicate { kept }),

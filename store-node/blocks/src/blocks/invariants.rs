@@ -16,6 +16,8 @@ impl Blocks {
     pub fn check_invariants(&self) -> Result<(), String> {
         self.cache.slots().check()?;
         self.cache.index().check(|slot| self.committed_pins(slot))?;
+        self.cache.ssd().check()?;
+        self.check_tiers()?;
         self.check_indexed()?;
         self.check_private_slots()?;
         self.check_pins()?;
@@ -40,6 +42,28 @@ impl Blocks {
         Ok(())
     }
 
+    /// A block counts as sunk exactly when the SSD has it; each rising slot is one read's.
+    fn check_tiers(&self) -> Result<(), String> {
+        for (slot, entry) in self.cache.index().iter() {
+            if self.cache.index().is_sunk(slot) != self.cache.ssd().contains(entry.key) {
+                return Err(format!("slot {slot} is wrong about the SSD"));
+            }
+        }
+        let mut reads: Vec<SlotIndex> = self.rises.all.values().map(|rise| rise.slot).collect();
+        reads.sort();
+        let rising =
+            |(_, state): &(SlotIndex, SlotState)| matches!(state, SlotState::Rising { .. });
+        let rising = self.cache.slots().iter().filter(rising).map(|(slot, _)| slot);
+        if !rising.eq(reads) {
+            return Err("the rising slots are not those of the reads".to_owned());
+        }
+        let bytes: u64 = self.sinks.all.values().map(|sink| sink.bytes).sum();
+        if bytes != self.sinks.bytes {
+            return Err("the bytes that are sinking are not the sum of the sinks".to_owned());
+        }
+        Ok(())
+    }
+
     /// Every private slot is one page of one share, and is quarantined exactly when that is
     /// aborted.
     fn check_private_slots(&self) -> Result<(), String> {
@@ -57,9 +81,10 @@ impl Blocks {
             let good = match state {
                 SlotState::Allocated(share) => owner == Some(share) && aborted == Some(false),
                 SlotState::Quarantined(share) => owner == Some(share) && aborted == Some(true),
-                SlotState::Free | SlotState::Committed { .. } | SlotState::Leaving { .. } => {
-                    owner.is_none()
-                }
+                SlotState::Free
+                | SlotState::Rising { .. }
+                | SlotState::Committed { .. }
+                | SlotState::Leaving { .. } => owner.is_none(),
             };
             if !good {
                 return Err(format!("slot {slot} is {state:?} and belongs to {owner:?}"));
@@ -72,7 +97,11 @@ impl Blocks {
     fn check_pins(&self) -> Result<(), String> {
         let mut pins: BTreeMap<SlotIndex, u32> = BTreeMap::new();
         let of_shares = self.shares.values().flat_map(|record| &record.pages);
-        for slot in of_shares.filter_map(|page| page.pinned()).chain(self.gets.iter()) {
+        for slot in of_shares
+            .filter_map(|page| page.pinned())
+            .chain(self.gets.iter())
+            .chain(self.sinks.pins())
+        {
             *pins.entry(slot).or_insert(0) += 1;
         }
         for (slot, state) in self.cache.slots().iter() {

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kvasir_blocks::Blocks;
+use kvasir_blocks::{Blocks, Tier};
 use kvasir_proto::{BlockKey, Generation, Share, SlotIndex};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,7 +34,7 @@ pub struct Checker {
     /// What is being read, as it was when the read began.
     reads: BTreeMap<Share, Vec<(SlotIndex, Generation, Option<Cell>)>>,
     /// A subscriber of block events.
-    subscriber: BTreeSet<BlockKey>,
+    subscriber: BTreeMap<BlockKey, Tier>,
     subscriber_at: u64,
     pub snapshots_taken: u64,
 }
@@ -135,7 +135,7 @@ impl Checker {
     pub fn subscribe(&mut self, blocks: &Blocks, changes_max: usize) {
         let Some(changes) = blocks.changes_since(self.subscriber_at, changes_max) else {
             let snapshot = blocks.snapshot();
-            self.subscriber = snapshot.keys.into_iter().collect();
+            self.subscriber = tiers(&snapshot);
             self.subscriber_at = snapshot.sequence;
             self.snapshots_taken += 1;
             return;
@@ -144,15 +144,20 @@ impl Checker {
         for change in changes.changes {
             self.subscriber_at += 1;
             let new = if change.removed {
-                self.subscriber.remove(&change.key)
+                self.subscriber.remove(&change.key).is_some()
             } else {
-                self.subscriber.insert(change.key)
+                self.subscriber.insert(change.key, change.tier) != Some(change.tier)
             };
             assert!(new, "change {} was so already", self.subscriber_at);
         }
         if self.subscriber_at == blocks.sequence() {
-            let keys: BTreeSet<BlockKey> = blocks.snapshot().keys.into_iter().collect();
-            assert_eq!(self.subscriber, keys, "the changes do not lead to the snapshot");
+            let now = tiers(&blocks.snapshot());
+            assert_eq!(self.subscriber, now, "the changes do not lead to the snapshot");
         }
     }
+}
+
+fn tiers(snapshot: &kvasir_blocks::Snapshot) -> BTreeMap<BlockKey, Tier> {
+    let tier = |at| if at < snapshot.dram_keys { Tier::Dram } else { Tier::Ssd };
+    snapshot.keys.iter().enumerate().map(|(at, key)| (*key, tier(at))).collect()
 }

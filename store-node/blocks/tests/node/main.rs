@@ -7,5 +7,7 @@ mod checker;
 mod committing;
 mod ending;
 mod serving;
+mod sim_ssd;
 mod simulation;
 mod support;
+mod tiers;

@@ -1,6 +1,6 @@
 //! Pins of engines, corrupt copies, events, another layout.
 
-use kvasir_blocks::{AttachEpoch, BlockChange, Busy, Commit, GetError, Options};
+use kvasir_blocks::{AttachEpoch, BlockChange, Busy, Commit, GetError, Options, Tier};
 use kvasir_proto::Generation;
 
 use crate::support::{EPOCH, Node, chain, chain_in, key, namespace, options, request, share, sums};
@@ -147,7 +147,7 @@ fn a_snapshot_and_the_changes_after_it_give_the_same_keys() {
     assert_eq!((start.sequence, start.keys.len()), (0, 0));
     node.fill("1p", "ab");
     let changes = node.blocks.changes_since(0, 9).expect("a log that begins here");
-    let added = |prompt| BlockChange { key: key(prompt), removed: false };
+    let added = |prompt| BlockChange { key: key(prompt), removed: false, tier: Tier::Dram };
     assert_eq!((changes.first_sequence, changes.changes), (1, vec![added("a"), added("ab")]));
     node.fill("2p", "xyz");
     // Three were free: the fourth page cost "ab".

@@ -12,14 +12,15 @@ use kvasir_blocks::{
 use kvasir_proto::{BlockKey, Share, Side, SlotIndex, TxId, keys};
 
 use crate::checker::{Checker, Hand};
+use crate::sim_ssd::SimSsd;
 use crate::support::{BLOCK_TOKENS, namespace, sums};
 
 /// SplitMix64.
 #[derive(Debug)]
-struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -27,11 +28,11 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    fn below(&mut self, n: usize) -> usize {
+    pub fn below(&mut self, n: usize) -> usize {
         (self.next() % n as u64) as usize
     }
 
-    fn one_in(&mut self, n: usize) -> bool {
+    pub fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }
 }
@@ -74,19 +75,22 @@ struct Open {
     push_stop_asked: bool,
     aborted: bool,
     released: bool,
+    /// Some of what it holds came, or is to come, from the SSD.
+    rising: bool,
 }
 
-struct World {
-    random: Random,
-    blocks: Blocks,
-    checker: Checker,
+pub struct World {
+    pub random: Random,
+    pub ssd: SimSsd,
+    pub blocks: Blocks,
+    pub checker: Checker,
     open: BTreeMap<Share, Open>,
     ended: Vec<Share>,
     gets: Vec<(AttachEpoch, u64)>,
     parents: BTreeMap<BlockKey, Option<BlockKey>>,
     epoch: AttachEpoch,
     serial: u64,
-    now_ms: u64,
+    pub now_ms: u64,
     ended_total: [u64; 2],
 }
 
@@ -104,9 +108,14 @@ impl World {
             event_log_max: 3,
             shares_max: 10,
             get_pins_max: 8,
+            ssd_timeout_ms: 60,
+            sink_retry_ms: 50,
+            sink_ahead_percent: 60,
+            ..Options::default()
         };
         World {
             random: Random(seed),
+            ssd: SimSsd::default(),
             blocks: Blocks::new(options),
             checker: Checker::default(),
             open: BTreeMap::new(),
@@ -121,7 +130,12 @@ impl World {
     }
 
     fn step(&mut self) {
-        match self.random.below(80) {
+        match self.random.below(96) {
+            80..92 => self.ssd_works(),
+            92 if self.random.one_in(8) => self.ssd_restarts(),
+            93 => self.keep(),
+            94 => self.blocks.expire(self.now_ms),
+            95 if self.random.one_in(4) => self.ssd_loses(),
             0..4 | 78 => self.allocate(),
             4 => self.allocate_again(),
             5..9 => self.with_one(World::bind),
@@ -147,6 +161,7 @@ impl World {
     }
 
     fn settle_down(&mut self) {
+        self.blocks.sink_ahead(self.now_ms);
         while let Some(action) = self.blocks.poll_action() {
             self.execute(action);
         }
@@ -169,8 +184,21 @@ impl World {
             Action::Bound { share, epoch, bound } => {
                 let open = self.open.get_mut(&share).expect("an open share");
                 assert_eq!(open.engine, Engine::Waiting(epoch));
-                assert_eq!(bound.cached_tokens, open.cached_blocks * BLOCK_TOKENS);
+                let cached_blocks = bound.cached_tokens / BLOCK_TOKENS;
+                assert!(open.rising || cached_blocks == open.cached_blocks);
+                self.bound(share, &bound);
                 self.engine_begins(share, epoch);
+            }
+            Action::Sink { .. } | Action::Rewrite { .. } | Action::Rise { .. } => {
+                self.ssd_begins(action);
+            }
+            Action::Forget { key } => drop(self.ssd.stored.remove(&key)),
+            Action::Kept { keep, blocks } => self.kept(keep, blocks),
+            Action::Risen { share, blocks } => {
+                let view = self.blocks.share(share).expect("an open share");
+                let open = self.open.get_mut(&share).expect("an open share");
+                (open.slots, open.cached_blocks) = (view.slots, blocks);
+                self.checker.held(&open.request.keys, &open.slots[..blocks as usize]);
             }
             Action::StopEngine { share, epoch, .. } => {
                 let open = self.open.get_mut(&share).expect("an open share");
@@ -208,7 +236,7 @@ impl World {
     }
 
     /// A prompt of few letters, so that many share their beginnings; of one of two tenants.
-    fn keys(&mut self, blocks: usize) -> (kvasir_proto::Namespace, Vec<BlockKey>) {
+    pub fn keys(&mut self, blocks: usize) -> (kvasir_proto::Namespace, Vec<BlockKey>) {
         let namespace = namespace(["", "tenant"][self.random.below(8) / 7]);
         let tokens: Vec<u32> = (0..blocks)
             .flat_map(|_| [self.random.below(2) as u32; BLOCK_TOKENS as usize])
@@ -234,6 +262,7 @@ impl World {
             lease_ms: 1_000 - self.random.below(900) as u64,
             fetch_until_block: self.random.below(8) as u32,
             has_remote_writer: true,
+            is_ephemeral: self.random.one_in(16),
         };
         let available = self.blocks.available();
         match self.blocks.allocate(self.now_ms, &request) {
@@ -248,7 +277,11 @@ impl World {
 
     fn opened(&mut self, request: Allocate, allocated: Allocated) {
         let held = allocated.held_blocks as usize;
-        self.checker.held(&request.keys, &allocated.pages[..held]);
+        let is_there = |(key, slot): &(&BlockKey, &SlotIndex)| {
+            self.blocks.block(**key).is_some_and(|block| block.slot == **slot)
+        };
+        let there = request.keys.iter().zip(&allocated.pages[..held]).take_while(is_there).count();
+        self.checker.held(&request.keys, &allocated.pages[..there]);
         self.checker.hand_out(request.share, &allocated.pages[held..]);
         let targets: Range<u32> = allocated.targets.clone();
         let of_targets = &allocated.pages[targets.start as usize..targets.end as usize];
@@ -261,7 +294,8 @@ impl World {
             to_send: targets.collect(),
             landed: Vec::new(),
             settled: allocated.imm.is_none(),
-            cached_blocks: allocated.held_blocks,
+            cached_blocks: there as u32,
+            rising: there < held,
             writable: Vec::new(),
             written: Vec::new(),
             reads: 0,
@@ -279,7 +313,9 @@ impl World {
         let again = self.blocks.allocate(self.now_ms, &open.request);
         if open.released || open.aborted {
             assert!(again.is_err());
-        } else if let Ok(again) = again {
+        } else if let Ok(again) = again
+            && !open.rising
+        {
             assert_eq!(again, open.allocated);
         }
     }
@@ -292,10 +328,25 @@ impl World {
         match binding {
             Binding::Waiting => open.engine = Engine::Waiting(epoch),
             Binding::Bound(bound) => {
-                assert_eq!(bound.slots, open.allocated.pages);
+                assert!(open.rising || bound.slots == open.allocated.pages);
+                self.bound(share, &bound);
                 self.engine_begins(share, epoch);
             }
         }
+    }
+
+    /// The slots are settled. Those that did not rise are other ones.
+    fn bound(&mut self, share: Share, bound: &kvasir_blocks::Bound) {
+        let open = self.open.get_mut(&share).expect("an open share");
+        if !open.rising {
+            return;
+        }
+        open.cached_blocks = bound.cached_tokens / BLOCK_TOKENS;
+        let cached = open.cached_blocks as usize;
+        assert!(cached as u32 <= open.allocated.held_blocks);
+        self.checker.held(&open.request.keys, &bound.slots[..cached]);
+        self.checker.hand_out(share, &bound.slots[cached..]);
+        open.slots.clone_from(&bound.slots);
     }
 
     /// The engine learns its slots. The decode side's prompt is not its to write before it has
@@ -495,7 +546,11 @@ impl World {
         self.now_ms += self.random.below(100) as u64;
         self.blocks.handle_timeout(self.now_ms);
         assert!(self.blocks.poll_timeout().is_none_or(|at_ms| at_ms > self.now_ms));
-        // Whoever has no party to ask learns of the abort by what it is refused.
+        self.learn_of_aborts();
+    }
+
+    /// Whoever has no party to ask learns of an abort by what it is refused.
+    pub fn learn_of_aborts(&mut self) {
         for (share, open) in &mut self.open {
             open.aborted |= self.blocks.share(*share).is_none_or(|view| view.aborting);
         }
@@ -568,6 +623,11 @@ impl World {
         self.settle_down();
         self.engine_dies();
         self.settle_down();
+        self.blocks.ssd_gone();
+        while !self.ssd.is_idle() {
+            self.ssd_works();
+            self.settle_down();
+        }
         for share in self.blocks.shares().collect::<Vec<_>>() {
             self.checker.reads_end(share);
             self.checker.stopped(share, Hand::Remote);
@@ -580,13 +640,15 @@ impl World {
         let c = self.blocks.counts();
         let held = [c.shares, c.aborting, c.allocated, c.leaving, c.quarantined, c.pins, c.imms];
         assert_eq!(held, [0; 7], "{c:?}");
+        assert_eq!((c.rising, c.sinking, c.rises_late), (0, 0, 0), "{c:?}");
+        assert!(self.ssd.keeps.is_empty());
         assert_eq!((c.evictable, c.free + c.committed), (c.committed, c.slots), "{c:?}");
         assert!(self.open.is_empty() && self.blocks.poll_action().is_none());
     }
 }
 
 /// What a run met, so that a simulation that no longer does anything is noticed.
-fn run(seed: u64, steps: u32) -> [u64; 8] {
+fn run(seed: u64, steps: u32) -> [u64; 13] {
     let mut world = World::new(seed);
     (0..steps).for_each(|_| world.step());
     world.end();
@@ -594,18 +656,22 @@ fn run(seed: u64, steps: u32) -> [u64; 8] {
     let [released, aborted] = world.ended_total;
     let snapshots = world.checker.snapshots_taken;
     let met = [c.committed_total, c.duplicates_total, c.evicted_total, c.dropped_total];
-    [met[0], met[1], met[2], met[3], c.leases_over_total, released, aborted, snapshots]
+    let [a, b, d, e] = met;
+    let [f, g, h] = [c.sunk_total, c.risen_total, c.rises_failed_total];
+    let [i, j] = [c.rises_late_total, world.ssd.kept_total];
+    [a, b, d, e, c.leases_over_total, released, aborted, snapshots, f, g, h, i, j]
 }
 
 #[test]
 fn random_calls_keep_every_promise() {
-    let mut met = [0; 8];
+    let mut met = [0; 13];
     for seed in 0..40 {
         let result = std::panic::catch_unwind(|| run(seed, 10_000));
         let Ok(of_seed) = result else { panic!("seed {seed}: paste it into `this_seed`") };
         met.iter_mut().zip(of_seed).for_each(|(sum, n)| *sum += n);
     }
-    assert!(met.iter().all(|&n| n > 200), "the simulation hardly met some of its cases: {met:?}");
+    let enough = met[..8].iter().all(|&n| n > 200) && met[8..].iter().all(|&n| n > 20);
+    assert!(enough, "the simulation hardly met some of its cases: {met:?}");
 }
 
 #[test]

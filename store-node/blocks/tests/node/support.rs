@@ -69,6 +69,7 @@ pub fn request(name: &str, prompt: &str, rest: u32) -> Allocate {
         lease_ms: LEASE_MS,
         fetch_until_block: 0,
         has_remote_writer: share.side == Side::Decode,
+        is_ephemeral: false,
     }
 }
 
@@ -80,6 +81,11 @@ pub fn sums(pages: usize) -> Vec<Vec<u64>> {
 pub struct Node {
     pub blocks: Blocks,
     pub now_ms: u64,
+    /// What the shell was asked to write, read and forget, by number and key.
+    pub sinks: Vec<(u64, BlockKey)>,
+    pub rises: Vec<(u64, BlockKey)>,
+    pub forgotten: Vec<BlockKey>,
+    pub kept: Vec<(u64, Option<u32>)>,
 }
 
 impl Node {
@@ -88,7 +94,14 @@ impl Node {
     }
 
     pub fn with(options: Options) -> Self {
-        Node { blocks: Blocks::new(options), now_ms: 1_000 }
+        Node {
+            blocks: Blocks::new(options),
+            now_ms: 1_000,
+            sinks: Vec::new(),
+            rises: Vec::new(),
+            forgotten: Vec::new(),
+            kept: Vec::new(),
+        }
     }
 
     pub fn check(&self) {
@@ -161,6 +174,27 @@ impl Node {
                 Action::StopWriter { share } => ("StopWriter".to_owned(), share),
                 Action::StopPush { share } => ("StopPush".to_owned(), share),
                 Action::CancelImm { share, .. } => ("CancelImm".to_owned(), share),
+                Action::Sink { sink, ref block, .. } => {
+                    self.sinks.push((sink, block.key));
+                    continue;
+                }
+                Action::Rewrite { sink, key, .. } => {
+                    self.sinks.push((sink, key));
+                    continue;
+                }
+                Action::Rise { rise, key, .. } => {
+                    self.rises.push((rise, key));
+                    continue;
+                }
+                Action::Forget { key } => {
+                    self.forgotten.push(key);
+                    continue;
+                }
+                Action::Kept { keep, blocks } => {
+                    self.kept.push((keep, blocks));
+                    continue;
+                }
+                Action::Risen { share, blocks } => (format!("Risen/{blocks}"), share),
                 Action::Ended { share, outcome: Outcome::Released, .. } => {
                     ("Released".to_owned(), share)
                 }

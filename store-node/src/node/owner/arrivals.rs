@@ -103,6 +103,7 @@ impl Owner {
         }
         let Some(leg) = self.legs.get_mut(&share) else { return };
         leg.engine = Some(epoch);
+        leg.pages.set_slots(&bound.slots);
         let block_tokens = leg.pages.layout().block_tokens();
         self.set_cached(share, bound.cached_tokens / block_tokens);
         let message = v1::Bound {

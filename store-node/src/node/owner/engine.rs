@@ -155,6 +155,7 @@ impl Owner {
                 return;
             }
             self.cache = Some(shape.clone());
+            self.shape_ssd(&shape.layout);
         }
         let slots = self.arena.memory().fd();
         match Session::open(instance, &shape.layout, slots, connection) {

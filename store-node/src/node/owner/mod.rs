@@ -7,6 +7,7 @@
 //! - `stops`: making sure that nobody writes any more
 //! - `failures`: telling receivers that a push to them has failed
 //! - `engine`: the attached engine
+//! - `tiers`: what sinks to the SSD and rises from it
 //! - `report`: events, status, metrics
 
 mod arrivals;
@@ -17,6 +18,7 @@ mod pushes;
 mod report;
 mod shares;
 mod stops;
+mod tiers;
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -31,6 +33,7 @@ use kvasir_transfer::{RegionHandle, SharedMemory, TransferEngine};
 use self::engine::{CacheShape, PendingAttach};
 use self::engine_stops::EngineStops;
 pub use self::failures::Failure;
+use self::tiers::Tiers;
 use super::arena::Arena;
 use super::command::Command;
 use super::events::Events;
@@ -45,6 +48,7 @@ use crate::clock;
 use crate::config::Config;
 use crate::layer_log::LayerLog;
 use crate::metrics::Metrics;
+use crate::ssd::thread::SsdThread;
 
 /// How long the thread looks for work before it sleeps.
 const SPIN: Duration = Duration::from_micros(30);
@@ -73,6 +77,7 @@ pub struct Parts {
     pub post: Post,
     pub metrics: Metrics,
     pub layer_log: Option<LayerLog>,
+    pub ssd: Option<SsdThread>,
 }
 
 /// See the module.
@@ -97,6 +102,8 @@ pub struct Owner {
     pending_attach: Option<PendingAttach>,
     attach_epoch: u32,
     cache: Option<CacheShape>,
+    /// The SSD, on a node that has one.
+    tiers: Option<Tiers>,
     events: Events,
     report: report::Reported,
     inbox: Inbox,
@@ -128,6 +135,7 @@ impl Owner {
             post,
             metrics,
             layer_log,
+            ssd,
         } = parts;
         Owner {
             tail_space: TailSpace::new(tails.len() as u64),
@@ -147,6 +155,7 @@ impl Owner {
             pending_attach: None,
             attach_epoch: 0,
             cache: None,
+            tiers: ssd.map(Tiers::new),
             events: Events::new(incarnation),
             report: report::Reported::default(),
             inbox,
@@ -200,6 +209,7 @@ impl Owner {
             worked = true;
         }
         worked |= self.take_engine();
+        worked |= self.take_ssd();
         for _ in 0..BATCH {
             let Ok(command) = self.inbox.commands.try_recv() else { break };
             self.take_command(command);
@@ -239,6 +249,7 @@ impl Owner {
             Command::Commit(request, reply) => self.commit(&request, reply),
             Command::Abort(request, reply) => drop(reply.send(self.abort(request))),
             Command::Renew(request, reply) => drop(reply.send(self.renew(&request))),
+            Command::KeepContext(request, reply) => self.keep_context(&request, reply),
             Command::ListBlocks(request, reply) => drop(reply.send(self.list_blocks(&request))),
             Command::Subscribe(request, queue) => {
                 let status = self.describe();
@@ -260,6 +271,7 @@ impl Owner {
         self.look_after_engine();
         self.look_after_engine_stops(now_ms);
         self.look_after_stops(now_ms);
+        self.tick_tiers();
         if self.drain_until_ms.is_some_and(|until_ms| now_ms >= until_ms) {
             self.blocks.abort_all(now_ms, &AbortReason::Draining);
         }
@@ -274,7 +286,7 @@ impl Owner {
             self.pump_all();
             self.run_actions();
         }
-        let outbox = self.flush_engine();
+        let outbox = self.flush_engine() | self.flush_ssd();
         let current = self.events.advance(&self.blocks);
         // Not in the middle of work: setting them all costs microseconds.
         self.report.gauges_stale |= worked;

@@ -79,7 +79,7 @@ impl Owner {
         let mut push = match share.side {
             Side::Source => {
                 // With fewer than are wanted the receiver never counts it as whole.
-                let held = leg.cached_pages.clamp(target.first_page, target.pages().end);
+                let held = leg.held_pages.clamp(target.first_page, target.pages().end);
                 Push::new(Grouping::Pages, target.first_page..held)
             }
             Side::Prefill | Side::Decode => Push::new(Grouping::Layers, target.pages()),

@@ -35,6 +35,7 @@ impl Owner {
             load: session.map(|session| session.load()),
             load_at_unix_ms: clock::unix_ms(),
             slots_available: self.blocks.available(),
+            ssd: self.ssd_status(),
         }
     }
 
@@ -59,6 +60,9 @@ impl Owner {
     pub(super) fn set_gauges(&self, now_ms: u64) {
         self.metrics.set_counts(&self.blocks.counts(), now_ms);
         self.metrics.tail_bytes.set(self.tail_space.taken_bytes() as i64);
+        if let Some(ssd) = self.ssd_status() {
+            self.metrics.ssd_usable.set(ssd.usable.into());
+        }
     }
 
     pub(super) fn list_blocks(

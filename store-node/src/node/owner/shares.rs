@@ -15,6 +15,7 @@ use crate::node::leg::{Incoming, IncomingState, Leg};
 use crate::node::pages::Pages;
 use crate::node::tail;
 use crate::node::tail_space::TailRange;
+use crate::ssd::thread::Job;
 
 impl From<FieldError> for Refused {
     fn from(error: FieldError) -> Self {
@@ -88,6 +89,7 @@ impl Owner {
             lease_ms: request.lease_ms,
             fetch_until_block: request.fetch_until_block,
             has_remote_writer: endpoint.is_some(),
+            is_ephemeral: request.cache_class() == v1::CacheClass::Ephemeral,
         };
         if self.legs.contains_key(&share) {
             // The same again gives the same answer; anything else is refused by the core.
@@ -180,6 +182,7 @@ impl Owner {
             Leg {
                 pages,
                 cached_pages: 0,
+                held_pages: allocated.held_blocks,
                 keyed_pages: wanted.keys.len() as u32,
                 grown_pages: 0,
                 lease_ms: wanted.lease_ms,
@@ -191,7 +194,8 @@ impl Owner {
                 reading: false,
             },
         );
-        self.set_cached(share, allocated.held_blocks);
+        // What is on its way from the SSD is cached when it is there.
+        self.set_cached(share, allocated.held_blocks - allocated.rising_blocks);
         if let Some((imm, count)) = expected
             && let Err(error) = self.expect(share, imm, count)
         {
@@ -263,6 +267,12 @@ impl Owner {
 
     /// Carries out what the core decided, until it wants nothing more.
     pub(super) fn run_actions(&mut self) {
+        self.run_planned();
+        self.plan_tiers();
+        self.run_planned();
+    }
+
+    fn run_planned(&mut self) {
         while let Some(action) = self.blocks.poll_action() {
             match action {
                 Action::Bound { share, epoch, bound } => self.bound(share, epoch, bound),
@@ -274,6 +284,20 @@ impl Owner {
                 // The counter stays until the share has ended; what arrives is late.
                 Action::CancelImm { .. } => {}
                 Action::Ended { share, outcome, .. } => self.ended(share, outcome),
+                Action::Sink { sink, slot, block, checksums, .. } => self.give_ssd(|shape| {
+                    let shape = shape.clone();
+                    Job::Sink { sink, slot, block, checksums, shape }
+                }),
+                Action::Rewrite { sink, key, class } => {
+                    self.give_ssd(|_| Job::Rewrite { sink, key, class });
+                }
+                Action::Rise { rise, slot, key } => self.give_ssd(|shape| {
+                    let shape = shape.clone();
+                    Job::Rise { rise, slot, key, shape }
+                }),
+                Action::Forget { key } => self.forget_on_ssd(key),
+                Action::Risen { share, blocks } => self.source_risen(share, blocks),
+                Action::Kept { keep, blocks } => self.kept(keep, blocks),
             }
         }
     }

@@ -1,0 +1,589 @@
+//! Between DRAM and SSD: what sinks before room is needed, what rises when it is wanted, and what
+//! is kept for tenants.
+//!
+//! Sinking is planned ahead of pressure, so that whoever needs a slot evicts a block that the SSD has
+//! already, and never waits. Chains sink from their first block on and leave from their last, so that
+//! both tiers are closed under prefix, each by itself. Rising reads into a slot that nobody else has;
+//! shares that want the block pin that slot and wait, or go on without it when it fails or is late.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kvasir_proto::{BlockKey, Class, Namespace, Share, Side, SlotIndex, Tenant};
+
+use super::Blocks;
+use crate::api::{AbortReason, Action, KeepError, KeepRequest, RiseError, SinkError, SsdSize};
+use crate::index::Entry;
+use crate::share::{Hold, Page};
+use crate::share_state::ShareEvent;
+use crate::slot_state::SlotState;
+use crate::ssd::SsdBlock;
+use crate::tier_work::{Batch, Keep, Rise, Sink};
+
+/// Blocks of one chain that sink together.
+const BATCH_MAX: usize = 16;
+
+impl Blocks {
+    /// The SSD can be used, and holds these blocks. Those whose chains are not whole are forgotten.
+    /// To be followed by [`Self::expire`].
+    pub fn ssd_ready(&mut self, size: SsdSize, blocks: Vec<SsdBlock>) {
+        self.ssd_gone();
+        self.ssd_size = size;
+        let mut after: BTreeMap<Option<BlockKey>, Vec<SsdBlock>> = BTreeMap::new();
+        for block in blocks {
+            after.entry(block.parent).or_default().push(block);
+        }
+        let mut next = after.remove(&None).unwrap_or_default();
+        while let Some(block) = next.pop() {
+            next.extend(after.remove(&Some(block.key)).unwrap_or_default());
+            self.cache.stored(block);
+        }
+        let orphans = after.into_values().flatten();
+        self.actions.extend(orphans.map(|block| Action::Forget { key: block.key }));
+        self.make_ssd_room(0);
+    }
+
+    /// The SSD cannot be used for now: what is only there is not here any more. What is under way is
+    /// answered as ever.
+    pub fn ssd_gone(&mut self) {
+        self.ssd_size = SsdSize::default();
+        let first = |block: &SsdBlock| block.parent.is_none().then_some(block.key);
+        let firsts: Vec<BlockKey> = self.cache.ssd().iter().filter_map(first).collect();
+        for key in firsts {
+            self.cache.unstore(key);
+        }
+    }
+
+    /// How extents of blocks look from now on: a hash of the layout, and their bytes.
+    pub fn set_extents(&mut self, layout: u64, extent_bytes: u64) {
+        (self.layout, self.extent_bytes) = (layout, extent_bytes);
+    }
+
+    /// An extent was found rotten or could not be found: it, and what follows it, is not on the SSD.
+    pub fn ssd_lost(&mut self, key: BlockKey) {
+        let gone = self.cache.unstore(key);
+        self.totals.ssd_lost += gone.len() as u64;
+        self.actions.extend(gone.into_iter().map(|key| Action::Forget { key }));
+    }
+
+    /// Context blocks whose time is over become normal ones.
+    pub fn expire(&mut self, unix_ms: u64) {
+        self.totals.expired += self.cache.ssd_mut().expire(unix_ms) as u64;
+    }
+
+    /// Whether the SSD answers in time. While it does not, nothing is begun with it.
+    pub fn ssd_is_usable(&self, now_ms: u64) -> bool {
+        let timeout_ms = self.options.ssd_timeout_ms;
+        let late = |since_ms: u64| now_ms.saturating_sub(since_ms) >= timeout_ms;
+        self.ssd_size.bytes_max > 0
+            && self.rises.late == 0
+            && !self.sinks.oldest_ms().is_some_and(late)
+    }
+
+    /// Begins to sink what will have to go next, while there is not enough that could go at once. To
+    /// be called now and then, and after anything that took slots.
+    pub fn sink_ahead(&mut self, now_ms: u64) {
+        if !self.ssd_is_usable(now_ms) || self.extent_bytes == 0 {
+            return;
+        }
+        let slots = self.cache.slots().len();
+        let ahead = u64::from(slots) * u64::from(self.options.sink_ahead_percent) / 100;
+        while now_ms >= self.sinks.retry_at_ms && self.sinks.under_way() < self.sinks_max() {
+            let tally = self.cache.slots().tally();
+            let (unsunk, eldest) = self.cache.index().unsunk();
+            let clean = u64::from(tally.free) + u64::from(tally.evictable) - unsunk as u64;
+            let Some(eldest) = eldest else { break };
+            if clean + self.sinks.all.len() as u64 >= ahead || !self.sink_chain(eldest) {
+                break;
+            }
+            self.issue_sinks(now_ms);
+        }
+        self.issue_sinks(now_ms);
+    }
+
+    /// A sink has ended: its extent is durable, or nothing of it counts.
+    pub fn sunk(&mut self, now_ms: u64, sink: u64, result: Result<(), SinkError>) {
+        let Some(done) = self.sinks.all.remove(&sink) else { return };
+        let key = done.block.key;
+        self.sinks.bytes -= done.bytes;
+        let stored = match result {
+            Ok(()) => self.sunk_well(&done),
+            Err(SinkError::Corrupt) => {
+                if let Some((slot, generation)) = done.slot {
+                    self.drop_corrupt(now_ms, slot, generation);
+                }
+                false
+            }
+            Err(SinkError::Gone) => {
+                self.ssd_lost(key);
+                false
+            }
+            Err(SinkError::Failed) => {
+                self.sinks.retry_at_ms = now_ms.saturating_add(self.options.sink_retry_ms);
+                false
+            }
+        };
+        self.totals.sinks_failed += u64::from(!stored);
+        self.totals.sunk += u64::from(stored);
+        if let Some(batch) = self.sinks.batches.get_mut(&done.batch) {
+            batch.left -= 1;
+            if batch.left == 0 {
+                let batch = self.sinks.batches.remove(&done.batch);
+                let path = batch.into_iter().flat_map(|batch| batch.path);
+                path.for_each(|slot| self.cache.unpin_unused(slot));
+            }
+        }
+        if let Some(keep) = done.keep {
+            self.kept(keep, sink, stored);
+        }
+        self.issue_sinks(now_ms);
+    }
+
+    fn sunk_well(&mut self, done: &Sink) -> bool {
+        // It may have been dropped while it was written: then its bytes are in doubt.
+        let still = done.slot.is_none_or(|(slot, generation)| {
+            self.cache.slots().generation(slot) == Some(generation)
+                && self.cache.index().find(done.block.key) == Some(slot)
+        });
+        let stored = still && self.ssd_size.bytes_max > 0 && self.cache.stored(done.block.clone());
+        if !stored {
+            self.actions.push_back(Action::Forget { key: done.block.key });
+        }
+        // What it was to replace may have gone meanwhile, and with it the room.
+        self.make_ssd_room(0);
+        stored
+    }
+
+    /// Keeps a chain for a tenant: its leading blocks that are here become context blocks, durable
+    /// until the time given. [`Action::Kept`] says when they are, under the number answered.
+    ///
+    /// # Errors
+    /// [`KeepError`]; then nothing is kept.
+    pub fn keep(&mut self, now_ms: u64, request: &KeepRequest) -> Result<u64, KeepError> {
+        let KeepRequest { namespace, keys, tenant, until_unix_ms } = request;
+        if self.extent_bytes == 0 || !self.ssd_is_usable(now_ms) {
+            return Err(KeepError::NoSsd);
+        }
+        let in_dram = self.cache.index().prefix(Some(*namespace), keys);
+        let on_ssd = self.cache.ssd().prefix(*namespace, self.layout, None, keys);
+        let blocks = in_dram.len().max(on_ssd);
+        if blocks == 0 {
+            return Err(KeepError::NotHere);
+        }
+        let wanted = Class::Context { tenant: *tenant, until_unix_ms: *until_unix_ms };
+        let lacking = self.lacking(&keys[..blocks], *tenant, *until_unix_ms)?;
+        self.check_quota(*tenant, &keys[..blocks])?;
+        // Blocks of it that only the SSD has are rewritten from there.
+        let path = in_dram.clone();
+        let sinks: Vec<(SsdBlock, Option<SlotIndex>)> = lacking
+            .iter()
+            .map(|&at| {
+                let block = SsdBlock {
+                    key: keys[at],
+                    namespace: *namespace,
+                    parent: at.checked_sub(1).map(|before| keys[before]),
+                    class: wanted,
+                    layout: self.layout,
+                    bytes: self.extent_bytes,
+                };
+                (block, in_dram.get(at).copied())
+            })
+            .collect();
+        let keep = self.sinks.number();
+        self.sinks
+            .keeps
+            .insert(keep, Keep { left: BTreeSet::new(), failed: false, blocks: blocks as u32 });
+        if sinks.is_empty() {
+            self.finish_keep(keep);
+        } else {
+            self.begin_sinks(path, sinks, Some(keep));
+            self.issue_sinks(now_ms);
+        }
+        Ok(keep)
+    }
+
+    /// Which of these blocks are not kept for this tenant so long.
+    fn lacking(
+        &self,
+        keys: &[BlockKey],
+        tenant: Tenant,
+        until_unix_ms: u64,
+    ) -> Result<Vec<usize>, KeepError> {
+        let mut lacking = Vec::new();
+        // Two writes of one block may end in either order, and the last one counts.
+        let keeping = |sink: &Sink| sink.keep.is_some() && keys.contains(&sink.block.key);
+        if self.sinks.all.values().any(keeping) {
+            return Err(KeepError::Busy);
+        }
+        for (at, key) in keys.iter().enumerate() {
+            match self.cache.ssd().get(*key).map(|block| block.class) {
+                Some(Class::Context { tenant: other, .. }) if other != tenant => {
+                    return Err(KeepError::OtherTenant);
+                }
+                Some(Class::Context { until_unix_ms: until, .. }) if until >= until_unix_ms => {}
+                _ => lacking.push(at),
+            }
+        }
+        Ok(lacking)
+    }
+
+    fn check_quota(&mut self, tenant: Tenant, keys: &[BlockKey]) -> Result<(), KeepError> {
+        let is_context = |key: &BlockKey| {
+            let class = self.cache.ssd().get(*key).map(|block| block.class);
+            matches!(class, Some(Class::Context { .. }))
+        };
+        let new = keys.iter().filter(|key| !is_context(key)).count() as u64 * self.extent_bytes;
+        // What is on its way counts as if it were there.
+        let coming = |of: Option<Tenant>| -> u64 {
+            let sinks = self.sinks.all.values().filter(|sink| match sink.block.class {
+                Class::Context { tenant, .. } => of.is_none_or(|of| of == tenant),
+                Class::Normal => false,
+            });
+            sinks.filter(|sink| !is_context(&sink.block.key)).map(|sink| sink.block.bytes).sum()
+        };
+        let ssd = self.cache.ssd();
+        let of_tenant = ssd.tenant_bytes(tenant) + coming(Some(tenant));
+        let of_all = ssd.context_bytes() + coming(None);
+        let SsdSize { tenant_bytes_max, context_bytes_max, .. } = self.ssd_size;
+        if of_tenant + new > tenant_bytes_max {
+            let taken_bytes = of_tenant;
+            return Err(KeepError::OverQuota { wanted_bytes: new, taken_bytes, tenant_bytes_max });
+        }
+        let not_there = keys.iter().filter(|key| !ssd.contains(**key)).count() as u64;
+        keys.iter().for_each(|key| self.cache.ssd_mut().touch(*key));
+        if of_all + new > context_bytes_max || !self.make_ssd_room(not_there * self.extent_bytes) {
+            return Err(KeepError::NoRoom);
+        }
+        Ok(())
+    }
+
+    fn kept(&mut self, keep: u64, sink: u64, stored: bool) {
+        let Some(waits) = self.sinks.keeps.get_mut(&keep) else { return };
+        waits.left.remove(&sink);
+        waits.failed |= !stored;
+        if waits.left.is_empty() {
+            self.finish_keep(keep);
+        }
+    }
+
+    fn finish_keep(&mut self, keep: u64) {
+        let Some(Keep { failed, blocks, .. }) = self.sinks.keeps.remove(&keep) else { return };
+        self.actions.push_back(Action::Kept { keep, blocks: (!failed).then_some(blocks) });
+    }
+
+    /// Plans to sink the chain that ends with a block, its first blocks first.
+    fn sink_chain(&mut self, last: SlotIndex) -> bool {
+        let mut path = self.cache.index().path(last);
+        let sinking = |slot: &SlotIndex| {
+            self.sinks.all.values().any(|sink| sink.slot.is_some_and(|(of, _)| of == *slot))
+        };
+        let dirty: Vec<usize> = (0..path.len())
+            .filter(|at| !self.cache.index().is_sunk(path[*at]) && !sinking(&path[*at]))
+            .take(BATCH_MAX)
+            .collect();
+        let Some(&end) = dirty.last() else { return false };
+        path.truncate(end + 1);
+        // What is written stays until it is written, and all before it: not so much of it that nobody
+        // else finds room.
+        let room_left = self.cache.available_beside(&path) >= self.cache.slots().len() / 4;
+        let bytes = dirty.len() as u64 * self.extent_bytes;
+        // The blocks before them are wanted as much: room is not made of those.
+        for slot in &path {
+            if let Some(key) = self.cache.index().entry(*slot).map(|entry| entry.key) {
+                self.cache.ssd_mut().touch(key);
+            }
+        }
+        if !room_left || !self.make_ssd_room(bytes) {
+            return false;
+        }
+        let block = |at: &usize| {
+            let entry = self.cache.index().entry(path[*at])?;
+            let parent = entry.parent.and_then(|parent| self.cache.index().entry(parent));
+            let block = SsdBlock {
+                key: entry.key,
+                namespace: entry.namespace,
+                parent: parent.map(|parent| parent.key),
+                class: Class::Normal,
+                layout: self.layout,
+                bytes: self.extent_bytes,
+            };
+            Some((block, Some(path[*at])))
+        };
+        let sinks: Vec<_> = dirty.iter().filter_map(block).collect();
+        self.begin_sinks(path, sinks, None);
+        true
+    }
+
+    fn begin_sinks(
+        &mut self,
+        path: Vec<SlotIndex>,
+        sinks: Vec<(SsdBlock, Option<SlotIndex>)>,
+        keep: Option<u64>,
+    ) {
+        path.iter().for_each(|slot| self.cache.pin(*slot));
+        let batch = self.sinks.number();
+        self.sinks.batches.insert(batch, Batch { path, left: sinks.len() });
+        for (block, slot) in sinks {
+            let slot = slot.and_then(|slot| Some((slot, self.cache.slots().generation(slot)?)));
+            let bytes = if self.cache.ssd().contains(block.key) { 0 } else { block.bytes };
+            self.sinks.bytes += bytes;
+            let number = self.sinks.number();
+            let sink = Sink { block, slot, batch, keep, bytes, since_ms: None };
+            self.sinks.all.insert(number, sink);
+            self.sinks.queue.push_back(number);
+            if let Some(waits) = keep.and_then(|keep| self.sinks.keeps.get_mut(&keep)) {
+                waits.left.insert(number);
+            }
+        }
+    }
+
+    fn issue_sinks(&mut self, now_ms: u64) {
+        while self.sinks.under_way() < self.sinks_max() {
+            let Some(sink) = self.sinks.queue.pop_front() else { return };
+            let Some(of) = self.sinks.all.get_mut(&sink) else { continue };
+            of.since_ms = Some(now_ms);
+            let block = of.block.clone();
+            self.actions.push_back(match of.slot {
+                Some((slot, generation)) => {
+                    let entry = self.cache.index().entry(slot);
+                    let checksums = entry.map(|entry| entry.checksums.to_vec()).unwrap_or_default();
+                    Action::Sink { sink, slot, generation, block, checksums }
+                }
+                None => Action::Rewrite { sink, key: block.key, class: block.class },
+            });
+        }
+    }
+
+    /// Few enough that what they hold is a small part of the slots.
+    fn sinks_max(&self) -> usize {
+        let slots = self.cache.slots().len() as usize;
+        self.options.sinks_max.min(slots / 8).max(2)
+    }
+
+    /// Makes room for so many bytes of new extents, by dropping what the SSD can spare.
+    fn make_ssd_room(&mut self, bytes: u64) -> bool {
+        while self.cache.ssd().bytes() + self.sinks.bytes + bytes > self.ssd_size.bytes_max {
+            let Some(key) = self.cache.ssd().eldest() else { return false };
+            self.cache.unstore(key);
+            self.totals.ssd_evicted += 1;
+            self.actions.push_back(Action::Forget { key });
+        }
+        true
+    }
+
+    /// How many blocks after a held prefix could be read from the SSD now.
+    pub(super) fn could_rise(
+        &self,
+        now_ms: u64,
+        namespace: Namespace,
+        keys: &[BlockKey],
+        held: usize,
+    ) -> u32 {
+        if !self.ssd_is_usable(now_ms) {
+            return 0;
+        }
+        let parent = held.checked_sub(1).map(|before| keys[before]);
+        let there = self.cache.ssd().prefix(namespace, self.layout, parent, &keys[held..]);
+        let room = self.options.rises_max.saturating_sub(self.rises.all.len());
+        there.min(room) as u32
+    }
+
+    /// A page of a share that is read from the SSD, by this share first or by an earlier one.
+    pub(super) fn rise_page(
+        &mut self,
+        now_ms: u64,
+        share: Share,
+        page: u32,
+        key: BlockKey,
+    ) -> Option<Page> {
+        let known = self.rises.of_key(key).map(|(id, rise)| (id, rise.slot));
+        let (id, slot) = match known {
+            Some(known) => known,
+            None => self.begin_rise(now_ms, key)?,
+        };
+        self.cache.pin(slot);
+        self.rises.all.get_mut(&id)?.waiters.push((share, page));
+        Some(Page { slot, hold: Hold::Pinned })
+    }
+
+    fn begin_rise(&mut self, now_ms: u64, key: BlockKey) -> Option<(u64, SlotIndex)> {
+        let block = self.cache.ssd().get(key)?;
+        let (namespace, parent) = (block.namespace, block.parent);
+        let slot = self.cache.rise()?;
+        self.cache.ssd_mut().begin_use(key);
+        let rise = Rise {
+            key,
+            namespace,
+            parent,
+            slot,
+            since_ms: now_ms,
+            landed: None,
+            late: false,
+            waiters: Vec::new(),
+        };
+        let id = self.rises.insert(rise);
+        self.actions.push_back(Action::Rise { rise: id, slot, key });
+        Some((id, slot))
+    }
+
+    /// A read of the SSD has ended, with the checksums of the block's runs: its bytes are in the
+    /// slot, or the slot is not written any more.
+    pub fn risen(&mut self, now_ms: u64, rise: u64, result: Result<Vec<u64>, RiseError>) {
+        let Some(of) = self.rises.all.get_mut(&rise) else { return };
+        let key = of.key;
+        self.cache.ssd_mut().end_use(key);
+        match result {
+            Ok(checksums) => {
+                of.landed = Some(checksums);
+                self.land_from(now_ms, rise);
+            }
+            Err(error) => {
+                self.totals.rises_failed += 1;
+                if error == RiseError::Gone {
+                    self.ssd_lost(key);
+                }
+                self.fail_rise(now_ms, rise);
+            }
+        }
+    }
+
+    /// Lands a block that has been read, when the block before it is here, and then those that wait
+    /// for it.
+    fn land_from(&mut self, now_ms: u64, rise: u64) {
+        let mut next = vec![rise];
+        while let Some(rise) = next.pop() {
+            let Some(of) = self.rises.all.get(&rise) else { continue };
+            if of.landed.is_none() {
+                continue;
+            }
+            let (key, parent) = (of.key, of.parent);
+            let parent_slot = parent.map(|parent| self.cache.index().find(parent));
+            if parent_slot == Some(None) {
+                let rises = parent.and_then(|parent| self.rises.of_key(parent)).is_some();
+                if !rises || of.late {
+                    self.fail_rise(now_ms, rise);
+                }
+                continue;
+            }
+            self.land(rise, parent_slot.flatten());
+            let follows = |(id, of): (&u64, &Rise)| (of.parent == Some(key)).then_some(*id);
+            next.extend(self.rises.all.iter().filter_map(follows));
+        }
+    }
+
+    fn land(&mut self, rise: u64, parent: Option<SlotIndex>) {
+        let Some(of) = self.rises.remove(rise) else { return };
+        let Rise { key, namespace, slot, landed, waiters, .. } = of;
+        self.totals.risen += 1;
+        match self.cache.index().find(key) {
+            None => {
+                let checksums = landed.unwrap_or_default().into_boxed_slice();
+                self.cache.land(slot, Entry { key, namespace, parent, checksums });
+            }
+            // It was computed or sent here meanwhile: that copy serves.
+            Some(kept) => {
+                for (share, page) in &waiters {
+                    let record = self.shares.get_mut(share);
+                    let at = record.and_then(|record| record.pages.get_mut(*page as usize));
+                    if let Some(at) = at.filter(|at| at.slot == slot) {
+                        at.slot = kept;
+                        self.cache.pin(kept);
+                        self.cache.unpin(slot);
+                    }
+                }
+                self.cache.give_back(slot);
+            }
+        }
+        for (share, _) in waiters {
+            self.look_after_rising(share);
+        }
+    }
+
+    /// A rise came to nothing: whoever waits for it goes on without it and what follows it.
+    fn fail_rise(&mut self, now_ms: u64, rise: u64) {
+        self.leave_waiters(now_ms, rise);
+        let Some(of) = self.rises.remove(rise) else { return };
+        self.cache.give_back(of.slot);
+        // What was read and waits for it has nothing to wait for.
+        let follows = |(id, after): (&u64, &Rise)| {
+            (after.parent == Some(of.key) && after.landed.is_some()).then_some(*id)
+        };
+        let orphans: Vec<u64> = self.rises.all.iter().filter_map(follows).collect();
+        orphans.into_iter().for_each(|orphan| self.land_from(now_ms, orphan));
+    }
+
+    fn leave_waiters(&mut self, now_ms: u64, rise: u64) {
+        let Some(of) = self.rises.all.get_mut(&rise) else { return };
+        let slot = of.slot;
+        for (share, page) in std::mem::take(&mut of.waiters) {
+            let waits = self.shares.get(&share).and_then(|record| record.page(page));
+            if waits.is_some_and(|at| at.slot == slot) {
+                self.cut_rising(now_ms, share, page);
+            }
+        }
+    }
+
+    /// Reads that take too long are not waited for: the slots stay as they are until they end.
+    pub(super) fn late_rises(&mut self, now_ms: u64) {
+        while let Some((rise, since_ms)) = self.rises.oldest()
+            && now_ms.saturating_sub(since_ms) >= self.options.ssd_timeout_ms
+        {
+            self.totals.rises_late += 1;
+            self.rises.set_late(rise);
+            self.leave_waiters(now_ms, rise);
+        }
+    }
+
+    /// The share does not get this page and those after it from the SSD: it computes them (or, on
+    /// the source side, does not send them).
+    fn cut_rising(&mut self, now_ms: u64, share: Share, page: u32) {
+        let Some(record) = self.shares.get_mut(&share) else { return };
+        let end = record.rising.end;
+        record.rising.end = page;
+        // Nobody computes anything into an aborted one any more either.
+        let is_over = share.side == Side::Source || record.is_aborted();
+        let cut: Vec<SlotIndex> =
+            (page..end).filter_map(|page| Some(record.page(page)?.slot)).collect();
+        cut.iter().for_each(|slot| self.cache.unpin(*slot));
+        let finds_room = self.cache.available() as usize >= cut.len();
+        if is_over || !finds_room {
+            record.pages.drain(page as usize..page as usize + cut.len());
+            record.held_blocks = record.held_blocks.min(page);
+        }
+        if !is_over && !finds_room {
+            // Refused by no state.
+            let _ = self.apply(now_ms, share, ShareEvent::Abort, AbortReason::NoRoom);
+            return;
+        }
+        for page in (page..end).filter(|_| !is_over) {
+            let slot = self.cache.reserve(share).expect("there was room for all");
+            if let Some(record) = self.shares.get_mut(&share) {
+                record.pages[page as usize] = Page { slot, hold: Hold::Private };
+            }
+        }
+        self.look_after_rising(share);
+    }
+
+    /// When nothing of a share rises any more, it has what it got.
+    fn look_after_rising(&mut self, share: Share) {
+        let Some(record) = self.shares.get_mut(&share) else { return };
+        let slots = self.cache.slots();
+        let rises = |page: u32| {
+            let slot = record.page(page).map(|page| page.slot);
+            matches!(slot.and_then(|slot| slots.state(slot)), Some(SlotState::Rising { .. }))
+        };
+        if record.is_aborted() || !record.state.rising || record.rising.clone().any(rises) {
+            return;
+        }
+        record.cached_blocks = record.rising.end;
+        let blocks = record.cached_blocks;
+        // Refused by no state.
+        let Ok(asks) = record.state.on(ShareEvent::Risen) else { return };
+        if let Some(epoch) = asks.bound {
+            let bound = record.bound(self.block_tokens);
+            self.actions.push_back(Action::Bound { share, epoch, bound });
+        }
+        if share.side == Side::Source {
+            self.actions.push_back(Action::Risen { share, blocks });
+        }
+    }
+}

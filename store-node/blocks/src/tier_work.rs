@@ -1,0 +1,134 @@
+//! What is under way between the tiers: blocks being written to the SSD, blocks being read from it,
+//! and callers that wait until blocks are durable. It only remembers; slots and pins are the cache's.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use kvasir_proto::{BlockKey, Generation, Namespace, Share, SlotIndex};
+
+use crate::ssd::SsdBlock;
+
+/// A block on its way to the SSD.
+#[derive(Debug)]
+pub(crate) struct Sink {
+    pub(crate) block: SsdBlock,
+    /// Where its bytes are; `None` when the SSD has them and only the class changes.
+    pub(crate) slot: Option<(SlotIndex, Generation)>,
+    pub(crate) batch: u64,
+    pub(crate) keep: Option<u64>,
+    /// Room on the SSD that is kept for it; none when an extent of the block is there already.
+    pub(crate) bytes: u64,
+    /// When it was given to the shell; `None` while it waits for its turn.
+    pub(crate) since_ms: Option<u64>,
+}
+
+/// Sinks of one chain, with one pin of each of its blocks until the last of them has ended.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    pub(crate) path: Vec<SlotIndex>,
+    pub(crate) left: usize,
+}
+
+/// A caller that waits until a chain is durable.
+#[derive(Debug)]
+pub(crate) struct Keep {
+    pub(crate) left: BTreeSet<u64>,
+    pub(crate) failed: bool,
+    pub(crate) blocks: u32,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Sinks {
+    pub(crate) all: BTreeMap<u64, Sink>,
+    pub(crate) batches: BTreeMap<u64, Batch>,
+    pub(crate) keeps: BTreeMap<u64, Keep>,
+    /// Not given to the shell yet.
+    pub(crate) queue: VecDeque<u64>,
+    /// That new extents of them will take.
+    pub(crate) bytes: u64,
+    pub(crate) next: u64,
+    /// After an error none is begun before this.
+    pub(crate) retry_at_ms: u64,
+}
+
+impl Sinks {
+    pub(crate) fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    pub(crate) fn under_way(&self) -> usize {
+        self.all.len() - self.queue.len()
+    }
+
+    pub(crate) fn oldest_ms(&self) -> Option<u64> {
+        self.all.values().filter_map(|sink| sink.since_ms).min()
+    }
+
+    /// Every pin once.
+    pub(crate) fn pins(&self) -> impl Iterator<Item = SlotIndex> + '_ {
+        self.batches.values().flat_map(|batch| &batch.path).copied()
+    }
+}
+
+/// A block on its way from the SSD.
+#[derive(Debug)]
+pub(crate) struct Rise {
+    pub(crate) key: BlockKey,
+    pub(crate) namespace: Namespace,
+    pub(crate) parent: Option<BlockKey>,
+    pub(crate) slot: SlotIndex,
+    pub(crate) since_ms: u64,
+    /// The checksums that came with it, when it is there and waits for the block before it.
+    pub(crate) landed: Option<Vec<u64>>,
+    /// Its time is over: nobody waits for it any more.
+    pub(crate) late: bool,
+    /// Shares whose page it becomes.
+    pub(crate) waiters: Vec<(Share, u32)>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Rises {
+    pub(crate) all: BTreeMap<u64, Rise>,
+    pub(crate) by_key: BTreeMap<BlockKey, u64>,
+    pub(crate) next: u64,
+    /// Of them, those that are late.
+    pub(crate) late: u32,
+}
+
+impl Rises {
+    pub(crate) fn insert(&mut self, rise: Rise) -> u64 {
+        self.next += 1;
+        self.by_key.insert(rise.key, self.next);
+        self.all.insert(self.next, rise);
+        self.next
+    }
+
+    pub(crate) fn of_key(&self, key: BlockKey) -> Option<(u64, &Rise)> {
+        let rise = *self.by_key.get(&key)?;
+        Some((rise, self.all.get(&rise)?))
+    }
+
+    pub(crate) fn remove(&mut self, rise: u64) -> Option<Rise> {
+        let removed = self.all.remove(&rise)?;
+        if self.by_key.get(&removed.key) == Some(&rise) {
+            self.by_key.remove(&removed.key);
+        }
+        self.late -= u32::from(removed.late);
+        Some(removed)
+    }
+
+    /// Nobody waits for it from now on, and whoever wants the block may ask for it anew.
+    pub(crate) fn set_late(&mut self, rise: u64) {
+        if let Some(of) = self.all.get_mut(&rise).filter(|of| !of.late) {
+            of.late = true;
+            self.late += 1;
+            self.by_key.remove(&of.key);
+        }
+    }
+
+    /// When the eldest that is not late began. They begin in the order of their numbers.
+    pub(crate) fn oldest(&self) -> Option<(u64, u64)> {
+        let mut all = self.all.iter().filter(|(_, rise)| !rise.late && rise.landed.is_none());
+        all.next().map(|(id, rise)| (*id, rise.since_ms))
+    }
+}

@@ -1,0 +1,152 @@
+//! The simulation's SSD: what the shell would do with one, in any order, with failures, hangs, losses
+//! and restarts. What it holds is what it was given, so whatever rises must be right.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kvasir_blocks::{Action, KeepRequest, RiseError, SinkError, SsdBlock, SsdSize};
+use kvasir_proto::{BlockKey, Class, Share, Side, SlotIndex, Tenant, TxId};
+
+use crate::checker::Hand;
+use crate::simulation::World;
+
+const EXTENT_BYTES: u64 = 10;
+const LAYOUT: u64 = 3;
+const SIZE: SsdSize = SsdSize { bytes_max: 200, context_bytes_max: 120, tenant_bytes_max: 90 };
+
+/// A block that is written, or one that gets another class.
+#[derive(Debug)]
+enum Writing {
+    Block(SsdBlock),
+    Class(BlockKey, Class),
+}
+
+#[derive(Debug, Default)]
+pub struct SimSsd {
+    pub stored: BTreeMap<BlockKey, SsdBlock>,
+    sinks: Vec<(u64, Writing)>,
+    rises: Vec<(u64, SlotIndex, BlockKey)>,
+    /// What was promised to be durable, by the number of the promise.
+    pub keeps: BTreeMap<u64, KeepRequest>,
+    pub kept_total: u64,
+    lost: BTreeSet<BlockKey>,
+    is_up: bool,
+}
+
+impl SimSsd {
+    pub fn is_idle(&self) -> bool {
+        self.sinks.is_empty() && self.rises.is_empty()
+    }
+}
+
+/// Stands for a read or write of the SSD in the checker's books.
+fn as_share(incarnation: u64, serial: u64) -> Share {
+    Share { tx: TxId { conductor_incarnation: incarnation, serial }, side: Side::Source }
+}
+
+impl World {
+    pub fn ssd_begins(&mut self, action: Action) {
+        match action {
+            Action::Sink { sink, slot, generation, block, .. } => {
+                assert_eq!(self.blocks.generation(slot), Some(generation));
+                self.checker.held(&[block.key], &[slot]);
+                self.checker.read_begin(&self.blocks, as_share(3, sink), &[slot]);
+                self.ssd.sinks.push((sink, Writing::Block(block)));
+            }
+            Action::Rewrite { sink, key, class } => {
+                self.ssd.sinks.push((sink, Writing::Class(key, class)));
+            }
+            Action::Rise { rise, slot, key } => {
+                self.checker.hand_out(as_share(2, rise), &[slot]);
+                self.checker.may_write(as_share(2, rise), Hand::Remote, &[slot]);
+                self.ssd.rises.push((rise, slot, key));
+            }
+            other => panic!("{other:?} is nothing for the SSD"),
+        }
+    }
+
+    pub fn ssd_works(&mut self) {
+        if self.random.one_in(2) && !self.ssd.sinks.is_empty() {
+            // The log answers in order.
+            let (sink, writing) = self.ssd.sinks.remove(0);
+            self.checker.reads_end(as_share(3, sink));
+            let result = self.end_sink(writing);
+            self.blocks.sunk(self.now_ms, sink, result);
+        } else if !self.ssd.rises.is_empty() && self.random.one_in(3) {
+            let at = self.random.below(self.ssd.rises.len());
+            let (rise, slot, key) = self.ssd.rises.swap_remove(at);
+            let share = as_share(2, rise);
+            let result = if self.random.one_in(8) {
+                Err(RiseError::Failed)
+            } else if self.ssd.stored.contains_key(&key) {
+                self.checker.write(share, Hand::Remote, slot, Some(key));
+                Ok(vec![1])
+            } else {
+                Err(RiseError::Gone)
+            };
+            self.checker.stopped(share, Hand::Remote);
+            self.blocks.risen(self.now_ms, rise, result);
+        }
+        self.learn_of_aborts();
+    }
+
+    fn end_sink(&mut self, writing: Writing) -> Result<(), SinkError> {
+        if self.random.one_in(10) {
+            return Err(SinkError::Failed);
+        }
+        match writing {
+            Writing::Block(block) => drop(self.ssd.stored.insert(block.key, block)),
+            Writing::Class(key, class) => {
+                self.ssd.stored.get_mut(&key).ok_or(SinkError::Gone)?.class = class;
+            }
+        }
+        Ok(())
+    }
+
+    /// The disk fails and comes back with what it held, or is there for the first time.
+    pub fn ssd_restarts(&mut self) {
+        self.blocks.set_extents(LAYOUT, EXTENT_BYTES);
+        self.blocks.ssd_gone();
+        if !self.ssd.is_up || !self.random.one_in(8) {
+            let there = self.ssd.stored.values().cloned().collect();
+            self.blocks.ssd_ready(SIZE, there);
+            self.blocks.expire(self.now_ms);
+            self.ssd.is_up = true;
+        } else {
+            self.ssd.is_up = false;
+        }
+    }
+
+    /// A block is found rotten.
+    pub fn ssd_loses(&mut self) {
+        let nth = self.random.below(24);
+        let Some(key) = self.ssd.stored.keys().nth(nth).copied() else { return };
+        self.ssd.stored.remove(&key);
+        self.ssd.lost.insert(key);
+        self.blocks.ssd_lost(key);
+    }
+
+    pub fn keep(&mut self) {
+        let (namespace, keys) = self.keys(4);
+        let tenant = Tenant(self.random.below(2) as u64);
+        let until_unix_ms = self.now_ms + self.random.below(400) as u64;
+        let request = KeepRequest { namespace, keys, tenant, until_unix_ms };
+        if let Ok(number) = self.blocks.keep(self.now_ms, &request) {
+            self.ssd.keeps.insert(number, request);
+        }
+    }
+
+    pub fn kept(&mut self, keep: u64, blocks: Option<u32>) {
+        let request = self.ssd.keeps.remove(&keep).expect("a promise");
+        let Some(blocks) = blocks else { return };
+        self.ssd.kept_total += u64::from(blocks > 0);
+        let counts = self.blocks.counts();
+        assert!(counts.ssd_bytes <= SIZE.bytes_max, "{counts:?}");
+        assert!(counts.context_bytes <= SIZE.context_bytes_max, "{counts:?}");
+        // What is promised is on the disk, from the first block on, or its time is over already.
+        for key in &request.keys[..blocks as usize] {
+            let is_promised = request.until_unix_ms > self.now_ms && self.ssd.lost.is_empty();
+            let stored = self.ssd.stored.contains_key(key);
+            assert!(stored || !is_promised, "a block is kept and not stored");
+        }
+    }
+}

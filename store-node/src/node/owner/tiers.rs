@@ -1,0 +1,294 @@
+//! Between the block core and the thread beside the SSD: handing over what the core plans, taking
+//! back what became of it, and what of all that others are told.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kvasir_blocks::{KeepError, KeepRequest, RiseError, SinkError, SsdBlock, SsdSize};
+use kvasir_log::{Counts, Recovered, extent_pages};
+use kvasir_proto::{BlockKey, Namespace, Share, SlotLayout, Tenant, v1};
+use prost::Message;
+
+use super::Owner;
+use crate::clock;
+use crate::node::command::{Refused, Reply};
+use crate::ssd::thread::{Job, Report, Shape, SsdThread};
+
+/// How long an error is told of after it was met last.
+const ERROR_MS: u64 = 10_000;
+/// Callers of `KeepContext` that may wait at once.
+const KEEPS_MAX: usize = 1_024;
+
+impl From<KeepError> for Refused {
+    fn from(error: KeepError) -> Self {
+        let why = error.to_string();
+        match error {
+            KeepError::NoSsd | KeepError::OtherTenant => Refused::Precondition(why),
+            KeepError::NotHere => Refused::NotFound(why),
+            KeepError::OverQuota { .. } | KeepError::NoRoom => Refused::NoSpace(why),
+            KeepError::Busy => Refused::Unavailable(why),
+        }
+    }
+}
+
+#[derive(Debug)]
+enum State {
+    Opening,
+    Up { how: &'static str },
+    Down { why: String },
+}
+
+/// The SSD tier of a node that has one.
+#[derive(Debug)]
+pub struct Tiers {
+    thread: SsdThread,
+    state: State,
+    extent_bytes_max: u64,
+    bytes_max: u64,
+    /// The last error of the disk, and when it was met.
+    error: Option<(u64, String)>,
+    shape: Option<Shape>,
+    counts: Counts,
+    keeps: BTreeMap<u64, Reply<v1::KeepContextReply>>,
+}
+
+impl Tiers {
+    pub fn new(thread: SsdThread) -> Self {
+        Tiers {
+            thread,
+            state: State::Opening,
+            extent_bytes_max: 0,
+            bytes_max: 0,
+            error: None,
+            shape: None,
+            counts: Counts::default(),
+            keeps: BTreeMap::new(),
+        }
+    }
+}
+
+/// Names a layout in extents: blocks of another one are of no use.
+fn layout_hash(layout: &SlotLayout) -> u64 {
+    kvasir_transfer::checksum(&v1::SlotLayout::from(layout).encode_to_vec())
+}
+
+impl Owner {
+    /// Blocks look like this from now on.
+    pub(super) fn shape_ssd(&mut self, layout: &Arc<SlotLayout>) {
+        let Some(tiers) = &mut self.tiers else { return };
+        let shape = Shape { layout: Arc::clone(layout), hash: layout_hash(layout) };
+        let pages = extent_pages(layout.runs_per_page(), layout.slot_bytes() as usize);
+        let extent_bytes = (pages * kvasir_log::PAGE_BYTES) as u64;
+        let hash = shape.hash;
+        tiers.shape = Some(shape);
+        let too_large = tiers.bytes_max > 0 && extent_bytes > tiers.extent_bytes_max / 8;
+        if too_large {
+            tracing::error!(
+                extent_bytes,
+                "a block is more than an eighth of a segment: none goes to the SSD; begin a new log \
+                 with a larger `ssd.segment_bytes`"
+            );
+        }
+        self.blocks.set_extents(hash, if too_large { 0 } else { extent_bytes });
+    }
+
+    /// Everything that the thread beside the disk has reported. Answers whether there was anything.
+    pub(super) fn take_ssd(&mut self) -> bool {
+        let mut worked = false;
+        for _ in 0..super::BATCH {
+            let Ok(report) = self.inbox.ssd.try_recv() else { break };
+            self.take_report(report);
+            worked = true;
+        }
+        worked
+    }
+
+    fn take_report(&mut self, report: Report) {
+        let now_ms = clock::now_ms();
+        match report {
+            Report::Up { how, live_bytes_max, extent_bytes_max, blocks } => {
+                self.ssd_is_up(how, live_bytes_max, extent_bytes_max, blocks);
+            }
+            Report::Down { why } => {
+                if let Some(tiers) = &mut self.tiers {
+                    (tiers.state, tiers.bytes_max) = (State::Down { why }, 0);
+                }
+                self.blocks.ssd_gone();
+                self.report.dirty = true;
+            }
+            Report::Sunk { sink, result, why } => {
+                if result == Err(SinkError::Corrupt) {
+                    self.metrics.corrupt_blocks.inc();
+                }
+                self.note_error(now_ms, why);
+                self.blocks.sunk(now_ms, sink, result);
+            }
+            Report::Risen { rise, result, why } => {
+                self.metrics.ssd_rotten.inc_by(u64::from(result == Err(RiseError::Gone)));
+                self.note_error(now_ms, why);
+                self.blocks.risen(now_ms, rise, result);
+            }
+            Report::Lost { key } => {
+                self.metrics.ssd_rotten.inc();
+                self.note_error(now_ms, Some("an extent failed its checksum".into()));
+                self.blocks.ssd_lost(key);
+            }
+            Report::Counts(counts) => {
+                if let Some(tiers) = &mut self.tiers {
+                    tiers.counts = counts;
+                }
+                self.metrics.set_ssd_counts(&counts);
+            }
+        }
+        self.run_actions();
+    }
+
+    fn note_error(&mut self, now_ms: u64, why: Option<String>) {
+        let (Some(why), Some(tiers)) = (why, &mut self.tiers) else { return };
+        self.metrics.ssd_errors.inc();
+        if tiers.error.as_ref().is_none_or(|(_, known)| *known != why) {
+            tracing::warn!(why, "an operation of the SSD has failed");
+        }
+        tiers.error = Some((now_ms, why));
+        self.report.dirty = true;
+    }
+
+    fn ssd_is_up(
+        &mut self,
+        how: &'static str,
+        bytes_max: u64,
+        extent_bytes_max: u64,
+        blocks: Vec<Recovered>,
+    ) {
+        let config = &self.config.ssd;
+        let context_bytes_max = bytes_max / 100 * u64::from(config.context_percent);
+        let tenant_bytes_max = config.tenant_bytes_max.min(context_bytes_max);
+        let Some(tiers) = &mut self.tiers else { return };
+        tiers.state = State::Up { how };
+        (tiers.bytes_max, tiers.extent_bytes_max) = (bytes_max, extent_bytes_max);
+        let layout = tiers.shape.as_ref().map(|shape| Arc::clone(&shape.layout));
+        let block = |found: Recovered| {
+            let Recovered { key, namespace, parent, class, layout, bytes } = found;
+            SsdBlock { key, namespace, parent, class, layout, bytes }
+        };
+        let blocks = blocks.into_iter().map(block).collect();
+        let size = SsdSize { bytes_max, context_bytes_max, tenant_bytes_max };
+        self.blocks.ssd_ready(size, blocks);
+        self.blocks.expire(clock::unix_ms());
+        if let Some(layout) = layout {
+            self.shape_ssd(&layout);
+        }
+        self.report.dirty = true;
+    }
+
+    pub(super) fn give_ssd(&mut self, job: impl FnOnce(&Shape) -> Job) {
+        let Some(tiers) = &mut self.tiers else { return };
+        let shape = tiers.shape.as_ref().expect("without a shape there are no slots to move");
+        let job = job(shape);
+        tiers.thread.give(job);
+    }
+
+    pub(super) fn forget_on_ssd(&mut self, key: BlockKey) {
+        if let Some(tiers) = &mut self.tiers {
+            tiers.thread.give(Job::Forget { key });
+        }
+    }
+
+    /// What follows whatever took slots; and what waits for room in the thread's queue.
+    pub(super) fn plan_tiers(&mut self) {
+        if self.tiers.is_some() {
+            self.blocks.sink_ahead(clock::now_ms());
+        }
+    }
+
+    pub(super) fn tick_tiers(&mut self) {
+        if let Some(tiers) = &mut self.tiers {
+            tiers.thread.flush();
+            self.blocks.expire(clock::unix_ms());
+        }
+    }
+
+    pub(super) fn flush_ssd(&mut self) -> bool {
+        self.tiers.as_mut().is_some_and(|tiers| tiers.thread.flush())
+    }
+
+    pub(super) fn keep_context(
+        &mut self,
+        request: &v1::KeepContextRequest,
+        reply: Reply<v1::KeepContextReply>,
+    ) {
+        match self.begin_keeping(request) {
+            Ok(keep) => {
+                if let Some(tiers) = &mut self.tiers {
+                    tiers.keeps.insert(keep, reply);
+                }
+            }
+            Err(refused) => drop(reply.send(Err(refused))),
+        }
+    }
+
+    fn begin_keeping(&mut self, request: &v1::KeepContextRequest) -> Result<u64, Refused> {
+        let waiting = self.tiers.as_ref().map_or(0, |tiers| tiers.keeps.len());
+        if waiting >= KEEPS_MAX {
+            return Err(Refused::Unavailable("too many chains are being kept; try again".into()));
+        }
+        if request.ttl_ms == 0 || request.tenant.is_empty() {
+            return Err(Refused::Invalid(
+                "a tenant and a time to live above zero are needed".into(),
+            ));
+        }
+        let wanted = KeepRequest {
+            namespace: Namespace::try_from(request.namespace.as_slice())?,
+            keys: BlockKey::list(&request.keys)?,
+            tenant: Tenant(kvasir_transfer::checksum(request.tenant.as_bytes())),
+            until_unix_ms: clock::unix_ms().saturating_add(request.ttl_ms),
+        };
+        Ok(self.blocks.keep(clock::now_ms(), &wanted)?)
+    }
+
+    pub(super) fn kept(&mut self, keep: u64, blocks: Option<u32>) {
+        let Some(reply) = self.tiers.as_mut().and_then(|tiers| tiers.keeps.remove(&keep)) else {
+            return;
+        };
+        let failed = || Refused::Unavailable("the SSD did not take all of it; try again".into());
+        let kept = |kept_blocks| v1::KeepContextReply { kept_blocks };
+        let _ = reply.send(blocks.map(kept).ok_or_else(failed));
+    }
+
+    /// Source side: what was on its way from the SSD is there, or never will be.
+    pub(super) fn source_risen(&mut self, share: Share, blocks: u32) {
+        let slots = self.blocks.share(share).map(|view| view.slots).unwrap_or_default();
+        let Some(leg) = self.legs.get_mut(&share) else { return };
+        leg.pages.set_slots(&slots);
+        leg.held_pages = blocks;
+        if let Some(outgoing) = &mut leg.outgoing {
+            outgoing.push.end_at(blocks);
+        }
+        self.set_cached(share, blocks);
+        self.pump(share);
+    }
+
+    pub(super) fn ssd_status(&self) -> Option<v1::SsdStatus> {
+        let tiers = self.tiers.as_ref()?;
+        let now_ms = clock::now_ms();
+        let answers = self.blocks.ssd_is_usable(now_ms);
+        let counts = self.blocks.counts();
+        let error = tiers.error.as_ref().filter(|(at_ms, _)| now_ms < at_ms + ERROR_MS);
+        let state = match (&tiers.state, error) {
+            (State::Opening, _) => "opening".to_owned(),
+            (State::Down { why }, _) => format!("failed: {why}"),
+            (State::Up { .. }, _) if !answers => {
+                format!("hangs: an operation takes longer than {} ms", self.config.ssd.timeout_ms)
+            }
+            (State::Up { .. }, Some((_, why))) => format!("degraded: {why}"),
+            (State::Up { how }, None) => format!("ready, by {how}"),
+        };
+        Some(v1::SsdStatus {
+            usable: matches!(tiers.state, State::Up { .. }) && answers,
+            state,
+            blocks: counts.ssd_blocks.into(),
+            bytes: counts.ssd_bytes,
+            bytes_max: tiers.bytes_max,
+        })
+    }
+}

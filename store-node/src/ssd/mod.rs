@@ -1,0 +1,15 @@
+//! The SSD tier's shell: one thread beside the disk, which owns the log, and what it stands on.
+//!
+//! - [`thread`]: takes jobs of the node's thread, drives the log, reports what became of them
+//! - [`open`]: the file, io_uring or plain calls, the index: whatever this host has
+//! - [`uring`], [`plain`]: disks; [`faulty`]: a disk that does wrong on purpose, for tests
+//! - [`sled_index`]: where extents lie, kept in sled
+//!
+//! What is on the SSD, what sinks and what rises is decided by the block core.
+
+pub mod faulty;
+pub mod open;
+pub mod plain;
+pub mod sled_index;
+pub mod thread;
+pub mod uring;
