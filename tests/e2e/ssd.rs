@@ -33,7 +33,7 @@ async fn kept_case(cluster: &Cluster) -> Case {
 
 #[tokio::test]
 async fn kept_blocks_outlive_a_killed_node_and_give_the_same_tokens() {
-    let cluster = Cluster::start("--ssd-bytes 64MiB").await;
+    let cluster = Cluster::start("--ssd-bytes 256MiB").await;
     let case = kept_case(&cluster).await;
     for _ in 0..2 {
         // Nobody else has them either.
@@ -50,7 +50,7 @@ async fn kept_blocks_outlive_a_killed_node_and_give_the_same_tokens() {
 
 #[tokio::test]
 async fn a_bad_disk_costs_no_answer_and_is_used_again_when_it_is_good() {
-    let cluster = Cluster::start("--ssd-bytes 64MiB --ssd-faults").await;
+    let cluster = Cluster::start("--ssd-bytes 256MiB --ssd-faults").await;
     let case = kept_case(&cluster).await;
     let faults = cluster.run_dir().join("prefill-1-node.faults");
     // Wrong bytes come last: what is found rotten is dropped.

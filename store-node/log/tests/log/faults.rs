@@ -129,3 +129,22 @@ fn what_is_no_log_is_left_alone() {
     let small = SimDisk::new(4 * SEGMENT_PAGES * PAGE, 1);
     assert!(matches!(TestLog::open(small).err(), Some(RecoverError::TooSmall { .. })));
 }
+
+#[test]
+fn garbage_behind_a_good_superblock_is_an_empty_log() {
+    let log = TestLog::new(1);
+    for seed in 1..20u64 {
+        let mut bytes = log.disk.bytes(0, DISK_BYTES);
+        let mut state = seed;
+        for byte in &mut bytes[2 * PAGE..] {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(seed);
+            *byte = (state >> 33) as u8;
+        }
+        let mut disk = SimDisk::new(DISK_BYTES, seed);
+        fill(&mut disk, &bytes);
+        let mut log = TestLog::open(disk).expect("a log");
+        assert_eq!(log.recovered, []);
+        log.store(1);
+        assert!(log.has(1));
+    }
+}
