@@ -12,7 +12,7 @@ pub(crate) mod stream;
 pub mod tls;
 
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::net::{
@@ -65,9 +65,14 @@ fn tune(socket: &OwnedFd) -> rustix::io::Result<()> {
     sockopt::set_socket_keepalive(socket, true)?;
     sockopt::set_tcp_keepidle(socket, Duration::from_secs(5))?;
     sockopt::set_tcp_keepintvl(socket, Duration::from_secs(2))?;
-    sockopt::set_tcp_keepcnt(socket, 3)?;
-    // And while something is: without it a vanished host is noticed after a quarter of an hour.
-    sockopt::set_tcp_user_timeout(socket, 11_000)
+    sockopt::set_tcp_keepcnt(socket, 3)
+}
+
+/// While something is sent, a vanished host is noticed a little after the engine's own patience ends: the
+/// system's alone would be a quarter of an hour, also for a receiver whose acknowledgements are under way.
+pub(crate) fn set_patience(socket: impl AsFd, peer_timeout_ms: u64) -> rustix::io::Result<()> {
+    let patience_ms = u32::try_from(peer_timeout_ms).unwrap_or(u32::MAX).saturating_add(1_000);
+    sockopt::set_tcp_user_timeout(socket, patience_ms)
 }
 
 /// A greeting as it goes over the wire.
@@ -82,4 +87,18 @@ pub(crate) fn greeting_length(prefix: [u8; GREETING_BYTES]) -> Option<usize> {
     let length = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
     let known = [m0, m1, m2, m3] == GREETING_MAGIC && length <= crate::hello::HELLO_BYTES_MAX;
     known.then_some(length)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_is_as_patient_as_its_engine_and_a_little_more() {
+        for (peer_timeout_ms, patience_ms) in [(30, 1_030), (60_000, 61_000)] {
+            let socket = open(&([127, 0, 0, 1], 0).into()).expect("a socket");
+            set_patience(&socket, peer_timeout_ms).expect("set");
+            assert_eq!(sockopt::tcp_user_timeout(&socket), Ok(patience_ms));
+        }
+    }
 }

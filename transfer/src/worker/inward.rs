@@ -11,6 +11,7 @@ use crate::engine::Loss;
 use crate::rdma::incoming::RdmaIn;
 use crate::shm::incoming::ShmIn;
 use crate::tcp::incoming::TcpIn;
+use crate::tcp::set_patience;
 use crate::tcp::stream::Stream;
 
 use super::hub::Hub;
@@ -133,6 +134,9 @@ impl Links {
             },
         };
         let watched = link.and_then(|link| {
+            if domain != Domain::Shm {
+                set_patience(link.fd(), hub.shared.config.peer_timeout_ms)?;
+            }
             watch_edges(&self.epoll, link.fd(), token)?;
             link.bell().map_or(Ok(()), |bell| hear(&self.epoll, bell, bell_token))?;
             Ok(link)

@@ -12,6 +12,7 @@ use crate::hello::Hello;
 use crate::rdma::outgoing::RdmaOut;
 use crate::shm::outgoing::ShmOut;
 use crate::tcp::outgoing::TcpOut;
+use crate::tcp::set_patience;
 
 use super::hub::Hub;
 use super::link::{Lane, LinkEnd, Turn};
@@ -156,6 +157,10 @@ impl Links {
             let Some(link) = open(lane, domain, &endpoint, &hello, hub) else { continue };
             let token = self.next_token;
             self.next_token += 1;
+            if domain != Domain::Shm {
+                // A matter of time only: what cannot be set here is noticed later.
+                let _ = set_patience(link.fd(), hub.shared.config.peer_timeout_ms);
+            }
             if watch_edges(&self.epoll, link.fd(), token).is_err() {
                 continue;
             }
