@@ -1,5 +1,7 @@
 //! What the transfer engine would use, and why: the same order of preference as the engine's own.
 
+use kvasir_transfer_verbs::Library;
+
 use super::devices::{Devices, RdmaDevice};
 use super::report::{Finding, Section};
 
@@ -18,8 +20,12 @@ fn other_hosts(found: &Devices) -> Finding {
     let is_usable = |device: &&RdmaDevice| {
         device.driver != "efa" && device.ports.iter().any(|port| port.is_active)
     };
-    match found.rdma.iter().find(is_usable) {
-        Some(device) => Finding::advice(
+    let device = found.rdma.iter().find(is_usable);
+    match device.map(|device| (device, Library::open())) {
+        Some((_, Err(unavailable))) => {
+            Finding::advice("other hosts", format!("tcp, though there is a device: {unavailable}"))
+        }
+        Some((device, Ok(_))) => Finding::advice(
             "other hosts",
             format!(
                 "verbs, by {}, when a store node's `domain` is \"verbs\" (`kvasir up --domain verbs`); \
@@ -28,5 +34,30 @@ fn other_hosts(found: &Devices) -> Finding {
             ),
         ),
         None => Finding::good("other hosts", "tcp: there is no RDMA device with an active port"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::devices::Port;
+
+    fn chosen(driver: &str, is_active: bool) -> String {
+        let (link_layer, rate) = ("Ethernet".to_owned(), "100 Gb/sec".to_owned());
+        let port = Port { number: 1, is_active, link_layer, rate, gid: None };
+        let (name, driver) = ("card_0".to_owned(), driver.to_owned());
+        let device = RdmaDevice { name, driver, ports: vec![port] };
+        other_hosts(&Devices { rdma: vec![device], ..Devices::default() }).says
+    }
+
+    #[test]
+    fn an_active_device_is_chosen_or_it_is_said_what_is_missing() {
+        let says = chosen("mlx5_core", true);
+        let is_chosen = says.starts_with("verbs, by card_0");
+        assert!(is_chosen || says.contains("libibverbs"), "{says}");
+        for (driver, is_active) in [("mlx5_core", false), ("efa", true)] {
+            let says = chosen(driver, is_active);
+            assert!(says.starts_with("tcp: there is no RDMA device"), "{says}");
+        }
     }
 }

@@ -14,8 +14,8 @@ use kvasir_transfer_verbs::{
     AckTimeout, Buffer, CompletionChannel, CompletionQueue, CompletionQueues, ConnectOptions,
     Context, DeviceEvent, DeviceInfo, Library, LinkLayer, LocalPath, LocalSlice, MemoryRegion,
     Operation, Payload, ProtectionDomain, Psn, QpNum, QueuePairAddress, QueuePairOptions, RKey,
-    RcQueuePair, Receive, RegionOptions, RemoteAddress, Request, Side, Traffic, Transport, Wake,
-    WcStatus, WorkCompletion, WorkTag,
+    RcQueuePair, Receive, RegionOptions, RemoteAddress, Request, Side, Template, TemplateRequest,
+    Traffic, Transport, Wake, WcStatus, WorkCompletion, WorkTag,
 };
 
 use super::config::{VerbsConfig, WRITE_QUEUE_PAIRS_MAX};
@@ -140,6 +140,7 @@ pub(crate) fn open(config: &VerbsConfig) -> Result<Opened, CardError> {
         regions: BTreeMap::new(),
         pipes: BTreeMap::new(),
         by_number: BTreeMap::new(),
+        template: template(),
         scratch: Scratch::default(),
     };
     Ok((Box::new(card), registry))
@@ -192,6 +193,7 @@ struct VerbsCard {
     pipes: BTreeMap<PipeId, Pipe>,
     /// Whose completion it is.
     by_number: BTreeMap<QpNum, (PipeId, usize)>,
+    template: Template,
     scratch: Scratch,
 }
 
@@ -494,15 +496,25 @@ impl Card for VerbsCard {
         let Some(pipe) = self.pipes.get_mut(&pipe) else {
             return Err(CardError::new("there is no such pipe"));
         };
+        // What pages are: counted writes out of registered memory. Their requests are built already.
+        let mut posts = posts;
+        while let Some((chain, rest)) = posts.split_at_checked(TEMPLATE_REQUESTS)
+            && fill(&mut self.template, &self.regions, chain)?
+        {
+            pipe.lanes[lane]
+                .post_template(&mut self.template, TEMPLATE_REQUESTS)
+                .map_err(|error| CardError::because("work cannot be posted", error))?;
+            posts = rest;
+        }
+        if posts.is_empty() {
+            return Ok(());
+        }
         let slices = &mut self.scratch.slices;
         slices.clear();
         for post in posts {
             slices.push(match &post.from {
                 From::Region { key, offset, bytes } => {
-                    let region = self.regions.get(key);
-                    let region = region.ok_or_else(|| CardError::new("a region is gone"))?;
-                    let slice = region.slice(*offset as usize, *bytes as usize);
-                    Some(slice.map_err(|error| CardError::because("a source", error))?)
+                    Some(slice_of(&self.regions, *key, (*offset, *bytes))?)
                 }
                 From::Nothing | From::Inline { .. } => None,
             });
@@ -600,6 +612,47 @@ impl Card for VerbsCard {
         }
         Ok(())
     }
+}
+
+/// Of one chain. Longer ones are several chains, shorter ones are built one by one.
+const TEMPLATE_REQUESTS: usize = 16;
+
+/// Counted writes, of which the last one's end is told.
+fn template() -> Template {
+    let request = |is_signalled| TemplateRequest { has_imm: true, is_signalled, is_fenced: false };
+    let mut requests = [request(false); TEMPLATE_REQUESTS];
+    requests[TEMPLATE_REQUESTS - 1] = request(true);
+    Template::new(&requests)
+}
+
+/// Whether all of these posts are such as the template has; then it is filled with them.
+fn fill(
+    template: &mut Template,
+    regions: &BTreeMap<u64, MemoryRegion>,
+    posts: &[Post],
+) -> Result<bool, CardError> {
+    for (at, post) in posts.iter().enumerate() {
+        let (From::Region { key, offset, bytes }, To::Memory(place), Some(imm)) =
+            (&post.from, post.to, post.imm)
+        else {
+            return Ok(false);
+        };
+        let slice = slice_of(regions, *key, (*offset, *bytes))?;
+        template.set(at, Some(slice), remote(place));
+        template.set_imm(at, imm);
+        template.set_tag(at, WorkTag(post.tag));
+    }
+    Ok(true)
+}
+
+fn slice_of(
+    regions: &BTreeMap<u64, MemoryRegion>,
+    key: u64,
+    (offset, bytes): (u64, u64),
+) -> Result<LocalSlice, CardError> {
+    let region = regions.get(&key).ok_or_else(|| CardError::new("a region is gone"))?;
+    let slice = region.slice(offset as usize, bytes as usize);
+    slice.map_err(|error| CardError::because("a source does not lie in its region", error))
 }
 
 /// A post as the device takes it.

@@ -243,10 +243,11 @@ fn a_source_is_not_read_after_its_write_ran_out_of_time() {
 
 #[test]
 fn writers_with_any_number_of_queue_pairs_are_served() {
-    for write_queue_pairs in [1, 4] {
+    // Deep enough for chains of work requests that are built once, and not.
+    for (write_queue_pairs, send_depth) in [(1, 8), (4, 64)] {
         let changed = config(|verbs| {
             verbs.write_queue_pairs = write_queue_pairs;
-            verbs.send_depth = 8;
+            verbs.send_depth = send_depth;
             verbs.inline_bytes = 0;
         });
         let (Some(changed), Some(plain)) = (changed, config(|_| {})) else { return };
