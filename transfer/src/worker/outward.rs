@@ -162,6 +162,7 @@ impl Links {
                 let _ = set_patience(link.fd(), hub.shared.config.peer_timeout_ms);
             }
             if watch_edges(&self.epoll, link.fd(), token).is_err() {
+                link.close(hub);
                 continue;
             }
             lanes.next_path += 1;
