@@ -69,6 +69,10 @@ fn system(call: &'static str) -> impl Fn(rustix::io::Errno) -> MemoryError {
     move |source| MemoryError::System { call, source }
 }
 
+/// While pages are made present, whoever maps or unmaps anything in this process waits. So it is done in
+/// pieces that take less than a millisecond.
+const POPULATE_AT_ONCE: usize = 4 << 20;
+
 impl SharedMemory {
     /// Makes zeroed memory. `name` shows in `/proc/PID/maps`.
     ///
@@ -141,8 +145,14 @@ impl SharedMemory {
     }
 
     fn advise(&self, advice: Advice) -> rustix::io::Result<()> {
-        // SAFETY: the range is our whole mapping, and neither advice changes its contents.
-        unsafe { rustix::mm::madvise(self.base.cast::<c_void>(), self.len, advice) }
+        self.advise_range(advice, 0, self.len)
+    }
+
+    fn advise_range(&self, advice: Advice, from: usize, bytes: usize) -> rustix::io::Result<()> {
+        assert!(from + bytes <= self.len, "beyond the mapping");
+        let at = self.base.wrapping_add(from);
+        // SAFETY: the range lies in our mapping, and no advice that is given changes its contents.
+        unsafe { rustix::mm::madvise(at.cast::<c_void>(), bytes, advice) }
     }
 
     /// Makes every page present in this process's page table, which otherwise costs a fault per page
@@ -152,8 +162,13 @@ impl SharedMemory {
             Access::ReadOnly => Advice::LinuxPopulateRead,
             Access::ReadWrite => Advice::LinuxPopulateWrite,
         };
-        // A matter of speed only.
-        let _ = self.advise(advice);
+        for from in (0..self.len).step_by(POPULATE_AT_ONCE) {
+            let bytes = POPULATE_AT_ONCE.min(self.len - from);
+            // A matter of speed only.
+            if self.advise_range(advice, from, bytes).is_err() {
+                return;
+            }
+        }
     }
 
     pub fn fd(&self) -> BorrowedFd<'_> {
