@@ -5,8 +5,10 @@
 //! node to being ready in two seconds.
 
 #[path = "../../store-node/tests/common/mod.rs"]
+#[allow(unused_imports, reason = "made for nodes in one process, too")]
 mod common;
 
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -128,7 +130,7 @@ impl Node {
         }
     }
 
-    async fn kill(mut self) {
+    fn kill(mut self) {
         self.process.kill().expect("it runs");
         self.process.wait().expect("it is our child");
     }
@@ -230,7 +232,7 @@ async fn what_was_acknowledged_outlives_kill_9() {
         let known = kept.len();
         load(&mut node, first_seed, &mut kept).await;
         killer.await.expect("it was killed");
-        node.kill().await;
+        node.kill();
         node = Node::start(&config, address, &attach_dir, kill + 2).await;
         slowest = slowest.max(node.ready_after);
         let what = format!("seed {seed}, kill {kill}");
@@ -246,12 +248,13 @@ async fn what_was_acknowledged_outlives_kill_9() {
             is_there(&mut node, &kept[at], &what).await;
         }
         if kill % 10 == 9 || kill + 1 == kills {
-            println!(
+            let said = format!(
                 "{} kills, {} chains acknowledged, ready within {} ms at the latest",
                 kill + 1,
                 kept.len(),
                 slowest.as_millis()
             );
+            writeln!(std::io::stderr(), "{said}").expect("written");
         }
     }
     for chain in &kept {
@@ -261,5 +264,5 @@ async fn what_was_acknowledged_outlives_kill_9() {
     if kills >= 100 {
         assert!(slowest < READY_WITHIN, "ready only after {slowest:?}");
     }
-    node.kill().await;
+    node.kill();
 }
