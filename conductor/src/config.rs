@@ -38,6 +38,10 @@ pub struct Config {
     /// Where another node holds more, fetch whatever it costs, as Algorithm 1 is printed; otherwise
     /// only where that is predicted to be faster than computing.
     pub always_fetch: bool,
+    /// With the policy "kvasir", engines let shorter prompts pass a longer one that came earlier by
+    /// less than so many times what they take less. 0 is first come, first served; it is right for
+    /// engines that know no other order.
+    pub rank_stretch: f64,
     /// How long a node keeps what a request holds without hearing from anybody. At least 1000:
     /// engines renew every 250 ms.
     pub lease_ms: u64,
@@ -118,6 +122,7 @@ impl Default for Config {
             policy: PlacementPolicy::default(),
             kvcache_balancing_threshold: 1.5,
             always_fetch: false,
+            rank_stretch: 5.0,
             lease_ms: 5_000,
             attempts_max: 3,
             choices_running_max: 4_096,
@@ -170,6 +175,9 @@ impl Config {
         let threshold = self.kvcache_balancing_threshold;
         if !threshold.is_finite() || threshold <= 0.0 {
             return Err("`kvcache_balancing_threshold` must be a positive number".into());
+        }
+        if !self.rank_stretch.is_finite() || self.rank_stretch < 0.0 {
+            return Err("`rank_stretch` must be a number from 0 on".into());
         }
         if self.bodies_bytes_max < self.body_bytes_max {
             return Err("`bodies_bytes_max` must be at least `body_bytes_max`".into());

@@ -184,6 +184,7 @@ fn cluster_options(config: &Config) -> Options {
             selection: config.policy.into(),
             kvcache_balancing_threshold: config.kvcache_balancing_threshold,
             always_fetch: config.always_fetch,
+            rank_stretch: config.rank_stretch,
             ..Policy::default()
         },
         ..Options::default()

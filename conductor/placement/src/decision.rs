@@ -123,6 +123,8 @@ pub struct Placement {
     /// The engine begins the prefill with the least rank first: when it came, and later the longer
     /// it takes, as the policy says.
     pub rank_us: u64,
+    /// The same from when it was placed: engines have clocks of their own.
+    pub rank_delay_us: u64,
     /// Who is to keep the prompt's blocks.
     pub keeper: Keeper,
     pub(crate) selection: Selection,

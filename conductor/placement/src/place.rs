@@ -597,6 +597,7 @@ impl<'a> Planner<'a> {
             predicted_tbt_us: winner.tbt_us,
             probe: false,
             rank_us: prefill.rank_us,
+            rank_delay_us: prefill.rank_us - self.request.now_us,
             keeper: self.keeper(prefill.at, decode.at),
             names: self.view.names().clone(),
             selection: self.view.policy().selection,

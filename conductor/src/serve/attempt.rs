@@ -52,7 +52,8 @@ const BLAME_WITHIN: Duration = Duration::from_millis(200);
 /// Runs it to the end of the answer; all tokens have then been passed on.
 pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, Ended), Fault> {
     let Scene { serving, job, phase, .. } = scene;
-    let Placed { prefill, decode, fetch, booking, .. } = placed;
+    let Placed { placement, prefill, decode, fetch, booking } = placed;
+    let rank_delay_us = placement.rank_delay_us;
     phase.set(Phase::Allocating);
     let mut shares = vec![(prefill.node.clone(), Side::Prefill)];
     shares.extend(decode.iter().map(|decode| (decode.node.clone(), Side::Decode)));
@@ -80,10 +81,11 @@ pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, End
     let mut fetching_done = fetch.is_none();
     let mut pushing = pin!(push(serving, tx, &prefill, reserved.decode_targets));
     let mut pushing_done = decode.is_none();
-    let prefill_leg = Leg::new(&prefill, generate_request(scene, tx, v1::Leg::Prefill));
+    let prefill_leg =
+        Leg::new(&prefill, generate_request(scene, tx, v1::Leg::Prefill, rank_delay_us));
     let mut prefilling = pin!(legs::prefill(prefill_leg, &cached));
     let mut prefilling_done = decode.is_none();
-    let mut answer = Leg::new(answering, generate_request(scene, tx, leg));
+    let mut answer = Leg::new(answering, generate_request(scene, tx, leg, rank_delay_us));
 
     let finished = loop {
         tokio::select! {
@@ -284,7 +286,12 @@ async fn push(
     within(serving.options.lease, client.tx_push(request)).await.map(drop)
 }
 
-fn generate_request(scene: Scene<'_>, tx: kvasir_proto::TxId, leg: v1::Leg) -> v1::GenerateRequest {
+fn generate_request(
+    scene: Scene<'_>,
+    tx: kvasir_proto::TxId,
+    leg: v1::Leg,
+    rank_delay_us: u64,
+) -> v1::GenerateRequest {
     v1::GenerateRequest {
         tx: Some(tx.into()),
         leg: leg as i32,
@@ -292,6 +299,7 @@ fn generate_request(scene: Scene<'_>, tx: kvasir_proto::TxId, leg: v1::Leg) -> v
         prompt: scene.prompt.tokens.to_vec(),
         sampling: Some(scene.job.sampling.clone()),
         namespace: scene.prompt.namespace().0.to_vec(),
+        rank_delay_us,
     }
 }
 

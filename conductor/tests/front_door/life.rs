@@ -93,6 +93,7 @@ async fn what_keeps_it_from_starting_is_one_clear_sentence() {
     check(&|config| config.lease_ms = 999, "`lease_ms` must be at least 1000, not 999").await;
     check(&|config| config.kvcache_balancing_threshold = f64::NAN, "`kvcache_balancing_threshold`")
         .await;
+    check(&|config| config.rank_stretch = -1.0, "`rank_stretch`").await;
     check(&|config| config.models.push(config.models[0].clone()), "\"tiny\" twice").await;
     check(&|config| config.models[0].path = "/nowhere".into(), "/nowhere/tokenizer.json").await;
 }

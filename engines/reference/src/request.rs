@@ -59,6 +59,7 @@ impl Limits {
             prompt: request.prompt,
             answer,
             namespace,
+            rank_delay_us: request.rank_delay_us,
         })
     }
 
@@ -187,6 +188,7 @@ mod tests {
                 ..v1::SamplingParams::default()
             }),
             namespace: vec![0; 16],
+            rank_delay_us: 0,
         }
     }
 

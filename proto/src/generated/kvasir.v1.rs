@@ -2054,6 +2054,11 @@ pub struct GenerateRequest {
     /// 16 bytes: the root of the key chain, for blocks that the answer fills.
     #[prost(bytes = "vec", tag = "6")]
     pub namespace: ::prost::alloc::vec::Vec<u8>,
+    /// Of the prompts that wait for their turn, the engine computes the one that came first; this one
+    /// counts as having come so much later, less and less as it is computed. Shorter prompts then pass
+    /// it, between two steps too, and nobody is passed by what came later than this.
+    #[prost(uint64, tag = "7")]
+    pub rank_delay_us: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct SamplingParams {
@@ -2159,7 +2164,8 @@ pub struct Finished {
     /// The stop string that ended it, if one did.
     #[prost(string, tag = "5")]
     pub stop_matched: ::prost::alloc::string::String,
-    /// Microseconds from the start of the call.
+    /// Microseconds from the start of the call; the time in which others passed it counts as if it had
+    /// been before its first step.
     #[prost(uint64, tag = "6")]
     pub queue_us: u64,
     #[prost(uint64, tag = "7")]

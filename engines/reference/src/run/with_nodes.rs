@@ -150,6 +150,7 @@ impl Host {
                 ..v1::SamplingParams::default()
             }),
             namespace: self.namespace.0.to_vec(),
+            rank_delay_us: 0,
         };
         Ok(self.engine_client.clone().generate(request).await?.into_inner())
     }

@@ -64,6 +64,8 @@ pub struct CheckedRequest {
     pub answer: AnswerOptions,
     /// Absent on a prefill leg.
     pub namespace: Option<Namespace>,
+    /// By how much it counts as having come later, while nothing of it is computed.
+    pub rank_delay_us: u64,
 }
 
 /// A request that was taken in.
@@ -251,6 +253,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
             events,
             admitted,
             times: Times { received_us, ..Times::default() },
+            rank_delay_us: request.rank_delay_us,
             prompt_tokens_computed: 0,
             page_tokens: block_tokens,
         }

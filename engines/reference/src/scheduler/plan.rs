@@ -29,7 +29,7 @@ pub struct Part {
     pub samples: bool,
 }
 
-/// Plans a step over candidates in the order of their seats.
+/// Plans a step over candidates in the order in which prompts are computed.
 pub fn plan_step(candidates: &[Candidate], chunk_tokens: u32) -> Vec<Part> {
     let mut budget = chunk_tokens;
     let mut parts = Vec::new();

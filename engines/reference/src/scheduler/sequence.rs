@@ -48,6 +48,8 @@ pub struct Times {
     /// The first step that it took part in; on a decode leg, when it had a seat.
     pub started_us: Option<u64>,
     pub prefilled_us: Option<u64>,
+    /// Between its first step and the end of its prompt, steps that it took no part in.
+    pub passed_us: u64,
 }
 
 /// A request in the engine.
@@ -70,6 +72,8 @@ pub struct Sequence {
     pub events: EventSink,
     pub admitted: Admitted,
     pub times: Times,
+    /// By how much it counts as having come later, while nothing of it is computed.
+    pub rank_delay_us: u64,
     pub prompt_tokens_computed: u32,
     pub page_tokens: u32,
 }
@@ -84,6 +88,22 @@ impl Sequence {
             }
             State::Decoding if self.first_token.is_some() || self.room().is_short() => None,
             State::Decoding => Some(Work::Decode { position: self.tokens.len() as u32 - 1 }),
+        }
+    }
+
+    /// Prompts are computed in this order: when it came, and later by what is left of its delay.
+    pub fn rank_us(&self) -> u64 {
+        let State::Prefilling { computed } = self.state else { return self.times.received_us };
+        let left = u128::from(self.prompt_tokens - computed);
+        let all = (left + u128::from(self.prompt_tokens_computed)).max(1);
+        let delay_us = (u128::from(self.rank_delay_us) * left / all) as u64;
+        self.times.received_us.saturating_add(delay_us)
+    }
+
+    /// A step took so long and did nothing for it.
+    pub fn was_passed(&mut self, step_us: u64) {
+        if self.times.started_us.is_some() && matches!(self.state, State::Prefilling { .. }) {
+            self.times.passed_us += step_us;
         }
     }
 
@@ -130,7 +150,7 @@ impl Sequence {
             prompt_tokens_computed: self.prompt_tokens_computed,
             answer_tokens: self.answer.tokens(),
             stop_matched: String::new(),
-            queue_us: since(self.times.started_us),
+            queue_us: since(self.times.started_us) + self.times.passed_us,
             prefill_us: since(self.times.prefilled_us),
         }
     }

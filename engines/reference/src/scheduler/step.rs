@@ -35,6 +35,13 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
         let taken_us = self.shared.clock.now_us().saturating_sub(begun_us);
         self.shared.metrics.steps.inc();
         self.shared.metrics.step_seconds.observe(taken_us as f64 / 1e6);
+        for id in self.seated().collect::<Vec<_>>() {
+            if !parts.iter().any(|part| part.sequence == id)
+                && let Some(sequence) = self.sequences.get_mut(&id)
+            {
+                sequence.was_passed(taken_us);
+            }
+        }
         let mut tokens = tokens.into_iter();
         for part in &parts {
             let token = part.samples.then(|| tokens.next().expect("one for each that samples"));
@@ -84,7 +91,9 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
             let work = self.sequences[&sequence].work()?;
             Some(Candidate { sequence, work })
         };
-        self.seated().filter_map(candidate).collect()
+        let mut candidates: Vec<Candidate> = self.seated().filter_map(candidate).collect();
+        candidates.sort_by_key(|candidate| self.sequences[&candidate.sequence].rank_us());
+        candidates
     }
 
     /// Tells the node which pages the step finishes, if it finishes any.

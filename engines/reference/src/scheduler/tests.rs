@@ -191,6 +191,29 @@ fn decoding_goes_on_beside_prompts_that_share_the_chunk() {
 }
 
 #[test]
+fn a_prompt_with_a_delay_is_passed_between_two_steps_by_what_counts_as_earlier() {
+    let check = |rank_delay_us: u64, expected: &[Vec<(u32, usize)>]| {
+        let mut bench = bench(options());
+        let long = Ask { rank_delay_us, ..Ask::new(Leg::Prefill, 2, 300, 1) };
+        let short = Ask { rank_delay_us: 90, ..Ask::new(Leg::Prefill, 3, 90, 1) };
+        let mut waits = bench.ask(&long);
+        bench.node.say(long.bound(0));
+        assert!(bench.turn());
+        let mut passes = bench.ask(&short);
+        bench.node.say(short.bound(0));
+        bench.run();
+        assert_eq!(bench.model.batches(), expected, "{rank_delay_us}");
+        assert_eq!(passes.heard().reason(), Reason::HandedOver);
+        let finished = waits.heard().finished.expect("finished");
+        assert_eq!(finished.reason(), Reason::HandedOver);
+    };
+    // Two thirds of the delay are left after the first step.
+    check(300, &[vec![(0, 100)], vec![(0, 90), (100, 10)], vec![(110, 100)], vec![(210, 90)]]);
+    check(135, &[vec![(0, 100)], vec![(100, 100)], vec![(200, 100)], vec![(0, 90)]]);
+    check(0, &[vec![(0, 100)], vec![(100, 100)], vec![(200, 100)], vec![(0, 90)]]);
+}
+
+#[test]
 fn a_running_sequence_keeps_its_seat_and_the_next_one_waits() {
     let mut bench = bench(SchedulerOptions { max_running: 2, ..options() });
     let asks: Vec<Ask> =

@@ -69,6 +69,7 @@ pub struct Ask {
     pub leg: Leg,
     pub prompt_tokens: u32,
     pub answer: AnswerOptions,
+    pub rank_delay_us: u64,
 }
 
 impl Ask {
@@ -88,7 +89,7 @@ impl Ask {
             logprobs: None,
             text: TextOptions::default(),
         };
-        Ask { serial, leg, prompt_tokens, answer }
+        Ask { serial, leg, prompt_tokens, answer, rank_delay_us: 0 }
     }
 
     pub fn share(&self) -> Share {
@@ -204,6 +205,7 @@ impl Bench {
             prompt: ask.prompt(),
             answer: ask.answer.clone(),
             namespace: (ask.leg != Leg::Prefill).then_some(NAMESPACE),
+            rank_delay_us: ask.rank_delay_us,
         };
         let tokens = if ask.leg == Leg::Decode { 0 } else { ask.prompt_tokens };
         let admitted = self.scheduler.shared.admission.try_admit(tokens).expect("room");
