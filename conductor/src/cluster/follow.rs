@@ -288,11 +288,12 @@ impl<'a> Session<'a> {
 
     fn apply_snapshot(&mut self, part: &v1::Snapshot) -> Result<(), Lost> {
         let keys = BlockKey::list(&part.keys)?;
+        let tier = tier(part.tier)?;
         if part.first {
             self.start_anew()?;
         }
         for keys in keys.chunks(KEYS_AT_ONCE) {
-            let left_out = self.with_index(|index, node| index.insert(node, Tier::Dram, keys));
+            let left_out = self.with_index(|index, node| index.insert(node, tier, keys));
             self.shared.metrics.index_full.inc_by(left_out.unwrap_or(0) as u64);
         }
         if part.last {
@@ -337,14 +338,15 @@ impl<'a> Session<'a> {
         let changes = batch.changes.get(known..).unwrap_or_default();
         for changes in changes.chunks(KEYS_AT_ONCE) {
             // Runs of one kind, in order: a block may come and go within one batch.
-            for run in changes.chunk_by(|a, b| a.removed == b.removed) {
+            for run in changes.chunk_by(|a, b| (a.removed, a.tier) == (b.removed, b.tier)) {
                 let keys = run.iter().map(key).collect::<Result<Vec<_>, _>>()?;
+                let tier = tier(run[0].tier)?;
                 let left_out = self.with_index(|index, node| match run[0].removed {
                     true => {
                         index.remove(node, &keys);
                         0
                     }
-                    false => index.insert(node, Tier::Dram, &keys),
+                    false => index.insert(node, tier, &keys),
                 });
                 self.shared.metrics.index_full.inc_by(left_out.unwrap_or(0) as u64);
             }
@@ -412,6 +414,15 @@ impl Drop for Session<'_> {
         if self.warm {
             metrics.nodes_warm.dec();
         }
+    }
+}
+
+fn tier(tier: i32) -> Result<Tier, FieldError> {
+    match v1::Tier::try_from(tier) {
+        Ok(v1::Tier::Vram) => Ok(Tier::Vram),
+        Ok(v1::Tier::Dram | v1::Tier::Unspecified) => Ok(Tier::Dram),
+        Ok(v1::Tier::Ssd) => Ok(Tier::Ssd),
+        Err(_) => Err(FieldError::Unknown { field: "tier", got: tier }),
     }
 }
 
