@@ -133,6 +133,7 @@ impl Host {
             fetch_until_block: 0,
             writer_endpoint: writer,
             answer_tokens_max: ask.max_tokens,
+            cache_class: v1::CacheClass::Unspecified.into(),
         };
         self.node_client.clone().tx_allocate(request).await.expect("room").into_inner()
     }
