@@ -121,6 +121,7 @@ pub struct TransferConfig {
     /// Of domains where another length of slices is better, in place of `slice_bytes`.
     pub slice_bytes_of: BTreeMap<Domain, usize>,
     /// How long an idle worker polls before it sleeps; `u64::MAX` for ever, where it has a core of its own.
+    /// Where somebody else computes on its core it sleeps at once; see [`crate::spin`].
     pub spin_us: u64,
     /// The core that the worker is pinned to; `None` where the system chooses.
     pub worker_core: Option<usize>,
