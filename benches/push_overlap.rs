@@ -1,7 +1,7 @@
 //! What is left of the push when a prefill ends, and whether pushing slows the prefill.
 //!
 //! `cargo bench -p kvasir --bench push_overlap` starts real clusters with `kvasir up`, sends
-//! prompts of 512 to 4,032 tokens in chunks of 512, each `REPEATS` times with fresh tokens, with
+//! prompts of 512 to 4,032 tokens in chunks of 512, each many times (`repeats`) with fresh tokens, with
 //! nothing else running and with 8 streams decoding beside them, and reads the layer logs of
 //! engine and node:
 //!
@@ -28,7 +28,6 @@ use support::cluster::Cluster;
 const LENGTHS: [u32; 5] = [512, 1024, 2048, 3072, 4032];
 const CHUNK_TOKENS: u32 = 512;
 const LAYERS: u64 = 3;
-const REPEATS: usize = 9;
 const STREAMS: usize = 8;
 const SLACK_US: f64 = 1000.0;
 const SLOWED_MAX: f64 = 1.02;
@@ -157,6 +156,11 @@ fn prompt(seed: u32, length: u32) -> Vec<u32> {
         .collect()
 }
 
+/// Short prefills vary more from one to the next.
+fn repeats(length: u32) -> u32 {
+    if length <= 1024 { 27 } else { 9 }
+}
+
 async fn table(domain: &str, beside: bool, logs: &Path) -> bool {
     let with = Bench::start(logs, "with", &format!("--domain {domain}")).await;
     let flags = format!("--domain {domain} --no-push --request-deadline-ms 1500");
@@ -169,7 +173,7 @@ async fn table(domain: &str, beside: bool, logs: &Path) -> bool {
     let mut all_within = true;
     for length in LENGTHS {
         let (mut pushed, mut alone) = (Vec::new(), Vec::new());
-        for repeat in 0..REPEATS as u32 {
+        for repeat in 0..repeats(length) {
             pushed.push(with.run(&prompt(2 * repeat + 1, length)).await);
             if !beside {
                 alone.push(without.run(&prompt(2 * repeat + 2, length)).await);

@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use crate::admin::Flags as AdminFlags;
 use crate::daemon;
 use crate::doctor::Flags as DoctorFlags;
 use crate::replay::Flags as ReplayFlags;
@@ -13,7 +14,8 @@ use crate::up::flags::Flags as UpFlags;
 #[command(name = "kvasir", version, after_help = "Start with `kvasir up`.")]
 pub struct Cli {
     /// What to log, as in `info` or `warn,kvasir_conductor=debug`. Without it the variable
-    /// RUST_LOG is read; without that it is `info`.
+    /// RUST_LOG is read; without that it is `info`, or `warn` where a command prints an
+    /// answer.
     #[arg(long, global = true, value_name = "FILTER")]
     pub log: Option<String>,
 
@@ -37,7 +39,9 @@ pub enum Command {
     Doctor(DoctorFlags),
     /// Replays a trace of requests over a cluster that a file describes, in virtual time, and says
     /// how its users would have fared.
-    Replay(ReplayFlags),
+    Replay(Box<ReplayFlags>),
+    /// Looks into a running store node, pins and evicts blocks, and drains it.
+    Admin(AdminFlags),
 }
 
 #[derive(Debug, clap::Args)]

@@ -1,9 +1,10 @@
 //! The one binary. `up` runs a whole cluster on this machine; `conductor`, `store-node` and
 //! `engine` are the daemons it starts, each also for use alone; `config` prints the reference
-//! configuration of a daemon, `doctor` says what a host offers, `replay` what a cluster would do
+//! configuration of a daemon, `doctor` says what a host offers, `admin` looks into a store node and drains it, `replay` what a cluster would do
 //! with a trace. Nothing below this file reads the environment.
 #![forbid(unsafe_code)]
 
+mod admin;
 mod args;
 mod config;
 mod daemon;
@@ -22,12 +23,14 @@ use tracing_subscriber::EnvFilter;
 
 use args::{Cli, Command};
 
-/// What is logged when neither `--log` nor `RUST_LOG` says otherwise.
+/// What is logged when neither `--log` nor `RUST_LOG` says otherwise: of daemons, and of commands whose
+/// answer is what they print.
 const LOG_DEFAULT: &str = "info";
+const LOG_DEFAULT_OF_ANSWERS: &str = "warn";
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    if let Err(sentence) = start_logging(cli.log.as_deref()) {
+    if let Err(sentence) = start_logging(cli.log.as_deref(), default_filter(&cli.command)) {
         output::complain(&sentence);
         return ExitCode::from(2);
     }
@@ -39,6 +42,7 @@ fn main() -> ExitCode {
         Command::Config(flags) => config::print(&flags),
         Command::Doctor(flags) => doctor::run(&flags, &std::env::temp_dir()),
         Command::Replay(flags) => replay::run(&flags),
+        Command::Admin(flags) => admin::run(&flags),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -54,11 +58,20 @@ fn run_up(flags: &up::flags::Flags, log_filter: Option<String>) -> Result<(), Bo
     up::run(flags, up::Setting { log_filter, temporary: std::env::temp_dir(), program })
 }
 
-fn start_logging(flag: Option<&str>) -> Result<(), String> {
+fn default_filter(command: &Command) -> &'static str {
+    match command {
+        Command::Up(_) | Command::Conductor(_) | Command::StoreNode(_) | Command::Engine(_) => {
+            LOG_DEFAULT
+        }
+        _ => LOG_DEFAULT_OF_ANSWERS,
+    }
+}
+
+fn start_logging(flag: Option<&str>, default: &str) -> Result<(), String> {
     let filter = match flag {
         Some(directives) => EnvFilter::try_new(directives)
             .map_err(|error| format!("--log {directives:?} is no filter: {error}"))?,
-        None => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_DEFAULT)),
+        None => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default)),
     };
     tracing_subscriber::fmt()
         .with_env_filter(filter)

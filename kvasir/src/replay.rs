@@ -5,7 +5,8 @@ use std::error::Error;
 use std::path::PathBuf;
 
 use kvasir_placement::Selection;
-use kvasir_replay::{Cluster, Options, Trace, replay, report};
+use kvasir_replay::pool::{Classes, Pool};
+use kvasir_replay::{Cluster, Eviction, Options, Trace, pool, replay, report};
 
 use crate::output;
 
@@ -58,15 +59,40 @@ pub struct Flags {
     #[arg(long, value_name = "GBPS")]
     network_gbps: Option<f64>,
 
+    /// Sends all prompts through one cache of so many tokens, or of each of several sizes, and prints its
+    /// hit ratio by blocks. Of the cluster only `block_tokens` matters then, and nothing takes time.
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
+    pool_tokens: Vec<u64>,
+
+    /// Which block makes room, in place of the cluster file's; of a pool several: lru, hit-density.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    eviction: Vec<String>,
+
+    /// Adds rows of pools that have an SSD of so many tokens, too.
+    #[arg(long, value_name = "TOKENS")]
+    pool_ssd_tokens: Option<u64>,
+
+    /// Adds rows of pools whose clients know what comes again: so many percent of the requests, those whose blocks
+    /// are used least later, are ephemeral, and so many, whose blocks are used most, context.
+    #[arg(long, value_name = "EPHEMERAL,CONTEXT", value_delimiter = ',', num_args = 2)]
+    pool_classes: Vec<f64>,
+
+    /// Requests of a pool before this part of the trace only fill it.
+    #[arg(long, value_name = "PART", default_value_t = 0.0)]
+    count_from: f64,
+
     /// Of what is random in a policy.
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     seed: u64,
 }
 
 pub fn run(flags: &Flags) -> Result<(), Box<dyn Error>> {
-    let selections = selections(&flags.policy)?;
     let cluster = cluster(flags)?;
     let trace = trace(flags, &cluster)?;
+    if !flags.pool_tokens.is_empty() {
+        return run_pools(flags, &cluster, &trace);
+    }
+    let selections = selections(&flags.policy)?;
     let mut summaries = Vec::new();
     for selection in selections {
         let options = Options { seed: flags.seed, ..Options::new(selection) };
@@ -82,6 +108,61 @@ pub fn run(flags: &Flags) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+fn run_pools(flags: &Flags, cluster: &Cluster, trace: &Trace) -> Result<(), Box<dyn Error>> {
+    if !(0.0..1.0).contains(&flags.count_from) {
+        return Err("--count-from must be at least 0 and less than 1".into());
+    }
+    let mut evictions = evictions(&flags.eviction)?;
+    if evictions.is_empty() {
+        evictions = vec![Eviction::Lru, Eviction::HitDensity];
+    }
+    let classes = match flags.pool_classes[..] {
+        [ephemeral_percent, context_percent]
+            if ephemeral_percent >= 0.0
+                && context_percent >= 0.0
+                && ephemeral_percent + context_percent <= 100.0 =>
+        {
+            Some(Classes { ephemeral_percent, context_percent })
+        }
+        [] => None,
+        _ => return Err("--pool-classes are two parts of a hundred, as in 62,8".into()),
+    };
+    let mut kinds = vec![(None, 0)];
+    kinds.extend(classes.map(|classes| (Some(classes), 0)));
+    kinds.extend(flags.pool_ssd_tokens.map(|ssd_tokens| (None, ssd_tokens)));
+    kinds.extend(classes.and_then(|classes| Some((Some(classes), flags.pool_ssd_tokens?))));
+    let mut hits = Vec::new();
+    for eviction in evictions {
+        for &(classes, ssd_tokens) in &kinds {
+            for &tokens in &flags.pool_tokens {
+                let pool = Pool {
+                    block_tokens: cluster.block_tokens,
+                    tokens,
+                    eviction,
+                    ssd_tokens,
+                    classes,
+                    count_from: flags.count_from,
+                };
+                hits.push(pool::hit_ratio(trace, &pool));
+            }
+        }
+    }
+    match flags.json {
+        true => output::say(&pool::json(&hits).to_string()),
+        false => output::say(pool::table(&hits).trim_end()),
+    }
+    Ok(())
+}
+
+fn evictions(names: &[String]) -> Result<Vec<Eviction>, Box<dyn Error>> {
+    let named = |name: &String| match name.as_str() {
+        "lru" => Ok(Eviction::Lru),
+        "hit-density" => Ok(Eviction::HitDensity),
+        _ => Err(format!("--eviction {name}: there are lru and hit-density").into()),
+    };
+    names.iter().map(named).collect()
+}
+
 fn selections(names: &[String]) -> Result<Vec<Selection>, Box<dyn Error>> {
     if names.iter().any(|name| name == "all") {
         return Ok(Selection::ALL.to_vec());
@@ -93,6 +174,14 @@ fn cluster(flags: &Flags) -> Result<Cluster, Box<dyn Error>> {
     let mut cluster = Cluster::open(&flags.cluster)?;
     cluster.prefill_nodes = flags.prefill_nodes.unwrap_or(cluster.prefill_nodes);
     cluster.decode_nodes = flags.decode_nodes.unwrap_or(cluster.decode_nodes);
+    match evictions(&flags.eviction)?[..] {
+        [] => {}
+        [eviction] => cluster.eviction = eviction,
+        _ if flags.pool_tokens.is_empty() => {
+            return Err("several --eviction are compared with --pool-tokens only".into());
+        }
+        _ => {}
+    }
     if let Some(gbps) = flags.network_gbps {
         cluster.network.bytes_per_s = gbps * 1e9 / 8.0;
     }

@@ -138,7 +138,7 @@ name!(
 pub struct Tenant(pub u64);
 
 /// How long a block is kept once its request is over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Class {
     /// As long as there is room.
     Normal,

@@ -4,6 +4,8 @@
 //! - [`ids`]: newtypes for everything that is named or numbered
 //! - [`keys`]: namespaces and the chain of block keys
 //! - [`layout`]: how a block lies in a slot, checked
+//! - [`objects`]: blocks that follow no other: their keys, and how their bytes lie in a slot
+//! - [`refusal`]: why a call was refused, where its code does not say it
 //! - [`v1`]: the generated messages of `proto/kvasir/v1`, and with the feature `services` their
 //!   clients and servers
 
@@ -12,6 +14,8 @@
 pub mod ids;
 pub mod keys;
 pub mod layout;
+pub mod objects;
+pub mod refusal;
 
 /// Generated from `proto/kvasir/v1/*.proto`; `tests/generated.rs` keeps it true.
 #[allow(clippy::all, clippy::pedantic, missing_debug_implementations, unreachable_pub)]

@@ -1,4 +1,4 @@
-//! The two sockets through which engines attach: gRPC on `attach.sock`, descriptors on
+//! The two sockets through which engines attach and clients of objects open: gRPC on `attach.sock`, descriptors on
 //! `descriptors.sock`. Both only carry what they are told to the node's thread, which decides.
 
 use std::io;
@@ -14,9 +14,12 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 use v1::attach_server::{Attach, AttachServer};
+use v1::objects_server::{Objects, ObjectsServer};
+use v1::store_node_server::StoreNodeServer;
 
 use crate::Error;
 use crate::attach::handover;
+use crate::grpc::NodeService;
 use crate::node::command::{Command, NodeHandle};
 
 pub const ATTACH_SOCKET: &str = "attach.sock";
@@ -27,8 +30,8 @@ const SOCKET_PATH_MAX: usize = 107;
 /// Connections whose token is waited for at once; more wait in the socket's queue.
 const HANDOVERS_MAX: usize = 8;
 const TOKEN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Calls open at once on one connection; an engine has one.
-const STREAMS_MAX: u32 = 8;
+/// Calls open at once on one connection: an engine has one, a client that fetches objects many.
+const STREAMS_MAX: u32 = 256;
 
 /// Both sockets, bound.
 #[derive(Debug)]
@@ -72,6 +75,8 @@ impl AttachSockets {
         let handovers = tokio::spawn(take_handovers(self.descriptors, node, stop.clone()));
         let served = tonic::transport::Server::builder()
             .max_concurrent_streams(STREAMS_MAX)
+            .add_service(StoreNodeServer::new(NodeService::new(service.node.clone())))
+            .add_service(ObjectsServer::new(service.clone()))
             .add_service(AttachServer::new(service))
             .serve_with_incoming_shutdown(
                 UnixListenerStream::new(self.attach),
@@ -112,7 +117,7 @@ fn bind(path: &Path) -> Result<UnixListener, Error> {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct AttachService {
     node: NodeHandle,
 }
@@ -125,6 +130,18 @@ impl Attach for AttachService {
     ) -> Result<Response<v1::AttachReply>, Status> {
         let request = request.into_inner();
         let reply = self.node.ask(|reply| Command::AttachBegin(request, reply)).await?;
+        Ok(Response::new(reply))
+    }
+}
+
+#[tonic::async_trait]
+impl Objects for AttachService {
+    async fn open(
+        &self,
+        request: Request<v1::OpenRequest>,
+    ) -> Result<Response<v1::OpenReply>, Status> {
+        let request = request.into_inner();
+        let reply = self.node.ask(|reply| Command::ClientOpen(request, reply)).await?;
         Ok(Response::new(reply))
     }
 }
@@ -142,7 +159,7 @@ async fn take_handovers(listener: UnixListener, node: NodeHandle, stop: Cancella
                 let node = node.clone();
                 tokio::task::spawn_blocking(move || {
                     if let Err(error) = take_handover(stream, &node) {
-                        tracing::warn!(%error, "an engine did not show its token");
+                        tracing::warn!(%error, "a process did not show its token");
                     }
                     drop(slot);
                 });

@@ -6,8 +6,9 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use kvasir_blocks::Eviction;
 use kvasir_transfer::TlsFiles;
-pub use kvasir_transfer::{Domain, VerbsConfig, Verify};
+pub use kvasir_transfer::{Domain, EfaConfig, VerbsConfig, Verify};
 
 /// Fewer slots than this serve nobody: an engine whose blocks are too large for the arena to hold
 /// as many is refused.
@@ -33,8 +34,8 @@ pub struct Config {
     /// 8,192 tokens of a model with 60 layers in pages of 64 tokens.
     pub tail_bytes: u64,
     /// How this node writes to others, where they can be reached so: through shared memory on one
-    /// host, over TCP, or by the RDMA device of `verbs`. Otherwise it is shared memory on one host,
-    /// and TCP between hosts.
+    /// host, over TCP, by the RDMA devices of `verbs`, or by the network of `efa`. Otherwise it is
+    /// shared memory on one host, and TCP between hosts.
     pub domain: Domain,
     /// Where this node takes writes of peers over TCP. Port 0 takes any free port.
     pub transfer_listen: SocketAddr,
@@ -60,12 +61,27 @@ pub struct Config {
     /// process ends. The time does not run while the engine finishes, layer by layer, the step in
     /// which it was told.
     pub engine_stop_timeout_ms: u64,
+    /// Which block makes room for others in memory: "hit-density", the one that is least likely to be
+    /// used again soon by what was seen of others, or "lru", the one that was used longest ago.
+    #[schemars(with = "String")]
+    pub eviction: Eviction,
     /// The SSD tier.
     pub ssd: Ssd,
+    /// Who may administer the node over gRPC (list, inspect, pin, evict, drain): "loopback", callers on
+    /// this host; "anyone" who reaches `listen`; "nobody".
+    pub admin: AdminAccess,
+    /// Copies of blocks on other nodes.
+    pub replicas: Replicas,
     /// How long a shutdown waits for the shares that are under way, in milliseconds.
     pub drain_ms: u64,
-    /// The RDMA device. Only used when `domain` is "verbs"; then it must be there.
+    /// The RDMA devices. Only used when `domain` is "verbs"; then they must be there.
     pub verbs: VerbsConfig,
+    /// EFA. Only used when `domain` is "efa"; then it must be there, and libfabric too.
+    pub efa: EfaConfig,
+    /// Which network cards are near which memory, in place of what the system says: a file with JSON
+    /// of the form {"cpu:0": {"preferred": ["mlx5_0"], "secondary": ["mlx5_1"]}}. It may name only
+    /// cards that are used. `kvasir doctor` prints what the system says.
+    pub topology: Option<PathBuf>,
 }
 
 /// Certificates of a node towards other nodes, in PEM.
@@ -128,9 +144,81 @@ impl Default for Config {
             engine_stop_timeout_ms: 30_000,
             drain_ms: 5_000,
             verbs: VerbsConfig::default(),
+            efa: EfaConfig::default(),
+            topology: None,
+            eviction: Eviction::default(),
             ssd: Ssd::default(),
+            admin: AdminAccess::default(),
+            replicas: Replicas::default(),
         }
     }
+}
+
+/// Who may administer a node.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum AdminAccess {
+    /// Callers on this host.
+    #[default]
+    Loopback,
+    /// Whoever reaches the node's gRPC address.
+    Anyone,
+    Nobody,
+}
+
+/// When blocks are copied to other nodes, and where to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Replicas {
+    /// gRPC addresses of nodes that may take blocks of this one. This node itself may be among them.
+    pub peers: Vec<String>,
+    /// Copies under way at once.
+    pub copies_max: u32,
+    /// A chain of blocks that other nodes ask for so often within ten seconds is copied to one of `peers`,
+    /// while `hot_pushes` pushes are under way at least. 0 copies none.
+    pub hot_asks: u32,
+    /// Pushes of blocks to other nodes that must be under way for that.
+    pub hot_pushes: u32,
+    /// When the node is drained: the most bytes of blocks that move though nobody was promised them, those
+    /// first that are most likely to be used again.
+    pub drain_hot_bytes_max: u64,
+}
+
+impl Default for Replicas {
+    fn default() -> Self {
+        Replicas {
+            peers: Vec::new(),
+            copies_max: 2,
+            hot_asks: 8,
+            hot_pushes: 4,
+            drain_hot_bytes_max: 1 << 30,
+        }
+    }
+}
+
+impl Replicas {
+    fn check(&self) -> Result<(), String> {
+        if self.copies_max == 0 {
+            return Err("`replicas.copies_max` must be above zero".into());
+        }
+        match self.peers.iter().find(|peer| !is_address(peer)) {
+            Some(wrong) => Err(format!(
+                "`replicas.peers` has {wrong:?}; it must have addresses as in \"10.0.0.7:7401\""
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A host and a port, and nothing else.
+pub fn is_address(text: &str) -> bool {
+    let is_host = |host: &str| {
+        !host.is_empty() && host.chars().all(|c| c.is_ascii_alphanumeric() || "-._:[]".contains(c))
+    };
+    text.rsplit_once(':')
+        .is_some_and(|(host, port)| is_host(host) && port.parse::<u16>().is_ok_and(|port| port > 0))
 }
 
 /// Where blocks go that memory has no room for, and where the context cache is durable.
@@ -254,6 +342,7 @@ impl Config {
                 return Err(format!("`{name}` must be above zero"));
             }
         }
+        self.replicas.check()?;
         self.ssd.check()
     }
 }
@@ -268,6 +357,24 @@ mod tests {
         config
     }
 
+    fn with_replicas(change: impl FnOnce(&mut Replicas)) -> Config {
+        let mut config = Config::default();
+        change(&mut config.replicas);
+        config
+    }
+
+    #[test]
+    fn addresses_have_a_host_and_a_port() {
+        for good in ["10.0.0.7:7401", "node-1.example.org:1", "[::1]:7401"] {
+            assert!(is_address(good), "{good}");
+        }
+        for wrong in
+            ["", "node", "node:", "node:0", ":1", "a/b:1", "http://a:1", "a b:1", "a:99999"]
+        {
+            assert!(!is_address(wrong), "{wrong}");
+        }
+    }
+
     #[test]
     fn settings_that_cannot_work_are_refused_by_name() {
         assert_eq!(Config::default().check(), Ok(()));
@@ -280,6 +387,9 @@ mod tests {
             (Config { transfer_tls: half, ..Config::default() }, "transfer_tls"),
             (Config { lease_ms_max: 0, ..Config::default() }, "lease_ms_max"),
             (Config { engine_stop_timeout_ms: 0, ..Config::default() }, "engine_stop_timeout_ms"),
+            (with_replicas(|replicas| replicas.copies_max = 0), "copies_max"),
+            (with_replicas(|replicas| replicas.peers = vec!["node".into()]), "peers"),
+            (with_replicas(|replicas| replicas.peers = vec!["http://a:1".into()]), "peers"),
             (with_ssd(|ssd| ssd.bytes = 1 << 20), "ssd.bytes"),
             (with_ssd(|ssd| ssd.bytes += 1), "ssd.bytes"),
             (with_ssd(|ssd| ssd.segment_bytes = 4096), "ssd.segment_bytes"),

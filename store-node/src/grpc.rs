@@ -3,10 +3,12 @@
 use std::pin::Pin;
 
 use futures::Stream;
+use kvasir_proto::refusal::{DRAINING, REFUSAL};
 use kvasir_proto::v1;
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::metadata::MetadataValue;
 use tonic::{Request, Response, Status};
 use v1::store_node_server::StoreNode;
 
@@ -23,6 +25,11 @@ impl From<Refused> for Status {
             Refused::NoSpace(why) => Status::resource_exhausted(why),
             Refused::Ended(why) => Status::aborted(why),
             Refused::Precondition(why) => Status::failed_precondition(why),
+            Refused::Draining(why) => {
+                let mut status = Status::failed_precondition(why);
+                status.metadata_mut().insert(REFUSAL, MetadataValue::from_static(DRAINING));
+                status
+            }
             Refused::NotFound(why) => Status::not_found(why),
             Refused::Unavailable(why) => Status::unavailable(why),
         }
@@ -107,6 +114,14 @@ impl StoreNode for NodeService {
     ) -> Result<Response<v1::KeepContextReply>, Status> {
         let request = request.into_inner();
         Ok(Response::new(self.node.ask(|reply| Command::KeepContext(request, reply)).await?))
+    }
+
+    async fn replicate(
+        &self,
+        request: Request<v1::ReplicateRequest>,
+    ) -> Result<Response<v1::ReplicateReply>, Status> {
+        let request = request.into_inner();
+        Ok(Response::new(self.node.ask(|reply| Command::Replicate(request, reply)).await?))
     }
 
     async fn list_blocks(

@@ -3,13 +3,13 @@
 //!
 //! - [`config`]: what can be set
 //! - [`run`]: starting and ending
-//! - [`attach`]: what an engine links, and the shared memory between the two
+//! - [`attach`]: what engines and clients link, and the shared memory between the two (a package of its own)
 //! - `ssd`: the thread beside the disk
-//! - `node`: the one thread that decides; `grpc`, `http` and `attach_server` only carry calls to it
+//! - `node`: the one thread that decides; `grpc`, `admin`, `http` and `attach_server` only carry calls to it
 //!
 //! Reading path: `run`, then `node` and its `owner`.
 
-pub mod attach;
+mod admin;
 mod attach_server;
 mod clock;
 pub mod config;
@@ -22,6 +22,7 @@ pub mod run;
 mod ssd;
 
 pub use config::Config;
+pub use kvasir_attach as attach;
 pub use run::{Running, run, start};
 
 /// Why a store node could not start or had to end.

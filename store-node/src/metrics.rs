@@ -17,6 +17,8 @@ pub struct Metrics {
     pub subscribers: IntGauge,
     pub writers: IntGauge,
     pub tail_bytes: IntGauge,
+    pub clients: IntGauge,
+    pub objects: IntCounterVec,
     pub expelled: IntCounter,
     pub hit_blocks: IntCounter,
     pub asked_blocks: IntCounter,
@@ -28,6 +30,8 @@ pub struct Metrics {
     pub writers_cut: IntCounter,
     pub messages_dropped: IntCounter,
     pub messages_refused: IntCounter,
+    pub draining: IntGauge,
+    pub copies: IntCounterVec,
     pub ssd_usable: IntGauge,
     pub ssd_rotten: IntCounter,
     pub ssd_errors: IntCounter,
@@ -67,6 +71,14 @@ impl Metrics {
             "Age of the oldest quarantine; alarm when it grows beyond a minute.",
         )?;
         registry.register(Box::new(quarantine_oldest.clone()))?;
+        let copies = IntCounterVec::new(
+            Opts::new(
+                "kvasir_store_copies_total",
+                "Copies of chains to other nodes that ended, by their cause and outcome.",
+            ),
+            &["cause", "outcome"],
+        )?;
+        registry.register(Box::new(copies.clone()))?;
         Ok(Metrics {
             slots: gauges("slots", "Slots by state.", "state")?,
             shares: gauge("shares", "Shares of transactions that are open or ending.")?,
@@ -78,6 +90,12 @@ impl Metrics {
             pins: gauge("pins", "Pins on committed blocks.")?,
             core: counters("core_events_total", "What the block core has counted.", "event")?,
             attach_epoch: gauge("attach_epoch", "Engines that have attached so far.")?,
+            clients: gauge("clients", "Clients of objects.")?,
+            objects: counters(
+                "objects_total",
+                "Objects of clients by what became of them.",
+                "event",
+            )?,
             subscribers: gauge("event_subscribers", "Subscribers of block events.")?,
             writers: gauge("writers", "Nodes that have regions here to write to.")?,
             tail_bytes: gauge("tail_bytes", "Bytes of the tail region that are taken.")?,
@@ -104,6 +122,8 @@ impl Metrics {
                 "peer_messages_refused_total",
                 "Messages of peers about pushes that are not theirs; they have no effect.",
             )?,
+            draining: gauge("draining", "1 while the node is drained: it takes no new work.")?,
+            copies,
             ssd_usable: gauge("ssd_usable", "1 while blocks can be written to the SSD and read.")?,
             ssd_rotten: counter(
                 "ssd_rotten_total",

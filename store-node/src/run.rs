@@ -4,9 +4,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvasir_blocks::Blocks;
+use kvasir_blocks::{Blocks, ReplicaOptions};
+use kvasir_proto::v1::admin_server::AdminServer;
 use kvasir_proto::v1::store_node_server::StoreNodeServer;
 use kvasir_transfer::memory::Prefault;
+use kvasir_transfer::topology::{Topology, TopologyError};
 use kvasir_transfer::{
     Completion, CompletionFuture, Handlers, SharedMemory, TransferConfig, TransferEngine,
 };
@@ -18,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::server::TcpIncoming;
 
 use crate::Error;
+use crate::admin::AdminService;
 use crate::attach_server::AttachSockets;
 use crate::config::{Config, Domain};
 use crate::grpc::{MESSAGE_BYTES_MAX, NodeService};
@@ -26,6 +29,7 @@ use crate::layer_log::LayerLog;
 use crate::metrics::Metrics;
 use crate::node::arena::Arena;
 use crate::node::command::{Command, NodeHandle};
+use crate::node::copier::Copier;
 use crate::node::inbox::{FromPeer, Inbox, Post, inbox};
 use crate::node::owner::{Owner, Parts};
 use crate::node::writers::{Memories, Writers};
@@ -108,7 +112,9 @@ pub async fn start(config: Config) -> Result<Running, Error> {
     let (node, stop) = (NodeHandle::new(post), CancellationToken::new());
     let service = StoreNodeServer::new(NodeService::new(node.clone()))
         .max_decoding_message_size(MESSAGE_BYTES_MAX);
+    let admin = AdminServer::new(AdminService::new(node.clone(), config.admin));
     let router = tonic::service::Routes::new(service)
+        .add_service(admin)
         .into_axum_router()
         // Unknown paths are 404 for everyone; gRPC clients read that as "unimplemented".
         .reset_fallback()
@@ -200,12 +206,22 @@ fn make_parts(
         imm_seed: rand::random(),
         lease_ms_max: config.lease_ms_max,
         shares_max: SHARES_MAX,
+        eviction: config.eviction,
         ssd_timeout_ms: config.ssd.timeout_ms,
         sink_ahead_percent: config.ssd.sink_ahead_percent,
+        replicas: ReplicaOptions {
+            copies_max: config.replicas.copies_max as usize,
+            hot_asks: config.replicas.hot_asks,
+            hot_pushes: config.replicas.hot_pushes as usize,
+            ..ReplicaOptions::default()
+        },
         ..kvasir_blocks::Options::default()
     });
     let memories = Memories { slots: Arc::clone(arena.memory()), tails: Arc::clone(&tails) };
+    let handle = NodeHandle::new(post.clone());
+    let copier = Copier::new(tokio::runtime::Handle::current(), handle, config.lease_ms_max);
     Ok(Parts {
+        copier,
         config,
         incarnation: rand::random::<u64>().max(1),
         blocks,
@@ -234,6 +250,12 @@ fn start_ssd(config: &Config, arena: &Arena, post: &Post) -> Result<Option<SsdTh
     Ok(Some(started.map_err(failed)?))
 }
 
+fn read_topology(file: &std::path::Path) -> Result<Topology, Error> {
+    let wrong = |why: String| Error::Config(format!("`topology` {}: {why}", file.display()));
+    let text = std::fs::read_to_string(file).map_err(|error| wrong(error.to_string()))?;
+    text.parse().map_err(|error: TopologyError| wrong(error.to_string()))
+}
+
 fn start_transfer(
     config: &Config,
     registry: &Registry,
@@ -254,6 +276,8 @@ fn start_transfer(
         tcp_tls: config.transfer_tls.files().map_err(Error::Config)?,
         run_dir: Some(config.attach_dir.clone()),
         verbs: (config.domain == Domain::Verbs).then(|| config.verbs.clone()),
+        efa: (config.domain == Domain::Efa).then(|| config.efa.clone()),
+        topology: config.topology.as_deref().map(read_topology).transpose()?,
         throttle_bytes_per_s: config.throttle_bytes_per_s,
         verify: config.verify,
         operations_max: OPERATIONS_MAX,

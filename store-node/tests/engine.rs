@@ -154,7 +154,7 @@ async fn a_connection_that_is_lost_is_not_the_end_of_a_process_that_may_still_wr
     let path = dir.join(&reply.descriptor_socket);
     let mut connection = std::os::unix::net::UnixStream::connect(path).expect("connected");
     let token = reply.token.as_slice().try_into().expect("16 bytes");
-    let descriptors = handover::receive(&mut connection, &token).expect("descriptors");
+    let descriptors = handover::receive::<4>(&mut connection, &token).expect("descriptors");
     until("an engine", async || node.describe().await.instance.is_some().then_some(())).await;
     // No goodbye: this process holds the memory on.
     drop(connection);

@@ -56,8 +56,10 @@ impl Tiered {
         Tiered { node, engine, serial: 1_000 }
     }
 
-    fn faults(dir: &Path, words: &str) {
+    /// From when it returns on, the disk does this.
+    async fn faults(dir: &Path, words: &str) {
         std::fs::write(dir.join("faults"), words).expect("written");
+        tokio::time::sleep(FAULTS_SEEN).await;
     }
 
     /// Computes a prompt of so many blocks and a little more. Answers with the tokens that were
@@ -104,6 +106,7 @@ impl Tiered {
             keys: kvasir_proto::BlockKey::concat(&chain(prompt)),
             tenant: "tenant".into(),
             ttl_ms,
+            ..v1::KeepContextRequest::default()
         };
         let kept = self.node.client.keep_context(request).await;
         kept.map(|reply| reply.into_inner().kept_blocks)
@@ -203,11 +206,10 @@ async fn a_bad_disk(words: &str, says: &str) {
     tiered.push_out(&first).await;
     tiered.push_out(&second).await;
     tiered.settled().await;
-    Tiered::faults(dir.path(), words);
+    Tiered::faults(dir.path(), words).await;
     assert_eq!(tiered.prefill(&first).await, 0, "{words}");
     tiered.says(says).await;
-    Tiered::faults(dir.path(), "");
-    tokio::time::sleep(FAULTS_SEEN).await;
+    Tiered::faults(dir.path(), "").await;
     // Without a restart: what is still there is used again.
     until("the SSD is used again", async || {
         tiered.node.describe().await.ssd.is_some_and(|ssd| ssd.usable).then_some(())
@@ -238,12 +240,11 @@ async fn a_disk_that_is_full_keeps_nothing_and_takes_blocks_again_later() {
     let mut tiered = Tiered::start(dir.path(), SsdIo::Auto).await;
     let prompt = prompt(1, 4 * BLOCK_TOKENS + 9);
     tiered.prefill(&prompt).await;
-    Tiered::faults(dir.path(), "full");
-    tokio::time::sleep(FAULTS_SEEN).await;
+    Tiered::faults(dir.path(), "full").await;
     let full = tiered.keep(&prompt, 60_000).await.map_err(|status| status.code());
     assert_eq!(full, Err(tonic::Code::Unavailable));
     tiered.says("the disk is full").await;
-    Tiered::faults(dir.path(), "");
+    Tiered::faults(dir.path(), "").await;
     let kept = until("it keeps again", async || tiered.keep(&prompt, 60_000).await.ok()).await;
     assert_eq!(kept, 4);
 }

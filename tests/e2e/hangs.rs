@@ -16,7 +16,8 @@ use support::vectors::Variant;
 
 const DEADLINE: Duration = Duration::from_secs(8);
 const FLAGS: &str = "--prefill 2 --decode 2 --lease-ms 1000 --request-deadline-ms 8000 \
-                     --chunk-tokens 64 --arena-bytes 192MiB";
+                     --chunk-tokens 64 --arena-bytes 192MiB \
+                     --ttft-objective-ms 3600000 --tbt-objective-ms 3600000";
 const LOAD: Amount = Amount { at_once: 24, total: 48, deadline: DEADLINE };
 const ENDED_BEFORE: usize = 12;
 const REST_WITHIN: Duration = Duration::from_secs(20);

@@ -143,6 +143,7 @@ async fn keep(mut client: StoreNodeClient<Channel>, prompt: Vec<u32>) -> Option<
         keys: BlockKey::concat(&keys),
         tenant: "tenant".into(),
         ttl_ms: 24 * 3_600_000,
+        ..v1::KeepContextRequest::default()
     };
     let kept = client.keep_context(request).await.ok()?.into_inner().kept_blocks;
     // All or fewer: those are promised.

@@ -45,7 +45,7 @@ fn engine(domain: Domain, run_dir: &Path) -> TransferEngine {
         preferred: domain,
         run_dir: Some(run_dir.to_owned()),
         tcp_listen: Some(([127, 0, 0, 1], 0).into()),
-        verify: Verify { tcp: false, shm: false, verbs: false },
+        verify: Verify { tcp: false, shm: false, verbs: false, efa: false },
         ..TransferConfig::default()
     };
     let registry = prometheus::Registry::new();

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use kvasir_transfer::memory::Prefault;
 use kvasir_transfer::{
-    Completion, CompletionFlag, Domain, Endpoint, Handlers, PageSide, PeerId, RegionDesc,
-    RegionHandle, SharedMemory, Source, TransferConfig, TransferEngine, Write, WritePaged,
+    Completion, Domain, Endpoint, Handlers, PageSide, PeerId, RegionDesc, RegionHandle,
+    SharedMemory, Source, TransferConfig, TransferEngine, Write, WritePaged,
 };
 use serde::{Deserialize, Serialize};
 
@@ -252,15 +252,6 @@ impl EngineSide {
         let descriptor = RegionDesc::from_bytes(&descriptor)?;
         Ok(EngineSide { target, engine, source, descriptor, peer, _run_dir: run_dir })
     }
-
-    fn wait(flag: &CompletionFlag) -> Outcome<()> {
-        loop {
-            if let Some(outcome) = flag.get() {
-                return Ok(outcome?);
-            }
-            std::thread::yield_now();
-        }
-    }
 }
 
 impl Side for EngineSide {
@@ -269,7 +260,7 @@ impl Side for EngineSide {
     }
 
     fn call(&mut self, bytes: usize, places: &Places) -> Outcome<()> {
-        let (done, flag) = Completion::flag();
+        let (done, outcome) = Completion::future();
         if let ([source], [target]) = (&places.sources[..], &places.targets[..]) {
             let (peer, handle) = (self.peer, self.source.clone());
             let write = Write {
@@ -303,7 +294,7 @@ impl Side for EngineSide {
             };
             self.engine.write_paged(write, done)?;
         }
-        EngineSide::wait(&flag)
+        Ok(outcome.wait()?)
     }
 
     fn wrong_pages(&mut self, point: Point) -> Outcome<usize> {

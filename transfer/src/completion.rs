@@ -3,11 +3,17 @@
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
-use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
 use kvasir_transfer_core::{Outcome, WriteError};
+
+use crate::outcome::OutcomeCell;
+use crate::spin::Spin;
+
+/// How long a thread that waits polls: about as long as a write of 2 MiB over TCP takes on one host.
+const POLL_FOR: Duration = Duration::from_micros(500);
 
 /// Told exactly once. When an operation was not accepted (a [`crate::SubmitError`]), a callback is
 /// dropped without a call, and flags and futures show [`WriteError::Cancelled`].
@@ -43,7 +49,7 @@ impl Completion {
 
     /// A future that also can be waited for by a thread.
     pub fn future() -> (Self, CompletionFuture) {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(OutcomeCell::default());
         let sender = OutcomeSender(Arc::clone(&shared));
         (Completion::Future(sender), CompletionFuture(shared))
     }
@@ -84,37 +90,9 @@ impl Drop for FlagSetter {
     }
 }
 
-#[derive(Debug, Default)]
-struct Shared {
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    outcome: Option<Outcome>,
-    waker: Option<Waker>,
-}
-
-impl Shared {
-    fn set(&self, outcome: Outcome) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.outcome.is_some() {
-            return;
-        }
-        state.outcome = Some(outcome);
-        let waker = state.waker.take();
-        drop(state);
-        self.changed.notify_all();
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-    }
-}
-
 /// The engine's end of a future. Dropped unset, the future resolves to `Cancelled`.
 #[derive(Debug)]
-pub struct OutcomeSender(Arc<Shared>);
+pub struct OutcomeSender(Arc<OutcomeCell>);
 
 impl Drop for OutcomeSender {
     fn drop(&mut self) {
@@ -124,26 +102,20 @@ impl Drop for OutcomeSender {
 
 /// See [`Completion::future`].
 #[derive(Debug)]
-pub struct CompletionFuture(Arc<Shared>);
+pub struct CompletionFuture(Arc<OutcomeCell>);
 
 impl CompletionFuture {
-    /// Blocks this thread until the operation has ended. Never call it on the worker thread.
+    /// Blocks this thread until the operation has ended: polls for a moment, giving its core away between
+    /// looks, and then sleeps. Never call it on the worker thread.
     pub fn wait(self) -> Outcome {
-        let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            if let Some(outcome) = state.outcome {
-                return outcome;
-            }
-            state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
+        let mut spin = Spin::new(POLL_FOR);
+        self.0.wait(|| spin.wait())
     }
 
     /// As [`CompletionFuture::wait`], but gives up after `timeout` with `None`.
     pub fn wait_timeout(&self, timeout: Duration) -> Option<Outcome> {
-        let state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let waiting = |state: &mut State| state.outcome.is_none();
-        let waited = self.0.changed.wait_timeout_while(state, timeout, waiting);
-        waited.unwrap_or_else(PoisonError::into_inner).0.outcome
+        let begun = Instant::now();
+        self.0.wait_while(|| timeout.checked_sub(begun.elapsed()).filter(|left| !left.is_zero()))
     }
 }
 
@@ -151,13 +123,33 @@ impl Future for CompletionFuture {
     type Output = Outcome;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Outcome> {
-        let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
-        match state.outcome {
-            Some(outcome) => Poll::Ready(outcome),
-            None => {
-                state.waker = Some(context.waker().clone());
-                Poll::Pending
-            }
-        }
+        self.0.poll(context.waker()).map_or(Poll::Pending, Poll::Ready)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waits_for_longer_than_it_polls_is_woken() {
+        let (completion, future) = Completion::future();
+        let (told, tells) = std::sync::mpsc::sync_channel(1);
+        std::thread::spawn(move || told.send(future.wait()));
+        std::thread::sleep(10 * POLL_FOR);
+        completion.complete(Err(WriteError::Cancelled));
+        let outcome = tells.recv_timeout(Duration::from_secs(10));
+        assert_eq!(outcome, Ok(Err(WriteError::Cancelled)));
+    }
+
+    #[test]
+    fn who_waits_for_a_time_is_woken() {
+        let (completion, future) = Completion::future();
+        assert_eq!(future.wait_timeout(Duration::from_millis(1)), None);
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(5));
+            completion.complete(Ok(()));
+        });
+        assert_eq!(future.wait_timeout(Duration::from_secs(10)), Some(Ok(())));
     }
 }

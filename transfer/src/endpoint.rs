@@ -6,8 +6,7 @@ use std::path::PathBuf;
 
 use prost::Message;
 
-use crate::config::Domain;
-use crate::rdma::{ADDRESS_BYTES_MAX, RdmaAddress};
+use crate::rdma::RdmaAddress;
 
 /// Where and how an engine can be reached. Whoever has it may connect: it carries the cookie.
 #[derive(Clone, PartialEq, Eq)]
@@ -17,7 +16,7 @@ pub struct Endpoint {
     pub(crate) cookie: [u8; 16],
     pub shm: Option<ShmAddress>,
     pub tcp: Option<SocketAddr>,
-    /// Peers connect to `tcp` first.
+    /// Its network cards, where it has any. Peers connect to `tcp` first.
     pub rdma: Option<RdmaAddress>,
 }
 
@@ -51,7 +50,8 @@ pub enum WireError {
     Decode(#[from] prost::DecodeError),
 }
 
-const VERSION: u32 = 1;
+/// 2: several cards, and which memory each is near.
+const VERSION: u32 = 2;
 
 #[derive(Clone, PartialEq, Message)]
 struct EndpointWire {
@@ -67,11 +67,12 @@ struct EndpointWire {
     shm_socket: String,
     #[prost(string, tag = "6")]
     tcp: String,
-    /// The code of the domain, 0 for none.
-    #[prost(uint32, tag = "7")]
-    rdma_domain: u32,
-    #[prost(bytes = "vec", tag = "8")]
-    rdma_address: Vec<u8>,
+    // 7 and 8 were of version 1.
+    /// Messages, decoded when their number is known to be bounded.
+    #[prost(bytes = "vec", repeated, tag = "9")]
+    cards: Vec<Vec<u8>>,
+    #[prost(bytes = "vec", repeated, tag = "10")]
+    nearness: Vec<Vec<u8>>,
 }
 
 impl Endpoint {
@@ -80,6 +81,8 @@ impl Endpoint {
             Some(shm) => (shm.host_id.clone(), shm.socket.to_string_lossy().into_owned()),
             None => Default::default(),
         };
+        let rdma = self.rdma.as_ref().map(RdmaAddress::to_wire);
+        let (cards, nearness) = rdma.unwrap_or_default();
         EndpointWire {
             version: VERSION,
             incarnation: self.incarnation,
@@ -87,8 +90,8 @@ impl Endpoint {
             shm_host_id,
             shm_socket,
             tcp: self.tcp.map(|address| address.to_string()).unwrap_or_default(),
-            rdma_domain: self.rdma.as_ref().map_or(0, |rdma| rdma.domain.code()),
-            rdma_address: self.rdma.as_ref().map_or_else(Vec::new, |rdma| rdma.address.clone()),
+            cards,
+            nearness,
         }
         .encode_to_vec()
     }
@@ -109,13 +112,7 @@ impl Endpoint {
             "" => None,
             text => Some(text.parse().map_err(|_| WireError::Field("tcp"))?),
         };
-        let address = wire.rdma_address;
-        let rdma = match (wire.rdma_domain, address.len() <= ADDRESS_BYTES_MAX) {
-            (0, _) => None,
-            (_, false) => return Err(WireError::Field("rdma_address")),
-            // A domain that is not known here is one that is not used here.
-            (code, true) => Domain::from_code(code).map(|domain| RdmaAddress { domain, address }),
-        };
+        let rdma = RdmaAddress::from_wire(&(wire.cards, wire.nearness))?;
         Ok(Endpoint { incarnation: wire.incarnation, cookie, shm, tcp, rdma })
     }
 }

@@ -14,14 +14,16 @@ use crate::endpoint::Endpoint;
 use crate::memory::{Access, MemoryError, SharedMemory};
 use crate::messages::Message;
 use crate::payload::{Permit, Waiter};
-use crate::progress::{Raised, Watch, WatchId};
+use crate::progress::{Mirror, Raised, Watch, WatchId};
 use crate::region::{RegionDesc, RegionHandle};
 use crate::scatter::{
     Barrier, GroupError, GroupMember, PartOutcomes, Parts, PeerGroup, Scatter, Unjoined,
 };
 use crate::shared::{Command, Shared};
+use crate::signalled::{self, PutWithSignal, SignalOutcomes};
 use crate::start;
 use crate::submit::{Submission, deadline_us};
+use crate::topology::{Location, TopologyError};
 use crate::write::{Write, WritePaged};
 
 /// One session with one peer. After the peer was lost it is of no use any more, except for `cut_off`:
@@ -122,10 +124,14 @@ pub enum StartError {
     },
     #[error("TLS")]
     Tls(#[from] TlsError),
-    #[error("the verbs domain cannot be used: {0}")]
-    Rdma(String),
-    #[error("the verbs domain needs `tcp_listen`: peers connect there first")]
+    #[error("the {0} domain cannot be used: {1}")]
+    Card(&'static str, String),
+    #[error("the topology cannot be used")]
+    Topology(#[from] TopologyError),
+    #[error("the verbs and efa domains need `tcp_listen`: peers connect there first")]
     RdmaWithoutTcp,
+    #[error("`verbs` and `efa` cannot both be set: an engine drives cards of one kind")]
+    TwoCards,
     #[error("metrics are registered already")]
     Metrics(#[from] prometheus::Error),
 }
@@ -209,12 +215,27 @@ impl TransferEngine {
         &self,
         memory: Arc<SharedMemory>,
     ) -> Result<(RegionHandle, RegionDesc), RegisterError> {
+        self.register_at(memory, None)
+    }
+
+    /// As [`TransferEngine::register`], for who knows where the memory lies: cards near to it are used
+    /// first. Without a location the engine asks the system for the NUMA node of its pages; memory of
+    /// which it does not say that, or whose pages lie on several nodes, is near to every card.
+    ///
+    /// # Errors
+    /// [`RegisterError`].
+    pub fn register_at(
+        &self,
+        memory: Arc<SharedMemory>,
+        location: Option<Location>,
+    ) -> Result<(RegionHandle, RegionDesc), RegisterError> {
         if memory.access() == Access::ReadOnly {
             return Err(RegisterError::ReadOnly);
         }
-        let added = self.shared.add_region(Arc::clone(&memory));
+        let added = self.shared.add_region(Arc::clone(&memory), location);
         let (key, rdma) = added.ok_or(RegisterError::TooMany)?;
-        let handle = RegionHandle { key, incarnation: self.incarnation(), memory, rdma };
+        let handle =
+            RegionHandle { key, incarnation: self.incarnation(), memory, rdma: rdma.map(Arc::new) };
         let descriptor = handle.descriptor();
         Ok((handle, descriptor))
     }
@@ -338,6 +359,32 @@ impl TransferEngine {
         self.begin_all(Unjoined::barrier(barrier, self.incarnation())?, done)
     }
 
+    /// Submits data, and words that tell of it and are never seen before it; see [`crate::signalled`]. It
+    /// completes once, when every transfer has ended: with the first error if there was one. What became of each, and
+    /// whether its peer is told by a signal or by the counter, is in the outcomes.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; nothing was sent and `done` is not called then.
+    pub fn put_with_signal(
+        &self,
+        call: PutWithSignal,
+        done: Completion,
+    ) -> Result<Arc<SignalOutcomes>, SubmitError> {
+        let unjoined = signalled::Unjoined::new(call)?;
+        let (operations, max) = (unjoined.operations(), self.shared.config.operations_max);
+        if operations > max {
+            return Err(SubmitError::Invalid("more puts and signals than `operations_max`"));
+        }
+        let permit = Permit::take(&self.shared.in_flight, operations, max);
+        let deadline_us = deadline_us(self.shared.now_us(), unjoined.deadline());
+        let (outcomes, batch) = unjoined.join(done, permit.ok_or(SubmitError::Full)?, deadline_us);
+        self.shared.submit(match batch {
+            Ok(batch) => Command::PutWithSignal(Box::new(batch)),
+            Err(done) => Command::Tell { done },
+        })?;
+        Ok(outcomes)
+    }
+
     fn begin_all(
         &self,
         unjoined: Unjoined,
@@ -373,6 +420,23 @@ impl TransferEngine {
             deadline.map_or(u64::MAX, |from_now| deadline_us(self.shared.now_us(), from_now));
         let done = Waiter::new(done);
         self.shared.submit(Command::Expect { imm, count, deadline_us, done })
+    }
+
+    /// As `expect_imm`, for whoever polls a word and is not told: when the count is reached, and its bytes are
+    /// visible to this host, it is stored in the word, and then `done` is told. Before that, and when it is
+    /// never reached, the word stays as it is: counts on the way may be taken back (a path that fails), one that
+    /// is reached is not. Where the bytes lie in the memory of a device, the word is to be one that the device
+    /// reads behind them.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; `Invalid` too when the word does not fit its memory.
+    pub fn expect_imm_mirrored(
+        &self,
+        expect: Expect,
+        mirror: Mirror,
+        done: Completion,
+    ) -> Result<(), SubmitError> {
+        self.expect_imm(expect, mirror.before(expect.count, done)?)
     }
 
     /// Forgets a counter: what has been counted, and the expectation, which ends with `Cancelled`
@@ -430,6 +494,11 @@ impl TransferEngine {
     /// [`SubmitError`].
     pub fn unwatch(&self, watch: WatchId, done: Completion) -> Result<(), SubmitError> {
         self.shared.submit(Command::Unwatch { id: watch, done: Waiter::new(done) })
+    }
+
+    #[cfg(feature = "test-hooks")]
+    pub(crate) fn hooks(&self) -> &crate::hooks::Hooks {
+        &self.shared.hooks
     }
 
     /// What wakes the worker: a [`crate::doorbell::Ringer`]'s descriptor, for whoever raises a watched

@@ -8,11 +8,13 @@ use crate::config::Domain;
 use crate::endpoint::{Endpoint, WireError};
 
 /// A hello is never longer.
-pub(crate) const HELLO_BYTES_MAX: usize = 4096;
+pub(crate) const HELLO_BYTES_MAX: usize = 8192;
 
 /// 2: connections are paths of a session; messages have ids.
 /// 3: messages are acknowledged in shared memory too, and may be refused.
-pub(crate) const VERSION: u32 = 3;
+/// 4: words are stored over tcp.
+/// 5: engines have several cards.
+pub(crate) const VERSION: u32 = 5;
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Hello {
@@ -41,6 +43,9 @@ pub(crate) struct Hello {
     /// How the writer's card is reached, as that domain says it.
     #[prost(bytes = "vec", tag = "9")]
     pub(crate) card: Vec<u8>,
+    /// Which card of the endpoint that is connected to, by its index there.
+    #[prost(uint32, tag = "10")]
+    pub(crate) to_card: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
@@ -76,6 +81,9 @@ pub(crate) struct HelloReply {
     /// RDMA: how the card that is written to is reached.
     #[prost(bytes = "vec", tag = "6")]
     pub(crate) card: Vec<u8>,
+    /// RDMA: what it places may become visible in any order, until it is counted.
+    #[prost(bool, tag = "7")]
+    pub(crate) is_relaxed: bool,
 }
 
 /// Who connects, and what the connection is to be.
@@ -84,8 +92,17 @@ pub(crate) struct Newcomer {
     pub(crate) peer: Endpoint,
     pub(crate) session: u64,
     pub(crate) path: PathIndex,
-    /// Whose card shall place what it writes, and how it is reached.
-    pub(crate) card: Option<(Domain, Vec<u8>)>,
+    /// The card that shall place what it writes.
+    pub(crate) card: Option<WantedCard>,
+}
+
+/// The card here that a writer wants, and how its own is reached.
+#[derive(Debug)]
+pub(crate) struct WantedCard {
+    pub(crate) domain: Domain,
+    /// By its index in the endpoint here.
+    pub(crate) index: u32,
+    pub(crate) writer: Vec<u8>,
 }
 
 /// What a hello leads to.
@@ -115,6 +132,7 @@ impl Hello {
             path: path.0,
             domain: 0,
             card: Vec::new(),
+            to_card: 0,
         }
     }
 
@@ -143,7 +161,10 @@ impl Hello {
                 let card = match hello.domain {
                     0 => None,
                     code => match Domain::from_code(code) {
-                        Some(domain) => Some((domain, hello.card)),
+                        Some(domain) => {
+                            let (index, writer) = (hello.to_card, hello.card);
+                            Some(WantedCard { domain, index, writer })
+                        }
                         None => {
                             let reply = HelloReply::declining(Admission::NoCard, 0);
                             return Verdict::Decline(reply);

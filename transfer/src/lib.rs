@@ -1,18 +1,19 @@
 //! Point-to-point transfer engine: regions, one-sided writes, immediate counters, small messages and
-//! progress words, over shared memory (`shm`), TCP (`tcp`) and RDMA (`verbs`), and simulated (`sim`). It
-//! knows nothing of blocks, tokens or models.
+//! progress words, over shared memory (`shm`), TCP (`tcp`) and RDMA (`verbs`, and `efa`, whose wire is in no order), and
+//! simulated (`sim`). It knows nothing of blocks, tokens or models.
 //!
 //! What it promises: writes are reliable and **unordered**; a receiver learns of them only through
 //! the counter of their immediate; one logical write is one count; every operation reaches a definite
 //! state by its deadline; a write outside its region, with a wrong key or to a revoked region is
 //! refused.
 //!
-//! Reading path: [`engine`] (the handle that callers hold), [`write`](mod@write) and [`scatter`]
-//! (what they submit), [`completion`]; then [`memory`], [`ring`] and [`doorbell`], which are useful on their own. Inside:
+//! Reading path: [`engine`] (the handle that callers hold), [`write`](mod@write), [`scatter`] and
+//! [`signalled`] (what they submit), [`completion`]; then [`memory`], [`ring`] and [`doorbell`], which are useful on their own. Inside:
 //! `shared` (between handles and worker), `worker` (the one thread that owns everything; its `hub` is
 //! what all connections share), `hello` and `peers` (who may connect, and cut-offs), then the domains
-//! `shm`, `tcp` and `rdma`, each with an outgoing and an incoming end. [`sim`] drives the same core under
-//! virtual time. What is shared without locks (`ring`, `sleeping`, `shm/gate`) is also compiled by
+//! `shm`, `tcp` and `rdma`, each with an outgoing and an incoming end. [`topology`] says which network cards
+//! are near which memory, and [`cuda`] whether there are GPUs. [`sim`] drives the same core under
+//! virtual time. What threads share (`ring`, `sleeping`, `shm/gate`, `parts`, `outcome`) is also compiled by
 //! `tests/models`, over loom's model of memory. What reads bytes of others is a target in `fuzzing`,
 //! run by the tests and by the fuzzer in `fuzz`.
 
@@ -20,6 +21,7 @@ mod calls;
 mod closing;
 pub mod completion;
 pub mod config;
+pub mod cuda;
 pub mod descriptors;
 pub mod doorbell;
 pub mod endpoint;
@@ -27,9 +29,12 @@ pub mod engine;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod hello;
+mod hooks;
 pub mod memory;
 pub mod messages;
 mod metrics;
+mod outcome;
+mod parts;
 mod payload;
 mod peers;
 pub mod process;
@@ -40,6 +45,7 @@ pub mod ring;
 pub mod scatter;
 mod shared;
 mod shm;
+pub mod signalled;
 pub mod sim;
 mod sleeping;
 pub mod spin;
@@ -48,11 +54,14 @@ mod submit;
 mod sync;
 mod tcp;
 pub mod topology;
+mod traits;
 mod worker;
 pub mod write;
 
 pub use completion::{Completion, CompletionFlag, CompletionFuture};
-pub use config::{Domain, TlsError, TlsFiles, TransferConfig, VerbsConfig, Verify};
+pub use config::{
+    Domain, EfaConfig, Handshake, TlsError, TlsFiles, TransferConfig, VerbsConfig, Verify,
+};
 pub use endpoint::{Endpoint, WireError};
 pub use engine::{
     ConnectError, Expect, Handlers, Loss, PeerEvent, PeerId, RegisterError, StartError,
@@ -61,12 +70,18 @@ pub use engine::{
 pub use kvasir_transfer_core::{Outcome, Refusal, WriteError};
 pub use memory::SharedMemory;
 pub use messages::Message;
-pub use progress::{Raised, Watch, WatchId, WordMemory};
-pub use rdma::{RdmaAddress, RdmaPlace};
+pub use progress::{Mirror, Raised, Watch, WatchId, WordMemory};
+pub use rdma::{CardAddress, DeviceSpec, DeviceSpecError, RdmaAddress, RdmaPlace};
 pub use region::{RegionDesc, RegionHandle};
 pub use scatter::{
     Barrier, GroupError, GroupMember, PartOutcomes, PeerGroup, Scatter, ScatterSlice,
 };
+pub use signalled::{
+    Fallback, OrderedBy, Put, PutWithSignal, Signal, SignalGroup, SignalMode, SignalOutcomes,
+    SignalledPut,
+};
+pub use topology::{Location, Topology};
+pub use traits::{DomainTraits, Poster, Visible};
 pub use write::{PageSide, Source, Write, WritePaged};
 
 /// The checksum that writes carry and receivers verify: XXH3-64 with seed 0.

@@ -4,7 +4,7 @@
 
 use std::ffi::c_void;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -290,6 +290,17 @@ impl SharedMemory {
         }
         // SAFETY: in bounds, aligned (the mapping is page-aligned), and valid for any bit pattern.
         Ok(unsafe { AtomicU64::from_ptr(self.base.add(offset).cast()) })
+    }
+
+    /// Stores a word for whoever polls it here or in another process: he who sees it sees what was written
+    /// before it, too.
+    ///
+    /// # Errors
+    /// [`RangeError`] when it does not lie inside, is misaligned, or the memory is mapped read-only.
+    pub fn store_word(&self, offset: usize, value: u64) -> Result<(), RangeError> {
+        self.check_writable(offset, 8)?;
+        self.atomic_u64(offset)?.store(value.to_le(), Ordering::Release);
+        Ok(())
     }
 
     /// A 32-bit atomic at a 4-byte aligned offset; see [`SharedMemory::atomic_u64`].

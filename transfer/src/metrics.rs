@@ -3,7 +3,7 @@
 use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 
 use crate::config::Domain;
-use kvasir_transfer_core::Refusal;
+use kvasir_transfer_core::{Refusal, Told};
 
 /// One domain's counters, looked up once.
 #[derive(Debug, Clone)]
@@ -38,11 +38,20 @@ impl DomainMetrics {
     }
 }
 
+/// By domain, card and direction.
+#[derive(Debug, Clone)]
+pub(crate) struct CardBytes(pub(crate) IntCounterVec, pub(crate) IntCounterVec);
+
 #[derive(Debug, Clone)]
 pub(crate) struct Metrics {
+    pub(crate) card_bytes: CardBytes,
     pub(crate) shm: DomainMetrics,
     pub(crate) tcp: DomainMetrics,
     pub(crate) verbs: DomainMetrics,
+    pub(crate) efa: DomainMetrics,
+    /// Transfers of put-with-signal that have ended, by how their peers are told.
+    signalled: IntCounter,
+    counted: IntCounter,
     pub(crate) imm_counters: IntGauge,
     pub(crate) imm_early_forgotten: IntGauge,
     pub(crate) imm_excess: IntGauge,
@@ -83,6 +92,11 @@ impl Metrics {
             "Connections that did not end in peace.",
             &["domain", "reason"],
         )?;
+        let told = vector(
+            "signalled_total",
+            "Transfers of put-with-signal that have ended, by how their peers are told.",
+            &["by"],
+        )?;
         let domain = |domain: Domain| {
             let label = domain.label();
             DomainMetrics {
@@ -105,10 +119,24 @@ impl Metrics {
                 refused: Refusal::ALL.map(|entry| refused.with_label_values(&[label, entry.2])),
             }
         };
+        let refused_datagrams = vector(
+            "card_datagrams_refused_total",
+            "Datagrams to a network card that belong to no handshake of it.",
+            &["domain", "card"],
+        )?;
+        let card_bytes = vector(
+            "card_bytes_total",
+            "Bytes of writes, by network card. A card tells its receiver of counted writes only.",
+            &["domain", "card", "direction"],
+        )?;
         Ok(Metrics {
+            card_bytes: CardBytes(card_bytes, refused_datagrams),
             shm: domain(Domain::Shm),
             tcp: domain(Domain::Tcp),
             verbs: domain(Domain::Verbs),
+            efa: domain(Domain::Efa),
+            signalled: told.with_label_values(&["signal"]),
+            counted: told.with_label_values(&["counter"]),
             imm_counters: gauge("imm_counters", "Immediates that are counted or remembered.")?,
             imm_early_forgotten: gauge(
                 "imm_early_forgotten",
@@ -125,11 +153,20 @@ impl Metrics {
         })
     }
 
+    pub(crate) fn signalled(&self, told: Option<Told>) {
+        match told {
+            Some(Ok(())) => self.signalled.inc(),
+            Some(Err(_)) => self.counted.inc(),
+            None => {}
+        }
+    }
+
     pub(crate) fn of(&self, domain: Domain) -> &DomainMetrics {
         match domain {
             Domain::Shm => &self.shm,
             Domain::Tcp => &self.tcp,
             Domain::Verbs => &self.verbs,
+            Domain::Efa => &self.efa,
         }
     }
 }

@@ -4,12 +4,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kvasir_transfer_core::Outcome;
+use kvasir_transfer_core::{Outcome, Told};
 
 use crate::completion::Completion;
 use crate::memory::SharedMemory;
+use crate::parts::Join;
 use crate::region::RegionHandle;
-use crate::scatter::Join;
+use crate::signalled::SignalOutcomes;
+use crate::topology::Location;
 
 /// Cheap to clone; offsets count from the start of the memory or of the bytes.
 #[derive(Clone)]
@@ -23,6 +25,8 @@ pub(crate) enum Payload {
 pub(crate) struct Origin {
     pub(crate) incarnation: u64,
     pub(crate) key: u64,
+    /// `None` when it is not known.
+    pub(crate) location: Option<Location>,
 }
 
 impl fmt::Debug for Payload {
@@ -33,7 +37,8 @@ impl fmt::Debug for Payload {
 
 impl From<RegionHandle> for Payload {
     fn from(handle: RegionHandle) -> Self {
-        let region = Origin { incarnation: handle.incarnation, key: handle.key };
+        let location = handle.rdma.as_ref().and_then(|place| place.location);
+        let region = Origin { incarnation: handle.incarnation, key: handle.key, location };
         Payload::Memory { memory: handle.memory, region }
     }
 }
@@ -43,6 +48,14 @@ impl Payload {
         match self {
             Payload::Memory { memory, .. } => memory.len(),
             Payload::Bytes(bytes) => bytes.len(),
+        }
+    }
+
+    /// Where the bytes lie, as far as it is known.
+    pub(crate) fn location(&self) -> Option<Location> {
+        match self {
+            Payload::Memory { region, .. } => region.location,
+            Payload::Bytes(_) => None,
         }
     }
 
@@ -97,6 +110,8 @@ enum Done {
     Whole(Completion),
     /// Of several that are told together.
     Part(Arc<Join>, u32),
+    /// One of these that also says how its peer is told.
+    Signal(Arc<Join>, Arc<SignalOutcomes>, u32),
 }
 
 impl Waiter {
@@ -112,12 +127,23 @@ impl Waiter {
         Waiter { done: Done::Part(join, part), permit: None }
     }
 
+    pub(crate) fn of_signal(join: Arc<Join>, outcomes: Arc<SignalOutcomes>, part: u32) -> Self {
+        Waiter { done: Done::Signal(join, outcomes, part), permit: None }
+    }
+
+    /// Before it is completed.
+    pub(crate) fn note(&self, told: Option<Told>) {
+        if let Done::Signal(_, outcomes, part) = &self.done {
+            outcomes.note(*part, told);
+        }
+    }
+
     pub(crate) fn complete(self, outcome: Outcome) {
         // First, so that whoever is told can submit the next one.
         drop(self.permit);
         match self.done {
             Done::Whole(done) => done.complete(outcome),
-            Done::Part(join, part) => join.part_ended(part, outcome),
+            Done::Part(join, part) | Done::Signal(join, _, part) => join.part_ended(part, outcome),
         }
     }
 }

@@ -16,6 +16,7 @@ use kvasir_transfer_core::SessionId;
 
 use crate::endpoint::Endpoint;
 use crate::engine::{ConnectError, PeerId};
+use crate::rdma::RdmaAddress;
 
 pub(crate) const PEERS_MAX: usize = 4096;
 
@@ -111,6 +112,11 @@ impl Peers {
         let peer = self.peers.get_mut(&id.incarnation).filter(|peer| peer.session == id.session)?;
         peer.connected = true;
         Some((peer.endpoint.clone(), peer.cut_there))
+    }
+
+    /// The peer's network cards, while it is known.
+    pub(crate) fn rdma(&self, id: PeerId) -> Option<RdmaAddress> {
+        self.peers.get(&id.incarnation).and_then(|peer| peer.endpoint.rdma.clone())
     }
 
     /// What admits to the peer, while it is known.

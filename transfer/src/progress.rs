@@ -5,9 +5,11 @@ use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::completion::Completion;
+use crate::engine::SubmitError;
 use crate::memory::{Access, RangeError, SharedMemory};
 
 /// Called on the worker with the word's former and new value, whenever they differ. Steps in between
@@ -39,6 +41,32 @@ pub enum Raised {
     /// By nobody, as where a device raises it: the worker looks at the word at least so often, and at
     /// most every [`POLL_EVERY_MIN`]. Each look of a sleeping worker costs a few microseconds of a core.
     Silently { poll_every: Duration },
+}
+
+/// A word in which a counter is mirrored, for whoever polls memory and is not told: a kernel on a device. See
+/// `TransferEngine::expect_imm_mirrored`.
+#[derive(Debug, Clone)]
+pub struct Mirror {
+    pub memory: WordMemory,
+    /// Of the word; a multiple of 8.
+    pub offset: usize,
+}
+
+impl Mirror {
+    /// A completion that stores `count` when it is reached, and then tells `done`.
+    pub(crate) fn before(self, count: u64, done: Completion) -> Result<Completion, SubmitError> {
+        let fits = self.memory.word(self.offset).is_ok() && self.memory.is_writable();
+        if !fits {
+            return Err(SubmitError::Invalid("the mirror's word does not fit its memory"));
+        }
+        Ok(Completion::callback(move |outcome| {
+            // Whoever sees the count sees the bytes that were counted.
+            if let (Ok(()), Ok(word)) = (outcome, self.memory.word(self.offset)) {
+                word.store(count, Ordering::Release);
+            }
+            done.complete(outcome);
+        }))
+    }
 }
 
 /// The shortest time between two looks of a worker that would otherwise sleep.
@@ -153,8 +181,6 @@ impl Mapped {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::Ordering;
-
     use super::*;
 
     #[test]

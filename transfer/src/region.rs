@@ -15,7 +15,8 @@ pub struct RegionHandle {
     pub(crate) key: u64,
     pub(crate) incarnation: u64,
     pub(crate) memory: Arc<SharedMemory>,
-    pub(crate) rdma: Option<RdmaPlace>,
+    /// Shared by clones, which are made often.
+    pub(crate) rdma: Option<Arc<RdmaPlace>>,
 }
 
 impl RegionHandle {
@@ -25,7 +26,8 @@ impl RegionHandle {
 
     pub fn descriptor(&self) -> RegionDesc {
         let length_bytes = self.memory.len() as u64;
-        let (incarnation, key, rdma) = (self.incarnation, self.key, self.rdma);
+        let (incarnation, key) = (self.incarnation, self.key);
+        let rdma = self.rdma.as_deref().copied();
         RegionDesc { incarnation, key, length_bytes, rdma }
     }
 }
@@ -37,11 +39,12 @@ pub struct RegionDesc {
     pub incarnation: u64,
     pub key: u64,
     pub length_bytes: u64,
-    /// Where it lies for RDMA, when it was registered with a device.
+    /// Where it lies for RDMA, when it was registered with a card.
     pub rdma: Option<RdmaPlace>,
 }
 
-const VERSION: u32 = 1;
+/// 2: a place for each card, and the memory's location.
+const VERSION: u32 = 2;
 
 #[derive(Clone, PartialEq, Message)]
 struct RegionWire {
@@ -72,7 +75,7 @@ impl RegionDesc {
         if version != VERSION {
             return Err(WireError::Version { got: version, known: VERSION });
         }
-        let rdma = rdma.map(RdmaPlace::from_wire);
+        let rdma = rdma.as_ref().map(RdmaPlace::from_wire).transpose()?;
         Ok(RegionDesc { incarnation, key, length_bytes, rdma })
     }
 }

@@ -67,14 +67,15 @@
 //! ```
 
 use std::fmt;
-use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use kvasir_transfer_core::{Body, Outcome, Refusal, Shape, Target, WriteError};
+use kvasir_transfer_core::{Body, Shape, Target};
 
 use crate::completion::Completion;
 use crate::engine::{PeerId, SubmitError};
+use crate::parts::Join;
+pub use crate::parts::PartOutcomes;
 use crate::payload::{Payload, Permit, Waiter};
 use crate::region::{RegionDesc, RegionHandle};
 
@@ -167,108 +168,6 @@ pub struct Barrier {
     pub group: u64,
     /// From now, for all members.
     pub deadline: Duration,
-}
-
-/// How the parts of a scatter (in the order of its slices) or of a barrier (of its members) have ended.
-#[derive(Debug)]
-pub struct PartOutcomes(Box<[AtomicU16]>);
-
-impl PartOutcomes {
-    fn new(parts: usize) -> Self {
-        PartOutcomes((0..parts).map(|_| AtomicU16::new(PENDING)).collect())
-    }
-
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// `None` while the part is under way, and beyond the last one. All are known when the completion is
-    /// told, unless the engine has died.
-    pub fn get(&self, part: usize) -> Option<Outcome> {
-        decode(self.0.get(part)?.load(Ordering::Acquire))
-    }
-
-    /// Parts that have failed so far, and why.
-    pub fn failed(&self) -> impl Iterator<Item = (usize, WriteError)> {
-        let outcomes = (0..self.len()).map(|part| (part, self.get(part)));
-        outcomes.filter_map(|(part, outcome)| Some((part, outcome?.err()?)))
-    }
-}
-
-const PENDING: u16 = 0;
-const DONE: u16 = 1;
-const CORRUPT: u16 = 2;
-const PEER_GONE: u16 = 3;
-const DEADLINE_EXCEEDED: u16 = 4;
-const CANCELLED: u16 = 5;
-/// And the refusal's code.
-const REFUSED: u16 = 256;
-
-fn encode(outcome: Outcome) -> u16 {
-    match outcome {
-        Ok(()) => DONE,
-        Err(WriteError::Corrupt) => CORRUPT,
-        Err(WriteError::PeerGone) => PEER_GONE,
-        Err(WriteError::DeadlineExceeded) => DEADLINE_EXCEEDED,
-        Err(WriteError::Cancelled) => CANCELLED,
-        Err(WriteError::Refused(refusal)) => REFUSED + u16::from(refusal.code()),
-    }
-}
-
-fn decode(code: u16) -> Option<Outcome> {
-    match code {
-        PENDING => None,
-        DONE => Some(Ok(())),
-        CORRUPT => Some(Err(WriteError::Corrupt)),
-        PEER_GONE => Some(Err(WriteError::PeerGone)),
-        DEADLINE_EXCEEDED => Some(Err(WriteError::DeadlineExceeded)),
-        CANCELLED => Some(Err(WriteError::Cancelled)),
-        refused => {
-            let code = u8::try_from(refused.checked_sub(REFUSED)?).ok()?;
-            Some(Err(WriteError::Refused(Refusal::from_code(code)?)))
-        }
-    }
-}
-
-/// Where the parts of one submission end. Only the worker ends them.
-#[derive(Debug)]
-pub(crate) struct Join {
-    outcomes: Arc<PartOutcomes>,
-    left: AtomicUsize,
-    first_error: AtomicU16,
-    /// Taken when the last part has ended.
-    done: Mutex<Option<Waiter>>,
-}
-
-impl Join {
-    fn new(outcomes: &Arc<PartOutcomes>, done: Waiter) -> Arc<Self> {
-        Arc::new(Join {
-            outcomes: Arc::clone(outcomes),
-            left: AtomicUsize::new(outcomes.len()),
-            first_error: AtomicU16::new(PENDING),
-            done: Mutex::new(Some(done)),
-        })
-    }
-
-    pub(crate) fn part_ended(&self, part: u32, outcome: Outcome) {
-        let code = encode(outcome);
-        self.outcomes.0[part as usize].store(code, Ordering::Release);
-        if code != DONE && self.first_error.load(Ordering::Relaxed) == PENDING {
-            self.first_error.store(code, Ordering::Relaxed);
-        }
-        if self.left.fetch_sub(1, Ordering::AcqRel) > 1 {
-            return;
-        }
-        let done = self.done.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(done) = done {
-            let first = decode(self.first_error.load(Ordering::Relaxed));
-            done.complete(first.unwrap_or(Ok(())));
-        }
-    }
 }
 
 /// One write of a scatter or barrier.
@@ -364,22 +263,27 @@ fn body(shape: Shape, member: &GroupMember, imm: Option<u32>, group: u64) -> Bod
 
 #[cfg(test)]
 mod tests {
+    use kvasir_transfer_core::{Refusal, WriteError};
+
     use super::*;
 
     #[test]
     fn every_outcome_is_kept_as_it_is() {
-        let mut outcomes = vec![
+        let mut all = vec![
             Ok(()),
             Err(WriteError::Corrupt),
             Err(WriteError::PeerGone),
             Err(WriteError::DeadlineExceeded),
             Err(WriteError::Cancelled),
         ];
-        outcomes.extend(Refusal::ALL.map(|entry| Err(WriteError::Refused(entry.0))));
-        for outcome in outcomes {
-            assert_eq!(decode(encode(outcome)), Some(outcome));
+        all.extend(Refusal::ALL.map(|entry| Err(WriteError::Refused(entry.0))));
+        let outcomes = Arc::new(PartOutcomes::new(all.len()));
+        let join = Join::new(&outcomes, Waiter::new(Completion::Ignore));
+        for (part, outcome) in (0u32..).zip(all) {
+            assert_eq!(outcomes.get(part as usize), None);
+            join.part_ended(part, outcome);
+            assert_eq!(outcomes.get(part as usize), Some(outcome));
         }
-        assert_eq!(decode(PENDING), None);
     }
 
     #[test]

@@ -13,13 +13,16 @@ use crate::config::TransferConfig;
 use crate::doorbell::{self, Bell, Ringer};
 use crate::endpoint::Endpoint;
 use crate::engine::{PeerId, SubmitError};
+use crate::hooks::Hooks;
 use crate::memory::SharedMemory;
 use crate::payload::{Payload, Waiter};
 use crate::peers::Peers;
 use crate::progress::{Watch, WatchId};
-use crate::rdma::{CardMemory, Named, RdmaPlace};
+use crate::rdma::{Memories, Named, RdmaPlace};
 use crate::scatter::Part;
+use crate::signalled::Batch;
 use crate::submit::Submission;
+use crate::topology::{self, Location};
 
 /// What callers ask of the worker.
 #[derive(Debug)]
@@ -34,6 +37,7 @@ pub(crate) enum Command {
         payload: Payload,
         deadline_us: u64,
     },
+    PutWithSignal(Box<Batch>),
     /// Only to be told.
     Tell {
         done: Waiter,
@@ -95,13 +99,14 @@ pub(crate) struct Shared {
     queued: AtomicUsize,
     sleeping: AtomicU32,
     peers: Mutex<Peers>,
-    /// Registers memory with the network card, where there is one.
-    card_memory: Option<Arc<dyn CardMemory>>,
+    /// Registers memory with the network cards, where there are any.
+    memories: Memories,
     fresh_regions: Mutex<Vec<(u64, Arc<SharedMemory>)>>,
     any_fresh_regions: AtomicBool,
     regions: AtomicUsize,
     next_key: AtomicU64,
     next_watch: AtomicU64,
+    pub(crate) hooks: Hooks,
 }
 
 /// Whether the worker has ended, and who wants to know.
@@ -125,7 +130,7 @@ impl Shared {
         config: TransferConfig,
         endpoint: Endpoint,
         first_key: u64,
-        card_memory: Option<Arc<dyn CardMemory>>,
+        memories: Memories,
     ) -> std::io::Result<(Self, Bells)> {
         let ((own, wake), (outside_bell, outside)) = (doorbell::pair()?, doorbell::pair()?);
         let shared = Shared {
@@ -141,12 +146,13 @@ impl Shared {
             queued: AtomicUsize::new(0),
             sleeping: AtomicU32::new(0),
             peers: Mutex::default(),
-            card_memory,
+            memories,
             fresh_regions: Mutex::default(),
             any_fresh_regions: AtomicBool::new(false),
             regions: AtomicUsize::new(0),
             next_key: AtomicU64::new(first_key),
             next_watch: AtomicU64::new(0),
+            hooks: Hooks::default(),
         };
         Ok((shared, Bells { own, outside: outside_bell }))
     }
@@ -233,7 +239,12 @@ impl Shared {
     // ---- regions ----
 
     /// Its key, and where it lies for RDMA. `None` when there are too many.
-    pub(crate) fn add_region(&self, memory: Arc<SharedMemory>) -> Option<(u64, Option<RdmaPlace>)> {
+    /// Where the memory lies is found out when it is not said.
+    pub(crate) fn add_region(
+        &self,
+        memory: Arc<SharedMemory>,
+        location: Option<Location>,
+    ) -> Option<(u64, Option<RdmaPlace>)> {
         if self.regions.fetch_add(1, Ordering::Relaxed) >= REGIONS_MAX {
             self.region_gone();
             return None;
@@ -243,27 +254,32 @@ impl Shared {
         let number = self.next_key.fetch_add(1, Ordering::Relaxed);
         let key = number.wrapping_mul(0x9e37_79b9_7f4a_7c15).max(1);
         // Before the worker hears of it: it takes the registration over.
-        let place = self.register_with_card(key, &memory);
+        let place = self.register_with_cards(key, &memory, location);
         let mut fresh = self.fresh_regions.lock().unwrap_or_else(PoisonError::into_inner);
         fresh.push((key, memory));
         self.any_fresh_regions.store(true, Ordering::Release);
         Some((key, place))
     }
 
-    /// Memory that the card does not take is reached by the other domains.
-    fn register_with_card(&self, key: u64, memory: &Arc<SharedMemory>) -> Option<RdmaPlace> {
-        let place = match self.card_memory.as_ref()?.register(key, memory) {
-            Ok(place) => place,
-            Err(error) => {
-                let (engine, bytes) = (&self.config.name, memory.len());
-                let source = error.source.as_ref().map(ToString::to_string);
-                tracing::warn!(%engine, bytes, %error, source, "a region is not for RDMA");
-                return None;
-            }
-        };
+    /// `None` where no card takes it.
+    fn register_with_cards(
+        &self,
+        key: u64,
+        memory: &Arc<SharedMemory>,
+        location: Option<Location>,
+    ) -> Option<RdmaPlace> {
+        if self.memories.is_empty() || self.hooks.regions_withheld() {
+            return None;
+        }
+        let places = self.memories.register(&self.config.name, key, memory);
+        if places.is_empty() {
+            return None;
+        }
+        // Registering has made its pages present.
+        let location = location.or_else(|| topology::location_of(memory));
         let (incarnation, length_bytes) = (self.endpoint.incarnation, memory.len() as u64);
         let named = Named { incarnation, key, length_bytes };
-        Some(RdmaPlace::sealed(place, named, &self.endpoint.cookie))
+        Some(RdmaPlace::sealed(places, location, named, &self.endpoint.cookie))
     }
 
     pub(crate) fn take_fresh_regions(&self) -> Vec<(u64, Arc<SharedMemory>)> {

@@ -11,15 +11,17 @@ use kvasir_transfer_core::{Heartbeats, Limits, Sender, WriteError};
 
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use crate::config::TransferConfig;
+use crate::config::{Domain, EfaConfig, TransferConfig, VerbsConfig};
 use crate::endpoint::{Endpoint, ShmAddress};
 use crate::engine::{Handlers, StartError};
 use crate::messages::MESSAGE_BYTES_MAX;
 use crate::metrics::Metrics;
 use crate::peers::PEERS_MAX;
+use crate::rdma::{CardError, Cards, Memories, RdmaAddress};
 use crate::shared::Shared;
 use crate::shm::directory::Directory;
 use crate::tcp::tls::Tls;
+use crate::topology::{Nearness, Topology};
 use crate::worker::hub::Hub;
 use crate::worker::{Listeners, Worker};
 
@@ -58,16 +60,12 @@ pub(crate) fn start(
         None => None,
     };
     let tls = config.tcp_tls.as_ref().map(Tls::load).transpose()?;
-    let (rdma, card_memory) = match &config.verbs {
-        Some(verbs) => {
-            let started = crate::rdma::start_verbs(verbs, &config.name);
-            let (rdma, memory) = started.map_err(|error| StartError::Rdma(error.sentence()))?;
-            endpoint.rdma = Some(rdma.address());
-            (Some(rdma), Some(memory))
-        }
-        None => (None, None),
-    };
     let metrics = Metrics::register(registry)?;
+    let (cards, memories, nearness) = open_cards(&config, &metrics)?;
+    if !cards.is_empty() {
+        let addresses = cards.iter().map(|(_, card)| card.address()).collect();
+        endpoint.rdma = Some(RdmaAddress { cards: addresses, nearness: nearness.clone() });
+    }
     let sender = Sender::new(Limits {
         throttle_bytes_per_s: config.throttle_bytes_per_s,
         peer_timeout_us: config.peer_timeout_ms * 1000,
@@ -81,10 +79,10 @@ pub(crate) fn start(
     });
     let thread = std::thread::Builder::new().name(format!("xfer-{}", config.name));
     tracing::info!(engine = %config.name, ?endpoint, "transfer engine started");
-    let (shared, bells) = Shared::new(config, endpoint, first_key, card_memory)
+    let (shared, bells) = Shared::new(config, endpoint, first_key, memories)
         .map_err(|source| StartError::System { call: "socketpair", source })?;
     let shared = Arc::new(shared);
-    let mut hub = Hub::new(Arc::clone(&shared), sender, metrics, directory, rdma);
+    let mut hub = Hub::new(Arc::clone(&shared), sender, metrics, directory, (cards, nearness));
     hub.tls = tls;
     let worker = Worker::new(hub, handlers, listeners, bells).map_err(system("epoll"))?;
     let of_worker = Arc::clone(&shared);
@@ -101,6 +99,41 @@ pub(crate) fn start(
     let pinned = pinned.recv().expect("the thread says so before it does anything else");
     pinned.map_err(system("pin the worker to its core"))?;
     Ok((shared, thread))
+}
+
+/// Opens the network cards that are configured.
+fn open_cards(
+    config: &TransferConfig,
+    metrics: &Metrics,
+) -> Result<(Cards, Memories, Nearness), StartError> {
+    let unusable =
+        |domain: Domain| move |error: CardError| StartError::Card(domain.label(), error.sentence());
+    let (mut domain, mut opened) = (Domain::Verbs, Vec::new());
+    if let Some(verbs) = &config.verbs {
+        let started = crate::rdma::start_verbs(verbs, &metrics.card_bytes);
+        opened.extend(started.map_err(unusable(domain))?);
+    }
+    if let Some(efa) = &config.efa {
+        domain = Domain::Efa;
+        let started = crate::rdma::start_efa(efa, &metrics.card_bytes);
+        opened.extend(started.map_err(unusable(domain))?);
+    }
+    let (mut cards, mut memories) = (Vec::new(), Vec::new());
+    for (card, memory) in opened {
+        memories.push((card.name().to_owned(), memory));
+        cards.push(card);
+    }
+    let names: Vec<String> = cards.iter().map(|card| card.name().to_owned()).collect();
+    let topology = match &config.topology {
+        Some(topology) => {
+            topology.check(&names)?;
+            topology.clone()
+        }
+        None if names.is_empty() => Topology::default(),
+        None => Topology::of_this_host(),
+    };
+    let cards = Cards::new(cards, &config.name).map_err(unusable(domain))?;
+    Ok((cards, Memories::new(memories), Nearness::of(&topology, &names)))
 }
 
 /// Of this thread.
@@ -127,13 +160,15 @@ fn check(config: &TransferConfig) -> Result<(), StartError> {
     if config.tcp_listen.is_none() && config.run_dir.is_none() {
         return Err(StartError::NoDomain);
     }
-    if let Some(verbs) = &config.verbs {
-        if config.tcp_listen.is_none() {
-            return Err(StartError::RdmaWithoutTcp);
-        }
-        if let Some(name) = verbs.out_of_range() {
-            return Err(StartError::Config(name));
-        }
+    if (config.verbs.is_some() || config.efa.is_some()) && config.tcp_listen.is_none() {
+        return Err(StartError::RdmaWithoutTcp);
+    }
+    if config.verbs.is_some() && config.efa.is_some() {
+        return Err(StartError::TwoCards);
+    }
+    let of_verbs = config.verbs.as_ref().and_then(VerbsConfig::out_of_range);
+    if let Some(name) = of_verbs.or(config.efa.as_ref().and_then(EfaConfig::out_of_range)) {
+        return Err(StartError::Config(name));
     }
     let in_range = |name, ok| if ok { Ok(()) } else { Err(StartError::Config(name)) };
     in_range("operations_max", (1..=1 << 24).contains(&config.operations_max))?;

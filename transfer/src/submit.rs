@@ -31,7 +31,7 @@ impl RegionDesc {
         Target { incarnation: self.incarnation, key: self.key }
     }
 
-    fn described(&self) -> Option<Box<(Named, RdmaPlace)>> {
+    pub(crate) fn described(&self) -> Option<Box<(Named, RdmaPlace)>> {
         let RegionDesc { incarnation, key, length_bytes, rdma } = *self;
         rdma.map(|place| Box::new((Named { incarnation, key, length_bytes }, place)))
     }
@@ -46,18 +46,7 @@ impl From<PageSide> for Pages {
 impl Submission {
     pub(crate) fn write(write: Write) -> Result<Self, SubmitError> {
         let Write { peer, source, target, target_offset, imm, checksum, group, deadline } = write;
-        let (payload, source_offset, bytes) = match source {
-            Source::Region { handle, offset, bytes } => {
-                (Payload::from(handle), offset as u64, bytes as u64)
-            }
-            Source::Inline(bytes) if bytes.len() > INLINE_BYTES_MAX => {
-                return Err(SubmitError::Invalid("an inline source of more than 64 MiB"));
-            }
-            Source::Inline(bytes) => {
-                let length = bytes.len() as u64;
-                (Payload::Bytes(Arc::new(bytes)), 0, length)
-            }
-        };
+        let (payload, source_offset, bytes) = self::source(source)?;
         let shape = Shape::Single { source_offset, target_offset, bytes, checksum };
         Self::checked(peer, deadline, payload, shape, (target, imm, group))
     }
@@ -109,6 +98,22 @@ impl Submission {
         let body = Body::Message { bytes: message.len() as u64 };
         let payload = Payload::Bytes(Arc::new(message));
         Ok(Submission { peer, deadline, payload, body, described: None })
+    }
+}
+
+/// Where its bytes lie, from which offset, and how many they are.
+pub(crate) fn source(source: Source) -> Result<(Payload, u64, u64), SubmitError> {
+    match source {
+        Source::Region { handle, offset, bytes } => {
+            Ok((Payload::from(handle), offset as u64, bytes as u64))
+        }
+        Source::Inline(bytes) if bytes.len() > INLINE_BYTES_MAX => {
+            Err(SubmitError::Invalid("an inline source of more than 64 MiB"))
+        }
+        Source::Inline(bytes) => {
+            let length = bytes.len() as u64;
+            Ok((Payload::Bytes(Arc::new(bytes)), 0, length))
+        }
     }
 }
 

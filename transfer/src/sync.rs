@@ -1,5 +1,8 @@
-//! The atomics of what is shared without locks. They are named here and nowhere else in `ring`,
-//! `sleeping` and `shm/gate`, so that `tests/models` can compile the same files over a model of memory
+//! The atomics and locks of what threads share. They are named here and nowhere else in `ring`, `sleeping`,
+//! `shm/gate`, `parts` and `outcome`, so that `tests/models` can compile the same files over a model of memory
 //! that tries the orders in which threads may see each other's stores.
 
-pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+pub(crate) use std::sync::atomic::{
+    AtomicBool, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+};
+pub(crate) use std::sync::{Condvar, Mutex};

@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use kvasir_blocks::Eviction;
 use kvasir_placement::{
     DecodeProfile, LinkProfile, Policy, PrefillProfile, Profile, Selection, SsdProfile,
 };
@@ -33,6 +34,9 @@ pub struct Cluster {
     pub prefill: Prefill,
     pub decode: Decode,
     pub network: Network,
+    /// Which block makes room in a cache: `lru` or `hit-density`.
+    #[serde(default)]
+    pub eviction: Eviction,
     #[serde(default)]
     pub policy: PolicyConstants,
 }

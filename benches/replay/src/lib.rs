@@ -9,7 +9,8 @@
 //! 1. [`trace`]: what arrives when; [`cluster`]: the file that describes the cluster
 //! 2. [`model`]: how long things take, with their sources
 //! 3. [`sim`]: the events, in order; `node`, `link`, `decode`: what happens on one node
-//! 4. [`summary`]: what is reported of a run; [`report`]: as a table, as JSON and as plots
+//! 4. [`pool`]: one cache alone, for eviction policies
+//! 5. [`summary`]: what is reported of a run; [`report`]: as a table, as JSON and as plots
 #![forbid(unsafe_code)]
 
 pub mod cluster;
@@ -18,12 +19,14 @@ mod link;
 pub mod model;
 mod node;
 mod plot;
+pub mod pool;
 pub mod report;
 pub mod sim;
 pub mod summary;
 pub mod trace;
 
 pub use cluster::Cluster;
+pub use kvasir_blocks::Eviction;
 pub use sim::{Options, replay};
 pub use summary::Summary;
 pub use trace::{Request, Trace};

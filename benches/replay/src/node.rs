@@ -2,13 +2,33 @@
 
 use std::collections::BTreeSet;
 
-use kvasir_blocks::{Allocate, AttachEpoch, BlockChange, Blocks, Options};
-use kvasir_proto::{BlockKey, Namespace, Share, Side, TxId};
+use kvasir_blocks::{
+    Action, Allocate, AttachEpoch, BlockChange, Blocks, Eviction, KeepRequest, Options, SsdSize,
+};
+use kvasir_proto::{BlockKey, Namespace, Share, Side, Tenant, TxId};
 
 use crate::link::Way;
 
 const EPOCH: AttachEpoch = AttachEpoch(1);
 const LEASE_MS: u64 = 1_000;
+const NAMESPACE: Namespace = Namespace([0; 16]);
+/// How blocks lie in slots, and what one takes on the SSD: nothing has bytes here.
+const LAYOUT: u64 = 1;
+const EXTENT_BYTES: u64 = 1;
+/// Who has the context cache, for longer than any trace.
+const CONTEXT_TENANT: Tenant = Tenant(1);
+const CONTEXT_UNTIL_MS: u64 = u64::MAX;
+
+/// What a client says of a prompt: how long its blocks shall stay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RequestClass {
+    /// Not beyond the request.
+    Ephemeral,
+    /// While there is room.
+    Normal,
+    /// For sure, on the SSD.
+    Context,
+}
 
 /// See the module.
 #[derive(Debug)]
@@ -46,9 +66,9 @@ impl Running {
 }
 
 impl PrefillNode {
-    pub(crate) fn new(blocks: u32, block_tokens: u32) -> Self {
+    pub(crate) fn new(blocks: u32, block_tokens: u32, eviction: Eviction) -> Self {
         PrefillNode {
-            cache: NodeCache::new(blocks.max(1), block_tokens),
+            cache: NodeCache::new(blocks.max(1), block_tokens, eviction),
             queue: BTreeSet::new(),
             running: None,
             way_in: Way::default(),
@@ -69,12 +89,15 @@ pub(crate) struct NodeCache {
 }
 
 impl NodeCache {
-    pub(crate) fn new(slots: u32, block_tokens: u32) -> Self {
+    pub(crate) fn new(slots: u32, block_tokens: u32, eviction: Eviction) -> Self {
         // One slot more than the cache holds: the private one that every share computes into.
         let options = Options {
             slots: slots.saturating_add(1),
             block_tokens,
             finished_ms: 1,
+            eviction,
+            // All that a prompt lacks may come from the SSD.
+            rises_max: slots as usize,
             // One prompt at most replaces all there is.
             event_log_max: 2 * (slots as usize + 1),
             ..Options::default()
@@ -82,14 +105,39 @@ impl NodeCache {
         NodeCache { blocks: Blocks::new(options), block_tokens, slots, shares: 0, sequence: 0 }
     }
 
+    /// With an SSD of so many blocks, on which the context cache may have half.
+    pub(crate) fn with_ssd(mut self, blocks: u64) -> Self {
+        self.blocks.set_extents(LAYOUT, EXTENT_BYTES);
+        let size = SsdSize {
+            bytes_max: blocks * EXTENT_BYTES,
+            context_bytes_max: blocks / 2 * EXTENT_BYTES,
+            tenant_bytes_max: blocks / 2 * EXTENT_BYTES,
+        };
+        self.blocks.ssd_ready(size, Vec::new());
+        self
+    }
+
+    /// Leading blocks of the chain that are in memory or on the SSD.
+    pub(crate) fn held_anywhere(&self, keys: &[BlockKey]) -> usize {
+        let is_here = |key: &&BlockKey| {
+            self.blocks.block(**key).is_some() || self.blocks.ssd_block(**key).is_some()
+        };
+        keys.iter().take_while(is_here).count()
+    }
+
     /// Leading blocks of the chain that are here.
     pub(crate) fn held(&self, keys: &[BlockKey]) -> usize {
         keys.iter().take_while(|key| self.blocks.block(**key).is_some()).count()
     }
 
-    /// The prompt's blocks are here now; what was used longest ago makes room. A prompt that is
+    /// The prompt's blocks are here now; others make room. A prompt that is
     /// larger than the cache is not taken at all.
     pub(crate) fn commit(&mut self, now_us: u64, keys: &[BlockKey]) {
+        self.commit_as(now_us, keys, RequestClass::Normal);
+    }
+
+    /// The same for a prompt of any class.
+    pub(crate) fn commit_as(&mut self, now_us: u64, keys: &[BlockKey], class: RequestClass) {
         let now_ms = now_us / 1_000;
         let keys = match keys.is_empty() || keys.len() > self.slots as usize {
             true => return,
@@ -105,23 +153,56 @@ impl NodeCache {
         let prompt_tokens = pages * self.block_tokens + 1;
         let request = Allocate {
             share,
-            namespace: Namespace([0; 16]),
+            namespace: NAMESPACE,
             keys,
             prompt_tokens,
             lease_ms: LEASE_MS,
             fetch_until_block: 0,
             has_remote_writer: false,
-            is_ephemeral: false,
+            is_ephemeral: class == RequestClass::Ephemeral,
         };
         self.blocks.allocate(now_ms, &request).expect("nothing is pinned between two prompts");
+        self.act(now_ms);
         self.blocks.bind(share, EPOCH).expect("it was just allocated");
         for page in 0..pages {
             self.blocks.commit_page(share, page, Vec::new()).expect("its own page, in order");
         }
         self.blocks.release(now_ms, share).expect("it is bound");
-        while self.blocks.poll_action().is_some() {}
+        self.act(now_ms);
         self.blocks.handle_timeout(now_ms);
-        while self.blocks.poll_action().is_some() {}
+        if class == RequestClass::Context {
+            let keep = KeepRequest {
+                namespace: NAMESPACE,
+                keys: request.keys,
+                tenant: CONTEXT_TENANT,
+                until_unix_ms: CONTEXT_UNTIL_MS,
+            };
+            // Refused where the context cache is full: then it is a prompt like others.
+            let _ = self.blocks.keep(now_ms, &keep);
+            self.act(now_ms);
+        }
+        loop {
+            self.blocks.sink_ahead(now_ms);
+            if !self.act(now_ms) {
+                break;
+            }
+        }
+    }
+
+    /// Does what the table asks for. The SSD takes no time. Whether there was anything.
+    fn act(&mut self, now_ms: u64) -> bool {
+        let mut any = false;
+        while let Some(action) = self.blocks.poll_action() {
+            any = true;
+            match action {
+                Action::Sink { sink, .. } | Action::Rewrite { sink, .. } => {
+                    self.blocks.sunk(now_ms, sink, Ok(()));
+                }
+                Action::Rise { rise, .. } => self.blocks.risen(now_ms, rise, Ok(Vec::new())),
+                _ => {}
+            }
+        }
+        any
     }
 
     /// What came and went since the last call, in order.

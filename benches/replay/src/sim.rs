@@ -153,10 +153,12 @@ impl<'a> Replay<'a> {
             view,
             index,
             model,
-            prefills: (0..prefills).map(|_| PrefillNode::new(slots, block_tokens)).collect(),
+            prefills: (0..prefills)
+                .map(|_| PrefillNode::new(slots, block_tokens, cluster.eviction))
+                .collect(),
             decodes: (0..decodes).map(|_| DecodeNode::default()).collect(),
             decode_caches: (0..if keeps { decodes } else { 0 })
-                .map(|_| NodeCache::new(decode_slots, block_tokens))
+                .map(|_| NodeCache::new(decode_slots, block_tokens, cluster.eviction))
                 .collect(),
             decode_ways: vec![Way::default(); usize::from(decodes)],
             events: arrivals

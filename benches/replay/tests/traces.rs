@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use kvasir_placement::Selection;
-use kvasir_replay::{Cluster, Options, Summary, Trace, replay, report};
+use kvasir_replay::{Cluster, Eviction, Options, Summary, Trace, pool, replay, report};
 
 fn file(path: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
@@ -113,4 +113,26 @@ fn a_replay_follows_from_its_inputs_alone() {
         let run = || replay(&trace, &cluster, options).expect("a replay");
         assert_eq!(run(), run(), "{selection}");
     }
+}
+
+#[test]
+fn hit_density_finds_more_than_lru_in_a_small_pool_and_no_less_in_a_large_one() {
+    let trace = conversations().part(0.5, 1.0);
+    let check = |tokens: u64, gain: f64| {
+        let ratio = |eviction| {
+            let pool = pool::Pool {
+                block_tokens: 512,
+                tokens,
+                eviction,
+                ssd_tokens: 0,
+                classes: None,
+                count_from: 0.0,
+            };
+            pool::hit_ratio(&trace, &pool).block_hit_ratio
+        };
+        let (lru, ours) = (ratio(Eviction::Lru), ratio(Eviction::HitDensity));
+        assert!(ours >= gain * lru, "{tokens} tokens: {ours:.4}, lru {lru:.4}");
+    };
+    check(3_000_000, 1.02);
+    check(20_000_000, 0.99);
 }

@@ -180,7 +180,7 @@ impl Avoided {
                 self.lost_before.push(instance.clone());
                 &mut self.broke_off
             }
-            FaultKind::NoRoom | FaultKind::Lost => &mut self.certain,
+            FaultKind::NoRoom | FaultKind::Lost | FaultKind::Draining => &mut self.certain,
             FaultKind::Refused => &mut self.doubtful,
         };
         list.push(instance.clone());
@@ -212,10 +212,13 @@ fn exhausted(serving: &Serving, prompt: &Prompt, fault: InstanceFault) -> Failur
         FaultKind::NoRoom => format!("instance {instance} has no room for it"),
         FaultKind::Lost => format!("instance {instance} does not answer"),
         FaultKind::Refused => format!("instance {instance} refused it"),
+        FaultKind::Draining => format!("instance {instance} is draining"),
     };
     match kind {
         FaultKind::NoRoom => Failure::no_room(&serving.cluster, &instance, prompt, reason),
-        FaultKind::Lost | FaultKind::Refused => Failure::NoInstance { reason },
+        FaultKind::Lost | FaultKind::Refused | FaultKind::Draining => {
+            Failure::NoInstance { reason }
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 //! is the request's, by what its client can do.
 
 use kvasir_proto::InstanceId;
+use kvasir_proto::refusal::{DRAINING, REFUSAL};
 use tonic::{Code, Status};
 
 use super::attempt::Scene;
@@ -109,6 +110,8 @@ pub(super) enum FaultKind {
     Lost,
     /// It is there and said no: perhaps because of what its peer did.
     Refused,
+    /// It takes no new work: the request goes elsewhere.
+    Draining,
 }
 
 impl Fault {
@@ -133,6 +136,7 @@ impl Fault {
             | Code::DeadlineExceeded
             | Code::Internal
             | Code::DataLoss => FaultKind::Lost,
+            _ if is_draining(status) => FaultKind::Draining,
             _ => FaultKind::Refused,
         };
         let message = format!("{:?}: {}", status.code(), status.message());
@@ -144,6 +148,10 @@ impl From<Failure> for Fault {
     fn from(failure: Failure) -> Fault {
         Fault::Final(failure)
     }
+}
+
+fn is_draining(status: &Status) -> bool {
+    status.metadata().get(REFUSAL).is_some_and(|why| why == DRAINING)
 }
 
 /// A call to a node of this attempt failed.
@@ -175,8 +183,34 @@ fn in_scene(scene: Scene<'_>, fault: Fault) -> Fault {
             let reason = format!("instance {instance} has no room for more of the answer");
             Failure::no_room(&serving.cluster, &instance, prompt, reason)
         }
-        FaultKind::Lost | FaultKind::Refused => {
+        FaultKind::Lost | FaultKind::Refused | FaultKind::Draining => {
             Failure::Interrupted { reason: format!("instance {instance} failed") }
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::metadata::MetadataValue;
+
+    use super::*;
+
+    #[test]
+    fn a_node_that_drains_is_not_asked_again_and_one_that_refuses_may_be() {
+        let check = |status: &Status, want: FaultKind| {
+            let fault = Fault::of_node(status, &InstanceId::from("i"), Phase::Placing);
+            let kind = match fault {
+                Fault::Instance(fault) => fault.kind,
+                Fault::Final(failure) => panic!("{failure}"),
+            };
+            assert_eq!(kind, want, "{status}");
+        };
+        let mut status = Status::failed_precondition("the node is draining");
+        check(&status, FaultKind::Refused);
+        status.metadata_mut().insert(REFUSAL, MetadataValue::from_static("other"));
+        check(&status, FaultKind::Refused);
+        status.metadata_mut().insert(REFUSAL, MetadataValue::from_static(DRAINING));
+        check(&status, FaultKind::Draining);
+        check(&Status::resource_exhausted("full"), FaultKind::NoRoom);
+    }
 }

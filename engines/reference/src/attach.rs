@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use kvasir_proto::v1;
-use kvasir_store_node::attach::client::Link;
+use kvasir_store_node::attach::Link;
 use kvasir_store_node::attach::{AttachError, AttachOptions, EngineAttachment};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;

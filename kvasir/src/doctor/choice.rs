@@ -20,19 +20,29 @@ fn other_hosts(found: &Devices) -> Finding {
     let is_usable = |device: &&RdmaDevice| {
         device.driver != "efa" && device.ports.iter().any(|port| port.is_active)
     };
-    let device = found.rdma.iter().find(is_usable);
-    match device.map(|device| (device, Library::open())) {
+    let usable: Vec<&str> =
+        found.rdma.iter().filter(is_usable).map(|device| device.name.as_str()).collect();
+    match usable.first().map(|first| (first, Library::open())) {
         Some((_, Err(unavailable))) => {
             Finding::advice("other hosts", format!("tcp, though there is a device: {unavailable}"))
         }
-        Some((device, Ok(_))) => Finding::advice(
-            "other hosts",
-            format!(
-                "verbs, by {}, when a store node's `domain` is \"verbs\" (`kvasir up --domain verbs`); \
-                 otherwise, and to peers that it does not reach, tcp",
-                device.name
-            ),
-        ),
+        Some((first, Ok(_))) => {
+            let others = match usable.len() {
+                1 => String::new(),
+                all => format!(
+                    "; by all {all} ({}) with `devices = [\"all\"]` below `[verbs]`, each write by \
+                     those that are near to its memory",
+                    usable.join(", ")
+                ),
+            };
+            Finding::advice(
+                "other hosts",
+                format!(
+                    "verbs, by {first}, when a store node's `domain` is \"verbs\" (`kvasir up --domain \
+                     verbs`){others}; otherwise, and to peers that it does not reach, tcp",
+                ),
+            )
+        }
         None => Finding::good("other hosts", "tcp: there is no RDMA device with an active port"),
     }
 }

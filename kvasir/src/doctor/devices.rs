@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use kvasir_transfer::topology::Topology;
+use kvasir_transfer::topology::{Location, Preference, Topology};
 
 use super::files::{entries, word};
 use super::report::{Finding, Section};
@@ -57,17 +57,32 @@ pub fn section(root: &Path, found: &Devices) -> Section {
     if found.gpus.is_empty() {
         findings.push(Finding::absent("GPU", "none: the cache lies in host memory"));
     } else {
-        findings.push(peer_memory(found.peer_memory));
         findings.push(cuda(root));
     }
-    for (location, near) in found.topology.locations() {
+    Section { title: "devices", findings }
+}
+
+/// Which cards are near which memory, as a matrix, and how to write another one.
+pub fn topology(found: &Devices) -> Section {
+    let row = |(location, near): (Location, &Preference)| {
         let mut says = format!("preferred {}", list(&near.preferred));
         if !near.secondary.is_empty() {
             says.push_str(&format!(", else {}", list(&near.secondary)));
         }
-        findings.push(Finding::good(location.to_string(), says));
+        Finding::good(location.to_string(), says)
+    };
+    let mut findings: Vec<Finding> = found.topology.locations().map(row).collect();
+    if findings.is_empty() {
+        let says = "none: without RDMA devices there is nothing to choose between";
+        findings.push(Finding::absent("matrix", says));
+    } else {
+        let says = format!(
+            "`topology` of a store node may name a file in its place: {}",
+            found.topology.to_json()
+        );
+        findings.push(Finding::good("as JSON", says));
     }
-    Section { title: "devices", findings }
+    Section { title: "topology: which cards are near which memory", findings }
 }
 
 fn list(names: &[String]) -> String {
@@ -94,23 +109,12 @@ impl Port {
     }
 }
 
-fn peer_memory(is_there: bool) -> Finding {
-    if is_there {
-        return Finding::good("peer memory", "nvidia_peermem is loaded");
-    }
-    Finding::advice(
-        "peer memory",
-        "nvidia_peermem is not loaded: GPU memory can be reached by network cards only as a DMA \
-         buffer (Linux 5.12 and the open kernel modules); otherwise `modprobe nvidia_peermem`",
-    )
-}
-
 fn cuda(root: &Path) -> Finding {
     match word(&root.join("proc/driver/nvidia/version")) {
         Some(text) => {
-            Finding::good("CUDA driver", text.lines().next().unwrap_or_default().to_owned())
+            Finding::good("GPU driver", text.lines().next().unwrap_or_default().to_owned())
         }
-        None => Finding::absent("CUDA driver", "not loaded: install NVIDIA's driver"),
+        None => Finding::absent("GPU driver", "not loaded: install NVIDIA's driver"),
     }
 }
 
@@ -216,7 +220,18 @@ mod tests {
         ]);
         let text = says(root.path());
         assert!(text.contains("GPU: NVIDIA H200 at 0000:3b:00.0\n"), "{text}");
-        assert!(text.contains("CUDA driver: NVRM version: 570\n"), "{text}");
-        assert!(text.contains("modprobe nvidia_peermem"), "{text}");
+        assert!(text.contains("GPU driver: NVRM version: 570\n"), "{text}");
+    }
+
+    #[test]
+    fn the_matrix_is_told_with_its_json_or_that_there_is_none() {
+        let none = topology(&Devices::default());
+        assert!(none.findings[0].says.contains("without RDMA devices"), "{none:?}");
+        let cards = ["a".to_owned(), "b".to_owned()];
+        let matrix = r#"{"cpu:0":{"preferred":["a"],"secondary":["b"]}}"#;
+        let topology_read = Topology::from_json(matrix, &cards).unwrap();
+        let told = topology(&Devices { topology: topology_read, ..Devices::default() });
+        assert_eq!(told.findings[0], Finding::good("cpu:0", "preferred a, else b"));
+        assert!(told.findings[1].says.contains(matrix), "{told:?}");
     }
 }

@@ -1,7 +1,8 @@
 //! `kvasir doctor`: what this host offers, what the transfer engine would choose and why, and what
 //! the chosen ways really carry.
 //!
-//! 1. [`host`], [`devices`]: facts, each read from the system
+//! 1. [`host`], [`devices`], [`libraries`]: facts, each read from the system or asked of a library that is
+//!    opened at run time
 //! 2. [`choice`]: what the engine would use to reach a peer, from those facts
 //! 3. [`probe`]: measured, on this host alone or between two ([`pair`])
 //! 4. [`report`]: how it is told, as text or JSON
@@ -13,6 +14,7 @@ mod choice;
 mod devices;
 mod files;
 mod host;
+mod libraries;
 mod pair;
 mod probe;
 mod report;
@@ -53,6 +55,8 @@ pub fn run(flags: &Flags, temporary: &Path) -> Result<(), Box<dyn Error>> {
     let mut report = Report::default();
     report.sections.push(host::section(root));
     report.sections.push(devices::section(root, &found));
+    report.sections.push(devices::topology(&found));
+    report.sections.push(libraries::section(&found));
     report.sections.push(choice::section(&found));
     if let Some(peer) = flags.peer {
         report.probes.push(pair::probe(peer, temporary)?);

@@ -60,10 +60,15 @@ pub struct Flags {
     #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = ["f32", "bf16"])]
     pub kv_dtype: String,
 
-    /// How the store nodes reach each other: shared memory, TCP as if on several hosts, or the
-    /// first RDMA device of this host.
-    #[arg(long, value_name = "DOMAIN", default_value = "shm", value_parser = ["shm", "tcp", "verbs"])]
+    /// How the store nodes reach each other: shared memory, TCP as if on several hosts, the first
+    /// RDMA device of this host, or EFA.
+    #[arg(long, value_name = "DOMAIN", default_value = "shm", value_parser = ["shm", "tcp", "verbs", "efa"])]
     pub domain: String,
+
+    /// libfabric's provider for `--domain efa`; "tcp" and "shm" need no device, and are for
+    /// development.
+    #[arg(long, value_name = "PROVIDER", default_value = "efa", value_parser = ["efa", "tcp", "shm"])]
+    pub efa_provider: String,
 
     /// Computing threads of each engine. By default the cores are shared out evenly.
     #[arg(long, value_name = "N")]

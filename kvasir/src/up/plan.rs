@@ -1,13 +1,13 @@
 //! What will run: every process with its name, its addresses and its configuration. Made whole
 //! before anything starts; nothing here touches a port or a file.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use kvasir_conductor::{Config as ConductorConfig, ModelConfig};
 use kvasir_engine_reference::{Config as EngineConfig, Role};
 use kvasir_store_node::Config as NodeConfig;
-use kvasir_store_node::config::{Domain, Ssd, Verify};
+use kvasir_store_node::config::{Domain, EfaConfig, Ssd, Verify};
 
 use super::flags::{Engines, Flags, HOST_PAGE_BYTES};
 use crate::daemon::Kind;
@@ -135,19 +135,21 @@ fn node(
         domain: match flags.domain.as_str() {
             "tcp" => Domain::Tcp,
             "verbs" => Domain::Verbs,
+            "efa" => Domain::Efa,
             _ => Domain::Shm,
         },
         transfer_listen,
         lease_ms_max: NodeConfig::default().lease_ms_max.max(flags.lease_ms),
         push: !flags.no_push,
         verify: if flags.no_verify {
-            Verify { tcp: false, shm: false, verbs: false }
+            Verify { tcp: false, shm: false, verbs: false, efa: false }
         } else {
             Verify::default()
         },
         throttle_bytes_per_s: flags.throttle_bytes_per_s.unwrap_or(0),
         layer_log: layer_log(flags, &name),
         ssd: ssd(common, &name),
+        efa: efa(&flags.efa_provider),
         drain_ms: NODE_DRAIN_MS.into(),
         ..NodeConfig::default()
     };
@@ -158,6 +160,12 @@ fn node(
         other_addresses: vec![transfer_listen],
         config: toml::to_string(&config)?,
     })
+}
+
+/// All of its nodes are on this host.
+fn efa(provider: &str) -> EfaConfig {
+    let address = (provider == "tcp").then(|| Ipv4Addr::LOCALHOST.to_string());
+    EfaConfig { provider: provider.to_owned(), address, ..EfaConfig::default() }
 }
 
 /// At most a 32nd of it is reclaimed at once, so that a small one has enough segments.
@@ -347,7 +355,7 @@ mod tests {
         assert_eq!(node.arena_bytes, 64 << 20);
         assert_eq!(node.domain, Domain::Tcp);
         assert_eq!((node.push, node.throttle_bytes_per_s), (false, 1000));
-        assert_eq!(node.verify, Verify { tcp: false, shm: false, verbs: false });
+        assert_eq!(node.verify, Verify { tcp: false, shm: false, verbs: false, efa: false });
         assert_eq!(node.layer_log, Some("/logs/both-1-node.log".into()));
         assert!(node.lease_ms_max >= 70_000);
         assert_eq!(node.ssd.dir, Some("/disk/both-1-node".into()));

@@ -266,6 +266,12 @@ pub struct TxAllocateRequest {
     pub answer_tokens_max: u32,
     #[prost(enumeration = "CacheClass", tag = "10")]
     pub cache_class: i32,
+    /// Prefill side: nobody will compute anything, the blocks are copies to have.
+    /// It needs no engine that is attached, `prompt_tokens` is one more than the
+    /// keys' blocks have, and the share ends with the answer of TxCommit, or with
+    /// this one's when nothing is to be written.
+    #[prost(bool, tag = "11")]
+    pub replica: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TxAllocateReply {
@@ -484,6 +490,30 @@ pub struct KeepContextRequest {
     pub tenant: ::prost::alloc::string::String,
     #[prost(uint64, tag = "4")]
     pub ttl_ms: u64,
+    /// In place of `tenant` and `ttl_ms`, from a node that moves what it keeps: the
+    /// hash of the tenant's name, and until when it was promised.
+    #[prost(fixed64, tag = "5")]
+    pub tenant_hash: u64,
+    #[prost(uint64, tag = "6")]
+    pub until_unix_ms: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReplicateRequest {
+    /// 16 bytes: the hash of the namespace.
+    #[prost(bytes = "vec", tag = "1")]
+    pub namespace: ::prost::alloc::vec::Vec<u8>,
+    /// 16 bytes each, from the first block of the chain on.
+    #[prost(bytes = "vec", tag = "2")]
+    pub keys: ::prost::alloc::vec::Vec<u8>,
+    /// The other node's gRPC address, as in "10.0.0.7:7401".
+    #[prost(string, tag = "3")]
+    pub target: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReplicateReply {
+    /// Leading blocks that are there.
+    #[prost(uint32, tag = "1")]
+    pub blocks: u32,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct KeepContextReply {
@@ -820,6 +850,34 @@ pub mod store_node_client {
                 .insert(GrpcMethod::new("kvasir.v1.StoreNode", "KeepContext"));
             self.inner.unary(req, path, codec).await
         }
+        /// Sends a copy of the leading blocks of a chain that are here to another node,
+        /// and answers when they are there. Two such copies are under way at once, the
+        /// others wait for their turn.
+        /// Errors: NOT_FOUND (not even the first block is here), RESOURCE_EXHAUSTED (the
+        /// other node has no room, or too many wait), FAILED_PRECONDITION (the other
+        /// node refused: it drains, or its blocks lie otherwise), UNAVAILABLE (it
+        /// does not answer, or not all could be sent).
+        pub async fn replicate(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReplicateRequest>,
+        ) -> std::result::Result<tonic::Response<super::ReplicateReply>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kvasir.v1.StoreNode/Replicate",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kvasir.v1.StoreNode", "Replicate"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Committed blocks with the place of their bytes, for administration.
         pub async fn list_blocks(
             &mut self,
@@ -925,6 +983,17 @@ pub mod store_node_server {
             tonic::Response<super::KeepContextReply>,
             tonic::Status,
         >;
+        /// Sends a copy of the leading blocks of a chain that are here to another node,
+        /// and answers when they are there. Two such copies are under way at once, the
+        /// others wait for their turn.
+        /// Errors: NOT_FOUND (not even the first block is here), RESOURCE_EXHAUSTED (the
+        /// other node has no room, or too many wait), FAILED_PRECONDITION (the other
+        /// node refused: it drains, or its blocks lie otherwise), UNAVAILABLE (it
+        /// does not answer, or not all could be sent).
+        async fn replicate(
+            &self,
+            request: tonic::Request<super::ReplicateRequest>,
+        ) -> std::result::Result<tonic::Response<super::ReplicateReply>, tonic::Status>;
         /// Committed blocks with the place of their bytes, for administration.
         async fn list_blocks(
             &self,
@@ -1364,6 +1433,51 @@ pub mod store_node_server {
                     };
                     Box::pin(fut)
                 }
+                "/kvasir.v1.StoreNode/Replicate" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReplicateSvc<T: StoreNode>(pub Arc<T>);
+                    impl<
+                        T: StoreNode,
+                    > tonic::server::UnaryService<super::ReplicateRequest>
+                    for ReplicateSvc<T> {
+                        type Response = super::ReplicateReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReplicateRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as StoreNode>::replicate(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReplicateSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
                 "/kvasir.v1.StoreNode/ListBlocks" => {
                     #[allow(non_camel_case_types)]
                     struct ListBlocksSvc<T: StoreNode>(pub Arc<T>);
@@ -1446,6 +1560,1069 @@ pub mod store_node_server {
     /// Generated gRPC service name
     pub const SERVICE_NAME: &str = "kvasir.v1.StoreNode";
     impl<T> tonic::server::NamedService for StoreNodeServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AdminStatusRequest {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct AdminStatus {
+    #[prost(message, optional, tag = "1")]
+    pub node: ::core::option::Option<NodeDescription>,
+    #[prost(message, optional, tag = "2")]
+    pub drain: ::core::option::Option<DrainStatus>,
+    /// Slots by what they are.
+    #[prost(uint32, tag = "3")]
+    pub slots_allocated: u32,
+    #[prost(uint32, tag = "4")]
+    pub slots_committed: u32,
+    #[prost(uint32, tag = "5")]
+    pub slots_evictable: u32,
+    #[prost(uint32, tag = "6")]
+    pub slots_leaving: u32,
+    #[prost(uint32, tag = "7")]
+    pub slots_quarantined: u32,
+    #[prost(uint32, tag = "8")]
+    pub slots_rising: u32,
+    #[prost(uint32, tag = "9")]
+    pub shares: u32,
+    #[prost(uint32, tag = "10")]
+    pub shares_ending: u32,
+    #[prost(uint64, tag = "11")]
+    pub pins: u64,
+    /// Of them by administrators.
+    #[prost(uint32, tag = "12")]
+    pub admin_pins: u32,
+    #[prost(uint32, tag = "13")]
+    pub sinking: u32,
+    /// Kept for tenants.
+    #[prost(uint32, tag = "14")]
+    pub kept_blocks: u32,
+    #[prost(uint64, tag = "15")]
+    pub kept_bytes: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListRequest {
+    /// Those with a copy there. Unspecified is any.
+    #[prost(enumeration = "Tier", tag = "1")]
+    pub tier: i32,
+    #[prost(enumeration = "BlockClass", tag = "2")]
+    pub block_class: i32,
+    /// 16 bytes: the hash of a namespace. Empty is any.
+    #[prost(bytes = "vec", tag = "3")]
+    pub namespace: ::prost::alloc::vec::Vec<u8>,
+    /// The most blocks of the answer: 1 to 10,000; 0 is 1,000. It may have fewer,
+    /// also none, and not be the last.
+    #[prost(uint32, tag = "4")]
+    pub blocks_max: u32,
+    /// As `next` of the page before had it. Empty is the beginning.
+    #[prost(bytes = "vec", tag = "5")]
+    pub from: ::prost::alloc::vec::Vec<u8>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListReply {
+    #[prost(message, repeated, tag = "1")]
+    pub blocks: ::prost::alloc::vec::Vec<ListedBlock>,
+    /// Empty at the end.
+    #[prost(bytes = "vec", tag = "2")]
+    pub next: ::prost::alloc::vec::Vec<u8>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListedBlock {
+    #[prost(bytes = "vec", tag = "1")]
+    pub key: ::prost::alloc::vec::Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub namespace: ::prost::alloc::vec::Vec<u8>,
+    #[prost(message, optional, tag = "3")]
+    pub dram: ::core::option::Option<DramCopy>,
+    #[prost(message, optional, tag = "4")]
+    pub ssd: ::core::option::Option<SsdCopy>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DramCopy {
+    #[prost(uint32, tag = "1")]
+    pub slot: u32,
+    #[prost(uint32, tag = "2")]
+    pub generation: u32,
+    #[prost(uint32, tag = "3")]
+    pub pins: u32,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SsdCopy {
+    #[prost(enumeration = "BlockClass", tag = "1")]
+    pub block_class: i32,
+    /// A hash of the tenant's name; of context blocks only, as the next.
+    #[prost(fixed64, tag = "2")]
+    pub tenant: u64,
+    #[prost(uint64, tag = "3")]
+    pub until_unix_ms: u64,
+    /// That its extent takes; not set in lists.
+    #[prost(uint64, tag = "4")]
+    pub bytes: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct InspectRequest {
+    #[prost(bytes = "vec", tag = "1")]
+    pub key: ::prost::alloc::vec::Vec<u8>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct BlockInspection {
+    #[prost(bytes = "vec", tag = "1")]
+    pub key: ::prost::alloc::vec::Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub namespace: ::prost::alloc::vec::Vec<u8>,
+    /// Empty for the first of its chain.
+    #[prost(bytes = "vec", tag = "3")]
+    pub parent: ::prost::alloc::vec::Vec<u8>,
+    #[prost(message, optional, tag = "4")]
+    pub dram: ::core::option::Option<DramCopy>,
+    #[prost(message, optional, tag = "5")]
+    pub ssd: ::core::option::Option<SsdCopy>,
+    /// It is being read from the SSD.
+    #[prost(bool, tag = "6")]
+    pub rising: bool,
+    /// Of the copy in memory; one for each run of each layer.
+    #[prost(fixed64, repeated, tag = "7")]
+    pub checksums: ::prost::alloc::vec::Vec<u64>,
+    /// They were computed again now, and are those.
+    #[prost(bool, tag = "8")]
+    pub checksums_match: bool,
+    #[prost(message, repeated, tag = "9")]
+    pub holders: ::prost::alloc::vec::Vec<BlockHolder>,
+}
+/// One that has a pin of the copy in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct BlockHolder {
+    /// When its lease or time is over, from now. Not set where there is none.
+    #[prost(uint64, optional, tag = "5")]
+    pub left_ms: ::core::option::Option<u64>,
+    #[prost(oneof = "block_holder::Holder", tags = "1, 2, 3, 4")]
+    pub holder: ::core::option::Option<block_holder::Holder>,
+}
+/// Nested message and enum types in `BlockHolder`.
+pub mod block_holder {
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Holder {
+        #[prost(message, tag = "1")]
+        Share(super::TxShare),
+        /// The epoch of an engine's attachment.
+        #[prost(uint32, tag = "2")]
+        Engine(u32),
+        /// It is being written to the SSD, or what follows it is.
+        #[prost(bool, tag = "3")]
+        Sink(bool),
+        /// The number of an administrator's pin.
+        #[prost(uint64, tag = "4")]
+        Pin(u64),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PinRequest {
+    #[prost(bytes = "vec", tag = "1")]
+    pub key: ::prost::alloc::vec::Vec<u8>,
+    /// At most a day.
+    #[prost(uint64, tag = "2")]
+    pub ttl_ms: u64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PinReply {
+    #[prost(uint64, tag = "1")]
+    pub pin: u64,
+    /// That it holds: the block and all before it.
+    #[prost(uint32, tag = "2")]
+    pub blocks: u32,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UnpinRequest {
+    #[prost(uint64, tag = "1")]
+    pub pin: u64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UnpinReply {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EvictRequest {
+    #[prost(oneof = "evict_request::What", tags = "1, 2")]
+    pub what: ::core::option::Option<evict_request::What>,
+}
+/// Nested message and enum types in `EvictRequest`.
+pub mod evict_request {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum What {
+        /// A block, and all after it.
+        #[prost(bytes, tag = "1")]
+        Key(::prost::alloc::vec::Vec<u8>),
+        /// 16 bytes: the hash of a namespace.
+        #[prost(bytes, tag = "2")]
+        Namespace(::prost::alloc::vec::Vec<u8>),
+    }
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EvictReply {
+    #[prost(uint32, tag = "1")]
+    pub dram_blocks: u32,
+    #[prost(uint32, tag = "2")]
+    pub ssd_blocks: u32,
+    /// Left in memory, because somebody has a pin of them or of one after them.
+    #[prost(uint32, tag = "3")]
+    pub pinned_blocks: u32,
+    /// Left on the SSD, because they are kept for a tenant or being read.
+    #[prost(uint32, tag = "4")]
+    pub kept_blocks: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DrainRequest {
+    /// gRPC addresses of nodes that may take blocks. Without any, those of the
+    /// node's configuration.
+    #[prost(string, repeated, tag = "1")]
+    pub targets: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Of blocks that nobody was promised, the most that move: those that are most
+    /// likely to be used again. Not set: as the node's configuration says.
+    #[prost(uint64, optional, tag = "2")]
+    pub hot_bytes_max: ::core::option::Option<u64>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StopDrainRequest {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DrainStatus {
+    /// Neither is set: the node serves.
+    #[prost(bool, tag = "1")]
+    pub draining: bool,
+    /// Nothing is under way, and all that must move has moved.
+    #[prost(bool, tag = "2")]
+    pub drained: bool,
+    /// Shares that are open, without those of copies.
+    #[prost(uint32, tag = "3")]
+    pub shares: u32,
+    /// Chains that are kept for tenants: on other nodes, durable; and still to move.
+    #[prost(uint32, tag = "4")]
+    pub kept_chains_moved: u32,
+    #[prost(uint32, tag = "5")]
+    pub kept_chains_left: u32,
+    /// Chains that nobody was promised.
+    #[prost(uint32, tag = "6")]
+    pub hot_chains_moved: u32,
+    #[prost(uint32, tag = "7")]
+    pub hot_chains_left: u32,
+    #[prost(uint32, tag = "8")]
+    pub hot_chains_failed: u32,
+    #[prost(uint32, tag = "9")]
+    pub copies: u32,
+    /// Why something does not move just now; empty when nothing is in the way.
+    #[prost(string, tag = "10")]
+    pub waits_for: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum BlockClass {
+    /// Any.
+    Unspecified = 0,
+    Normal = 1,
+    /// Kept for a tenant until its time is over.
+    Context = 2,
+}
+impl BlockClass {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "BLOCK_CLASS_UNSPECIFIED",
+            Self::Normal => "BLOCK_CLASS_NORMAL",
+            Self::Context => "BLOCK_CLASS_CONTEXT",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "BLOCK_CLASS_UNSPECIFIED" => Some(Self::Unspecified),
+            "BLOCK_CLASS_NORMAL" => Some(Self::Normal),
+            "BLOCK_CLASS_CONTEXT" => Some(Self::Context),
+            _ => None,
+        }
+    }
+}
+/// Generated client implementations.
+#[cfg(feature = "services")]
+pub mod admin_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
+    /// A store node, as its administrators call it. The node's configuration says
+    /// who is answered; everyone else gets PERMISSION_DENIED. Nothing here goes past
+    /// a guard: what is pinned, locked or kept for a tenant stays.
+    #[derive(Debug, Clone)]
+    pub struct AdminClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl AdminClient<tonic::transport::Channel> {
+        /// Attempt to create a new client by connecting to a given endpoint.
+        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
+        where
+            D: TryInto<tonic::transport::Endpoint>,
+            D::Error: Into<StdError>,
+        {
+            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
+            Ok(Self::new(conn))
+        }
+    }
+    impl<T> AdminClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> AdminClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            AdminClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        pub async fn status(
+            &mut self,
+            request: impl tonic::IntoRequest<super::AdminStatusRequest>,
+        ) -> std::result::Result<tonic::Response<super::AdminStatus>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/kvasir.v1.Admin/Status");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("kvasir.v1.Admin", "Status"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Committed blocks of all tiers, page by page, in no order that means
+        /// anything. A block that stays where it is comes once; one that moves between
+        /// two pages may come twice or not at all.
+        pub async fn list(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListRequest>,
+        ) -> std::result::Result<tonic::Response<super::ListReply>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/kvasir.v1.Admin/List");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("kvasir.v1.Admin", "List"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// All that is known of one block. Errors: NOT_FOUND.
+        pub async fn inspect(
+            &mut self,
+            request: impl tonic::IntoRequest<super::InspectRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::BlockInspection>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/kvasir.v1.Admin/Inspect");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("kvasir.v1.Admin", "Inspect"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Pins a block of the memory, and all before it, until the time is over.
+        /// Errors: NOT_FOUND, FAILED_PRECONDITION (it is on the SSD alone),
+        /// INVALID_ARGUMENT (the time), RESOURCE_EXHAUSTED (too many such pins).
+        pub async fn pin(
+            &mut self,
+            request: impl tonic::IntoRequest<super::PinRequest>,
+        ) -> std::result::Result<tonic::Response<super::PinReply>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/kvasir.v1.Admin/Pin");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("kvasir.v1.Admin", "Pin"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Errors: NOT_FOUND (no such pin: it may have ended).
+        pub async fn unpin(
+            &mut self,
+            request: impl tonic::IntoRequest<super::UnpinRequest>,
+        ) -> std::result::Result<tonic::Response<super::UnpinReply>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/kvasir.v1.Admin/Unpin");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("kvasir.v1.Admin", "Unpin"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Takes blocks, and those after them, from all tiers, as far as nobody holds
+        /// them. Errors: NOT_FOUND (the block is in no tier).
+        pub async fn evict(
+            &mut self,
+            request: impl tonic::IntoRequest<super::EvictRequest>,
+        ) -> std::result::Result<tonic::Response<super::EvictReply>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/kvasir.v1.Admin/Evict");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("kvasir.v1.Admin", "Evict"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Begins to drain the node, or goes on with it: it takes no new work, what it
+        /// has to keep moves to other nodes, and what is under way ends. Doing it
+        /// again changes where blocks may go and nothing else.
+        pub async fn drain(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DrainRequest>,
+        ) -> std::result::Result<tonic::Response<super::DrainStatus>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/kvasir.v1.Admin/Drain");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("kvasir.v1.Admin", "Drain"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Takes new work again. Blocks that have moved stay where they are, too.
+        pub async fn stop_drain(
+            &mut self,
+            request: impl tonic::IntoRequest<super::StopDrainRequest>,
+        ) -> std::result::Result<tonic::Response<super::DrainStatus>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kvasir.v1.Admin/StopDrain",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("kvasir.v1.Admin", "StopDrain"));
+            self.inner.unary(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+#[cfg(feature = "services")]
+pub mod admin_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with AdminServer.
+    #[async_trait]
+    pub trait Admin: std::marker::Send + std::marker::Sync + 'static {
+        async fn status(
+            &self,
+            request: tonic::Request<super::AdminStatusRequest>,
+        ) -> std::result::Result<tonic::Response<super::AdminStatus>, tonic::Status>;
+        /// Committed blocks of all tiers, page by page, in no order that means
+        /// anything. A block that stays where it is comes once; one that moves between
+        /// two pages may come twice or not at all.
+        async fn list(
+            &self,
+            request: tonic::Request<super::ListRequest>,
+        ) -> std::result::Result<tonic::Response<super::ListReply>, tonic::Status>;
+        /// All that is known of one block. Errors: NOT_FOUND.
+        async fn inspect(
+            &self,
+            request: tonic::Request<super::InspectRequest>,
+        ) -> std::result::Result<tonic::Response<super::BlockInspection>, tonic::Status>;
+        /// Pins a block of the memory, and all before it, until the time is over.
+        /// Errors: NOT_FOUND, FAILED_PRECONDITION (it is on the SSD alone),
+        /// INVALID_ARGUMENT (the time), RESOURCE_EXHAUSTED (too many such pins).
+        async fn pin(
+            &self,
+            request: tonic::Request<super::PinRequest>,
+        ) -> std::result::Result<tonic::Response<super::PinReply>, tonic::Status>;
+        /// Errors: NOT_FOUND (no such pin: it may have ended).
+        async fn unpin(
+            &self,
+            request: tonic::Request<super::UnpinRequest>,
+        ) -> std::result::Result<tonic::Response<super::UnpinReply>, tonic::Status>;
+        /// Takes blocks, and those after them, from all tiers, as far as nobody holds
+        /// them. Errors: NOT_FOUND (the block is in no tier).
+        async fn evict(
+            &self,
+            request: tonic::Request<super::EvictRequest>,
+        ) -> std::result::Result<tonic::Response<super::EvictReply>, tonic::Status>;
+        /// Begins to drain the node, or goes on with it: it takes no new work, what it
+        /// has to keep moves to other nodes, and what is under way ends. Doing it
+        /// again changes where blocks may go and nothing else.
+        async fn drain(
+            &self,
+            request: tonic::Request<super::DrainRequest>,
+        ) -> std::result::Result<tonic::Response<super::DrainStatus>, tonic::Status>;
+        /// Takes new work again. Blocks that have moved stay where they are, too.
+        async fn stop_drain(
+            &self,
+            request: tonic::Request<super::StopDrainRequest>,
+        ) -> std::result::Result<tonic::Response<super::DrainStatus>, tonic::Status>;
+    }
+    /// A store node, as its administrators call it. The node's configuration says
+    /// who is answered; everyone else gets PERMISSION_DENIED. Nothing here goes past
+    /// a guard: what is pinned, locked or kept for a tenant stays.
+    #[derive(Debug)]
+    pub struct AdminServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> AdminServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for AdminServer<T>
+    where
+        T: Admin,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/kvasir.v1.Admin/Status" => {
+                    #[allow(non_camel_case_types)]
+                    struct StatusSvc<T: Admin>(pub Arc<T>);
+                    impl<T: Admin> tonic::server::UnaryService<super::AdminStatusRequest>
+                    for StatusSvc<T> {
+                        type Response = super::AdminStatus;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::AdminStatusRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Admin>::status(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = StatusSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kvasir.v1.Admin/List" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListSvc<T: Admin>(pub Arc<T>);
+                    impl<T: Admin> tonic::server::UnaryService<super::ListRequest>
+                    for ListSvc<T> {
+                        type Response = super::ListReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Admin>::list(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kvasir.v1.Admin/Inspect" => {
+                    #[allow(non_camel_case_types)]
+                    struct InspectSvc<T: Admin>(pub Arc<T>);
+                    impl<T: Admin> tonic::server::UnaryService<super::InspectRequest>
+                    for InspectSvc<T> {
+                        type Response = super::BlockInspection;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::InspectRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Admin>::inspect(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = InspectSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kvasir.v1.Admin/Pin" => {
+                    #[allow(non_camel_case_types)]
+                    struct PinSvc<T: Admin>(pub Arc<T>);
+                    impl<T: Admin> tonic::server::UnaryService<super::PinRequest>
+                    for PinSvc<T> {
+                        type Response = super::PinReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::PinRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Admin>::pin(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = PinSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kvasir.v1.Admin/Unpin" => {
+                    #[allow(non_camel_case_types)]
+                    struct UnpinSvc<T: Admin>(pub Arc<T>);
+                    impl<T: Admin> tonic::server::UnaryService<super::UnpinRequest>
+                    for UnpinSvc<T> {
+                        type Response = super::UnpinReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::UnpinRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Admin>::unpin(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = UnpinSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kvasir.v1.Admin/Evict" => {
+                    #[allow(non_camel_case_types)]
+                    struct EvictSvc<T: Admin>(pub Arc<T>);
+                    impl<T: Admin> tonic::server::UnaryService<super::EvictRequest>
+                    for EvictSvc<T> {
+                        type Response = super::EvictReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::EvictRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Admin>::evict(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = EvictSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kvasir.v1.Admin/Drain" => {
+                    #[allow(non_camel_case_types)]
+                    struct DrainSvc<T: Admin>(pub Arc<T>);
+                    impl<T: Admin> tonic::server::UnaryService<super::DrainRequest>
+                    for DrainSvc<T> {
+                        type Response = super::DrainStatus;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DrainRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Admin>::drain(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DrainSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kvasir.v1.Admin/StopDrain" => {
+                    #[allow(non_camel_case_types)]
+                    struct StopDrainSvc<T: Admin>(pub Arc<T>);
+                    impl<T: Admin> tonic::server::UnaryService<super::StopDrainRequest>
+                    for StopDrainSvc<T> {
+                        type Response = super::DrainStatus;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::StopDrainRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Admin>::stop_drain(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = StopDrainSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for AdminServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "kvasir.v1.Admin";
+    impl<T> tonic::server::NamedService for AdminServer<T> {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
@@ -2035,6 +3212,644 @@ pub mod attach_server {
     /// Generated gRPC service name
     pub const SERVICE_NAME: &str = "kvasir.v1.Attach";
     impl<T> tonic::server::NamedService for AttachServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct OpenRequest {
+    /// For logs.
+    #[prost(string, tag = "1")]
+    pub client: ::prost::alloc::string::String,
+    /// Both together make the namespace. The tenant also owns the quota of what
+    /// is kept as context.
+    #[prost(string, tag = "2")]
+    pub tenant: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub namespace: ::prost::alloc::string::String,
+    /// The longest object that it will put. Where no engine and no other client
+    /// has said how large a slot is, slots are made to hold it; 0 takes slots as
+    /// they are.
+    #[prost(uint64, tag = "4")]
+    pub object_bytes_max: u64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct OpenReply {
+    /// Sent over the descriptor socket as the first 16 bytes; answered by one
+    /// byte of zero with the descriptors: slot memory, generations (one
+    /// little-endian u32 for each slot, read-only), control memory, the node's
+    /// doorbell, the client's doorbell.
+    #[prost(bytes = "vec", tag = "1")]
+    pub token: ::prost::alloc::vec::Vec<u8>,
+    #[prost(string, tag = "2")]
+    pub descriptor_socket: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "3")]
+    pub attach_epoch: u32,
+    #[prost(uint64, tag = "4")]
+    pub slot_memory_bytes: u64,
+    #[prost(uint64, tag = "5")]
+    pub control_memory_bytes: u64,
+    #[prost(uint64, tag = "6")]
+    pub generations_bytes: u64,
+    #[prost(uint32, tag = "7")]
+    pub slots_total: u32,
+    #[prost(message, optional, tag = "8")]
+    pub layout: ::core::option::Option<SlotLayout>,
+    /// 16 bytes.
+    #[prost(bytes = "vec", tag = "9")]
+    pub namespace: ::prost::alloc::vec::Vec<u8>,
+    /// The most objects of one Reserve, Get or Remove, and keys of one Find.
+    #[prost(uint32, tag = "10")]
+    pub objects_max: u32,
+    #[prost(uint32, tag = "11")]
+    pub keys_max: u32,
+    /// The longest lease of a Reserve.
+    #[prost(uint64, tag = "12")]
+    pub lease_ms_max: u64,
+}
+/// A message in the ring from client to node. Answers carry the number of the
+/// request, which the client chooses; none is used twice.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ClientToNode {
+    #[prost(uint64, tag = "1")]
+    pub request: u64,
+    #[prost(oneof = "client_to_node::Message", tags = "2, 3, 4, 5, 6, 7")]
+    pub message: ::core::option::Option<client_to_node::Message>,
+}
+/// Nested message and enum types in `ClientToNode`.
+pub mod client_to_node {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Message {
+        #[prost(message, tag = "2")]
+        Reserve(super::ReserveObjects),
+        #[prost(message, tag = "3")]
+        Commit(super::CommitObjects),
+        #[prost(message, tag = "4")]
+        Get(super::GetObjects),
+        #[prost(message, tag = "5")]
+        Unpin(super::UnpinObjects),
+        #[prost(message, tag = "6")]
+        Find(super::FindObjects),
+        #[prost(message, tag = "7")]
+        Remove(super::RemoveObjects),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct NodeToClient {
+    #[prost(uint64, tag = "1")]
+    pub request: u64,
+    #[prost(oneof = "node_to_client::Message", tags = "2, 3, 4, 5, 6, 7")]
+    pub message: ::core::option::Option<node_to_client::Message>,
+}
+/// Nested message and enum types in `NodeToClient`.
+pub mod node_to_client {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Message {
+        #[prost(message, tag = "2")]
+        Reserved(super::ReservedObjects),
+        #[prost(message, tag = "3")]
+        Committed(super::CommittedObjects),
+        #[prost(message, tag = "4")]
+        Got(super::GotObjects),
+        #[prost(message, tag = "5")]
+        Found(super::FoundObjects),
+        #[prost(message, tag = "6")]
+        Removed(super::RemovedObjects),
+        #[prost(message, tag = "7")]
+        Refused(super::RefusedObjects),
+    }
+}
+/// Nothing was done.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RefusedObjects {
+    #[prost(enumeration = "ObjectRefusal", tag = "1")]
+    pub refusal: i32,
+    #[prost(string, tag = "2")]
+    pub why: ::prost::alloc::string::String,
+}
+/// Reserves a slot for each object that is not here yet; whole or not at all.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReserveObjects {
+    /// 16 bytes each.
+    #[prost(bytes = "vec", tag = "1")]
+    pub keys: ::prost::alloc::vec::Vec<u8>,
+    /// How long the client may write before it commits.
+    #[prost(uint64, tag = "2")]
+    pub lease_ms: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReservedObjects {
+    /// One for each key; 2^32 - 1 where the object is here already.
+    #[prost(uint32, repeated, tag = "1")]
+    pub slots: ::prost::alloc::vec::Vec<u32>,
+}
+/// The client has written some of the objects of a Reserve, and writes no more
+/// of any of them: those that are not listed are given up. Answered once, also
+/// when nothing is listed.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CommitObjects {
+    #[prost(uint64, tag = "1")]
+    pub reserve: u64,
+    /// Positions in the Reserve, growing.
+    #[prost(uint32, repeated, tag = "2")]
+    pub objects: ::prost::alloc::vec::Vec<u32>,
+    /// XXH3-64 of each run of the slot, layer by layer, for one object after
+    /// another; none for those that were here at the Reserve.
+    #[prost(fixed64, repeated, tag = "3")]
+    pub checksums: ::prost::alloc::vec::Vec<u64>,
+    #[prost(enumeration = "ObjectClass", tag = "4")]
+    pub class: i32,
+    /// Context: how long it is kept.
+    #[prost(uint64, tag = "5")]
+    pub ttl_ms: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CommittedObjects {
+    /// One for each object listed.
+    #[prost(enumeration = "ObjectOutcome", repeated, tag = "1")]
+    pub outcomes: ::prost::alloc::vec::Vec<i32>,
+    /// Of one that is not kept.
+    #[prost(string, tag = "2")]
+    pub why: ::prost::alloc::string::String,
+}
+/// Looks up and pins objects, each by itself. What lies on the SSD is read
+/// first, as far as there is room.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetObjects {
+    #[prost(bytes = "vec", tag = "1")]
+    pub keys: ::prost::alloc::vec::Vec<u8>,
+    /// Answer with checksums, too.
+    #[prost(bool, tag = "2")]
+    pub checksums: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GotObjects {
+    /// One for each key; 2^32 - 1 where it is not here.
+    #[prost(uint32, repeated, tag = "1")]
+    pub slots: ::prost::alloc::vec::Vec<u32>,
+    /// Of the slots; 0 for a miss.
+    #[prost(uint32, repeated, tag = "2")]
+    pub generations: ::prost::alloc::vec::Vec<u32>,
+    /// Of each run of each object that is here.
+    #[prost(fixed64, repeated, tag = "3")]
+    pub checksums: ::prost::alloc::vec::Vec<u64>,
+}
+/// Drops the pins of a Get. Not answered.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UnpinObjects {
+    #[prost(uint64, tag = "1")]
+    pub get: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FindObjects {
+    #[prost(bytes = "vec", tag = "1")]
+    pub keys: ::prost::alloc::vec::Vec<u8>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FoundObjects {
+    /// One byte for each key: a Tier, 0 where it is not here.
+    #[prost(bytes = "vec", tag = "1")]
+    pub tiers: ::prost::alloc::vec::Vec<u8>,
+}
+/// Forgets objects. Who has them pinned may go on reading them.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RemoveObjects {
+    #[prost(bytes = "vec", tag = "1")]
+    pub keys: ::prost::alloc::vec::Vec<u8>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RemovedObjects {
+    /// How many were there.
+    #[prost(uint32, tag = "1")]
+    pub count: u32,
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum ObjectRefusal {
+    Unspecified = 0,
+    /// No room, or too much is held by this client: release some, or try later.
+    NoSpace = 1,
+    /// The request cannot be right.
+    Invalid = 2,
+    /// The node is draining.
+    Unavailable = 3,
+}
+impl ObjectRefusal {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "OBJECT_REFUSAL_UNSPECIFIED",
+            Self::NoSpace => "OBJECT_REFUSAL_NO_SPACE",
+            Self::Invalid => "OBJECT_REFUSAL_INVALID",
+            Self::Unavailable => "OBJECT_REFUSAL_UNAVAILABLE",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "OBJECT_REFUSAL_UNSPECIFIED" => Some(Self::Unspecified),
+            "OBJECT_REFUSAL_NO_SPACE" => Some(Self::NoSpace),
+            "OBJECT_REFUSAL_INVALID" => Some(Self::Invalid),
+            "OBJECT_REFUSAL_UNAVAILABLE" => Some(Self::Unavailable),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum ObjectClass {
+    Unspecified = 0,
+    /// Kept as long as there is room.
+    Normal = 1,
+    /// Kept in memory until its client removes it, closes or dies, and then
+    /// forgotten. Never written to the SSD.
+    Ephemeral = 2,
+    /// Written to the SSD, and kept there for the tenant until the time to live
+    /// is over. Answered when it is durable.
+    Context = 3,
+}
+impl ObjectClass {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "OBJECT_CLASS_UNSPECIFIED",
+            Self::Normal => "OBJECT_CLASS_NORMAL",
+            Self::Ephemeral => "OBJECT_CLASS_EPHEMERAL",
+            Self::Context => "OBJECT_CLASS_CONTEXT",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "OBJECT_CLASS_UNSPECIFIED" => Some(Self::Unspecified),
+            "OBJECT_CLASS_NORMAL" => Some(Self::Normal),
+            "OBJECT_CLASS_EPHEMERAL" => Some(Self::Ephemeral),
+            "OBJECT_CLASS_CONTEXT" => Some(Self::Context),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum ObjectOutcome {
+    Unspecified = 0,
+    Stored = 1,
+    /// It was there before; what was written is dropped.
+    Exists = 2,
+    /// It is not there: the lease ran out before the commit, or it was there at
+    /// the Reserve and has made room since.
+    Lost = 3,
+    /// It is there as a normal object, and is not kept; `why` says why not.
+    NotKept = 4,
+    /// The key is that of a block of another namespace.
+    Refused = 5,
+}
+impl ObjectOutcome {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "OBJECT_OUTCOME_UNSPECIFIED",
+            Self::Stored => "OBJECT_OUTCOME_STORED",
+            Self::Exists => "OBJECT_OUTCOME_EXISTS",
+            Self::Lost => "OBJECT_OUTCOME_LOST",
+            Self::NotKept => "OBJECT_OUTCOME_NOT_KEPT",
+            Self::Refused => "OBJECT_OUTCOME_REFUSED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "OBJECT_OUTCOME_UNSPECIFIED" => Some(Self::Unspecified),
+            "OBJECT_OUTCOME_STORED" => Some(Self::Stored),
+            "OBJECT_OUTCOME_EXISTS" => Some(Self::Exists),
+            "OBJECT_OUTCOME_LOST" => Some(Self::Lost),
+            "OBJECT_OUTCOME_NOT_KEPT" => Some(Self::NotKept),
+            "OBJECT_OUTCOME_REFUSED" => Some(Self::Refused),
+            _ => None,
+        }
+    }
+}
+/// Generated client implementations.
+#[cfg(feature = "services")]
+pub mod objects_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
+    /// How a process on the same host that is no engine puts and gets objects: it
+    /// opens over gRPC on the Unix socket `attach.sock` in the node's directory,
+    /// takes descriptors over `descriptors.sock` (see OpenReply), and that
+    /// connection stays open for as long as the client has objects pinned or
+    /// reserved. Everything else goes through two rings in shared memory.
+    ///
+    /// An object is a block that follows no other. Its key has 16 bytes and hashes
+    /// the namespace; its bytes stand at the start of a slot, and a footer of 16
+    /// bytes (their number as a little-endian u64, "kvasir-o") at the end of the
+    /// slot's runs.
+    #[derive(Debug, Clone)]
+    pub struct ObjectsClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl ObjectsClient<tonic::transport::Channel> {
+        /// Attempt to create a new client by connecting to a given endpoint.
+        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
+        where
+            D: TryInto<tonic::transport::Endpoint>,
+            D::Error: Into<StdError>,
+        {
+            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
+            Ok(Self::new(conn))
+        }
+    }
+    impl<T> ObjectsClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> ObjectsClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            ObjectsClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        /// Errors: INVALID_ARGUMENT, FAILED_PRECONDITION (slots of this node do not
+        /// fit; says what to change), UNAVAILABLE (draining, too many clients, or the
+        /// slots are being given another size: try again).
+        pub async fn open(
+            &mut self,
+            request: impl tonic::IntoRequest<super::OpenRequest>,
+        ) -> std::result::Result<tonic::Response<super::OpenReply>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/kvasir.v1.Objects/Open");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("kvasir.v1.Objects", "Open"));
+            self.inner.unary(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+#[cfg(feature = "services")]
+pub mod objects_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with ObjectsServer.
+    #[async_trait]
+    pub trait Objects: std::marker::Send + std::marker::Sync + 'static {
+        /// Errors: INVALID_ARGUMENT, FAILED_PRECONDITION (slots of this node do not
+        /// fit; says what to change), UNAVAILABLE (draining, too many clients, or the
+        /// slots are being given another size: try again).
+        async fn open(
+            &self,
+            request: tonic::Request<super::OpenRequest>,
+        ) -> std::result::Result<tonic::Response<super::OpenReply>, tonic::Status>;
+    }
+    /// How a process on the same host that is no engine puts and gets objects: it
+    /// opens over gRPC on the Unix socket `attach.sock` in the node's directory,
+    /// takes descriptors over `descriptors.sock` (see OpenReply), and that
+    /// connection stays open for as long as the client has objects pinned or
+    /// reserved. Everything else goes through two rings in shared memory.
+    ///
+    /// An object is a block that follows no other. Its key has 16 bytes and hashes
+    /// the namespace; its bytes stand at the start of a slot, and a footer of 16
+    /// bytes (their number as a little-endian u64, "kvasir-o") at the end of the
+    /// slot's runs.
+    #[derive(Debug)]
+    pub struct ObjectsServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> ObjectsServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for ObjectsServer<T>
+    where
+        T: Objects,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/kvasir.v1.Objects/Open" => {
+                    #[allow(non_camel_case_types)]
+                    struct OpenSvc<T: Objects>(pub Arc<T>);
+                    impl<T: Objects> tonic::server::UnaryService<super::OpenRequest>
+                    for OpenSvc<T> {
+                        type Response = super::OpenReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::OpenRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Objects>::open(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = OpenSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for ObjectsServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "kvasir.v1.Objects";
+    impl<T> tonic::server::NamedService for ObjectsServer<T> {
         const NAME: &'static str = SERVICE_NAME;
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 /// Generates `kvasir.v1.rs` into `out`.
 pub fn into(out: &Path) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let files: Vec<_> = ["common", "node", "attach", "engine", "conductor"]
+    let files: Vec<_> = ["common", "node", "admin", "attach", "objects", "engine", "conductor"]
         .iter()
         .map(|name| root.join(format!("kvasir/v1/{name}.proto")))
         .collect();

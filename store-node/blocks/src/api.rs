@@ -7,6 +7,8 @@ use std::ops::Range;
 
 use kvasir_proto::{BlockKey, Class, Generation, Imm, Namespace, Share, SlotIndex, Tenant};
 
+use crate::eviction::Eviction;
+use crate::replicas::ReplicaOptions;
 use crate::ssd::SsdBlock;
 
 /// Sizes and bounds of a node's block table.
@@ -29,6 +31,8 @@ pub struct Options {
     pub finished_ms: u64,
     /// How many ended shares; when full the oldest is forgotten and counted.
     pub finished_max: usize,
+    /// Which block makes room for others.
+    pub eviction: Eviction,
     /// Block changes kept for subscribers that fall behind; older ones cost a snapshot.
     pub event_log_max: usize,
     /// Shares that may be open at once; one more is refused.
@@ -46,6 +50,8 @@ pub struct Options {
     pub sink_retry_ms: u64,
     /// The part of the slots that shall be free, or be had at once because the SSD has the block too.
     pub sink_ahead_percent: u32,
+    /// Of copies on other nodes.
+    pub replicas: ReplicaOptions,
 }
 
 impl Default for Options {
@@ -59,6 +65,7 @@ impl Default for Options {
             tombstones_max: 65_536,
             finished_ms: 600_000,
             finished_max: 262_144,
+            eviction: Eviction::default(),
             event_log_max: 65_536,
             shares_max: 16_384,
             get_pins_max: 65_536,
@@ -67,6 +74,7 @@ impl Default for Options {
             ssd_timeout_ms: 2_000,
             sink_retry_ms: 1_000,
             sink_ahead_percent: 25,
+            replicas: ReplicaOptions::default(),
         }
     }
 }
@@ -91,6 +99,18 @@ pub struct Allocate {
     pub has_remote_writer: bool,
     /// What it computes is kept for nobody else.
     pub is_ephemeral: bool,
+}
+
+/// Objects that a client is about to write, or (one of them) to be read from the SSD.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReserveObjects {
+    /// Drawn by the shell, and never used again. On the source side when it is to be read.
+    pub share: Share,
+    /// The client's attachment.
+    pub epoch: AttachEpoch,
+    pub namespace: Namespace,
+    pub keys: Vec<BlockKey>,
+    pub lease_ms: u64,
 }
 
 /// What a share got.
@@ -126,6 +146,9 @@ pub enum AllocateError {
     Tombstoned,
     #[error("the share has finished")]
     Finished,
+    /// No use to try again here before it is said that the node takes work.
+    #[error("the node is draining")]
+    Draining,
     #[error("{0}")]
     BadRequest(&'static str),
 }
@@ -243,6 +266,8 @@ pub enum AbortReason {
     Draining,
     /// The SSD did not give what it had promised, and there is no room to compute it.
     NoRoom,
+    /// A client has removed an object that it reads.
+    Removed,
 }
 
 impl fmt::Display for AbortReason {
@@ -256,6 +281,7 @@ impl fmt::Display for AbortReason {
             AbortReason::BadArrival => "what the peer sent is not intact",
             AbortReason::PeerLost => "the peer is lost",
             AbortReason::Draining => "the node is draining",
+            AbortReason::Removed => "the object was removed",
             AbortReason::NoRoom => "the SSD failed, and there is no room to compute anew",
         })
     }
@@ -345,6 +371,9 @@ pub struct KeepRequest {
 pub enum KeepError {
     #[error("this node has no SSD that can be used now")]
     NoSsd,
+    /// Another node may.
+    #[error("the node is draining")]
+    Draining,
     #[error("the first block is not here")]
     NotHere,
     #[error("another tenant keeps a block of it")]

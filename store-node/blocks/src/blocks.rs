@@ -1,21 +1,25 @@
 //! The owner of a node's block table: a switchboard between shares, cache and memories.
 //!
-//! It alone changes them. Each of its concerns has a file: [`allocate`] reserves, [`engine`] serves
+//! It alone changes them. Each of its concerns has a file: [`admin`] serves administrators, [`replication`] plans copies on other nodes, [`allocate`] reserves, [`engine`] serves
 //! the local engine, [`arrival`] settles what a remote writer sent, [`ending`] ends shares, [`tiers`] moves blocks to and
-//! from the SSD, and
-//! [`invariants`] says what must hold between any two calls.
+//! from the SSD,
+//! [`objects`] serves clients that are no engines, and [`invariants`] says what must hold between any two calls.
 
+mod admin;
 mod allocate;
 mod arrival;
 mod ending;
 mod engine;
 mod invariants;
+mod objects;
+mod replication;
 mod tiers;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use kvasir_proto::{BlockKey, Generation, Share, SlotIndex};
 
+use crate::admin::AdminPins;
 use crate::api::{
     Action, BlockView, Busy, Changes, Counts, Options, ShareError, ShareView, Snapshot, SsdSize,
 };
@@ -23,9 +27,11 @@ use crate::cache::Cache;
 use crate::ended::Ended;
 use crate::gets::Gets;
 use crate::imms::Imms;
-use crate::index::Entry;
+use crate::index::Found;
+use crate::replicas::Replicas;
 use crate::share::ShareRecord;
 use crate::share_state::Refusal;
+use crate::ssd::SsdBlock;
 use crate::tier_work::{Rises, Sinks};
 
 /// The one owner of a node's slots, index and shares.
@@ -73,6 +79,8 @@ pub struct Blocks {
     /// (aborted at, share) of every share that is.
     aborting: BTreeSet<(u64, Share)>,
     gets: Gets,
+    replicas: Replicas,
+    admin_pins: AdminPins,
     imms: Imms,
     tombstones: Ended,
     finished: Ended,
@@ -94,6 +102,7 @@ struct Totals {
     duplicates: u64,
     leases_over: u64,
     aborts: u64,
+    dropped: u64,
     refused_no_space: u64,
     sunk: u64,
     sinks_failed: u64,
@@ -109,11 +118,13 @@ impl Blocks {
     pub fn new(options: Options) -> Self {
         Blocks {
             block_tokens: options.block_tokens,
-            cache: Cache::new(options.slots, options.event_log_max),
+            cache: Cache::new(options.slots, options.event_log_max, options.eviction),
             shares: BTreeMap::new(),
             leases: BTreeSet::new(),
             aborting: BTreeSet::new(),
             gets: Gets::new(options.get_pins_max),
+            admin_pins: AdminPins::default(),
+            replicas: Replicas::default(),
             imms: Imms::new(options.imm_seed),
             tombstones: Ended::new(options.tombstone_ms, options.tombstones_max),
             finished: Ended::new(options.finished_ms, options.finished_max),
@@ -130,12 +141,15 @@ impl Blocks {
 
     /// Takes another number of slots of another size, and forgets every block but those on the SSD
     /// (see [`Self::set_extents`]). Sequences, leases,
-    /// generations and the memory of ended shares go on.
+    /// generations and the memory of ended shares go on; administrators' pins end.
     ///
     /// # Errors
     /// [`Busy`] while a share or a pin is open; abort first (see [`Self::abort_all`]) and wait for
     /// their ends.
     pub fn reset(&mut self, slots: u32, block_tokens: u32) -> Result<(), Busy> {
+        for pin in self.admin_pins.numbers() {
+            self.admin_unpin(pin);
+        }
         let pins = self.cache.slots().tally().pins;
         if !self.shares.is_empty() || pins > 0 || !self.rises.all.is_empty() {
             return Err(Busy { shares: as_u32(self.shares.len()), pins: as_u32(pins) });
@@ -150,7 +164,8 @@ impl Blocks {
         let lease = self.leases.first().map(|&(at_ms, _)| at_ms);
         let rise = self.rises.oldest();
         let rise = rise.map(|(_, since_ms)| since_ms.saturating_add(self.options.ssd_timeout_ms));
-        let all = [lease, rise, self.tombstones.next_ms(), self.finished.next_ms()];
+        let pin = self.admin_pins.next_end().map(|(until_ms, _)| until_ms);
+        let all = [lease, rise, pin, self.tombstones.next_ms(), self.finished.next_ms()];
         all.into_iter().flatten().min()
     }
 
@@ -183,12 +198,12 @@ impl Blocks {
     }
 
     /// A block of the SSD.
-    pub fn ssd_block(&self, key: BlockKey) -> Option<&crate::ssd::SsdBlock> {
+    pub fn ssd_block(&self, key: BlockKey) -> Option<SsdBlock> {
         self.cache.ssd().get(key)
     }
 
     /// Every block of the SSD.
-    pub fn ssd_blocks(&self) -> impl Iterator<Item = &crate::ssd::SsdBlock> {
+    pub fn ssd_blocks(&self) -> impl Iterator<Item = SsdBlock> + '_ {
         self.cache.ssd().iter()
     }
 
@@ -199,12 +214,23 @@ impl Blocks {
 
     /// Checksums of the committed block in this slot, as they were given.
     pub fn checksums_of(&self, slot: SlotIndex) -> Option<&[u64]> {
-        self.cache.index().entry(slot).map(|entry| &*entry.checksums)
+        self.cache.index().entry(slot).map(|entry| entry.checksums)
     }
 
     /// `None` when there is no such slot.
     pub fn generation(&self, slot: SlotIndex) -> Option<Generation> {
         self.cache.slots().generation(slot)
+    }
+
+    /// From now on [`Self::poll_freed`] is to be called until `None` after every call that takes
+    /// `&mut self`. A [`reset`](Self::reset) ends that.
+    pub fn note_freed(&mut self) {
+        self.cache.slots_mut().note_freed();
+    }
+
+    /// A slot that came free, and its generation now.
+    pub fn poll_freed(&mut self) -> Option<(SlotIndex, Generation)> {
+        self.cache.slots_mut().next_freed()
     }
 
     /// Slots that could be had now: free plus evictable.
@@ -241,7 +267,7 @@ impl Blocks {
             committed_total: self.totals.committed,
             duplicates_total: self.totals.duplicates,
             evicted_total: self.cache.evicted_total(),
-            dropped_total: self.cache.dropped_total(),
+            dropped_total: self.totals.dropped,
             leases_over_total: self.totals.leases_over,
             aborts_total: self.totals.aborts,
             refused_no_space_total: self.totals.refused_no_space,
@@ -280,14 +306,14 @@ impl Blocks {
         self.cache.log().since(sequence, changes_max)
     }
 
-    fn block_view<'a>(&self, slot: SlotIndex, entry: &'a Entry) -> Option<BlockView<'a>> {
+    fn block_view<'a>(&self, slot: SlotIndex, entry: Found<'a>) -> Option<BlockView<'a>> {
         Some(BlockView {
             key: entry.key,
             namespace: entry.namespace,
             slot,
             generation: self.cache.slots().generation(slot)?,
             pins: self.cache.slots().state(slot)?.pins(),
-            checksums: &entry.checksums,
+            checksums: entry.checksums,
         })
     }
 
@@ -309,6 +335,7 @@ impl Blocks {
     }
 
     fn forget_until(&mut self, now_ms: u64) {
+        self.cache.set_now(now_ms);
         self.tombstones.forget_until(now_ms);
         self.finished.forget_until(now_ms);
     }

@@ -10,6 +10,7 @@ use kvasir_proto::{BlockKey, Generation, Share, SlotIndex};
 
 use crate::api::{BlockChange, Tier};
 use crate::events::EventLog;
+use crate::eviction::Eviction;
 use crate::index::{Entry, Index};
 use crate::slot_state::{SlotEvent, SlotState};
 use crate::slots::Slots;
@@ -23,32 +24,41 @@ pub(crate) struct Cache {
     log: EventLog,
     evicted_total: u64,
     evicted_unsunk_total: u64,
-    dropped_total: u64,
+    eviction: Eviction,
 }
 
 impl Cache {
-    pub(crate) fn new(slots: u32, event_log_max: usize) -> Self {
+    pub(crate) fn new(slots: u32, event_log_max: usize, eviction: Eviction) -> Self {
         Cache {
             slots: Slots::new(slots, Generation(0)),
-            index: Index::new(slots),
+            index: Index::new(slots, eviction),
             ssd: Ssd::default(),
             log: EventLog::new(event_log_max),
             evicted_total: 0,
             evicted_unsunk_total: 0,
-            dropped_total: 0,
+            eviction,
         }
     }
 
     /// Forgets every block but those on the SSD and takes another number of slots. Only when none is held.
     pub(crate) fn reset(&mut self, slots: u32) {
-        while self.evict() {}
+        self.make_room(self.slots.len());
         assert_eq!(self.slots.tally().free, self.slots.len(), "a reset while slots are held");
         self.slots = Slots::new(slots, self.slots.next_generation());
-        self.index = Index::new(slots);
+        self.index = Index::new(slots, self.eviction);
+    }
+
+    /// The time, as ages of blocks are counted.
+    pub(crate) fn set_now(&mut self, now_ms: u64) {
+        self.index.set_now(now_ms);
     }
 
     pub(crate) fn slots(&self) -> &Slots {
         &self.slots
+    }
+
+    pub(crate) fn slots_mut(&mut self) -> &mut Slots {
+        &mut self.slots
     }
 
     pub(crate) fn index(&self) -> &Index {
@@ -75,10 +85,6 @@ impl Cache {
         self.evicted_unsunk_total
     }
 
-    pub(crate) fn dropped_total(&self) -> u64 {
-        self.dropped_total
-    }
-
     /// Slots that could be had now.
     pub(crate) fn available(&self) -> u32 {
         let tally = self.slots.tally();
@@ -91,19 +97,16 @@ impl Cache {
         self.available() - pinned.iter().filter(idle).count() as u32
     }
 
-    /// A free slot for one share, if need be by evicting.
+    /// A free slot for one share, if need be by evicting. Whoever wants many says so first, to
+    /// [`Self::make_room`], which costs less than one after the other.
     pub(crate) fn reserve(&mut self, share: Share) -> Option<SlotIndex> {
-        if self.slots.tally().free == 0 {
-            self.evict();
-        }
+        self.make_room(1);
         self.slots.reserve(share)
     }
 
     /// A free slot to read a block of the SSD into, if need be by evicting.
     pub(crate) fn rise(&mut self) -> Option<SlotIndex> {
-        if self.slots.tally().free == 0 {
-            self.evict();
-        }
+        self.make_room(1);
         self.slots.rise()
     }
 
@@ -115,7 +118,7 @@ impl Cache {
         if state.pins() == 0 {
             self.index.set_idle(slot);
         }
-        self.tell(key);
+        self.tell_here(key);
     }
 
     /// Its bytes are final: makes it findable, pinned once by the share that wrote it.
@@ -123,7 +126,7 @@ impl Cache {
         let key = entry.key;
         self.slots.apply(slot, SlotEvent::Seal);
         self.index.insert(slot, entry, self.ssd.contains(key));
-        self.tell(key);
+        self.tell_here(key);
     }
 
     /// A block lies on the SSD. False when the block before it does not.
@@ -134,7 +137,7 @@ impl Cache {
         }
         match self.index.find(key) {
             Some(slot) => self.index.set_sunk(slot, true),
-            None if !known => self.tell(key),
+            None if !known => self.tell_gone(key),
             None => {}
         }
         true
@@ -147,7 +150,7 @@ impl Cache {
             self.ssd.remove(key);
             match self.index.find(key) {
                 Some(slot) => self.index.set_sunk(slot, false),
-                None => self.tell(key),
+                None => self.tell_gone(key),
             }
         }
         gone
@@ -188,31 +191,72 @@ impl Cache {
             self.unlist(slot);
             self.slots.apply(slot, SlotEvent::Drop);
         }
-        self.dropped_total += gone.len() as u64;
         gone.len() as u32
     }
 
-    fn evict(&mut self) -> bool {
-        let Some(slot) = self.index.eldest() else { return false };
+    /// Evicts a block and those after it, last ones first, as far as they are not pinned. Answers with
+    /// how many went and how many are left.
+    pub(crate) fn evict_subtree(&mut self, slot: SlotIndex) -> (u32, u32) {
+        let (mut gone, mut left) = (0, 0);
+        for slot in self.index.subtree(slot) {
+            let idle = self.slots.state(slot) == Some(SlotState::Committed { pins: 0 });
+            if !idle || !self.index.is_leaf(slot) {
+                left += 1;
+                continue;
+            }
+            self.unlist(slot);
+            self.slots.apply(slot, SlotEvent::Evict);
+            gone += 1;
+        }
+        self.evicted_total += u64::from(gone);
+        (gone, left)
+    }
+
+    /// Takes a block and those after it from the SSD, last ones first, as far as they may go. Answers
+    /// with the keys of those that went, and how many are left.
+    pub(crate) fn unstore_idle(&mut self, key: BlockKey) -> (Vec<BlockKey>, u32) {
+        let (mut gone, mut left) = (Vec::new(), 0);
+        for key in self.ssd.subtree(key) {
+            if !self.ssd.can_go(key) {
+                left += 1;
+                continue;
+            }
+            self.ssd.remove(key);
+            match self.index.find(key) {
+                Some(slot) => self.index.set_sunk(slot, false),
+                None => self.tell_gone(key),
+            }
+            gone.push(key);
+        }
+        (gone, left)
+    }
+
+    /// Evicts until so many slots are free, or nothing is left to go.
+    pub(crate) fn make_room(&mut self, slots: u32) {
         let has_ssd = self.ssd.len() > 0;
-        self.evicted_unsunk_total += u64::from(has_ssd && !self.index.is_sunk(slot));
-        self.unlist(slot);
-        self.slots.apply(slot, SlotEvent::Evict);
-        self.evicted_total += 1;
-        true
+        for (slot, key, sunk) in self.index.evict(slots.saturating_sub(self.slots.tally().free)) {
+            self.evicted_unsunk_total += u64::from(has_ssd && !sunk);
+            self.evicted_total += 1;
+            self.tell_gone(key);
+            self.slots.apply(slot, SlotEvent::Evict);
+        }
     }
 
     fn unlist(&mut self, slot: SlotIndex) {
         let key = self.index.remove(slot);
-        self.tell(key);
+        self.tell_gone(key);
     }
 
-    /// Notes for subscribers where a block can be had now.
-    fn tell(&mut self, key: BlockKey) {
-        let (removed, tier) = match (self.index.find(key), self.ssd.contains(key)) {
-            (Some(_), _) => (false, Tier::Dram),
-            (None, true) => (false, Tier::Ssd),
-            (None, false) => (true, Tier::Dram),
+    /// Notes for subscribers that a block is in a slot now.
+    fn tell_here(&mut self, key: BlockKey) {
+        self.log.push(BlockChange { key, removed: false, tier: Tier::Dram });
+    }
+
+    /// The same of one that is in no slot now.
+    fn tell_gone(&mut self, key: BlockKey) {
+        let (removed, tier) = match self.ssd.contains(key) {
+            true => (false, Tier::Ssd),
+            false => (true, Tier::Dram),
         };
         self.log.push(BlockChange { key, removed, tier });
     }

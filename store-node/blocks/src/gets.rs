@@ -61,6 +61,13 @@ impl Gets {
         self.pins.values().sum()
     }
 
+    /// Which engines hold a slot, once for each handle.
+    pub(crate) fn of(&self, slot: SlotIndex) -> impl Iterator<Item = AttachEpoch> + '_ {
+        let holds =
+            move |(_, slots): &(&(AttachEpoch, u64), &Vec<SlotIndex>)| slots.contains(&slot);
+        self.by_handle.iter().filter(holds).map(|((epoch, _), _)| *epoch)
+    }
+
     /// Every pin once.
     pub(crate) fn iter(&self) -> impl Iterator<Item = SlotIndex> + '_ {
         self.by_handle.values().flatten().copied()

@@ -1,4 +1,4 @@
-//! The store node's core: block states, transactions, leases, eviction; no I/O.
+//! The store node's core: block states, transactions, leases, eviction, pushes; no I/O.
 //!
 //! [`Blocks`] owns a node's block table. It decides; the shell executes: commands and the time go
 //! in, answers and [`Action`]s come out. It knows slots by number and blocks by key, and never sees
@@ -7,24 +7,33 @@
 //! Reading path:
 //! 1. [`Blocks`] (`blocks.rs`): the owner, and the order of its calls; `api.rs`: its words.
 //! 2. `share_state.rs` and `slot_state.rs`: the two state machines, as pure functions; their whole
-//!    tables are in `tests/golden/`.
+//!    tables are in `tests/golden/` and `docs/slot-states.md`.
 //! 3. `blocks/allocate.rs`, `engine.rs`, `arrival.rs`, `ending.rs`: what the owner does with them.
 //! 4. `blocks/tiers.rs`: what sinks to the SSD and rises from it; `ssd.rs` and `tier_work.rs`: what
 //!    it remembers for that.
-//! 5. `cache.rs`: slots (`slots.rs`), index and eviction order (`index.rs`) and event log
-//!    (`events.rs`), which change together; `share.rs`, `gets.rs`, `imms.rs`, `ended.rs`: the rest
+//!    `blocks/objects.rs`: objects of clients that are no engines.
+//! 5. `blocks/admin.rs`: what administrators ask for; `admin.rs`: its words.
+//!    `blocks/replication.rs`: copies on other nodes, and draining; `replicas.rs`: what it remembers.
+//! 6. [`moving`]: pushes between nodes, and their ends.
+//! 7. `cache.rs`: slots (`slots.rs`), index and eviction order (`index.rs`, `eviction.rs`) and event
+//!    log (`events.rs`), which change together; `share.rs`, `gets.rs`, `imms.rs`, `ended.rs`: the rest
 //!    of what it remembers.
-//! 6. `blocks/invariants.rs`: what must hold between two calls.
+//! 8. `blocks/invariants.rs`: what must hold between two calls.
 #![forbid(unsafe_code)]
 
+mod admin;
 mod api;
 mod blocks;
 mod cache;
+mod compact;
 mod ended;
 mod events;
+mod eviction;
 mod gets;
 mod imms;
 mod index;
+pub mod moving;
+mod replicas;
 mod share;
 mod share_state;
 mod slot_state;
@@ -32,11 +41,20 @@ mod slots;
 mod ssd;
 mod tier_work;
 
+pub use admin::{
+    AdminPin, AdminPinError, DramCopy, Evicted, Holder, Inspection, ListFilter, ListFrom, Listed,
+    ListedBlock, PIN_MS_MAX,
+};
 pub use api::{
     AbortOutcome, AbortReason, Action, Allocate, AllocateError, Allocated, Arrival, AttachEpoch,
     BindError, Binding, BlockChange, BlockView, Bound, Busy, Changes, Commit, Counts, GetError,
-    GrowError, KeepError, KeepRequest, Options, Outcome, RiseError, ShareError, ShareView,
-    SinkError, Snapshot, SsdSize, Tier,
+    GrowError, KeepError, KeepRequest, Options, Outcome, ReserveObjects, RiseError, ShareError,
+    ShareView, SinkError, Snapshot, SsdSize, Tier,
 };
 pub use blocks::Blocks;
+pub use eviction::Eviction;
+pub use replicas::{
+    ChangeReplicaError, CopyCause, CopyError, CopyPlan, DrainRequest, DrainView, KeptFor, Peer,
+    PeerView, ReplicaOptions,
+};
 pub use ssd::SsdBlock;

@@ -65,6 +65,8 @@ pub(crate) struct ShareRecord {
     pub(crate) imm: Option<Imm>,
     pub(crate) lease_until_ms: u64,
     pub(crate) aborted: Option<Aborted>,
+    /// Its blocks follow no other, and nobody asks for it once it has ended.
+    pub(crate) of_objects: bool,
 }
 
 #[derive(Debug, Clone)]

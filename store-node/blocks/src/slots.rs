@@ -5,11 +5,23 @@
 
 use kvasir_proto::{Generation, Share, SlotIndex};
 
+use crate::compact::Interned;
 use crate::slot_state::{SlotEvent, SlotState};
+
+/// A state in eight bytes: which it is, and its pins or the number of its share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Packed {
+    Free,
+    Allocated(u32),
+    Rising(u32),
+    Committed(u32),
+    Leaving(u32),
+    Quarantined(u32),
+}
 
 #[derive(Debug)]
 struct Slot {
-    state: SlotState,
+    state: Packed,
     generation: Generation,
 }
 
@@ -30,19 +42,36 @@ pub(crate) struct Tally {
 #[derive(Debug)]
 pub(crate) struct Slots {
     slots: Vec<Slot>,
+    /// Of allocated and quarantined slots.
+    shares: Interned<Share>,
     /// Taken from the end, so that slots used lately are used again.
     free: Vec<SlotIndex>,
     tally: Tally,
+    /// Slots that came free, for whoever tells others of generations; `None` where nobody does.
+    freed: Option<Vec<SlotIndex>>,
 }
 
 impl Slots {
     pub(crate) fn new(count: u32, first_generation: Generation) -> Self {
-        let slot = |_| Slot { state: SlotState::Free, generation: first_generation };
+        let slot = |_| Slot { state: Packed::Free, generation: first_generation };
         Slots {
             slots: (0..count).map(slot).collect(),
+            shares: Interned::new(),
             free: (0..count).rev().map(SlotIndex).collect(),
             tally: Tally { free: count, ..Tally::default() },
+            freed: None,
         }
+    }
+
+    /// From now on it is noted which slots come free.
+    pub(crate) fn note_freed(&mut self) {
+        self.freed.get_or_insert_default();
+    }
+
+    /// A slot that came free since, with the generation that it has now. Each is given once.
+    pub(crate) fn next_freed(&mut self) -> Option<(SlotIndex, Generation)> {
+        let slot = self.freed.as_mut()?.pop()?;
+        Some((slot, self.generation(slot)?))
     }
 
     pub(crate) fn len(&self) -> u32 {
@@ -60,7 +89,29 @@ impl Slots {
 
     /// `None` when there is no such slot.
     pub(crate) fn state(&self, slot: SlotIndex) -> Option<SlotState> {
-        self.slots.get(slot.0 as usize).map(|slot| slot.state)
+        self.slots.get(slot.0 as usize).map(|slot| self.unpacked(slot.state))
+    }
+
+    fn unpacked(&self, state: Packed) -> SlotState {
+        match state {
+            Packed::Free => SlotState::Free,
+            Packed::Allocated(share) => SlotState::Allocated(self.shares.get(share)),
+            Packed::Rising(pins) => SlotState::Rising { pins },
+            Packed::Committed(pins) => SlotState::Committed { pins },
+            Packed::Leaving(pins) => SlotState::Leaving { pins },
+            Packed::Quarantined(share) => SlotState::Quarantined(self.shares.get(share)),
+        }
+    }
+
+    fn packed(&mut self, state: SlotState) -> Packed {
+        match state {
+            SlotState::Free => Packed::Free,
+            SlotState::Allocated(share) => Packed::Allocated(self.shares.take(share)),
+            SlotState::Rising { pins } => Packed::Rising(pins),
+            SlotState::Committed { pins } => Packed::Committed(pins),
+            SlotState::Leaving { pins } => Packed::Leaving(pins),
+            SlotState::Quarantined(share) => Packed::Quarantined(self.shares.take(share)),
+        }
     }
 
     pub(crate) fn generation(&self, slot: SlotIndex) -> Option<Generation> {
@@ -88,22 +139,31 @@ impl Slots {
 
     /// Any event but `Reserve` and `Rise`; answers with the new state.
     pub(crate) fn apply(&mut self, index: SlotIndex, event: SlotEvent) -> SlotState {
-        let slot = &mut self.slots[index.0 as usize];
-        let Some(next) = slot.state.on(event) else {
-            panic!("slot {index} is {:?}, where {event:?} must not happen", slot.state);
+        let packed = self.slots[index.0 as usize].state;
+        let state = self.unpacked(packed);
+        let Some(next) = state.on(event) else {
+            panic!("slot {index} is {state:?}, where {event:?} must not happen");
         };
-        self.tally.remove(slot.state);
+        self.tally.remove(state);
         self.tally.add(next);
-        slot.state = next;
+        let becomes = self.packed(next);
+        if let Packed::Allocated(share) | Packed::Quarantined(share) = packed {
+            self.shares.give_back(share);
+        }
+        let slot = &mut self.slots[index.0 as usize];
+        slot.state = becomes;
         if next == SlotState::Free {
             slot.generation = Generation(slot.generation.0.wrapping_add(1));
             self.free.push(index);
+            if let Some(freed) = &mut self.freed {
+                freed.push(index);
+            }
         }
         next
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (SlotIndex, SlotState)> + '_ {
-        (0..).map(SlotIndex).zip(self.slots.iter().map(|slot| slot.state))
+        (0..).map(SlotIndex).zip(self.slots.iter().map(|slot| self.unpacked(slot.state)))
     }
 
     /// The free list names each free slot once, and the tally is true.

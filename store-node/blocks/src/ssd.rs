@@ -5,15 +5,17 @@
 //! from its first block on; that `order` has exactly the blocks that may go (of the normal class,
 //! without a child here, not being read); and that bytes and quotas are what the blocks add up to.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::hash::BuildHasherDefault;
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU64;
 
+use hashbrown::HashTable;
 use kvasir_proto::{BlockKey, Class, Namespace, Tenant};
 
-use crate::index::KeyHasher;
+use crate::compact::Interned;
+use crate::index::hash;
 
 /// A block on the SSD, as a shell knows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SsdBlock {
     pub key: BlockKey,
     pub namespace: Namespace,
@@ -29,32 +31,68 @@ pub struct SsdBlock {
 type Id = u32;
 const NONE: Id = Id::MAX;
 
+/// What many blocks have in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Kind {
+    namespace: Namespace,
+    layout: u64,
+    bytes: u64,
+}
+
+/// There may be many millions.
 #[derive(Debug)]
 struct Held {
-    block: SsdBlock,
+    key: BlockKey,
+    /// A tick.
+    last_use: NonZeroU64,
+    /// Numbers of its kind and its class.
+    kind: u32,
+    class: u32,
     /// Ids: the parent, the first child, and neighbours among the children of one parent.
     parent: Id,
     child: Id,
     next: Id,
     before: Id,
-    last_use: u64,
     /// Reads and writes of its extent under way.
     busy: u32,
 }
 
-#[derive(Debug, Default)]
+const _: () = assert!(size_of::<Option<Held>>() <= 56);
+
+#[derive(Debug)]
 pub(crate) struct Ssd {
-    by_key: HashMap<BlockKey, Id, BuildHasherDefault<KeyHasher>>,
+    /// Ids, by the keys of their blocks.
+    by_key: HashTable<Id>,
     held: Vec<Option<Held>>,
+    kinds: Interned<Kind>,
+    classes: Interned<Class>,
     free: Vec<Id>,
     /// (last use, id).
-    order: BTreeSet<(u64, Id)>,
+    order: BTreeSet<(NonZeroU64, Id)>,
     /// (until, id) of context blocks.
     untils: BTreeSet<(u64, Id)>,
     tenants: BTreeMap<Tenant, u64>,
     bytes: u64,
     context_bytes: u64,
-    tick: u64,
+    tick: NonZeroU64,
+}
+
+impl Default for Ssd {
+    fn default() -> Self {
+        Ssd {
+            by_key: HashTable::new(),
+            held: Vec::new(),
+            kinds: Interned::new(),
+            classes: Interned::new(),
+            free: Vec::new(),
+            order: BTreeSet::new(),
+            untils: BTreeSet::new(),
+            tenants: BTreeMap::new(),
+            bytes: 0,
+            context_bytes: 0,
+            tick: NonZeroU64::MIN,
+        }
+    }
 }
 
 impl Ssd {
@@ -79,15 +117,41 @@ impl Ssd {
     }
 
     pub(crate) fn contains(&self, key: BlockKey) -> bool {
-        self.by_key.contains_key(&key)
+        self.find(key).is_some()
     }
 
-    pub(crate) fn get(&self, key: BlockKey) -> Option<&SsdBlock> {
-        self.find(key).map(|id| &self.at(id).block)
+    pub(crate) fn get(&self, key: BlockKey) -> Option<SsdBlock> {
+        self.find(key).map(|id| self.block(self.at(id)))
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &SsdBlock> {
-        self.held.iter().flatten().map(|held| &held.block)
+    pub(crate) fn iter(&self) -> impl Iterator<Item = SsdBlock> + '_ {
+        self.held.iter().flatten().map(|held| self.block(held))
+    }
+
+    fn block(&self, held: &Held) -> SsdBlock {
+        let Kind { namespace, layout, bytes } = self.kinds.get(held.kind);
+        SsdBlock {
+            key: held.key,
+            namespace,
+            parent: (held.parent != NONE).then(|| self.at(held.parent).key),
+            class: self.classes.get(held.class),
+            layout,
+            bytes,
+        }
+    }
+
+    /// Numbers of blocks are below this.
+    pub(crate) fn ids(&self) -> u32 {
+        self.held.len() as Id
+    }
+
+    pub(crate) fn at_id(&self, id: u32) -> Option<SsdBlock> {
+        Some(self.block(self.held.get(id as usize)?.as_ref()?))
+    }
+
+    /// It is here, nothing after it is, nobody reads it, and it is kept for nobody.
+    pub(crate) fn can_go(&self, key: BlockKey) -> bool {
+        self.find(key).is_some_and(|id| self.may_go(self.at(id)))
     }
 
     /// How many of these keys follow one another here, after `parent`, in this namespace and layout.
@@ -120,16 +184,16 @@ impl Ssd {
             Some(Some(parent)) => parent,
             None => NONE,
         };
-        self.tick += 1;
-        let (key, class, bytes) = (block.key, block.class, block.bytes);
-        let block = SsdBlock { class: Class::Normal, ..block };
+        let SsdBlock { key, namespace, class, layout, bytes, .. } = block;
         let mut held = Held {
-            block,
+            key,
+            kind: self.kinds.take(Kind { namespace, layout, bytes }),
+            class: self.classes.take(Class::Normal),
             parent,
             child: NONE,
             next: NONE,
             before: NONE,
-            last_use: self.tick,
+            last_use: self.next_tick(),
             busy: 0,
         };
         let id = self.free.pop().unwrap_or_else(|| {
@@ -145,7 +209,9 @@ impl Ssd {
             }
         }
         self.held[id as usize] = Some(held);
-        self.by_key.insert(key, id);
+        let rows = &self.held;
+        let hash_of = |id: &Id| rows[*id as usize].as_ref().map_or(0, |held| hash(held.key));
+        self.by_key.insert_unique(hash(key), id, hash_of);
         self.bytes += bytes;
         self.list(id);
         self.set_class(id, class);
@@ -162,8 +228,7 @@ impl Ssd {
     /// One use has ended; it was a hit. The block may have gone meanwhile.
     pub(crate) fn end_use(&mut self, key: BlockKey) {
         let Some(id) = self.find(key) else { return };
-        self.tick += 1;
-        let tick = self.tick;
+        let tick = self.next_tick();
         // A block that went and came back meanwhile is listed.
         self.unlist(id);
         let held = self.at_mut(id);
@@ -180,7 +245,7 @@ impl Ssd {
 
     /// The block that may go and was used longest ago.
     pub(crate) fn eldest(&self) -> Option<BlockKey> {
-        self.order.first().map(|&(_, id)| self.at(id).block.key)
+        self.order.first().map(|&(_, id)| self.at(id).key)
     }
 
     /// Takes out a block without children.
@@ -189,9 +254,12 @@ impl Ssd {
         assert_eq!(self.at(id).child, NONE, "block {key:?} has blocks after it on the SSD");
         self.set_class(id, Class::Normal);
         self.unlist(id);
+        let found = self.by_key.find_entry(hash(key), |other| *other == id);
+        found.expect("it was just found").remove();
         let held = self.held[id as usize].take().expect("it was just found");
-        self.by_key.remove(&key);
-        self.bytes -= held.block.bytes;
+        self.bytes -= self.kinds.get(held.kind).bytes;
+        self.kinds.give_back(held.kind);
+        self.classes.give_back(held.class);
         if held.before != NONE {
             self.at_mut(held.before).next = held.next;
         } else if held.parent != NONE {
@@ -218,7 +286,7 @@ impl Ssd {
             }
             next += 1;
         }
-        ids.iter().rev().map(|id| self.at(*id).block.key).collect()
+        ids.iter().rev().map(|id| self.at(*id).key).collect()
     }
 
     /// Context blocks whose time is over become normal ones. Answers with their number.
@@ -234,7 +302,7 @@ impl Ssd {
     }
 
     fn set_class(&mut self, id: Id, class: Class) {
-        let block = &self.at(id).block;
+        let block = self.block(self.at(id));
         let (bytes, former) = (block.bytes, block.class);
         if let Class::Context { tenant, until_unix_ms } = former {
             self.untils.remove(&(until_unix_ms, id));
@@ -251,17 +319,24 @@ impl Ssd {
             *self.tenants.entry(tenant).or_insert(0) += bytes;
         }
         self.unlist(id);
-        self.at_mut(id).block.class = class;
+        let class = self.classes.take(class);
+        let former = std::mem::replace(&mut self.at_mut(id).class, class);
+        self.classes.give_back(former);
         self.list(id);
     }
 
-    fn may_go(held: &Held) -> bool {
-        held.child == NONE && held.busy == 0 && held.block.class == Class::Normal
+    fn may_go(&self, held: &Held) -> bool {
+        held.child == NONE && held.busy == 0 && self.classes.get(held.class) == Class::Normal
+    }
+
+    fn next_tick(&mut self) -> NonZeroU64 {
+        self.tick = self.tick.saturating_add(1);
+        self.tick
     }
 
     fn list(&mut self, id: Id) {
         let held = self.at(id);
-        if Self::may_go(held) {
+        if self.may_go(held) {
             let at = (held.last_use, id);
             self.order.insert(at);
         }
@@ -273,7 +348,7 @@ impl Ssd {
     }
 
     fn find(&self, key: BlockKey) -> Option<Id> {
-        self.by_key.get(&key).copied()
+        self.by_key.find(hash(key), |id| self.at(*id).key == key).copied()
     }
 
     fn at(&self, id: Id) -> &Held {
@@ -291,20 +366,20 @@ impl Ssd {
         let mut children: BTreeMap<Id, BTreeSet<Id>> = BTreeMap::new();
         for (id, held) in (0..).zip(&self.held) {
             let Some(held) = held else { continue };
-            let key = held.block.key;
+            let (key, block) = (held.key, self.block(held));
             if self.find(key) != Some(id) {
                 return Err(format!("block {key:?} on the SSD is not found by its key"));
             }
-            bytes += held.block.bytes;
-            if let Class::Context { tenant, until_unix_ms } = held.block.class {
+            bytes += block.bytes;
+            if let Class::Context { tenant, until_unix_ms } = block.class {
                 untils.insert((until_unix_ms, id));
-                *tenants.entry(tenant).or_insert(0) += held.block.bytes;
+                *tenants.entry(tenant).or_insert(0) += block.bytes;
             }
-            if Self::may_go(held) {
+            if self.may_go(held) {
                 order.insert((held.last_use, id));
             }
-            let parent = held.block.parent.map(|parent| self.find(parent));
-            if parent.is_some_and(|parent| parent != Some(held.parent)) {
+            let parent = self.held.get(held.parent as usize);
+            if held.parent != NONE && parent.is_none_or(Option::is_none) {
                 return Err(format!("block {key:?} is on the SSD and its parent is not"));
             }
             if held.parent != NONE {
@@ -320,7 +395,7 @@ impl Ssd {
                 child = self.at(child).next;
             }
             if linked != children.remove(&id).unwrap_or_default() {
-                return Err(format!("the children of {:?} on the SSD are wrong", held.block.key));
+                return Err(format!("the children of {:?} on the SSD are wrong", held.key));
             }
         }
         let same = bytes == self.bytes && tenants == self.tenants && untils == self.untils;

@@ -2,6 +2,8 @@
 //! that is durable. Nothing that is live is ever dropped here: what shall go is removed by whoever
 //! decides what is kept.
 
+use kvasir_proto::BlockKey;
+
 use crate::buffer::{PAGE_BYTES, PageBuf};
 use crate::disk::DiskError;
 use crate::format::{ExtentBuf, Head};
@@ -19,13 +21,24 @@ pub(crate) struct Cleaning {
     bytes: Option<PageBuf>,
     next_page: u32,
     moving: u32,
+    /// A newer extent of the next block is being appended: what becomes of that is waited for. A copy made
+    /// now would come after it in the log, and be taken for the newer one at the next start.
+    waits_for: Option<BlockKey>,
     failed: bool,
     free_before: u32,
 }
 
 impl Cleaning {
     pub(crate) fn new(segment: u32, free_before: u32) -> Self {
-        Cleaning { segment, bytes: None, next_page: 1, moving: 0, failed: false, free_before }
+        Cleaning {
+            segment,
+            bytes: None,
+            next_page: 1,
+            moving: 0,
+            waits_for: None,
+            failed: false,
+            free_before,
+        }
     }
 }
 
@@ -50,15 +63,25 @@ impl Log {
         self.move_on();
     }
 
+    /// An append of a caller has ended.
+    pub(crate) fn append_ended(&mut self, key: BlockKey) {
+        if let Some(cleaning) = self.cleaning.as_mut().filter(|c| c.waits_for == Some(key)) {
+            cleaning.waits_for = None;
+            self.move_on();
+        }
+    }
+
     /// Appends what is live, some at a time, and ends when all of it is durable.
     fn move_on(&mut self) {
         while let Some(mut cleaning) = self.cleaning.take() {
-            let next = match cleaning.failed || cleaning.moving >= MOVES_MAX {
+            let stays = cleaning.failed || cleaning.moving >= MOVES_MAX;
+            let next = match stays || cleaning.waits_for.is_some() {
                 true => None,
                 false => self.next_live(&mut cleaning),
             };
             let Some((generation, extent)) = next else {
-                let over = cleaning.moving == 0;
+                let over =
+                    cleaning.moving == 0 && (cleaning.failed || cleaning.waits_for.is_none());
                 if over {
                     self.cleaned(&cleaning);
                 } else {
@@ -103,6 +126,10 @@ impl Log {
                 cleaning.next_page += 1;
                 continue;
             };
+            if live && self.appending.contains_key(&head.record.key) {
+                cleaning.waits_for = Some(head.record.key);
+                return None;
+            }
             cleaning.next_page += pages;
             if live {
                 let mut extent = ExtentBuf::new(head.record, payload.len());

@@ -161,6 +161,8 @@ pub struct Log {
     operations: BTreeMap<u64, Operation>,
     ready: VecDeque<DiskOp>,
     outputs: VecDeque<Output>,
+    /// Blocks of which callers append extents, and how many.
+    pub(crate) appending: BTreeMap<BlockKey, u32>,
     /// Generations of extents that are being written.
     writing: BTreeSet<u64>,
     /// Written and not yet covered by a sync that was submitted, by generation.
@@ -188,6 +190,7 @@ impl Log {
             operations: BTreeMap::new(),
             ready: VecDeque::new(),
             outputs: VecDeque::new(),
+            appending: BTreeMap::new(),
             writing: BTreeSet::new(),
             written: BTreeMap::new(),
             syncing: false,
@@ -338,6 +341,9 @@ impl Log {
             generation,
         });
         let entry = Entry::new(&extent.record, generation, first_page, pages);
+        if let For::User { .. } = whose {
+            *self.appending.entry(entry.key).or_insert(0) += 1;
+        }
         self.writing.insert(generation);
         self.segments.begin_use(segment);
         let offset_bytes = self.offset_bytes(segment, first_page);
@@ -556,6 +562,13 @@ impl Log {
             For::User { ticket } => {
                 let key = append.entry.key;
                 self.outputs.push_back(Output::Appended { ticket, key, result });
+                if let Some(count) = self.appending.get_mut(&key) {
+                    *count -= 1;
+                    if *count == 0 {
+                        self.appending.remove(&key);
+                        self.append_ended(key);
+                    }
+                }
             }
             For::Cleaning { .. } => {
                 self.counts.moved_total += u64::from(result.is_ok());

@@ -102,6 +102,16 @@ impl SimDisk {
         }
     }
 
+    /// Whoever drove it gives it up without waiting, as a process does whose disk hangs: what is under
+    /// way is reported to nobody, and written all the same.
+    pub fn give_up(&mut self) {
+        for (_, op) in std::mem::take(&mut self.queue) {
+            if let DiskOp::Write { offset_bytes, buffer, .. } = op {
+                self.write(offset_bytes, buffer.bytes());
+            }
+        }
+    }
+
     /// Flips a bit of what lies there.
     pub fn rot(&mut self, offset_bytes: usize, bit: u32) {
         let (page, within) = (offset_bytes / PAGE_BYTES, offset_bytes % PAGE_BYTES);

@@ -2,6 +2,7 @@
 
 use std::os::unix::net::UnixStream;
 
+use kvasir_blocks::{CopyError, PeerView};
 use kvasir_proto::v1;
 use tokio::sync::{mpsc, oneshot};
 
@@ -25,6 +26,9 @@ pub enum Refused {
     /// The node as it stands cannot do this.
     #[error("{0}")]
     Precondition(String),
+    /// The node takes no new work: another one does.
+    #[error("{0}")]
+    Draining(String),
     #[error("{0}")]
     NotFound(String),
     /// Try again a little later.
@@ -44,13 +48,35 @@ pub enum Command {
     /// Answered when it is durable.
     KeepContext(v1::KeepContextRequest, Reply<v1::KeepContextReply>),
     ListBlocks(v1::ListBlocksRequest, Reply<v1::ListBlocksReply>),
+    /// Answered when the copy is there.
+    Replicate(v1::ReplicateRequest, Reply<v1::ReplicateReply>),
+    /// A copy has ended.
+    Copied(u64, Result<(), CopyError>),
+    /// Which other nodes could take blocks.
+    PeersSeen(Vec<PeerView>),
+    Admin(AdminCommand),
     Subscribe(v1::EventsRequest, mpsc::Sender<v1::NodeEvent>),
     /// First half of an attach: checked, and given a token.
     AttachBegin(v1::AttachRequest, Reply<v1::AttachReply>),
-    /// Second half: the engine showed the token on this connection.
+    /// The same for a client of objects.
+    ClientOpen(v1::OpenRequest, Reply<v1::OpenReply>),
+    /// Second half of either: a process showed the token on this connection.
     AttachComplete(Token, UnixStream),
     /// Refuse new work, wait for what is open, then end.
     Drain,
+}
+
+/// What administrators ask for.
+#[derive(Debug)]
+pub enum AdminCommand {
+    Status(Reply<v1::AdminStatus>),
+    List(v1::ListRequest, Reply<v1::ListReply>),
+    Inspect(v1::InspectRequest, Reply<v1::BlockInspection>),
+    Pin(v1::PinRequest, Reply<v1::PinReply>),
+    Unpin(v1::UnpinRequest, Reply<v1::UnpinReply>),
+    Evict(v1::EvictRequest, Reply<v1::EvictReply>),
+    Drain(v1::DrainRequest, Reply<v1::DrainStatus>),
+    StopDrain(Reply<v1::DrainStatus>),
 }
 
 /// The node, as gRPC sees it.
@@ -72,6 +98,12 @@ impl NodeHandle {
         let (reply, answer) = oneshot::channel();
         self.tell(command(reply))?;
         answer.await.unwrap_or_else(|_| Err(Refused::Unavailable("the node is ending".into())))
+    }
+
+    /// # Errors
+    /// [`NotTaken`].
+    pub fn post(&self, command: Command) -> Result<(), NotTaken> {
+        self.post.command(command)
     }
 
     /// # Errors

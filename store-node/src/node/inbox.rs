@@ -11,13 +11,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
+use kvasir_blocks::moving::push::Group;
+use kvasir_blocks::moving::writers::CutRound;
 use kvasir_proto::Share;
 use kvasir_transfer::{Outcome, PeerEvent, PeerId};
 use prometheus::IntCounter;
 
 use super::command::Command;
 use super::owner::Failure;
-use super::push::Group;
 use super::{SHARES_MAX, WRITES_MAX};
 use crate::attach::doorbell;
 use crate::ssd::thread::Report;
@@ -53,6 +54,7 @@ pub enum End {
     /// One of the operations that cut a writer off.
     Cut {
         writer: u64,
+        round: CutRound,
         outcome: Outcome,
     },
     /// A message to a peer was handed over or not.

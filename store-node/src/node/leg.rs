@@ -4,14 +4,14 @@
 use std::ops::Range;
 
 use kvasir_blocks::AttachEpoch;
+use kvasir_blocks::moving::PushName;
+use kvasir_blocks::moving::leaving::Leaving;
+use kvasir_blocks::moving::pages::Pages;
+use kvasir_blocks::moving::tail_space::TailRange;
 use kvasir_proto::{SlotIndex, TxId, v1};
 use kvasir_transfer::{Endpoint, PeerId, RegionDesc};
 
 use super::command::Reply;
-use super::pages::Pages;
-use super::peer_message::PushName;
-use super::push::Push;
-use super::tail_space::TailRange;
 
 /// See the module.
 #[derive(Debug)]
@@ -35,6 +35,8 @@ pub struct Leg {
     pub finished: bool,
     /// A read is open with the block core: a push is owed or under way.
     pub reading: bool,
+    /// Its blocks are copies to have: no engine takes it.
+    pub replica: bool,
 }
 
 impl Leg {
@@ -83,26 +85,9 @@ pub struct Outgoing {
     /// Names it with the transfer engine.
     pub id: u64,
     pub target: Target,
-    pub push: Push,
-    pub drain: Drain,
-    /// A path was lost with its writes on it.
-    pub unsure: bool,
-    /// The block core waits to hear that it has stopped.
-    pub core_waits: bool,
-    /// Receivers that asked to stop it.
-    pub stop_asked: Vec<PeerId>,
+    pub leaving: Leaving<PeerId>,
     /// Source side: the call that waits for the end.
     pub reply: Option<Reply<v1::TxPushReply>>,
-    /// Its end has been seen to.
-    pub settled: bool,
-}
-
-/// Whether the transfer engine still has writes of a push that failed or was stopped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Drain {
-    NotNeeded,
-    Asked,
-    Done,
 }
 
 /// A place on another node, checked.

@@ -1,24 +1,23 @@
 //! The node: one thread that owns the block core, the attached engine and every push.
 //!
-//! Reading path: [`owner`] (the switchboard), then what it holds: [`leg`] for each share with its
-//! [`pages`] and its [`push`], [`session`] and [`steps`] for the engine, [`writers`] and
-//! [`sent_pushes`] for the other nodes, [`events`] for conductors. What comes in goes through
-//! [`inbox`].
+//! Reading path: [`owner`] (the switchboard), then what it holds: [`leg`] for each share,
+//! [`session`] and [`steps`] for the engine, [`client`] for each client of objects, [`writers`] for the other nodes, [`events`] for
+//! conductors, [`copier`] for copies on other nodes. What is decided of pushes and their ends is the core's ([`kvasir_blocks::moving`]).
+//! What comes in goes through [`inbox`].
 
 pub mod arena;
+pub mod client;
 pub mod command;
+pub mod copier;
 pub mod events;
+pub mod generations;
 pub mod inbox;
 pub mod leg;
+pub mod line;
 pub mod owner;
-pub mod pages;
 pub mod peer_message;
-pub mod push;
-pub mod sent_pushes;
 pub mod session;
 pub mod steps;
-pub mod tail;
-pub mod tail_space;
 pub mod writers;
 
 /// Shares that may be open at once.

@@ -1,31 +1,10 @@
-//! What two nodes say to each other over the transfer engine: only about pushes that end early. The
-//! pair (receiver's transfer incarnation, immediate) names one push.
+//! What two nodes say to each other, as it goes over the transfer engine. The pair (receiver's transfer
+//! incarnation, immediate) names one push.
 
+use kvasir_blocks::moving::PushName;
+use kvasir_blocks::moving::peer_message::PeerMessage;
 use kvasir_transfer::WireError;
 use prost::Message;
-
-/// Names one push to one receiver.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct PushName {
-    pub receiver: u64,
-    pub imm: u32,
-}
-
-/// See the module.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PeerMessage {
-    /// Receiver to writer: issue nothing more of this push, and say when nothing is under way.
-    StopPush(PushName),
-    /// Writer to receiver: each write of it has landed or failed, and none will follow.
-    Stopped(PushName),
-    /// Writer to receiver: nothing follows, but a path was lost with writes on it; only the
-    /// receiver can make sure that they do not land.
-    Unsure(PushName),
-    /// Writer to receiver, unasked: not all of it will come.
-    Failed(PushName),
-    /// Receiver to writer: are you there? That it can be handed over is the answer.
-    Probe,
-}
 
 #[derive(Clone, PartialEq, Message)]
 struct Wire {
@@ -37,32 +16,30 @@ struct Wire {
     imm: u32,
 }
 
-impl PeerMessage {
-    pub fn to_bytes(self) -> Vec<u8> {
-        let nameless = PushName { receiver: 0, imm: 0 };
-        let (kind, name) = match self {
-            PeerMessage::StopPush(name) => (1, name),
-            PeerMessage::Stopped(name) => (2, name),
-            PeerMessage::Unsure(name) => (3, name),
-            PeerMessage::Failed(name) => (4, name),
-            PeerMessage::Probe => (5, nameless),
-        };
-        Wire { kind, receiver: name.receiver, imm: name.imm }.encode_to_vec()
-    }
+pub fn to_bytes(message: PeerMessage) -> Vec<u8> {
+    let nameless = PushName { receiver: 0, imm: 0 };
+    let (kind, name) = match message {
+        PeerMessage::StopPush(name) => (1, name),
+        PeerMessage::Stopped(name) => (2, name),
+        PeerMessage::Unsure(name) => (3, name),
+        PeerMessage::Failed(name) => (4, name),
+        PeerMessage::Probe => (5, nameless),
+    };
+    Wire { kind, receiver: name.receiver, imm: name.imm }.encode_to_vec()
+}
 
-    /// # Errors
-    /// [`WireError`] when it is none of the messages known here.
-    pub fn from_bytes(bytes: &[u8]) -> Result<Self, WireError> {
-        let Wire { kind, receiver, imm } = Wire::decode(bytes)?;
-        let name = PushName { receiver, imm };
-        match kind {
-            1 => Ok(PeerMessage::StopPush(name)),
-            2 => Ok(PeerMessage::Stopped(name)),
-            3 => Ok(PeerMessage::Unsure(name)),
-            4 => Ok(PeerMessage::Failed(name)),
-            5 => Ok(PeerMessage::Probe),
-            _ => Err(WireError::Field("kind")),
-        }
+/// # Errors
+/// [`WireError`] when it is none of the messages known here.
+pub fn from_bytes(bytes: &[u8]) -> Result<PeerMessage, WireError> {
+    let Wire { kind, receiver, imm } = Wire::decode(bytes)?;
+    let name = PushName { receiver, imm };
+    match kind {
+        1 => Ok(PeerMessage::StopPush(name)),
+        2 => Ok(PeerMessage::Stopped(name)),
+        3 => Ok(PeerMessage::Unsure(name)),
+        4 => Ok(PeerMessage::Failed(name)),
+        5 => Ok(PeerMessage::Probe),
+        _ => Err(WireError::Field("kind")),
     }
 }
 
@@ -80,10 +57,10 @@ mod tests {
             PeerMessage::Failed(name),
             PeerMessage::Probe,
         ] {
-            let back = PeerMessage::from_bytes(&message.to_bytes());
+            let back = from_bytes(&to_bytes(message));
             assert_eq!(back.expect("a message"), message);
         }
-        assert!(PeerMessage::from_bytes(&[]).is_err());
-        assert!(PeerMessage::from_bytes(&[0xff; 9]).is_err());
+        assert!(from_bytes(&[]).is_err());
+        assert!(from_bytes(&[0xff; 9]).is_err());
     }
 }

@@ -52,6 +52,10 @@ impl TestNode {
         self.dir.path().join("attach")
     }
 
+    pub fn address(&self) -> std::net::SocketAddr {
+        self.running.address()
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }

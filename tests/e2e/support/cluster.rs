@@ -19,6 +19,14 @@ const READY_WITHIN: Duration = Duration::from_secs(60);
 /// For a process that does not answer at all.
 const METRICS_WITHIN: Duration = Duration::from_secs(10);
 const TAIL_LINES: usize = 40;
+/// A connection that nobody used for so long is not used again. The conductor closes idle ones after its
+/// `header_read_ms`, 10 s: a request that is sent just then breaks off.
+const IDLE_MAX: Duration = Duration::from_secs(5);
+
+fn client() -> reqwest::Client {
+    let builder = reqwest::Client::builder().pool_idle_timeout(IDLE_MAX);
+    builder.build().expect("a client can be made")
+}
 
 #[derive(Debug)]
 pub struct Cluster {
@@ -51,13 +59,8 @@ impl Cluster {
             .stderr(output)
             .spawn()
             .expect("the binary can be started");
-        let mut cluster = Cluster {
-            up,
-            run_dir,
-            url: String::new(),
-            model: String::new(),
-            client: reqwest::Client::new(),
-        };
+        let mut cluster =
+            Cluster { up, run_dir, url: String::new(), model: String::new(), client: client() };
         cluster.wait_until_up(flags).await;
         cluster
     }

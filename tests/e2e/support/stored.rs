@@ -54,6 +54,7 @@ impl Stored {
             keys: BlockKey::concat(&keys),
             tenant: "test".into(),
             ttl_ms: 600_000,
+            ..v1::KeepContextRequest::default()
         };
         Ok(self.client.keep_context(request).await?.into_inner().kept_blocks)
     }

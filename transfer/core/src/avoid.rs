@@ -1,11 +1,17 @@
 //! Ways that have failed: they are avoided for a while, longer each time, and then tried again (Mooncake,
 //! FAST '25, section 3.2.3). Avoided is not forbidden: where there is no other way, it is tried all the same.
+//!
+//! A way that worked and then failed may have met with an accident, so the first time it is tried again at
+//! once. One that goes on so is no better than one that does not come up, and is treated alike.
 
 use std::collections::BTreeMap;
 
 /// How long a way is avoided after its first failure; doubled after each that follows soon.
 pub const AVOIDED_US_MIN: u64 = 1_000_000;
 pub const AVOIDED_US_MAX: u64 = 64_000_000;
+/// A way that fails again before it has been left alone or working for so long, or for as long as it was
+/// avoided, goes on failing.
+pub const FORGIVEN_US_MIN: u64 = 8_000_000;
 /// Ways that are remembered. Beyond it the one whose time ends first is forgotten.
 const WAYS_MAX: usize = 8192;
 
@@ -17,6 +23,7 @@ pub struct Avoided<K> {
 
 #[derive(Debug, Clone, Copy)]
 struct Failed {
+    /// 0 for a failure that was let pass.
     for_us: u64,
     until_us: u64,
 }
@@ -28,12 +35,28 @@ impl<K: Ord + Copy> Default for Avoided<K> {
 }
 
 impl<K: Ord + Copy> Avoided<K> {
-    /// The way has failed.
+    /// The way has failed to come up, or fell silent.
     pub fn failed(&mut self, way: K, now_us: u64) {
+        let soon = self.failed_soon_before(way, now_us);
+        self.avoid(way, next_for_us(soon), now_us);
+    }
+
+    /// The way had come up, and has failed since.
+    pub fn broke(&mut self, way: K, now_us: u64) {
+        let soon = self.failed_soon_before(way, now_us);
+        let for_us = if soon.is_some() { next_for_us(soon) } else { 0 };
+        self.avoid(way, for_us, now_us);
+    }
+
+    /// Its last failure, unless that was so long ago that it begins anew.
+    fn failed_soon_before(&self, way: K, now_us: u64) -> Option<Failed> {
         let former = self.failed.get(&way).copied();
-        // One that has worked for as long as it was avoided begins anew.
-        let soon = former.filter(|former| now_us < former.until_us.saturating_add(former.for_us));
-        let for_us = soon.map_or(AVOIDED_US_MIN, |soon| (2 * soon.for_us).min(AVOIDED_US_MAX));
+        let long_us = |former: &Failed| former.for_us.max(FORGIVEN_US_MIN);
+        former.filter(|former| now_us < former.until_us.saturating_add(long_us(former)))
+    }
+
+    fn avoid(&mut self, way: K, for_us: u64, now_us: u64) {
+        let former = self.failed.get(&way);
         if former.is_none() && self.failed.len() >= WAYS_MAX {
             let first = self.failed.iter().min_by_key(|(_, failed)| failed.until_us);
             if let Some(first) = first.map(|(way, _)| *way) {
@@ -44,8 +67,18 @@ impl<K: Ord + Copy> Avoided<K> {
     }
 
     pub fn is_avoided(&self, way: K, now_us: u64) -> bool {
-        self.failed.get(&way).is_some_and(|failed| now_us < failed.until_us)
+        now_us < self.until_us(way)
     }
+
+    /// When it may be tried again; 0 for one that has not failed.
+    pub fn until_us(&self, way: K) -> u64 {
+        self.failed.get(&way).map_or(0, |failed| failed.until_us)
+    }
+}
+
+fn next_for_us(former: Option<Failed>) -> u64 {
+    former
+        .map_or(AVOIDED_US_MIN, |former| (2 * former.for_us).clamp(AVOIDED_US_MIN, AVOIDED_US_MAX))
 }
 
 #[cfg(test)]
@@ -63,12 +96,44 @@ mod tests {
             assert!(avoided.is_avoided('a', now_us + for_us - 1));
             assert!(!avoided.is_avoided('a', now_us + for_us), "and tried again");
             assert!(!avoided.is_avoided('b', now_us), "others are not meant");
+            assert_eq!((avoided.until_us('a'), avoided.until_us('b')), (now_us + for_us, 0));
             // It fails just when it is tried again.
             now_us += for_us;
         }
         now_us += AVOIDED_US_MAX;
         avoided.failed('a', now_us);
         assert!(!avoided.is_avoided('a', now_us + AVOIDED_US_MIN), "it had worked for long");
+    }
+
+    #[test]
+    fn a_way_that_comes_up_and_fails_is_avoided_like_one_that_does_not_come_up() {
+        let mut avoided = Avoided::default();
+        let mut now_us = 5;
+        avoided.broke('a', now_us);
+        assert!(!avoided.is_avoided('a', now_us), "once may be chance");
+        for times in 0..10 {
+            // It comes up each time, and works for a moment.
+            now_us += 1_000;
+            avoided.broke('a', now_us);
+            let for_us = (AVOIDED_US_MIN << times).min(AVOIDED_US_MAX);
+            assert!(avoided.is_avoided('a', now_us + for_us - 1), "{times}");
+            assert!(!avoided.is_avoided('a', now_us + for_us), "and tried again");
+            now_us += for_us;
+        }
+        now_us += AVOIDED_US_MAX;
+        avoided.broke('a', now_us);
+        assert!(!avoided.is_avoided('a', now_us), "it had worked for long");
+        // Both count alike.
+        avoided.failed('b', now_us);
+        avoided.broke('b', now_us + AVOIDED_US_MIN);
+        assert_eq!(avoided.until_us('b'), now_us + 3 * AVOIDED_US_MIN);
+        avoided.broke('c', now_us);
+        avoided.failed('c', now_us + FORGIVEN_US_MIN - 1);
+        avoided.broke('c', now_us + FORGIVEN_US_MIN);
+        assert_eq!(avoided.until_us('c'), now_us + FORGIVEN_US_MIN + 2 * AVOIDED_US_MIN);
+        avoided.broke('d', now_us);
+        avoided.broke('d', now_us + FORGIVEN_US_MIN);
+        assert!(!avoided.is_avoided('d', now_us + FORGIVEN_US_MIN));
     }
 
     #[test]

@@ -33,7 +33,17 @@ impl<P: Clone, C> Sender<P, C> {
                 closing.through = None;
             }
         }
-        let frames = path.wire.drain();
+        if session.pinned_path == Some(index) {
+            session.pinned_path = None;
+        }
+        let mut frames = path.wire.drain();
+        for frame in frames.iter_mut().filter(|frame| frame.is_posted) {
+            // Whatever is sent again comes behind what others have put there meanwhile.
+            frame.is_posted = false;
+            if let Some(op) = self.ops.get_mut(frame.op) {
+                op.posted -= 1;
+            }
+        }
         let request = path.request(index, &frames);
         let (ledger, through, was_asked) = (path.ledger, None, false);
         let closing = Closing { frames, ledger, request, through, was_asked };
@@ -99,7 +109,7 @@ impl<P: Clone, C> Sender<P, C> {
     }
 
     /// Nothing of the frame is on any path, nor will land: it may be sent again.
-    fn frame_missed(&mut self, frame: &OnWire) {
+    pub(crate) fn frame_missed(&mut self, frame: &OnWire) {
         let Some(op) = self.ops.get_mut(frame.op) else { return };
         let draining = op.group().is_some_and(|group| self.groups.is_draining(group));
         if op.stopped || draining {
@@ -114,10 +124,12 @@ impl<P: Clone, C> Sender<P, C> {
         let (id, write) = (frame.op, frame.write);
         let whole_bytes = match &op.body {
             Body::Write { shape, .. } => shape.piece(write).map_or(0, |piece| piece.bytes),
-            Body::Message { .. } => 0,
+            Body::Message { .. } | Body::Signal { .. } => 0,
         };
         let Some(session) = self.sessions.get_mut(&op.session) else { return };
         match frame.part {
+            // Behind its puts, which may have to be sent again as well.
+            Part::Signal => session.pinned.push_back(id),
             Part::Message { .. } => session.messages.push_back(id),
             Part::Seal => session.seals.push_back(Seal { op: id, write }),
             Part::Whole => {

@@ -3,12 +3,13 @@
 //! comes back. The shells are the worker of `kvasir-transfer` and its simulated domain.
 //!
 //! Reading path: [`outcome`] (how things end), [`regions`] (what may be written), [`imm`] (what is
-//! counted), [`plan`] (how a write is cut into frames); then [`sender`], which ties [`op`]erations,
+//! counted), [`plan`] (how a write is cut into frames), [`rails`] (which paths suit it); then [`sender`], which ties [`op`]erations,
 //! [`groups`], [`session`]s, their [`path`]s and the [`throttle`] together, with `issue` (what goes next)
-//! `failover` (what becomes of a lost path's frames, in the words of [`close`]) and [`heartbeat`] (signs of
-//! life where nothing is under way); then [`receiver`],
+//! `failover` (what becomes of a lost path's frames, in the words of [`close`]) [`heartbeat`] (signs of
+//! life where nothing is under way) and `unsuited` (what a path does not carry); then [`receiver`],
 //! the other half of that conversation. Apart from these, [`sieve`] (which endpoint goes when there is room
-//! for no more), [`avoid`] (ways that have failed) and [`signal`]: words that must not overtake data.
+//! for no more), [`avoid`] (ways that have failed) and [`signal`]: words that must not overtake data, as they
+//! are planned; [`signalled`] has the sender execute the plans.
 
 #![forbid(unsafe_code)]
 
@@ -24,13 +25,16 @@ pub mod op;
 pub mod outcome;
 pub mod path;
 pub mod plan;
+pub mod rails;
 pub mod receiver;
 pub mod regions;
 pub mod sender;
 pub mod session;
 pub mod sieve;
 pub mod signal;
+pub mod signalled;
 pub mod throttle;
+mod unsuited;
 
 pub use avoid::Avoided;
 pub use close::{CloseRequest, CloseVerdict, Counted, PathIndex};
@@ -40,8 +44,10 @@ pub use op::{Body, OpId, Operation};
 pub use outcome::{Outcome, Refusal, WriteError};
 pub use path::PathLimits;
 pub use plan::{Pages, Shape};
+pub use rails::{RAILS_MAX, Rail, Rails};
 pub use receiver::{Asked, Closed, Opened, PathRefusal, Receiver};
 pub use regions::{RegionTable, Target};
 pub use sender::{Action, Frame, FrameKind, GivenUp, Limits, Next, Sender, Settled};
 pub use session::SessionId;
 pub use sieve::Sieve;
+pub use signalled::{Put, Signalled, SignalledTransfer, Told, Word};

@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 
 use crate::outcome::WriteError;
 use crate::plan::{Cutter, Shape};
+use crate::rails::Rails;
 use crate::regions::Target;
 use crate::session::SessionId;
+use crate::signalled::PartOf;
 
 /// Names an operation; never mistaken for a later one in the same place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -21,13 +23,39 @@ pub struct Operation<P, C> {
     pub deadline_us: u64,
     pub payload: P,
     pub body: Body,
+    /// The paths that a write is for.
+    pub rails: Rails,
     pub done: C,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Body {
-    Write { shape: Shape, target: Target, imm: Option<u32>, group: u64 },
-    Message { bytes: u64 },
+    Write {
+        shape: Shape,
+        target: Target,
+        imm: Option<u32>,
+        group: u64,
+    },
+    Message {
+        bytes: u64,
+    },
+    /// A word that tells of data; see [`crate::signalled`].
+    Signal {
+        target: Target,
+        offset: u64,
+        value: u64,
+        is_fenced: bool,
+        group: u64,
+    },
+}
+
+/// Who is told of an operation's end.
+#[derive(Debug)]
+pub(crate) enum Done<C> {
+    Caller(C),
+    /// The batch that a put belongs to.
+    Put(PartOf),
+    Signal(PartOf),
 }
 
 #[derive(Debug)]
@@ -37,14 +65,18 @@ pub(crate) struct Op<P, C> {
     pub(crate) payload: P,
     pub(crate) body: Body,
     /// Taken when the caller is told.
-    pub(crate) done: Option<C>,
+    pub(crate) done: Option<Done<C>>,
     pub(crate) cutter: Cutter,
     /// On a path, or undecided since their path failed.
     pub(crate) frames: usize,
     /// Long writes under way: bytes that have not landed, by logical write.
     pub(crate) split: BTreeMap<usize, u64>,
-    /// Messages, seals and ranges that wait in the session's queues.
+    /// Messages, seals, signals and ranges that wait in the session's queues.
     pub(crate) queued: usize,
+    /// All of it goes by one path, and there by one queue pair: which one of those.
+    pub(crate) pin: Option<u32>,
+    /// Frames of it that have their place in the order of the pin.
+    pub(crate) posted: usize,
     /// Of a message, once it was put on a path.
     pub(crate) message: Option<u64>,
     /// Nothing more of it is issued.
@@ -53,9 +85,16 @@ pub(crate) struct Op<P, C> {
 }
 
 impl<P, C> Op<P, C> {
-    pub(crate) fn new(operation: Operation<P, C>) -> Self {
-        let Operation { session, deadline_us, payload, body, done } = operation;
-        let queued = usize::from(matches!(body, Body::Message { .. }));
+    /// Whether it is a put whose signal follows when it is acknowledged or in its place, or that signal: it takes no
+    /// path on which neither means that its bytes are in place.
+    pub(crate) fn must_be_placed(&self) -> bool {
+        let counts = matches!(self.body, Body::Write { imm: Some(_), .. });
+        self.pin.is_some() && !counts
+    }
+
+    pub(crate) fn new(operation: Operation<P, Done<C>>) -> Self {
+        let Operation { session, deadline_us, payload, body, rails: _, done } = operation;
+        let queued = usize::from(!matches!(body, Body::Write { .. }));
         Op {
             session,
             deadline_us,
@@ -66,6 +105,8 @@ impl<P, C> Op<P, C> {
             frames: 0,
             split: BTreeMap::new(),
             queued,
+            pin: None,
+            posted: 0,
             message: None,
             stopped: false,
             error: None,
@@ -74,7 +115,7 @@ impl<P, C> Op<P, C> {
 
     pub(crate) fn group(&self) -> Option<u64> {
         match self.body {
-            Body::Write { group, .. } => Some(group),
+            Body::Write { group, .. } | Body::Signal { group, .. } => Some(group),
             Body::Message { .. } => None,
         }
     }
@@ -82,9 +123,18 @@ impl<P, C> Op<P, C> {
     pub(crate) fn is_issued(&self) -> bool {
         let cut = match &self.body {
             Body::Write { shape, .. } => self.cutter.is_done(shape),
-            Body::Message { .. } => true,
+            Body::Message { .. } | Body::Signal { .. } => true,
         };
         cut && self.split.is_empty() && self.queued == 0
+    }
+
+    /// Whether all that has not landed of it has its place in the order of the pin.
+    pub(crate) fn is_posted(&self) -> bool {
+        let cut = match &self.body {
+            Body::Write { shape, .. } => self.cutter.is_done(shape),
+            Body::Message { .. } | Body::Signal { .. } => true,
+        };
+        cut && !self.stopped && self.queued == 0 && self.frames == self.posted
     }
 
     pub(crate) fn stop(&mut self, error: WriteError) {

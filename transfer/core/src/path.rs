@@ -2,9 +2,12 @@
 //! counted.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::num::NonZeroU32;
 
 use crate::close::{CloseRequest, Counted, PathIndex};
 use crate::op::OpId;
+use crate::rails::Rail;
+use crate::signal::Ordering;
 
 /// What the path's domain allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,6 +15,11 @@ pub struct PathLimits {
     pub slice_bytes: u64,
     /// Frames on the wire.
     pub frames_max: usize,
+    /// What it promises of the order of frames that have the same [`crate::Frame::pin`].
+    pub ordering: Ordering,
+    /// How many pins it tells apart.
+    pub queue_pairs: NonZeroU32,
+    pub rail: Rail,
 }
 
 #[derive(Debug)]
@@ -19,6 +27,8 @@ pub(crate) struct Path {
     pub(crate) limits: PathLimits,
     pub(crate) wire: Wire,
     pub(crate) ledger: Ledger,
+    /// Of puts and signals that were issued since it took another write.
+    pub(crate) pinned_bytes: u64,
     /// The last time that the peer showed life here, or that it began to owe us something.
     pub(crate) heard_us: u64,
     /// The last time that the peer showed life here.
@@ -27,6 +37,8 @@ pub(crate) struct Path {
     pub(crate) asked_us: Option<u64>,
     /// The shell has been asked to close it.
     pub(crate) given_up: bool,
+    /// Something that was put on it has landed.
+    pub(crate) has_landed: bool,
 }
 
 /// One frame that was issued.
@@ -35,8 +47,12 @@ pub(crate) struct OnWire {
     pub(crate) op: OpId,
     pub(crate) write: usize,
     pub(crate) part: Part,
+    pub(crate) bytes: u64,
     /// Where it is counted when it has landed.
     pub(crate) entry: Option<usize>,
+    pub(crate) has_pin: bool,
+    /// It has its place in the order of its pin.
+    pub(crate) is_posted: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +61,7 @@ pub(crate) enum Part {
     Slice { start: u64, bytes: u64 },
     Seal,
     Message { id: u64 },
+    Signal,
 }
 
 impl Path {
@@ -53,10 +70,12 @@ impl Path {
             limits,
             wire: Wire::default(),
             ledger: Ledger::default(),
+            pinned_bytes: 0,
             heard_us: now_us,
             alive_us: now_us,
             asked_us: None,
             given_up: false,
+            has_landed: false,
         }
     }
 
@@ -127,6 +146,8 @@ pub(crate) struct Wire {
     /// The sequence of the first of `frames`.
     first: u64,
     pub(crate) outstanding: usize,
+    /// Of what is outstanding.
+    pub(crate) outstanding_bytes: u64,
 }
 
 impl Wire {
@@ -134,6 +155,7 @@ impl Wire {
         let sequence = self.next_sequence();
         self.frames.push_back(Some(frame));
         self.outstanding += 1;
+        self.outstanding_bytes += frame.bytes;
         sequence
     }
 
@@ -151,11 +173,22 @@ impl Wire {
         let at = usize::try_from(sequence.checked_sub(self.first)?).ok()?;
         let frame = self.frames.get_mut(at)?.take()?;
         self.outstanding -= 1;
+        self.outstanding_bytes -= frame.bytes;
         while let Some(None) = self.frames.front() {
             self.frames.pop_front();
             self.first += 1;
         }
         Some(frame)
+    }
+
+    /// Those that are not settled.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut OnWire> {
+        self.frames.iter_mut().flatten()
+    }
+
+    pub(crate) fn get_mut(&mut self, sequence: u64) -> Option<&mut OnWire> {
+        let at = usize::try_from(sequence.checked_sub(self.first)?).ok()?;
+        self.frames.get_mut(at)?.as_mut()
     }
 
     /// The oldest unsettled frame, if its sequence is at most `sequence`.
@@ -167,7 +200,7 @@ impl Wire {
     }
 
     pub(crate) fn drain(&mut self) -> Vec<OnWire> {
-        self.outstanding = 0;
+        (self.outstanding, self.outstanding_bytes) = (0, 0);
         std::mem::take(&mut self.frames).into_iter().flatten().collect()
     }
 }
@@ -177,7 +210,15 @@ mod tests {
     use super::*;
 
     fn frame(write: usize) -> OnWire {
-        OnWire { op: OpId::default(), write, part: Part::Whole, entry: None }
+        OnWire {
+            op: OpId::default(),
+            write,
+            part: Part::Whole,
+            bytes: 10,
+            entry: None,
+            has_pin: false,
+            is_posted: false,
+        }
     }
 
     #[test]
@@ -191,14 +232,16 @@ mod tests {
         assert_eq!(wire.settle_oldest_through(2).map(|frame| frame.write), Some(0));
         assert_eq!(wire.settle_oldest_through(2).map(|frame| frame.write), Some(1));
         assert!(wire.settle_oldest_through(2).is_none());
-        assert_eq!((wire.outstanding, wire.span()), (1, 1));
+        assert_eq!((wire.outstanding, wire.outstanding_bytes, wire.span()), (1, 10, 1));
         assert_eq!(wire.issue(frame(4)), 4);
         assert_eq!(wire.drain().len(), 2);
     }
 
     #[test]
     fn what_is_asked_names_each_immediate_once_with_what_is_known() {
-        let limits = PathLimits { slice_bytes: 1, frames_max: 1 };
+        let (ordering, queue_pairs) = (Ordering::WhenPlaced, NonZeroU32::MIN);
+        let rail = Rail(0);
+        let limits = PathLimits { slice_bytes: 1, frames_max: 1, ordering, queue_pairs, rail };
         let mut path = Path::new(limits, 0);
         let (seven, nine) = (path.ledger.entry(7), path.ledger.entry(9));
         assert_eq!(path.ledger.entry(7), seven);

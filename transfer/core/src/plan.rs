@@ -55,6 +55,16 @@ impl Shape {
         }
     }
 
+    /// Of all its logical writes.
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Shape::Single { bytes, .. } => *bytes,
+            Shape::Paged { source, page_bytes, .. } => {
+                page_bytes.saturating_mul(source.indices.len() as u64)
+            }
+        }
+    }
+
     /// Whether it can be sent: lists agree, nothing overflows, and the source holds it. Whether the
     /// target does is for the receiver to say.
     ///
@@ -197,6 +207,17 @@ mod tests {
         assert_eq!((piece.source_offset, piece.target_offset), (310, 55));
         assert_eq!(piece.checksum, Some(12));
         assert_eq!(shape.piece(2), None);
+    }
+
+    #[test]
+    fn a_write_is_split_when_it_is_longer_than_a_slice_and_not_before() {
+        let whole = |bytes| {
+            let (source_offset, target_offset, checksum) = (0, 0, None);
+            let shape = Shape::Single { source_offset, target_offset, bytes, checksum };
+            let cut = Cutter::default().next(&shape, 1000).expect("it is not done");
+            cut.sliced == Sliced::Whole
+        };
+        assert_eq!([0, 1, 999, 1000, 1001].map(whole), [true, true, true, true, false]);
     }
 
     proptest! {

@@ -2,7 +2,8 @@
 //! ends; the shell moves bytes.
 //!
 //! Call order: `begin` an operation; perform what `poll_action` gives, until it gives nothing; for each
-//! path that is up take frames from `next_frame` as long as the path takes them; report with `settle` or
+//! path that is up take frames from `next_frame` as long as the path takes them, and say with `posted` of
+//! those with a pin when their place in its order is certain; report with `settle` or
 //! `settle_through` what became of them; call `handle_time` when `next_time_us` has come.
 //!
 //! A session has as many paths as the shell gives it (`path_up`, `path_lost`); whichever has room takes
@@ -11,16 +12,17 @@
 //! An operation that failed or ran out of time is told so at once, but stays here while the fate of
 //! frames of it is open: its group is not drained before that.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::close::{CloseRequest, PathIndex};
 use crate::groups::Groups;
 use crate::heartbeat::Heartbeats;
-use crate::op::{Body, Op, OpId, Operation, Ops};
+use crate::op::{Body, Done, Op, OpId, Operation, Ops};
 use crate::outcome::{Outcome, Refusal, WriteError};
 use crate::path::{OnWire, Part, Path, PathLimits};
 use crate::regions::Target;
 use crate::session::{Seal, Session, SessionId};
+use crate::signalled::{Batches, Told};
 use crate::throttle::Throttle;
 
 /// One thing to put on the wire.
@@ -34,6 +36,9 @@ pub struct Frame<P> {
     pub source_offset: u64,
     /// Of the payload; 0 in a seal.
     pub bytes: u64,
+    /// Frames with the same pin keep their order, on a path that orders any: whatever of the path's queue
+    /// pairs it stands for, it is always the same one.
+    pub pin: Option<u32>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,6 +60,14 @@ pub enum FrameKind {
     /// The id is the same when the message is sent again.
     Message {
         id: u64,
+    },
+    /// A word of 8 bytes, stored at once, behind all that has landed before. `is_fenced`: not before prior
+    /// reads and atomics on its queue pair are done.
+    Signal {
+        target: Target,
+        offset: u64,
+        value: u64,
+        is_fenced: bool,
     },
 }
 
@@ -82,6 +95,12 @@ pub enum Next<P> {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Action<C> {
     Complete(C, Outcome),
+    /// A transfer of a batch. `told` says how its peer is told, once that was known.
+    CompleteSignalled {
+        done: C,
+        outcome: Outcome,
+        told: Option<Told>,
+    },
     /// The session is used for the first time. From now on until `session_lost` the shell gives it
     /// paths, and others for those that are lost.
     Connect(SessionId),
@@ -145,6 +164,10 @@ pub struct Sender<P, C> {
     pub(crate) groups: Groups<C>,
     pub(crate) throttle: Throttle,
     pub(crate) actions: VecDeque<Action<C>>,
+    pub(crate) batches: Batches<P, C>,
+    /// Their runs for which something has changed.
+    pub(crate) batches_due: BTreeSet<(u64, usize)>,
+    pub(crate) next_batch: u64,
     /// No operation runs out before this.
     earliest_deadline_us: u64,
     next_check_us: u64,
@@ -163,6 +186,9 @@ impl<P: Clone, C> Sender<P, C> {
             sessions: BTreeMap::new(),
             groups: Groups::new(),
             actions: VecDeque::new(),
+            batches: BTreeMap::new(),
+            batches_due: BTreeSet::new(),
+            next_batch: 0,
             earliest_deadline_us: u64::MAX,
             next_check_us: 0,
         }
@@ -172,20 +198,31 @@ impl<P: Clone, C> Sender<P, C> {
 
     /// Takes an operation on. Its shape must have passed [`crate::Shape::check`].
     pub fn begin(&mut self, operation: Operation<P, C>, now_us: u64) {
-        let Operation { session: id, deadline_us, .. } = operation;
+        let Operation { session: id, deadline_us, rails, .. } = operation;
         if let Some(outcome) = self.settled_from_the_start(&operation.body, deadline_us, now_us) {
             self.actions.push_back(Action::Complete(operation.done, outcome));
             return;
         }
-        let op = Op::new(operation);
+        let Operation { session, payload, body, done, .. } = operation;
+        let rails = self.suited(session, rails, &body);
+        let done = Done::Caller(done);
+        let op = Op::new(Operation { session, deadline_us, payload, body, rails, done });
         let group = op.group();
         if let Some(group) = group {
             self.groups.operation_begun(group);
         }
         let op = self.ops.insert(op);
-        self.earliest_deadline_us = self.earliest_deadline_us.min(deadline_us);
+        self.note_deadline(deadline_us);
         let session = self.session(id, now_us);
-        if group.is_none() { &mut session.messages } else { &mut session.writes }.push_back(op);
+        if group.is_none() {
+            session.messages.push_back(op);
+        } else {
+            session.writes.push(rails, op);
+        }
+    }
+
+    pub(crate) fn note_deadline(&mut self, deadline_us: u64) {
+        self.earliest_deadline_us = self.earliest_deadline_us.min(deadline_us);
     }
 
     /// The session, which is connected on its first use.
@@ -216,6 +253,7 @@ impl<P: Clone, C> Sender<P, C> {
     /// Issues nothing more of the group, nor again, and tells `waiter` when the fate of every issued
     /// frame is known.
     pub fn drain_group(&mut self, group: u64, waiter: C) {
+        self.batches_drained(group);
         let (waiters, verdict) = self.groups.drain(group, waiter);
         self.complete_all(waiters, verdict);
         for id in self.ops.ids(|op| op.group() == Some(group) && !op.is_issued()) {
@@ -229,10 +267,11 @@ impl<P: Clone, C> Sender<P, C> {
     /// Ends everything, when the engine stops.
     pub fn shut_down(&mut self) {
         for op in self.ops.take_all() {
-            if let Some(done) = op.done {
+            if let Some(Done::Caller(done)) = op.done {
                 self.actions.push_back(Action::Complete(done, Err(WriteError::Cancelled)));
             }
         }
+        self.batches_stop();
         let waiters = self.groups.drain_waiters();
         self.complete_all(waiters, Err(WriteError::Cancelled));
         self.sessions.clear();
@@ -251,6 +290,7 @@ impl<P: Clone, C> Sender<P, C> {
         let is_new = former.is_none() && !session.closing.contains_key(&path);
         assert!(is_new, "an index names one path of a session");
         session.was_up = true;
+        self.batches_know(id);
         self.ask_about_closing(id, now_us);
     }
 
@@ -271,6 +311,22 @@ impl<P: Clone, C> Sender<P, C> {
             }
             self.finish_if_over(op);
         }
+        self.batches_lost(id);
+    }
+
+    /// The frame has its place in the order of its pin: what is put there later lands later. Where a
+    /// path keeps no order, there is nothing to say.
+    pub fn posted(&mut self, id: SessionId, path: PathIndex, sequence: u64) {
+        let Some(frame) = self.path(id, path).and_then(|of| of.wire.get_mut(sequence)) else {
+            return;
+        };
+        if !frame.has_pin || std::mem::replace(&mut frame.is_posted, true) {
+            return;
+        }
+        let op = frame.op;
+        if let Some(op) = self.ops.get_mut(op) {
+            op.posted += 1;
+        }
     }
 
     /// The peer says what became of one frame. `false` when there is no such frame.
@@ -285,6 +341,7 @@ impl<P: Clone, C> Sender<P, C> {
         let Some(of) = self.path(id, path) else { return false };
         of.heard(now_us);
         let Some(frame) = of.wire.settle(sequence) else { return false };
+        of.has_landed |= settled == Settled::Landed;
         if let (Settled::Landed, Some(entry)) = (settled, frame.entry) {
             of.ledger.landed(entry);
         }
@@ -307,6 +364,7 @@ impl<P: Clone, C> Sender<P, C> {
             let Some(frame) = of.wire.settle_oldest_through(sequence) else {
                 return sequence < of.wire.next_sequence();
             };
+            of.has_landed = true;
             if let Some(entry) = frame.entry {
                 of.ledger.landed(entry);
             }
@@ -324,9 +382,11 @@ impl<P: Clone, C> Sender<P, C> {
             for id in self.ops.ids(|op| op.done.is_some() && op.deadline_us <= now_us) {
                 self.run_out(id);
             }
+            self.batches_run_out(now_us);
             let waiting = self.ops.iter().filter(|op| op.done.is_some());
             let deadlines = waiting.map(|op| op.deadline_us);
-            self.earliest_deadline_us = deadlines.min().unwrap_or(u64::MAX);
+            let earliest_us = deadlines.min().unwrap_or(u64::MAX);
+            self.earliest_deadline_us = earliest_us.min(self.batches_deadline_us());
         }
         self.give_up_silent(now_us);
         self.ask_for_heartbeats(now_us);
@@ -341,24 +401,37 @@ impl<P: Clone, C> Sender<P, C> {
         next.max(self.next_check_us)
     }
 
+    /// Whether the session was used, and has not been lost since.
+    pub fn has_session(&self, id: SessionId) -> bool {
+        self.sessions.contains_key(&id)
+    }
+
+    /// Whether something has landed by the path, as far as is known.
+    pub fn has_landed(&self, id: SessionId, path: PathIndex) -> bool {
+        let path = self.sessions.get(&id).and_then(|session| session.paths.get(&path));
+        path.is_some_and(|path| path.has_landed)
+    }
+
     /// Whether the session has nothing to send and waits for nothing.
     pub fn is_idle(&self, id: SessionId) -> bool {
         self.sessions.get(&id).is_none_or(Session::is_idle)
     }
 
     pub fn poll_action(&mut self) -> Option<Action<C>> {
+        self.advance_batches();
         self.actions.pop_front()
     }
 
     // ---- what follows ----
 
-    fn path(&mut self, id: SessionId, path: PathIndex) -> Option<&mut Path> {
+    pub(crate) fn path(&mut self, id: SessionId, path: PathIndex) -> Option<&mut Path> {
         self.sessions.get_mut(&id)?.paths.get_mut(&path)
     }
 
     pub(crate) fn frame_settled(&mut self, frame: OnWire, settled: Settled) {
         let Some(op) = self.ops.get_mut(frame.op) else { return };
         op.frames -= 1;
+        op.posted -= usize::from(frame.is_posted);
         let session = op.session;
         let mut seal = false;
         match settled {
@@ -393,8 +466,7 @@ impl<P: Clone, C> Sender<P, C> {
             let done = op.done.take();
             self.actions.push_back(Action::Detach { session, op: id });
             if let Some(done) = done {
-                let outcome = Err(WriteError::DeadlineExceeded);
-                self.actions.push_back(Action::Complete(done, outcome));
+                self.tell(done, Err(WriteError::DeadlineExceeded));
             }
         }
         self.finish_if_over(id);
@@ -411,12 +483,19 @@ impl<P: Clone, C> Sender<P, C> {
         }
         let group = op.group();
         if let Some(done) = op.done {
-            let outcome = op.error.map_or(Ok(()), Err);
-            self.actions.push_back(Action::Complete(done, outcome));
+            self.tell(done, op.error.map_or(Ok(()), Err));
         }
         if let Some(group) = group {
             let (waiters, verdict) = self.groups.operation_ended(group);
             self.complete_all(waiters, verdict);
+        }
+    }
+
+    pub(crate) fn tell(&mut self, done: Done<C>, outcome: Outcome) {
+        match done {
+            Done::Caller(done) => self.actions.push_back(Action::Complete(done, outcome)),
+            Done::Put(part) => self.put_ended(part, outcome),
+            Done::Signal(part) => self.signal_ended(part, outcome),
         }
     }
 

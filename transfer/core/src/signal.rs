@@ -2,7 +2,7 @@
 //! seen before the data. This is the planner: transfers go in, an ordered list of work requests and
 //! waits comes out, a value to be printed, compared and replayed. Planning posts nothing; who executes
 //! a plan chooses nothing. What a domain can order is its [`Ordering`]; where that does not suffice the
-//! plan counts arrivals instead, and [`Planned`] says so.
+//! plan counts arrivals instead, and [`Planned`] says so. Engines execute plans in [`crate::signalled`].
 //!
 //! What must hold: a signal is posted after its put, on the same queue pair, with a wait or a fence
 //! between them. [`nic`] executes plans in virtual time; [`check`] says what landed too early.
@@ -48,6 +48,13 @@ pub enum Mode {
     Coupled,
     /// The puts of a group, one fence (for each peer in it), the signals of the group.
     Decoupled { group: Group },
+}
+
+/// One group for each destination.
+impl Default for Mode {
+    fn default() -> Self {
+        Mode::Decoupled { group: Group::default() }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -146,12 +153,40 @@ pub fn plan(transfers: &[Transfer], options: Options) -> Result<Planned, TooMany
     if transfers.len() > TRANSFERS_MAX {
         return Err(TooMany { transfers: transfers.len() });
     }
-    Ok(match options.ordering.refuses(options.ordered_by) {
+    Ok(plan_grouped(transfers, &groups(transfers, options.mode), options))
+}
+
+/// The plan for some of the transfers of a larger plan, such as those to one peer: `group_of` says which group
+/// of [`group_numbers`] each is of. They are ordered as there, but nothing of them waits for any other transfer.
+///
+/// # Panics
+/// When the two are not of the same length.
+pub fn plan_apart(transfers: &[Transfer], group_of: &[usize], options: Options) -> Planned {
+    assert_eq!(transfers.len(), group_of.len(), "each is of one group");
+    let mut groups: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for (at, group) in group_of.iter().enumerate() {
+        groups.entry(*group).or_default().push(at);
+    }
+    let groups: Vec<Vec<usize>> = groups.into_values().collect();
+    plan_grouped(transfers, &groups, options)
+}
+
+/// The group of each transfer. Groups are numbered in the order of their turns.
+pub fn group_numbers(transfers: &[Transfer], mode: Mode) -> Vec<usize> {
+    let mut numbers = vec![0; transfers.len()];
+    for (number, group) in groups(transfers, mode).into_iter().enumerate() {
+        group.into_iter().for_each(|at| numbers[at] = number);
+    }
+    numbers
+}
+
+fn plan_grouped(transfers: &[Transfer], groups: &[Vec<usize>], options: Options) -> Planned {
+    match options.ordering.refuses(options.ordered_by) {
         Some(reason) => {
             Planned::Counters { plan: puts(transfers, options.queue_pairs, true), reason }
         }
-        None => Planned::Signals(with_signals(transfers, options)),
-    })
+        None => Planned::Signals(with_signals(transfers, groups, options)),
+    }
 }
 
 /// The same puts in the order given, and no signal: what signals are measured against.
@@ -196,14 +231,14 @@ fn puts(transfers: &[Transfer], queue_pairs: NonZeroU32, counted: bool) -> Plan 
     Plan { steps: steps.collect() }
 }
 
-fn with_signals(transfers: &[Transfer], options: Options) -> Plan {
+fn with_signals(transfers: &[Transfer], groups: &[Vec<usize>], options: Options) -> Plan {
     let mut plan = Plan::default();
-    for group in groups(transfers, options.mode) {
-        push_puts(&mut plan, transfers, &group, options);
+    for group in groups {
+        push_puts(&mut plan, transfers, group, options);
         if options.ordered_by == OrderedBy::Host {
             plan.steps.push(Step::Wait);
         }
-        push_signals(&mut plan, transfers, &group, options);
+        push_signals(&mut plan, transfers, group, options);
     }
     plan
 }

@@ -2,11 +2,13 @@
 //! certain that it did not land, and everything ends once.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
 
+use kvasir_transfer_core::signal::Ordering;
 use kvasir_transfer_core::{
     Action, Body, CloseRequest, CloseVerdict, Counted, Frame, FrameKind, GivenUp, Heartbeats,
-    Limits, Next, Operation, Outcome, Pages, PathIndex, PathLimits, Sender, SessionId, Settled,
-    Shape, Target, WriteError,
+    Limits, Next, Operation, Outcome, Pages, PathIndex, PathLimits, Rail, Rails, Sender, SessionId,
+    Settled, Shape, Target, WriteError,
 };
 use proptest::prelude::*;
 
@@ -16,7 +18,13 @@ const B: PathIndex = PathIndex(1);
 const LATE: u64 = u64::MAX;
 const GONE: Outcome = Err(WriteError::PeerGone);
 const CANCELLED: Outcome = Err(WriteError::Cancelled);
-const LIMITS: PathLimits = PathLimits { slice_bytes: 1000, frames_max: 100 };
+const LIMITS: PathLimits = PathLimits {
+    slice_bytes: 1000,
+    frames_max: 100,
+    ordering: Ordering::WhenPlaced,
+    queue_pairs: NonZeroU32::MIN,
+    rail: Rail(0),
+};
 const TIMEOUT_US: u64 = 1_000_000;
 const GRACE_US: u64 = 200_000;
 
@@ -61,7 +69,8 @@ fn paged(pages: u32, imm: u32) -> Body {
 }
 
 fn begin(sender: &mut Tested, done: u32, body: Body, deadline_us: u64) {
-    let operation = Operation { session: S, deadline_us, payload: "bytes", body, done };
+    let operation =
+        Operation { session: S, deadline_us, payload: "bytes", body, rails: Rails::ANY, done };
     sender.begin(operation, 0);
 }
 
@@ -466,7 +475,7 @@ impl InFlight {
     fn group(&self) -> Option<u64> {
         match self.frame.kind {
             FrameKind::Write { target, .. } | FrameKind::Seal { target, .. } => Some(target.key),
-            FrameKind::Message { .. } => None,
+            FrameKind::Message { .. } | FrameKind::Signal { .. } => None,
         }
     }
 }
@@ -497,7 +506,14 @@ impl Run {
         let done = self.next_done;
         self.next_done += 1;
         self.pending.insert(done, None);
-        let operation = Operation { session: self.id(), deadline_us, payload: "bytes", body, done };
+        let operation = Operation {
+            session: self.id(),
+            deadline_us,
+            payload: "bytes",
+            body,
+            rails: Rails::ANY,
+            done,
+        };
         self.sender.begin(operation, self.now_us);
         self.act();
     }
@@ -510,7 +526,9 @@ impl Run {
                 Action::GiveUpPath { path, .. } => self.lose_path(path),
                 Action::GiveUpSession(_) => self.lose_session(),
                 Action::Connect(_) => self.up(100),
-                Action::Detach { .. } | Action::Heartbeat { .. } => {}
+                Action::Detach { .. }
+                | Action::Heartbeat { .. }
+                | Action::CompleteSignalled { .. } => {}
             }
         }
     }
@@ -526,7 +544,7 @@ impl Run {
     fn up(&mut self, slice_bytes: u64) {
         let path = PathIndex(self.next_path);
         self.next_path += 1;
-        let limits = PathLimits { slice_bytes, frames_max: 8 };
+        let limits = PathLimits { slice_bytes, frames_max: 8, ..LIMITS };
         self.sender.path_up(self.id(), path, limits, self.now_us);
         self.paths.push(path);
     }

@@ -1,8 +1,12 @@
 //! The sending half, driven by hand: what is issued when, and that everything ends once, and rightly.
 
+use std::num::NonZeroU32;
+
+use kvasir_transfer_core::signal::Ordering;
 use kvasir_transfer_core::{
     Action, Body, Frame, FrameKind, GivenUp, Heartbeats, Limits, Next, Operation, Outcome, Pages,
-    PathIndex, PathLimits, Refusal, Sender, SessionId, Settled, Shape, Target, WriteError,
+    PathIndex, PathLimits, Rail, Rails, Refusal, Sender, SessionId, Settled, Shape, Target,
+    WriteError,
 };
 
 const S: SessionId = SessionId(1);
@@ -14,7 +18,13 @@ const BEAT_US: u64 = 100_000;
 
 type Tested = Sender<&'static str, u32>;
 
-const LIMITS: PathLimits = PathLimits { slice_bytes: 1000, frames_max: 100 };
+const LIMITS: PathLimits = PathLimits {
+    slice_bytes: 1000,
+    frames_max: 100,
+    ordering: Ordering::WhenPlaced,
+    queue_pairs: NonZeroU32::MIN,
+    rail: Rail(0),
+};
 
 fn sender(throttle_bytes_per_s: u64) -> Tested {
     Sender::new(Limits {
@@ -59,7 +69,8 @@ fn message(bytes: u64) -> Body {
 }
 
 fn begin(sender: &mut Tested, done: u32, body: Body, deadline_us: u64) {
-    let operation = Operation { session: S, deadline_us, payload: "bytes", body, done };
+    let operation =
+        Operation { session: S, deadline_us, payload: "bytes", body, rails: Rails::ANY, done };
     sender.begin(operation, 0);
 }
 

@@ -12,7 +12,8 @@ use crate::bindings::*;
 use crate::completion::PeerId;
 use crate::domain::{Domain, DomainInner, lock, opened};
 use crate::error::{Failure, OpenError};
-use crate::ops;
+use crate::info::SHM;
+use crate::{neighbours, ops};
 
 /// What an endpoint is called: bytes of the provider's, to be carried to peers as they are.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -116,7 +117,12 @@ impl AddressVector {
             None if peers.len() >= vector.peers_max => {
                 return Err(InsertError::Full { peers_max: vector.peers_max });
             }
-            None => vector.insert_raw(&padded)?,
+            None => {
+                if vector.domain.info.details().provider == SHM {
+                    neighbours::told_of(&padded, vector.place());
+                }
+                vector.insert_raw(&padded)?
+            }
         };
         let (name, vector) = (name.0.clone(), self.0.clone());
         let peer = Arc::new(PeerInner { address, name, padded: padded.clone(), vector });
@@ -133,6 +139,11 @@ impl AddressVector {
 impl VectorInner {
     pub fn domain(&self) -> &Arc<DomainInner> {
         &self.domain
+    }
+
+    /// Which it is among those that are open.
+    pub fn place(&self) -> neighbours::Vector {
+        neighbours::Vector(self.raw.as_ptr().addr())
     }
 
     fn insert_raw(&self, name: &[u8]) -> Result<u64, InsertError> {
@@ -192,6 +203,7 @@ impl Drop for PeerInner {
 
 impl Drop for VectorInner {
     fn drop(&mut self) {
+        neighbours::vector_closed(self.place());
         let _serial = self.domain.enter();
         // SAFETY: ours, and every endpoint on it is closed: each held it.
         let result = unsafe { ops::close(self.raw.as_ptr().cast()) };

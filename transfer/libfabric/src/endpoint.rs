@@ -14,8 +14,9 @@ use crate::bindings::*;
 use crate::completion::{Immediate, Operation, Token};
 use crate::domain::{Domain, DomainInner, opened};
 use crate::error::{Busy, OpenError, PostError, is_peer_gone};
-use crate::info::EFA;
+use crate::info::{EFA, SHM};
 use crate::library::Version;
+use crate::neighbours;
 use crate::ops::{self, Transfer};
 use crate::queue::CompletionQueue;
 use crate::region::{RemotePlace, Span};
@@ -82,7 +83,9 @@ pub enum Placement {
 }
 
 /// An endpoint. Closed when dropped: what it had under way is over then and is not told any more, and
-/// lets go of its memory.
+/// lets go of its memory. One of provider `shm` that has met another of the same process is left open
+/// instead (see `neighbours`): then nothing moves through it as long as its queue is not polled, and what it
+/// had under way is held until the process ends.
 pub struct Endpoint {
     raw: NonNull<fid_ep>,
     domain: Arc<DomainInner>,
@@ -96,6 +99,7 @@ pub struct Endpoint {
     /// Provider `shm` (seen with 1.17) never completes an empty write that is to complete on
     /// delivery. There it completes when it is posted, which says as much: nothing is delivered.
     leaves_empty_writes_open: bool,
+    has_ended: bool,
 }
 
 // SAFETY: calls are serialised (see `DomainInner`).
@@ -127,7 +131,8 @@ impl Endpoint {
             placement: Placement::Software,
             write_bytes_max: details.message_bytes_max,
             inject_bytes_max: details.inject_bytes_max,
-            leaves_empty_writes_open: details.provider == "shm",
+            leaves_empty_writes_open: details.provider == SHM,
+            has_ended: false,
             domain,
         };
         // From here on dropping it closes it.
@@ -135,6 +140,9 @@ impl Endpoint {
         endpoint.enable()?;
         endpoint.read_limits();
         endpoint.name = endpoint.read_name()?;
+        if endpoint.is_shm() {
+            neighbours::opened(&endpoint.name.0, peers.0.place());
+        }
         if endpoint.places_in_hardware() {
             endpoint.domain.software_endpoint_closed();
             endpoint.placement = Placement::Hardware;
@@ -406,6 +414,10 @@ impl Endpoint {
             self.option(FI_OPT_INJECT_RMA_SIZE, 0_usize).unwrap_or(self.inject_bytes_max);
     }
 
+    fn is_shm(&self) -> bool {
+        self.domain.info.details().provider == SHM
+    }
+
     fn is_efa(&self) -> bool {
         self.domain.info.details().provider == EFA
     }
@@ -487,24 +499,41 @@ fn open_raw(domain: &DomainInner) -> Result<NonNull<fid_ep>, OpenError> {
     opened(domain.library(), "fi_endpoint", result, raw)
 }
 
-impl Drop for Endpoint {
-    fn drop(&mut self) {
-        let result = {
+impl Endpoint {
+    /// Closes it, as dropping it does. `false` where it was left open, unpolled, for the rest of the process:
+    /// its queue must not be polled any more, or what peers write goes on landing.
+    pub fn close(mut self) -> bool {
+        self.end()
+    }
+
+    fn end(&mut self) -> bool {
+        if std::mem::replace(&mut self.has_ended, true) {
+            return true;
+        }
+        let stays = self.is_shm() && !neighbours::may_close(&self.name.0);
+        let is_closed = !stays && {
             let _serial = self.domain.enter();
             // SAFETY: ours, and nothing is bound to it.
-            unsafe { ops::close(self.raw.as_ptr().cast()) }
+            unsafe { ops::close(self.raw.as_ptr().cast()) == 0 }
         };
-        if result != 0 {
+        if !is_closed {
             // The provider may go on using what its operations hold: they keep it, with the queue and
             // the addresses that they are bound to, for the rest of the process.
             Box::leak(Box::new((self.queue.clone(), self.vector.clone())));
-            return;
+            return false;
         }
         // From here on the provider touches no buffer of these operations, nor their contexts.
         drop(self.queue.0.slab.orphan(self.number));
         if self.placement == Placement::Software {
             self.domain.software_endpoint_closed();
         }
+        true
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 

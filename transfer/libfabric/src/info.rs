@@ -11,6 +11,9 @@ use crate::library::{Library, Version};
 /// The provider that this crate is made for.
 pub const EFA: &str = "efa";
 
+/// The provider for processes of one host, for development.
+pub(crate) const SHM: &str = "shm";
+
 /// Who serialises calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Threading {

@@ -69,6 +69,7 @@ pub mod fuzzing;
 pub mod info;
 pub mod library;
 pub mod memory;
+mod neighbours;
 mod ops;
 pub mod queue;
 pub mod region;

@@ -101,6 +101,11 @@ impl<W: Wire> Shuffled<W> {
         &self.wire
     }
 
+    /// The wire below, and what it has told that was held back. What was not posted yet is dropped.
+    pub fn into_parts(self) -> (W, Vec<Completion>) {
+        (self.wire, self.told.0.into_iter().map(|(_, completion)| completion).collect())
+    }
+
     /// Whether posts or completions wait here: poll again.
     pub fn holds_back(&self) -> bool {
         self.posts.len() + self.told.len() > 0

@@ -21,14 +21,16 @@ use crate::closing::{self, CLOSING_BYTES_MAX};
 use crate::config::Domain;
 use crate::endpoint::{Endpoint, ShmAddress};
 use crate::hello::{self, Admission, HELLO_BYTES_MAX, Hello, HelloReply, Verdict};
-pub use crate::rdma::fuzzing::{rdma_piece, rdma_said};
-use crate::rdma::{Named, Place, RdmaAddress, RdmaPlace};
+pub use crate::rdma::fuzzing::{
+    efa_greeting, rdma_assembly, rdma_datagram, rdma_piece, rdma_said, rdma_ticket,
+};
+use crate::rdma::{CardAddress, Named, Place, Places, RdmaAddress, RdmaPlace};
 use crate::region::RegionDesc;
 pub use crate::shm::fuzzing::{
     shm_directory, shm_record, shm_region_answer, shm_region_question, shm_taken,
 };
 pub use crate::tcp::fuzzing::{tcp_ack, tcp_greeting, tcp_header};
-use crate::topology::Topology;
+use crate::topology::{Location, Nearness, Topology};
 
 /// One parser.
 #[derive(Debug, Clone, Copy)]
@@ -42,14 +44,18 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 18] = [
+pub const TARGETS: [Target; 22] = [
     Target { name: "closing_answer", run: closing_answer, seeds: answers },
     Target { name: "closing_question", run: closing_question, seeds: questions },
+    Target { name: "efa_greeting", run: efa_greeting, seeds: crate::rdma::fuzzing::ends },
     Target { name: "endpoint", run: endpoint, seeds: endpoints },
     Target { name: "hello", run: hello, seeds: hellos },
     Target { name: "hello_reply", run: hello_reply, seeds: replies },
+    Target { name: "rdma_assembly", run: rdma_assembly, seeds: crate::rdma::fuzzing::assemblies },
+    Target { name: "rdma_datagram", run: rdma_datagram, seeds: crate::rdma::fuzzing::datagrams },
     Target { name: "rdma_piece", run: rdma_piece, seeds: crate::rdma::fuzzing::pieces },
     Target { name: "rdma_said", run: rdma_said, seeds: crate::rdma::fuzzing::said },
+    Target { name: "rdma_ticket", run: rdma_ticket, seeds: crate::rdma::fuzzing::tickets },
     Target { name: "region", run: region, seeds: regions },
     Target { name: "ring", run: ring, seeds: rings::scripts },
     Target { name: "shm_directory", run: shm_directory, seeds: crate::shm::fuzzing::directories },
@@ -160,7 +166,12 @@ const CUT_OFFS: u64 = 3;
 fn here() -> Endpoint {
     let shm = ShmAddress { host_id: "host".to_owned(), socket: "/run/kvasir/shm.sock".into() };
     let tcp = "192.0.2.1:7000".parse().expect("an address");
-    let rdma = RdmaAddress { domain: Domain::Verbs, address: vec![2; 17] };
+    let names = ["mlx5_0".to_owned(), "mlx5_1".to_owned()];
+    let card = |name: &String| CardAddress::new(Domain::Verbs, name, vec![2; 17]);
+    let matrix = r#"{"cpu:0":{"preferred":["mlx5_0"],"secondary":["mlx5_1"]}}"#;
+    let topology = Topology::from_json(matrix, &names).expect("a matrix");
+    let nearness = Nearness::of(&topology, &names);
+    let rdma = RdmaAddress { cards: names.iter().map(card).collect(), nearness };
     Endpoint { incarnation: 2, cookie: [7; 16], shm: Some(shm), tcp: Some(tcp), rdma: Some(rdma) }
 }
 
@@ -173,7 +184,10 @@ fn endpoints() -> Vec<Vec<u8>> {
 fn regions() -> Vec<Vec<u8>> {
     let place = Place { address: 1 << 40, key: 7 };
     let named = Named { incarnation: 9, key: 1, length_bytes: 64 };
-    let placed = RdmaPlace::sealed(place, named, &[7; 16]);
+    let mut places = Places::default();
+    places.set(0, place);
+    places.set(7, place);
+    let placed = RdmaPlace::sealed(places, Some(Location::Gpu { index: 1 }), named, &[7; 16]);
     let region =
         |length_bytes, rdma| RegionDesc { incarnation: 9, key: 1, length_bytes, rdma }.to_bytes();
     vec![region(0, None), region(4096, Some(placed)), region(u64::MAX, None)]

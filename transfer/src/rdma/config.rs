@@ -1,14 +1,24 @@
 //! How the `verbs` domain is set up. What the device cannot do is lowered to what it can.
 
-/// RDMA verbs: an InfiniBand or RoCE device.
+use std::fmt;
+use std::str::FromStr;
+
+/// RDMA verbs: InfiniBand and RoCE devices.
 #[derive(
     Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema,
 )]
 #[serde(deny_unknown_fields, default)]
 pub struct VerbsConfig {
-    /// The name of the device, as `ibv_devices` and `kvasir doctor` show it. Without one the first that
-    /// has an active port.
-    pub device: Option<String>,
+    /// The devices, as `ibv_devices` and `kvasir doctor` show them: `mlx5_0`, with a port `mlx5_0:1`, with
+    /// a port and the index of a GID `mlx5_0:1:3`. The word `all` stands for every device that has an
+    /// active port. Without any, the first that has one. Each device is a path to each peer, and writes
+    /// are spread over them.
+    #[schemars(with = "Vec<String>")]
+    pub devices: Vec<DeviceSpec>,
+    /// How queue pairs learn of those of their peers: `tcp`, in the greeting; `ud`, by datagrams from card to
+    /// card, which takes one round trip more and shows at once that the cards reach each other. Peers
+    /// take either.
+    pub handshake: Handshake,
     /// Queue pairs for writes, to each peer; one more is for messages.
     pub write_queue_pairs: usize,
     /// Writes that one queue pair may have under way.
@@ -20,7 +30,8 @@ pub struct VerbsConfig {
     pub inline_bytes: u32,
     /// Registered memory through which go sources that are not registered themselves.
     pub bounce_bytes: usize,
-    /// Lets PCIe reorder writes into regions, where the device knows it. Counts stay exact.
+    /// Lets PCIe reorder writes into regions, where the device knows it. Counts stay exact; whoever polls
+    /// memory here could see a signal before its data, so that peers count instead of signalling.
     pub relaxed_ordering: bool,
     /// How long the device waits for an acknowledgement before it sends again. Devices round it up.
     pub ack_timeout_ms: u64,
@@ -35,7 +46,8 @@ pub struct VerbsConfig {
 impl Default for VerbsConfig {
     fn default() -> Self {
         VerbsConfig {
-            device: None,
+            devices: Vec::new(),
+            handshake: Handshake::Tcp,
             write_queue_pairs: 1,
             send_depth: 256,
             receive_depth: 1024,
@@ -47,6 +59,79 @@ impl Default for VerbsConfig {
             traffic_class: 0,
             service_level: 0,
         }
+    }
+}
+
+/// How the numbers of queue pairs are exchanged.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Handshake {
+    Tcp,
+    Ud,
+}
+
+/// Which device is meant.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum DeviceSpec {
+    /// Every one that has an active port.
+    All,
+    /// What is not said is the first that will do.
+    One { name: String, port: Option<u8>, gid_index: Option<u8> },
+}
+
+/// What was written is no device.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0:?} is no RDMA device: write all, mlx5_0, mlx5_0:1 (with a port) or mlx5_0:1:3 (and a GID's index)"
+)]
+pub struct DeviceSpecError(String);
+
+impl FromStr for DeviceSpec {
+    type Err = DeviceSpecError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let wrong = || DeviceSpecError(text.to_owned());
+        let number = |part: &str| part.parse::<u8>().map_err(|_| wrong());
+        let parts: Vec<&str> = text.split(':').collect();
+        let (name, port, gid_index) = match parts.as_slice() {
+            ["all"] => return Ok(DeviceSpec::All),
+            [name] => (*name, None, None),
+            [name, port] => (*name, Some(number(port)?), None),
+            [name, port, gid_index] => (*name, Some(number(port)?), Some(number(gid_index)?)),
+            _ => return Err(wrong()),
+        };
+        if name.is_empty() || name.contains(char::is_whitespace) {
+            return Err(wrong());
+        }
+        Ok(DeviceSpec::One { name: name.to_owned(), port, gid_index })
+    }
+}
+
+impl fmt::Display for DeviceSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let DeviceSpec::One { name, port, gid_index } = self else { return f.write_str("all") };
+        f.write_str(name)?;
+        for number in port.iter().chain(gid_index) {
+            write!(f, ":{number}")?;
+        }
+        Ok(())
+    }
+}
+
+impl TryFrom<String> for DeviceSpec {
+    type Error = DeviceSpecError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<DeviceSpec> for String {
+    fn from(device: DeviceSpec) -> String {
+        device.to_string()
     }
 }
 
@@ -69,5 +154,28 @@ impl VerbsConfig {
             ("verbs.service_level", self.service_level <= 15),
         ];
         checks.iter().find(|(_, fits)| !fits).map(|(name, _)| *name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_written_with_or_without_port_and_gid() {
+        let one = |port, gid_index| DeviceSpec::One { name: "mlx5_0".into(), port, gid_index };
+        for (text, device) in [
+            ("all", DeviceSpec::All),
+            ("mlx5_0", one(None, None)),
+            ("mlx5_0:1", one(Some(1), None)),
+            ("mlx5_0:1:3", one(Some(1), Some(3))),
+        ] {
+            assert_eq!(text.parse(), Ok(device.clone()));
+            assert_eq!(device.to_string(), text);
+        }
+        for text in ["", ":1", "mlx5_0:", "mlx5_0:x", "mlx5_0:1:3:4", "mlx5_0:256", "a b"] {
+            let error = text.parse::<DeviceSpec>().expect_err("no device").to_string();
+            assert!(error.contains("mlx5_0:1:3"), "{error}");
+        }
     }
 }

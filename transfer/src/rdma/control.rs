@@ -6,7 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
 
-use super::wire::{self, LENGTH_BYTES, Said};
+use super::wire::{self, LENGTH_BYTES, MESSAGE_BYTES_MAX, Said};
+use crate::hello::HELLO_BYTES_MAX;
 use crate::rdma::CardError;
 use crate::tcp::stream::{Blocked, Stream};
 use crate::tcp::tls::Tls;
@@ -16,6 +17,10 @@ use crate::worker::link::{LinkEnd, Readiness};
 const READ_BYTES: usize = 16 << 10;
 /// A peer that lets more wait than this is not read from.
 const WAITING_BYTES_MAX: usize = 256 << 10;
+/// Nor is one that has said more than this which nobody has heard yet: any greeting and any saying is shorter.
+const UNHEARD_BYTES_MAX: usize = 256 << 10;
+const _: () = assert!(MESSAGE_BYTES_MAX + LENGTH_BYTES <= UNHEARD_BYTES_MAX);
+const _: () = assert!(HELLO_BYTES_MAX + GREETING_BYTES <= UNHEARD_BYTES_MAX);
 
 #[derive(Debug)]
 pub(crate) struct Control {
@@ -91,10 +96,11 @@ impl Control {
 
     /// Whether any came in.
     pub(crate) fn read(&mut self) -> Result<bool, LinkEnd> {
-        if !self.ready.readable || self.out.len() > WAITING_BYTES_MAX {
+        self.input.drain(..std::mem::take(&mut self.used));
+        let is_full = self.out.len() > WAITING_BYTES_MAX || self.input.len() > UNHEARD_BYTES_MAX;
+        if !self.ready.readable || is_full {
             return Ok(false);
         }
-        self.input.drain(..std::mem::take(&mut self.used));
         let mut buffer = [0; READ_BYTES];
         match self.stream.read(&mut buffer) {
             Ok(bytes) => {

@@ -4,23 +4,29 @@
 //! A path that ends is drained first: its pipe is cut, what had landed is counted, and only when the card
 //! says that nothing is left has the path ended.
 
+use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{self, AtomicBool};
 
+use kvasir_transfer_core::signal::Ordering;
 use kvasir_transfer_core::{PathId, Refusal, Settled};
 use prost::Message;
 
+use super::assembly::{Assembly, Put};
+use super::cards::CardId;
 use super::control::Control;
 use super::nic::{Event, PipeId};
-use super::wire::{PieceHeader, Said};
+use super::wire::Said;
 use crate::config::Domain;
 use crate::endpoint::Endpoint;
 use crate::hello::{Admission, HelloReply, Newcomer};
-use crate::messages::MESSAGE_BYTES_MAX;
 use crate::tcp::stream::Stream;
 use crate::worker::hub::Hub;
 use crate::worker::link::{LinkEnd, Readiness, Turn};
+
+/// How long a writer may take to say that what it has posted is done. One that does not is cut.
+const SETTLE_US: u64 = 1_000_000;
 
 /// How long the card may take to drain a pipe that was cut. It takes microseconds; one that does not
 /// answer has failed, and its queue pairs are destroyed.
@@ -30,6 +36,8 @@ const DRAIN_US: u64 = 2_000_000;
 pub(crate) struct RdmaIn {
     control: Control,
     receiving: Receiving,
+    /// Tickets that the writer was asked about, and until when it must have answered.
+    unsettled: VecDeque<(u64, u64)>,
 }
 
 /// What is needed as long as something may come.
@@ -38,31 +46,9 @@ struct Receiving {
     domain: Domain,
     peer: Endpoint,
     path: PathId,
+    card: CardId,
     pipe: PipeId,
-    /// A message of which pieces have come, and what is kept of it.
-    partial: Option<Partial>,
-    /// Of the next message.
-    buffer: Vec<u8>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Partial {
-    id: u64,
-    come_bytes: u32,
-}
-
-/// What a piece has led to.
-#[derive(Debug, PartialEq, Eq)]
-enum Put {
-    More,
-    /// The message is in the buffer.
-    Whole {
-        id: u64,
-    },
-    /// It has come whole, and is longer than any that is taken.
-    TooLong {
-        id: u64,
-    },
+    assembly: Assembly,
 }
 
 impl RdmaIn {
@@ -78,7 +64,7 @@ impl RdmaIn {
         // Its edges were told to who had the connection before.
         let mut control = Control::new(stream, Readiness { readable: true, writable: true });
         let opened = open(&newcomer, hub);
-        let (domain, pipe, address) = match opened {
+        let Opened { domain, card, pipe, address, order } = match opened {
             Ok(opened) => opened,
             Err(error) => {
                 tracing::warn!(
@@ -92,21 +78,22 @@ impl RdmaIn {
         };
         match hub.open_path(&newcomer) {
             Ok(path) => {
-                let reply = HelloReply { card: address, ..HelloReply::admitting() };
+                let is_relaxed = hub.cards.get(card).is_some_and(|rdma| rdma.bounds.is_relaxed);
+                let reply = HelloReply { card: address, is_relaxed, ..HelloReply::admitting() };
                 control.greet(&reply.encode_to_vec());
                 let receiving = Receiving {
                     domain,
                     peer: newcomer.peer,
                     path,
+                    card,
                     pipe,
-                    partial: None,
-                    buffer: Vec::new(),
+                    assembly: Assembly::new(order.acknowledges_in_order()),
                 };
-                Ok(RdmaIn { control, receiving })
+                Ok(RdmaIn { control, receiving, unsettled: VecDeque::new() })
             }
             Err(reply) => {
-                if let Some(rdma) = &mut hub.rdma {
-                    rdma.discard(pipe);
+                if let Some(card) = hub.cards.get_mut(card) {
+                    card.discard(pipe);
                 }
                 decline(control, &reply)
             }
@@ -152,23 +139,47 @@ impl RdmaIn {
             match said {
                 Said::Closing(question) => hub.asked(self.receiving.path, &question)?,
                 Said::Ask { key } => {
-                    let found = hub.find_region(key);
+                    let found = hub.find_region(self.receiving.card, key);
                     self.control.say(Said::Region { key, found });
                 }
                 Said::Heartbeat => self.control.say(Said::Alive),
-                Said::Region { .. } | Said::Revoked { .. } | Said::Taken { .. } | Said::Alive => {
+                Said::Settled { ticket } => self.settled(ticket, hub)?,
+                Said::Region { .. }
+                | Said::Revoked { .. }
+                | Said::Taken { .. }
+                | Said::Settle { .. }
+                | Said::Alive => {
                     return Err(LinkEnd::Malformed);
                 }
             }
         }
         turn.busy |= self.control.flush()?;
+        if let Some((_, until_us)) = self.unsettled.front() {
+            if hub.now_us >= *until_us {
+                return Err(LinkEnd::Silent);
+            }
+            turn.wait_until_us = turn.wait_until_us.min(*until_us);
+        }
         Ok(turn)
+    }
+
+    /// What the writer had posted when it was asked is done.
+    fn settled(&mut self, ticket: u64, hub: &mut Hub) -> Result<(), LinkEnd> {
+        let Some(at) = self.unsettled.iter().position(|(asked, _)| *asked == ticket) else {
+            return Err(LinkEnd::Malformed);
+        };
+        self.unsettled.drain(..=at);
+        if let Some(rdma) = hub.cards.get_mut(self.receiving.card) {
+            rdma.card.settled(self.receiving.pipe, ticket);
+        }
+        Ok(())
     }
 
     /// Whether there was anything.
     fn take_events(&mut self, hub: &mut Hub) -> Result<bool, LinkEnd> {
-        let Some(rdma) = &mut hub.rdma else { return Err(LinkEnd::Lost) };
-        let mut events = rdma.take_events(self.receiving.pipe);
+        let Receiving { card, pipe, .. } = self.receiving;
+        let Some(rdma) = hub.cards.get_mut(card) else { return Err(LinkEnd::Lost) };
+        let mut events = rdma.take_events(pipe);
         let any = !events.is_empty();
         let mut end = Ok(());
         while let Some(event) = events.pop_front() {
@@ -177,38 +188,53 @@ impl RdmaIn {
                 break;
             }
             match self.receiving.take(event, hub) {
-                Ok(Some(said)) => self.control.say(said),
+                Ok(Some(said)) => {
+                    if let Said::Settle { ticket } = said {
+                        self.unsettled.push_back((ticket, hub.now_us + SETTLE_US));
+                    }
+                    self.control.say(said);
+                }
                 Ok(None) => {}
                 // What came before a failure has landed all the same, on whatever lane.
                 Err(lost) => end = Err(lost),
             }
         }
-        if let Some(rdma) = hub.rdma.as_mut().filter(|_| !events.is_empty()) {
-            rdma.return_events(self.receiving.pipe, events);
+        if let Some(rdma) = hub.cards.get_mut(card).filter(|_| !events.is_empty()) {
+            rdma.return_events(pipe, events);
             return Ok(true);
         }
         end.map(|()| any)
     }
 
-    /// Nothing more is let in, and the peer sees that its connection is closed. What has landed is still
-    /// to be counted.
+    /// Nothing more is let in. What has landed is still to be counted.
     pub(crate) fn cut(self, hub: &mut Hub) -> Draining {
-        let RdmaIn { control: _, receiving } = self;
-        if let Some(rdma) = &mut hub.rdma {
+        let RdmaIn { control, receiving, unsettled: _ } = self;
+        if let Some(rdma) = hub.cards.get_mut(receiving.card) {
             rdma.card.cut(receiving.pipe);
         }
         let until_us = hub.now_us + DRAIN_US;
-        Draining { receiving, until_us, over: Arc::default() }
+        Draining { control: Some(control), receiving, until_us, over: Arc::default() }
     }
 }
 
-fn open(newcomer: &Newcomer, hub: &mut Hub) -> Result<(Domain, PipeId, Vec<u8>), super::CardError> {
-    let missing = || super::CardError::new("there is no device here");
-    let rdma = hub.rdma.as_mut().ok_or_else(missing)?;
-    let wanted = newcomer.card.as_ref().filter(|(domain, _)| *domain == rdma.domain);
-    let (_, peer) = wanted.ok_or_else(missing)?;
-    let (pipe, address) = rdma.accept(peer)?;
-    Ok((rdma.domain, pipe, address))
+/// An end at one of our cards.
+struct Opened {
+    domain: Domain,
+    card: CardId,
+    pipe: PipeId,
+    /// What its writer must know.
+    address: Vec<u8>,
+    order: Ordering,
+}
+
+fn open(newcomer: &Newcomer, hub: &mut Hub) -> Result<Opened, super::CardError> {
+    let missing = || super::CardError::new("there is no such card here");
+    let wanted = newcomer.card.as_ref().ok_or_else(missing)?;
+    let card = CardId::from_wire(wanted.index).ok_or_else(missing)?;
+    let rdma = hub.cards.get_mut(card).filter(|card| card.domain == wanted.domain);
+    let rdma = rdma.ok_or_else(missing)?;
+    let (pipe, address) = rdma.accept(&wanted.writer)?;
+    Ok(Opened { domain: rdma.domain, card, pipe, address, order: rdma.bounds.order })
 }
 
 fn decline<T>(mut control: Control, reply: &HelloReply) -> Result<T, LinkEnd> {
@@ -224,17 +250,22 @@ impl Receiving {
         match event {
             Event::Landed { imm, bytes } => {
                 hub.metrics.of(domain).received_bytes.inc_by(bytes);
+                if let Some(rdma) = hub.cards.get(self.card) {
+                    rdma.received_bytes.inc_by(bytes);
+                }
                 hub.landed(domain, self.path, imm);
                 Ok(None)
             }
             Event::Piece(bytes) => {
-                let (id, settled) = match self.put(&bytes, hub.shared.config.message_bytes_max)? {
+                let put = self.assembly.put(&bytes, hub.shared.config.message_bytes_max)?;
+                let (id, settled) = match put {
                     Put::More => return Ok(None),
                     Put::TooLong { id } => (id, hub.refuse_message(domain, Refusal::TooLong)),
                     Put::Whole { id } => {
                         let from = (&self.peer, self.path);
-                        let settled = hub.message(domain, from, id, &mut self.buffer);
-                        self.buffer.clear();
+                        let buffer = self.assembly.buffer();
+                        let settled = hub.message(domain, from, id, buffer);
+                        buffer.clear();
                         (id, settled)
                     }
                 };
@@ -244,50 +275,29 @@ impl Receiving {
                 };
                 Ok(Some(Said::Taken { id, taken }))
             }
+            Event::Settle { ticket } => Ok(Some(Said::Settle { ticket })),
             Event::Failed { .. } => Err(LinkEnd::Lost),
             // A target posts nothing.
             Event::Done { .. } => Ok(None),
         }
-    }
-
-    /// Puts a message together, or lets go by what is too long.
-    fn put(&mut self, bytes: &[u8], message_bytes_max: usize) -> Result<Put, LinkEnd> {
-        let (header, piece) = PieceHeader::decode(bytes).ok_or(LinkEnd::Malformed)?;
-        let PieceHeader { id, bytes, offset } = header;
-        if bytes as usize > MESSAGE_BYTES_MAX {
-            return Err(LinkEnd::Malformed);
-        }
-        let come_bytes = match self.partial.take() {
-            None if offset == 0 => 0,
-            Some(partial) if partial.id == id && offset > 0 => partial.come_bytes,
-            _ => return Err(LinkEnd::Malformed),
-        };
-        // An empty piece of a message that has more would never end it.
-        if come_bytes != offset || (piece.is_empty() && bytes > 0) {
-            return Err(LinkEnd::Malformed);
-        }
-        let is_too_long = bytes as usize > message_bytes_max;
-        if !is_too_long {
-            self.buffer.extend_from_slice(piece);
-        }
-        let come_bytes = come_bytes + piece.len() as u32;
-        if come_bytes < bytes {
-            self.partial = Some(Partial { id, come_bytes });
-            return Ok(Put::More);
-        }
-        Ok(if is_too_long { Put::TooLong { id } } else { Put::Whole { id } })
     }
 }
 
 /// A path whose pipe was cut, until nothing is left of it.
 #[derive(Debug)]
 pub(crate) struct Draining {
+    control: Option<Control>,
     receiving: Receiving,
     until_us: u64,
     over: Arc<AtomicBool>,
 }
 
 impl Draining {
+    /// The peer sees that its connection is closed; it finds the end counted.
+    pub(crate) fn hang_up(&mut self) {
+        self.control = None;
+    }
+
     /// Set when nothing of it lands any more.
     pub(crate) fn over(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.over)
@@ -295,8 +305,9 @@ impl Draining {
 
     /// Counts what had landed. Whether that was all.
     pub(crate) fn look(&mut self, hub: &mut Hub) -> bool {
-        let events = match &mut hub.rdma {
-            Some(rdma) => rdma.take_events(self.receiving.pipe),
+        let Receiving { card, pipe, .. } = self.receiving;
+        let events = match hub.cards.get_mut(card) {
+            Some(rdma) => rdma.take_events(pipe),
             None => return true,
         };
         for event in events {
@@ -304,8 +315,7 @@ impl Draining {
             // them on another path.
             let _ = self.receiving.take(event, hub);
         }
-        let Some(rdma) = &mut hub.rdma else { return true };
-        let pipe = self.receiving.pipe;
+        let Some(rdma) = hub.cards.get_mut(card) else { return true };
         let is_late = hub.now_us >= self.until_us;
         if !rdma.card.is_drained(pipe) && !is_late && !rdma.is_dead {
             return false;
@@ -314,55 +324,7 @@ impl Draining {
             tracing::warn!("a pipe does not drain, and is destroyed");
         }
         rdma.discard(pipe);
-        self.over.store(true, Ordering::Release);
+        self.over.store(true, atomic::Ordering::Release);
         true
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn receiving() -> Receiving {
-        let peer = Endpoint { incarnation: 1, cookie: [0; 16], shm: None, tcp: None, rdma: None };
-        let (domain, path, pipe) = (Domain::Verbs, PathId(0), PipeId(0));
-        Receiving { domain, peer, path, pipe, partial: None, buffer: Vec::new() }
-    }
-
-    fn piece(id: u64, bytes: u32, offset: u32, body: &[u8]) -> Vec<u8> {
-        [PieceHeader { id, bytes, offset }.encode().as_slice(), body].concat()
-    }
-
-    #[test]
-    fn a_message_is_put_together_from_its_pieces() {
-        let mut receiving = receiving();
-        let mut put = |bytes: &[u8]| receiving.put(bytes, 8).expect("in order");
-        assert_eq!(put(&piece(1, 5, 0, b"abc")), Put::More);
-        assert_eq!(put(&piece(1, 5, 3, b"de")), Put::Whole { id: 1 });
-        assert_eq!(receiving.buffer, b"abcde");
-        receiving.buffer.clear();
-        let mut put = |bytes: &[u8]| receiving.put(bytes, 8).expect("in order");
-        assert_eq!(put(&piece(2, 9, 0, b"too")), Put::More);
-        assert_eq!(put(&piece(2, 9, 3, b" long!")), Put::TooLong { id: 2 });
-        assert_eq!(put(&piece(3, 0, 0, b"")), Put::Whole { id: 3 });
-        assert!(receiving.buffer.is_empty(), "nothing is kept of what is too long");
-    }
-
-    #[test]
-    fn pieces_that_do_not_follow_each_other_are_malformed() {
-        let huge = MESSAGE_BYTES_MAX as u32 + 1;
-        let cases: [&[Vec<u8>]; 6] = [
-            &[piece(1, huge, 0, b"abc")],
-            &[piece(1, 5, 3, b"de")],
-            &[piece(1, 5, 0, b"abc"), piece(1, 5, 0, b"abc")],
-            &[piece(1, 5, 0, b"abc"), piece(2, 5, 3, b"de")],
-            &[piece(1, 5, 0, b"abc"), piece(1, 5, 4, b"e")],
-            &[piece(1, 5, 0, b"")],
-        ];
-        for pieces in cases {
-            let mut receiving = receiving();
-            let last = pieces.iter().map(|bytes| receiving.put(bytes, 8)).last();
-            assert_eq!(last, Some(Err(LinkEnd::Malformed)), "{pieces:?}");
-        }
     }
 }

@@ -1,6 +1,7 @@
 //! Ends registrations on a thread of its own: it takes long in proportion to the memory, and the worker
 //! does not wait. Whoever must know when it is done gets a flag.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
@@ -14,6 +15,12 @@ struct Task {
     over: Arc<AtomicBool>,
 }
 
+impl std::fmt::Debug for Task {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Task").field("over", &self.over).finish_non_exhaustive()
+    }
+}
+
 impl Task {
     fn run(self) {
         drop(self.registration);
@@ -24,6 +31,8 @@ impl Task {
 #[derive(Debug)]
 pub(crate) struct Janitor {
     tasks: Option<SyncSender<Task>>,
+    /// What the thread has no room for yet. Those who wait for it are as many.
+    waiting: VecDeque<Task>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -33,19 +42,30 @@ impl Janitor {
         let thread = std::thread::Builder::new()
             .name(format!("xfer-{name}-mem"))
             .spawn(move || receiver.into_iter().for_each(Task::run))?;
-        Ok(Janitor { tasks: Some(tasks), thread: Some(thread) })
+        Ok(Janitor { tasks: Some(tasks), waiting: VecDeque::new(), thread: Some(thread) })
     }
 
-    /// The flag is set when the registration has ended. Should as many wait as an engine may have
-    /// regions, the caller does it.
-    pub(crate) fn end(&self, registration: Box<dyn Send>) -> Arc<AtomicBool> {
+    /// The flag is set when the registration has ended.
+    pub(crate) fn end(&mut self, registration: Box<dyn Send>) -> Arc<AtomicBool> {
         let over = Arc::new(AtomicBool::new(false));
-        let task = Task { registration, over: Arc::clone(&over) };
-        match self.tasks.as_ref().map(|tasks| tasks.try_send(task)) {
-            Some(Err(TrySendError::Full(task) | TrySendError::Disconnected(task))) => task.run(),
-            Some(Ok(())) | None => {}
-        }
+        self.waiting.push_back(Task { registration, over: Arc::clone(&over) });
+        self.pass_on();
         over
+    }
+
+    /// To be called now and then. The caller does not end registrations itself: that may wait for the caller.
+    pub(crate) fn pass_on(&mut self) {
+        while let (Some(task), Some(tasks)) = (self.waiting.pop_front(), &self.tasks) {
+            match tasks.try_send(task) {
+                Ok(()) => {}
+                Err(TrySendError::Full(task)) => {
+                    self.waiting.push_front(task);
+                    return;
+                }
+                // The thread has panicked, and that was told.
+                Err(TrySendError::Disconnected(task)) => task.run(),
+            }
+        }
     }
 }
 
@@ -75,7 +95,7 @@ mod tests {
 
     #[test]
     fn what_is_over_was_dropped_before() {
-        let janitor = Janitor::start("test").expect("a thread");
+        let mut janitor = Janitor::start("test").expect("a thread");
         let dropped = Arc::new(AtomicBool::new(false));
         let over = janitor.end(Box::new(Noted(Arc::clone(&dropped))));
         drop(janitor);

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::nic::Place;
+use super::place::Places;
 
 /// Regions of all peers; an engine has at most 1024 itself.
 const KNOWN_MAX: usize = 4096;
@@ -17,9 +18,12 @@ pub(crate) struct Known {
     pub(crate) length_bytes: u64,
 }
 
+/// Where it lies for each card of its engine, and how long it is.
+type OfCards = (Places, u64);
+
 #[derive(Debug, Default)]
 pub(crate) struct Described {
-    regions: BTreeMap<Named, Known>,
+    regions: BTreeMap<Named, OfCards>,
     order: VecDeque<Named>,
     /// A card has refused them, or their owner says that they are no more.
     doubted: BTreeSet<Named>,
@@ -32,7 +36,7 @@ impl Described {
     }
 
     /// Only from descriptors that are whole. Nothing that was doubted is believed again.
-    pub(crate) fn learn(&mut self, named: Named, known: Known) {
+    pub(crate) fn learn(&mut self, named: Named, known: OfCards) {
         if self.has(named) {
             return;
         }
@@ -45,7 +49,7 @@ impl Described {
         }
     }
 
-    pub(crate) fn get(&self, named: Named) -> Option<Known> {
+    pub(crate) fn get(&self, named: Named) -> Option<OfCards> {
         self.regions.get(&named).copied()
     }
 
@@ -69,8 +73,10 @@ impl Described {
 mod tests {
     use super::*;
 
-    fn known(address: u64) -> Known {
-        Known { place: Place { address, key: 1 }, length_bytes: 8 }
+    fn known(address: u64) -> OfCards {
+        let mut places = Places::default();
+        places.set(0, Place { address, key: 1 });
+        (places, 8)
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The domains whose bytes are placed by a network card: `verbs`, and what else can stand behind the same
+//! The domains whose bytes are placed by a network card: `verbs`, and `efa`, which stands behind the same
 //! seam. A path is a *control connection* (TCP) and a *pipe* of the card.
 //!
 //! - The writer connects, says in its hello that it wants a pipe and how its own end is reached, and is
@@ -15,19 +15,29 @@
 //!   its pipes in error and waits until they are drained.
 //! - Sources that are not registered go through registered memory of the engine's own (`bounce`).
 //!
-//! Reading path: [`nic`] (the seam), [`outgoing`], [`incoming`], then [`verbs`]. `wire` and `control` are
-//! the conversation beside the pipe.
+//! - Where a card keeps no order (`efa`) every post is told by itself: what is counted is one post, or is
+//!   counted by a post of its own when all the others have landed.
+//!
+//! Reading path: [`nic`] (the seam), [`outgoing`], [`incoming`], then [`verbs`] and [`efa`]. `wire` and
+//! `control` are the conversation beside the pipe.
 
+mod address;
+mod assembly;
 mod bounce;
+mod cards;
 mod config;
 mod control;
+mod datagrams;
+mod efa;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
+mod handshake;
 pub(crate) mod incoming;
 mod janitor;
 mod known;
 mod nic;
 pub(crate) mod outgoing;
+mod pairs;
 mod place;
 mod verbs;
 mod wire;
@@ -35,37 +45,37 @@ mod wire;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
-pub use self::config::VerbsConfig;
+pub use self::address::{CardAddress, RdmaAddress};
+pub(crate) use self::cards::{CardId, Cards, Memories};
+pub use self::config::{DeviceSpec, DeviceSpecError, Handshake, VerbsConfig};
+pub use self::efa::EfaConfig;
 pub(crate) use self::nic::{CardError, CardMemory, PipeId};
+pub(crate) use self::pairs::{CardPair, Route};
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use self::place::Places;
 pub use self::place::RdmaPlace;
 pub(crate) use self::place::{Named, RdmaPlaceWire};
 
+use prometheus::IntCounter;
+
 use self::bounce::{BOUNCE_KEY, Bounce};
-use self::janitor::Janitor;
 pub(crate) use self::known::Known;
 pub(crate) use self::nic::Place;
 
-use self::known::Described;
 use self::nic::{Bounds, Card, Event, Post};
 use crate::config::Domain;
+use crate::metrics::CardBytes;
 
-/// How a peer's card is reached, as its endpoint says it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RdmaAddress {
-    pub domain: Domain,
-    /// What that domain makes of it; it decides whether a connection is tried.
-    pub(crate) address: Vec<u8>,
-}
-
-/// Of `RdmaAddress::address`; the longest known has 17.
-pub(crate) const ADDRESS_BYTES_MAX: usize = 256;
+/// More than anything is kept back for.
+const CATCH_UP_POLLS: usize = 64;
 
 /// One card with what the worker keeps for it.
 #[derive(Debug)]
 pub(crate) struct Rdma {
     domain: Domain,
+    /// Of the device, for people.
+    name: String,
     card: Box<dyn Card>,
     bounds: Bounds,
     /// What has happened on each pipe, until its link takes it.
@@ -73,59 +83,88 @@ pub(crate) struct Rdma {
     next_pipe: u64,
     polled: Vec<(PipeId, Event)>,
     bounce: Bounce,
-    described: Described,
-    janitor: Janitor,
+    /// Of writes, as far as the card tells: the bytes of counted ones are told to who receives them.
+    sent_bytes: IntCounter,
+    received_bytes: IntCounter,
+    /// Datagrams of strangers, and what makes no sense.
+    refused_datagrams: IntCounter,
     /// It takes no more pipes.
     is_dead: bool,
 }
 
-/// Opens the device of the `verbs` domain.
+/// A card that is open, and what registers memory with it.
+pub(crate) type Started = (Rdma, Arc<dyn CardMemory>);
+
+/// Opens the devices of the `verbs` domain.
 ///
 /// # Errors
 /// A sentence for the person who runs the host.
 pub(crate) fn start_verbs(
     config: &VerbsConfig,
-    name: &str,
-) -> Result<(Rdma, Arc<dyn CardMemory>), CardError> {
-    let (card, memory) = verbs::open(config)?;
-    let rdma = Rdma::new(Domain::Verbs, card, &*memory, (config.bounce_bytes, name))?;
-    Ok((rdma, memory))
+    bytes: &CardBytes,
+) -> Result<Vec<Started>, CardError> {
+    let opened = verbs::open(config)?;
+    let start = |(name, (card, memory)): (String, nic::Opened)| {
+        let rdma = Rdma::new(Domain::Verbs, name, card, (&*memory, config.bounce_bytes), bytes)?;
+        Ok((rdma, memory))
+    };
+    opened.into_iter().map(start).collect()
+}
+
+/// Opens the network of the `efa` domain.
+///
+/// # Errors
+/// A sentence for the person who runs the host.
+pub(crate) fn start_efa(config: &EfaConfig, bytes: &CardBytes) -> Result<Vec<Started>, CardError> {
+    let (name, (card, memory)) = efa::open(config)?;
+    let rdma = Rdma::new(Domain::Efa, name, card, (&*memory, config.bounce_bytes), bytes)?;
+    Ok(vec![(rdma, memory)])
 }
 
 impl Rdma {
     fn new(
         domain: Domain,
+        name: String,
         mut card: Box<dyn Card>,
-        memory: &dyn CardMemory,
-        (bounce_bytes, name): (usize, &str),
+        (memory, bounce_bytes): (&dyn CardMemory, usize),
+        bytes: &CardBytes,
     ) -> Result<Self, CardError> {
         let bounce = Bounce::new(bounce_bytes)
             .map_err(|error| CardError::because("there is no memory to bounce sources", error))?;
         memory.register(BOUNCE_KEY, bounce.memory())?;
         card.adopt(BOUNCE_KEY);
-        let janitor = Janitor::start(name)
-            .map_err(|error| CardError::because("a thread cannot be started", error))?;
+        let counter = |direction| bytes.0.with_label_values(&[domain.label(), &name, direction]);
         Ok(Rdma {
             domain,
+            sent_bytes: counter("sent"),
+            received_bytes: counter("received"),
+            refused_datagrams: bytes.1.with_label_values(&[domain.label(), &name]),
+            name,
             bounds: card.bounds(),
             card,
             pipes: BTreeMap::new(),
             next_pipe: 0,
             polled: Vec::new(),
             bounce,
-            described: Described::default(),
-            janitor,
             is_dead: false,
         })
     }
 
-    pub(crate) fn address(&self) -> RdmaAddress {
-        RdmaAddress { domain: self.domain, address: self.card.address() }
+    pub(crate) fn domain(&self) -> Domain {
+        self.domain
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn address(&self) -> CardAddress {
+        CardAddress::new(self.domain, &self.name, self.card.address())
     }
 
     /// Whether a connection is worth a try.
-    pub(crate) fn may_reach(&self, peer: &RdmaAddress) -> bool {
-        !self.is_dead && peer.domain == self.domain && self.card.may_reach(&peer.address)
+    pub(crate) fn may_reach(&self, peer: &CardAddress) -> bool {
+        peer.domain == Some(self.domain) && self.card.may_reach(&peer.address)
     }
 
     // ---- memory ----
@@ -138,21 +177,9 @@ impl Rdma {
         self.card.place(key)
     }
 
-    /// The flag is set when nothing lands in the region any more. `None`: it was not registered.
-    pub(crate) fn forget(&mut self, key: u64) -> Option<Arc<AtomicBool>> {
-        self.card.forget(key).map(|registration| self.janitor.end(registration))
-    }
-
-    /// Learns from the descriptor that a caller writes to where its region lies.
-    pub(crate) fn describe(&mut self, named: Named, place: &RdmaPlace, cookie: &[u8; 16]) {
-        if let Some(place) = place.opened(named, cookie) {
-            let known = Known { place, length_bytes: named.length_bytes };
-            self.described.learn((named.incarnation, named.key), known);
-        }
-    }
-
-    pub(crate) fn knows(&self, incarnation: u64, key: u64) -> bool {
-        self.described.has((incarnation, key))
+    /// What ends its registration when it is dropped. `None`: it was not registered.
+    fn forget(&mut self, key: u64) -> Option<Box<dyn Send>> {
+        self.card.forget(key)
     }
 
     // ---- pipes ----
@@ -215,16 +242,26 @@ impl Rdma {
             }
         }
         self.polled = polled;
+        self.refused_datagrams.inc_by(self.card.take_refused_datagrams());
         found.unwrap_or_else(|error| {
             self.fail(&error);
             true
         })
     }
 
+    /// Gathers all that had happened when it was called. Bounded: whoever goes on meanwhile is not waited for.
+    pub(crate) fn catch_up(&mut self) {
+        for _ in 0..CATCH_UP_POLLS {
+            if !self.poll() && !self.card.holds_back() {
+                return;
+            }
+        }
+    }
+
     /// Every pipe fails, and no other is made.
     fn fail(&mut self, error: &CardError) {
         let domain = self.domain.label();
-        tracing::error!(domain, %error, "the device of a domain has failed");
+        tracing::error!(domain, card = self.name, %error, "a card has failed");
         self.is_dead = true;
         for events in self.pipes.values_mut() {
             let failure = nic::Failure::Broken;

@@ -1,9 +1,11 @@
-//! What the domain asks of a network card, whoever drives it: libibverbs today (`verbs`), libfabric behind
-//! the same seam. Cards do not learn what a path, a frame or a session is; the domain does not learn what a
-//! queue pair is.
+//! What the domain asks of a network card, whoever drives it: libibverbs (`verbs`), or libfabric (`efa`).
+//! Cards do not learn what a path, a frame or a session is; the domain does not learn what a queue pair is.
 //!
 //! A *pipe* is one end of a one-way connection with one peer: lane 0 carries messages, the lanes after it
-//! writes. What a writer posts on one lane is done in order or not at all; nothing holds between lanes.
+//! writes. Whether what a writer posts on one lane is done in order is a capability of the card
+//! ([`Bounds::order`]); nothing holds between lanes. What holds of every card: a post that is told to be
+//! done has landed with its last byte, and an immediate is told when all of its own post has landed. The
+//! host posts: no card here lets a device do it.
 //!
 //! No call waits for a peer. Some take a system call (`open`, `accept`, `connect`, `cut`, `discard`): they are made
 //! when connections come and go. What takes long in proportion to memory (`CardMemory::register`, dropping
@@ -12,6 +14,8 @@
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+
+use kvasir_transfer_core::signal::Ordering;
 
 use crate::memory::SharedMemory;
 use crate::payload::Payload;
@@ -54,6 +58,8 @@ pub(crate) enum To {
     Memory(Place),
     /// Whatever the peer has ready for messages.
     Message,
+    /// To nothing of the peer's: whether it arrives is all that is asked.
+    Nowhere,
 }
 
 #[derive(Debug, Clone)]
@@ -63,7 +69,10 @@ pub(crate) struct Post {
     /// Counted at the peer when all bytes of this post have landed.
     pub(crate) imm: Option<u32>,
     pub(crate) tag: u32,
-    /// Its end is told; otherwise the next one that is told on its lane stands for it too.
+    /// Not before prior reads and atomics on its lane are done. Cards without a fence ignore it.
+    pub(crate) is_fenced: bool,
+    /// Its end is told; otherwise the next one that is told on its lane stands for it too. Where nothing
+    /// is in order each one is told.
     pub(crate) is_told: bool,
 }
 
@@ -77,18 +86,30 @@ pub(crate) struct Bounds {
     pub(crate) post_bytes: u64,
     /// Of one message's piece.
     pub(crate) piece_bytes: usize,
+    /// What is placed in regions here may become visible in any order, until a `Landed` speaks for it.
+    pub(crate) is_relaxed: bool,
+    /// What is known of the posts of one lane.
+    pub(crate) order: Ordering,
+    /// A writer is told when a peer's card refuses a post. Otherwise nothing is posted to regions that the peer
+    /// itself was not asked about.
+    pub(crate) tells_refusals: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// This post and all before it on its lane are done: the peer has every byte.
+    /// This post is done, and where the card acknowledges in order all before it on its lane are: the peer
+    /// has every byte.
     Done { lane: usize, tag: u32 },
-    /// All before it on its lane are done, and it is not. Nothing more moves through the pipe. Without a
-    /// tag it is not known which.
+    /// It is not done; where the card acknowledges in order, all before it on its lane are. Nothing more
+    /// moves through the pipe. Without a tag it is not known which.
     Failed { lane: usize, tag: Option<u32>, failure: Failure },
-    /// A peer's write with an immediate has landed with all that was posted before it on its lane.
+    /// A peer's write with an immediate has landed; where the card is in order, with all that was posted
+    /// before it on its lane. Of how many bytes it was a card may not know; then there are none.
     Landed { imm: u32, bytes: u64 },
-    /// A piece of a message.
+    /// Of a target: memory was withdrawn, and what its writer has posted may still land there. The writer is to
+    /// be asked to say when all of that is done ([`Card::settled`]), and the pipe to be cut where it does not.
+    Settle { ticket: u64 },
+    /// A piece of a message. Where the card is not in order, pieces come in any.
     Piece(Vec<u8>),
 }
 
@@ -168,10 +189,19 @@ pub(crate) trait Card: fmt::Debug + Send {
     fn accept(&mut self, pipe: PipeId, writer: &[u8]) -> Result<Vec<u8>, CardError>;
     /// A writer's end, with what it was told.
     fn connect(&mut self, pipe: PipeId, target: &[u8]) -> Result<(), CardError>;
+    /// Whether it is connected: where cards tell each other by themselves, it takes longer than `connect`,
+    /// and what they say may get lost.
+    fn is_connected(&self, _pipe: PipeId) -> bool {
+        true
+    }
+    /// Says again what has had no answer.
+    fn ask_again(&mut self, _pipe: PipeId) {}
     /// How many posts the lane takes now.
     fn room(&self, pipe: PipeId, lane: usize) -> usize;
-    /// All of them, in order. After an error the pipe is of no use any more.
+    /// All of them, in order where the card has one. After an error the pipe is of no use any more.
     fn post(&mut self, pipe: PipeId, lane: usize, posts: &[Post]) -> Result<(), CardError>;
+    /// The writer of a target's pipe has said so, of this and of all earlier tickets.
+    fn settled(&mut self, _pipe: PipeId, _ticket: u64) {}
     /// From now on nothing more is let in or out. What has landed is still told.
     fn cut(&mut self, pipe: PipeId);
     /// After `cut`: nothing lands any more, and everything that has landed was polled.
@@ -184,6 +214,10 @@ pub(crate) trait Card: fmt::Debug + Send {
 
     /// Appends what has happened since. Bounded: when it answers `true` there may be more.
     fn poll(&mut self, events: &mut Vec<(PipeId, Event)>) -> Result<bool, CardError>;
+    /// Something that has happened is kept back, until so many polls later.
+    fn holds_back(&self) -> bool {
+        false
+    }
     /// Makes `wake_fd` readable when something happens after the next `poll`.
     fn arm(&mut self) -> Result<(), CardError>;
     fn wake_fd(&self) -> BorrowedFd<'_>;
@@ -191,6 +225,10 @@ pub(crate) trait Card: fmt::Debug + Send {
     fn clear_wake(&mut self);
     /// Readable when the card reports something on its own; see [`Card::look_at_reports`].
     fn report_fd(&self) -> BorrowedFd<'_>;
+    /// What has come from strangers since.
+    fn take_refused_datagrams(&mut self) -> u64 {
+        0
+    }
     /// `Err` when the card is of no use any more.
     fn look_at_reports(&mut self) -> Result<(), CardError>;
 }

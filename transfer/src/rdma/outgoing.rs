@@ -8,24 +8,28 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use kvasir_transfer_core::regions::check_bounds;
-use kvasir_transfer_core::{CloseRequest, Frame, FrameKind, Next, OpId, Refusal, Settled, Target};
+use kvasir_transfer_core::signal::Ordering;
+use kvasir_transfer_core::{
+    CloseRequest, Frame, FrameKind, Next, OpId, Rail, Refusal, Settled, Target,
+};
 use prost::Message;
 
 use super::bounce::{BOUNCE_KEY, CHUNK_BYTES, Chunk};
+use super::cards::CardId;
 use super::control::Control;
 use super::known::Known;
 use super::nic::{Bounds, Event, Failure, From, MESSAGES, PipeId, Place, Post, To};
 use super::wire::{PieceHeader, Said};
-use super::{CardError, Rdma};
+use super::{CardError, CardPair, Rdma};
 use crate::closing;
 use crate::config::Domain;
 use crate::hello::{Admission, Hello, HelloReply};
 use crate::payload::Payload;
-use crate::tcp::tls::Tls;
 use crate::worker::hub::{Hub, take_answer};
 use crate::worker::link::{Lane, LinkEnd, Readiness, Turn, path_limits};
 
@@ -35,6 +39,10 @@ const WAITING_MAX: usize = 64;
 const PARKED_MAX: usize = 256;
 /// Frames that are checked in one turn: checking may read their bytes.
 const FRAMES_PER_TURN: usize = 128;
+/// What the cards tell each other may get lost: it is said again after so long.
+const SHAKE_AGAIN_US: u64 = 20_000;
+/// Questions of a target that wait for what is under way.
+const SETTLING_MAX: usize = 4096;
 /// Bytes whose checksums are computed in one turn, more or less.
 const HASHED_PER_TURN: u64 = 2 << 20;
 
@@ -43,6 +51,10 @@ pub(crate) struct RdmaOut {
     control: Control,
     lane: Lane,
     domain: Domain,
+    card: CardId,
+    /// The peer's.
+    to_card: CardId,
+    rail: Rail,
     pipe: PipeId,
     bounds: Bounds,
     peer_incarnation: u64,
@@ -54,9 +66,18 @@ pub(crate) struct RdmaOut {
     /// Sequences of messages that were posted in full, by their ids: the peer tells what it made of them.
     messages: BTreeMap<u64, u64>,
     waiting: VecDeque<Waiting>,
+    /// Frames that are posted in several pieces where nothing is in order, by their sequences.
+    pieces: BTreeMap<u64, Pieces>,
     /// By lane of the pipe, in the order in which they were posted.
     posted: Vec<VecDeque<Posted>>,
+    /// By lane of the pipe: one of its posts has failed. What is told of later ones says nothing of those
+    /// before them any more.
+    is_broken: Vec<bool>,
     next_tag: u32,
+    /// What the peer's card places may become visible in any order.
+    is_relaxed: bool,
+    /// What the target waits for: that all posts before this tag are done.
+    settling: VecDeque<(u64, u32)>,
 }
 
 #[derive(Debug)]
@@ -65,6 +86,10 @@ enum State {
         hello: Vec<u8>,
     },
     AwaitingReply,
+    /// The cards tell each other of their queue pairs.
+    Shaking {
+        again_us: u64,
+    },
     /// Lanes of which it is not known yet whether they reach the peer.
     Trying {
         lanes: usize,
@@ -81,6 +106,17 @@ struct Waiting {
     /// Its posts are all on one.
     lane: Option<usize>,
     done_bytes: u64,
+    /// All of its bytes have landed, and it is to be counted.
+    has_landed: bool,
+}
+
+/// A frame of several posts, where none of them says anything of the others: it has landed when each one
+/// has, and only then is its count posted.
+#[derive(Debug, Default)]
+struct Pieces {
+    under_way: usize,
+    /// Set when the last one was posted.
+    posted: Option<Waiting>,
 }
 
 /// One post that the card has not reported yet.
@@ -91,6 +127,8 @@ struct Posted {
     sequence: u64,
     /// The last one of its frame.
     ends: Option<Sent>,
+    /// One of several, of which each has to be waited for.
+    is_piece: bool,
     chunk: Option<Chunk>,
     /// The card reads the source of the caller.
     reads_source: bool,
@@ -120,17 +158,24 @@ impl RdmaOut {
         lane: Lane,
         address: SocketAddr,
         mut hello: Hello,
-        (rdma, tls): (&mut Rdma, Option<&Tls>),
+        ((rail, CardPair { here, there }), hub): ((Rail, CardPair), &mut Hub),
     ) -> Result<Self, CardError> {
-        let control = Control::connect(address, tls)?;
+        let Hub { cards, tls, .. } = hub;
+        let missing = || CardError::new("there is no such card here");
+        let rdma = cards.get_mut(here).ok_or_else(missing)?;
+        let control = Control::connect(address, tls.as_ref())?;
         let (pipe, card) = rdma.open()?;
         let bounds = rdma.bounds;
         hello.domain = rdma.domain.code();
         hello.card = card;
+        hello.to_card = there.0.into();
         Ok(RdmaOut {
             control,
             lane,
             domain: rdma.domain,
+            card: here,
+            to_card: there,
+            rail,
             pipe,
             bounds,
             peer_incarnation: hello.to_incarnation,
@@ -140,9 +185,17 @@ impl RdmaOut {
             parked: Vec::new(),
             messages: BTreeMap::new(),
             waiting: VecDeque::new(),
+            pieces: BTreeMap::new(),
             posted: (0..bounds.lanes).map(|_| VecDeque::new()).collect(),
+            is_broken: vec![false; bounds.lanes],
             next_tag: 0,
+            is_relaxed: false,
+            settling: VecDeque::new(),
         })
+    }
+
+    pub(crate) fn rail(&self) -> Rail {
+        self.rail
     }
 
     pub(crate) fn domain(&self) -> Domain {
@@ -176,6 +229,7 @@ impl RdmaOut {
         match &self.state {
             State::Connecting { .. } => turn.busy |= self.greet()?,
             State::AwaitingReply => turn.busy |= self.read_reply(hub)?,
+            State::Shaking { .. } => turn.busy |= self.shake(hub, &mut turn)?,
             State::Trying { .. } | State::Up => {
                 turn.busy |= self.control.read()?;
                 while let Some(said) = self.control.heard()? {
@@ -183,6 +237,7 @@ impl RdmaOut {
                 }
             }
         }
+        self.settle_what_is_done();
         if self.is_up() {
             self.take_frames(hub, &mut turn);
             turn.busy |= self.post(hub)?;
@@ -193,11 +248,14 @@ impl RdmaOut {
 
     /// Ends it: when this returns the card reads nothing for it any more. What was done is settled.
     pub(crate) fn close(mut self, hub: &mut Hub) {
-        if let Some(rdma) = &mut hub.rdma {
+        if let Some(rdma) = hub.cards.get_mut(self.card) {
             rdma.poll();
         }
-        let _ = self.take_events(hub);
-        let Some(rdma) = &mut hub.rdma else { return };
+        // One that is not up by now never will be.
+        if self.is_up() {
+            let _ = self.take_events(hub);
+        }
+        let Some(rdma) = hub.cards.get_mut(self.card) else { return };
         rdma.discard(self.pipe);
         let posted = self.posted.into_iter().flatten();
         posted.filter_map(|posted| posted.chunk).for_each(|chunk| rdma.bounce.release(chunk));
@@ -227,15 +285,34 @@ impl RdmaOut {
             Admission::OtherIncarnation => return Err(LinkEnd::Replaced),
             _ => return Err(LinkEnd::Declined { cut_offs: None }),
         }
-        let Some(rdma) = &mut hub.rdma else { return Err(LinkEnd::Lost) };
+        self.is_relaxed = reply.is_relaxed;
+        let Some(rdma) = hub.cards.get_mut(self.card) else { return Err(LinkEnd::Lost) };
         if let Err(error) = rdma.card.connect(self.pipe, &reply.card) {
-            tracing::warn!(engine = %hub.shared.config.name, %error, "no pipe to a peer");
-            return Err(LinkEnd::Unsuited);
+            let error = error.sentence();
+            tracing::warn!(engine = %hub.shared.config.name, error, "no pipe to a peer");
+            // Such as a route that is gone for a while.
+            return Err(LinkEnd::Lost);
+        }
+        self.state = State::Shaking { again_us: hub.now_us + SHAKE_AGAIN_US };
+        Ok(true)
+    }
+
+    /// Tries the pipe, as soon as both cards know of it.
+    fn shake(&mut self, hub: &mut Hub, turn: &mut Turn) -> Result<bool, LinkEnd> {
+        let State::Shaking { again_us } = &mut self.state else { return Ok(false) };
+        let Some(rdma) = hub.cards.get_mut(self.card) else { return Err(LinkEnd::Lost) };
+        if !rdma.card.is_connected(self.pipe) {
+            if hub.now_us >= *again_us {
+                rdma.card.ask_again(self.pipe);
+                *again_us = hub.now_us + SHAKE_AGAIN_US;
+            }
+            turn.wait_until_us = turn.wait_until_us.min(*again_us);
+            // The end of the connection is the end of the pipe, also now.
+            return self.control.read();
         }
         for lane in 0..self.bounds.lanes {
-            // Nothing, to nowhere: whether it arrives is all that is asked.
-            let to = To::Memory(Place { address: 0, key: 0 });
-            let trial = Post { from: From::Nothing, to, imm: None, tag: 0, is_told: true };
+            let (from, to, imm, is_fenced) = (From::Nothing, To::Nowhere, None, false);
+            let trial = Post { from, to, imm, tag: 0, is_fenced, is_told: true };
             rdma.post(self.pipe, lane, &[trial]).map_err(|_| LinkEnd::Lost)?;
         }
         self.state = State::Trying { lanes: self.bounds.lanes };
@@ -247,35 +324,67 @@ impl RdmaOut {
         *lanes -= 1;
         if *lanes == 0 {
             self.state = State::Up;
-            let limits = path_limits(self.domain, hub);
+            let way = (self.domain, self.rail);
+            let mut limits = path_limits(way, self.write_lanes(), hub);
+            if self.is_relaxed {
+                // Whoever polls memory there may see a word before what was placed before it.
+                limits.ordering = Ordering::None;
+            }
             hub.sender.path_up(self.lane.session, self.lane.path, limits, hub.now_us);
         }
+    }
+
+    fn write_lanes(&self) -> NonZeroU32 {
+        let lanes = u32::try_from(self.bounds.lanes.saturating_sub(1)).ok();
+        lanes.and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MIN)
     }
 
     // ---- what the card and the peer say ----
 
     fn take_events(&mut self, hub: &mut Hub) -> Result<bool, LinkEnd> {
-        let Some(rdma) = &mut hub.rdma else { return Err(LinkEnd::Lost) };
+        let Some(rdma) = hub.cards.get_mut(self.card) else { return Err(LinkEnd::Lost) };
         let events = rdma.take_events(self.pipe);
         let any = !events.is_empty();
+        let mut end = Ok(());
         for event in events {
             match event {
                 Event::Done { .. } if matches!(self.state, State::Trying { .. }) => {
                     self.lane_reached(hub);
                 }
-                Event::Done { lane, tag } => self.done_through(lane, tag, hub),
+                Event::Done { lane, tag } if !self.is_broken[lane] => {
+                    self.done_through(lane, tag, hub);
+                }
+                Event::Done { .. } => {}
+                // Which of several failures was first, and has the reason, the card may not know.
                 Event::Failed { lane, tag, failure } => {
                     self.failed(lane, tag, failure, hub);
-                    return Err(LinkEnd::Lost);
+                    // What the peer refuses is no fault of the way to it. Where there is no order, what it
+                    // refuses may look like anything.
+                    let is_ordered = self.bounds.order.acknowledges_in_order();
+                    if failure == Failure::Refused {
+                        end = Err(LinkEnd::Spent);
+                    } else if end.is_ok() {
+                        end = Err(if is_ordered { LinkEnd::Broken } else { LinkEnd::Lost });
+                    }
                 }
                 // A peer that writes to a writer.
-                Event::Landed { .. } | Event::Piece(_) => return Err(LinkEnd::Malformed),
+                Event::Landed { .. } | Event::Piece(_) | Event::Settle { .. } => {
+                    return Err(LinkEnd::Malformed);
+                }
             }
         }
-        Ok(any)
+        end.map(|()| any)
     }
 
     fn done_through(&mut self, lane: usize, tag: u32, hub: &mut Hub) {
+        if !self.bounds.order.acknowledges_in_order() {
+            // It speaks for itself alone.
+            let at = self.posted[lane].iter().position(|posted| posted.tag == tag);
+            if let Some(posted) = at.and_then(|at| self.posted[lane].remove(at)) {
+                self.done(posted, hub);
+            }
+            return;
+        }
         while let Some(posted) = self.posted[lane].pop_front() {
             let is_it = posted.tag == tag;
             self.done(posted, hub);
@@ -285,11 +394,22 @@ impl RdmaOut {
         }
     }
 
-    fn done(&self, posted: Posted, hub: &mut Hub) {
-        if let (Some(chunk), Some(rdma)) = (posted.chunk, &mut hub.rdma) {
+    fn done(&mut self, posted: Posted, hub: &mut Hub) {
+        if let (Some(chunk), Some(rdma)) = (posted.chunk, hub.cards.get_mut(self.card)) {
             rdma.bounce.release(chunk);
         }
+        if posted.is_piece {
+            self.piece_done(posted.sequence, hub);
+            return;
+        }
         let Some(sent) = posted.ends else { return };
+        self.sent(posted.sequence, sent, hub);
+    }
+
+    fn sent(&self, sequence: u64, sent: Sent, hub: &mut Hub) {
+        if let (Sent::Write { bytes, .. }, Some(rdma)) = (sent, hub.cards.get(self.card)) {
+            rdma.sent_bytes.inc_by(bytes);
+        }
         let metrics = hub.metrics.of(self.domain);
         match sent {
             Sent::Write { bytes, is_counted } => {
@@ -302,7 +422,38 @@ impl RdmaOut {
                 return;
             }
         }
-        self.settle(posted.sequence, Settled::Landed, hub);
+        self.settle(sequence, Settled::Landed, hub);
+    }
+
+    /// The last one of a frame lets it be counted; one that is not counted has landed.
+    fn piece_done(&mut self, sequence: u64, hub: &mut Hub) {
+        let Some(pieces) = self.pieces.get_mut(&sequence) else { return };
+        pieces.under_way -= 1;
+        if pieces.under_way > 0 || pieces.posted.is_none() {
+            return;
+        }
+        let Some(waiting) = self.pieces.remove(&sequence).and_then(|pieces| pieces.posted) else {
+            return;
+        };
+        match sent_of(&waiting.frame) {
+            Sent::Write { is_counted: true, .. } => {
+                self.waiting.push_front(Waiting { has_landed: true, ..waiting });
+            }
+            sent => self.sent(sequence, sent, hub),
+        }
+    }
+
+    /// Tells the target what it waits for.
+    fn settle_what_is_done(&mut self) {
+        while let Some((ticket, before)) = self.settling.front().copied() {
+            // Each lane's are in the order in which they were posted.
+            let oldest = self.posted.iter().filter_map(VecDeque::front);
+            if oldest.map(|posted| posted.tag).any(|tag| is_before(tag, before)) {
+                return;
+            }
+            self.settling.pop_front();
+            self.control.say(Said::Settled { ticket });
+        }
     }
 
     fn settle(&self, sequence: u64, settled: Settled, hub: &mut Hub) {
@@ -310,10 +461,20 @@ impl RdmaOut {
         hub.sender.settle(session, path, sequence, settled, hub.now_us);
     }
 
-    /// What was posted before it on its lane is done. It, and what comes after it, is asked about.
+    /// Where there is order, what was posted before it on its lane is done. It, and whatever else is not, is
+    /// asked about.
     fn failed(&mut self, lane: usize, tag: Option<u32>, failure: Failure, hub: &mut Hub) {
+        if std::mem::replace(&mut self.is_broken[lane], true) {
+            return;
+        }
         let Some(tag) = tag else { return };
         if !self.posted[lane].iter().any(|posted| posted.tag == tag) {
+            return;
+        }
+        if !self.bounds.order.acknowledges_in_order() {
+            // Which of them the peer has refused, and took the others with it, nobody may know.
+            let targets = self.posted[lane].iter().filter_map(|posted| posted.target);
+            targets.for_each(|target| self.doubt(target, hub));
             return;
         }
         while let Some(posted) = self.posted[lane].pop_front() {
@@ -331,9 +492,7 @@ impl RdmaOut {
     }
 
     fn doubt(&self, target: Target, hub: &mut Hub) {
-        if let Some(rdma) = &mut hub.rdma {
-            rdma.described.doubt((target.incarnation, target.key));
-        }
+        hub.cards.doubt((target.incarnation, target.key));
     }
 
     fn hear(&mut self, said: Said, hub: &mut Hub) -> Result<(), LinkEnd> {
@@ -360,10 +519,18 @@ impl RdmaOut {
                 let was_asked = hub.sender.heartbeat_answered(session, path, hub.now_us);
                 if was_asked { Ok(()) } else { Err(LinkEnd::Malformed) }
             }
-            Said::Ask { .. } | Said::Heartbeat => Err(LinkEnd::Malformed),
+            Said::Settle { ticket } => {
+                if self.settling.len() >= SETTLING_MAX {
+                    return Err(LinkEnd::Malformed);
+                }
+                self.settling.push_back((ticket, self.next_tag));
+                Ok(())
+            }
+            Said::Ask { .. } | Said::Heartbeat | Said::Settled { .. } => Err(LinkEnd::Malformed),
         }
     }
 
+    /// What the peer says of a region. One that its card does not have goes by other paths.
     fn learn(
         &mut self,
         key: u64,
@@ -373,18 +540,19 @@ impl RdmaOut {
         if !self.asked.remove(&key) {
             return Err(LinkEnd::Malformed);
         }
-        match found {
-            Ok(Some(known)) => {
-                self.regions.insert(key, known);
-            }
-            // Another domain reaches it.
-            Ok(None) => return Err(LinkEnd::Unsuited),
-            Err(_) => {}
+        if let Ok(Some(known)) = found {
+            self.regions.insert(key, known);
         }
         let of_key = |frame: &mut Frame<Payload>| {
             target_of(frame.kind).is_some_and(|target| target.key == key)
         };
         let frames: Vec<_> = self.parked.extract_if(.., of_key).collect();
+        if let Ok(None) = found {
+            let target = Target { incarnation: self.peer_incarnation, key };
+            let sequences: Vec<u64> = frames.iter().map(|frame| frame.sequence).collect();
+            hub.unsuited(self.lane, (target, &sequences));
+            return Ok(());
+        }
         for frame in frames {
             match found {
                 Err(refusal) => self.refuse(&frame, refusal, hub),
@@ -407,7 +575,8 @@ impl RdmaOut {
             match hub.sender.next_frame(session, path, hub.now_us) {
                 Next::Frame(frame) => {
                     turn.busy = true;
-                    if hub.shared.config.verify.verbs && checksum_of(frame.kind).is_some() {
+                    if hub.shared.config.verify.by(self.domain) && checksum_of(frame.kind).is_some()
+                    {
                         hashed_bytes += frame.bytes;
                     }
                     self.admit(frame, hub);
@@ -445,7 +614,8 @@ impl RdmaOut {
     }
 
     fn wait(&mut self, frame: Frame<Payload>, place: Option<Place>) {
-        self.waiting.push_back(Waiting { frame, place, lane: None, done_bytes: 0 });
+        let (lane, done_bytes, has_landed) = (None, 0, false);
+        self.waiting.push_back(Waiting { frame, place, lane, done_bytes, has_landed });
     }
 
     fn refuse(&self, frame: &Frame<Payload>, refusal: Refusal, hub: &mut Hub) {
@@ -460,21 +630,21 @@ impl RdmaOut {
         if target.incarnation != self.peer_incarnation {
             return refused(Refusal::StaleIncarnation);
         }
-        let described = || {
-            let rdma = hub.rdma.as_ref()?;
-            rdma.described.get((target.incarnation, target.key))
-        };
+        let named = (target.incarnation, target.key);
+        let is_believed = self.bounds.tells_refusals;
+        let described = || hub.cards.described(named, self.to_card).filter(|_| is_believed);
         let known = self.regions.get(&target.key).copied().or_else(described);
         let Some(known) = known else { return Some(Judged::Ask { key: target.key }) };
         let (offset, bytes, imm) = match frame.kind {
             FrameKind::Write { offset, imm, .. } => (offset, frame.bytes, imm),
             FrameKind::Seal { offset, whole_bytes, imm, .. } => (offset, whole_bytes, imm),
+            FrameKind::Signal { offset, .. } => (offset, frame.bytes, None),
             FrameKind::Message { .. } => return None,
         };
         if let Err(refusal) = check_bounds(known.length_bytes, offset, bytes) {
             return refused(refusal);
         }
-        let wanted = checksum_of(frame.kind).filter(|_| hub.shared.config.verify.verbs);
+        let wanted = checksum_of(frame.kind).filter(|_| hub.shared.config.verify.by(self.domain));
         let source = |bytes| frame.payload.bytes(frame.source_offset as usize, bytes as usize);
         if wanted.is_some_and(|wanted| crate::checksum(source(bytes)) != wanted) {
             return Some(Judged::Settled(Settled::Corrupt));
@@ -517,14 +687,18 @@ impl RdmaOut {
             return Ok(false);
         }
         let incarnation = hub.shared.endpoint.incarnation;
-        let Some(rdma) = &mut hub.rdma else { return Err(LinkEnd::Lost) };
+        let is_unpinned = hub.shared.hooks.signals_unpinned();
+        let Some(rdma) = hub.cards.get_mut(self.card) else { return Err(LinkEnd::Lost) };
+        let mut pinned = Vec::new();
         let room = |lane| rdma.card.room(self.pipe, lane);
         let mut room: Vec<usize> = (0..self.bounds.lanes).map(room).collect();
         let mut chains: Vec<Vec<Post>> = vec![Vec::new(); self.bounds.lanes];
         while let Some(mut waiting) = self.waiting.pop_front() {
-            let lane = waiting.lane.unwrap_or_else(|| match waiting.place {
-                None => MESSAGES,
-                Some(_) => widest(&room),
+            let pin = waiting.frame.pin.filter(|_| !is_unpinned);
+            let lane = waiting.lane.unwrap_or_else(|| match (waiting.place, pin) {
+                (None, _) => MESSAGES,
+                (Some(_), Some(pin)) => 1 + (pin % self.write_lanes()) as usize,
+                (Some(_), None) => widest(&room),
             });
             waiting.lane = Some(lane);
             let mut is_whole = false;
@@ -532,7 +706,7 @@ impl RdmaOut {
                 let Some((post, posted)) = self.next_post(&mut waiting, rdma, incarnation) else {
                     break;
                 };
-                is_whole = posted.ends.is_some();
+                is_whole = waiting.done_bytes == waiting.frame.bytes;
                 if let (true, FrameKind::Message { id }) = (is_whole, waiting.frame.kind) {
                     self.messages.insert(id, waiting.frame.sequence);
                 }
@@ -545,6 +719,12 @@ impl RdmaOut {
                 self.waiting.push_front(waiting);
                 break;
             }
+            if waiting.frame.pin.is_some() {
+                pinned.push(waiting.frame.sequence);
+            }
+            if let Some(pieces) = self.pieces.get_mut(&waiting.frame.sequence) {
+                pieces.posted = Some(waiting);
+            }
         }
         let mut any = false;
         for (lane, mut chain) in chains.into_iter().enumerate() {
@@ -556,6 +736,10 @@ impl RdmaOut {
                 return Err(LinkEnd::Lost);
             }
         }
+        let Lane { session, path } = self.lane;
+        for sequence in pinned {
+            hub.sender.posted(session, path, sequence);
+        }
         Ok(any)
     }
 
@@ -566,10 +750,13 @@ impl RdmaOut {
         rdma: &mut Rdma,
         incarnation: u64,
     ) -> Option<(Post, Posted)> {
+        let before_bytes = waiting.done_bytes;
         let (from, to, bytes, chunk) = match waiting.place {
             None => self.message_piece(waiting, rdma)?,
             Some(place) => {
-                let at = place.address.wrapping_add(waiting.done_bytes);
+                // A count alone goes where its write began: that place is one.
+                let done_bytes = if waiting.has_landed { 0 } else { waiting.done_bytes };
+                let at = place.address.wrapping_add(done_bytes);
                 let to = To::Memory(Place { address: at, ..place });
                 let (from, bytes, chunk) = self.source(waiting, rdma, incarnation)?;
                 (from, to, bytes, chunk)
@@ -578,25 +765,28 @@ impl RdmaOut {
         waiting.done_bytes += bytes;
         let frame = &waiting.frame;
         let is_last = waiting.done_bytes == frame.bytes;
-        let (imm, sent) = match frame.kind {
-            FrameKind::Message { .. } => (None, Sent::Message),
-            FrameKind::Write { imm, .. } | FrameKind::Seal { imm, .. } => {
-                (imm, Sent::Write { bytes: frame.bytes, is_counted: imm.is_some() })
-            }
-        };
+        let is_only = (before_bytes == 0 && is_last) || waiting.has_landed;
+        // A message's pieces are put together by who receives them.
+        let is_ordered = self.bounds.order.acknowledges_in_order();
+        let is_piece = !is_ordered && !is_only && waiting.place.is_some();
+        if is_piece {
+            self.pieces.entry(frame.sequence).or_default().under_way += 1;
+        }
+        let imm = imm_of(frame.kind).filter(|_| is_last && !is_piece);
+        let is_fenced = matches!(frame.kind, FrameKind::Signal { is_fenced: true, .. });
         let tag = self.next_tag;
         self.next_tag = self.next_tag.wrapping_add(1);
         let posted = Posted {
             tag,
             op: frame.op,
             sequence: frame.sequence,
-            ends: is_last.then_some(sent),
+            ends: is_last.then(|| sent_of(frame)),
+            is_piece,
             reads_source: matches!(from, From::Region { key, .. } if key != BOUNCE_KEY),
             chunk,
             target: target_of(frame.kind),
         };
-        let imm = imm.filter(|_| is_last);
-        Some((Post { from, to, imm, tag, is_told: false }, posted))
+        Some((Post { from, to, imm, tag, is_fenced, is_told: !is_ordered }, posted))
     }
 
     /// What the next post of a write carries.
@@ -648,6 +838,11 @@ impl RdmaOut {
     }
 }
 
+/// Tags go round; far fewer than half of them are in use at once.
+fn is_before(tag: u32, other: u32) -> bool {
+    tag.wrapping_sub(other) > u32::MAX / 2
+}
+
 /// Of the lanes for writes.
 fn widest(room: &[usize]) -> usize {
     let writes = room.iter().enumerate().skip(1);
@@ -656,14 +851,33 @@ fn widest(room: &[usize]) -> usize {
 
 fn target_of(kind: FrameKind) -> Option<Target> {
     match kind {
-        FrameKind::Write { target, .. } | FrameKind::Seal { target, .. } => Some(target),
+        FrameKind::Write { target, .. }
+        | FrameKind::Seal { target, .. }
+        | FrameKind::Signal { target, .. } => Some(target),
         FrameKind::Message { .. } => None,
+    }
+}
+
+fn imm_of(kind: FrameKind) -> Option<u32> {
+    match kind {
+        FrameKind::Write { imm, .. } | FrameKind::Seal { imm, .. } => imm,
+        FrameKind::Signal { .. } | FrameKind::Message { .. } => None,
+    }
+}
+
+fn sent_of(frame: &Frame<Payload>) -> Sent {
+    match frame.kind {
+        FrameKind::Message { .. } => Sent::Message,
+        FrameKind::Write { imm, .. } | FrameKind::Seal { imm, .. } => {
+            Sent::Write { bytes: frame.bytes, is_counted: imm.is_some() }
+        }
+        FrameKind::Signal { .. } => Sent::Write { bytes: frame.bytes, is_counted: false },
     }
 }
 
 fn checksum_of(kind: FrameKind) -> Option<u64> {
     match kind {
         FrameKind::Write { checksum, .. } | FrameKind::Seal { checksum, .. } => checksum,
-        FrameKind::Message { .. } => None,
+        FrameKind::Message { .. } | FrameKind::Signal { .. } => None,
     }
 }

@@ -1,4 +1,5 @@
-//! The part of a region's descriptor that lets a card write to it.
+//! The part of a region's descriptor that lets cards write to it: where it lies for each card that it is
+//! registered with, and which memory it is.
 //!
 //! It is sealed: a hash over all that the descriptor says and the cookie of the engine that made it. A
 //! descriptor that was put together from parts of others does not fit its seal; then the engine is asked
@@ -9,21 +10,55 @@
 use prost::Message;
 
 use super::nic::Place;
+use crate::endpoint::WireError;
+use crate::topology::{CARDS_MAX, Location};
+
+/// Where a region lies, by the index of the card. Not every card takes every region.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Places([Option<Place>; CARDS_MAX]);
+
+impl Places {
+    pub(crate) fn get(&self, card: usize) -> Option<Place> {
+        self.0.get(card).copied().flatten()
+    }
+
+    /// # Panics
+    /// For an index that no engine has.
+    pub(crate) fn set(&mut self, card: usize, place: Place) {
+        self.0[card] = Some(place);
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.iter().all(Option::is_none)
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (usize, Place)> {
+        self.0.iter().enumerate().filter_map(|(card, place)| Some((card, (*place)?)))
+    }
+}
 
 /// Where a region lies for RDMA; see the head of this file. Opaque to callers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RdmaPlace {
-    pub(crate) place: Place,
+    pub(crate) places: Places,
+    /// `None` when it is not known.
+    pub(crate) location: Option<Location>,
     pub(crate) seal: u64,
 }
 
-#[derive(Clone, Copy, PartialEq, Message)]
+#[derive(Clone, PartialEq, Message)]
 pub(crate) struct RdmaPlaceWire {
-    #[prost(fixed64, tag = "1")]
-    address: u64,
-    #[prost(fixed64, tag = "2")]
-    key: u64,
-    #[prost(fixed64, tag = "3")]
+    /// One bit for each card; addresses and keys follow in their order.
+    #[prost(uint32, tag = "1")]
+    cards: u32,
+    #[prost(fixed64, repeated, tag = "2")]
+    addresses: Vec<u64>,
+    #[prost(fixed64, repeated, tag = "3")]
+    keys: Vec<u64>,
+    /// 0: not known.
+    #[prost(uint64, tag = "4")]
+    location: u64,
+    #[prost(fixed64, tag = "5")]
     seal: u64,
 }
 
@@ -36,33 +71,57 @@ pub(crate) struct Named {
 }
 
 impl RdmaPlace {
-    pub(crate) fn sealed(place: Place, named: Named, cookie: &[u8; 16]) -> Self {
-        RdmaPlace { place, seal: seal(place, named, cookie) }
+    pub(crate) fn sealed(
+        places: Places,
+        location: Option<Location>,
+        named: Named,
+        cookie: &[u8; 16],
+    ) -> Self {
+        RdmaPlace { places, location, seal: seal(&places, location, named, cookie) }
     }
 
     /// Where the region lies, when all this was said together by who has the cookie.
-    pub(crate) fn opened(&self, named: Named, cookie: &[u8; 16]) -> Option<Place> {
-        (self.seal == seal(self.place, named, cookie)).then_some(self.place)
+    pub(crate) fn opened(&self, named: Named, cookie: &[u8; 16]) -> Option<Places> {
+        let fits = self.seal == seal(&self.places, self.location, named, cookie);
+        fits.then_some(self.places)
     }
 
     pub(crate) fn to_wire(self) -> RdmaPlaceWire {
-        let RdmaPlace { place: Place { address, key }, seal } = self;
-        RdmaPlaceWire { address, key, seal }
+        let RdmaPlace { places, location, seal } = self;
+        RdmaPlaceWire {
+            cards: places.iter().fold(0, |cards, (card, _)| cards | 1 << card),
+            addresses: places.iter().map(|(_, place)| place.address).collect(),
+            keys: places.iter().map(|(_, place)| place.key).collect(),
+            location: location.map_or(0, Location::code),
+            seal,
+        }
     }
 
-    pub(crate) fn from_wire(wire: RdmaPlaceWire) -> Self {
-        let RdmaPlaceWire { address, key, seal } = wire;
-        RdmaPlace { place: Place { address, key }, seal }
+    /// # Errors
+    /// When there are not as many addresses and keys as cards, or more cards than an engine has.
+    pub(crate) fn from_wire(wire: &RdmaPlaceWire) -> Result<Self, WireError> {
+        let RdmaPlaceWire { cards, addresses, keys, location, seal } = wire;
+        let count = cards.count_ones() as usize;
+        if cards >> CARDS_MAX != 0 || addresses.len() != count || keys.len() != count {
+            return Err(WireError::Field("rdma"));
+        }
+        let mut places = Places::default();
+        let present = (0..CARDS_MAX).filter(|card| cards & (1 << card) != 0);
+        for (card, (address, key)) in present.zip(addresses.iter().zip(keys)) {
+            places.set(card, Place { address: *address, key: *key });
+        }
+        // A kind of memory that is not known here is any.
+        let location = Location::from_code(*location);
+        Ok(RdmaPlace { places, location, seal: *seal })
     }
 }
 
-fn seal(place: Place, named: Named, cookie: &[u8; 16]) -> u64 {
-    let words = [named.incarnation, named.key, named.length_bytes, place.address, place.key];
-    let mut bytes = [0; 16 + 5 * 8];
-    bytes[..16].copy_from_slice(cookie);
-    for (at, word) in words.iter().enumerate() {
-        bytes[16 + at * 8..24 + at * 8].copy_from_slice(&word.to_le_bytes());
-    }
+fn seal(places: &Places, location: Option<Location>, named: Named, cookie: &[u8; 16]) -> u64 {
+    let location = location.map_or(0, Location::code);
+    let mut words = vec![named.incarnation, named.key, named.length_bytes, location];
+    words.extend(places.iter().flat_map(|(card, of)| [card as u64, of.address, of.key]));
+    let words = words.iter().flat_map(|word| word.to_le_bytes());
+    let bytes: Vec<u8> = cookie.iter().copied().chain(words).collect();
     crate::checksum(&bytes)
 }
 
@@ -70,12 +129,19 @@ fn seal(place: Place, named: Named, cookie: &[u8; 16]) -> u64 {
 mod tests {
     use super::*;
 
+    fn two() -> Places {
+        let mut places = Places::default();
+        places.set(0, Place { address: 4096, key: 9 });
+        places.set(3, Place { address: 8192, key: 10 });
+        places
+    }
+
     #[test]
     fn only_what_was_said_together_fits_its_seal() {
-        let place = Place { address: 4096, key: 9 };
         let named = Named { incarnation: 1, key: 2, length_bytes: 3 };
-        let sealed = RdmaPlace::sealed(place, named, &[7; 16]);
-        assert_eq!(sealed.opened(named, &[7; 16]), Some(place));
+        let location = Some(Location::Cpu { node: 1 });
+        let sealed = RdmaPlace::sealed(two(), location, named, &[7; 16]);
+        assert_eq!(sealed.opened(named, &[7; 16]), Some(two()));
         assert_eq!(sealed.opened(named, &[8; 16]), None);
         for other in [
             Named { incarnation: 2, ..named },
@@ -84,8 +150,24 @@ mod tests {
         ] {
             assert_eq!(sealed.opened(other, &[7; 16]), None, "{other:?}");
         }
-        let elsewhere = RdmaPlace { place: Place { address: 8192, ..place }, ..sealed };
-        assert_eq!(elsewhere.opened(named, &[7; 16]), None);
-        assert_eq!(RdmaPlace::from_wire(sealed.to_wire()), sealed);
+        let mut places = two();
+        places.set(3, Place { address: 4096, key: 10 });
+        assert_eq!(RdmaPlace { places, ..sealed }.opened(named, &[7; 16]), None);
+        assert_eq!(RdmaPlace { location: None, ..sealed }.opened(named, &[7; 16]), None);
+        assert_eq!(RdmaPlace::from_wire(&sealed.to_wire()).ok(), Some(sealed));
+    }
+
+    #[test]
+    fn lists_that_do_not_agree_are_refused() {
+        let named = Named { incarnation: 1, key: 2, length_bytes: 3 };
+        let check = |change: fn(&mut RdmaPlaceWire)| {
+            let mut wire = RdmaPlace::sealed(two(), None, named, &[7; 16]).to_wire();
+            change(&mut wire);
+            assert!(RdmaPlace::from_wire(&wire).is_err(), "{wire:?}");
+        };
+        check(|wire| wire.addresses.push(1));
+        check(|wire| wire.keys.clear());
+        check(|wire| wire.cards |= 1 << CARDS_MAX);
+        check(|wire| wire.cards = 1);
     }
 }

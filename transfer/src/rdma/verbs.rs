@@ -18,13 +18,18 @@ use kvasir_transfer_verbs::{
     Traffic, Transport, Wake, WcStatus, WorkCompletion, WorkTag,
 };
 
-use super::config::{VerbsConfig, WRITE_QUEUE_PAIRS_MAX};
+use kvasir_transfer_core::signal::Ordering;
+
+use super::config::{DeviceSpec, Handshake, VerbsConfig, WRITE_QUEUE_PAIRS_MAX};
+use super::datagrams::{self, Datagrams};
+use super::handshake::{Handshakes, Heard, Ticket, Token};
 use super::nic::{
     Bounds, Card, CardError, CardMemory, Event, Failure, From, MESSAGES, Opened, PipeId, Place,
     Post, To,
 };
 use super::wire::PIECE_HEADER_BYTES;
 use crate::memory::SharedMemory;
+use crate::topology::CARDS_MAX;
 
 /// Pieces of messages that a target takes before this process has looked at them.
 const MESSAGE_RECEIVES: u32 = 64;
@@ -81,12 +86,24 @@ fn place_of(region: &MemoryRegion) -> Place {
     Place { address: region.address(), key: region.rkey().0.into() }
 }
 
-/// Opens the device and makes what all pipes share.
+/// Opens the devices, each with its name.
 ///
 /// # Errors
-/// A sentence for the person who runs the host.
-pub(crate) fn open(config: &VerbsConfig) -> Result<Opened, CardError> {
-    let (context, info, path) = choose(config.device.as_deref())?;
+/// A sentence for the person who runs the host. One that was named must be there.
+pub(crate) fn open(config: &VerbsConfig) -> Result<Vec<(String, Opened)>, CardError> {
+    let chosen = choose(&config.devices)?;
+    let open = |device: Chosen| {
+        let name = device.info.name.clone();
+        Ok((name, open_one(config, device)?))
+    };
+    chosen.into_iter().map(open).collect()
+}
+
+/// Makes what all pipes of a device share.
+fn open_one(
+    config: &VerbsConfig,
+    Chosen { context, info, path }: Chosen,
+) -> Result<Opened, CardError> {
     let failed = |what: &'static str| {
         let device = context.name().to_owned();
         move |error| CardError::because(format!("{what} of {device} cannot be made"), error)
@@ -126,6 +143,9 @@ pub(crate) fn open(config: &VerbsConfig) -> Result<Opened, CardError> {
             inline_bytes: config.inline_bytes.min(can.inline_bytes_max).into(),
             post_bytes: post_bytes.clamp(4096, 1 << 30),
             piece_bytes: RECEIVE_BYTES - PIECE_HEADER_BYTES,
+            is_relaxed: options.relaxed_ordering,
+            order: Ordering::RcQueuePair,
+            tells_refusals: true,
         },
         send_depth: config.send_depth.min(depth_max),
         receive_depth: config.receive_depth.min(depth_max),
@@ -140,40 +160,102 @@ pub(crate) fn open(config: &VerbsConfig) -> Result<Opened, CardError> {
         regions: BTreeMap::new(),
         pipes: BTreeMap::new(),
         by_number: BTreeMap::new(),
+        handshake: config.handshake,
+        handshakes: Handshakes::default(),
+        datagrams: None,
+        refused_datagrams: 0,
         template: template(),
         scratch: Scratch::default(),
     };
     Ok((Box::new(card), registry))
 }
 
-/// The device of this name, or the first that reliable queue pairs work on.
-fn choose(name: Option<&str>) -> Result<(Context, DeviceInfo, LocalPath), CardError> {
+/// A device, and the port and the address of it that are used.
+struct Chosen {
+    context: Context,
+    info: DeviceInfo,
+    path: LocalPath,
+}
+
+/// The devices that were named, or the first on which reliable queue pairs work.
+fn choose(wanted: &[DeviceSpec]) -> Result<Vec<Chosen>, CardError> {
     let library = Library::open().map_err(|error| CardError::because(error.to_string(), error))?;
     let devices = library
         .devices()
         .map_err(|error| CardError::because("RDMA devices cannot be listed", error))?;
-    let mut reasons = Vec::new();
+    let (mut usable, mut reasons) = (Vec::new(), Vec::new());
     for device in &devices {
-        if name.is_some_and(|name| name != device.name()) {
-            continue;
-        }
-        let described = device.open().and_then(|context| Ok((context.describe()?, context)));
-        match described {
-            Ok((info, _)) if info.transport != Transport::InfiniBand => {
-                reasons.push(format!("{} is no InfiniBand or RoCE device", info.name));
-            }
-            Ok((info, context)) => match info.path() {
-                Some(path) => return Ok((context, info, path)),
-                None => reasons.push(format!("{} has no active port with an address", info.name)),
-            },
-            Err(error) => reasons.push(format!("{} cannot be used: {error}", device.name())),
+        match usable_device(device) {
+            Ok(found) => usable.push(found),
+            Err(reason) => reasons.push((device.name().to_owned(), reason)),
         }
     }
-    let missing = match name {
-        Some(name) => format!("this host has no RDMA device `{name}`"),
-        None => "this host has no RDMA device".to_owned(),
-    };
-    Err(CardError::new(if reasons.is_empty() { missing } else { reasons.join("; ") }))
+    let mut chosen: Vec<Chosen> = Vec::new();
+    for spec in wanted {
+        let DeviceSpec::One { name, port, gid_index } = spec else { continue };
+        let Some(at) = usable.iter().position(|device| device.info.name == *name) else {
+            let twice = chosen.iter().any(|device| device.info.name == *name);
+            let reason = reasons.into_iter().find(|(of, _)| of == name).map(|(_, reason)| reason);
+            let missing = || format!("this host has no RDMA device `{name}`");
+            let again = twice.then(|| format!("the RDMA device `{name}` is named twice"));
+            return Err(CardError::new(again.or(reason).unwrap_or_else(missing)));
+        };
+        let mut device = usable.remove(at);
+        device.path = path_at(&device.info, *port, *gid_index)?;
+        chosen.push(device);
+    }
+    if wanted.contains(&DeviceSpec::All) {
+        // Those that were named come first, as they were named.
+        let room = CARDS_MAX.saturating_sub(chosen.len());
+        for left_out in usable.split_off(usable.len().min(room)) {
+            let name = left_out.info.name;
+            tracing::warn!(name, "not used: an engine has {CARDS_MAX} RDMA devices at most");
+        }
+        chosen.append(&mut usable);
+    } else if wanted.is_empty() && !usable.is_empty() {
+        chosen.push(usable.swap_remove(0));
+    }
+    if chosen.is_empty() {
+        let reasons: Vec<String> = reasons.into_iter().map(|(_, reason)| reason).collect();
+        let missing = "this host has no RDMA device".to_owned();
+        return Err(CardError::new(if reasons.is_empty() { missing } else { reasons.join("; ") }));
+    }
+    Ok(chosen)
+}
+
+/// Or why it is of no use.
+fn usable_device(device: &kvasir_transfer_verbs::Device) -> Result<Chosen, String> {
+    let described = device.open().and_then(|context| Ok((context.describe()?, context)));
+    match described {
+        Ok((info, _)) if info.transport != Transport::InfiniBand => {
+            Err(format!("{} is no InfiniBand or RoCE device", info.name))
+        }
+        Ok((info, context)) => match info.path() {
+            Some(path) => Ok(Chosen { context, info, path }),
+            None => Err(format!("{} has no active port with an address", info.name)),
+        },
+        Err(error) => Err(format!("{} cannot be used: {error}", device.name())),
+    }
+}
+
+/// The path by this port, and this row of its table of addresses.
+fn path_at(
+    info: &DeviceInfo,
+    port: Option<u8>,
+    gid_index: Option<u8>,
+) -> Result<LocalPath, CardError> {
+    let ports = info.ports.iter().filter(|of| port.is_none_or(|port| of.port.0 == port));
+    let mut paths = ports.filter_map(|of| Some((of, of.path()?)));
+    let (of, path) = paths.next().ok_or_else(|| {
+        let named =
+            port.map_or("no active port".to_owned(), |port| format!("no active port {port}"));
+        CardError::new(format!("{} has {named} with an address", info.name))
+    })?;
+    let Some(index) = gid_index else { return Ok(path) };
+    let row = of.gids.iter().find(|row| row.index.0 == index).ok_or_else(|| {
+        CardError::new(format!("port {} of {} has no GID {index}", of.port.0, info.name))
+    })?;
+    Ok(LocalPath { gid: row.gid, gid_index: row.index, ..path })
 }
 
 #[derive(Debug)]
@@ -193,6 +275,11 @@ struct VerbsCard {
     pipes: BTreeMap<PipeId, Pipe>,
     /// Whose completion it is.
     by_number: BTreeMap<QpNum, (PipeId, usize)>,
+    handshake: Handshake,
+    handshakes: Handshakes,
+    /// Made when it is first needed.
+    datagrams: Option<Datagrams>,
+    refused_datagrams: u64,
     template: Template,
     scratch: Scratch,
 }
@@ -319,7 +406,7 @@ impl VerbsCard {
         for (lane, qp) in pipe.lanes.iter().enumerate() {
             self.by_number.insert(qp.number(), (id, lane));
         }
-        let addresses = pipe.lanes.iter().flat_map(|lane| lane.address().to_bytes()).collect();
+        let addresses = pipe.addresses().iter().flat_map(QueuePairAddress::to_bytes).collect();
         self.pipes.insert(id, pipe);
         addresses
     }
@@ -331,6 +418,14 @@ impl VerbsCard {
         events: &mut Vec<(PipeId, Event)>,
         used: &mut Vec<(PipeId, usize, u32)>,
     ) {
+        if let Some(datagrams) = &mut self.datagrams
+            && datagrams.number() == completion.qp_num()
+        {
+            if let Some((from, said)) = datagrams.take(completion) {
+                self.hear(from, &said, events);
+            }
+            return;
+        }
         // Of a pipe that was discarded.
         let Some((id, lane)) = self.by_number.get(&completion.qp_num()).copied() else { return };
         let Some(pipe) = self.pipes.get_mut(&id) else { return };
@@ -364,6 +459,61 @@ impl VerbsCard {
             }
         };
         events.extend(event.map(|event| (id, event)));
+    }
+
+    // ---- handshakes by datagrams ----
+
+    fn datagrams(&mut self) -> Result<&mut Datagrams, CardError> {
+        if self.datagrams.as_ref().is_none_or(Datagrams::is_broken) {
+            let queue = self.queue(datagrams::COMPLETIONS)?;
+            self.datagrams = Some(Datagrams::new(&self.pd, &self.path, &queue)?);
+        }
+        self.datagrams
+            .as_mut()
+            .ok_or_else(|| CardError::new("there is no queue pair for datagrams"))
+    }
+
+    /// What the peer's end of a pipe with so many lanes is told in the greeting.
+    fn ticket(&mut self, lanes: usize) -> Result<Ticket, CardError> {
+        let (gid, lid, token) = (self.path.gid, self.path.lid, Token(rand::random()));
+        let datagrams = self.datagrams()?;
+        let (number, key) = (datagrams.number(), datagrams.key());
+        Ok(Ticket { number, key, gid, lid, lanes, token })
+    }
+
+    fn learn_way(&mut self, pipe: PipeId, peer: &Ticket) -> Result<(), CardError> {
+        let (pd, path, traffic) = (self.pd.clone(), self.path, self.connect.traffic);
+        self.datagrams()?.learn_way(pipe, (&pd, &path), (peer, traffic))
+    }
+
+    fn say(&mut self, pipe: PipeId) {
+        if let (Some((to, datagram)), Some(datagrams)) =
+            (self.handshakes.say(pipe), &mut self.datagrams)
+        {
+            datagrams.send(pipe, &to, &datagram);
+        }
+    }
+
+    fn hear(&mut self, from: Option<QpNum>, said: &[u8], events: &mut Vec<(PipeId, Event)>) {
+        match self.handshakes.hear(from, said) {
+            Heard::Connect { pipe, lanes } => {
+                let Some(of) = self.pipes.get_mut(&pipe) else { return };
+                let is_target = of.messages.is_some();
+                if let Err(error) = of.connect(&lanes, &self.connect) {
+                    tracing::warn!(%error, "a handshake by datagrams comes to nothing");
+                    let failure = Failure::Broken;
+                    events.push((pipe, Event::Failed { lane: MESSAGES, tag: None, failure }));
+                } else if is_target {
+                    self.say(pipe);
+                }
+            }
+            Heard::Again { pipe } => self.say(pipe),
+            Heard::Known => {}
+            Heard::Refused => {
+                tracing::debug!("a datagram that belongs to no handshake");
+                self.refused_datagrams += 1;
+            }
+        }
     }
 
     /// Makes anew the receives that were used up.
@@ -402,6 +552,10 @@ fn lanes_of(peer: &[u8]) -> Result<Vec<QueuePairAddress>, CardError> {
 }
 
 impl Pipe {
+    fn addresses(&self) -> Vec<QueuePairAddress> {
+        self.lanes.iter().map(RcQueuePair::address).collect()
+    }
+
     fn connect(
         &mut self,
         peers: &[QueuePairAddress],
@@ -467,11 +621,27 @@ impl Card for VerbsCard {
 
     fn open(&mut self, pipe: PipeId) -> Result<Vec<u8>, CardError> {
         let made = self.make_pipe(Role::Writer, self.bounds.lanes)?;
-        Ok(self.keep(pipe, made))
+        if self.handshake == Handshake::Tcp {
+            return Ok(self.keep(pipe, made));
+        }
+        let (ticket, own) = (self.ticket(made.lanes.len())?, made.addresses());
+        self.keep(pipe, made);
+        self.handshakes.offer(pipe, ticket.token, own);
+        Ok(ticket.to_bytes())
     }
 
     /// With as many queue pairs as the writer has.
     fn accept(&mut self, pipe: PipeId, writer: &[u8]) -> Result<Vec<u8>, CardError> {
+        if Ticket::is_one(writer) {
+            let senseless = || CardError::new("the writer's ticket makes no sense");
+            let writer = Ticket::from_bytes(writer).ok_or_else(senseless)?;
+            let made = self.make_pipe(Role::Target, writer.lanes)?;
+            let (ticket, own) = (self.ticket(writer.lanes)?, made.addresses());
+            self.learn_way(pipe, &writer)?;
+            self.keep(pipe, made);
+            self.handshakes.expect(pipe, ticket.token, (own, writer));
+            return Ok(ticket.to_bytes());
+        }
         let peers = lanes_of(writer)?;
         let mut made = self.make_pipe(Role::Target, peers.len())?;
         made.connect(&peers, &self.connect)?;
@@ -479,11 +649,30 @@ impl Card for VerbsCard {
     }
 
     fn connect(&mut self, pipe: PipeId, target: &[u8]) -> Result<(), CardError> {
+        if self.handshake == Handshake::Ud {
+            let target = Ticket::from_bytes(target).filter(|of| self.handshakes.meet(pipe, *of));
+            let senseless = || CardError::new("the peer does not shake hands by datagrams");
+            self.learn_way(pipe, &target.ok_or_else(senseless)?)?;
+            self.say(pipe);
+            return Ok(());
+        }
         let peers = lanes_of(target)?;
         match self.pipes.get_mut(&pipe) {
             Some(pipe) if pipe.lanes.len() == peers.len() => pipe.connect(&peers, &self.connect),
             _ => Err(CardError::new("the peer's end has another number of queue pairs")),
         }
+    }
+
+    fn is_connected(&self, pipe: PipeId) -> bool {
+        !self.handshakes.is_open(pipe)
+    }
+
+    fn ask_again(&mut self, pipe: PipeId) {
+        self.say(pipe);
+    }
+
+    fn take_refused_datagrams(&mut self) -> u64 {
+        std::mem::take(&mut self.refused_datagrams)
     }
 
     fn room(&self, pipe: PipeId, lane: usize) -> usize {
@@ -543,6 +732,10 @@ impl Card for VerbsCard {
     }
 
     fn discard(&mut self, pipe: PipeId) {
+        self.handshakes.forget(pipe);
+        if let Some(datagrams) = &mut self.datagrams {
+            datagrams.forget(pipe);
+        }
         let Some(gone) = self.pipes.remove(&pipe) else { return };
         for lane in &gone.lanes {
             self.by_number.remove(&lane.number());
@@ -665,11 +858,13 @@ fn request<'a>(post: &'a Post, slice: &'a Option<LocalSlice>) -> Request<'a> {
     };
     let operation = match (post.to, post.imm, &post.from) {
         (To::Message, imm, _) => Operation::Send { from, imm },
+        (To::Nowhere, ..) => Operation::Write { from, to: remote(Place { address: 0, key: 0 }) },
         (To::Memory(_), Some(imm), From::Nothing) => Operation::Imm { imm },
         (To::Memory(place), Some(imm), _) => Operation::WriteImm { from, to: remote(place), imm },
         (To::Memory(place), None, _) => Operation::Write { from, to: remote(place) },
     };
     let request = Request::new(operation, WorkTag(post.tag));
+    let request = if post.is_fenced { request.fenced() } else { request };
     if post.is_told { request } else { request.unsignalled() }
 }
 

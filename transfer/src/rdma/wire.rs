@@ -28,6 +28,10 @@ pub(crate) enum Said {
     Revoked { key: u64 },
     /// By the target: what has become of a message.
     Taken { id: u64, taken: Result<(), Refusal> },
+    /// By the target: say when all that was posted until now is done.
+    Settle { ticket: u64 },
+    /// By the writer: it is.
+    Settled { ticket: u64 },
     /// By the writer: are you there?
     Heartbeat,
     /// By the target: yes.
@@ -48,6 +52,10 @@ struct SaidWire {
     taken: Option<TakenWire>,
     #[prost(uint32, optional, tag = "6")]
     beat: Option<u32>,
+    #[prost(fixed64, optional, tag = "7")]
+    settle: Option<u64>,
+    #[prost(fixed64, optional, tag = "8")]
+    settled: Option<u64>,
 }
 
 const BEAT_ASKED: u32 = 1;
@@ -113,8 +121,7 @@ impl RegionWire {
 }
 
 impl Said {
-    /// With its length before it.
-    pub(crate) fn encode(self) -> Vec<u8> {
+    fn into_wire(self) -> SaidWire {
         let mut wire = SaidWire::default();
         match self {
             Said::Closing(bytes) => wire.closing = Some(bytes),
@@ -125,10 +132,17 @@ impl Said {
                 let refusal = taken.err().map_or(0, |refusal| refusal.code().into());
                 wire.taken = Some(TakenWire { id, refusal });
             }
+            Said::Settle { ticket } => wire.settle = Some(ticket),
+            Said::Settled { ticket } => wire.settled = Some(ticket),
             Said::Heartbeat => wire.beat = Some(BEAT_ASKED),
             Said::Alive => wire.beat = Some(BEAT_ALIVE),
         }
-        let body = wire.encode_to_vec();
+        wire
+    }
+
+    /// With its length before it.
+    pub(crate) fn encode(self) -> Vec<u8> {
+        let body = self.into_wire().encode_to_vec();
         let length = u32::try_from(body.len()).expect("closing is bounded, the rest is short");
         [length.to_le_bytes().as_slice(), &body].concat()
     }
@@ -136,23 +150,26 @@ impl Said {
     /// `None` for what cannot have been said.
     pub(crate) fn decode(body: &[u8]) -> Option<Self> {
         let wire = SaidWire::decode(body).ok()?;
-        let SaidWire { closing, ask, region, revoked, taken, beat } = wire;
-        match (closing, ask, region, revoked, taken, beat) {
-            (None, None, None, None, None, Some(BEAT_ASKED)) => Some(Said::Heartbeat),
-            (None, None, None, None, None, Some(BEAT_ALIVE)) => Some(Said::Alive),
-            (Some(bytes), None, None, None, None, None) => {
-                (bytes.len() <= CLOSING_BYTES_MAX).then_some(Said::Closing(bytes))
+        // Which one it is, and then that it is the only one.
+        let said = match &wire {
+            SaidWire { beat: Some(BEAT_ASKED), .. } => Said::Heartbeat,
+            SaidWire { beat: Some(BEAT_ALIVE), .. } => Said::Alive,
+            SaidWire { closing: Some(bytes), .. } if bytes.len() <= CLOSING_BYTES_MAX => {
+                Said::Closing(bytes.clone())
             }
-            (None, Some(key), None, None, None, None) => Some(Said::Ask { key }),
-            (None, None, Some(region), None, None, None) => {
-                Some(Said::Region { key: region.key, found: region.found()? })
+            SaidWire { ask: Some(key), .. } => Said::Ask { key: *key },
+            SaidWire { region: Some(region), .. } => {
+                Said::Region { key: region.key, found: region.found()? }
             }
-            (None, None, None, Some(key), None, None) => Some(Said::Revoked { key }),
-            (None, None, None, None, Some(taken), None) => {
-                Some(Said::Taken { id: taken.id, taken: taken.taken()? })
+            SaidWire { revoked: Some(key), .. } => Said::Revoked { key: *key },
+            SaidWire { taken: Some(taken), .. } => {
+                Said::Taken { id: taken.id, taken: taken.taken()? }
             }
-            _ => None,
-        }
+            SaidWire { settle: Some(ticket), .. } => Said::Settle { ticket: *ticket },
+            SaidWire { settled: Some(ticket), .. } => Said::Settled { ticket: *ticket },
+            _ => return None,
+        };
+        (said.clone().into_wire() == wire).then_some(said)
     }
 }
 
@@ -216,6 +233,8 @@ mod tests {
             Said::Taken { id: 5, taken: Ok(()) },
             Said::Heartbeat,
             Said::Alive,
+            Said::Settle { ticket: 0 },
+            Said::Settled { ticket: u64::MAX },
             Said::Taken { id: 0, taken: Err(Refusal::NoRoom) },
         ] {
             let bytes = said.clone().encode();

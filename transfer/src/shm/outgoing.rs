@@ -1,13 +1,16 @@
 //! The sending end of a shm connection: it does the copies.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::num::NonZeroU32;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use kvasir_transfer_core::regions::check_bounds;
-use kvasir_transfer_core::{CloseRequest, Frame, FrameKind, Next, OpId, Refusal, Settled, Target};
+use kvasir_transfer_core::{
+    CloseRequest, Frame, FrameKind, Next, OpId, Rail, Refusal, Settled, Target,
+};
 use prost::Message;
 
 use super::{
@@ -175,7 +178,7 @@ impl ShmOut {
         }
         let fds: [OwnedFd; 3] = fds.try_into().map_err(|_| LinkEnd::Malformed)?;
         self.up = Some(Up::map(&reply, fds).ok_or(LinkEnd::Malformed)?);
-        let limits = path_limits(Domain::Shm, hub);
+        let limits = path_limits((Domain::Shm, Rail::default()), NonZeroU32::MIN, hub);
         hub.sender.path_up(self.lane.session, self.lane.path, limits, hub.now_us);
         Ok(())
     }
@@ -294,6 +297,7 @@ impl Up {
             FrameKind::Seal { target, offset, whole_bytes, imm, checksum } => {
                 (target, offset, whole_bytes, imm, checksum)
             }
+            FrameKind::Signal { target, offset, .. } => (target, offset, frame.bytes, None, None),
         };
         if target.incarnation != peer_incarnation {
             return Ok(refused(Refusal::StaleIncarnation, hub));
@@ -352,7 +356,10 @@ impl Up {
     }
 
     fn ask(&mut self, socket: &OwnedFd, frame: Frame<Payload>) -> Result<(), LinkEnd> {
-        let (FrameKind::Write { target, .. } | FrameKind::Seal { target, .. }) = frame.kind else {
+        let (FrameKind::Write { target, .. }
+        | FrameKind::Seal { target, .. }
+        | FrameKind::Signal { target, .. }) = frame.kind
+        else {
             return Err(LinkEnd::Malformed);
         };
         // Regions that were revoked meanwhile need not stay mapped: their owner wants the pages back.
@@ -412,7 +419,9 @@ impl Up {
     /// A frame that waits was found to be of the peer's incarnation before it was asked for.
     fn peer_of(&self, frame: &Frame<Payload>) -> u64 {
         match frame.kind {
-            FrameKind::Write { target, .. } | FrameKind::Seal { target, .. } => target.incarnation,
+            FrameKind::Write { target, .. }
+            | FrameKind::Seal { target, .. }
+            | FrameKind::Signal { target, .. } => target.incarnation,
             FrameKind::Message { .. } => 0,
         }
     }
@@ -431,7 +440,10 @@ fn copy(
     (whole_bytes, checksum): (u64, Option<u64>),
 ) -> bool {
     let (offset, bytes) = (offset as usize, frame.bytes as usize);
-    if bytes > 0 {
+    if let FrameKind::Signal { value, .. } = frame.kind {
+        let stored = region.memory.store_word(offset, value);
+        debug_assert!(stored.is_ok(), "no more is found than is mapped, and signals are aligned");
+    } else if bytes > 0 {
         let copied = match &frame.payload {
             Payload::Memory { memory, .. } => {
                 let source_offset = frame.source_offset as usize;

@@ -1,5 +1,9 @@
 //! How a simulated network behaves, and how it fails.
 
+use std::num::NonZeroU32;
+
+use kvasir_transfer_core::signal::Ordering;
+
 /// How the network behaves.
 #[derive(Debug, Clone)]
 pub struct SimConfig {
@@ -15,6 +19,10 @@ pub struct SimConfig {
     pub slice_bytes: usize,
     /// Each session has one path for each of these; for none it has one that is as said above.
     pub lanes: Vec<SimLane>,
+    /// Each write prefers some of the lanes, drawn by chance, as writes prefer cards that are near.
+    pub writes_prefer_lanes: bool,
+    /// Only the first lane takes every region; each of the others refuses some, as cards do.
+    pub lanes_refuse_regions: bool,
     pub faults: SimFaults,
     /// Different immediates on one path, before it is replaced.
     pub path_imms_max: usize,
@@ -40,6 +48,21 @@ pub struct SimLane {
     pub slice_bytes: usize,
     /// Frames that wait for their acknowledgement.
     pub frames_max: usize,
+    pub order: SimOrder,
+}
+
+/// What a path keeps in order, and what its acknowledgements say.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum SimOrder {
+    /// Frames overtake each other; what is acknowledged is in memory.
+    #[default]
+    WhenPlaced,
+    /// Frames with a pin keep their order on one of so many queue pairs, as on reliable ones, where one
+    /// that is refused ends the path.
+    QueuePairs(NonZeroU32),
+    /// As with a card that writes to memory in any order: who polls memory sees what was acknowledged later,
+    /// and perhaps after what came behind it. Who is told by a count finds everything.
+    Relaxed,
 }
 
 /// How paths fail by themselves. Nothing fails by default.
@@ -57,6 +80,8 @@ pub struct SimFaults {
     pub outage_us: u64,
     /// A receiver takes up to so long to close a path, and takes what comes through it meanwhile.
     pub drain_us: u64,
+    /// Of so many writes one arrives with a wrong byte; 0 for none. Those without a checksum are spared.
+    pub wrong_one_in: u64,
 }
 
 impl Default for SimConfig {
@@ -70,6 +95,8 @@ impl Default for SimConfig {
             grace_us: 1_000_000,
             slice_bytes: 1 << 20,
             lanes: Vec::new(),
+            writes_prefer_lanes: false,
+            lanes_refuse_regions: false,
             faults: SimFaults::default(),
             path_imms_max: 65_536,
             heartbeat_interval_us: 100_000,
@@ -87,6 +114,11 @@ impl Default for SimConfig {
 const FRAMES_MAX: usize = 1024;
 
 impl SimConfig {
+    /// Whether paths of the lane carry a region.
+    pub(super) fn carries(&self, lane: usize, key: u64) -> bool {
+        !self.lanes_refuse_regions || lane == 0 || !(key + lane as u64).is_multiple_of(2)
+    }
+
     pub(super) fn lanes(&self) -> usize {
         self.lanes.len().max(1)
     }
@@ -98,6 +130,28 @@ impl SimConfig {
             bytes_per_s: self.bytes_per_s,
             slice_bytes: self.slice_bytes,
             frames_max: FRAMES_MAX,
+            order: SimOrder::default(),
         })
+    }
+}
+
+impl SimOrder {
+    pub(super) fn ordering(self) -> Ordering {
+        match self {
+            SimOrder::WhenPlaced => Ordering::WhenPlaced,
+            SimOrder::QueuePairs(_) => Ordering::RcQueuePair,
+            SimOrder::Relaxed => Ordering::None,
+        }
+    }
+
+    pub(super) fn queue_pairs(self) -> NonZeroU32 {
+        match self {
+            SimOrder::QueuePairs(queue_pairs) => queue_pairs,
+            SimOrder::WhenPlaced | SimOrder::Relaxed => NonZeroU32::MIN,
+        }
+    }
+
+    pub(super) fn keeps_pins(self) -> bool {
+        matches!(self, SimOrder::QueuePairs(_))
     }
 }

@@ -1,10 +1,11 @@
 //! Frames in flight: what lands of them when, and what is answered.
 
-use kvasir_transfer_core::{Frame, FrameKind, PathId, Refusal, Settled};
+use kvasir_transfer_core::{Frame, FrameKind, PathId, Refusal, Settled, Target};
 
-use super::World;
-use super::node::SimNode;
+use super::config::{SimLane, SimOrder};
+use super::node::{NodeId, SimNode};
 use super::paths::{Event, Key};
+use super::{Landing, World};
 use crate::endpoint::Endpoint;
 use crate::payload::Payload;
 
@@ -21,6 +22,15 @@ pub(super) struct Flight {
     kind: FrameKind,
     bytes: Vec<u8>,
     refused: Option<Refusal>,
+    has_order: bool,
+}
+
+/// What a relaxed path has brought, and nobody sees yet.
+#[derive(Debug)]
+pub(super) struct Unplaced {
+    target: Target,
+    offset: u64,
+    bytes: Vec<u8>,
 }
 
 impl World {
@@ -39,27 +49,92 @@ impl World {
         false
     }
 
-    pub(super) fn depart(&mut self, key: Key, frame: Frame<Payload>) {
+    /// `false`: the path does not carry its region, which its sender is going to hear of.
+    pub(super) fn depart(&mut self, key: Key, frame: Frame<Payload>) -> bool {
         let now_us = self.now_us;
-        let Some(link) = self.links.get_mut(&key) else { return };
+        let parted = self.links.get(&key).is_some_and(|link| self.are_parted(key.from, link.to));
+        let Some(link) = self.links.get_mut(&key) else { return true };
         let lane = self.config.lane(link.lane);
+        if let Some(target) = target_of(frame.kind)
+            && !self.config.carries(link.lane, target.key)
+        {
+            let at_us = now_us + 2 * lane.latency_us;
+            self.at(at_us, Event::Untaken { key, target, sequence: frame.sequence });
+            return false;
+        }
         let wire_us = frame.bytes.saturating_mul(1_000_000) / lane.bytes_per_s.max(1);
         link.wire_free_us = link.wire_free_us.max(now_us) + wire_us;
         let departed_us = link.wire_free_us;
-        if link.is_mute {
-            return;
+        if link.is_mute || parted {
+            return true;
         }
-        let arrived_us = departed_us + lane.latency_us + self.random.upto(lane.jitter_us);
+        let mut arrived_us = departed_us + lane.latency_us + self.random.upto(lane.jitter_us);
+        let pin = frame.pin.filter(|_| lane.order.keeps_pins());
+        if let Some(pin) = pin {
+            let last_us = link.pinned_us.entry(pin).or_default();
+            arrived_us = arrived_us.max(*last_us + 1);
+            *last_us = arrived_us;
+        }
         let bytes = frame.payload.bytes(frame.source_offset as usize, frame.bytes as usize);
-        let bytes = bytes.to_vec();
+        let mut bytes = bytes.to_vec();
+        if let FrameKind::Write { checksum: Some(_), .. } = frame.kind {
+            self.spoil(&mut bytes);
+        }
         let id = self.next_serial;
         self.next_serial += 1;
-        if matches!(frame.kind, FrameKind::Write { .. }) {
+        let is_relaxed = lane.order == SimOrder::Relaxed;
+        if matches!(frame.kind, FrameKind::Write { imm, .. } if imm.is_some() || !is_relaxed) {
             self.schedule_parts(id, bytes.len(), (now_us, arrived_us));
         }
         let (sequence, kind, refused) = (frame.sequence, frame.kind, None);
-        self.flights.insert(id, Flight { key, sequence, kind, bytes, refused });
+        let has_order = pin.is_some();
+        self.flights.insert(id, Flight { key, sequence, kind, bytes, refused, has_order });
         self.at(arrived_us, Event::Arrived { flight: id });
+        true
+    }
+
+    /// What a path has brought becomes visible.
+    pub(super) fn place(&mut self, key: Key) {
+        let Some(link) = self.links.get_mut(&key) else { return };
+        let (to, unplaced) = (link.to, std::mem::take(&mut link.unplaced));
+        self.unplaced -= unplaced.len();
+        let Some(node) = self.nodes.get_mut(&to).filter(|node| node.alive) else { return };
+        for Unplaced { target, offset, bytes } in unplaced {
+            if let Ok(memory) = node.regions.check(target, offset, bytes.len() as u64) {
+                let copied = memory.copy_from(offset as usize, &bytes);
+                debug_assert!(copied.is_ok(), "checked just now");
+                node.counts.received_bytes += bytes.len() as u64;
+            }
+        }
+    }
+
+    fn place_later(&mut self, (key, lane): (Key, SimLane), unplaced: Unplaced) {
+        let at_us = self.now_us + self.random.upto(2 * lane.latency_us + lane.jitter_us);
+        if let Some(link) = self.links.get_mut(&key) {
+            link.unplaced.push(unplaced);
+            self.unplaced += 1;
+            self.at(at_us, Event::Placed { key });
+        }
+    }
+
+    /// Whatever has arrived at the node.
+    pub(super) fn place_all(&mut self, to: NodeId) {
+        if self.unplaced == 0 {
+            return;
+        }
+        let brought = self.links.iter().filter(|(_, link)| link.to == to);
+        let brought = brought.filter(|(_, link)| !link.unplaced.is_empty());
+        let keys: Vec<Key> = brought.map(|(key, _)| *key).collect();
+        keys.into_iter().for_each(|key| self.place(key));
+    }
+
+    /// A wire that flips a bit now and then.
+    fn spoil(&mut self, bytes: &mut [u8]) {
+        let one_in = self.config.faults.wrong_one_in;
+        if one_in > 0 && !bytes.is_empty() && self.random.upto(one_in - 1) == 0 {
+            let at = self.random.upto(bytes.len() as u64 - 1) as usize;
+            bytes[at] ^= 1 << self.random.upto(7);
+        }
     }
 
     /// Parts land at any time before the whole is there.
@@ -86,6 +161,13 @@ impl World {
                 let copied = memory.copy_from(offset as usize + start, &flight.bytes[start..end]);
                 debug_assert!(copied.is_ok(), "checked just now");
                 node.counts.received_bytes += (end - start) as u64;
+                if let Some(landings) = &mut self.landings {
+                    let incarnation = node.endpoint.incarnation;
+                    let FrameKind::Write { imm, .. } = flight.kind else { return };
+                    let offset_bytes = offset + start as u64;
+                    let (region, length_bytes) = (target.key, (end - start) as u64);
+                    landings.push(Landing { incarnation, region, offset_bytes, length_bytes, imm });
+                }
             }
             Err(refusal) => flight.refused = Some(refusal),
         }
@@ -94,9 +176,17 @@ impl World {
     pub(super) fn arrive(&mut self, id: u64) {
         let Some(flight) = self.flights.remove(&id) else { return };
         let verify = self.config.verify;
-        let Flight { key, sequence, kind, bytes, refused } = flight;
+        let Flight { key, sequence, kind, bytes, refused, has_order } = flight;
         let Some(link) = self.links.get(&key).filter(|link| link.open) else { return };
-        let (to, path, lane) = (link.to, link.path, link.lane);
+        let (to, path, lane) = (link.to, link.path, self.config.lane(link.lane));
+        let is_counted = match kind {
+            FrameKind::Write { imm, .. } => imm.is_some(),
+            FrameKind::Seal { .. } | FrameKind::Message { .. } => true,
+            FrameKind::Signal { .. } => false,
+        };
+        if is_counted {
+            self.place_all(to);
+        }
         let from = self.node(key.from).endpoint.clone();
         let node = self.node(to);
         if !node.alive {
@@ -110,7 +200,14 @@ impl World {
                     .map_or_else(|| node.regions.check(target, offset, length).map(|_| ()), Err);
                 let intact =
                     !verify || checksum.is_none_or(|wanted| crate::checksum(&bytes) == wanted);
-                node.count(path, imm, checked, intact)
+                let settled = node.count(path, imm, checked, intact);
+                if lane.order == SimOrder::Relaxed && !is_counted && settled == Settled::Landed {
+                    self.place_later((key, lane), Unplaced { target, offset, bytes });
+                }
+                settled
+            }
+            FrameKind::Signal { target, offset, value, .. } => {
+                node.store_word(target, offset, value)
             }
             FrameKind::Seal { target, offset, whole_bytes, imm, checksum } => {
                 let mut whole = Vec::new();
@@ -124,8 +221,21 @@ impl World {
                 node.count(path, imm, checked, intact)
             }
         };
-        let answer_us = self.now_us + self.config.lane(lane).latency_us;
+        if has_order && matches!(settled, Settled::Refused(_)) {
+            self.refused_pinned(key);
+            return;
+        }
+        let answer_us = self.now_us + lane.latency_us;
         self.at(answer_us, Event::Settled { key, sequence, settled });
+    }
+}
+
+fn target_of(kind: FrameKind) -> Option<Target> {
+    match kind {
+        FrameKind::Write { target, .. }
+        | FrameKind::Seal { target, .. }
+        | FrameKind::Signal { target, .. } => Some(target),
+        FrameKind::Message { .. } => None,
     }
 }
 
@@ -150,6 +260,17 @@ impl SimNode {
         };
         if self.receiver.message(path, id) {
             self.calls.message(peer, message);
+        }
+        Settled::Landed
+    }
+
+    fn store_word(&mut self, target: Target, offset: u64, value: u64) -> Settled {
+        let stored = self.regions.check(target, offset, 8).and_then(|memory| {
+            memory.store_word(offset as usize, value).map_err(|_| Refusal::OutOfBounds)
+        });
+        if let Err(refusal) = stored {
+            self.counts.refused += 1;
+            return Settled::Refused(refusal);
         }
         Settled::Landed
     }

@@ -10,13 +10,13 @@ mod flights;
 mod node;
 mod paths;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use kvasir_transfer_core::{Next, PathIndex, SessionId};
+use kvasir_transfer_core::{Next, PathIndex, Rails, SessionId};
 
 use crate::completion::Completion;
 use crate::endpoint::Endpoint;
@@ -24,14 +24,16 @@ use crate::engine::{ConnectError, Expect, Handlers, PeerId, RegisterError, Submi
 use crate::memory::{Access, SharedMemory};
 use crate::messages::Messages;
 use crate::payload::{Permit, Waiter};
+use crate::progress::Mirror;
 use crate::region::{RegionDesc, RegionHandle};
 use crate::scatter::{
     Barrier, GroupError, GroupMember, Part, PartOutcomes, Parts, PeerGroup, Scatter, Unjoined,
 };
+use crate::signalled::{self, PutWithSignal, SignalOutcomes};
 use crate::submit::{Submission, deadline_us};
 use crate::write::{Write, WritePaged};
 
-pub use config::{SimConfig, SimFaults, SimLane};
+pub use config::{SimConfig, SimFaults, SimLane, SimOrder};
 use flights::Flight;
 pub use node::SimCounts;
 use node::{NodeId, SimNode};
@@ -63,10 +65,29 @@ struct World {
     /// By engine and session; indexes are never used twice.
     next_path: BTreeMap<(NodeId, SessionId), u32>,
     flights: BTreeMap<u64, Flight>,
+    /// Writes that have arrived on relaxed paths, and that nobody sees yet.
+    unplaced: usize,
     events: BTreeMap<(u64, u64), Event>,
     next_serial: u64,
+    /// Pairs of engines, the lower one first, between which nothing gets through.
+    parted: BTreeSet<(NodeId, NodeId)>,
     /// Of everything that has happened, and when.
     trace: u64,
+    /// What has landed since it was asked for last, once somebody wants to know.
+    landings: Option<Vec<Landing>>,
+}
+
+/// Bytes of a write that came to lie in an engine's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Landing {
+    /// Of the engine whose memory it is.
+    pub incarnation: u64,
+    /// The key of the region that was written.
+    pub region: u64,
+    pub offset_bytes: u64,
+    pub length_bytes: u64,
+    /// Absent on a part of a split write, which counts nothing.
+    pub imm: Option<u32>,
 }
 
 /// SplitMix64.
@@ -103,11 +124,14 @@ impl SimNetwork {
             now_us: 0,
             nodes: BTreeMap::new(),
             links: BTreeMap::new(),
+            unplaced: 0,
             next_path: BTreeMap::new(),
             flights: BTreeMap::new(),
             events: BTreeMap::new(),
             next_serial: 0,
+            parted: BTreeSet::new(),
             trace: 0,
+            landings: None,
         };
         let handlers = Mutex::new(BTreeMap::new());
         SimNetwork(Arc::new(Network { world: Mutex::new(world), handlers }))
@@ -152,9 +176,22 @@ impl SimNetwork {
         }
     }
 
+    /// When something happens next if nobody does anything; `None` when nothing will.
+    pub fn next_us(&self) -> Option<u64> {
+        let world = self.world();
+        let next_us = world.next_event_us().min(world.next_due_us());
+        (next_us < u64::MAX).then_some(next_us)
+    }
+
     /// A hash of everything that has happened so far: the same for the same seed and the same calls.
     pub fn trace(&self) -> u64 {
         self.world().trace
+    }
+
+    /// Everything that has landed in any engine's memory since this was called last, in order; nothing
+    /// the first time. For checkers that believe only memory itself.
+    pub fn take_landings(&self) -> Vec<Landing> {
+        self.world().landings.replace(Vec::new()).unwrap_or_default()
     }
 
     /// From now on nothing fails by itself.
@@ -178,6 +215,17 @@ impl SimNetwork {
     /// the wire still arrives.
     pub fn vanish(&self, engine: &SimEngine) {
         self.world().vanish(engine.node);
+    }
+
+    /// From now on nothing that one puts on the wire gets to the other, nor what answers it; what is on
+    /// the wire already still arrives. Or no longer so.
+    pub fn part(&self, one: &SimEngine, other: &SimEngine, parted: bool) {
+        let pair = (one.node.min(other.node), one.node.max(other.node));
+        let mut world = self.world();
+        match parted {
+            true => world.parted.insert(pair),
+            false => world.parted.remove(&pair),
+        };
     }
 
     /// From now on nothing that `from` is told by its peers arrives there, though its frames land.
@@ -254,6 +302,7 @@ impl SimEngine {
     /// # Errors
     /// [`SubmitError::Invalid`] when the region is another engine's.
     pub fn revoke(&self, region: &RegionHandle, done: Completion) -> Result<(), SubmitError> {
+        self.network.world().place_all(self.node);
         self.with(|_, node| {
             if region.incarnation != node.endpoint.incarnation {
                 return Err(SubmitError::Invalid("the region is another engine's"));
@@ -305,7 +354,8 @@ impl SimEngine {
         let permit = Permit::take(&node.in_flight, 1, max).ok_or(SubmitError::Full)?;
         let waiter = Waiter::with_permit(done, permit);
         let deadline_us = deadline_us(now_us, submission.deadline);
-        node.begin(submission, deadline_us, waiter, now_us);
+        let rails = world.rails();
+        world.node(self.node).begin(submission, (deadline_us, rails), waiter, now_us);
         world.settle();
         Ok(())
     }
@@ -372,7 +422,35 @@ impl SimEngine {
         for Part { peer, body, done } in parts {
             let payload = payload.clone();
             let submission = Submission { peer, deadline, payload, body, described: None };
-            node.begin(submission, deadline_us, done, now_us);
+            node.begin(submission, (deadline_us, Rails::ANY), done, now_us);
+        }
+        world.settle();
+        Ok(outcomes)
+    }
+
+    /// # Errors
+    /// [`SubmitError`].
+    pub fn put_with_signal(
+        &self,
+        call: PutWithSignal,
+        done: Completion,
+    ) -> Result<Arc<SignalOutcomes>, SubmitError> {
+        let unjoined = signalled::Unjoined::new(call)?;
+        let mut world = self.network.world();
+        let (now_us, max) = (world.now_us, world.config.operations_max);
+        let node = world.node(self.node);
+        if !node.alive {
+            return Err(SubmitError::Stopped);
+        }
+        if unjoined.operations() > max {
+            return Err(SubmitError::Invalid("more puts and signals than `operations_max`"));
+        }
+        let permit = Permit::take(&node.in_flight, unjoined.operations(), max);
+        let deadline_us = deadline_us(now_us, unjoined.deadline());
+        let (outcomes, batch) = unjoined.join(done, permit.ok_or(SubmitError::Full)?, deadline_us);
+        match batch {
+            Ok(batch) => node.begin_signalled(batch, now_us),
+            Err(done) => node.calls.done(done, Ok(())),
         }
         world.settle();
         Ok(outcomes)
@@ -390,6 +468,17 @@ impl SimEngine {
             node.expect(imm, count, deadline_us, Waiter::new(done));
         });
         Ok(())
+    }
+
+    /// # Errors
+    /// [`SubmitError::Invalid`].
+    pub fn expect_imm_mirrored(
+        &self,
+        expect: Expect,
+        mirror: Mirror,
+        done: Completion,
+    ) -> Result<(), SubmitError> {
+        self.expect_imm(expect, mirror.before(expect.count, done)?)
     }
 
     /// # Errors
@@ -446,6 +535,17 @@ impl World {
         }
     }
 
+    /// Those that the next write prefers.
+    fn rails(&mut self) -> Rails {
+        let lanes = self.config.lanes() as u64;
+        if !self.config.writes_prefer_lanes || lanes == 1 {
+            return Rails::ANY;
+        }
+        let mut one = || paths::rail(self.random.upto(lanes - 1) as usize);
+        let (first, second) = (one(), one());
+        Rails::new([first], [second])
+    }
+
     fn find(&self, incarnation: u64) -> Option<NodeId> {
         let found = self.nodes.iter().find(|(_, node)| node.endpoint.incarnation == incarnation);
         found.map(|(id, _)| *id)
@@ -463,9 +563,7 @@ impl World {
 
     /// Lets the next thing happen, if it happens by `until_us`.
     fn step(&mut self, until_us: u64) -> bool {
-        let event_us = self.events.keys().next().map_or(u64::MAX, |(at_us, _)| *at_us);
-        let due = self.nodes.values().filter(|node| node.alive).map(SimNode::next_time_us);
-        let due_us = due.min().unwrap_or(u64::MAX);
+        let (event_us, due_us) = (self.next_event_us(), self.next_due_us());
         let next_us = event_us.min(due_us);
         if next_us == u64::MAX || next_us > until_us {
             return false;
@@ -486,6 +584,20 @@ impl World {
         }
         self.settle();
         true
+    }
+
+    fn next_event_us(&self) -> u64 {
+        self.events.keys().next().map_or(u64::MAX, |(at_us, _)| *at_us)
+    }
+
+    /// The next deadline of any engine.
+    fn next_due_us(&self) -> u64 {
+        let due = self.nodes.values().filter(|node| node.alive).map(SimNode::next_time_us);
+        due.min().unwrap_or(u64::MAX)
+    }
+
+    fn are_parted(&self, one: NodeId, other: NodeId) -> bool {
+        self.parted.contains(&(one.min(other), one.max(other)))
     }
 
     /// Does what follows at once: connects, puts frames on the wire, ends sessions.
@@ -522,7 +634,14 @@ impl World {
         let node = self.node(key.from);
         match node.sender.next_frame(key.session, key.index, now_us) {
             Next::Frame(frame) => {
-                self.depart(key, frame);
+                let sequence = frame.sequence;
+                let lane = self.links.get(&key).map_or(0, |link| link.lane);
+                if !self.depart(key, frame) {
+                    return true;
+                }
+                if self.config.lane(lane).order.keeps_pins() {
+                    self.node(key.from).sender.posted(key.session, key.index, sequence);
+                }
                 true
             }
             Next::Wait { until_us } => {

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicUsize;
 
 use kvasir_transfer_core::{
     Action, CloseRequest, CloseVerdict, Expectation, Heartbeats, Limits, Operation, PathId,
-    PathIndex, Receiver, Refusal, RegionTable, Sender, SessionId, WriteError,
+    PathIndex, Rails, Receiver, Refusal, RegionTable, Sender, SessionId, WriteError,
 };
 
 use super::SimConfig;
@@ -15,6 +15,7 @@ use crate::memory::SharedMemory;
 use crate::messages::Messages;
 use crate::payload::{Payload, Waiter};
 use crate::peers::Peers;
+use crate::signalled::Batch;
 use crate::submit::Submission;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -112,7 +113,7 @@ impl SimNode {
     pub(super) fn begin(
         &mut self,
         submission: Submission,
-        deadline_us: u64,
+        (deadline_us, rails): (u64, Rails),
         done: Waiter,
         now_us: u64,
     ) {
@@ -122,7 +123,16 @@ impl SimNode {
             return;
         }
         let session = peer.session_id();
-        self.sender.begin(Operation { session, deadline_us, payload, body, done }, now_us);
+        let operation = Operation { session, deadline_us, payload, body, rails, done };
+        self.sender.begin(operation, now_us);
+    }
+
+    pub(super) fn begin_signalled(&mut self, mut batch: Batch, now_us: u64) {
+        let peers = &self.peers;
+        for done in batch.without(|peer| peers.is_current(peer)) {
+            self.calls.done(done, Err(WriteError::PeerGone));
+        }
+        self.sender.begin_signalled(batch.signalled, now_us);
     }
 
     pub(super) fn expect(&mut self, imm: u32, count: u64, deadline_us: u64, waiter: Waiter) {
@@ -184,6 +194,10 @@ impl SimNode {
         while let Some(action) = self.sender.poll_action() {
             match action {
                 Action::Complete(waiter, outcome) => self.calls.done(waiter, outcome),
+                Action::CompleteSignalled { done, outcome, told } => {
+                    done.note(told);
+                    self.calls.done(done, outcome);
+                }
                 Action::Connect(session) => return Some(Wanted::Connect(session)),
                 Action::GiveUpPath { session, path, why: _ } => {
                     return Some(Wanted::GiveUpPath(session, path));

@@ -3,11 +3,16 @@
 //! A path that fails goes on for a while. Frames that are on it may land until the receiver has closed
 //! it, and the sender learns of none of them.
 
+use std::collections::BTreeMap;
+
 use kvasir_transfer_core::{
-    Asked, CloseRequest, CloseVerdict, PathId, PathIndex, PathLimits, SessionId, Settled,
+    Asked, CloseRequest, CloseVerdict, PathId, PathIndex, PathLimits, Rail, SessionId, Settled,
+    Target,
 };
 
 use super::World;
+use super::config::SimLane;
+use super::flights::Unplaced;
 use super::node::{NodeId, Wanted};
 use crate::engine::{Loss, PeerEvent};
 
@@ -36,6 +41,10 @@ pub(super) struct Link {
     pub(super) wire_free_us: u64,
     /// The sender is going to be asked for more.
     pub(super) woken: bool,
+    /// When the last frame of each pin is there.
+    pub(super) pinned_us: BTreeMap<u32, u64>,
+    /// Acknowledged, and on its way through the receiver's host.
+    pub(super) unplaced: Vec<Unplaced>,
 }
 
 /// On the sender's side.
@@ -90,6 +99,16 @@ pub(super) enum Event {
         sequence: u64,
         settled: Settled,
     },
+    /// What has arrived on a relaxed path becomes visible.
+    Placed {
+        key: Key,
+    },
+    /// The receiver's end does not have the region of a frame, and says so.
+    Untaken {
+        key: Key,
+        target: Target,
+        sequence: u64,
+    },
     /// The path fails.
     Break {
         key: Key,
@@ -130,6 +149,11 @@ pub(super) enum Event {
     },
 }
 
+pub(super) fn rail(lane: usize) -> Rail {
+    // Runs have a handful of lanes; more than there are rails share them.
+    Rail((lane % usize::from(Rail::LAST.0)) as u8)
+}
+
 impl World {
     pub(super) fn perform(&mut self, id: NodeId, wanted: Wanted) {
         let now_us = self.now_us;
@@ -148,15 +172,13 @@ impl World {
             }
             Wanted::Heartbeat(session, index) => {
                 let key = Key { from: id, session, index };
-                let Some(link) = self.links.get(&key).filter(|link| !link.is_mute) else { return };
-                let lane = self.config.lane(link.lane);
+                let Some(lane) = self.lane_to_peer(key) else { return };
                 let at_us = now_us + lane.latency_us + self.random.upto(lane.jitter_us);
                 self.at(at_us, Event::Heartbeat { key });
             }
             Wanted::Ask { session, through, close } => {
                 let key = Key { from: id, session, index: through };
-                let Some(link) = self.links.get(&key).filter(|link| !link.is_mute) else { return };
-                let lane = self.config.lane(link.lane);
+                let Some(lane) = self.lane_to_peer(key) else { return };
                 let at_us = now_us + lane.latency_us + self.random.upto(lane.jitter_us);
                 self.at(at_us, Event::Ask { key, close });
             }
@@ -180,6 +202,14 @@ impl World {
                 if self.is_heard(key) {
                     let sender = &mut self.node(key.from).sender;
                     sender.settle(key.session, key.index, sequence, settled, now_us);
+                }
+            }
+            Event::Placed { key } => self.place(key),
+            Event::Untaken { key, target, sequence } => {
+                let now_us = self.now_us;
+                if self.is_heard(key) {
+                    let sender = &mut self.node(key.from).sender;
+                    sender.unsuited(key.session, key.index, (target, &[sequence]), now_us);
                 }
             }
             Event::Break { key } => self.break_path(key),
@@ -207,10 +237,17 @@ impl World {
         }
     }
 
+    /// The path's lane, when what is put on it gets to the peer.
+    fn lane_to_peer(&self, key: Key) -> Option<SimLane> {
+        let link = self.links.get(&key).filter(|link| !link.is_mute)?;
+        (!self.are_parted(key.from, link.to)).then(|| self.config.lane(link.lane))
+    }
+
     /// Whether what is sent back on the path arrives.
     fn is_heard(&mut self, key: Key) -> bool {
-        let up = self.links.get(&key).is_some_and(|link| link.is_up() && !link.is_deaf);
-        up && self.node(key.from).hears
+        let link = self.links.get(&key).filter(|link| link.is_up() && !link.is_deaf);
+        let heard = link.is_some_and(|link| !self.are_parted(key.from, link.to));
+        heard && self.node(key.from).hears
     }
 
     // ---- how they are made ----
@@ -232,7 +269,7 @@ impl World {
         let incarnation = self.node(from).endpoint.incarnation;
         let peer = self.node(from).peers.of_session(session);
         let to = peer.and_then(|peer| self.find(peer.incarnation));
-        if to.is_some_and(|to| self.node(to).has_vanished) {
+        if to.is_some_and(|to| self.node(to).has_vanished || self.are_parted(from, to)) {
             return;
         }
         let Some(to) = to.filter(|to| self.node(*to).alive) else {
@@ -258,6 +295,8 @@ impl World {
             is_mute: false,
             wire_free_us: 0,
             woken: false,
+            pinned_us: BTreeMap::new(),
+            unplaced: Vec::new(),
         };
         self.links.insert(key, link);
         for path in opened.superseded {
@@ -280,8 +319,13 @@ impl World {
         }
         link.state = State::Up;
         let lane = self.config.lane(link.lane);
-        let limits =
-            PathLimits { slice_bytes: lane.slice_bytes as u64, frames_max: lane.frames_max };
+        let limits = PathLimits {
+            slice_bytes: lane.slice_bytes as u64,
+            frames_max: lane.frames_max,
+            ordering: lane.order.ordering(),
+            queue_pairs: lane.order.queue_pairs(),
+            rail: rail(link.lane),
+        };
         self.node(key.from).sender.path_up(key.session, key.index, limits, now_us);
         if faults.path_life_us > 0 {
             let life_us = 1 + self.random.upto(faults.path_life_us);
@@ -307,6 +351,14 @@ impl World {
         }
     }
 
+    /// The receiver's end has refused what was pinned: nothing behind it lands, and the sender notices.
+    pub(super) fn refused_pinned(&mut self, key: Key) {
+        let lane = self.links.get(&key).map_or(0, |link| link.lane);
+        let noticed_us = self.now_us + self.config.lane(lane).latency_us;
+        self.path_closed(key);
+        self.at(noticed_us, Event::Noticed { key });
+    }
+
     /// The sender uses the path no more, and makes another.
     fn path_lost(&mut self, key: Key) {
         let now_us = self.now_us;
@@ -321,6 +373,7 @@ impl World {
 
     /// The receiver takes nothing more through the path, nor what is on its way.
     fn path_closed(&mut self, key: Key) {
+        self.place(key);
         let Some(link) = self.links.get_mut(&key).filter(|link| link.open) else { return };
         link.open = false;
         let (to, path) = (link.to, link.path);
@@ -415,6 +468,7 @@ impl World {
 
     /// The receiver takes nothing more from the sender's paths, nor from what is on its way.
     pub(super) fn cut_links(&mut self, incarnation: u64, receiver: NodeId) {
+        self.place_all(receiver);
         let at_us = self.now_us + self.config.latency_us;
         let cut = self.node(receiver).receiver.end_session(incarnation);
         for path in cut {

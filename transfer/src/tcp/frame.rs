@@ -19,6 +19,7 @@ const KIND_SEAL: u8 = 2;
 const KIND_MESSAGE: u8 = 3;
 const KIND_QUESTION: u8 = 4;
 const KIND_HEARTBEAT: u8 = 5;
+const KIND_SIGNAL: u8 = 6;
 
 const FLAG_IMM: u8 = 1;
 const FLAG_CHECKSUM: u8 = 2;
@@ -104,6 +105,11 @@ impl Header {
                 let (kind, length) = (KIND_SEAL, whole_bytes);
                 Fields { kind, imm, target: Some(target), offset, length, checksum }
             }
+            // The value stands where a checksum does elsewhere. What orders it here is that it was sent late.
+            FrameKind::Signal { target, offset, value, is_fenced: _ } => {
+                let (kind, target) = (KIND_SIGNAL, Some(target));
+                Fields { kind, target, offset, checksum: Some(value), ..Fields::default() }
+            }
             FrameKind::Message { id } => {
                 let (kind, length) = (KIND_MESSAGE, self.payload_bytes);
                 Fields { kind, offset: id, length, ..Fields::default() }
@@ -151,6 +157,13 @@ impl Header {
                 (FrameKind::Seal { target, offset, whole_bytes: length, imm, checksum }, 0)
             }
             KIND_MESSAGE => (FrameKind::Message { id: offset }, length),
+            KIND_SIGNAL => {
+                let (Some(value), None, 0) = (checksum, imm, length) else { return Err(Malformed) };
+                if !offset.is_multiple_of(8) {
+                    return Err(Malformed);
+                }
+                (FrameKind::Signal { target, offset, value, is_fenced: false }, 0)
+            }
             _ => return Err(Malformed),
         };
         if payload_bytes > PAYLOAD_BYTES_MAX {
@@ -243,11 +256,15 @@ mod tests {
         let target = any::<(u64, u64)>().prop_map(|(key, incarnation)| Target { key, incarnation });
         let fields = (target, any::<u64>(), any::<Option<u32>>(), any::<Option<u64>>());
         let length = 0..=PAYLOAD_BYTES_MAX;
-        (0..3, fields, length, any::<u64>()).prop_map(|(kind, fields, length, whole_bytes)| {
+        (0..4, fields, length, any::<u64>()).prop_map(|(kind, fields, length, whole_bytes)| {
             let (target, offset, imm, checksum) = fields;
             match kind {
                 0 => (FrameKind::Write { target, offset, imm, checksum }, length),
                 1 => (FrameKind::Seal { target, offset, whole_bytes, imm, checksum }, 0),
+                2 => {
+                    let (offset, value) = (offset & !7, whole_bytes);
+                    (FrameKind::Signal { target, offset, value, is_fenced: false }, 0)
+                }
                 _ => (FrameKind::Message { id: offset }, length),
             }
         })
@@ -274,7 +291,7 @@ mod tests {
                 bytes[at * 8..at * 8 + 8].copy_from_slice(&word.to_le_bytes());
             }
             bytes[..2].copy_from_slice(&MAGIC.to_le_bytes());
-            bytes[2] %= 5;
+            bytes[2] %= 7;
             bytes[3] %= 5;
             let hash = crate::checksum(&bytes[..HASHED_BYTES]);
             bytes[HASHED_BYTES..].copy_from_slice(&hash.to_le_bytes());

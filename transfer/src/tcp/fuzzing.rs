@@ -70,8 +70,9 @@ pub(crate) fn headers() -> Vec<Vec<u8>> {
     let write = FrameKind::Write { target, offset: 64, imm: Some(7), checksum: None };
     let seal =
         FrameKind::Seal { target, offset: 0, whole_bytes: 1 << 20, imm: None, checksum: Some(5) };
-    let kinds =
-        [(write, 4096), (write, PAYLOAD_BYTES_MAX), (seal, 0), (FrameKind::Message { id: 3 }, 100)];
+    let signal = FrameKind::Signal { target, offset: 64, value: 7, is_fenced: false };
+    let message = FrameKind::Message { id: 3 };
+    let kinds = [(write, 4096), (write, PAYLOAD_BYTES_MAX), (seal, 0), (message, 100), (signal, 0)];
     let frames = kinds.map(|(kind, payload_bytes)| Header { sequence: 2, kind, payload_bytes });
     let questions = [question_header(0), question_header(CLOSING_BYTES_MAX), heartbeat_header()];
     frames.iter().map(Header::encode).chain(questions).map(Vec::from).collect()

@@ -317,6 +317,17 @@ impl TcpIn {
                     }
                 }
             }
+            FrameKind::Signal { target, offset, value, .. } => {
+                let memory = hub.check(Domain::Tcp, target, offset, 8);
+                let stored = memory.and_then(|memory| {
+                    memory.store_word(offset as usize, value).map_err(|_| Refusal::OutOfBounds)
+                });
+                let settled = stored.map_or_else(Settled::Refused, |()| Settled::Landed);
+                if settled == Settled::Landed {
+                    hub.metrics.tcp.received_bytes.inc_by(8);
+                }
+                Reading::Skip { header, left: 0, settled }
+            }
             FrameKind::Seal { target, offset, whole_bytes, checksum, .. } => {
                 let wanted = checksum.is_some() && hub.shared.config.verify.tcp;
                 match hub.check(Domain::Tcp, target, offset, whole_bytes) {

@@ -4,10 +4,11 @@
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use kvasir_transfer_core::{CloseRequest, Frame, FrameKind, Next, OpId, Settled};
+use kvasir_transfer_core::{CloseRequest, Frame, FrameKind, Next, OpId, Rail, Settled};
 use prost::Message;
 use rustix::io::Errno;
 
@@ -201,7 +202,7 @@ impl TcpOut {
         }
         self.incoming.drain(..GREETING_BYTES + length);
         self.state = State::Up;
-        let limits = path_limits(Domain::Tcp, hub);
+        let limits = path_limits((Domain::Tcp, Rail::LAST), NonZeroU32::MIN, hub);
         hub.sender.path_up(self.lane.session, self.lane.path, limits, hub.now_us);
         Ok(true)
     }
@@ -309,7 +310,11 @@ impl TcpOut {
         let Lane { session, path } = self.lane;
         while self.batch.len() < BATCH_FRAMES_MAX && self.batch_bytes < BATCH_BYTES {
             match hub.sender.next_frame(session, path, hub.now_us) {
-                Next::Frame(frame) => {
+                Next::Frame(mut frame) => {
+                    if let FrameKind::Signal { .. } = frame.kind {
+                        // Its header has the word.
+                        frame.bytes = 0;
+                    }
                     let (sequence, kind) = (frame.sequence, frame.kind);
                     let header = Header { sequence, kind, payload_bytes: frame.bytes }.encode();
                     self.batch_bytes += frame.bytes;
@@ -339,6 +344,7 @@ impl TcpOut {
                         metrics.sent_bytes.inc_by(frame.bytes);
                         metrics.sent_writes.inc_by(u64::from(imm.is_some()));
                     }
+                    FrameKind::Signal { .. } => metrics.sent_bytes.inc_by(8),
                     FrameKind::Message { .. } => metrics.sent_messages.inc(),
                 }
                 self.written_before = frame.sequence + 1;

@@ -1,5 +1,5 @@
 //! Which network devices are near which memory: a matrix of memory location to preferred and
-//! secondary devices (Mooncake, FAST '25, section 3.2.2), read from the system ([`sysfs`]), written
+//! secondary devices (Mooncake, FAST '25, section 3.2.2), read from the system (`sysfs`), written
 //! and overridden as JSON, exchanged with peers, and the rule by which devices of two hosts pair up.
 //!
 //! ```json
@@ -7,7 +7,12 @@
 //!  "cuda:0": {"preferred": ["mlx5_1"], "secondary": ["mlx5_0"]}}
 //! ```
 
+mod near;
+mod place;
 mod sysfs;
+
+pub use self::near::{CARDS_MAX, CardSet, LOCATIONS_MAX, Nearness};
+pub(crate) use self::place::location_of;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -27,7 +32,7 @@ pub enum Location {
 }
 
 /// The devices for one memory location.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Preference {
     /// As near as any: used first, all of them.
@@ -37,9 +42,10 @@ pub struct Preference {
 }
 
 /// The matrix.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(transparent)]
 pub struct Topology {
+    #[schemars(with = "BTreeMap<String, Preference>")]
     locations: BTreeMap<Location, Preference>,
 }
 
@@ -54,13 +60,6 @@ pub enum TopologyError {
     Twice { location: Location, device: String },
     #[error("the topology names {device} for {location}, and this host has {}", known.join(", "))]
     Unknown { location: Location, device: String, known: Vec<String> },
-}
-
-/// One local device and the one of the peer that it talks to.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DevicePair {
-    pub local: String,
-    pub remote: String,
 }
 
 impl Topology {
@@ -79,8 +78,17 @@ impl Topology {
     /// # Errors
     /// [`TopologyError`] when it is malformed or names a device that is not among `known`.
     pub fn from_json(text: &str, known: &[String]) -> Result<Topology, TopologyError> {
-        let topology: Topology = serde_json::from_str(text)?;
-        for (location, preference) in &topology.locations {
+        let topology: Topology = text.parse()?;
+        topology.check(known)?;
+        Ok(topology)
+    }
+
+    /// Whether it names only devices that are `known`, and each once for a location.
+    ///
+    /// # Errors
+    /// [`TopologyError`] for the first that is not so.
+    pub fn check(&self, known: &[String]) -> Result<(), TopologyError> {
+        for (location, preference) in &self.locations {
             let location = *location;
             let mut seen: Vec<&String> = Vec::new();
             for device in preference.preferred.iter().chain(&preference.secondary) {
@@ -94,7 +102,7 @@ impl Topology {
                 seen.push(device);
             }
         }
-        Ok(topology)
+        Ok(())
     }
 
     pub fn to_json(&self) -> String {
@@ -130,19 +138,44 @@ impl Topology {
     }
 }
 
-/// How the chosen devices of two hosts talk: the i-th local one with the i-th remote one, and where
-/// one side has fewer, its devices serve several of the other's in turn. Both sides come to the same
-/// pairs, so a link of either direction runs between the same two devices.
-pub fn pair_devices(local: &[String], remote: &[String]) -> Vec<DevicePair> {
+/// How the cards of two engines talk: the i-th of one with the i-th of the other, and where one side has
+/// fewer, its cards serve several of the other's in turn. Both sides come to the same pairs. Nothing where
+/// one side has none.
+pub fn pair<T: Copy>(local: &[T], remote: &[T]) -> Vec<(T, T)> {
     if local.is_empty() || remote.is_empty() {
         return Vec::new();
     }
     (0..local.len().max(remote.len()))
-        .map(|at| DevicePair {
-            local: local[at % local.len()].clone(),
-            remote: remote[at % remote.len()].clone(),
-        })
+        .map(|at| (local[at % local.len()], remote[at % remote.len()]))
         .collect()
+}
+
+impl Location {
+    /// On the wire; 0 is no location.
+    pub(crate) fn code(self) -> u64 {
+        match self {
+            Location::Cpu { node } => 1 << 32 | u64::from(node),
+            Location::Gpu { index } => 2 << 32 | u64::from(index),
+        }
+    }
+
+    pub(crate) fn from_code(code: u64) -> Option<Self> {
+        let number = code as u32;
+        match code >> 32 {
+            1 => Some(Location::Cpu { node: number }),
+            2 => Some(Location::Gpu { index: number }),
+            _ => None,
+        }
+    }
+}
+
+/// Whether the devices that it names are there is for [`Topology::check`].
+impl FromStr for Topology {
+    type Err = TopologyError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(serde_json::from_str(text)?)
+    }
 }
 
 impl fmt::Display for Location {
@@ -223,19 +256,24 @@ mod tests {
 
     #[test]
     fn both_sides_come_to_the_same_pairs() {
-        let check = |local: &[&str], remote: &[&str], expected: &[(&str, &str)]| {
-            let pairs = pair_devices(&names(local), &names(remote));
-            let seen: Vec<_> =
-                pairs.iter().map(|pair| (pair.local.as_str(), pair.remote.as_str())).collect();
-            assert_eq!(seen, expected);
-            let back = pair_devices(&names(remote), &names(local));
-            assert!(
-                pairs.iter().zip(&back).all(|(a, b)| a.local == b.remote && a.remote == b.local)
-            );
+        let check = |local: &[char], remote: &[char], expected: &[(char, char)]| {
+            let pairs = pair(local, remote);
+            assert_eq!(pairs, expected);
+            let back = pair(remote, local);
+            assert!(pairs.iter().zip(&back).all(|(a, b)| (a.0, a.1) == (b.1, b.0)));
         };
-        check(&["a", "b"], &["x", "y"], &[("a", "x"), ("b", "y")]);
-        check(&["a"], &["x", "y"], &[("a", "x"), ("a", "y")]);
-        check(&["a", "b", "c"], &["x", "y"], &[("a", "x"), ("b", "y"), ("c", "x")]);
-        check(&[], &["x"], &[]);
+        check(&['a', 'b'], &['x', 'y'], &[('a', 'x'), ('b', 'y')]);
+        check(&['a'], &['x', 'y'], &[('a', 'x'), ('a', 'y')]);
+        check(&['a', 'b', 'c'], &['x', 'y'], &[('a', 'x'), ('b', 'y'), ('c', 'x')]);
+        check(&[], &['x'], &[]);
+    }
+
+    #[test]
+    fn locations_survive_the_wire() {
+        for text in ["cpu:0", "cpu:4294967295", "cuda:3"] {
+            let location: Location = text.parse().unwrap();
+            assert_eq!(Location::from_code(location.code()), Some(location));
+        }
+        assert_eq!((Location::from_code(0), Location::from_code(3 << 32)), (None, None));
     }
 }

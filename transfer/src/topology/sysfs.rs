@@ -81,7 +81,7 @@ fn is_pci(part: &str) -> bool {
     part.contains(':')
 }
 
-fn numa_nodes(root: &Path) -> Vec<u32> {
+pub(super) fn numa_nodes(root: &Path) -> Vec<u32> {
     let number = |name: &String| name.strip_prefix("node")?.parse().ok();
     let mut nodes: Vec<u32> =
         entries(&root.join("sys/devices/system/node")).iter().filter_map(number).collect();

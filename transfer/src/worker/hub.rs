@@ -1,10 +1,12 @@
 //! What all links of a worker share: the core's state machines, the regions, and what is to be told to
 //! the callers. Links come and go around it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kvasir_transfer_core::{
-    Asked, Expectation, PathId, Receiver, Refusal, RegionTable, Sender, Settled, Target, WriteError,
+    Asked, Expectation, PathId, Rails, Receiver, Refusal, RegionTable, Sender, SessionId, Settled,
+    Target, WriteError,
 };
 
 use crate::calls::Calls;
@@ -17,10 +19,11 @@ use crate::memory::SharedMemory;
 use crate::messages::Messages;
 use crate::metrics::Metrics;
 use crate::payload::{Payload, Waiter};
-use crate::rdma::{Known, Named, Rdma, RdmaPlace};
+use crate::rdma::{CardId, Cards, Known, Named, RdmaPlace, Route};
 use crate::shared::Shared;
 use crate::shm::directory::Directory;
 use crate::tcp::tls::Tls;
+use crate::topology::{Location, Nearness};
 
 use super::link::{Lane, LinkEnd};
 
@@ -38,8 +41,14 @@ pub(crate) struct Hub {
     pub(crate) metrics: Metrics,
     /// Present when the shm domain is.
     pub(crate) directory: Option<Directory>,
-    /// Present when a domain with a network card is.
-    pub(crate) rdma: Option<Rdma>,
+    /// Network cards, of whatever domain.
+    pub(crate) cards: Cards,
+    /// Which memory here each card is near.
+    pub(crate) nearness: Nearness,
+    /// Pairs of cards, by session. Of none that the sender does not have.
+    routes: BTreeMap<SessionId, Arc<Route>>,
+    /// Sessions with a region that a card of theirs does not carry: they need a path without cards, too.
+    pub(crate) beside_cards: Vec<SessionId>,
     /// Of the current turn.
     pub(crate) now_us: u64,
     regions: RegionTable<Arc<SharedMemory>>,
@@ -55,7 +64,7 @@ impl Hub {
         sender: Sender<Payload, Waiter>,
         metrics: Metrics,
         directory: Option<Directory>,
-        rdma: Option<Rdma>,
+        (cards, nearness): (Cards, Nearness),
     ) -> Self {
         Hub {
             sender,
@@ -65,7 +74,10 @@ impl Hub {
             answers: Vec::new(),
             metrics,
             directory,
-            rdma,
+            cards,
+            nearness,
+            routes: BTreeMap::new(),
+            beside_cards: Vec::new(),
             now_us: shared.now_us(),
             regions: RegionTable::new(shared.endpoint.incarnation),
             messages: Messages::new(shared.config.message_buffers),
@@ -85,9 +97,7 @@ impl Hub {
             if let Some(directory) = &mut self.directory {
                 directory.publish(key, length_bytes);
             }
-            if let Some(rdma) = &mut self.rdma {
-                rdma.adopt(key);
-            }
+            self.cards.adopt(key);
             self.regions.insert(key, memory, length_bytes);
         }
     }
@@ -127,23 +137,69 @@ impl Hub {
         checked
     }
 
-    /// What a peer that would write by card must know of a region. `Ok(None)`: the card does not have it.
-    pub(crate) fn find_region(&mut self, key: u64) -> Result<Option<Known>, Refusal> {
+    /// What a peer that would write by this card must know of a region. `Ok(None)`: the card does not
+    /// have it.
+    pub(crate) fn find_region(&mut self, card: CardId, key: u64) -> Result<Option<Known>, Refusal> {
         let memory = self.region(key).ok_or_else(|| self.why_unknown(key))?;
-        let place = self.rdma.as_ref().and_then(|rdma| rdma.place(key));
+        let place = self.cards.get(card).and_then(|card| card.place(key));
         Ok(place.map(|place| Known { place, length_bytes: memory.len() as u64 }))
     }
 
     /// Learns from the descriptor that a caller writes to.
     pub(crate) fn describe(&mut self, peer: PeerId, named: Named, place: &RdmaPlace) {
-        let Some(rdma) = &mut self.rdma else { return };
-        if named.incarnation != peer.incarnation || rdma.knows(named.incarnation, named.key) {
+        let is_known = || self.cards.knows(named.incarnation, named.key);
+        if self.cards.is_empty() || named.incarnation != peer.incarnation || is_known() {
             return;
         }
         let cookie = self.shared.peers().cookie(peer);
         if let Some(cookie) = cookie {
-            rdma.describe(named, place, &cookie);
+            self.cards.describe(named, place, &cookie);
         }
+    }
+
+    // ---- pairs of cards ----
+
+    /// The pairs of a session; none where either side has no cards. They are fixed while it lasts, and not
+    /// kept for one that does not come to be, because what was to use it has ended at once.
+    pub(crate) fn route(&mut self, peer: PeerId) -> Arc<Route> {
+        let session = peer.session_id();
+        if let Some(route) = self.routes.get(&session) {
+            return Arc::clone(route);
+        }
+        let rdma = self.shared.peers().rdma(peer);
+        let route = rdma.map_or_else(Route::default, |there| Route::new(&self.cards, &there));
+        let route = Arc::new(route);
+        if self.sender.has_session(session) {
+            self.routes.insert(session, Arc::clone(&route));
+        }
+        route
+    }
+
+    /// The peer's card does not have the region. What is named was not sent, and goes by other paths.
+    pub(crate) fn unsuited(&mut self, lane: Lane, (target, sequences): (Target, &[u64])) {
+        let Lane { session, path } = lane;
+        self.sender.unsuited(session, path, (target, sequences), self.now_us);
+        self.beside_cards.push(session);
+    }
+
+    /// Everything on the session ends.
+    pub(crate) fn end_session(&mut self, session: SessionId) {
+        self.routes.remove(&session);
+        self.sender.session_lost(session);
+    }
+
+    /// The rails for a write of a current session.
+    pub(crate) fn rails(
+        &mut self,
+        peer: PeerId,
+        source: Option<Location>,
+        target: Option<Location>,
+    ) -> Rails {
+        if self.cards.is_empty() {
+            return Rails::ANY;
+        }
+        let route = self.route(peer);
+        route.rails(&self.nearness, source, target)
     }
 
     /// Why there is no such region.
@@ -289,31 +345,39 @@ pub(crate) fn take_answer(lane: Lane, answer: &[u8], hub: &mut Hub) -> Result<()
 }
 
 #[cfg(test)]
-mod tests {
-    use kvasir_transfer_core::{Heartbeats, Limits};
+pub(crate) mod tests {
+    use kvasir_transfer_core::{Body, Heartbeats, Limits, Operation};
 
     use super::*;
+    use crate::completion::Completion;
     use crate::config::TransferConfig;
     use crate::memory::Prefault;
+    use crate::rdma::Memories;
+    use crate::shared::Bells;
 
-    #[test]
-    fn a_region_is_found_though_the_worker_has_not_heard_of_it() {
+    pub(crate) fn hub(directory: Option<Directory>) -> (Hub, Bells) {
         let endpoint =
             Endpoint { incarnation: 9, cookie: [0; 16], shm: None, tcp: None, rdma: None };
-        let (shared, _bells) =
-            Shared::new(TransferConfig::default(), endpoint, 1, None).expect("descriptors");
-        let shared = Arc::new(shared);
+        let (shared, bells) =
+            Shared::new(TransferConfig::default(), endpoint, 1, Memories::default())
+                .expect("descriptors");
         let (throttle_bytes_per_s, peer_timeout_us, grace_us, path_imms_max) = (0, 1, 1, 1);
         let heartbeats = Heartbeats { interval_us: 1, timeout_us: 1, always: false };
         let limits =
             Limits { throttle_bytes_per_s, peer_timeout_us, grace_us, path_imms_max, heartbeats };
         let metrics = Metrics::register(&prometheus::Registry::new()).expect("a fresh registry");
-        let directory = Some(Directory::create().expect("memory"));
         let sender = Sender::new(limits);
-        let mut hub = Hub::new(Arc::clone(&shared), sender, metrics, directory, None);
+        let cards = Default::default();
+        (Hub::new(Arc::new(shared), sender, metrics, directory, cards), bells)
+    }
+
+    #[test]
+    fn a_region_is_found_though_the_worker_has_not_heard_of_it() {
+        let (mut hub, _bells) = hub(Some(Directory::create().expect("memory")));
+        let shared = Arc::clone(&hub.shared);
         let add = || {
             let memory = SharedMemory::create("test", 4096, Prefault::No).expect("memory");
-            shared.add_region(Arc::new(memory)).expect("room").0
+            shared.add_region(Arc::new(memory), None).expect("room").0
         };
         let target = |key| Target { incarnation: 9, key };
         assert!(hub.check(Domain::Tcp, target(add()), 0, 4096).is_ok());
@@ -323,5 +387,33 @@ mod tests {
         assert!(hub.revoke(unheard_of));
         let refused = hub.check(Domain::Tcp, target(unheard_of), 0, 1);
         assert!(matches!(refused, Err(Refusal::Revoked)));
+    }
+    #[test]
+    fn routes_are_kept_of_sessions_that_there_are() {
+        let (mut hub, _bells) = hub(None);
+        let there = Endpoint { incarnation: 7, ..hub.shared.endpoint.clone() };
+        for round in 0..3 {
+            let peer = hub.shared.peers().session(&there).expect("room");
+            let session = peer.session_id();
+            let operation = |deadline_us| Operation {
+                session,
+                deadline_us,
+                payload: Payload::Bytes(Arc::default()),
+                body: Body::Message { bytes: 0 },
+                rails: Rails::ANY,
+                done: Waiter::new(Completion::Ignore),
+            };
+            // It has run out of time, so no session is made for it.
+            hub.route(peer);
+            hub.sender.begin(operation(0), 1);
+            assert_eq!((round, hub.routes.len()), (round, 0));
+            hub.sender.begin(operation(2), 1);
+            let route = hub.route(peer);
+            assert!(Arc::ptr_eq(&route, &hub.route(peer)), "kept while it lasts");
+            assert_eq!(hub.routes.len(), 1);
+            hub.end_session(session);
+            hub.shared.peers().end_session(peer);
+            assert_eq!(hub.routes.len(), 0);
+        }
     }
 }

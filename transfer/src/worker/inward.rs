@@ -109,7 +109,7 @@ impl Links {
             Domain::Shm => self.shm_listener.as_ref().map(crate::shm::take_connection),
             Domain::Tcp => self.tcp_listener.as_ref().map(crate::tcp::take_connection),
             // Its peers connect by TCP.
-            Domain::Verbs => None,
+            Domain::Verbs | Domain::Efa => None,
         }
     }
 
@@ -128,10 +128,12 @@ impl Links {
         let link = match domain {
             Domain::Shm => ShmIn::new(socket).map(InLink::Shm),
             // Whoever wants a card says so in its greeting.
-            Domain::Tcp | Domain::Verbs => match Stream::accepted(socket, hub.tls.as_ref()) {
-                Ok(stream) => Ok(InLink::Tcp(TcpIn::new(stream))),
-                Err(_) => Err(Errno::NOMEM),
-            },
+            Domain::Tcp | Domain::Verbs | Domain::Efa => {
+                match Stream::accepted(socket, hub.tls.as_ref()) {
+                    Ok(stream) => Ok(InLink::Tcp(TcpIn::new(stream))),
+                    Err(_) => Err(Errno::NOMEM),
+                }
+            }
         };
         let watched = link.and_then(|link| {
             if domain != Domain::Shm {
@@ -163,6 +165,7 @@ impl Links {
             InLink::Shm(_) | InLink::Rdma(_) => None,
         };
         let Some((stream, newcomer)) = given else { return };
+        let domain = newcomer.card.as_ref().map_or(Domain::Tcp, |card| card.domain);
         match RdmaIn::admit(stream, newcomer, hub) {
             Ok(link) => {
                 let (link, active_us) = (InLink::Rdma(link), hub.now_us);
@@ -170,7 +173,7 @@ impl Links {
             }
             Err(end) => {
                 self.owners.remove(&id.0);
-                count_end(&hub.metrics.verbs, end);
+                count_end(hub.metrics.of(domain), end);
             }
         }
     }
@@ -201,7 +204,7 @@ impl Links {
         let incarnation = into.link.peer().map(|peer| peer.incarnation);
         let of = incarnation.zip(into.link.path());
         let (link, rest) = match into.link {
-            InLink::Rdma(link) => (None, Some(Rest::Draining(link.cut(hub)))),
+            InLink::Rdma(link) => (None, Some(Rest::Draining(Box::new(link.cut(hub))))),
             InLink::Shm(link) => {
                 let rest = link.cut().map(Rest::Copying);
                 (Some(InLink::Shm(link)), rest)
@@ -268,8 +271,7 @@ impl Links {
                 InLink::Rdma(link) => link.revoked(key),
             }
         }
-        let registration = hub.rdma.as_mut().and_then(|rdma| rdma.forget(key));
-        under_way.extend(registration.map(UnderWay::Card));
+        under_way.extend(hub.cards.forget(key).into_iter().map(UnderWay::Card));
         under_way
     }
 

@@ -20,7 +20,7 @@ pub(super) struct Leaving(Vec<Writer>);
 #[derive(Debug)]
 pub(super) enum Rest {
     Copying(Copying),
-    Draining(Draining),
+    Draining(Box<Draining>),
 }
 
 impl Rest {
@@ -83,7 +83,11 @@ impl Ended {
 }
 
 impl Leaving {
-    pub(super) fn add(&mut self, ended: Ended, rest: Rest) {
+    /// One of which the end is counted.
+    pub(super) fn add(&mut self, ended: Ended, mut rest: Rest) {
+        if let Rest::Draining(draining) = &mut rest {
+            draining.hang_up();
+        }
         self.0.push(Writer { rest, ended });
     }
 

@@ -1,6 +1,8 @@
 //! What the worker knows of any connection, whatever its domain.
 
-use kvasir_transfer_core::{PathIndex, PathLimits, SessionId};
+use std::num::NonZeroU32;
+
+use kvasir_transfer_core::{PathIndex, PathLimits, Rail, SessionId};
 use rustix::event::epoll::EventFlags;
 
 use super::hub::Hub;
@@ -15,10 +17,16 @@ pub(crate) struct Lane {
     pub(crate) path: PathIndex,
 }
 
-pub(crate) fn path_limits(domain: Domain, hub: &Hub) -> PathLimits {
+/// `queue_pairs`: those for writes, where what the domain orders it orders on each for itself.
+pub(crate) fn path_limits(
+    (domain, rail): (Domain, Rail),
+    queue_pairs: NonZeroU32,
+    hub: &Hub,
+) -> PathLimits {
     let config = &hub.shared.config;
     let slice_bytes = config.slice_bytes_of.get(&domain).copied().unwrap_or(config.slice_bytes);
-    PathLimits { slice_bytes: slice_bytes as u64, frames_max: FRAMES_MAX }
+    let (slice_bytes, ordering) = (slice_bytes as u64, domain.traits().orders);
+    PathLimits { slice_bytes, frames_max: FRAMES_MAX, ordering, queue_pairs, rail }
 }
 
 /// What a socket is ready for. Edges set it, a call that would have blocked clears it.
@@ -68,8 +76,12 @@ impl Turn {
 /// Why a link is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LinkEnd {
-    /// The other side or the way to it is gone.
+    /// The other side or the way to it is gone, or the other side wants no more of it.
     Lost,
+    /// The card says that the way to the peer is broken.
+    Broken,
+    /// We have done with it, through no fault of its way: another one takes its place.
+    Spent,
     /// It showed no life for too long.
     Silent,
     /// Another incarnation listens there.
@@ -84,8 +96,6 @@ pub(crate) enum LinkEnd {
     Rejected,
     /// It has no certificate that we accept, or does not accept ours, or speaks no TLS.
     Untrusted,
-    /// Not for this peer or this region; another domain may be.
-    Unsuited,
     /// Nothing has come or gone for long, and there are others who want its place.
     Idle,
 }
@@ -102,13 +112,13 @@ impl From<rustix::io::Errno> for LinkEnd {
 impl LinkEnd {
     /// Whether the other side may well be there again in a moment.
     pub(crate) fn is_hopeful(self) -> bool {
-        matches!(self, LinkEnd::Lost | LinkEnd::Silent)
+        matches!(self, LinkEnd::Lost | LinkEnd::Broken | LinkEnd::Silent | LinkEnd::Spent)
     }
 
     /// What it means for a peer of which it was the last link.
     pub(crate) fn loss(self) -> Loss {
         match self {
-            LinkEnd::Lost | LinkEnd::Refused | LinkEnd::Unsuited => Loss::Closed,
+            LinkEnd::Lost | LinkEnd::Broken | LinkEnd::Spent | LinkEnd::Refused => Loss::Closed,
             LinkEnd::Silent => Loss::Silent,
             LinkEnd::Replaced => Loss::Replaced,
             LinkEnd::Malformed

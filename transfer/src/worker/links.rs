@@ -11,27 +11,29 @@ use crate::config::Domain;
 use crate::doorbell::Bell;
 use crate::endpoint::Endpoint;
 use crate::metrics::DomainMetrics;
-use crate::rdma::Rdma;
 use crate::rdma::incoming::RdmaIn;
 use crate::rdma::outgoing::RdmaOut;
+use crate::rdma::{CardId, Cards};
 use crate::shared::Bells;
 use crate::shm::incoming::ShmIn;
 use crate::shm::outgoing::ShmOut;
 use crate::tcp::incoming::TcpIn;
 use crate::tcp::outgoing::TcpOut;
+use crate::topology::CARDS_MAX;
 
 use super::hub::Hub;
 use super::leaving::Leaving;
 use super::link::{Lane, LinkEnd, Readiness, Turn};
 use super::outward::Lanes;
+use super::ways::{Lack, Way};
 
 const TOKEN_OWN_BELL: u64 = 0;
 const TOKEN_OUTSIDE_BELL: u64 = 1;
 const TOKEN_TCP: u64 = 2;
 const TOKEN_SHM: u64 = 3;
-const TOKEN_CARD: u64 = 4;
-const TOKEN_CARD_REPORTS: u64 = 5;
-const FIRST_TOKEN: u64 = 6;
+/// Two for each card.
+const TOKEN_CARDS: u64 = 4;
+const FIRST_TOKEN: u64 = TOKEN_CARDS + 2 * CARDS_MAX as u64;
 
 /// Whose readiness a token tells.
 #[derive(Debug, Clone, Copy)]
@@ -42,8 +44,8 @@ pub(super) enum Owner {
     Outgoing(Lane),
     Incoming(LinkId),
     /// Something has happened on pipes.
-    Card,
-    CardReports,
+    Card(CardId),
+    CardReports(CardId),
     /// By which the writer on the other side of a shm connection wakes us.
     WritersBell(LinkId),
 }
@@ -64,22 +66,31 @@ pub(super) struct Links {
     pub(super) lanes: BTreeMap<SessionId, Lanes>,
     /// The sessions that have connections or are getting them: which one goes when there are too many.
     pub(super) endpoints: Sieve<SessionId>,
-    /// Domains that have failed, by the incarnation of the peer.
-    pub(super) avoided: Avoided<(u64, Domain)>,
+    /// Ways that have failed, by the incarnation of the peer.
+    pub(super) avoided: Avoided<(u64, Way)>,
     pub(super) incoming: BTreeMap<LinkId, Incoming>,
     pub(super) leaving: Leaving,
     pub(super) owners: BTreeMap<u64, Owner>,
     pub(super) next_token: u64,
 }
 
+/// To make one connection, by whichever way.
+#[derive(Debug)]
+pub(super) struct Attempt {
+    /// To be tried, from the last to the first.
+    pub(super) candidates: Vec<Way>,
+    /// One that was tried before them did not come up, but was not refused either.
+    pub(super) hope: bool,
+    /// What it is for.
+    pub(super) lack: Lack,
+}
+
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) token: u64,
     pub(super) link: OutLink,
-    /// To be tried when this one does not come up.
-    pub(super) candidates: Vec<Domain>,
-    /// One that was tried before it did not come up, but was not refused either.
-    pub(super) hope: bool,
+    /// Goes on when this one does not come up.
+    pub(super) attempt: Attempt,
     /// When something came or went last.
     pub(super) active_us: u64,
     /// Until then it must have come up.
@@ -113,11 +124,11 @@ pub(super) enum InLink {
 }
 
 impl OutLink {
-    pub(super) fn domain(&self) -> Domain {
+    pub(super) fn way(&self) -> Way {
         match self {
-            OutLink::Shm(_) => Domain::Shm,
-            OutLink::Tcp(_) => Domain::Tcp,
-            OutLink::Rdma(link) => link.domain(),
+            OutLink::Shm(_) => Way::by(Domain::Shm),
+            OutLink::Tcp(_) => Way::by(Domain::Tcp),
+            OutLink::Rdma(link) => Way { domain: link.domain(), rail: link.rail() },
         }
     }
 
@@ -232,7 +243,7 @@ impl Links {
         bells: Bells,
         tcp_listener: Option<OwnedFd>,
         shm_listener: Option<OwnedFd>,
-        rdma: Option<&Rdma>,
+        cards: &Cards,
     ) -> rustix::io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         hear(&epoll, &bells.own, TOKEN_OWN_BELL)?;
@@ -249,10 +260,11 @@ impl Links {
                 owners.insert(token, Owner::Listener(domain));
             }
         }
-        if let Some(rdma) = rdma {
+        for (id, card) in cards.iter() {
+            let token = TOKEN_CARDS + 2 * u64::from(id.0);
             for (fd, token, owner) in [
-                (rdma.wake_fd(), TOKEN_CARD, Owner::Card),
-                (rdma.report_fd(), TOKEN_CARD_REPORTS, Owner::CardReports),
+                (card.wake_fd(), token, Owner::Card(id)),
+                (card.report_fd(), token + 1, Owner::CardReports(id)),
             ] {
                 epoll::add(&epoll, fd, EventData::new_u64(token), EventFlags::IN)?;
                 owners.insert(token, owner);
@@ -288,14 +300,18 @@ impl Links {
         match owner {
             Owner::OwnBell => self.bells.own.clear(),
             Owner::OutsideBell => self.bells.outside.clear(),
-            Owner::Card => hub.rdma.iter_mut().for_each(Rdma::clear_wake),
-            Owner::CardReports => {
-                let Some(rdma) = &mut hub.rdma else { return };
-                rdma.look_at_reports();
-                if rdma.is_dead() {
+            Owner::Card(card) => {
+                if let Some(card) = hub.cards.get_mut(card) {
+                    card.clear_wake();
+                }
+            }
+            Owner::CardReports(card) => {
+                let Some(card) = hub.cards.get_mut(card) else { return };
+                card.look_at_reports();
+                if card.is_dead() {
                     // It may report for ever, and nobody would sleep any more.
-                    let _ = epoll::delete(&self.epoll, rdma.report_fd());
-                    let _ = epoll::delete(&self.epoll, rdma.wake_fd());
+                    let _ = epoll::delete(&self.epoll, card.report_fd());
+                    let _ = epoll::delete(&self.epoll, card.wake_fd());
                 }
             }
             Owner::WritersBell(link) => {
@@ -338,7 +354,7 @@ impl Links {
 
     pub(super) fn turn(&mut self, hub: &mut Hub) -> Turn {
         let mut all = Turn::default();
-        all.busy |= hub.rdma.as_mut().is_some_and(Rdma::poll);
+        all.busy |= hub.cards.poll();
         all.add(self.turn_inward(hub));
         all.add(self.turn_outward(hub));
         all.busy |= self.leaving.look(hub);
@@ -375,9 +391,10 @@ pub(super) fn count_end(metrics: &DomainMetrics, end: LinkEnd) {
         LinkEnd::Silent => metrics.silent.inc(),
         LinkEnd::Untrusted => metrics.untrusted.inc(),
         LinkEnd::Lost
+        | LinkEnd::Broken
+        | LinkEnd::Spent
         | LinkEnd::Refused
         | LinkEnd::Replaced
-        | LinkEnd::Unsuited
         | LinkEnd::Declined { .. } => {}
     }
 }

@@ -9,6 +9,7 @@ pub(crate) mod link;
 mod links;
 mod outward;
 mod quiesce;
+mod ways;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::mem::MaybeUninit;
@@ -18,17 +19,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use kvasir_transfer_core::{Action, Operation, WriteError};
+use kvasir_transfer_core::{Action, Operation, Rails, WriteError};
 use rustix::event::{Timespec, epoll};
 
 use crate::doorbell::{announce_sleep, awake};
 use crate::engine::Handlers;
 use crate::payload::{Payload, Waiter};
 use crate::progress::{POLL_EVERY_MIN, Raised, Watch, WatchId};
-use crate::rdma::Rdma;
 use crate::scatter::Part;
 use crate::shared::{Bells, Command};
 use crate::shm::directory::Directory;
+use crate::signalled::Batch;
 use crate::spin::Spin;
 use crate::submit::Submission;
 
@@ -104,7 +105,7 @@ impl Worker {
     ) -> rustix::io::Result<Self> {
         let Listeners { tcp, shm, socket_path } = listeners;
         Ok(Worker {
-            links: Links::new(bells, tcp, shm, hub.rdma.as_ref())?,
+            links: Links::new(bells, tcp, shm, &hub.cards)?,
             hub,
             handlers,
             watches: BTreeMap::new(),
@@ -159,6 +160,11 @@ impl Worker {
         self.hub.shared.take_commands(&mut commands);
         // Regions come first: a command may name one that was registered a moment ago.
         self.hub.absorb_regions();
+        if commands.iter().any(|command| matches!(command, Command::CancelImm { .. })) {
+            // What a card has placed already is counted before its count is forgotten.
+            self.hub.cards.catch_up();
+            self.links.turn_inward(&mut self.hub);
+        }
         for command in commands.drain(..) {
             self.take(command);
         }
@@ -174,6 +180,7 @@ impl Worker {
             Command::BeginAll { parts, payload, deadline_us } => {
                 self.begin_all(parts, &payload, deadline_us);
             }
+            Command::PutWithSignal(batch) => self.begin_signalled(*batch),
             Command::Tell { done } => self.hub.calls.done(done, Ok(())),
             Command::Expect { imm, count, deadline_us, done } => {
                 self.hub.expect(imm, count, deadline_us, done);
@@ -212,12 +219,15 @@ impl Worker {
             self.hub.calls.done(done, Err(WriteError::PeerGone));
             return;
         }
+        let mut target = None;
         if let Some(described) = described {
             let (named, place) = *described;
             self.hub.describe(peer, named, &place);
+            target = place.location;
         }
+        let rails = self.hub.rails(peer, payload.location(), target);
         let session = peer.session_id();
-        let operation = Operation { session, deadline_us, payload, body, done };
+        let operation = Operation { session, deadline_us, payload, body, rails, done };
         self.hub.sender.begin(operation, self.hub.now_us);
     }
 
@@ -230,10 +240,26 @@ impl Worker {
                 self.hub.calls.done(done, Err(WriteError::PeerGone));
                 continue;
             }
-            let (session, payload) = (peer.session_id(), payload.clone());
-            let operation = Operation { session, deadline_us, payload, body, done };
+            let (session, payload, rails) = (peer.session_id(), payload.clone(), Rails::ANY);
+            let operation = Operation { session, deadline_us, payload, body, rails, done };
             self.hub.sender.begin(operation, self.hub.now_us);
         }
+    }
+
+    fn begin_signalled(&mut self, mut batch: Batch) {
+        let shared = Arc::clone(&self.hub.shared);
+        let over = {
+            let peers = shared.peers();
+            batch.without(|peer| peers.is_current(peer))
+        };
+        for done in over {
+            self.hub.calls.done(done, Err(WriteError::PeerGone));
+        }
+        for (peer, described) in std::mem::take(&mut batch.described) {
+            let (named, place) = *described;
+            self.hub.describe(peer, named, &place);
+        }
+        self.hub.sender.begin_signalled(batch.signalled, self.hub.now_us);
     }
 
     fn act(&mut self) -> bool {
@@ -242,6 +268,13 @@ impl Worker {
             any = true;
             match action {
                 Action::Complete(waiter, outcome) => self.hub.calls.done(waiter, outcome),
+                Action::CompleteSignalled { done, outcome, told } => {
+                    if outcome.is_ok() {
+                        self.hub.metrics.signalled(told);
+                    }
+                    done.note(told);
+                    self.hub.calls.done(done, outcome);
+                }
                 Action::Connect(session) => self.links.connect(session, &mut self.hub),
                 Action::Detach { session, op } => self.links.detach(session, op, &mut self.hub),
                 Action::GiveUpPath { session, path, why } => {
@@ -336,7 +369,7 @@ impl Worker {
         let has_work = self.hub.shared.has_commands()
             || self.hub.shared.stop.load(Ordering::Acquire)
             || self.links.has_work()
-            || self.hub.rdma.as_mut().is_some_and(Rdma::arm)
+            || self.hub.cards.arm()
             || self.watches.values().any(Watched::has_changed);
         let woken = self.look(if has_work { Some(Duration::ZERO) } else { timeout });
         self.sleep_flags().for_each(awake);
@@ -392,6 +425,11 @@ impl Worker {
                         self.hub.calls.done(part.done, Err(WriteError::Cancelled));
                     }
                 }
+                Command::PutWithSignal(mut batch) => {
+                    for done in batch.without(|_| false) {
+                        self.hub.calls.done(done, Err(WriteError::Cancelled));
+                    }
+                }
                 Command::Begin { done, .. }
                 | Command::Tell { done }
                 | Command::Expect { done, .. }
@@ -410,8 +448,12 @@ impl Worker {
 
     fn act_at_the_end(&mut self) {
         while let Some(action) = self.hub.sender.poll_action() {
-            if let Action::Complete(waiter, outcome) = action {
-                self.hub.calls.done(waiter, outcome);
+            match action {
+                Action::Complete(done, outcome)
+                | Action::CompleteSignalled { done, outcome, .. } => {
+                    self.hub.calls.done(done, outcome);
+                }
+                _ => {}
             }
         }
     }

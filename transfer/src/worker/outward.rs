@@ -1,5 +1,6 @@
-//! Connections from here: each is a path of a session. A session has one by shm or `tcp_lanes` by tcp;
-//! those that fail are made anew as long as there is hope for the session.
+//! Connections from here: each is a path of a session. A session has one by shm, `tcp_lanes` by tcp, or one
+//! for each pair of network cards; those that fail are made anew as long as there is hope for the session.
+//! What has failed is avoided for a while, and then tried again beside what has come up instead.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +8,7 @@ use kvasir_transfer_core::{CloseRequest, GivenUp, OpId, PathIndex, SessionId};
 
 use crate::config::Domain;
 use crate::endpoint::Endpoint;
-use crate::engine::{Loss, PeerEvent};
+use crate::engine::{Loss, PeerEvent, PeerId};
 use crate::hello::Hello;
 use crate::rdma::outgoing::RdmaOut;
 use crate::shm::outgoing::ShmOut;
@@ -16,7 +17,8 @@ use crate::tcp::set_patience;
 
 use super::hub::Hub;
 use super::link::{Lane, LinkEnd, Turn};
-use super::links::{Links, OutLink, Outgoing, Owner, count_end, is_long_ago, watch_edges};
+use super::links::{Attempt, Links, OutLink, Outgoing, Owner, count_end, is_long_ago, watch_edges};
+use super::ways::{Lack, Way, all_ways, pairs, ways_without_cards};
 
 /// Between attempts to make a connection anew; doubled after each that failed.
 const AGAIN_US: u64 = 1_000;
@@ -28,14 +30,29 @@ pub(super) struct Lanes {
     next_path: u32,
     /// Of the connection that came up last.
     domain: Option<Domain>,
-    /// When the connections that are missing are to be made.
-    due_us: Vec<u64>,
+    /// The connections that are missing.
+    due: Vec<Due>,
     /// Attempts that failed since one came up.
     failures: u32,
     /// What ended the last one of its connections that has ended.
     last_end: Option<LinkEnd>,
-    /// Domains that do not suit this peer, or a region of it.
-    unsuited: Vec<Domain>,
+}
+
+/// A connection that is to be made.
+#[derive(Debug, Clone, Copy)]
+struct Due {
+    at_us: u64,
+    lack: Lack,
+}
+
+/// What a connection was when it ended.
+#[derive(Debug, Clone, Copy)]
+struct Was {
+    up: bool,
+    /// Nothing waited for it.
+    idle: bool,
+    /// Something has landed by it.
+    of_use: bool,
 }
 
 impl Lanes {
@@ -58,7 +75,7 @@ impl Links {
                     }
                     if !out.was_up && out.link.is_up() {
                         out.was_up = true;
-                        came_up.push((*lane, out.link.domain()));
+                        came_up.push((*lane, out.link.way()));
                     }
                     if !out.was_up && hub.now_us >= out.connect_until_us {
                         ended.push((*lane, LinkEnd::Silent));
@@ -67,19 +84,20 @@ impl Links {
                 Err(end) => ended.push((*lane, end)),
             }
         }
-        for (lane, domain) in came_up {
+        for (lane, way) in came_up {
             all.busy = true;
-            self.came_up(lane.session, domain, hub);
+            self.came_up(lane.session, way, hub);
         }
         for (lane, end) in ended {
             all.busy = true;
             self.end_outgoing(lane, end, hub);
         }
+        self.go_beside_cards(hub);
         all
     }
 
     pub(super) fn next_connection_us(&self) -> u64 {
-        let due = self.lanes.values().flat_map(|lanes| lanes.due_us.iter().copied());
+        let due = self.lanes.values().flat_map(|lanes| &lanes.due).map(|due| due.at_us);
         let connecting = self.outgoing.values().filter(|out| !out.was_up);
         let until = connecting.map(|out| out.connect_until_us);
         due.chain(until).min().unwrap_or(u64::MAX)
@@ -90,35 +108,56 @@ impl Links {
     pub(super) fn connect(&mut self, session: SessionId, hub: &mut Hub) {
         self.lanes.insert(session, Lanes::default());
         self.endpoints.insert(session, hub.now_us);
-        self.connect_by(session, (all_domains(hub, &[]), false), hub);
+        let (candidates, hope, lack) = (all_ways(session, hub), false, Lack::Any);
+        self.connect_by(session, Attempt { candidates, hope, lack }, hub);
     }
 
     fn connect_due(&mut self, hub: &mut Hub) -> bool {
         let now_us = hub.now_us;
         let mut due = Vec::new();
         for (session, lanes) in &mut self.lanes {
-            let found = lanes.due_us.extract_if(.., |due_us| *due_us <= now_us).count();
-            due.extend(std::iter::repeat_n(*session, found));
+            let found = lanes.due.extract_if(.., |due| due.at_us <= now_us);
+            due.extend(found.map(|due| (*session, due.lack)));
         }
         let mut any = false;
-        for session in &due {
+        for (session, lack) in due {
             // It may have been lost meanwhile.
-            let Some(lanes) = self.lanes.get_mut(session) else { continue };
-            if hub.sender.is_idle(*session) {
-                lanes.due_us.push(now_us + AGAIN_US_MAX);
+            let Some(lanes) = self.lanes.get_mut(&session) else { continue };
+            if hub.sender.is_idle(session) {
+                lanes.due.push(Due { at_us: now_us + AGAIN_US_MAX, lack });
                 continue;
             }
-            any = true;
-            // Beside others it is one more of theirs; alone it may take any way.
-            let up = self.of_session(*session).find(|(_, out)| out.was_up);
-            let unsuited = self.lanes.get(session).map(|lanes| lanes.unsuited.as_slice());
-            let candidates = match up.map(|(_, out)| out.link.domain()) {
-                Some(domain) => vec![domain],
-                None => all_domains(hub, unsuited.unwrap_or_default()),
+            let is_up = self.of_session(session).any(|(_, out)| out.was_up);
+            let candidates = match (is_up, lack) {
+                (false, _) => all_ways(session, hub),
+                // Beside others it is the one that is missing, if it still is.
+                (true, Lack::This(way)) if self.is_missing(session, way, hub) => vec![way],
+                (true, Lack::WithoutCards) if !self.does_without_cards(session) => {
+                    ways_without_cards()
+                }
+                (true, _) => continue,
             };
-            self.connect_by(*session, (candidates, false), hub);
+            any = true;
+            let lack = if is_up { lack } else { Lack::Any };
+            self.connect_by(session, Attempt { candidates, hope: false, lack }, hub);
         }
         any
+    }
+
+    /// Whether one more connection by this way is wanted beside those that there are.
+    fn is_missing(&self, session: SessionId, way: Way, hub: &mut Hub) -> bool {
+        let present = self.of_session(session).filter(|(_, out)| out.link.way() == way).count();
+        let wanted = match way.domain {
+            Domain::Shm => 1,
+            Domain::Tcp => hub.shared.config.tcp_lanes,
+            // As long as our card works.
+            Domain::Verbs | Domain::Efa => {
+                let peer = hub.shared.peers().of_session(session);
+                let pairs = peer.map(|peer| pairs(way.domain, peer, hub));
+                usize::from(pairs.is_some_and(|pairs| pairs.contains(&way)))
+            }
+        };
+        present < wanted
     }
 
     fn of_session(&self, session: SessionId) -> impl Iterator<Item = (&Lane, &Outgoing)> {
@@ -127,12 +166,8 @@ impl Links {
 
     /// Tries the domains from the last to the first. Where there is hope, one that was tried before has
     /// not refused.
-    fn connect_by(
-        &mut self,
-        session: SessionId,
-        (mut candidates, hope): (Vec<Domain>, bool),
-        hub: &mut Hub,
-    ) {
+    fn connect_by(&mut self, session: SessionId, attempt: Attempt, hub: &mut Hub) {
+        let Attempt { mut candidates, hope, lack } = attempt;
         let found = {
             let mut peers = hub.shared.peers();
             peers.of_session(session).and_then(|peer| peers.connecting(peer))
@@ -144,20 +179,21 @@ impl Links {
         };
         // What has failed lately comes last.
         let incarnation = endpoint.incarnation;
-        candidates
-            .sort_by_key(|domain| !self.avoided.is_avoided((incarnation, *domain), hub.now_us));
-        if !self.make_room(session, hub) {
+        candidates.sort_by_key(|way| !self.avoided.is_avoided((incarnation, *way), hub.now_us));
+        if !self.make_room(session, lack.after(candidates.last().copied()), hub) {
             return;
         }
         let Some(lanes) = self.lanes.get_mut(&session) else { return };
         let lane = Lane { session, path: PathIndex(lanes.next_path) };
         let named = (session, lane.path);
         let hello = Hello::new(&hub.shared.endpoint, &endpoint, cut_offs, named);
-        while let Some(domain) = candidates.pop() {
-            let Some(link) = open(lane, domain, &endpoint, &hello, hub) else { continue };
+        let mut last = None;
+        while let Some(way) = candidates.pop() {
+            last = Some(way);
+            let Some(link) = open(lane, way, &endpoint, &hello, hub) else { continue };
             let token = self.next_token;
             self.next_token += 1;
-            if domain != Domain::Shm {
+            if way.domain != Domain::Shm {
                 // A matter of time only: what cannot be set here is noticed later.
                 let _ = set_patience(link.fd(), hub.shared.config.peer_timeout_ms);
             }
@@ -171,16 +207,16 @@ impl Links {
             let patience_us = hub.shared.config.peer_timeout_ms * 1000;
             let connect_until_us = hub.now_us + patience_us / (candidates.len() as u64 + 1);
             let (active_us, was_up) = (hub.now_us, false);
-            let out =
-                Outgoing { token, link, candidates, hope, active_us, connect_until_us, was_up };
+            let attempt = Attempt { candidates, hope, lack };
+            let out = Outgoing { token, link, attempt, active_us, connect_until_us, was_up };
             self.outgoing.insert(lane, out);
             return;
         }
-        self.not_connected(session, hope, hub);
+        self.not_connected(session, (last, hope, lack), hub);
     }
 
     /// Whether one more connection may be made. If not, the session has to do with those it has.
-    fn make_room(&mut self, session: SessionId, hub: &mut Hub) -> bool {
+    fn make_room(&mut self, session: SessionId, lack: Lack, hub: &mut Hub) -> bool {
         if self.outgoing.len() < hub.shared.config.connections_max {
             return true;
         }
@@ -190,7 +226,7 @@ impl Links {
         }
         let has_others = self.of_session(session).next().is_some();
         if has_others && let Some(lanes) = self.lanes.get_mut(&session) {
-            lanes.due_us.push(hub.now_us + AGAIN_US_MAX);
+            lanes.due.push(Due { at_us: hub.now_us + AGAIN_US_MAX, lack });
             return false;
         }
         tracing::warn!(
@@ -214,17 +250,77 @@ impl Links {
         self.of_session(gone?).next().map(|(lane, _)| *lane)
     }
 
-    fn came_up(&mut self, session: SessionId, domain: Domain, hub: &mut Hub) {
-        let wanted = match domain {
-            Domain::Shm | Domain::Verbs => 1,
-            Domain::Tcp => hub.shared.config.tcp_lanes,
-        };
-        let present = self.of_session(session).count();
+    fn came_up(&mut self, session: SessionId, way: Way, hub: &mut Hub) {
         let Some(lanes) = self.lanes.get_mut(&session) else { return };
-        lanes.domain = Some(domain);
+        lanes.domain = Some(way.domain);
         lanes.failures = 0;
-        let missing = wanted.saturating_sub(present + lanes.due_us.len());
-        lanes.due_us.extend(std::iter::repeat_n(hub.now_us, missing));
+        let of_tcp = std::iter::repeat_n(Way::by(Domain::Tcp), hub.shared.config.tcp_lanes);
+        let mut missing: Vec<Way> = match way.domain {
+            Domain::Tcp => of_tcp.collect(),
+            Domain::Shm | Domain::Verbs | Domain::Efa => Vec::new(),
+        };
+        let preferred = hub.shared.config.preferred;
+        // Cards are better than what has come up in their place, and all of them better than one.
+        if way.domain != preferred || Domain::OF_CARDS.contains(&preferred) {
+            let peer = hub.shared.peers().of_session(session);
+            let pairs = peer.filter(|_| way.domain != Domain::Shm);
+            missing.extend(pairs.map_or_else(Vec::new, |peer| pairs_of_cards(peer, hub)));
+        }
+        let present = self.of_session(session).map(|(_, out)| out.link.way());
+        let present: Vec<Way> = present.chain(self.due_ways(session)).collect();
+        for way in present {
+            if let Some(at) = missing.iter().position(|missing| *missing == way) {
+                missing.swap_remove(at);
+            }
+        }
+        for way in missing {
+            self.make_due(session, way, hub.now_us, hub);
+        }
+        // What the cards of a path before this one did not take is not told of again.
+        if way.is_of_cards() && hub.sender.has_unsuited(session) {
+            hub.beside_cards.push(session);
+        }
+    }
+
+    fn works(&self, session: SessionId, way: Way) -> bool {
+        self.of_session(session).any(|(_, out)| out.was_up && out.link.way() == way)
+    }
+
+    fn due_ways(&self, session: SessionId) -> impl Iterator<Item = Way> {
+        let lanes = self.lanes.get(&session).into_iter();
+        lanes.flat_map(|lanes| &lanes.due).filter_map(|due| match due.lack {
+            Lack::This(way) => Some(way),
+            Lack::Any | Lack::WithoutCards => None,
+        })
+    }
+
+    fn does_without_cards(&self, session: SessionId) -> bool {
+        self.of_session(session).any(|(_, out)| !out.link.way().is_of_cards())
+    }
+
+    /// Sessions that need a path without cards get one.
+    fn go_beside_cards(&mut self, hub: &mut Hub) {
+        for session in std::mem::take(&mut hub.beside_cards) {
+            let there_is = self.does_without_cards(session);
+            let Some(lanes) = self.lanes.get_mut(&session).filter(|_| !there_is) else { continue };
+            if lanes.due.iter().all(|due| due.lack != Lack::WithoutCards) {
+                lanes.due.push(Due { at_us: hub.now_us, lack: Lack::WithoutCards });
+            }
+        }
+    }
+
+    /// One that is avoided waits until it may be tried again, unless a connection by it works. Where nothing else
+    /// carries what the cards did not take, it does not wait for long.
+    fn make_due(&mut self, session: SessionId, way: Way, at_us: u64, hub: &Hub) {
+        let peer = hub.shared.peers().of_session(session).filter(|_| !self.works(session, way));
+        let mut avoided_us =
+            peer.map_or(0, |peer| self.avoided.until_us((peer.incarnation(), way)));
+        let for_cards = !way.is_of_cards() && hub.sender.has_unsuited(session);
+        if for_cards && !self.does_without_cards(session) {
+            avoided_us = avoided_us.min(hub.now_us + AGAIN_US_MAX);
+        }
+        let Some(lanes) = self.lanes.get_mut(&session) else { return };
+        lanes.due.push(Due { at_us: at_us.max(avoided_us), lack: Lack::This(way) });
     }
 
     // ---- what is asked of them ----
@@ -243,7 +339,7 @@ impl Links {
             }
         }
         for lane in reading {
-            self.end_outgoing(lane, LinkEnd::Lost, hub);
+            self.end_outgoing(lane, LinkEnd::Spent, hub);
         }
     }
 
@@ -270,9 +366,14 @@ impl Links {
     pub(super) fn give_up_path(&mut self, lane: Lane, why: GivenUp, hub: &mut Hub) {
         let end = match why {
             GivenUp::Silent => LinkEnd::Silent,
-            GivenUp::WornOut => LinkEnd::Lost,
+            GivenUp::WornOut => LinkEnd::Spent,
         };
-        self.end_outgoing(lane, end, hub);
+        if self.outgoing.contains_key(&lane) {
+            self.end_outgoing(lane, end, hub);
+        } else {
+            // It has gone meanwhile. Whoever waits for its end hears of it in any case.
+            hub.sender.path_lost(lane.session, lane.path, hub.now_us);
+        }
     }
 
     pub(super) fn give_up_session(&mut self, session: SessionId, hub: &mut Hub) {
@@ -286,13 +387,12 @@ impl Links {
 
     fn end_outgoing(&mut self, lane: Lane, end: LinkEnd, hub: &mut Hub) {
         // Closed before anyone is told.
-        let Some(Outgoing { token, link, candidates, hope, was_up, .. }) =
-            self.outgoing.remove(&lane)
-        else {
-            return;
-        };
+        let Some(out) = self.outgoing.remove(&lane) else { return };
+        let Outgoing { token, link, attempt, was_up, .. } = out;
+        let Attempt { candidates, hope, lack } = attempt;
         self.owners.remove(&token);
-        let (domain, was_up, session) = (link.domain(), was_up || link.is_up(), lane.session);
+        let (way, was_up, session) = (link.way(), was_up || link.is_up(), lane.session);
+        let domain = way.domain;
         link.close(hub);
         count_end(hub.metrics.of(domain), end);
         if let LinkEnd::Declined { cut_offs: Some(cut_offs) } = end {
@@ -304,16 +404,10 @@ impl Links {
         if let Some(lanes) = self.lanes.get_mut(&session) {
             lanes.last_end = Some(end);
         }
-        // One that merely ended says nothing of its domain.
-        let has_failed = match end {
-            LinkEnd::Silent | LinkEnd::Malformed => true,
-            LinkEnd::Lost | LinkEnd::Refused => !was_up,
-            _ => false,
-        };
-        if has_failed && let Some(peer) = hub.shared.peers().of_session(session) {
-            self.avoided.failed((peer.incarnation(), domain), hub.now_us);
-        }
         let was_idle = hub.sender.is_idle(session);
+        let has_landed = hub.sender.has_landed(session, lane.path);
+        let was = Was { up: was_up, idle: was_idle, of_use: has_landed };
+        self.learn_of_way((session, way), (end, was), hub);
         if was_up {
             hub.metrics.of(domain).paths_lost.inc();
             hub.sender.path_lost(session, lane.path, hub.now_us);
@@ -326,16 +420,13 @@ impl Links {
             | LinkEnd::Rejected
             | LinkEnd::Untrusted
             | LinkEnd::Idle => self.session_lost(session, Some(domain), end.loss(), hub),
-            LinkEnd::Unsuited => {
-                let Some(lanes) = self.lanes.get_mut(&session) else { return };
-                lanes.unsuited.push(domain);
-                if was_up {
-                    lanes.due_us.push(hub.now_us);
-                } else {
-                    self.connect_by(session, (candidates, hope), hub);
-                }
-            }
-            LinkEnd::Lost | LinkEnd::Silent | LinkEnd::Refused if was_up => {
+            LinkEnd::Lost
+            | LinkEnd::Broken
+            | LinkEnd::Silent
+            | LinkEnd::Refused
+            | LinkEnd::Spent
+                if was_up =>
+            {
                 // The last one is missed at once, unless nobody has a use for it.
                 let alone = !self.of_session(session).any(|(_, out)| out.was_up);
                 if alone && was_idle {
@@ -344,20 +435,64 @@ impl Links {
                 }
                 let Some(lanes) = self.lanes.get_mut(&session) else { return };
                 lanes.domain = Some(domain);
-                let again_us = if alone { hub.now_us } else { lanes.again_us(hub.now_us) };
-                lanes.due_us.push(again_us);
+                if alone {
+                    lanes.due.push(Due { at_us: hub.now_us, lack: Lack::Any });
+                } else {
+                    let again_us = lanes.again_us(hub.now_us);
+                    self.make_due(session, way, again_us, hub);
+                }
             }
-            LinkEnd::Lost | LinkEnd::Silent | LinkEnd::Refused if !candidates.is_empty() => {
-                self.connect_by(session, (candidates, hope || end.is_hopeful()), hub);
+            LinkEnd::Lost
+            | LinkEnd::Broken
+            | LinkEnd::Silent
+            | LinkEnd::Refused
+            | LinkEnd::Spent
+                if !candidates.is_empty() =>
+            {
+                let hope = hope || end.is_hopeful();
+                self.connect_by(session, Attempt { candidates, hope, lack }, hub);
             }
-            LinkEnd::Lost | LinkEnd::Silent | LinkEnd::Refused => {
-                self.not_connected(session, hope || end.is_hopeful(), hub);
+            LinkEnd::Lost
+            | LinkEnd::Broken
+            | LinkEnd::Silent
+            | LinkEnd::Refused
+            | LinkEnd::Spent => {
+                self.not_connected(session, (Some(way), hope || end.is_hopeful(), lack), hub);
             }
         }
     }
 
-    /// An attempt has failed in every domain.
-    fn not_connected(&mut self, session: SessionId, hope: bool, hub: &mut Hub) {
+    /// What the end of a connection says of its way. Nothing, where another one by it works. One that has
+    /// been of use may have been ended by the peer, for reasons of its own, unless the card says otherwise.
+    fn learn_of_way(
+        &mut self,
+        (session, way): (SessionId, Way),
+        (end, was): (LinkEnd, Was),
+        hub: &Hub,
+    ) {
+        let Some(peer) = hub.shared.peers().of_session(session) else { return };
+        let named = (peer.incarnation(), way);
+        match end {
+            LinkEnd::Silent | LinkEnd::Malformed => self.avoided.failed(named, hub.now_us),
+            LinkEnd::Lost | LinkEnd::Broken | LinkEnd::Refused if !was.up => {
+                self.avoided.failed(named, hub.now_us);
+            }
+            _ if self.works(session, way) => {}
+            LinkEnd::Lost | LinkEnd::Refused if was.idle || was.of_use => {}
+            LinkEnd::Lost | LinkEnd::Broken | LinkEnd::Refused => {
+                self.avoided.broke(named, hub.now_us);
+            }
+            _ => {}
+        }
+    }
+
+    /// An attempt has failed by every way, by this one last.
+    fn not_connected(
+        &mut self,
+        session: SessionId,
+        (way, hope, lack): (Option<Way>, bool, Lack),
+        hub: &mut Hub,
+    ) {
         let others = self.of_session(session).next().is_some();
         let Some(lanes) = self.lanes.get_mut(&session) else { return };
         // Where nobody listens any more, nobody will.
@@ -369,7 +504,13 @@ impl Links {
         }
         lanes.failures = lanes.failures.saturating_add(1);
         let again_us = lanes.again_us(hub.now_us);
-        lanes.due_us.push(again_us);
+        match lack.after(way) {
+            Lack::This(way) if others => self.make_due(session, way, again_us, hub),
+            lack => {
+                let lack = if others { lack } else { Lack::Any };
+                lanes.due.push(Due { at_us: again_us, lack });
+            }
+        }
     }
 
     fn session_lost(
@@ -389,7 +530,7 @@ impl Links {
                 out.link.close(hub);
             }
         }
-        hub.sender.session_lost(session);
+        hub.end_session(session);
         if let Some(domain) = domain {
             hub.metrics.of(domain).sessions_lost.inc();
         }
@@ -420,23 +561,19 @@ fn lanes_of(
     outgoing.range(path(0)..=path(u32::MAX))
 }
 
-/// In the order in which they are taken from the end.
-fn all_domains(hub: &Hub, unsuited: &[Domain]) -> Vec<Domain> {
-    let preferred = hub.shared.config.preferred;
-    let others = [Domain::Tcp, Domain::Verbs, Domain::Shm];
-    let others = others.into_iter().filter(|domain| *domain != preferred);
-    let all = others.chain([preferred]);
-    all.filter(|domain| !unsuited.contains(domain)).collect()
+/// Of whatever domain.
+fn pairs_of_cards(peer: PeerId, hub: &mut Hub) -> Vec<Way> {
+    Domain::OF_CARDS.iter().flat_map(|domain| pairs(*domain, peer, hub)).collect()
 }
 
 fn open(
     lane: Lane,
-    domain: Domain,
+    way: Way,
     endpoint: &Endpoint,
     hello: &Hello,
     hub: &mut Hub,
 ) -> Option<OutLink> {
-    match domain {
+    match way.domain {
         Domain::Tcp => {
             TcpOut::connect(lane, endpoint.tcp?, hello, hub.tls.as_ref()).map(OutLink::Tcp)
         }
@@ -447,11 +584,10 @@ fn open(
             }
             ShmOut::connect(lane, &there.socket, hello).ok().map(OutLink::Shm)
         }
-        Domain::Verbs => {
-            let (card, address) = (endpoint.rdma.as_ref()?, endpoint.tcp?);
-            let rdma = hub.rdma.as_mut().filter(|rdma| rdma.may_reach(card))?;
-            let way = (rdma, hub.tls.as_ref());
-            match RdmaOut::connect(lane, address, hello.clone(), way) {
+        Domain::Verbs | Domain::Efa => {
+            let peer = hub.shared.peers().of_session(lane.session)?;
+            let pair = hub.route(peer).pair(way.rail)?;
+            match RdmaOut::connect(lane, endpoint.tcp?, hello.clone(), ((way.rail, pair), hub)) {
                 Ok(link) => Some(OutLink::Rdma(link)),
                 Err(error) => {
                     let engine = &hub.shared.config.name;
@@ -460,5 +596,135 @@ fn open(
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{SocketAddr, TcpListener};
+    use std::num::NonZeroU32;
+    use std::sync::Arc;
+
+    use kvasir_transfer_core::{Action, Body, Next, Operation, Rail, Rails, Target};
+
+    use super::*;
+    use crate::completion::Completion;
+    use crate::payload::{Payload, Waiter};
+    use crate::worker::hub;
+    use crate::worker::link::path_limits;
+
+    /// A session with a peer that listens there, with a message for it.
+    fn begun(tcp: Option<SocketAddr>) -> (Hub, Links, SessionId) {
+        let (mut hub, bells) = hub::tests::hub(None);
+        let links = Links::new(bells, None, None, &hub.cards).expect("descriptors");
+        let there = Endpoint { incarnation: 7, tcp, ..hub.shared.endpoint.clone() };
+        let session = hub.shared.peers().session(&there).expect("room").session_id();
+        let (payload, done) = (Payload::Bytes(Arc::default()), Waiter::new(Completion::Ignore));
+        let (body, rails, deadline_us) = (Body::Message { bytes: 0 }, Rails::ANY, u64::MAX);
+        let operation = Operation { session, deadline_us, payload, body, rails, done };
+        hub.sender.begin(operation, 0);
+        (hub, links, session)
+    }
+
+    const BY_CARD: Way = Way { domain: Domain::Efa, rail: Rail(0) };
+    const TARGET: Target = Target { incarnation: 7, key: 5 };
+
+    /// What is to be made, and when; from now on nothing is.
+    fn take_due(links: &mut Links, session: SessionId) -> Vec<(u64, Lack)> {
+        let lanes = links.lanes.get_mut(&session).expect("the session");
+        lanes.due.drain(..).map(|due| (due.at_us, due.lack)).collect()
+    }
+
+    /// A path by a card comes up, and is seen to be.
+    fn card_up(links: &mut Links, lane: Lane, hub: &mut Hub) {
+        let limits = path_limits((Domain::Efa, BY_CARD.rail), NonZeroU32::MIN, hub);
+        hub.sender.path_up(lane.session, lane.path, limits, hub.now_us);
+        links.came_up(lane.session, BY_CARD, hub);
+        links.go_beside_cards(hub);
+    }
+
+    #[test]
+    fn after_an_outage_cards_get_a_path_beside_them_for_what_they_did_not_take_before_it() {
+        let (mut hub, mut links, session) = begun(None);
+        links.lanes.insert(session, Lanes::default());
+        let [first, second] = [0, 1].map(|path| Lane { session, path: PathIndex(path) });
+        card_up(&mut links, first, &mut hub);
+        assert_eq!(take_due(&mut links, session), [], "the cards carry everything");
+        hub.unsuited(first, (TARGET, &[]));
+        links.go_beside_cards(&mut hub);
+        let wanted = [(hub.now_us, Lack::WithoutCards)];
+        assert_eq!(take_due(&mut links, session), wanted);
+        hub.sender.path_lost(session, first.path, hub.now_us);
+        card_up(&mut links, second, &mut hub);
+        assert_eq!(take_due(&mut links, session), wanted, "nobody says it once more");
+    }
+
+    /// At the limit of connections, and where none of the ways comes up: shm is tried first, and leads to peers on
+    /// this host only.
+    #[test]
+    fn a_path_beside_cards_that_cannot_be_made_now_is_made_by_whichever_way_later() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let (mut hub, mut links, session) = begun(listener.local_addr().ok());
+        let shared = Arc::get_mut(&mut hub.shared).expect("nobody else has it");
+        shared.config.connections_max = 1;
+        links.connect(session, &mut hub);
+        assert_eq!(links.outgoing.len(), 1);
+        let without_cards = |hope| {
+            let candidates = ways_without_cards();
+            Attempt { candidates, hope, lack: Lack::WithoutCards }
+        };
+        links.connect_by(session, without_cards(false), &mut hub);
+        let later = [(hub.now_us + AGAIN_US_MAX, Lack::WithoutCards)];
+        assert_eq!(take_due(&mut links, session), later);
+        let shared = Arc::get_mut(&mut hub.shared).expect("nobody else has it");
+        shared.config.connections_max = 2;
+        links.connect_by(session, without_cards(true), &mut hub);
+        let (beside, _) = links.outgoing.last_key_value().expect("both");
+        let beside = *beside;
+        links.end_outgoing(beside, LinkEnd::Silent, &mut hub);
+        let due = take_due(&mut links, session);
+        assert!(matches!(due[..], [(_, Lack::WithoutCards)]), "{due:?}");
+    }
+
+    #[test]
+    fn a_way_that_alone_carries_what_cards_did_not_take_does_not_wait_until_it_is_avoided_no_more()
+    {
+        let (mut hub, mut links, session) = begun(None);
+        links.lanes.insert(session, Lanes::default());
+        let first = Lane { session, path: PathIndex(0) };
+        card_up(&mut links, first, &mut hub);
+        let tcp = Way::by(Domain::Tcp);
+        for way in [tcp, BY_CARD] {
+            (0..5).for_each(|_| links.avoided.failed((7, way), hub.now_us));
+        }
+        let until_us = links.avoided.until_us((7, tcp));
+        assert!(until_us > hub.now_us + AGAIN_US_MAX);
+        let mut due = |way, hub: &Hub| {
+            links.make_due(session, way, hub.now_us, hub);
+            let lack = Lack::This(way);
+            let due = take_due(&mut links, session);
+            due.into_iter().find(|(_, due)| *due == lack).expect("it is due").0
+        };
+        assert_eq!(due(tcp, &hub), until_us, "the cards carry everything");
+        hub.unsuited(first, (TARGET, &[]));
+        assert_eq!(due(tcp, &hub), hub.now_us + AGAIN_US_MAX);
+        assert_eq!(due(BY_CARD, &hub), until_us, "it carries no more than they do");
+    }
+
+    #[test]
+    fn who_gives_up_a_path_that_has_gone_already_is_told_that_it_is_lost() {
+        let (mut hub, mut links, session) = begun(None);
+        let limits = path_limits((Domain::Tcp, Rail::LAST), NonZeroU32::MIN, &hub);
+        let (gone, other) = (PathIndex(0), PathIndex(1));
+        hub.sender.path_up(session, gone, limits, 0);
+        assert!(matches!(hub.sender.next_frame(session, gone, 0), Next::Frame(_)));
+        hub.sender.path_up(session, other, limits, 0);
+        links.give_up_path(Lane { session, path: gone }, GivenUp::Silent, &mut hub);
+        let actions: Vec<_> = std::iter::from_fn(|| hub.sender.poll_action()).collect();
+        let asks = |action: &Action<Waiter>| {
+            matches!(action, Action::ClosePath { through, close, .. }
+                if (*through, close.path) == (other, gone))
+        };
+        assert!(actions.iter().any(asks), "what was on it is asked about: {actions:?}");
     }
 }

@@ -1,5 +1,6 @@
 //! Writes, counts, refusals, messages and bounds, while nothing fails.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvasir_transfer::{
@@ -243,6 +244,28 @@ pub fn nothing_lands_after_a_revocation(fabric: &Fabric) {
         assert!(outcome == Ok(()) || outcome == refused, "{outcome:?}");
     }
     assert!(read(&target, 0, 256 << 10).iter().all(|byte| *byte == 0), "not a byte");
+}
+
+/// The same bytes at the same place, and yet another region.
+pub fn an_old_descriptor_of_memory_that_is_registered_again_is_refused(fabric: &Fabric) {
+    let (a, b) = (&fabric.a, &fabric.b);
+    let (source, _) = a.region(100);
+    let (old, old_descriptor) = b.region(100);
+    let peer = a.connect(b);
+    fill(&source, 1);
+    assert_eq!(fabric.outcome(&a.write(whole(peer, &source, old_descriptor, 6))), Ok(()));
+    assert_eq!(fabric.outcome(&b.revoke(&old)), Ok(()));
+    let (new, new_descriptor) = b.register(Arc::clone(old.memory()));
+    assert_ne!(new_descriptor.key, old_descriptor.key);
+    let bytes = fill(&source, 2);
+    let written = a.write(whole(peer, &source, new_descriptor, 6));
+    assert_eq!(fabric.outcome(&written), Ok(()));
+    fill(&source, 3);
+    let counted = fabric.refused_and_corrupt().0;
+    let written = a.write(whole(peer, &source, old_descriptor, 6));
+    assert_eq!(fabric.outcome(&written), Err(WriteError::Refused(Refusal::Revoked)));
+    assert_eq!(fabric.refused_and_corrupt().0, counted + 1, "it is counted");
+    assert_eq!(read(&new, 0, 100), bytes, "nothing landed by it");
 }
 
 pub fn a_region_registered_later_can_be_written(fabric: &Fabric) {

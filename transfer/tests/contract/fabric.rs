@@ -6,16 +6,16 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kvasir_transfer::memory::Prefault;
-use kvasir_transfer::sim::{SimConfig, SimEngine, SimLane, SimNetwork};
+use kvasir_transfer::sim::{SimConfig, SimEngine, SimLane, SimNetwork, SimOrder};
 use kvasir_transfer::{
-    Barrier, Completion, CompletionFlag, Domain, Endpoint, Expect, GroupMember, Handlers, Loss,
-    Message, Outcome, PartOutcomes, PeerEvent, PeerGroup, PeerId, RegionDesc, RegionHandle,
-    Scatter, SharedMemory, Source, SubmitError, TransferConfig, TransferEngine, Verify, Write,
-    WritePaged,
+    Barrier, Completion, CompletionFlag, Domain, EfaConfig, Endpoint, Expect, GroupMember,
+    Handlers, Handshake, Loss, Message, Mirror, Outcome, PartOutcomes, PeerEvent, PeerGroup,
+    PeerId, PutWithSignal, RegionDesc, RegionHandle, Scatter, SharedMemory, SignalOutcomes, Source,
+    SubmitError, TransferConfig, TransferEngine, VerbsConfig, Verify, Write, WritePaged,
 };
 
 use crate::certificates::Authority;
-use crate::device;
+use crate::{device, provider};
 
 /// Far more than anything here takes.
 pub const LONG: Duration = Duration::from_secs(30);
@@ -27,6 +27,10 @@ pub enum Kind {
     TcpTls,
     Sim,
     Verbs,
+    /// Whose cards tell each other of their queue pairs by datagrams.
+    VerbsUd,
+    EfaTcp,
+    EfaShm,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -98,10 +102,24 @@ macro_rules! either {
     };
 }
 
+/// Where the kind is one of efa, and its provider is here.
+pub fn provider_of(kind: Kind) -> Option<&'static EfaConfig> {
+    match kind {
+        Kind::EfaTcp => provider::shuffled(provider::TCP),
+        Kind::EfaShm => provider::shuffled(provider::SHM),
+        _ => None,
+    }
+}
+
 pub fn config(kind: Kind, options: Options, run_dir: &std::path::Path) -> TransferConfig {
     let both = TransferConfig {
         name: "test".into(),
-        verify: Verify { tcp: options.verify, shm: options.verify, verbs: options.verify },
+        verify: Verify {
+            tcp: options.verify,
+            shm: options.verify,
+            verbs: options.verify,
+            efa: options.verify,
+        },
         slice_bytes: options.slice_bytes,
         operations_max: options.operations_max,
         throttle_bytes_per_s: options.throttle_bytes_per_s,
@@ -116,10 +134,24 @@ pub fn config(kind: Kind, options: Options, run_dir: &std::path::Path) -> Transf
         Kind::Shm => {
             TransferConfig { preferred: Domain::Shm, run_dir: Some(run_dir.to_owned()), ..both }
         }
-        Kind::Verbs => TransferConfig {
+        Kind::Verbs | Kind::VerbsUd => TransferConfig {
             preferred: Domain::Verbs,
             tcp_listen: Some(([127, 0, 0, 1], 0).into()),
-            verbs: Some(device::named().expect("there is a device").clone()),
+            // So that who polls memory sees it in order.
+            verbs: Some(VerbsConfig {
+                relaxed_ordering: false,
+                handshake: match kind {
+                    Kind::VerbsUd => Handshake::Ud,
+                    _ => Handshake::Tcp,
+                },
+                ..device::named().expect("there is a device").clone()
+            }),
+            ..both
+        },
+        Kind::EfaTcp | Kind::EfaShm => TransferConfig {
+            preferred: Domain::Efa,
+            tcp_listen: Some(([127, 0, 0, 1], 0).into()),
+            efa: Some(provider_of(kind).expect("it is here").clone()),
             ..both
         },
         Kind::Tcp | Kind::TcpTls | Kind::Sim => TransferConfig {
@@ -142,6 +174,7 @@ impl Fabric {
                 bytes_per_s: 10_000_000_000,
                 slice_bytes: options.slice_bytes,
                 frames_max: 1024,
+                order: SimOrder::default(),
             };
             SimNetwork::new(SimConfig {
                 seed: 7,
@@ -281,9 +314,22 @@ impl Fabric {
         node.frozen.store(false, Ordering::Release);
     }
 
+    /// `None` for the simulated one.
+    pub fn domain(&self) -> Option<Domain> {
+        match self.kind {
+            Kind::Shm => Some(Domain::Shm),
+            Kind::Tcp | Kind::TcpTls => Some(Domain::Tcp),
+            Kind::Verbs | Kind::VerbsUd => Some(Domain::Verbs),
+            Kind::EfaTcp | Kind::EfaShm => Some(Domain::Efa),
+            Kind::Sim => None,
+        }
+    }
+
     /// Nothing went by another domain than the one that is tested.
     pub fn assert_domain(&self) {
-        if self.kind == Kind::Verbs {
+        let is_card =
+            self.domain().is_some_and(|domain| [Domain::Verbs, Domain::Efa].contains(&domain));
+        if is_card {
             assert_eq!((self.a.moved_by("tcp"), self.b.moved_by("tcp")), (0, 0));
         }
     }
@@ -323,7 +369,11 @@ impl Node {
 
     pub fn region(&self, bytes: usize) -> (RegionHandle, RegionDesc) {
         let memory = SharedMemory::create("test", bytes, Prefault::No).expect("memory");
-        let registered = either!(self, engine => engine.register(Arc::new(memory)));
+        self.register(Arc::new(memory))
+    }
+
+    pub fn register(&self, memory: Arc<SharedMemory>) -> (RegionHandle, RegionDesc) {
+        let registered = either!(self, engine => engine.register(memory));
         let (handle, descriptor) = registered.expect("room");
         let copy = RegionDesc::from_bytes(&descriptor.to_bytes()).expect("it survives the wire");
         assert_eq!(copy, descriptor);
@@ -390,6 +440,33 @@ impl Node {
 
     pub fn barrier_then(&self, barrier: &Barrier, done: Completion) -> Arc<PartOutcomes> {
         either!(self, engine => engine.barrier(barrier, done)).expect("accepted")
+    }
+
+    pub fn put_with_signal(
+        &self,
+        call: PutWithSignal,
+    ) -> (Arc<CompletionFlag>, Arc<SignalOutcomes>) {
+        let (done, flag) = Completion::flag();
+        (flag, self.try_put_with_signal(call, done).expect("accepted"))
+    }
+
+    pub fn try_put_with_signal(
+        &self,
+        call: PutWithSignal,
+        done: Completion,
+    ) -> Result<Arc<SignalOutcomes>, SubmitError> {
+        either!(self, engine => engine.put_with_signal(call, done))
+    }
+
+    pub fn expect_mirrored(
+        &self,
+        imm: u32,
+        count: u64,
+        mirror: Mirror,
+    ) -> Result<Arc<CompletionFlag>, SubmitError> {
+        let (done, flag) = Completion::flag();
+        let expect = Expect { imm, count, deadline: None };
+        either!(self, engine => engine.expect_imm_mirrored(expect, mirror, done)).map(|()| flag)
     }
 
     pub fn send_then(&self, peer: PeerId, message: &[u8], done: Completion) {

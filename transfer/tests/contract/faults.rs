@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kvasir_transfer::{Completion, RegionHandle, Write, WriteError};
 
-use crate::fabric::{Fabric, fill, read, whole};
+use crate::fabric::{Fabric, Kind, fill, read, whole};
 
 pub fn a_drained_group_is_settled(fabric: &Fabric) {
     let (a, b) = (&fabric.a, &fabric.b);
@@ -155,6 +155,11 @@ pub fn a_revocation_waits_for_what_is_under_way(fabric: &Fabric) {
 }
 
 pub fn a_cut_off_waits_for_what_is_under_way(fabric: &Fabric) {
+    if fabric.kind == Kind::EfaTcp {
+        // libfabric's provider `tcp` crashes before 1.18 when an endpoint closes into which a write is
+        // arriving (docs/decisions/0016). It is for development only.
+        return;
+    }
     stop_at_any_moment(fabric, |fabric, _, done| {
         let writer = fabric.b.connect(&fabric.a);
         fabric.b.cut_off_then(writer, done);

@@ -1,5 +1,5 @@
-//! What every domain must keep, run over shm, tcp (plain and under TLS), sim, and verbs where there is a
-//! device: each case is one function of a
+//! What every domain must keep, run over shm, tcp (plain and under TLS), sim, verbs where there is a device, and
+//! efa by libfabric's providers `tcp` and `shm` where it is installed: each case is one function of a
 //! [`Fabric`], which is two engines that can reach each other.
 
 mod cases;
@@ -8,14 +8,19 @@ mod cases;
 mod certificates;
 mod completions;
 #[path = "../support/device.rs"]
+#[allow(dead_code)] // other tests need more of it
 mod device;
 mod fabric;
 mod faults;
 mod groups;
 mod losses;
 mod messages;
+#[path = "../support/provider.rs"]
+mod provider;
+mod signals;
 mod two_processes;
 
+use std::process::Command;
 use std::time::Duration;
 
 use fabric::{Fabric, Kind, Options};
@@ -27,6 +32,9 @@ macro_rules! contract {
         mod tcp { $(#[test] fn $case() { super::run(super::Kind::Tcp, $options, super::$module::$case); })* }
         mod tcp_tls { $(#[test] fn $case() { super::run(super::Kind::TcpTls, $options, super::$module::$case); })* }
         mod verbs { $(#[test] fn $case() { super::run(super::Kind::Verbs, $options, super::$module::$case); })* }
+        mod efa_tcp { $(#[test] fn $case() { super::run(super::Kind::EfaTcp, $options, super::$module::$case); })* }
+        mod efa_shm { $(#[test] fn $case() { super::run_apart(stringify!($case)); })* }
+        mod efa_shm_apart { $(#[test] #[ignore = "what the test of this name in `efa_shm` runs"] fn $case() { super::run(super::Kind::EfaShm, $options, super::$module::$case); })* }
         mod sim { $(#[test] fn $case() { super::run(super::Kind::Sim, $options, super::$module::$case); })* }
     };
 }
@@ -42,12 +50,33 @@ fn lively(interval_ms: u64, timeout_ms: u64) -> Options {
 }
 
 fn run(kind: Kind, options: Options, case: fn(&Fabric)) {
-    if kind == Kind::Verbs && device::named().is_none() {
+    let is_missing = match kind {
+        Kind::Verbs | Kind::VerbsUd => device::named().is_none(),
+        Kind::EfaTcp | Kind::EfaShm => fabric::provider_of(kind).is_none(),
+        Kind::Shm | Kind::Tcp | Kind::TcpTls | Kind::Sim => false,
+    };
+    if is_missing {
         return;
     }
     let fabric = Fabric::new(kind, options);
     case(&fabric);
     fabric.assert_domain();
+}
+
+/// Runs a case over efa by the provider `shm`, in a process of its own: endpoints of it that have met within one
+/// process are never closed, and keep their memory for as long as it lives.
+fn run_apart(case: &str) {
+    if provider::shuffled(provider::SHM).is_none() {
+        return;
+    }
+    let test = format!("efa_shm_apart::{case}");
+    let mut command = Command::new(std::env::current_exe().expect("this binary"));
+    let output = command.args(["--exact", &test, "--ignored", "--nocapture"]).output();
+    let output = output.expect("this binary can be started");
+    let (said, failed) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let is_run = said.contains("test result: ok. 1 passed");
+    assert!(output.status.success() && is_run, "{}\n{said}\n{failed}", output.status);
 }
 
 contract! {
@@ -65,6 +94,7 @@ contract! {
     what_may_not_be_written_is_refused_and_counted(super::Options::default()) in cases;
     nothing_lands_after_a_revocation(super::Options::default()) in cases;
     a_region_registered_later_can_be_written(super::Options::default()) in cases;
+    an_old_descriptor_of_memory_that_is_registered_again_is_refused(super::Options::default()) in cases;
     messages_arrive_and_can_be_answered(super::Options::default()) in cases;
     wrong_bytes_are_corrupt_and_not_counted(super::Options { verify: true, ..super::Options::default() }) in cases;
     a_long_write_with_wrong_bytes_is_corrupt(super::Options { verify: true, slice_bytes: 4096, ..super::Options::default() }) in cases;
@@ -97,5 +127,31 @@ contract! {
     a_refused_slice_fails_its_own_part_only(super::Options::default()) in groups;
     a_scatter_that_cannot_be_sent_is_not_accepted(super::Options { operations_max: 64, ..super::Options::default() }) in groups;
     a_scatter_is_drained_with_its_group(super::Options { throttle_bytes_per_s: 4 << 20, ..super::Options::default() }) in groups;
+    a_signal_is_seen_only_behind_its_data(super::Options::default()) in signals;
+    whoever_asks_for_the_cards_order_gets_it_or_is_told_of_the_counter(super::Options::default()) in signals;
+    a_signal_is_behind_every_slice_of_its_data(super::Options { slice_bytes: 4096, ..super::Options::default() }) in signals;
+    a_transfer_of_which_a_put_is_refused_has_no_signal(super::Options::default()) in signals;
+    a_signal_that_may_not_be_stored_is_refused(super::Options::default()) in signals;
+    a_batch_of_which_a_peer_is_lost_goes_on_with_the_others(super::Options::default()) in signals;
+    a_drained_batch_signals_nothing_afterwards(super::Options { throttle_bytes_per_s: 1 << 20, slice_bytes: 4096, ..super::Options::default() }) in signals;
+    a_batch_ends_by_its_deadline(super::Options { throttle_bytes_per_s: 1 << 20, slice_bytes: 4096, ..super::Options::default() }) in signals;
+    what_cannot_be_put_with_a_signal_is_not_accepted(super::Options { operations_max: 100, ..super::Options::default() }) in signals;
+    a_count_that_is_reached_is_mirrored(super::Options::default()) in signals;
+    puts_and_other_writes_do_not_hold_up_each_other(super::Options::default()) in signals;
     the_throttle_paces(super::Options { throttle_bytes_per_s: 8 << 20, ..super::Options::default() }) in faults;
+}
+
+/// Those in which connections are made and lost, once more where cards shake hands by datagrams.
+macro_rules! by_datagrams {
+    ($($case:ident($options:expr) in $module:ident;)*) => {
+        mod verbs_ud { $(#[test] fn $case() { super::run(super::Kind::VerbsUd, $options, super::$module::$case); })* }
+    };
+}
+
+by_datagrams! {
+    a_write_lands_and_is_counted(super::Options::default()) in cases;
+    messages_arrive_and_can_be_answered(super::Options::default()) in cases;
+    nothing_lands_after_a_cut_off(super::Options { throttle_bytes_per_s: 16 << 20, ..super::Options::default() }) in faults;
+    a_lost_peer_ends_what_was_meant_for_it(super::Options { throttle_bytes_per_s: 1 << 20, ..super::Options::default() }) in faults;
+    a_former_incarnation_cannot_be_reached(super::Options::default()) in faults;
 }

@@ -8,7 +8,7 @@ use kvasir_transfer::{Endpoint, Loss, RegionDesc, Source, SubmitError, Write, Wr
 use rustix::process::Signal;
 
 use crate::device;
-use crate::fabric::{Fabric, Kind, LONG, Options, read};
+use crate::fabric::{Fabric, Kind, LONG, Options, provider_of, read};
 
 const BYTES: usize = 256 << 10;
 
@@ -28,7 +28,9 @@ fn spawn(kind: Kind, endpoint: &Endpoint, target: &RegionDesc) -> Child {
     let test = match kind {
         Kind::Shm => "two_processes::write_until_killed_by_shm",
         Kind::Tcp | Kind::TcpTls | Kind::Sim => "two_processes::write_until_killed_by_tcp",
-        Kind::Verbs => "two_processes::write_until_killed_by_verbs",
+        Kind::Verbs | Kind::VerbsUd => "two_processes::write_until_killed_by_verbs",
+        Kind::EfaTcp => "two_processes::write_until_killed_by_efa_tcp",
+        Kind::EfaShm => "two_processes::write_until_killed_by_efa_shm",
     };
     command.args(["--exact", test, "--ignored", "--nocapture"]);
     command.stdin(Stdio::piped()).stdout(Stdio::null());
@@ -36,6 +38,18 @@ fn spawn(kind: Kind, endpoint: &Endpoint, target: &RegionDesc) -> Child {
     let input = child.stdin.as_mut().expect("piped");
     writeln!(input, "{}\n{}", hex(&endpoint.to_bytes()), hex(&target.to_bytes())).expect("written");
     child
+}
+
+fn kill(child: &mut Child) {
+    child.kill().expect("killed");
+    child.wait().expect("reaped");
+    // What libfabric's provider `shm` leaves behind when its process is killed.
+    let of_child = format!("{}:", child.id());
+    for file in std::fs::read_dir("/dev/shm").into_iter().flatten().flatten() {
+        if file.file_name().to_str().is_some_and(|name| name.starts_with(&of_child)) {
+            std::fs::remove_file(file.path()).expect("it is this test's");
+        }
+    }
 }
 
 fn write_until_killed(kind: Kind) {
@@ -83,14 +97,25 @@ fn write_until_killed_by_verbs() {
     write_until_killed(Kind::Verbs);
 }
 
+#[test]
+#[ignore = "the second process of the tests below"]
+fn write_until_killed_by_efa_tcp() {
+    write_until_killed(Kind::EfaTcp);
+}
+
+#[test]
+#[ignore = "the second process of the tests below"]
+fn write_until_killed_by_efa_shm() {
+    write_until_killed(Kind::EfaShm);
+}
+
 fn a_killed_writer_is_lost_and_can_be_cut_off(kind: Kind) {
     let fabric = Fabric::new(kind, Options::default());
     let (target, descriptor) = fabric.b.region(BYTES);
     let reached = fabric.b.expect(1, 20);
     let mut child = spawn(kind, &fabric.b.endpoint(), &descriptor);
     assert_eq!(fabric.outcome(&reached), Ok(()));
-    child.kill().expect("killed");
-    child.wait().expect("reaped");
+    kill(&mut child);
     fabric.until("the event", || fabric.b.lost_writers().len() == 1);
     // The writer can be cut off though we never had a session with it.
     let incarnation = fabric.b.lost_writers()[0];
@@ -116,8 +141,7 @@ fn a_wanted_process_that_is_stopped_is_lost(kind: Kind) {
         .expect("stopped");
     fabric.until("the event", || !fabric.b.losses().is_empty());
     assert_eq!(fabric.b.losses(), [(peer, Loss::Silent)]);
-    child.kill().expect("killed");
-    child.wait().expect("reaped");
+    kill(&mut child);
 }
 
 #[test]
@@ -145,4 +169,43 @@ fn a_killed_writer_is_lost_and_can_be_cut_off_by_verbs() {
     if device::named().is_some() {
         a_killed_writer_is_lost_and_can_be_cut_off(Kind::Verbs);
     }
+}
+
+#[test]
+fn a_killed_writer_is_lost_and_can_be_cut_off_by_efa_tcp() {
+    if provider_of(Kind::EfaTcp).is_some() {
+        a_killed_writer_is_lost_and_can_be_cut_off(Kind::EfaTcp);
+    }
+}
+
+// Not by efa over `shm`: a process that is killed there may hold the lock of its peer's shared memory, and the
+// provider (seen with 1.17) then spins for ever.
+
+#[test]
+fn a_wanted_process_that_is_stopped_is_lost_by_efa_shm() {
+    if provider_of(Kind::EfaShm).is_some() {
+        a_wanted_process_that_is_stopped_is_lost(Kind::EfaShm);
+    }
+}
+
+/// A writer that does not say that what it had posted is done is cut off instead, and not waited for.
+#[test]
+fn a_revocation_does_not_wait_for_a_writer_that_is_stopped_by_efa_tcp() {
+    if provider_of(Kind::EfaTcp).is_none() {
+        return;
+    }
+    let fabric = Fabric::new(Kind::EfaTcp, Options::default());
+    let (target, descriptor) = fabric.b.region(BYTES);
+    let reached = fabric.b.expect(1, 20);
+    let mut child = spawn(Kind::EfaTcp, &fabric.b.endpoint(), &descriptor);
+    assert_eq!(fabric.outcome(&reached), Ok(()));
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::STOP)
+        .expect("stopped");
+    assert_eq!(fabric.outcome(&fabric.b.revoke(&target)), Ok(()));
+    target.memory().copy_from(0, &[7; BYTES]).expect("it fits");
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::CONT)
+        .expect("it goes on");
+    fabric.pass(std::time::Duration::from_millis(50));
+    assert!(read(&target, 0, BYTES).iter().all(|byte| *byte == 7), "not a byte");
+    kill(&mut child);
 }

@@ -1,19 +1,46 @@
-//! What is shared without locks, under loom: a model of memory that runs each case in every order that
+//! What threads share, under loom: a model of memory that runs each case in every order that
 //! its bounds allow, stale loads included, and finds lost wake-ups, data races and deadlocks.
 //!
 //! It is not a copy that is tested: the files of the crate themselves are compiled here, over the
-//! atomics of `sync` and the memory of `memory` below instead of the crate's.
+//! atomics of `sync`, the memory of `memory` and the waiters of `payload` below instead of the crate's.
 
 mod memory;
 
 mod sync {
-    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+    pub(crate) use loom::sync::atomic::{
+        AtomicBool, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+    };
+    pub(crate) use loom::sync::{Condvar, Mutex};
+}
+
+mod payload {
+    use std::sync::Arc;
+
+    use kvasir_transfer_core::Outcome;
+
+    use crate::outcome::OutcomeCell;
+
+    /// Who is told of the end of several parts.
+    #[derive(Debug)]
+    pub(crate) struct Waiter(pub(crate) Arc<OutcomeCell>);
+
+    impl Waiter {
+        pub(crate) fn complete(self, outcome: Outcome) {
+            self.0.set(outcome);
+        }
+    }
 }
 
 // The cases need a part of each.
 #[allow(dead_code)]
 #[path = "../../src/shm/gate.rs"]
 mod gate;
+#[allow(dead_code)]
+#[path = "../../src/outcome.rs"]
+mod outcome;
+#[allow(dead_code)]
+#[path = "../../src/parts.rs"]
+mod parts;
 #[allow(dead_code)]
 #[path = "../../src/ring.rs"]
 mod ring;
@@ -22,6 +49,7 @@ mod ring;
 mod sleeping;
 
 mod copying;
+mod ends;
 mod records;
 mod waking;
 

@@ -20,7 +20,7 @@ fn config(domain: Domain, run_dir: &Path, peer_timeout: Duration) -> TransferCon
         ..TransferConfig::default()
     };
     match domain {
-        Domain::Tcp | Domain::Verbs => {
+        Domain::Tcp | Domain::Verbs | Domain::Efa => {
             TransferConfig { tcp_listen: tcp_config().tcp_listen, ..few }
         }
         Domain::Shm => TransferConfig { run_dir: Some(run_dir.to_owned()), ..few },

@@ -25,12 +25,17 @@ struct Proxy {
     pipes: Arc<Mutex<Vec<Arc<Pipe>>>>,
     /// Connections are taken, and end at once.
     is_closed: Arc<AtomicBool>,
+    /// Connections come up, and end when the sender puts something on them.
+    is_breaking: Arc<AtomicBool>,
 }
 
 struct Pipe {
     ends: [TcpStream; 2],
     /// Nothing goes back to the sender.
     is_deaf: AtomicBool,
+    /// The receiver has said something.
+    is_answered: AtomicBool,
+    is_breaking: Arc<AtomicBool>,
 }
 
 impl Pipe {
@@ -47,7 +52,9 @@ impl Proxy {
         let address = listener.local_addr().expect("its address");
         let pipes: Arc<Mutex<Vec<Arc<Pipe>>>> = Arc::default();
         let is_closed = Arc::new(AtomicBool::new(false));
+        let is_breaking = Arc::new(AtomicBool::new(false));
         let (all, closed) = (Arc::clone(&pipes), Arc::clone(&is_closed));
+        let breaking = Arc::clone(&is_breaking);
         std::thread::spawn(move || {
             for from in listener.incoming() {
                 if closed.load(Ordering::Relaxed) {
@@ -55,7 +62,9 @@ impl Proxy {
                 }
                 let (Ok(from), Ok(to)) = (from, TcpStream::connect(receiver)) else { return };
                 let ends = [from, to];
-                let pipe = Arc::new(Pipe { ends, is_deaf: AtomicBool::new(false) });
+                let (is_deaf, is_answered) = (AtomicBool::new(false), AtomicBool::new(false));
+                let is_breaking = Arc::clone(&breaking);
+                let pipe = Arc::new(Pipe { ends, is_deaf, is_answered, is_breaking });
                 all.lock().expect("pipes").push(Arc::clone(&pipe));
                 for back in [false, true] {
                     let pipe = Arc::clone(&pipe);
@@ -63,7 +72,7 @@ impl Proxy {
                 }
             }
         });
-        Proxy { address, pipes, is_closed }
+        Proxy { address, pipes, is_closed, is_breaking }
     }
 
     fn pipes(&self) -> Vec<Arc<Pipe>> {
@@ -76,6 +85,13 @@ fn forward(pipe: &Pipe, back: bool) {
     let (mut from, mut to) = if back { (receiver, sender) } else { (sender, receiver) };
     let mut buffer = vec![0; 64 << 10];
     while let Ok(bytes @ 1..) = from.read(&mut buffer) {
+        let breaks = pipe.is_breaking.load(Ordering::Relaxed);
+        if !back && breaks && pipe.is_answered.load(Ordering::Acquire) {
+            break;
+        }
+        if back {
+            pipe.is_answered.store(true, Ordering::Release);
+        }
         let swallowed = back && pipe.is_deaf.load(Ordering::Relaxed);
         if !swallowed && to.write_all(&buffer[..bytes]).is_err() {
             break;
@@ -95,7 +111,7 @@ fn config(tcp_lanes: usize) -> TransferConfig {
         tcp_listen: Some(([127, 0, 0, 1], 0).into()),
         slice_bytes: 100_000,
         tcp_lanes,
-        verify: Verify { tcp: true, shm: true, verbs: false },
+        verify: Verify { tcp: true, shm: true, verbs: false, efa: false },
         ..TransferConfig::default()
     }
 }
@@ -323,6 +339,38 @@ fn a_session_is_lost_when_no_connection_comes_back_in_its_grace() {
     assert_eq!(undecided.wait(), Err(WriteError::PeerGone));
     let closed = "kvasir_transfer_connections_closed_total";
     assert_eq!(metric(&registry, closed, "session_lost"), 1.0);
+}
+
+#[test]
+fn a_way_that_comes_up_and_fails_before_anything_lands_is_avoided_for_a_while() {
+    let run_dir = tempfile::tempdir().expect("a directory");
+    let both = || TransferConfig { run_dir: Some(run_dir.path().to_owned()), ..config(1) };
+    let (sender, _) = start(both(), Handlers::default());
+    let (receiver, received) = start(both(), Handlers::default());
+    let proxy = Proxy::before(receiver.endpoint().tcp.expect("tcp"));
+    proxy.is_breaking.store(true, Ordering::Relaxed);
+    let endpoint = behind(&proxy, &receiver);
+    let send = || {
+        let peer = sender.connect(&endpoint).expect("reachable");
+        let (done, sent) = Completion::future();
+        sender.send(peer, b"hello".to_vec(), LONG, done).expect("accepted");
+        sent.wait()
+    };
+    assert_eq!(send(), Ok(()), "by the other domain");
+    assert_eq!(proxy.pipes().len(), 2, "once may be chance");
+    let messages = "kvasir_transfer_messages_total";
+    assert_eq!(metric(&received, messages, "shm"), 1.0);
+    // Later sessions try it again, and it is well by then.
+    proxy.is_breaking.store(false, Ordering::Relaxed);
+    until("another attempt", || {
+        let (done, cut) = Completion::future();
+        let back = receiver.connect(&sender.endpoint()).expect("reachable");
+        receiver.cut_off(back, done).expect("accepted");
+        assert_eq!(cut.wait(), Ok(()));
+        // The first one hears of the cut-off.
+        while send().is_err() {}
+        metric(&received, messages, "tcp") >= 1.0
+    });
 }
 
 #[test]

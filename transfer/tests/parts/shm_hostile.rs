@@ -123,6 +123,45 @@ impl Raw {
     }
 }
 
+fn closed(receiver: &Receiver, reason: &str) -> f64 {
+    counter(&receiver.registry, "kvasir_transfer_connections_closed_total", &["shm", reason])
+}
+
+/// Whoever has the path of the socket and nothing else, and whoever says what is no hello.
+#[test]
+fn strangers_and_hellos_cut_short_are_not_admitted_and_counted() {
+    let receiver = Receiver::start();
+    let neighbour = Raw::admitted(&receiver);
+    // The endpoint with one bit of the cookie changed: 16 bytes after their tag and length.
+    let mut bytes = receiver.engine.endpoint().to_bytes();
+    let cookie = bytes.windows(2).position(|pair| pair == [0x1a, 16]).expect("the cookie's field");
+    bytes[cookie + 2] ^= 1;
+    let endpoint = kvasir_transfer::Endpoint::from_bytes(&bytes).expect("still an endpoint");
+    let registry = prometheus::Registry::new();
+    let config = config(receiver.run_dir.path());
+    let stranger = TransferEngine::start(config, Handlers::default(), &registry).expect("started");
+    let peer = stranger.connect(&endpoint).expect("reachable");
+    let (done, sent) = Completion::future();
+    stranger.send(peer, b"x".to_vec(), LONG, done).expect("accepted");
+    assert_eq!(sent.wait(), Err(kvasir_transfer::WriteError::PeerGone));
+    assert_eq!(closed(&receiver, "not_admitted"), 1.0);
+    let path = receiver.engine.endpoint().shm.expect("it has shm").socket;
+    let hello = receiver.engine.endpoint().to_bytes();
+    for (hello, reason) in
+        [(&hello[..5], "not_admitted"), (&[0xff; 40], "not_admitted"), (&[1; 9000], "malformed")]
+    {
+        let before = closed(&receiver, reason);
+        let socket = seqpacket();
+        rustix::net::connect(&socket, &SocketAddrUnix::new(&path).expect("short")).expect("there");
+        descriptors::send(&socket, hello, &[]).expect("sent");
+        let mut answer = [0; 64];
+        let ended = descriptors::recv(&socket, &mut answer);
+        assert!(matches!(ended, Err(DescriptorError::Closed)), "{ended:?}");
+        assert_eq!(closed(&receiver, reason), before + 1.0, "{} bytes", hello.len());
+    }
+    assert!(!neighbour.is_cut(), "its neighbours are not meant");
+}
+
 fn until(what: &str, mut done: impl FnMut() -> bool) {
     let began = Instant::now();
     while !done() {

@@ -7,78 +7,83 @@ use std::time::Duration;
 
 use kvasir_transfer::memory::Prefault;
 use kvasir_transfer::{
-    Completion, CompletionFuture, Domain, Endpoint, Expect, Handlers, Outcome, PeerId, Refusal,
-    RegionDesc, RegionHandle, SharedMemory, Source, StartError, TransferConfig, TransferEngine,
-    VerbsConfig, Write, WriteError,
+    Completion, CompletionFuture, Domain, Endpoint, Expect, Handlers, Handshake, Outcome, PeerId,
+    Refusal, RegionDesc, RegionHandle, SharedMemory, Source, StartError, TransferConfig,
+    TransferEngine, VerbsConfig, Write, WriteError,
 };
 
 use crate::device;
 use crate::engine::{counter, start, tcp_config};
+use crate::hostile::pass_greeting;
 
-const LONG: Duration = Duration::from_secs(30);
+pub const LONG: Duration = Duration::from_secs(30);
 
-fn config(change: impl FnOnce(&mut VerbsConfig)) -> Option<TransferConfig> {
+pub fn config(change: impl FnOnce(&mut VerbsConfig)) -> Option<TransferConfig> {
     let mut verbs = device::named()?.clone();
     change(&mut verbs);
     let config = TransferConfig { preferred: Domain::Verbs, verbs: Some(verbs), ..tcp_config() };
     Some(config)
 }
 
-struct Side {
-    engine: TransferEngine,
-    registry: prometheus::Registry,
+pub struct Side {
+    pub engine: TransferEngine,
+    pub registry: prometheus::Registry,
 }
 
 impl Side {
-    fn new(config: TransferConfig) -> Self {
+    pub fn new(config: TransferConfig) -> Self {
         let (engine, registry) = start(config);
         Side { engine, registry }
     }
 
-    fn region(&self, bytes: usize) -> (RegionHandle, RegionDesc) {
+    pub fn region(&self, bytes: usize) -> (RegionHandle, RegionDesc) {
         let memory = SharedMemory::create("t", bytes, Prefault::No).expect("memory");
         self.engine.register(Arc::new(memory)).expect("room")
     }
 
-    fn peer(&self, to: &Side) -> PeerId {
+    pub fn peer(&self, to: &Side) -> PeerId {
         let endpoint = to.engine.endpoint().to_bytes();
         let endpoint = Endpoint::from_bytes(&endpoint).expect("it survives the wire");
         self.engine.connect(&endpoint).expect("reachable")
     }
 
-    fn write(&self, write: Write) -> CompletionFuture {
+    pub fn write(&self, write: Write) -> CompletionFuture {
         let (done, written) = Completion::future();
         self.engine.write(write, done).expect("accepted");
         written
     }
 
-    fn expect(&self, imm: u32, count: u64) -> CompletionFuture {
+    pub fn expect(&self, imm: u32, count: u64) -> CompletionFuture {
         let (done, reached) = Completion::future();
         self.engine.expect_imm(Expect { imm, count, deadline: None }, done).expect("accepted");
         reached
     }
 
-    fn revoke(&self, region: &RegionHandle) {
+    pub fn revoke(&self, region: &RegionHandle) {
         let (done, revoked) = Completion::future();
         self.engine.revoke(region, done).expect("accepted");
         assert_eq!(outcome(&revoked), Ok(()));
     }
 
-    fn closed(&self, reason: &str) -> f64 {
-        let labels = ["verbs", reason];
+    pub fn closed(&self, reason: &str) -> f64 {
+        self.closed_by("verbs", reason)
+    }
+
+    pub fn closed_by(&self, domain: &str, reason: &str) -> f64 {
+        let labels = [domain, reason];
         counter(&self.registry, "kvasir_transfer_connections_closed_total", &labels)
     }
 
-    fn sent(&self, domain: Domain) -> f64 {
+    pub fn sent(&self, domain: Domain) -> f64 {
         counter(&self.registry, "kvasir_transfer_bytes_total", &[domain.label(), "sent"])
     }
 }
 
-fn outcome(future: &CompletionFuture) -> Outcome {
+pub fn outcome(future: &CompletionFuture) -> Outcome {
     future.wait_timeout(LONG).expect("every operation ends")
 }
 
-fn inline(peer: PeerId, target: RegionDesc, bytes: Vec<u8>, imm: u32) -> Write {
+pub fn inline(peer: PeerId, target: RegionDesc, bytes: Vec<u8>, imm: u32) -> Write {
     Write {
         peer,
         source: Source::Inline(bytes),
@@ -91,7 +96,7 @@ fn inline(peer: PeerId, target: RegionDesc, bytes: Vec<u8>, imm: u32) -> Write {
     }
 }
 
-fn read(region: &RegionHandle, offset: usize, bytes: usize) -> Vec<u8> {
+pub fn read(region: &RegionHandle, offset: usize, bytes: usize) -> Vec<u8> {
     let mut copy = vec![0; bytes];
     region.memory().copy_to(offset, &mut copy).expect("it fits");
     copy
@@ -99,14 +104,15 @@ fn read(region: &RegionHandle, offset: usize, bytes: usize) -> Vec<u8> {
 
 #[test]
 fn without_the_device_an_engine_says_in_a_sentence_what_is_missing() {
-    let verbs = VerbsConfig { device: Some("no-such-device".into()), ..VerbsConfig::default() };
+    let devices = vec!["no-such-device".parse().expect("a name")];
+    let verbs = VerbsConfig { devices, ..VerbsConfig::default() };
     let start = |config| {
         TransferEngine::start(config, Handlers::default(), &prometheus::Registry::new())
             .expect_err("it cannot start")
     };
     let config = TransferConfig { verbs: Some(verbs.clone()), ..tcp_config() };
     let error = start(config);
-    assert!(matches!(error, StartError::Rdma(_)), "{error:?}");
+    assert!(matches!(error, StartError::Card("verbs", _)), "{error:?}");
     let said = error.to_string();
     assert!(said.contains("libibverbs") || said.contains("`no-such-device`"), "{said}");
     let alone = TransferConfig { verbs: Some(verbs), ..TransferConfig::default() };
@@ -140,8 +146,46 @@ fn a_greeting_for_a_card_that_is_not_there_is_declined() {
     }
 }
 
+/// A wire tap, behind which a writer has a pipe: what it says beside it ends its own path, and is counted.
+#[test]
+fn rubbish_beside_a_pipe_ends_its_path_and_nothing_else() {
+    let Some(config) = config(|_| {}) else { return };
+    let b = Side::new(config.clone());
+    let (region, descriptor) = b.region(64);
+    let neighbour = Side::new(config.clone());
+    let to_b = neighbour.peer(&b);
+    let write = |bytes: &[u8]| inline(to_b, descriptor, bytes.to_vec(), 1);
+    assert_eq!(outcome(&neighbour.write(write(b"before"))), Ok(()));
+    // A length that nothing has, what cannot be decoded, and what only a target says.
+    let said: [&[u8]; 3] = [&[0xff; 4], &[2, 0, 0, 0, 0xff, 0xff], &[2, 0, 0, 0, 0x18, 1]];
+    for (counted, said) in (1..).zip(said) {
+        let tap = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let writer = Side::new(config.clone());
+        let mut tapped = b.engine.endpoint();
+        tapped.tcp = Some(tap.local_addr().expect("its address"));
+        let peer = writer.engine.connect(&tapped).expect("reachable");
+        writer.engine.send(peer, b"x".to_vec(), LONG, Completion::Ignore).expect("accepted");
+        let (mut from_writer, _) = tap.accept().expect("the writer");
+        let to = b.engine.endpoint().tcp.expect("tcp");
+        let mut stream = TcpStream::connect(to).expect("taken");
+        stream.set_read_timeout(Some(LONG)).expect("set");
+        pass_greeting(&mut from_writer, &mut stream);
+        pass_greeting(&mut stream, &mut from_writer);
+        stream.write_all(said).expect("sent");
+        let mut rest = Vec::new();
+        // An end or a reset, but no silence.
+        if let Err(error) = stream.read_to_end(&mut rest) {
+            assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+        }
+        assert_eq!(b.closed("malformed"), f64::from(counted), "{said:?}");
+    }
+    assert_eq!(outcome(&neighbour.write(write(b"after"))), Ok(()));
+    assert_eq!(read(&region, 0, 5), b"after");
+    assert_eq!(neighbour.sent(Domain::Tcp), 0.0);
+}
+
 /// The greeting of an engine that wants a card for its writes.
-fn greeting(to: &Endpoint, domain: u8, card: &[u8]) -> Vec<u8> {
+pub fn greeting(to: &Endpoint, domain: u8, card: &[u8]) -> Vec<u8> {
     let tap = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let (sender, _) = start(tcp_config());
     let mut tapped = to.clone();
@@ -271,6 +315,27 @@ fn writers_with_any_number_of_queue_pairs_are_served() {
         assert_eq!(outcome(&reached), Ok(()));
         assert!(read(&target, 0, 300 << 10) == bytes);
         assert_eq!(a.sent(Domain::Tcp), 0.0);
+    }
+}
+
+/// Each writer says how its cards shake hands; whoever is written to follows.
+#[test]
+fn engines_that_shake_hands_differently_reach_each_other() {
+    for handshakes in [[Handshake::Ud; 2], [Handshake::Ud, Handshake::Tcp]] {
+        let sides = handshakes.map(|handshake| {
+            config(|verbs| (verbs.handshake, verbs.write_queue_pairs) = (handshake, 3))
+        });
+        let [Some(a), Some(b)] = sides else { return };
+        let (a, b) = (Side::new(a), Side::new(b));
+        for (from, to) in [(&a, &b), (&b, &a)] {
+            let (region, descriptor) = to.region(64);
+            let reached = to.expect(1, 1);
+            let write = inline(from.peer(to), descriptor, b"hands".to_vec(), 1);
+            assert_eq!(outcome(&from.write(write)), Ok(()), "{handshakes:?}");
+            assert_eq!(outcome(&reached), Ok(()));
+            assert_eq!(read(&region, 0, 5), b"hands");
+            assert_eq!(from.sent(Domain::Tcp), 0.0, "by the card");
+        }
     }
 }
 

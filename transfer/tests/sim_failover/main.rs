@@ -6,6 +6,7 @@
 
 mod books;
 mod random;
+mod signals;
 mod workload;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -59,6 +60,28 @@ fn whatever_fails_counts_are_true_and_nothing_lands_where_it_may_not() {
         assert!(sum.paths_asked > 5 * seeds && sum.imms_landed > seeds, "{sum:?}");
         assert!(sum.reached > 5 * seeds && sum.confirmed > 2 * seeds, "{sum:?}");
         assert!(sum.reused_imms > seeds && sum.delivered > seeds, "{sum:?}");
+    }
+}
+
+#[test]
+fn whatever_fails_no_signal_is_seen_before_its_data() {
+    let first = setting("KVASIR_SIM_SEED", 0);
+    let seeds = setting("KVASIR_SIM_SEEDS", SEEDS);
+    let mut sum = signals::Summary::default();
+    for seed in first..first + seeds {
+        sum.add(&signals::run(seed));
+    }
+    #[allow(clippy::print_stdout, reason = "what a run of many seeds met, for whoever started it")]
+    {
+        println!("{seeds} seeds: {sum:?}");
+    }
+    if seeds >= SEEDS {
+        assert!(sum.signalled > 15 * seeds && sum.counted > seeds, "{sum:?}");
+        assert!(sum.unplaced > seeds, "{sum:?}");
+        assert!(
+            sum.paths_asked > seeds && sum.failed > seeds && sum.drained > seeds / 4,
+            "{sum:?}"
+        );
     }
 }
 

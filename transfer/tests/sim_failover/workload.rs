@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kvasir_transfer::memory::Prefault;
-use kvasir_transfer::sim::{SimConfig, SimEngine, SimFaults, SimLane, SimNetwork};
+use kvasir_transfer::sim::{SimConfig, SimEngine, SimFaults, SimLane, SimNetwork, SimOrder};
 use kvasir_transfer::{
     Completion, Expect, GroupMember, Handlers, Outcome, PageSide, PeerEvent, PeerId, RegionDesc,
     RegionHandle, Scatter, ScatterSlice, SharedMemory, Source, Write, WritePaged, checksum,
@@ -85,18 +85,21 @@ pub fn run(seed: u64) -> Summary {
     run.finish()
 }
 
-fn config(seed: u64, random: &mut Random) -> SimConfig {
+pub fn config(seed: u64, random: &mut Random) -> SimConfig {
     let lane = |random: &mut Random| SimLane {
         latency_us: random.between(1, 50),
         jitter_us: random.between(0, 200),
         bytes_per_s: random.between(20, 500) * 1_000_000,
         slice_bytes: random.between(300, 4000) as usize,
         frames_max: random.between(2, 40) as usize,
+        order: SimOrder::default(),
     };
     let lanes = random.between(1, 3);
     SimConfig {
         seed,
         lanes: (0..lanes).map(|_| lane(random)).collect(),
+        writes_prefer_lanes: seed % 3 == 1,
+        lanes_refuse_regions: seed % 5 == 2,
         peer_timeout_us: random.between(3_000, 9_000),
         grace_us: 1_000_000,
         // In some runs everybody is asked for signs of life all the time, and given up for want of them.
@@ -111,6 +114,7 @@ fn config(seed: u64, random: &mut Random) -> SimConfig {
             notice_percent: random.between(0, 100),
             outage_us: random.between(1, 3_000),
             drain_us: random.between(0, 500),
+            wrong_one_in: 0,
         },
         ..SimConfig::default()
     }

@@ -213,6 +213,13 @@ impl StoreNode for Service {
         Err(Status::unimplemented("it keeps nothing"))
     }
 
+    async fn replicate(
+        &self,
+        _: Request<v1::ReplicateRequest>,
+    ) -> Result<Response<v1::ReplicateReply>, Status> {
+        Err(Status::unimplemented("following a node copies nothing"))
+    }
+
     async fn list_blocks(
         &self,
         _: Request<v1::ListBlocksRequest>,

@@ -292,6 +292,13 @@ impl StoreNode for Fake {
         Err(Status::unimplemented("it keeps nothing"))
     }
 
+    async fn replicate(
+        &self,
+        _: Request<v1::ReplicateRequest>,
+    ) -> Result<Response<v1::ReplicateReply>, Status> {
+        Err(Status::unimplemented("a front door copies nothing"))
+    }
+
     async fn list_blocks(
         &self,
         _: Request<v1::ListBlocksRequest>,

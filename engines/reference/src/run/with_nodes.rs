@@ -134,6 +134,7 @@ impl Host {
             writer_endpoint: writer,
             answer_tokens_max: ask.max_tokens,
             cache_class: v1::CacheClass::Unspecified.into(),
+            replica: false,
         };
         self.node_client.clone().tx_allocate(request).await.expect("room").into_inner()
     }

@@ -103,6 +103,9 @@ impl Blocks {
         if self.block_tokens == 0 {
             return Err(AllocateError::BadRequest("the node has no block size yet"));
         }
+        if self.is_draining() && request.share.side != Side::Source {
+            return Err(AllocateError::Draining);
+        }
         if request.lease_ms == 0 || request.lease_ms > self.options.lease_ms_max {
             return Err(AllocateError::BadRequest("the lease is zero or longer than allowed"));
         }
@@ -170,6 +173,7 @@ impl Blocks {
             let risen = self.rise_page(now_ms, share, page, key);
             pages.push(risen.expect("the plan found it on the SSD, and room for it"));
         }
+        self.cache.make_room(plan.pages - held_blocks);
         for _ in held_blocks..plan.pages {
             let slot = self.cache.reserve(share).expect("the plan counted what is available");
             pages.push(Page { slot, hold: Hold::Private });
@@ -191,6 +195,7 @@ impl Blocks {
             imm: plan.has_remote_writer.then(|| self.imms.take()),
             lease_until_ms,
             aborted: None,
+            of_objects: false,
         };
         let allocated = record.allocated();
         self.leases.insert((lease_until_ms, share));

@@ -72,20 +72,29 @@ impl Blocks {
         if !committed || self.cache.slots().generation(slot) != Some(generation) {
             return 0;
         }
+        let dropped = self.drop_read(now_ms, slot, &AbortReason::Corrupt);
+        self.totals.dropped += u64::from(dropped);
+        dropped
+    }
+
+    /// Takes a committed block and those after it out of the index, and aborts the shares that read
+    /// it, but for source shares. Answers with the number of blocks.
+    pub(super) fn drop_read(&mut self, now_ms: u64, slot: SlotIndex, why: &AbortReason) -> u32 {
         let reads = |share: &Share| {
             share.side != Side::Source
                 && self.shares.get(share).is_some_and(|record| record.reads_slot(slot))
         };
         let readers: Vec<Share> = self.shares.keys().copied().filter(reads).collect();
         let dropped = self.cache.drop_subtree(slot);
-        readers.into_iter().for_each(|share| self.abort_open(now_ms, share, AbortReason::Corrupt));
+        readers.into_iter().for_each(|share| self.abort_open(now_ms, share, why.clone()));
         dropped
     }
 
-    /// Aborts the shares whose leases ran out; forgets what is old enough.
+    /// Aborts the shares whose leases ran out, ends pins whose time is over, forgets what is old enough.
     pub fn handle_timeout(&mut self, now_ms: u64) {
         self.forget_until(now_ms);
         self.late_rises(now_ms);
+        self.end_admin_pins(now_ms);
         while let Some(&(at_ms, share)) = self.leases.first()
             && at_ms <= now_ms
         {
@@ -171,6 +180,7 @@ impl Blocks {
         if !record.state.locally_over() {
             return;
         }
+        self.cache.set_now(now_ms);
         let mut kept = Vec::new();
         let pages = std::mem::take(&mut record.pages);
         for (index, page) in (0..pages.len() as u32).zip(pages) {
@@ -205,7 +215,9 @@ impl Blocks {
                 Outcome::Aborted
             }
         };
-        self.finished.insert(now_ms, share, outcome);
+        if !record.of_objects {
+            self.finished.insert(now_ms, share, outcome);
+        }
         self.actions.push_back(Action::Ended { share, imm: record.imm, outcome });
     }
 }

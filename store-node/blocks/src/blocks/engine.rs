@@ -41,6 +41,7 @@ impl Blocks {
             self.totals.refused_no_space += 1;
             return Err(GrowError::NoSpace { available, wanted: pages });
         }
+        self.cache.make_room(pages);
         let reserve = |_| self.cache.reserve(share).expect("there are that many");
         let slots: Vec<SlotIndex> = (0..pages).map(reserve).collect();
         if let Some(record) = self.shares.get_mut(&share) {
@@ -171,6 +172,7 @@ fn seal(
 ) -> Result<Commit, ShareError> {
     // What an open share has pinned is in the index: had it been dropped, the share were aborted.
     let parent = match page.checked_sub(1) {
+        _ if record.of_objects => None,
         None => None,
         Some(before) => match record.page(before).and_then(Page::pinned) {
             Some(parent) => Some(parent),
@@ -189,7 +191,7 @@ fn seal(
         totals.duplicates += 1;
         return Ok(Commit::Duplicate { kept });
     }
-    cache.seal(at.slot, Entry { key, namespace, parent, checksums: checksums.into_boxed_slice() });
+    cache.seal(at.slot, Entry { key, namespace, parent, checksums });
     at.hold = Hold::Pinned;
     totals.committed += 1;
     Ok(Commit::Indexed)

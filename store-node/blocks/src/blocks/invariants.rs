@@ -101,6 +101,7 @@ impl Blocks {
             .filter_map(|page| page.pinned())
             .chain(self.gets.iter())
             .chain(self.sinks.pins())
+            .chain(self.admin_pins.slots())
         {
             *pins.entry(slot).or_insert(0) += 1;
         }

@@ -6,13 +6,14 @@
 //! both tiers are closed under prefix, each by itself. Rising reads into a slot that nobody else has;
 //! shares that want the block pin that slot and wait, or go on without it when it fails or is late.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, HashMap};
+use std::hash::BuildHasherDefault;
 
 use kvasir_proto::{BlockKey, Class, Namespace, Share, Side, SlotIndex, Tenant};
 
 use super::Blocks;
 use crate::api::{AbortReason, Action, KeepError, KeepRequest, RiseError, SinkError, SsdSize};
-use crate::index::Entry;
+use crate::index::{Entry, KeyHasher};
 use crate::share::{Hold, Page};
 use crate::share_state::ShareEvent;
 use crate::slot_state::SlotState;
@@ -21,6 +22,8 @@ use crate::tier_work::{Batch, Keep, Rise, Sink};
 
 /// Blocks of one chain that sink together.
 const BATCH_MAX: usize = 16;
+/// So many of the leaves that would go next shall be on the SSD, and fewer where fewer blocks shall be.
+const NEXT_LEAVES: usize = 128;
 
 impl Blocks {
     /// The SSD can be used, and holds these blocks. Those whose chains are not whole are forgotten.
@@ -28,17 +31,27 @@ impl Blocks {
     pub fn ssd_ready(&mut self, size: SsdSize, blocks: Vec<SsdBlock>) {
         self.ssd_gone();
         self.ssd_size = size;
-        let mut after: BTreeMap<Option<BlockKey>, Vec<SsdBlock>> = BTreeMap::new();
-        for block in blocks {
-            after.entry(block.parent).or_default().push(block);
+        self.kept_changed();
+        // The first block after each, and the next after the same one, by their places.
+        let mut after: HashMap<BlockKey, usize, BuildHasherDefault<KeyHasher>> = HashMap::default();
+        let mut others = vec![None; blocks.len()];
+        let mut next = Vec::new();
+        for (at, block) in blocks.iter().enumerate().rev() {
+            match block.parent {
+                Some(parent) => others[at] = after.insert(parent, at),
+                None => next.push(at),
+            }
         }
-        let mut next = after.remove(&None).unwrap_or_default();
-        while let Some(block) = next.pop() {
-            next.extend(after.remove(&Some(block.key)).unwrap_or_default());
-            self.cache.stored(block);
+        next.reverse();
+        let mut is_known = vec![false; blocks.len()];
+        while let Some(at) = next.pop() {
+            is_known[at] = true;
+            self.cache.stored(blocks[at]);
+            let first = after.remove(&blocks[at].key);
+            next.extend(std::iter::successors(first, |at| others[*at]));
         }
-        let orphans = after.into_values().flatten();
-        self.actions.extend(orphans.map(|block| Action::Forget { key: block.key }));
+        let orphans = blocks.iter().zip(is_known).filter(|(_, is_known)| !is_known);
+        self.actions.extend(orphans.map(|(block, _)| Action::Forget { key: block.key }));
         self.make_ssd_room(0);
     }
 
@@ -46,7 +59,7 @@ impl Blocks {
     /// answered as ever.
     pub fn ssd_gone(&mut self) {
         self.ssd_size = SsdSize::default();
-        let first = |block: &SsdBlock| block.parent.is_none().then_some(block.key);
+        let first = |block: SsdBlock| block.parent.is_none().then_some(block.key);
         let firsts: Vec<BlockKey> = self.cache.ssd().iter().filter_map(first).collect();
         for key in firsts {
             self.cache.unstore(key);
@@ -87,6 +100,9 @@ impl Blocks {
         }
         let slots = self.cache.slots().len();
         let ahead = u64::from(slots) * u64::from(self.options.sink_ahead_percent) / 100;
+        if u64::from(self.cache.slots().tally().free) < ahead {
+            self.sink_next(now_ms, usize::try_from(ahead).unwrap_or(NEXT_LEAVES).min(NEXT_LEAVES));
+        }
         while now_ms >= self.sinks.retry_at_ms && self.sinks.under_way() < self.sinks_max() {
             let tally = self.cache.slots().tally();
             let (unsunk, eldest) = self.cache.index().unsunk();
@@ -98,6 +114,22 @@ impl Blocks {
             self.issue_sinks(now_ms);
         }
         self.issue_sinks(now_ms);
+    }
+
+    /// Sinks the leaves that would go next. It is not enough that others are on the SSD: what rose from there
+    /// lately is, and goes last.
+    fn sink_next(&mut self, now_ms: u64, leaves: usize) {
+        let index = self.cache.index();
+        let going: Vec<SlotIndex> =
+            index.going().take(leaves).filter(|leaf| !index.is_sunk(*leaf)).collect();
+        for leaf in going {
+            let is_full = self.sinks.under_way() >= self.sinks_max();
+            let may_sink = now_ms >= self.sinks.retry_at_ms && !is_full && self.ssd_can_spare();
+            if !may_sink || !self.sink_chain(leaf) {
+                break;
+            }
+            self.issue_sinks(now_ms);
+        }
     }
 
     /// A sink has ended: its extent is durable, or nothing of it counts.
@@ -139,12 +171,16 @@ impl Blocks {
     }
 
     fn sunk_well(&mut self, done: &Sink) -> bool {
-        // It may have been dropped while it was written: then its bytes are in doubt.
+        // It may have been dropped while it was written: then its bytes are in doubt, and it is not worth
+        // an extent. But one that has replaced another is all that there is of that one, which may be kept
+        // for a tenant; the copy was checked, as every read of it will be.
+        let replaces = self.cache.ssd().contains(done.block.key);
         let still = done.slot.is_none_or(|(slot, generation)| {
             self.cache.slots().generation(slot) == Some(generation)
                 && self.cache.index().find(done.block.key) == Some(slot)
         });
-        let stored = still && self.ssd_size.bytes_max > 0 && self.cache.stored(done.block.clone());
+        let stored =
+            (still || replaces) && self.ssd_size.bytes_max > 0 && self.cache.stored(done.block);
         if !stored {
             self.actions.push_back(Action::Forget { key: done.block.key });
         }
@@ -160,6 +196,9 @@ impl Blocks {
     /// [`KeepError`]; then nothing is kept.
     pub fn keep(&mut self, now_ms: u64, request: &KeepRequest) -> Result<u64, KeepError> {
         let KeepRequest { namespace, keys, tenant, until_unix_ms } = request;
+        if self.is_draining() {
+            return Err(KeepError::Draining);
+        }
         if self.extent_bytes == 0 || !self.ssd_is_usable(now_ms) {
             return Err(KeepError::NoSsd);
         }
@@ -267,6 +306,7 @@ impl Blocks {
 
     fn finish_keep(&mut self, keep: u64) {
         let Some(Keep { failed, blocks, .. }) = self.sinks.keeps.remove(&keep) else { return };
+        self.kept_changed();
         self.actions.push_back(Action::Kept { keep, blocks: (!failed).then_some(blocks) });
     }
 
@@ -341,7 +381,7 @@ impl Blocks {
             let Some(sink) = self.sinks.queue.pop_front() else { return };
             let Some(of) = self.sinks.all.get_mut(&sink) else { continue };
             of.since_ms = Some(now_ms);
-            let block = of.block.clone();
+            let block = of.block;
             self.actions.push_back(match of.slot {
                 Some((slot, generation)) => {
                     let entry = self.cache.index().entry(slot);
@@ -357,6 +397,15 @@ impl Blocks {
     fn sinks_max(&self) -> usize {
         let slots = self.cache.slots().len() as usize;
         self.options.sinks_max.min(slots / 8).max(2)
+    }
+
+    /// Whether a batch finds room on the SSD without driving out what is in memory too: that would be the next to
+    /// sink, and so on without end.
+    fn ssd_can_spare(&self) -> bool {
+        let bytes = BATCH_MAX as u64 * self.extent_bytes;
+        let is_full = self.cache.ssd().bytes() + self.sinks.bytes + bytes > self.ssd_size.bytes_max;
+        let in_memory = |key| self.cache.index().find(key).is_some();
+        !is_full || !self.cache.ssd().eldest().is_none_or(in_memory)
     }
 
     /// Makes room for so many bytes of new extents, by dropping what the SSD can spare.
@@ -449,6 +498,7 @@ impl Blocks {
     /// Lands a block that has been read, when the block before it is here, and then those that wait
     /// for it.
     fn land_from(&mut self, now_ms: u64, rise: u64) {
+        self.cache.set_now(now_ms);
         let mut next = vec![rise];
         while let Some(rise) = next.pop() {
             let Some(of) = self.rises.all.get(&rise) else { continue };
@@ -476,7 +526,7 @@ impl Blocks {
         self.totals.risen += 1;
         match self.cache.index().find(key) {
             None => {
-                let checksums = landed.unwrap_or_default().into_boxed_slice();
+                let checksums = landed.unwrap_or_default();
                 self.cache.land(slot, Entry { key, namespace, parent, checksums });
             }
             // It was computed or sent here meanwhile: that copy serves.
@@ -543,6 +593,7 @@ impl Blocks {
         let is_over = share.side == Side::Source || record.is_aborted();
         let cut: Vec<SlotIndex> =
             (page..end).filter_map(|page| Some(record.page(page)?.slot)).collect();
+        self.cache.set_now(now_ms);
         cut.iter().for_each(|slot| self.cache.unpin(*slot));
         let finds_room = self.cache.available() as usize >= cut.len();
         if is_over || !finds_room {

@@ -1,11 +1,14 @@
 //! The core as its shell sees it. Every step of every test is followed by a check of all
 //! invariants (see `support`).
 
+mod administering;
 mod allocating;
 mod arriving;
 mod checker;
 mod committing;
 mod ending;
+mod objects;
+mod replicating;
 mod serving;
 mod sim_ssd;
 mod simulation;

@@ -107,7 +107,7 @@ impl World {
         self.blocks.set_extents(LAYOUT, EXTENT_BYTES);
         self.blocks.ssd_gone();
         if !self.ssd.is_up || !self.random.one_in(8) {
-            let there = self.ssd.stored.values().cloned().collect();
+            let there = self.ssd.stored.values().copied().collect();
             self.blocks.ssd_ready(SIZE, there);
             self.blocks.expire(self.now_ms);
             self.ssd.is_up = true;

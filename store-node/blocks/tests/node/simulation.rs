@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use kvasir_blocks::{
     AbortReason, Action, Allocate, AllocateError, Allocated, Arrival, AttachEpoch, Binding, Blocks,
-    Commit, Options,
+    Commit, CopyError, DrainRequest, Options, Peer, PeerView,
 };
 use kvasir_proto::{BlockKey, Share, Side, SlotIndex, TxId, keys};
 
@@ -20,6 +20,10 @@ use crate::support::{BLOCK_TOKENS, namespace, sums};
 pub struct Random(u64);
 
 impl Random {
+    pub fn seeded(seed: u64) -> Self {
+        Random(seed)
+    }
+
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
@@ -87,6 +91,9 @@ pub struct World {
     open: BTreeMap<Share, Open>,
     ended: Vec<Share>,
     gets: Vec<(AttachEpoch, u64)>,
+    /// Number and end.
+    admin_pins: Vec<(u64, u64)>,
+    evicted_by_hand: u64,
     parents: BTreeMap<BlockKey, Option<BlockKey>>,
     epoch: AttachEpoch,
     serial: u64,
@@ -121,6 +128,8 @@ impl World {
             open: BTreeMap::new(),
             ended: Vec::new(),
             gets: Vec::new(),
+            admin_pins: Vec::new(),
+            evicted_by_hand: 0,
             parents: BTreeMap::new(),
             epoch: AttachEpoch(1),
             serial: 0,
@@ -130,12 +139,16 @@ impl World {
     }
 
     fn step(&mut self) {
-        match self.random.below(96) {
+        match self.random.below(100) {
             80..92 => self.ssd_works(),
             92 if self.random.one_in(8) => self.ssd_restarts(),
             93 => self.keep(),
             94 => self.blocks.expire(self.now_ms),
             95 if self.random.one_in(4) => self.ssd_loses(),
+            96 | 97 => self.pin_by_hand(),
+            98 if self.random.one_in(6) => self.evict_by_hand(),
+            99 if self.random.one_in(2) => self.list_by_hand(),
+            99 => self.drain_or_not(),
             0..4 | 78 => self.allocate(),
             4 => self.allocate_again(),
             5..9 => self.with_one(World::bind),
@@ -195,7 +208,8 @@ impl World {
             Action::Forget { key } => drop(self.ssd.stored.remove(&key)),
             Action::Kept { keep, blocks } => self.kept(keep, blocks),
             Action::Risen { share, blocks } => {
-                let view = self.blocks.share(share).expect("an open share");
+                // It may have ended in the same call: that it has comes next.
+                let Some(view) = self.blocks.share(share) else { return };
                 let open = self.open.get_mut(&share).expect("an open share");
                 (open.slots, open.cached_blocks) = (view.slots, blocks);
                 self.checker.held(&open.request.keys, &open.slots[..blocks as usize]);
@@ -269,6 +283,12 @@ impl World {
             Ok(allocated) => self.opened(request, allocated),
             Err(AllocateError::NoSpace { available: beside, wanted }) => {
                 assert!(wanted > beside && beside <= available);
+            }
+            Err(AllocateError::Draining) => {
+                assert!(self.blocks.is_draining() && side != Side::Source);
+                if self.random.one_in(2) {
+                    self.blocks.stop_draining();
+                }
             }
             Err(AllocateError::TooManyShares(_)) => assert!(self.open.len() >= 10),
             Err(other) => panic!("{other}"),
@@ -572,6 +592,94 @@ impl World {
         }
     }
 
+    fn pin_by_hand(&mut self) {
+        if self.random.one_in(3) && !self.admin_pins.is_empty() {
+            let at = self.random.below(self.admin_pins.len());
+            let (pin, until_ms) = self.admin_pins.swap_remove(at);
+            assert_eq!(self.blocks.admin_unpin(pin), until_ms > self.now_ms);
+            return;
+        }
+        let (_, keys) = self.keys(3);
+        let (Some(key), ttl_ms) = (keys.last(), 1 + self.random.below(300) as u64) else { return };
+        if let Ok(taken) = self.blocks.admin_pin(self.now_ms, *key, ttl_ms) {
+            assert_eq!(taken.until_ms, self.now_ms + ttl_ms);
+            self.admin_pins.push((taken.pin, taken.until_ms));
+        }
+    }
+
+    /// Whatever is pinned or kept stays, and all that went can be seen to have gone.
+    fn evict_by_hand(&mut self) {
+        let in_memory = |blocks: &Blocks| {
+            let view = |block: kvasir_blocks::BlockView<'_>| (block.key, block.pins);
+            blocks.blocks().map(view).collect::<BTreeMap<_, _>>()
+        };
+        let kept = |blocks: &Blocks| {
+            let is_kept = |block: &kvasir_blocks::SsdBlock| {
+                matches!(block.class, kvasir_proto::Class::Context { .. })
+            };
+            blocks.ssd_blocks().filter(is_kept).map(|block| block.key).collect::<Vec<_>>()
+        };
+        let (before, kept_before) = (in_memory(&self.blocks), kept(&self.blocks));
+        let on_ssd = self.blocks.counts().ssd_blocks;
+        let (namespace, keys) = self.keys(3);
+        let evicted = match keys.last() {
+            Some(key) if !self.random.one_in(4) => {
+                let there = self.blocks.inspect(*key).is_some();
+                let evicted = self.blocks.admin_evict(self.now_ms, *key);
+                assert_eq!(evicted.is_some(), there);
+                evicted.unwrap_or_default()
+            }
+            _ => self.blocks.admin_evict_namespace(self.now_ms, namespace),
+        };
+        let after = in_memory(&self.blocks);
+        assert_eq!(before.len() - after.len(), evicted.dram_blocks as usize);
+        assert_eq!(on_ssd - self.blocks.counts().ssd_blocks, evicted.ssd_blocks);
+        assert!(before.iter().all(|(key, pins)| *pins == 0 || after.get(key) == Some(pins)));
+        assert_eq!(kept(&self.blocks), kept_before);
+        self.evicted_by_hand += u64::from(evicted.dram_blocks);
+    }
+
+    /// Pages of any size make up all there is, each block once.
+    fn list_by_hand(&mut self) {
+        let filter = kvasir_blocks::ListFilter::default();
+        let (mut from, mut listed) = (kvasir_blocks::ListFrom::START, Vec::new());
+        loop {
+            let page = self.blocks.list(&filter, from, 1 + self.random.below(9));
+            listed.extend(page.blocks.into_iter().map(|block| block.key));
+            let Some(next) = page.next else { break };
+            assert!(next > from);
+            from = next;
+        }
+        listed.sort();
+        let mut all = self.blocks.snapshot().keys;
+        all.sort();
+        assert_eq!(listed, all);
+    }
+
+    /// A short drain now and then, with copies that go well or not.
+    fn drain_or_not(&mut self) {
+        if self.blocks.is_draining() {
+            self.blocks.stop_draining();
+            return;
+        }
+        let request = DrainRequest { hot_blocks_max: 8, ..DrainRequest::default() };
+        self.blocks.drain(self.now_ms, request);
+        let peer = Peer("peer".into());
+        let seen = PeerView { peer: peer.clone(), available: 9, keeps: true };
+        self.blocks.peers_seen(self.now_ms, vec![seen]);
+        while let Some(plan) = self.blocks.poll_copy(self.now_ms) {
+            assert_eq!(plan.to, peer);
+            let here = |key: &BlockKey| self.blocks.inspect(*key).is_some();
+            assert!(plan.keys.iter().all(here), "what is not here cannot be copied");
+            let lost = CopyError::NotHere(String::new());
+            let result = if self.random.one_in(2) { Ok(()) } else { Err(lost) };
+            self.blocks.copied(self.now_ms, plan.copy, result);
+        }
+        if self.random.one_in(2) {
+            self.blocks.stop_draining();
+        }
+    }
+
     fn corrupt(&mut self) {
         let nth = self.random.below(24);
         let Some(block) = self.blocks.blocks().nth(nth) else { return };
@@ -637,6 +745,9 @@ impl World {
             self.blocks.writer_stopped(self.now_ms, share);
             self.settle_down();
         }
+        self.now_ms += 1_000;
+        self.blocks.handle_timeout(self.now_ms);
+        assert_eq!(self.blocks.admin_pinned_blocks(), 0);
         let c = self.blocks.counts();
         let held = [c.shares, c.aborting, c.allocated, c.leaving, c.quarantined, c.pins, c.imms];
         assert_eq!(held, [0; 7], "{c:?}");
@@ -648,7 +759,7 @@ impl World {
 }
 
 /// What a run met, so that a simulation that no longer does anything is noticed.
-fn run(seed: u64, steps: u32) -> [u64; 13] {
+fn run(seed: u64, steps: u32) -> [u64; 14] {
     let mut world = World::new(seed);
     (0..steps).for_each(|_| world.step());
     world.end();
@@ -658,14 +769,14 @@ fn run(seed: u64, steps: u32) -> [u64; 13] {
     let met = [c.committed_total, c.duplicates_total, c.evicted_total, c.dropped_total];
     let [a, b, d, e] = met;
     let [f, g, h] = [c.sunk_total, c.risen_total, c.rises_failed_total];
-    let [i, j] = [c.rises_late_total, world.ssd.kept_total];
-    [a, b, d, e, c.leases_over_total, released, aborted, snapshots, f, g, h, i, j]
+    let [i, j, k] = [c.rises_late_total, world.ssd.kept_total, world.evicted_by_hand];
+    [a, b, d, e, c.leases_over_total, released, aborted, snapshots, f, g, h, i, j, k]
 }
 
 #[test]
 fn random_calls_keep_every_promise() {
-    let mut met = [0; 13];
-    for seed in 0..40 {
+    let mut met = [0; 14];
+    for seed in 0..60 {
         let result = std::panic::catch_unwind(|| run(seed, 10_000));
         let Ok(of_seed) = result else { panic!("seed {seed}: paste it into `this_seed`") };
         met.iter_mut().zip(of_seed).for_each(|(sum, n)| *sum += n);

@@ -287,6 +287,30 @@ fn a_chain_whose_write_fails_is_not_kept() {
 }
 
 #[test]
+fn a_kept_block_stays_kept_when_its_copy_is_dropped_while_it_is_kept_for_longer() {
+    let mut node = node();
+    node.fill("1p", "ab");
+    node.blocks.keep(node.now_ms, &keep("ab", 1, 9_000)).expect("kept");
+    sink_all(&mut node);
+    node.kept.clear();
+    let number = node.blocks.keep(node.now_ms, &keep("ab", 1, 9_500)).expect("kept");
+    node.actions();
+    assert_eq!(node.sinks.len(), 2);
+    let first = node.blocks.blocks().find(|block| block.key == key("a")).expect("in memory");
+    assert_eq!(node.blocks.drop_corrupt(node.now_ms, first.slot, first.generation), 2);
+    for (sink, _) in std::mem::take(&mut node.sinks) {
+        node.blocks.sunk(node.now_ms, sink, Ok(()));
+    }
+    node.actions();
+    assert_eq!(node.cached("a ab"), "");
+    assert_eq!(node.forgotten, [], "the new extents have taken the place of the kept ones");
+    assert_eq!(node.kept, [(number, Some(2))]);
+    let class = Class::Context { tenant: Tenant(1), until_unix_ms: 9_500 };
+    assert_eq!(node.blocks.ssd_blocks().filter(|block| block.class == class).count(), 2);
+    node.assert_idle();
+}
+
+#[test]
 fn keeping_is_refused_by_what_stands_against_it() {
     let mut node = node();
     node.fill("1p", "abcde");
@@ -354,7 +378,7 @@ fn an_ephemeral_share_leaves_nothing_behind() {
 fn a_restart_finds_whole_chains_and_forgets_the_rest() {
     let mut node = node_with_abc_on_ssd();
     node.actions();
-    let mut blocks: Vec<_> = node.blocks.ssd_blocks().cloned().collect();
+    let mut blocks: Vec<_> = node.blocks.ssd_blocks().collect();
     blocks.retain(|block| block.key != key("ab"));
     let mut again = self::node();
     again.blocks.ssd_ready(SIZE, blocks);
@@ -365,7 +389,7 @@ fn a_restart_finds_whole_chains_and_forgets_the_rest() {
     assert_eq!(allocated.held_blocks, 1);
     // Blocks of another layout are of no use.
     let mut other = self::node();
-    other.blocks.ssd_ready(SIZE, node.blocks.ssd_blocks().cloned().collect());
+    other.blocks.ssd_ready(SIZE, node.blocks.ssd_blocks().collect());
     other.blocks.set_extents(8, EXTENT_BYTES);
     let allocated = other.allocate(&request("1p", "abc", 1)).expect("room");
     assert_eq!(allocated.held_blocks, 0);

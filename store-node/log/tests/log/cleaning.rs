@@ -1,9 +1,10 @@
 //! Space comes back while the log runs, and nothing that is live is lost by it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 use kvasir_log::AppendError;
+use kvasir_proto::{Class, Tenant};
 
 use crate::support::{TestLog, key};
 
@@ -82,4 +83,43 @@ fn what_is_rotten_when_it_is_moved_is_reported_and_gone() {
     assert!(!log.has(0));
     (1..4).for_each(|n| assert!(log.has(n), "block {n}"));
     assert_eq!(log.log.counts().rotten_total, 1);
+}
+
+#[test]
+fn a_block_that_is_moved_while_it_is_written_anew_keeps_its_newest_class() {
+    for seed in 0..30 {
+        let mut log = TestLog::new(seed);
+        let mut newest = BTreeMap::new();
+        let mut others = VecDeque::new();
+        // Mostly without waiting for it, so that some meet the copy of what they replace.
+        for round in 0..1_000 {
+            let kept = round * 5 % 24;
+            let class =
+                Class::Context { tenant: Tenant(1), until_unix_ms: 10_000 + u64::from(round) };
+            let (n, class) = match round % 3 {
+                0 => (kept, class),
+                _ => (100 + round, Class::Normal),
+            };
+            let mut tries = 0;
+            while log.try_append_as(n, class).is_err() {
+                log.settle();
+                log.log.remove(key(others.pop_front().expect("something to remove")));
+                tries += 1;
+                assert!(tries < 1_000, "full: {:?}", log.log.counts());
+            }
+            match round % 3 {
+                0 => drop(newest.insert(n, class)),
+                _ => others.push_back(n),
+            }
+            for _ in 0..round % 4 {
+                log.step();
+            }
+        }
+        log.settle();
+        assert!(log.log.counts().moved_total > 0, "{:?}", log.log.counts());
+        let log = log.crash();
+        for (n, class) in newest {
+            assert_eq!(log.classes.get(&key(n)), Some(&class), "seed {seed}: block {n}");
+        }
+    }
 }

@@ -48,6 +48,8 @@ pub struct TestLog {
     pub disk: SimDisk,
     pub log: Log,
     pub recovered: Vec<BlockKey>,
+    /// As they were found at the start.
+    pub classes: BTreeMap<BlockKey, Class>,
     pub scanned: u32,
     next_ticket: u64,
     /// Appends that were answered, in order.
@@ -77,6 +79,7 @@ impl TestLog {
             disk,
             log,
             recovered: blocks.iter().map(|block| block.key).collect(),
+            classes: blocks.iter().map(|block| (block.key, block.class)).collect(),
             scanned: scanned_segments,
             next_ticket: 0,
             appended: Vec::new(),
@@ -93,8 +96,13 @@ impl TestLog {
     }
 
     pub fn try_append(&mut self, n: u32) -> Result<(), AppendError> {
+        self.try_append_as(n, class(n))
+    }
+
+    /// With another class than the block's own.
+    pub fn try_append_as(&mut self, n: u32, class: Class) -> Result<(), AppendError> {
         let bytes = payload(n);
-        let mut extent = ExtentBuf::new(record(n), bytes.len());
+        let mut extent = ExtentBuf::new(Record { class, ..record(n) }, bytes.len());
         extent.payload_mut().copy_from_slice(&bytes);
         let appended = self.log.append(u64::from(n), extent);
         self.pump();

@@ -1,5 +1,7 @@
 //! Pages that come from another node: counting them, believing the tail, telling the engine.
 
+use kvasir_blocks::moving::tail;
+use kvasir_blocks::moving::tail_space::TailRange;
 use kvasir_blocks::{AbortReason, Arrival, AttachEpoch, BindError, Binding, Bound, ShareView};
 use kvasir_proto::{Share, Side, v1};
 use kvasir_transfer::engine::Expect;
@@ -10,8 +12,6 @@ use crate::clock;
 use crate::node::command::{Refused, Reply};
 use crate::node::inbox::End;
 use crate::node::leg::{IncomingState, Settling};
-use crate::node::tail;
-use crate::node::tail_space::TailRange;
 
 impl Owner {
     /// Waits for the writes of a share.
@@ -58,7 +58,7 @@ impl Owner {
                     leg.pages.set_whole(page, slot, checksums);
                 }
                 leg.cached_pages = leg.cached_pages.max(cached_blocks);
-                self.stops.remove(&share);
+                self.stops.forget(share);
                 self.answer_settling(share, cached_blocks);
                 self.tell_ready(share);
                 self.pump(share);
@@ -98,7 +98,7 @@ impl Owner {
 
     /// The slots are settled: the engine may begin.
     pub(super) fn bound(&mut self, share: Share, epoch: AttachEpoch, bound: Bound) {
-        if self.session.as_ref().is_none_or(|session| session.epoch() != epoch) {
+        if self.session.as_ref().is_none_or(|session| session.line.epoch() != epoch) {
             return;
         }
         let Some(leg) = self.legs.get_mut(&share) else { return };
@@ -161,6 +161,7 @@ impl Owner {
         };
         if !matches!(incoming.state, IncomingState::Waiting) {
             let _ = reply.send(Ok(v1::TxCommitReply { held_blocks: leg.cached_pages }));
+            self.release_replica(share);
             return Ok(());
         }
         let good_pages = request.good_blocks.min(incoming.pages.len() as u32);
@@ -224,9 +225,11 @@ impl Owner {
     fn answer_settling(&mut self, share: Share, held_blocks: u32) {
         let incoming = self.legs.get_mut(&share).and_then(|leg| leg.incoming.as_mut());
         let settling = incoming.and_then(|incoming| incoming.settling.take());
-        for reply in settling.into_iter().flat_map(|settling| settling.replies) {
+        let Some(settling) = settling else { return };
+        for reply in settling.replies {
             let _ = reply.send(Ok(v1::TxCommitReply { held_blocks }));
         }
+        self.release_replica(share);
     }
 }
 

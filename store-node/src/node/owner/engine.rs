@@ -3,7 +3,8 @@
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use kvasir_blocks::{AbortReason, AttachEpoch, GrowError, ShareError};
+use kvasir_blocks::moving::tail;
+use kvasir_blocks::{AbortReason, AttachEpoch, Busy, GrowError, ShareError};
 use kvasir_proto::{BlockKey, FieldError, Share, Side, SlotIndex, SlotLayout, v1};
 use v1::engine_to_node::Message as FromEngine;
 use v1::node_to_engine::Message as ToEngine;
@@ -13,9 +14,9 @@ use crate::attach::handover::Token;
 use crate::clock;
 use crate::config::ARENA_SLOTS_MIN;
 use crate::node::command::Refused;
-use crate::node::session::{Broken, Presence, Session};
+use crate::node::line::{Broken, Presence};
+use crate::node::session::Session;
 use crate::node::steps::{Finished, PlannedPages};
-use crate::node::tail;
 
 /// Turns of the ring that an engine's last words are given, more than it holds: an engine that
 /// said goodbye and talks on is not listened to for ever.
@@ -31,6 +32,11 @@ pub struct CacheShape {
     pub layout: Arc<SlotLayout>,
     pub fingerprint: Vec<u8>,
     pub kv_dtype: String,
+}
+
+impl CacheShape {
+    /// Stands for the model where slots were made for objects and no engine is.
+    pub const OBJECTS: &[u8] = b"kvasir objects";
 }
 
 /// An engine that was given a token and has not shown it yet.
@@ -58,7 +64,7 @@ impl Owner {
         }
         self.look_after_engine();
         if let Some(session) = &self.session {
-            let (instance, process) = (&session.instance.instance_id, session.process_id());
+            let (instance, process) = (&session.instance.instance_id, session.line.process_id());
             return Err(Refused::Unavailable(format!(
                 "engine `{instance}` (process {process}) is attached to this node; it must end first"
             )));
@@ -127,9 +133,15 @@ impl Owner {
     }
 
     /// Another layout or model clears the cache, which nobody may be using then.
-    fn check_unused(&self) -> Result<(), Refused> {
+    pub(super) fn check_unused(&self) -> Result<(), Refused> {
         let counts = self.blocks.counts();
-        if counts.shares == 0 && counts.pins == 0 {
+        if !self.clients.is_empty() {
+            return Err(Refused::Unavailable(
+                "clients have objects here in slots of another size; they must close first".into(),
+            ));
+        }
+        // Those of administrators end with what they hold.
+        if counts.shares == 0 && counts.pins == self.blocks.admin_pinned_blocks() {
             return Ok(());
         }
         Err(Refused::Unavailable(format!(
@@ -148,14 +160,9 @@ impl Owner {
             tracing::warn!("an engine showed a token that is not valid (any more)");
             return;
         };
-        if self.cache.as_ref() != Some(&shape) {
-            let slots = self.arena.slots(shape.layout.slot_bytes());
-            if let Err(busy) = self.blocks.reset(slots, shape.layout.block_tokens()) {
-                tracing::warn!(%busy, "the cache is in use; the engine must attach again");
-                return;
-            }
-            self.cache = Some(shape.clone());
-            self.shape_ssd(&shape.layout);
+        if let Err(busy) = self.take_shape(&shape) {
+            tracing::warn!(%busy, "the cache is in use; the engine must attach again");
+            return;
         }
         let slots = self.arena.memory().fd();
         match Session::open(instance, &shape.layout, slots, connection) {
@@ -164,7 +171,7 @@ impl Owner {
                 tracing::info!(
                     instance = instance.instance_id,
                     epoch = instance.attach_epoch,
-                    process = session.process_id(),
+                    process = session.line.process_id(),
                     slots = self.blocks.counts().slots,
                     "engine attached"
                 );
@@ -176,10 +183,27 @@ impl Owner {
         }
     }
 
+    /// Slots are to be so: others are cleared, when nobody uses them.
+    pub(super) fn take_shape(&mut self, shape: &CacheShape) -> Result<(), Busy> {
+        if self.cache.as_ref() == Some(shape) {
+            return Ok(());
+        }
+        let counts = self.blocks.counts();
+        if !self.clients.is_empty() {
+            return Err(Busy { shares: counts.shares, pins: counts.pins });
+        }
+        let slots = self.arena.slots(shape.layout.slot_bytes());
+        self.blocks.reset(slots, shape.layout.block_tokens())?;
+        self.clients.generations = None;
+        self.cache = Some(shape.clone());
+        self.shape_ssd(&shape.layout);
+        Ok(())
+    }
+
     /// Everything the engine has said, and how far it is. Answers whether there was anything.
     pub(super) fn take_engine(&mut self) -> bool {
         let Some(session) = &self.session else { return false };
-        if session.is_expelled() {
+        if session.line.is_expelled() {
             return false;
         }
         let mut worked = false;
@@ -212,7 +236,7 @@ impl Owner {
                 .map_err(|error| Broken(error.to_string()))?;
         }
         let worked = message.is_some() || !finished.is_empty();
-        let epoch = session.epoch();
+        let epoch = session.line.epoch();
         for layers in finished {
             self.layers_finished(&layers);
         }
@@ -408,7 +432,11 @@ impl Owner {
     }
 
     pub(super) fn stop_engine(&mut self, share: Share, epoch: AttachEpoch, reason: &AbortReason) {
-        let listens = |session: &Session| session.epoch() == epoch && !session.is_expelled();
+        if self.stop_client(share) {
+            return;
+        }
+        let listens =
+            |session: &Session| session.line.epoch() == epoch && !session.line.is_expelled();
         if self.session.as_ref().is_some_and(listens) {
             tracing::info!(%share, %reason, "the engine is told to stop");
             let progress = self.session.as_ref().and_then(Session::progress);
@@ -445,8 +473,8 @@ impl Owner {
     /// Answers whether messages still wait for room.
     pub(super) fn flush_engine(&mut self) -> bool {
         let Some(session) = &mut self.session else { return false };
-        match session.flush() {
-            Ok(()) => session.has_outbox(),
+        match session.line.flush() {
+            Ok(()) => session.line.has_outbox(),
             Err(broken) => {
                 self.expel(&broken);
                 false
@@ -457,19 +485,20 @@ impl Owner {
     /// The engine broke the protocol: it is not listened to any more. What it can still write is
     /// quarantined until its end.
     fn expel(&mut self, broken: &Broken) {
-        let Some(session) = self.session.as_mut().filter(|session| !session.is_expelled()) else {
+        let Some(session) = self.session.as_mut().filter(|session| !session.line.is_expelled())
+        else {
             return;
         };
         let instance = &session.instance.instance_id;
-        tracing::error!(instance, epoch = session.epoch().0, reason = %broken, "engine detached");
+        tracing::error!(instance, epoch = session.line.epoch().0, reason = %broken, "engine detached");
         self.metrics.expelled.inc();
         self.leave_engine();
     }
 
     fn leave_engine(&mut self) {
         let Some(session) = &mut self.session else { return };
-        let epoch = session.epoch();
-        session.expel();
+        let epoch = session.line.epoch();
+        session.line.expel();
         self.engine_stops.clear();
         let bound = |share: &Share| {
             self.blocks.share(*share).is_some_and(|view| view.bound_to == Some(epoch))
@@ -484,10 +513,10 @@ impl Owner {
     /// Looks whether the engine is still there.
     pub(super) fn look_after_engine(&mut self) {
         let Some(session) = &self.session else { return };
-        let epoch = session.epoch();
-        match session.presence() {
+        let epoch = session.line.epoch();
+        match session.line.presence() {
             Presence::There => {}
-            Presence::Unreachable if session.is_expelled() => {}
+            Presence::Unreachable if session.line.is_expelled() => {}
             Presence::Unreachable => {
                 tracing::warn!(
                     epoch = epoch.0,
@@ -499,7 +528,7 @@ impl Owner {
                 // What it said before its end still counts; it cannot have said more than the ring
                 // holds.
                 for _ in 0..GOODBYE_TURNS {
-                    let listens = self.session.as_ref().is_some_and(|s| !s.is_expelled());
+                    let listens = self.session.as_ref().is_some_and(|s| !s.line.is_expelled());
                     if !listens || !self.take_engine() {
                         break;
                     }

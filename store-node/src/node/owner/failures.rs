@@ -11,6 +11,8 @@
 use std::time::Duration;
 
 use kvasir_blocks::AbortReason;
+use kvasir_blocks::moving::PushName;
+use kvasir_blocks::moving::peer_message::PeerMessage;
 use kvasir_proto::Side;
 use kvasir_transfer::{Completion, Endpoint, Outcome};
 
@@ -19,7 +21,7 @@ use crate::clock;
 use crate::node::SHARES_MAX;
 use crate::node::inbox::End;
 use crate::node::leg::{IncomingState, Leg};
-use crate::node::peer_message::{PeerMessage, PushName};
+use crate::node::peer_message;
 
 const TRIES: u32 = 4;
 
@@ -45,7 +47,7 @@ impl Owner {
     fn try_to_tell(&mut self, mut failure: Box<Failure>) {
         failure.tries += 1;
         let deadline = Duration::from_millis(self.config.stop_timeout_ms);
-        let message = PeerMessage::Failed(failure.name).to_bytes();
+        let message = peer_message::to_bytes(PeerMessage::Failed(failure.name));
         let peer = match self.transfer.connect(&failure.receiver) {
             Ok(peer) => peer,
             Err(error) => {
@@ -104,7 +106,7 @@ impl Owner {
         let deadline = Duration::from_millis(self.config.stop_timeout_ms);
         let post = self.post.clone();
         let done = Completion::callback(move |outcome| post.end(End::Probed { writer, outcome }));
-        let message = PeerMessage::Probe.to_bytes();
+        let message = peer_message::to_bytes(PeerMessage::Probe);
         if let Err(error) = self.transfer.send(peer, message, deadline, done) {
             tracing::warn!(%peer, %error, "a writer cannot be looked for");
         }

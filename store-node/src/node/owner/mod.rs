@@ -7,14 +7,20 @@
 //! - `stops`: making sure that nobody writes any more
 //! - `failures`: telling receivers that a push to them has failed
 //! - `engine`: the attached engine
+//! - `clients` and `objects`: processes that put and get objects
 //! - `tiers`: what sinks to the SSD and rises from it
+//! - `replicas`: copies on other nodes, draining
+//! - `admin`: what administrators ask for
 //! - `report`: events, status, metrics
 
+mod admin;
 mod arrivals;
+mod clients;
 mod engine;
-mod engine_stops;
 mod failures;
+mod objects;
 mod pushes;
+mod replicas;
 mod report;
 mod shares;
 mod stops;
@@ -25,23 +31,27 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvasir_blocks::moving::engine_stops::EngineStops;
+use kvasir_blocks::moving::sent_pushes::SentPushes;
+use kvasir_blocks::moving::tail_space::TailSpace;
+use kvasir_blocks::moving::writer_stops::WriterStops;
 use kvasir_blocks::{AbortReason, Blocks};
 use kvasir_proto::Share;
 use kvasir_transfer::spin::Spin;
 use kvasir_transfer::{RegionHandle, SharedMemory, TransferEngine};
 
+use self::clients::Clients;
 use self::engine::{CacheShape, PendingAttach};
-use self::engine_stops::EngineStops;
 pub use self::failures::Failure;
+use self::replicas::Replication;
 use self::tiers::Tiers;
 use super::arena::Arena;
 use super::command::Command;
+use super::copier::Copier;
 use super::events::Events;
 use super::inbox::{Bell, End, FromPeer, Inbox, Post};
 use super::leg::Leg;
-use super::sent_pushes::SentPushes;
 use super::session::Session;
-use super::tail_space::TailSpace;
 use super::writers::Writers;
 use crate::attach::doorbell;
 use crate::clock;
@@ -78,6 +88,7 @@ pub struct Parts {
     pub metrics: Metrics,
     pub layer_log: Option<LayerLog>,
     pub ssd: Option<SsdThread>,
+    pub copier: Copier,
 }
 
 /// See the module.
@@ -91,8 +102,8 @@ pub struct Owner {
     tails: Arc<SharedMemory>,
     tail_space: TailSpace,
     legs: BTreeMap<Share, Leg>,
-    /// Stops that peers have been asked for, and when they are cut off instead.
-    stops: BTreeMap<Share, u64>,
+    /// Stops that peers have been asked for.
+    stops: WriterStops,
     /// Stops that the engine has been told, and when it is expelled instead.
     engine_stops: EngineStops,
     writers: Writers,
@@ -101,9 +112,11 @@ pub struct Owner {
     session: Option<Session>,
     pending_attach: Option<PendingAttach>,
     attach_epoch: u32,
+    clients: Clients,
     cache: Option<CacheShape>,
     /// The SSD, on a node that has one.
     tiers: Option<Tiers>,
+    replication: Replication,
     events: Events,
     report: report::Reported,
     inbox: Inbox,
@@ -136,9 +149,11 @@ impl Owner {
             metrics,
             layer_log,
             ssd,
+            copier,
         } = parts;
         Owner {
             tail_space: TailSpace::new(tails.len() as u64),
+            replication: Replication::new(copier, &config.replicas.peers),
             config,
             incarnation,
             blocks,
@@ -146,7 +161,7 @@ impl Owner {
             arena_region,
             tails,
             legs: BTreeMap::new(),
-            stops: BTreeMap::new(),
+            stops: WriterStops::default(),
             engine_stops: EngineStops::default(),
             writers,
             sent: SentPushes::default(),
@@ -154,6 +169,7 @@ impl Owner {
             session: None,
             pending_attach: None,
             attach_epoch: 0,
+            clients: Clients::new(),
             cache: None,
             tiers: ssd.map(Tiers::new),
             events: Events::new(incarnation),
@@ -209,6 +225,7 @@ impl Owner {
             worked = true;
         }
         worked |= self.take_engine();
+        worked |= self.take_clients();
         worked |= self.take_ssd();
         for _ in 0..BATCH {
             let Ok(command) = self.inbox.commands.try_recv() else { break };
@@ -232,7 +249,7 @@ impl Owner {
             End::Tail { share, push, outcome } => self.tail_done(share, push, outcome),
             End::Drained { share, push, outcome } => self.push_drained(share, push, outcome),
             End::Counted { share, imm, outcome } => self.counted(share, imm, outcome),
-            End::Cut { writer, outcome } => self.writer_cut(writer, outcome),
+            End::Cut { writer, round, outcome } => self.writer_cut(writer, round, outcome),
             End::Sent { share, outcome } => self.stop_sent(share, outcome),
             End::Probed { writer, outcome } => self.writer_probed(writer, outcome),
             End::Told { failure, outcome } => self.failure_told(failure, outcome),
@@ -251,12 +268,21 @@ impl Owner {
             Command::Renew(request, reply) => drop(reply.send(self.renew(&request))),
             Command::KeepContext(request, reply) => self.keep_context(&request, reply),
             Command::ListBlocks(request, reply) => drop(reply.send(self.list_blocks(&request))),
+            Command::Replicate(request, reply) => self.replicate(&request, reply),
+            Command::Copied(copy, result) => self.copied(copy, result),
+            Command::PeersSeen(peers) => self.peers_seen(peers),
+            Command::Admin(command) => self.take_admin(command),
             Command::Subscribe(request, queue) => {
                 let status = self.describe();
                 self.events.subscribe(&request, queue, status);
             }
             Command::AttachBegin(request, reply) => drop(reply.send(self.attach_begin(request))),
-            Command::AttachComplete(token, stream) => self.attach_complete(token, stream),
+            Command::ClientOpen(request, reply) => drop(reply.send(self.client_open(request))),
+            Command::AttachComplete(token, stream) => {
+                if let Some(stream) = self.client_complete(token, stream) {
+                    self.attach_complete(token, stream);
+                }
+            }
             Command::Drain => {
                 let until_ms = clock::now_ms() + self.config.drain_ms;
                 self.drain_until_ms.get_or_insert(until_ms);
@@ -270,12 +296,14 @@ impl Owner {
     fn tick(&mut self, now_ms: u64) {
         self.look_after_engine();
         self.look_after_engine_stops(now_ms);
+        self.look_after_clients(now_ms);
         self.look_after_stops(now_ms);
         self.tick_tiers();
         if self.drain_until_ms.is_some_and(|until_ms| now_ms >= until_ms) {
             self.blocks.abort_all(now_ms, &AbortReason::Draining);
         }
         self.run_actions();
+        self.plan_copies(now_ms);
         self.report_status(now_ms);
         self.set_gauges(now_ms);
     }
@@ -286,7 +314,7 @@ impl Owner {
             self.pump_all();
             self.run_actions();
         }
-        let outbox = self.flush_engine() | self.flush_ssd();
+        let outbox = self.flush_engine() | self.flush_clients() | self.flush_ssd();
         let current = self.events.advance(&self.blocks);
         // Not in the middle of work: setting them all costs microseconds.
         self.report.gauges_stale |= worked;
@@ -304,8 +332,9 @@ impl Owner {
         let bell: Arc<Bell> = Arc::clone(&self.inbox.bell);
         doorbell::announce_sleep(&bell.sleeping);
         if let Some(session) = &self.session {
-            doorbell::announce_sleep(session.control().node_sleeps());
+            doorbell::announce_sleep(session.line.control().node_sleeps());
         }
+        self.clients.announce_sleep();
         // The last look takes what it finds, so that nothing is found and then slept on.
         if !self.take_all() {
             self.sleep_on(&bell, timeout);
@@ -313,24 +342,30 @@ impl Owner {
         bell.bell.clear();
         doorbell::awake(&bell.sleeping);
         if let Some(session) = &self.session {
-            session.clear_bell();
-            doorbell::awake(session.control().node_sleeps());
+            session.line.clear_bell();
+            doorbell::awake(session.line.control().node_sleeps());
         }
+        self.clients.awake();
     }
 
     fn sleep_on(&mut self, bell: &Bell, timeout: Duration) {
         // An engine that is not listened to any more has a connection that is always readable:
         // its end is looked for at each tick.
-        let session = self.session.as_ref().filter(|session| !session.is_expelled());
-        let Some(session) = session else {
-            doorbell::sleep(&[bell.bell.as_fd()], timeout);
-            return;
-        };
-        let [node_bell, connection, process] = session.fds();
-        let ready = doorbell::sleep(&[bell.bell.as_fd(), node_bell, connection, process], timeout);
-        if ready & 0b1100 != 0 {
+        let session = self.session.as_ref().filter(|session| !session.line.is_expelled());
+        let engine = session.map(|session| session.line.fds());
+        let clients = self.clients.fds();
+        let mut fds = vec![bell.bell.as_fd()];
+        fds.extend(engine.iter().flatten());
+        fds.extend(clients.iter().flatten());
+        let ready = doorbell::sleep(&fds, timeout);
+        let engine_ends = if engine.is_some() { 0b1100 } else { 0 };
+        let client_ends = clients.map_or(0, |_| 1 << (fds.len() - 1));
+        if ready & engine_ends != 0 {
             self.look_after_engine();
             self.run_actions();
+        }
+        if ready & client_ends != 0 {
+            self.look_after_clients(clock::now_ms());
         }
     }
 

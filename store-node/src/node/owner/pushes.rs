@@ -4,6 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use kvasir_blocks::moving::PushName;
+use kvasir_blocks::moving::leaving::Leaving;
+use kvasir_blocks::moving::pages::Pages;
+use kvasir_blocks::moving::peer_message::PeerMessage;
+use kvasir_blocks::moving::push::{Fault, Group, Grouping, Push};
+use kvasir_blocks::moving::tail;
 use kvasir_blocks::{AbortReason, ShareError};
 use kvasir_proto::{Share, Side, SlotIndex, SlotLayout, v1};
 use kvasir_transfer::{
@@ -18,11 +24,7 @@ use crate::node::WRITES_MAX;
 use crate::node::arena::Arena;
 use crate::node::command::{Refused, Reply};
 use crate::node::inbox::{End, GroupEnd, Post};
-use crate::node::leg::{Drain, Leg, Outgoing, Target};
-use crate::node::pages::Pages;
-use crate::node::peer_message::{PeerMessage, PushName};
-use crate::node::push::{Fault, Group, Grouping, Push};
-use crate::node::tail;
+use crate::node::leg::{Leg, Outgoing, Target};
 
 /// None: a write that waits behind others, or for a slow wire, has not failed. A push ends by a
 /// stop (its lease runs out, it is aborted, the receiver asks) or with its peer, which the transfer
@@ -94,14 +96,9 @@ impl Owner {
         }
         leg.outgoing = Some(Outgoing {
             id: self.next_push,
+            leaving: Leaving::new(target.name, target.pages(), push),
             target,
-            push,
-            drain: Drain::NotNeeded,
-            unsure: false,
-            core_waits: false,
-            stop_asked: Vec::new(),
             reply: None,
-            settled: false,
         });
         self.next_push += 1;
         Ok(Armed::Now(share))
@@ -164,7 +161,7 @@ impl Owner {
                 self.push_waits = true;
                 break;
             }
-            let Some(group) = outgoing.push.next_group(&leg.pages) else { break };
+            let Some(group) = outgoing.leaving.push_mut().next_group(&leg.pages) else { break };
             self.issue(share, group);
         }
         self.issue_tail(share);
@@ -174,7 +171,10 @@ impl Owner {
     pub(super) fn pump_all(&mut self) {
         self.push_waits = false;
         let waiting = |(share, leg): (&Share, &Leg)| {
-            leg.outgoing.as_ref().is_some_and(|outgoing| !outgoing.settled).then_some(*share)
+            leg.outgoing
+                .as_ref()
+                .is_some_and(|outgoing| !outgoing.leaving.is_settled())
+                .then_some(*share)
         };
         let shares: Vec<Share> = self.legs.iter().filter_map(waiting).collect();
         for share in shares {
@@ -212,14 +212,15 @@ impl Owner {
     fn issue_tail(&mut self, share: Share) {
         let Some(leg) = self.legs.get_mut(&share) else { return };
         let Some(outgoing) = &mut leg.outgoing else { return };
-        let Some(engine) = outgoing.push.take_due_tail(&leg.pages) else { return };
-        let pages = outgoing.push.tail_pages(&leg.pages);
+        let push = outgoing.leaving.push_mut();
+        let Some(engine) = push.take_due_tail(&leg.pages) else { return };
+        let pages = push.tail_pages(&leg.pages);
         let checksums = pages.flat_map(|page| leg.pages.checksums(page)).copied().collect();
         let target = &outgoing.target;
         let bytes = tail::encode(target.tx, checksums, engine);
         if bytes.len() > target.tail_bytes_max as usize {
             tracing::warn!(%share, bytes = bytes.len(), "the tail does not fit its room");
-            outgoing.push.tail_done(Err(Fault::Refused));
+            outgoing.leaving.push_mut().tail_done(Err(Fault::Refused));
             return;
         }
         let write = Write {
@@ -238,7 +239,7 @@ impl Owner {
         });
         if let Err(error) = self.transfer.write(write, done) {
             tracing::warn!(%share, %error, "a tail was not taken");
-            outgoing.push.tail_done(Err(Fault::PeerLost));
+            outgoing.leaving.push_mut().tail_done(Err(Fault::PeerLost));
         }
     }
 
@@ -246,7 +247,7 @@ impl Owner {
         self.writes_in_flight -= end.writes;
         let Some(leg) = self.legs.get_mut(&end.share) else { return };
         let Some(outgoing) = leg.outgoing.as_mut().filter(|o| o.id == end.push) else { return };
-        outgoing.push.group_done(&end.group, end.outcome.map_err(fault));
+        let drain = outgoing.leaving.group_done(&end.group, end.outcome.map_err(fault));
         if end.outcome.is_ok() {
             self.metrics.pushed_bytes.inc_by(group_bytes(leg, &end.group));
             if let Some(log) = &self.layer_log {
@@ -262,9 +263,8 @@ impl Owner {
                     });
                 }
             }
-        } else if outgoing.push.is_stopped() {
-            // A source that goes on after a corrupt page does not: what it sends next would be taken
-            // back, and the fate of that page is known.
+        }
+        if drain {
             self.drain_push(end.share);
         }
         self.pump(end.share);
@@ -273,8 +273,7 @@ impl Owner {
     pub(super) fn tail_done(&mut self, share: Share, push: u64, outcome: Outcome) {
         let Some(leg) = self.legs.get_mut(&share) else { return };
         let Some(outgoing) = leg.outgoing.as_mut().filter(|o| o.id == push) else { return };
-        outgoing.push.tail_done(outcome.map_err(fault));
-        if outcome.is_err() {
+        if outgoing.leaving.tail_done(outcome.map_err(fault)) {
             self.drain_push(share);
         }
         self.settle_push(share);
@@ -284,11 +283,10 @@ impl Owner {
     pub(super) fn halt_push(&mut self, share: Share) {
         let Some(leg) = self.legs.get_mut(&share) else { return };
         let Some(outgoing) = &mut leg.outgoing else { return };
-        if !outgoing.settled {
-            outgoing.push.stop();
+        if outgoing.leaving.halt() {
             self.drain_push(share);
-            self.settle_push(share);
         }
+        self.settle_push(share);
     }
 
     /// Asks whether all that was issued has landed or failed: the transfer engine knows, also when a
@@ -296,29 +294,21 @@ impl Owner {
     fn drain_push(&mut self, share: Share) {
         let leg = self.legs.get_mut(&share);
         let Some(outgoing) = leg.and_then(|leg| leg.outgoing.as_mut()) else { return };
-        if outgoing.drain == Drain::Asked {
-            return;
-        }
         let (post, push) = (self.post.clone(), outgoing.id);
         let done = Completion::callback(move |outcome| {
             post.end(End::Drained { share, push, outcome });
         });
-        outgoing.drain = match self.transfer.drain_group(push, done) {
-            Ok(()) => Drain::Asked,
-            Err(error) => {
-                tracing::warn!(%share, %error, "a push could not be drained");
-                outgoing.unsure = true;
-                Drain::Done
-            }
-        };
+        if let Err(error) = self.transfer.drain_group(push, done) {
+            tracing::warn!(%share, %error, "a push could not be drained");
+            outgoing.leaving.drained(false);
+        }
     }
 
     pub(super) fn push_drained(&mut self, share: Share, push: u64, outcome: Outcome) {
         let leg = self.legs.get_mut(&share);
         let Some(outgoing) = leg.and_then(|leg| leg.outgoing.as_mut()) else { return };
         if outgoing.id == push {
-            outgoing.drain = Drain::Done;
-            outgoing.unsure |= outcome.is_err();
+            outgoing.leaving.drained(outcome.is_ok());
             self.settle_push(share);
         }
     }
@@ -327,24 +317,17 @@ impl Owner {
     pub(super) fn settle_push(&mut self, share: Share) {
         let Some(leg) = self.legs.get_mut(&share) else { return };
         let Some(outgoing) = &mut leg.outgoing else { return };
-        let over = outgoing.push.is_over() && outgoing.drain != Drain::Asked;
-        if !over || std::mem::replace(&mut outgoing.settled, true) {
-            return;
-        }
+        let Some(end) = outgoing.leaving.take_end(&leg.pages) else { return };
         let (name, endpoint) = (outgoing.target.name, outgoing.target.endpoint.clone());
-        if outgoing.unsure {
+        if end.unsure {
             self.sent.unsure(name);
         }
-        let (peers, reply) = (std::mem::take(&mut outgoing.stop_asked), outgoing.reply.take());
-        let (all_landed, fault) = (outgoing.push.all_landed(), outgoing.push.fault());
-        let part = outgoing.push.pages() != outgoing.target.pages();
-        let good_blocks = outgoing.push.good_pages(&leg.pages);
+        let reply = outgoing.reply.take();
+        let (good_blocks, fault) = (end.good_pages, end.fault);
         let reading = std::mem::replace(&mut leg.reading, false);
-        let core_waits = outgoing.core_waits;
-        let answer =
-            if outgoing.unsure { PeerMessage::Unsure(name) } else { PeerMessage::Stopped(name) };
-        let rotten = rotten(&self.arena, &leg.pages, &outgoing.push);
-        for peer in peers {
+        let answer = PeerMessage::ended(name, end.unsure);
+        let rotten = rotten(&self.arena, &leg.pages, outgoing.leaving.push());
+        for peer in end.stop_asked {
             self.tell_peer(peer, answer);
         }
         let label = match fault {
@@ -352,8 +335,8 @@ impl Owner {
             Some(Fault::Refused) => "refused",
             Some(Fault::PeerLost) => "peer_lost",
             Some(Fault::NotSent) => "not_sent",
-            None if !all_landed => "stopped",
-            None if part => "partial",
+            None if !end.all_landed => "stopped",
+            None if end.is_part => "partial",
             None => "landed",
         };
         self.metrics.pushes.with_label_values(&[label]).inc();
@@ -361,7 +344,7 @@ impl Owner {
         let now_ms = clock::now_ms();
         // While the read holds them: afterwards a slot may be another block's.
         self.drop_rotten(share, &rotten);
-        if core_waits {
+        if end.core_waits {
             self.blocks.push_stopped(now_ms, share);
         } else if reading && let Err(error) = self.blocks.read_end(now_ms, share) {
             tracing::debug!(%share, %error, "the read had ended");
@@ -410,7 +393,7 @@ impl Owner {
             return;
         }
         if let Some(outgoing) = &mut leg.outgoing {
-            outgoing.push.give_tail(engine);
+            outgoing.leaving.push_mut().give_tail(engine);
             self.pump(share);
         } else if leg.tail.is_none() {
             leg.tail = Some(engine);
@@ -424,19 +407,15 @@ impl Owner {
     /// The block core wants no more of this share's bytes to be read.
     pub(super) fn stop_push(&mut self, share: Share) {
         let leg = self.legs.get_mut(&share);
-        match leg.and_then(|leg| leg.outgoing.as_mut()) {
-            Some(outgoing) if !outgoing.settled => {
-                outgoing.core_waits = true;
-                self.halt_push(share);
-            }
-            _ => {
-                // Targets that are named later find no read to go on with.
-                if let Some(leg) = self.legs.get_mut(&share) {
-                    leg.reading = false;
-                }
-                self.blocks.push_stopped(clock::now_ms(), share);
-            }
+        let outgoing = leg.and_then(|leg| leg.outgoing.as_mut());
+        if outgoing.is_some_and(|outgoing| outgoing.leaving.core_waits()) {
+            return self.halt_push(share);
         }
+        // Targets that are named later find no read to go on with.
+        if let Some(leg) = self.legs.get_mut(&share) {
+            leg.reading = false;
+        }
+        self.blocks.push_stopped(clock::now_ms(), share);
     }
 }
 

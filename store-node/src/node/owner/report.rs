@@ -21,7 +21,7 @@ pub struct Reported {
 
 impl Owner {
     pub(super) fn describe(&self) -> v1::NodeDescription {
-        let session = self.session.as_ref().filter(|session| !session.is_expelled());
+        let session = self.session.as_ref().filter(|session| !session.line.is_expelled());
         let counts = self.blocks.counts();
         v1::NodeDescription {
             node_id: self.config.node_id.clone(),
@@ -31,7 +31,7 @@ impl Owner {
             layout: self.cache.as_ref().map(|cache| (&*cache.layout).into()),
             slots_total: counts.slots,
             slots_free: counts.free,
-            draining: self.drain_until_ms.is_some(),
+            draining: self.drain_until_ms.is_some() || self.blocks.is_draining(),
             load: session.map(|session| session.load()),
             load_at_unix_ms: clock::unix_ms(),
             slots_available: self.blocks.available(),
@@ -59,6 +59,7 @@ impl Owner {
 
     pub(super) fn set_gauges(&self, now_ms: u64) {
         self.metrics.set_counts(&self.blocks.counts(), now_ms);
+        self.metrics.draining.set(self.blocks.is_draining().into());
         self.metrics.tail_bytes.set(self.tail_space.taken_bytes() as i64);
         if let Some(ssd) = self.ssd_status() {
             self.metrics.ssd_usable.set(ssd.usable.into());

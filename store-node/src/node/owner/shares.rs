@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use kvasir_blocks::moving::pages::Pages;
+use kvasir_blocks::moving::tail;
+use kvasir_blocks::moving::tail_space::TailRange;
 use kvasir_blocks::{
     AbortOutcome, AbortReason, Action, Allocate, AllocateError, Allocated, Outcome, ShareError,
 };
@@ -12,9 +15,6 @@ use super::Owner;
 use crate::clock;
 use crate::node::command::Refused;
 use crate::node::leg::{Incoming, IncomingState, Leg};
-use crate::node::pages::Pages;
-use crate::node::tail;
-use crate::node::tail_space::TailRange;
 use crate::ssd::thread::Job;
 
 impl From<FieldError> for Refused {
@@ -31,6 +31,7 @@ impl From<AllocateError> for Refused {
                 Refused::NoSpace(why)
             }
             AllocateError::Tombstoned | AllocateError::Finished => Refused::Ended(why),
+            AllocateError::Draining => Refused::Draining(why),
             AllocateError::TooLarge { .. } | AllocateError::BadRequest(_) => Refused::Invalid(why),
         }
     }
@@ -61,14 +62,19 @@ impl Owner {
     ) -> Result<v1::TxAllocateReply, Refused> {
         let share = Share::from_wire(request.tx, request.side)?;
         if self.drain_until_ms.is_some() {
-            return Err(Refused::Precondition("the node is draining".into()));
+            return Err(Refused::Draining("the node is draining".into()));
         }
         let Some(cache) = &self.cache else {
             return Err(Refused::Precondition("no engine has attached to this node".into()));
         };
         let layout = Arc::clone(&cache.layout);
-        let served = self.session.as_ref().is_some_and(|session| !session.is_expelled());
-        if share.side != Side::Source && !served {
+        let served = self.session.as_ref().is_some_and(|session| !session.line.is_expelled());
+        if request.replica && share.side != Side::Prefill {
+            return Err(Refused::Invalid("only a share of the prefill side is a replica".into()));
+        }
+        // A client fetches objects as an engine's conductor fetches blocks.
+        let opened = share.side == Side::Prefill && !self.clients.is_empty();
+        if share.side != Side::Source && !served && !opened && !request.replica {
             return Err(Refused::Precondition("no engine is attached to this node".into()));
         }
         let endpoint =
@@ -107,15 +113,42 @@ impl Owner {
         };
         match self.blocks.allocate(clock::now_ms(), &wanted) {
             Ok(allocated) => {
-                self.metrics.asked_blocks.inc_by(wanted.keys.len() as u64);
-                self.metrics.hit_blocks.inc_by(allocated.held_blocks.into());
+                if !request.replica {
+                    self.metrics.asked_blocks.inc_by(wanted.keys.len() as u64);
+                    self.metrics.hit_blocks.inc_by(allocated.held_blocks.into());
+                }
+                let held = &wanted.keys[..allocated.held_blocks as usize];
+                self.note_asked(share, wanted.namespace, held);
                 self.open_leg(&wanted, &allocated, Pages::new(layout, &allocated.pages), reserved)?;
-                Ok(self.allocate_reply(share))
+                let reply = self.allocate_reply(share);
+                if request.replica {
+                    self.open_replica(share);
+                }
+                Ok(reply)
             }
             Err(error) => {
                 self.unreserve(reserved);
                 Err(error.into())
             }
+        }
+    }
+
+    /// A share whose blocks are copies to have: nobody computes anything, so that it is over when nothing
+    /// more comes.
+    fn open_replica(&mut self, share: Share) {
+        let Some(leg) = self.legs.get_mut(&share) else { return };
+        leg.replica = true;
+        if leg.incoming.is_none() {
+            self.release_replica(share);
+        }
+    }
+
+    /// All of a copy that comes has come.
+    pub(super) fn release_replica(&mut self, share: Share) {
+        if self.legs.get(&share).is_some_and(|leg| leg.replica)
+            && let Err(error) = self.blocks.release(clock::now_ms(), share)
+        {
+            tracing::debug!(%share, %error, "a copy's share has ended already");
         }
     }
 
@@ -192,6 +225,7 @@ impl Owner {
                 tail: None,
                 finished: false,
                 reading: false,
+                replica: false,
             },
         );
         // What is on its way from the SSD is cached when it is there.
@@ -270,6 +304,7 @@ impl Owner {
         self.run_planned();
         self.plan_tiers();
         self.run_planned();
+        self.publish_freed();
     }
 
     fn run_planned(&mut self) {
@@ -303,8 +338,10 @@ impl Owner {
     }
 
     fn ended(&mut self, share: Share, outcome: Outcome) {
-        self.stops.remove(&share);
+        self.stops.forget(share);
         self.engine_stops.let_go(share);
+        self.object_risen(share);
+        self.clients.shares.remove(&share);
         let Some(leg) = self.legs.remove(&share) else { return };
         tracing::debug!(%share, ?outcome, "share ended");
         if let Some(incoming) = leg.incoming {

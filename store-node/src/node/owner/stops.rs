@@ -5,14 +5,18 @@
 use std::time::Duration;
 
 use kvasir_blocks::AbortReason;
-use kvasir_proto::{Share, Side};
+use kvasir_blocks::moving::PushName;
+use kvasir_blocks::moving::peer_message::PeerMessage;
+use kvasir_blocks::moving::writer_stops::AfterCut;
+use kvasir_blocks::moving::writers::CutRound;
+use kvasir_proto::Share;
 use kvasir_transfer::{Completion, Outcome, PeerEvent, PeerId};
 
 use super::Owner;
 use crate::clock;
 use crate::node::inbox::End;
 use crate::node::leg::IncomingState;
-use crate::node::peer_message::{PeerMessage, PushName};
+use crate::node::peer_message;
 
 impl Owner {
     /// Receiver: asks the writer of a share to stop.
@@ -31,11 +35,11 @@ impl Owner {
             return;
         };
         let timeout_ms = self.config.stop_timeout_ms;
-        self.stops.insert(share, clock::now_ms() + timeout_ms);
+        self.stops.ask(share, clock::now_ms() + timeout_ms);
         let name = PushName { receiver: self.transfer.incarnation(), imm };
         let post = self.post.clone();
         let done = Completion::callback(move |outcome| post.end(End::Sent { share, outcome }));
-        let message = PeerMessage::StopPush(name).to_bytes();
+        let message = peer_message::to_bytes(PeerMessage::StopPush(name));
         let deadline = Duration::from_millis(timeout_ms);
         if let Err(error) = self.transfer.send(peer, message, deadline, done) {
             tracing::warn!(%share, %error, "the writer cannot be asked to stop; it is cut off");
@@ -46,7 +50,7 @@ impl Owner {
     /// The ask was handed over, or the writer is not to be reached.
     pub(super) fn stop_sent(&mut self, share: Share, outcome: Outcome) {
         if let Err(error) = outcome
-            && self.stops.contains_key(&share)
+            && self.stops.waits(share)
             && let Some(writer) = self.writer_of(share)
         {
             tracing::warn!(%share, %error, "the writer is not to be reached; it is cut off");
@@ -66,8 +70,8 @@ impl Owner {
 
     /// A part of cutting off is confirmed; with the last one, every share that the writer might
     /// have written is safe.
-    pub(super) fn writer_cut(&mut self, writer: u64, outcome: Outcome) {
-        if !self.writers.cut_done(writer, outcome) {
+    pub(super) fn writer_cut(&mut self, writer: u64, round: CutRound, outcome: Outcome) {
+        if !self.writers.cut_done(writer, round, outcome) {
             return;
         }
         tracing::warn!(writer, "a lost node was cut off");
@@ -80,26 +84,23 @@ impl Owner {
             let Some(incoming) = incoming else { continue };
             incoming.writer = None;
             let waiting = matches!(incoming.state, IncomingState::Waiting);
-            if self.stops.remove(&share).is_some() {
-                self.blocks.writer_cut_off(now_ms, share);
-                self.settle_fetch(share);
-            } else if waiting && share.side == Side::Decode {
-                // Its targets are of no use any more: what is missing will never come.
-                self.blocks.abort(now_ms, share, AbortReason::PeerLost);
+            match self.stops.cut(share, waiting) {
+                AfterCut::Stopped => {
+                    self.blocks.writer_cut_off(now_ms, share);
+                    self.settle_fetch(share);
+                }
+                AfterCut::Abort => {
+                    self.blocks.abort(now_ms, share, AbortReason::PeerLost);
+                }
+                AfterCut::Nothing => {}
             }
-            // What a fetch does not bring is computed, as soon as its conductor has given it up.
         }
     }
 
     /// Cuts off the writers that did not answer in time, and again those where it failed.
     pub(super) fn look_after_stops(&mut self, now_ms: u64) {
-        let late: Vec<Share> =
-            self.stops.iter().filter(|(_, due)| **due <= now_ms).map(|(share, _)| *share).collect();
-        for share in late {
+        for share in self.stops.take_late(now_ms) {
             let Some(writer) = self.writer_of(share) else { continue };
-            if let Some(due_ms) = self.stops.get_mut(&share) {
-                *due_ms = u64::MAX;
-            }
             tracing::warn!(%share, "the writer has not said that it stopped; it is cut off");
             self.cut_off(writer);
         }
@@ -109,7 +110,7 @@ impl Owner {
     }
 
     pub(super) fn take_message(&mut self, peer: PeerId, bytes: &[u8]) {
-        match PeerMessage::from_bytes(bytes) {
+        match peer_message::from_bytes(bytes) {
             Ok(message) if !self.may_say(peer, message) => {
                 tracing::warn!(%peer, ?message, "a peer spoke of a push that is not its own");
                 self.metrics.messages_refused.inc();
@@ -124,27 +125,19 @@ impl Owner {
         self.run_actions();
     }
 
-    /// Whether a message comes from the one whom it concerns: a push is stopped by its receiver, and
-    /// its end is told by the writer whom the share was given to.
+    /// Whether a message comes from the one whom it concerns.
     fn may_say(&self, peer: PeerId, message: PeerMessage) -> bool {
-        let from = peer.incarnation();
-        match message {
-            PeerMessage::StopPush(name) => name.receiver == from,
-            PeerMessage::Stopped(name) | PeerMessage::Unsure(name) | PeerMessage::Failed(name) => {
-                let mut incoming = self.legs.values().filter_map(|leg| leg.incoming.as_ref());
-                let writer = incoming.find(|i| i.imm == name.imm).and_then(|i| i.writer);
-                // What has ended, or whose writer was cut off, is nobody's any more.
-                name.receiver == self.transfer.incarnation() && writer.is_none_or(|w| w == from)
-            }
-            PeerMessage::Probe => true,
-        }
+        message.may_come(peer.incarnation(), self.transfer.incarnation(), |imm| {
+            let mut incoming = self.legs.values().filter_map(|leg| leg.incoming.as_ref());
+            incoming.find(|incoming| incoming.imm == imm)?.writer
+        })
     }
 
     pub(super) fn take_peer_event(&mut self, event: PeerEvent) {
         match event {
             PeerEvent::SessionLost { incarnation, .. }
             | PeerEvent::WriterLost { incarnation, .. } => {
-                if self.stops.keys().any(|share| self.writer_of(*share) == Some(incarnation)) {
+                if self.stops.shares().any(|share| self.writer_of(share) == Some(incarnation)) {
                     self.cut_off(incarnation);
                 } else {
                     self.probe_writer(incarnation);
@@ -159,31 +152,28 @@ impl Owner {
         // Whatever becomes of it now, it must not begin later.
         self.sent.stop(name);
         let ours = |leg: &crate::node::leg::Leg| {
-            leg.outgoing.as_ref().is_some_and(|o| o.target.name == name && !o.settled)
+            leg.outgoing.as_ref().is_some_and(|o| o.target.name == name && !o.leaving.is_settled())
         };
         let share = self.legs.iter().find(|(_, leg)| ours(leg)).map(|(share, _)| *share);
         let Some(share) = share else {
-            let unsure = self.sent.is_unsure(name);
-            let stopped = PeerMessage::Stopped(name);
-            self.tell_peer(peer, if unsure { PeerMessage::Unsure(name) } else { stopped });
-            return;
+            return self.tell_peer(peer, PeerMessage::ended(name, self.sent.is_unsure(name)));
         };
         let leg = self.legs.get_mut(&share);
         if let Some(outgoing) = leg.and_then(|leg| leg.outgoing.as_mut()) {
-            outgoing.stop_asked.push(peer);
+            outgoing.leaving.asked_to_stop(peer);
         }
         self.halt_push(share);
     }
 
     /// Receiver: the writer has said that nothing of it is under way, or that it is not sure.
     fn writer_answered(&mut self, name: PushName, sure: bool) {
-        let asked = |share: &&Share| {
-            let incoming = self.legs.get(*share).and_then(|leg| leg.incoming.as_ref());
+        let asked = |share: &Share| {
+            let incoming = self.legs.get(share).and_then(|leg| leg.incoming.as_ref());
             incoming.is_some_and(|incoming| incoming.imm == name.imm)
         };
-        let Some(share) = self.stops.keys().find(asked).copied() else { return };
+        let Some(share) = self.stops.shares().find(asked) else { return };
         if sure {
-            self.stops.remove(&share);
+            self.stops.forget(share);
             self.blocks.writer_stopped(clock::now_ms(), share);
             self.settle_fetch(share);
         } else if let Some(writer) = self.writer_of(share) {
@@ -194,7 +184,8 @@ impl Owner {
     /// Says something to another node; if it does not arrive, that node asks again or cuts off.
     pub(super) fn tell_peer(&self, peer: PeerId, message: PeerMessage) {
         let deadline = Duration::from_millis(self.config.stop_timeout_ms);
-        let sent = self.transfer.send(peer, message.to_bytes(), deadline, Completion::Ignore);
+        let bytes = peer_message::to_bytes(message);
+        let sent = self.transfer.send(peer, bytes, deadline, Completion::Ignore);
         if let Err(error) = sent {
             tracing::warn!(%peer, %error, "a node could not be answered");
         }

@@ -24,6 +24,7 @@ impl From<KeepError> for Refused {
         let why = error.to_string();
         match error {
             KeepError::NoSsd | KeepError::OtherTenant => Refused::Precondition(why),
+            KeepError::Draining => Refused::Draining(why),
             KeepError::NotHere => Refused::NotFound(why),
             KeepError::OverQuota { .. } | KeepError::NoRoom => Refused::NoSpace(why),
             KeepError::Busy => Refused::Unavailable(why),
@@ -232,21 +233,34 @@ impl Owner {
         if waiting >= KEEPS_MAX {
             return Err(Refused::Unavailable("too many chains are being kept; try again".into()));
         }
-        if request.ttl_ms == 0 || request.tenant.is_empty() {
-            return Err(Refused::Invalid(
-                "a tenant and a time to live above zero are needed".into(),
-            ));
-        }
+        let (tenant, until_unix_ms) = match (request.tenant.as_str(), request.ttl_ms) {
+            // What another node has promised.
+            ("", 0) if request.until_unix_ms > 0 => {
+                (Tenant(request.tenant_hash), request.until_unix_ms)
+            }
+            ("", _) | (_, 0) => {
+                return Err(Refused::Invalid(
+                    "a tenant and a time to live above zero are needed".into(),
+                ));
+            }
+            (tenant, ttl_ms) => (
+                Tenant(kvasir_transfer::checksum(tenant.as_bytes())),
+                clock::unix_ms().saturating_add(ttl_ms),
+            ),
+        };
         let wanted = KeepRequest {
             namespace: Namespace::try_from(request.namespace.as_slice())?,
             keys: BlockKey::list(&request.keys)?,
-            tenant: Tenant(kvasir_transfer::checksum(request.tenant.as_bytes())),
-            until_unix_ms: clock::unix_ms().saturating_add(request.ttl_ms),
+            tenant,
+            until_unix_ms,
         };
         Ok(self.blocks.keep(clock::now_ms(), &wanted)?)
     }
 
     pub(super) fn kept(&mut self, keep: u64, blocks: Option<u32>) {
+        if self.object_kept(keep, blocks) {
+            return;
+        }
         let Some(reply) = self.tiers.as_mut().and_then(|tiers| tiers.keeps.remove(&keep)) else {
             return;
         };
@@ -257,12 +271,16 @@ impl Owner {
 
     /// Source side: what was on its way from the SSD is there, or never will be.
     pub(super) fn source_risen(&mut self, share: Share, blocks: u32) {
-        let slots = self.blocks.share(share).map(|view| view.slots).unwrap_or_default();
+        if self.object_risen(share) {
+            return;
+        }
+        // It may have ended in the same call: that it has comes next.
+        let Some(slots) = self.blocks.share(share).map(|view| view.slots) else { return };
         let Some(leg) = self.legs.get_mut(&share) else { return };
         leg.pages.set_slots(&slots);
         leg.held_pages = blocks;
         if let Some(outgoing) = &mut leg.outgoing {
-            outgoing.push.end_at(blocks);
+            outgoing.leaving.push_mut().end_at(blocks);
         }
         self.set_cached(share, blocks);
         self.pump(share);

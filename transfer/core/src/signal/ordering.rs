@@ -5,11 +5,13 @@ use super::OrderedBy;
 
 /// | domain | orders |
 /// | --- | --- |
-/// | verbs, reliable connection | [`RcQueuePair`](Ordering::RcQueuePair) |
+/// | verbs, reliable connection; shm, where one thread copies in the order of posting | [`RcQueuePair`](Ordering::RcQueuePair) |
 /// | libfabric, a provider with `FI_FENCE` | [`FencePerPeer`](Ordering::FencePerPeer) |
-/// | libfabric with `FI_DELIVERY_COMPLETE` (EFA's SRD), tcp over several connections, sim | [`WhenPlaced`](Ordering::WhenPlaced) |
+/// | libfabric with `FI_DELIVERY_COMPLETE` (EFA's SRD), tcp, sim | [`WhenPlaced`](Ordering::WhenPlaced) |
 /// | libfabric with completions on transmission only | [`None`](Ordering::None) |
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+///
+/// A greater one orders less.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Ordering {
     /// Writes on one queue pair land in the order of posting; nothing holds between two. The fence
     /// (`IBV_SEND_FENCE`) adds that prior reads and atomics are done: what a put sends may have been
@@ -37,7 +39,8 @@ pub enum Fallback {
 }
 
 impl Ordering {
-    pub(super) fn refuses(self, ordered_by: OrderedBy) -> Option<Fallback> {
+    /// Why signals cannot be ordered so. `None`: they can.
+    pub fn refuses(self, ordered_by: OrderedBy) -> Option<Fallback> {
         match (self, ordered_by) {
             (Ordering::RcQueuePair | Ordering::FencePerPeer, _)
             | (Ordering::WhenPlaced, OrderedBy::Host) => None,
@@ -47,7 +50,7 @@ impl Ordering {
     }
 
     /// Whether an acknowledgement speaks for what was posted before on its queue pair.
-    pub(super) fn acknowledges_in_order(self) -> bool {
+    pub fn acknowledges_in_order(self) -> bool {
         self == Ordering::RcQueuePair
     }
 }

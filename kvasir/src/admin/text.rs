@@ -1,0 +1,265 @@
+//! Answers of a store node to its administrator, as lines for people and as JSON for programs.
+
+use std::fmt::Write;
+
+use kvasir_proto::v1;
+use serde_json::{Value, json};
+
+/// Above the lines of [`listed`].
+pub const LIST_HEAD: &str = "\
+key                               namespace                         dram slot/generation  pins  ssd";
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn class(copy: &v1::SsdCopy) -> &'static str {
+    match copy.block_class() {
+        v1::BlockClass::Context => "context",
+        v1::BlockClass::Normal | v1::BlockClass::Unspecified => "normal",
+    }
+}
+
+fn ssd_json(copy: &v1::SsdCopy) -> Value {
+    let mut value = json!({ "class": class(copy) });
+    if copy.block_class() == v1::BlockClass::Context {
+        value["tenant"] = format!("{:016x}", copy.tenant).into();
+        value["until_unix_ms"] = copy.until_unix_ms.into();
+    }
+    if copy.bytes > 0 {
+        value["bytes"] = copy.bytes.into();
+    }
+    value
+}
+
+fn dram_json(copy: &v1::DramCopy) -> Value {
+    json!({ "slot": copy.slot, "generation": copy.generation, "pins": copy.pins })
+}
+
+pub fn listed_json(block: &v1::ListedBlock) -> Value {
+    json!({
+        "key": hex(&block.key),
+        "namespace": hex(&block.namespace),
+        "dram": block.dram.as_ref().map(dram_json),
+        "ssd": block.ssd.as_ref().map(ssd_json),
+    })
+}
+
+pub fn listed(block: &v1::ListedBlock) -> String {
+    let (slot, pins) = match &block.dram {
+        Some(copy) => (format!("{}/{}", copy.slot, copy.generation), copy.pins.to_string()),
+        None => ("-".to_owned(), "-".to_owned()),
+    };
+    let ssd = block.ssd.as_ref().map_or("-", class);
+    format!("{}  {}  {slot:>20}  {pins:>4}  {ssd}", hex(&block.key), hex(&block.namespace))
+}
+
+fn holder(holder: &v1::BlockHolder) -> String {
+    use v1::block_holder::Holder;
+    let who = match &holder.holder {
+        Some(Holder::Share(share)) => {
+            let tx = share.tx.unwrap_or_default();
+            let side = match share.side() {
+                v1::Side::Prefill => "prefill",
+                v1::Side::Decode => "decode",
+                v1::Side::Source => "source",
+                v1::Side::Unspecified => "unknown",
+            };
+            format!("share {:016x}-{}/{side}", tx.conductor_incarnation, tx.serial)
+        }
+        Some(Holder::Engine(epoch)) => format!("engine of attachment {epoch}"),
+        Some(Holder::Sink(_)) => "being written to the SSD".to_owned(),
+        Some(Holder::Pin(pin)) => format!("pin {pin}"),
+        None => "unknown".to_owned(),
+    };
+    match holder.left_ms {
+        Some(left_ms) => format!("{who}, for {left_ms} ms yet"),
+        None => who,
+    }
+}
+
+pub fn inspection_json(found: &v1::BlockInspection) -> Value {
+    json!({
+        "key": hex(&found.key),
+        "namespace": hex(&found.namespace),
+        "parent": (!found.parent.is_empty()).then(|| hex(&found.parent)),
+        "dram": found.dram.as_ref().map(dram_json),
+        "ssd": found.ssd.as_ref().map(ssd_json),
+        "rising": found.rising,
+        "checksums": found.checksums.iter().map(|sum| format!("{sum:016x}")).collect::<Vec<_>>(),
+        "checksums_match": found.dram.as_ref().map(|_| found.checksums_match),
+        "holders": found.holders.iter().map(holder).collect::<Vec<_>>(),
+    })
+}
+
+pub fn inspection(found: &v1::BlockInspection) -> String {
+    let mut text = String::new();
+    let mut line = |name: &str, value: &str| {
+        // To a string, which takes all.
+        let _ = writeln!(text, "{name:<10}  {value}");
+    };
+    line("key", &hex(&found.key));
+    line("namespace", &hex(&found.namespace));
+    let parent =
+        if found.parent.is_empty() { "none: the first".into() } else { hex(&found.parent) };
+    line("parent", &parent);
+    match &found.dram {
+        Some(copy) => {
+            let v1::DramCopy { slot, generation, pins } = copy;
+            line("dram", &format!("slot {slot}, generation {generation}, {pins} pins"));
+            let sums = found.checksums.len();
+            let state = match found.checksums_match {
+                true => format!("{sums}, and the bytes have them"),
+                false => format!("{sums}, AND THE BYTES DO NOT HAVE THEM: the copy is rotten"),
+            };
+            line("checksums", &state);
+        }
+        None if found.rising => line("dram", "being read from the SSD"),
+        None => line("dram", "not there"),
+    }
+    match &found.ssd {
+        Some(copy) if copy.block_class() == v1::BlockClass::Context => {
+            let (tenant, until, bytes) = (copy.tenant, copy.until_unix_ms, copy.bytes);
+            let kept =
+                format!("kept for tenant {tenant:016x} until {until} (Unix ms), {bytes} bytes");
+            line("ssd", &kept);
+        }
+        Some(copy) => line("ssd", &format!("normal, {} bytes", copy.bytes)),
+        None => line("ssd", "not there"),
+    }
+    found.holders.iter().for_each(|of| line("held by", &holder(of)));
+    text
+}
+
+pub fn evicted_json(evicted: &v1::EvictReply) -> Value {
+    json!({
+        "dram_blocks": evicted.dram_blocks,
+        "ssd_blocks": evicted.ssd_blocks,
+        "pinned_blocks": evicted.pinned_blocks,
+        "kept_blocks": evicted.kept_blocks,
+    })
+}
+
+pub fn evicted(evicted: &v1::EvictReply) -> String {
+    let v1::EvictReply { dram_blocks, ssd_blocks, pinned_blocks, kept_blocks } = evicted;
+    let mut text =
+        format!("evicted {dram_blocks} blocks of the memory and {ssd_blocks} of the SSD");
+    if *pinned_blocks > 0 {
+        let _ = write!(text, "; {pinned_blocks} are pinned (`inspect` says by whom) and stay");
+    }
+    if *kept_blocks > 0 {
+        let _ = write!(text, "; {kept_blocks} on the SSD are kept for tenants, or being read");
+    }
+    text
+}
+
+pub fn drain_json(status: &v1::DrainStatus) -> Value {
+    json!({
+        "draining": status.draining,
+        "drained": status.drained,
+        "shares": status.shares,
+        "kept_chains_moved": status.kept_chains_moved,
+        "kept_chains_left": status.kept_chains_left,
+        "hot_chains_moved": status.hot_chains_moved,
+        "hot_chains_left": status.hot_chains_left,
+        "hot_chains_failed": status.hot_chains_failed,
+        "copies": status.copies,
+        "waits_for": status.waits_for,
+    })
+}
+
+/// One line.
+pub fn drain(status: &v1::DrainStatus) -> String {
+    if !status.draining {
+        return "serving".to_owned();
+    }
+    let v1::DrainStatus { kept_chains_moved, kept_chains_left, .. } = status;
+    let v1::DrainStatus { hot_chains_moved, hot_chains_left, hot_chains_failed, .. } = status;
+    let mut text = if status.drained { "drained".to_owned() } else { "draining".to_owned() };
+    let _ = write!(
+        text,
+        ": {} shares open; kept chains: {kept_chains_moved} moved, {kept_chains_left} left; hot \
+         chains: {hot_chains_moved} moved, {hot_chains_left} left, {hot_chains_failed} not taken",
+        status.shares
+    );
+    if !status.waits_for.is_empty() {
+        let _ = write!(text, "; in the way: {}", status.waits_for);
+        if status.waits_for.starts_with("no other node") {
+            text.push_str(" (name one with --to)");
+        }
+    }
+    text
+}
+
+pub fn status_json(status: &v1::AdminStatus) -> Value {
+    let node = status.node.clone().unwrap_or_default();
+    json!({
+        "node_id": node.node_id,
+        "incarnation": format!("{:016x}", node.incarnation),
+        "instance": node.instance.as_ref().map(|instance| instance.instance_id.clone()),
+        "slots": {
+            "total": node.slots_total,
+            "free": node.slots_free,
+            "allocated": status.slots_allocated,
+            "committed": status.slots_committed,
+            "evictable": status.slots_evictable,
+            "leaving": status.slots_leaving,
+            "quarantined": status.slots_quarantined,
+            "rising": status.slots_rising,
+        },
+        "shares": status.shares,
+        "shares_ending": status.shares_ending,
+        "pins": status.pins,
+        "admin_pins": status.admin_pins,
+        "sinking": status.sinking,
+        "kept_blocks": status.kept_blocks,
+        "kept_bytes": status.kept_bytes,
+        "ssd": node.ssd.as_ref().map(|ssd| json!({
+            "usable": ssd.usable,
+            "state": ssd.state,
+            "blocks": ssd.blocks,
+            "bytes": ssd.bytes,
+            "bytes_max": ssd.bytes_max,
+        })),
+        "drain": drain_json(&status.drain.clone().unwrap_or_default()),
+    })
+}
+
+pub fn status(status: &v1::AdminStatus) -> String {
+    let node = status.node.clone().unwrap_or_default();
+    let engine = node.instance.as_ref().map_or("none", |instance| &instance.instance_id);
+    let ssd = node.ssd.as_ref().map_or("none".to_owned(), |ssd| {
+        let v1::SsdStatus { state, blocks, bytes, bytes_max, .. } = ssd;
+        format!("{state}; {blocks} blocks, {bytes} of {bytes_max} bytes")
+    });
+    let mut text = String::new();
+    let lines = [
+        ("node", node.node_id.clone()),
+        ("engine", engine.to_owned()),
+        ("state", drain(&status.drain.clone().unwrap_or_default())),
+        (
+            "slots",
+            format!(
+                "{} in all: {} free, {} committed ({} could go), {} allocated, {} rising, {} leaving, \
+                 {} in quarantine",
+                node.slots_total,
+                node.slots_free,
+                status.slots_committed,
+                status.slots_evictable,
+                status.slots_allocated,
+                status.slots_rising,
+                status.slots_leaving,
+                status.slots_quarantined
+            ),
+        ),
+        ("shares", format!("{}, of them {} ending", status.shares, status.shares_ending)),
+        ("pins", format!("{}, of them {} by hand", status.pins, status.admin_pins)),
+        ("kept", format!("{} blocks, {} bytes", status.kept_blocks, status.kept_bytes)),
+        ("ssd", ssd),
+    ];
+    for (name, value) in lines {
+        // To a string, which takes all.
+        let _ = writeln!(text, "{name:<7} {value}");
+    }
+    text
+}

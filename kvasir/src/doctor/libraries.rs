@@ -1,0 +1,151 @@
+//! What is opened at run time: libibverbs, libfabric with its providers, the CUDA driver. A host that lacks
+//! one is told in a sentence what it is good for and how to get it.
+
+use kvasir_transfer::cuda::{CudaDriver, CudaUnavailable};
+use kvasir_transfer_libfabric::info::{InfoError, InfoRequest};
+use kvasir_transfer_libfabric::library::{Library as Libfabric, Unavailable};
+use kvasir_transfer_verbs::Library as Verbs;
+
+use super::devices::{Devices, RdmaDevice};
+use super::report::{Finding, Section};
+
+pub fn section(found: &Devices) -> Section {
+    let mut findings = vec![verbs(), libfabric(Libfabric::open()), efa(&found.rdma)];
+    let driver = CudaDriver::ask();
+    findings.push(peer_memory(found.peer_memory, driver.as_ref().ok()));
+    findings.push(cuda(&driver));
+    Section { title: "libraries, opened at run time", findings }
+}
+
+fn verbs() -> Finding {
+    match Verbs::open().map_err(|error| error.to_string()) {
+        Ok(library) => match library.devices() {
+            Ok(devices) if devices.is_empty() => {
+                Finding::good("libibverbs", "opened; it lists no device")
+            }
+            Ok(devices) => {
+                let names: Vec<&str> = devices.iter().map(|device| device.name()).collect();
+                Finding::good("libibverbs", format!("opened; it lists {}", names.join(", ")))
+            }
+            Err(error) => {
+                Finding::advice("libibverbs", format!("opened, but lists no devices: {error}"))
+            }
+        },
+        Err(missing) => Finding::absent("libibverbs", missing),
+    }
+}
+
+/// With the providers that offer what writes need: reliable datagrams with remote writes.
+fn libfabric(opened: Result<Libfabric, Unavailable>) -> Finding {
+    let library = match opened {
+        Ok(library) => library,
+        Err(missing) => return Finding::absent("libfabric", missing.to_string()),
+    };
+    let here = format!("{} at {}", library.version(), library.path().display());
+    match library.infos(&InfoRequest::default()) {
+        Ok(infos) => {
+            let mut providers: Vec<&str> =
+                infos.iter().map(|info| info.details().provider.as_str()).collect();
+            providers.sort_unstable();
+            providers.dedup();
+            Finding::good("libfabric", format!("{here}; providers {}", providers.join(", ")))
+        }
+        Err(InfoError::NoneFits(_)) => Finding::advice(
+            "libfabric",
+            format!("{here}; none of its providers offers reliable datagrams with remote writes"),
+        ),
+        Err(error) => Finding::advice("libfabric", format!("{here}; {error}")),
+    }
+}
+
+fn efa(devices: &[RdmaDevice]) -> Finding {
+    let efa: Vec<&str> =
+        devices.iter().filter(|of| of.driver == "efa").map(|of| of.name.as_str()).collect();
+    if efa.is_empty() {
+        return Finding::absent(
+            "EFA",
+            "no device of the kernel's driver `efa`: this is no EC2 host with it",
+        );
+    }
+    Finding::good("EFA", format!("{}; reached through libfabric's provider `efa`", efa.join(", ")))
+}
+
+fn peer_memory(is_loaded: bool, driver: Option<&CudaDriver>) -> Finding {
+    let devices = driver.map_or(&[][..], |driver| &driver.devices);
+    let by_dma_buf = devices.iter().filter(|device| device.dma_buf).count();
+    match (is_loaded, devices.len()) {
+        (true, _) => {
+            Finding::good("peer memory", "nvidia_peermem is loaded: network cards reach GPU memory")
+        }
+        (false, 0) => {
+            Finding::absent("peer memory", "there is no GPU whose memory network cards could reach")
+        }
+        (false, all) if by_dma_buf == all => Finding::good(
+            "peer memory",
+            "nvidia_peermem is not loaded, nor needed: the driver hands out GPU memory as DMA buffers",
+        ),
+        (false, _) => Finding::advice(
+            "peer memory",
+            "nvidia_peermem is not loaded, and the driver hands out no DMA buffers (Linux 5.12 and the \
+             open kernel modules do): network cards do not reach GPU memory; `modprobe nvidia_peermem`",
+        ),
+    }
+}
+
+fn cuda(driver: &Result<CudaDriver, CudaUnavailable>) -> Finding {
+    match driver {
+        Err(missing) => Finding::absent("CUDA driver", missing.to_string()),
+        Ok(CudaDriver { version: (major, minor), devices }) if devices.is_empty() => {
+            Finding::advice("CUDA driver", format!("for CUDA {major}.{minor}; it finds no GPU"))
+        }
+        Ok(CudaDriver { version: (major, minor), devices }) => {
+            let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
+            Finding::good("CUDA driver", format!("for CUDA {major}.{minor}; {}", names.join(", ")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvasir_transfer::cuda::CudaDevice;
+
+    use super::*;
+    use crate::doctor::report::Standing;
+
+    #[test]
+    fn every_library_is_found_or_its_absence_is_a_sentence() {
+        let section = section(&Devices::default());
+        let whats: Vec<&str> = section.findings.iter().map(|of| of.what.as_str()).collect();
+        assert_eq!(whats, ["libibverbs", "libfabric", "EFA", "peer memory", "CUDA driver"]);
+        for finding in &section.findings {
+            assert!(finding.says.contains(' '), "{finding:?}");
+        }
+    }
+
+    #[test]
+    fn an_efa_device_is_named() {
+        let device = |driver: &str| RdmaDevice {
+            name: "rdmap0s31".into(),
+            driver: driver.into(),
+            ports: Vec::new(),
+        };
+        assert!(efa(&[device("efa")]).says.starts_with("rdmap0s31;"));
+        assert_eq!(efa(&[device("mlx5_core")]).standing, Standing::Absent);
+    }
+
+    #[test]
+    fn memory_of_gpus_is_reached_by_a_module_or_as_dma_buffers_or_not() {
+        let driver = |dma_buf| {
+            let name = "NVIDIA H200".to_owned();
+            let devices = vec![CudaDevice { name, dma_buf, peer_memory: true }];
+            CudaDriver { version: (12, 8), devices }
+        };
+        let standing =
+            |is_loaded, driver: Option<&CudaDriver>| peer_memory(is_loaded, driver).standing;
+        assert_eq!(standing(true, None), Standing::Good);
+        assert_eq!(standing(false, None), Standing::Absent);
+        assert_eq!(standing(false, Some(&driver(true))), Standing::Good);
+        assert_eq!(standing(false, Some(&driver(false))), Standing::Advice);
+        assert!(cuda(&Ok(driver(true))).says.contains("CUDA 12.8; NVIDIA H200"));
+    }
+}

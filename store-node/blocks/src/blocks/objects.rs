@@ -1,0 +1,173 @@
+//! Objects: blocks that follow no other, put and got by processes that are no engines.
+//!
+//! What is put together is one share, whose pages its client writes and then commits one by one. It is
+//! never heard of again once it has ended, so nothing of it is remembered. What is got together is
+//! pinned under one handle, like an engine's blocks.
+
+use kvasir_proto::{BlockKey, Namespace, SlotIndex};
+
+use super::Blocks;
+use crate::api::{
+    AbortReason, Action, Allocate, AllocateError, AttachEpoch, GetError, ReserveObjects, Tier,
+};
+use crate::share::{Hold, Page, ShareRecord};
+use crate::share_state::{Engine, ShareState};
+
+impl Blocks {
+    /// Reserves a slot for each of these objects, whole or not at all, evicting if it must. The
+    /// client has the share at once: [`commit_page`](Self::commit_page) for each object that it has
+    /// written, and [`release`](Self::release) when it writes no more.
+    ///
+    /// # Errors
+    /// [`AllocateError`]; then nothing was taken.
+    pub fn reserve_objects(
+        &mut self,
+        now_ms: u64,
+        request: &ReserveObjects,
+    ) -> Result<Vec<SlotIndex>, AllocateError> {
+        self.forget_until(now_ms);
+        self.check_object_share(request)?;
+        if self.is_draining() {
+            return Err(AllocateError::Draining);
+        }
+        let wanted = u32::try_from(request.keys.len()).unwrap_or(u32::MAX);
+        let (slots, available) = (self.cache.slots().len(), self.cache.available());
+        if wanted > slots {
+            return Err(AllocateError::TooLarge { wanted, slots });
+        }
+        if wanted > available {
+            self.totals.refused_no_space += 1;
+            return Err(AllocateError::NoSpace { available, wanted });
+        }
+        self.cache.make_room(wanted);
+        let reserve = |_| self.cache.reserve(request.share).expect("there are that many");
+        let slots: Vec<SlotIndex> = (0..wanted).map(reserve).collect();
+        let pages = slots.iter().map(|&slot| Page { slot, hold: Hold::Private }).collect();
+        let mut state = ShareState::new(false, false, false);
+        state.engine = Engine::Bound(request.epoch);
+        self.open_object_share(now_ms, request, state, pages);
+        Ok(slots)
+    }
+
+    /// Begins to read objects from the SSD that are there and nowhere else, as far as there is room:
+    /// each share is one object's. [`Action::Risen`] tells of each that has
+    /// begun, and it is to be released then. False when the object cannot be read now.
+    pub fn raise_object(&mut self, now_ms: u64, request: &ReserveObjects) -> bool {
+        self.forget_until(now_ms);
+        let [key] = request.keys[..] else { return false };
+        let is_here = self.object_slot(request.namespace, key).is_some();
+        let may = self.check_object_share(request).is_ok() && self.cache.available() > 0;
+        if is_here || !may || self.could_rise(now_ms, request.namespace, &[key], 0) == 0 {
+            return false;
+        }
+        let Some(page) = self.rise_page(now_ms, request.share, 0, key) else { return false };
+        let state = ShareState::new(false, false, true);
+        self.open_object_share(now_ms, request, state, vec![page]);
+        true
+    }
+
+    /// Pins those of these objects that are here, under a name that the client chose, and answers
+    /// with their slots, a miss as `None`. An answer of misses holds nothing.
+    ///
+    /// # Errors
+    /// [`GetError`]; then nothing was pinned.
+    pub fn get_objects(
+        &mut self,
+        epoch: AttachEpoch,
+        handle: u64,
+        namespace: Namespace,
+        keys: &[BlockKey],
+    ) -> Result<Vec<Option<SlotIndex>>, GetError> {
+        let found: Vec<Option<SlotIndex>> =
+            keys.iter().map(|&key| self.object_slot(namespace, key)).collect();
+        let slots: Vec<SlotIndex> = found.iter().flatten().copied().collect();
+        self.gets.check(epoch, handle, slots.len())?;
+        if !slots.is_empty() {
+            slots.iter().for_each(|&slot| self.cache.pin(slot));
+            self.gets.insert(epoch, handle, slots);
+        }
+        Ok(found)
+    }
+
+    /// Where an object can be had fastest, when it can.
+    pub fn find_object(&self, namespace: Namespace, key: BlockKey) -> Option<Tier> {
+        if self.object_slot(namespace, key).is_some() {
+            return Some(Tier::Dram);
+        }
+        let on_ssd = self.cache.ssd().prefix(namespace, self.layout, None, &[key]) == 1;
+        on_ssd.then_some(Tier::Ssd)
+    }
+
+    /// Forgets an object: it is found no more, and its slot is free when it is unpinned. False when
+    /// there was none.
+    pub fn remove_object(&mut self, now_ms: u64, namespace: Namespace, key: BlockKey) -> bool {
+        let Some(tier) = self.find_object(namespace, key) else { return false };
+        self.cache.set_now(now_ms);
+        let on_ssd = self.cache.unstore(key);
+        self.actions.extend(on_ssd.into_iter().map(|key| Action::Forget { key }));
+        if tier == Tier::Dram
+            && let Some(slot) = self.object_slot(namespace, key)
+        {
+            self.drop_read(now_ms, slot, &AbortReason::Removed);
+        }
+        true
+    }
+
+    /// The slot of an object: a block of that namespace that follows no other.
+    fn object_slot(&self, namespace: Namespace, key: BlockKey) -> Option<SlotIndex> {
+        let slot = self.cache.index().find(key)?;
+        let entry = self.cache.index().entry(slot)?;
+        (entry.namespace == namespace && entry.parent.is_none()).then_some(slot)
+    }
+
+    fn check_object_share(&self, request: &ReserveObjects) -> Result<(), AllocateError> {
+        if self.shares.len() >= self.options.shares_max {
+            return Err(AllocateError::TooManyShares(self.shares.len()));
+        }
+        if request.lease_ms == 0 || request.lease_ms > self.options.lease_ms_max {
+            return Err(AllocateError::BadRequest("the lease is zero or longer than allowed"));
+        }
+        if request.keys.is_empty() || self.shares.contains_key(&request.share) {
+            return Err(AllocateError::BadRequest("there must be an object, and a new share"));
+        }
+        Ok(())
+    }
+
+    fn open_object_share(
+        &mut self,
+        now_ms: u64,
+        request: &ReserveObjects,
+        state: ShareState,
+        pages: Vec<Page>,
+    ) {
+        let ReserveObjects { share, namespace, ref keys, lease_ms, .. } = *request;
+        let prompt_pages = pages.len() as u32;
+        let rising = if state.rising { 0..prompt_pages } else { 0..0 };
+        let lease_until_ms = now_ms.saturating_add(lease_ms);
+        let record = ShareRecord {
+            request: Allocate {
+                share,
+                namespace,
+                keys: keys.clone(),
+                prompt_tokens: prompt_pages.saturating_mul(self.block_tokens),
+                lease_ms,
+                fetch_until_block: 0,
+                has_remote_writer: false,
+                is_ephemeral: false,
+            },
+            state,
+            held_blocks: rising.end,
+            cached_blocks: 0,
+            rising,
+            prompt_pages,
+            pages,
+            targets: 0..0,
+            imm: None,
+            lease_until_ms,
+            aborted: None,
+            of_objects: true,
+        };
+        self.leases.insert((lease_until_ms, share));
+        self.shares.insert(share, record);
+    }
+}

@@ -1,0 +1,141 @@
+//! The tail: what follows the pages of a push. A message of checksums and engine bytes, preceded by
+//! its length. What arrives was written by another node and is checked before anything in it is
+//! believed.
+
+use kvasir_proto::{Side, TxId, v1};
+use prost::Message;
+
+/// What the engine may add to the tail.
+pub const ENGINE_BYTES_MAX: usize = 8 << 10;
+
+/// Length, tags, transaction id and lengths of both fields, rounded up.
+const FRAME_BYTES: usize = 64;
+
+/// Room for the longest tail of this many checksums. Only a push to a decode side has an engine's
+/// part.
+pub fn bytes_max(checksums: usize, side: Side) -> usize {
+    let engine_bytes = if side == Side::Decode { ENGINE_BYTES_MAX } else { 0 };
+    FRAME_BYTES + 8 * checksums + engine_bytes
+}
+
+/// The bytes that are written into the target's tail region.
+pub fn encode(tx: TxId, checksums: Vec<u64>, engine: Vec<u8>) -> Vec<u8> {
+    let tail = v1::Tail { tx: Some(tx.into()), checksums, engine };
+    let length = tail.encoded_len();
+    let mut bytes = Vec::with_capacity(4 + length);
+    // Under `bytes_max`, which is far under 4 GiB.
+    bytes.extend((length as u32).to_le_bytes());
+    tail.encode(&mut bytes).expect("a vector grows as it must");
+    bytes
+}
+
+/// Why a tail that arrived is not believed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TailError {
+    #[error("its length {length} does not fit the {room} bytes it has")]
+    Length { length: usize, room: usize },
+    #[error("it is no tail message")]
+    Malformed,
+    #[error("it is of another transaction")]
+    OtherTx,
+    #[error("it has {got} checksums; the pages sent need {want}")]
+    Checksums { got: usize, want: usize },
+}
+
+/// Reads the tail of `tx`, which follows pages with so many runs in all, from its room in the tail
+/// region.
+///
+/// # Errors
+/// [`TailError`] says what does not fit.
+pub fn decode(room: &[u8], tx: TxId, checksums: usize) -> Result<v1::Tail, TailError> {
+    let tail = read(room, tx)?;
+    match tail.checksums.len() {
+        got if got == checksums => Ok(tail),
+        got => Err(TailError::Checksums { got, want: checksums }),
+    }
+}
+
+/// Reads the checksums of the leading pages that a source knows to have landed, one list for each
+/// page of `runs` runs.
+///
+/// # Errors
+/// [`TailError`] says what does not fit.
+pub fn decode_part(room: &[u8], tx: TxId, runs: usize) -> Result<Vec<Vec<u64>>, TailError> {
+    let checksums = read(room, tx)?.checksums;
+    if !checksums.len().is_multiple_of(runs) {
+        return Err(TailError::Checksums { got: checksums.len(), want: runs });
+    }
+    Ok(checksums.chunks(runs).map(<[u64]>::to_vec).collect())
+}
+
+/// No length: what lies in room that was given out and not yet written.
+pub const NO_TAIL: [u8; 4] = [0; 4];
+
+fn read(room: &[u8], tx: TxId) -> Result<v1::Tail, TailError> {
+    let malformed = || TailError::Length { length: 0, room: room.len() };
+    let (length, rest) = room.split_first_chunk::<4>().ok_or_else(malformed)?;
+    let length = u32::from_le_bytes(*length) as usize;
+    let bytes = rest.get(..length).ok_or(TailError::Length { length, room: room.len() })?;
+    let tail = v1::Tail::decode(bytes).map_err(|_| TailError::Malformed)?;
+    if tail.tx != Some(tx.into()) {
+        return Err(TailError::OtherTx);
+    }
+    Ok(tail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TX: TxId = TxId { conductor_incarnation: 1, serial: 2 };
+
+    #[test]
+    fn a_tail_comes_back_and_fits_the_room_that_was_reserved() {
+        for (checksums, side) in [
+            (0, Side::Decode),
+            (1, Side::Decode),
+            (1000, Side::Decode),
+            (0, Side::Prefill),
+            (1000, Side::Prefill),
+        ] {
+            let sent: Vec<u64> = (0..checksums as u64).map(|at| at << 50 | at).collect();
+            let engine = vec![5; if side == Side::Decode { ENGINE_BYTES_MAX } else { 0 }];
+            let mut room = encode(TX, sent.clone(), engine.clone());
+            let bytes_max = bytes_max(checksums, side);
+            assert!(room.len() <= bytes_max, "{} {checksums}", room.len());
+            room.resize(bytes_max, 0xee);
+            let tail = decode(&room, TX, checksums).expect("a tail");
+            assert_eq!((tail.checksums, tail.engine), (sent, engine));
+        }
+    }
+
+    #[test]
+    fn what_another_node_wrote_is_not_believed_unchecked() {
+        let good = encode(TX, vec![1, 2, 3], b"tail".to_vec());
+        let check =
+            |bytes: &[u8], tx, checksums| decode(bytes, tx, checksums).expect_err("refused");
+        let other = TxId { serial: 3, ..TX };
+        assert_eq!(check(&good, other, 3), TailError::OtherTx);
+        assert_eq!(check(&good, TX, 4), TailError::Checksums { got: 3, want: 4 });
+        for cut in 0..good.len() {
+            assert!(matches!(check(&good[..cut], TX, 3), TailError::Length { .. }));
+        }
+        let mut long = good.clone();
+        long[..4].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert!(matches!(check(&long, TX, 3), TailError::Length { .. }));
+        let mut garbage = good;
+        garbage[4..].fill(0xff);
+        assert_eq!(check(&garbage, TX, 3), TailError::Malformed);
+        assert_eq!(check(&NO_TAIL, TX, 3), TailError::OtherTx);
+    }
+
+    #[test]
+    fn a_part_has_the_checksums_of_whole_pages() {
+        let part =
+            |checksums: u64| decode_part(&encode(TX, (0..checksums).collect(), Vec::new()), TX, 2);
+        assert_eq!(part(4), Ok(vec![vec![0, 1], vec![2, 3]]));
+        assert_eq!(part(0), Ok(Vec::new()));
+        assert_eq!(part(3), Err(TailError::Checksums { got: 3, want: 2 }));
+        assert_eq!(decode_part(&NO_TAIL, TX, 2), Err(TailError::OtherTx));
+    }
+}

@@ -1,0 +1,484 @@
+//! Clients against a store node in this process.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use kvasir_client::{Class, Client, Error, Key, OpenOptions, Outcome, PutOptions, Tier};
+use kvasir_store_node::config::{Config, Domain, Ssd};
+use kvasir_store_node::{Running, start};
+use tempfile::TempDir;
+
+/// Long enough that a slow machine never meets it.
+const PATIENCE: Duration = Duration::from_secs(30);
+const OBJECT_BYTES: usize = 10_000;
+
+struct Node {
+    running: Option<Running>,
+    runtime: tokio::runtime::Runtime,
+    dir: TempDir,
+}
+
+impl Node {
+    fn start(change: impl FnOnce(&mut Config, &Path)) -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let any_port = ([127, 0, 0, 1], 0).into();
+        let mut config = Config {
+            node_id: "test".into(),
+            listen: any_port,
+            transfer_listen: any_port,
+            attach_dir: dir.path().join("attach"),
+            arena_bytes: 1 << 20,
+            tail_bytes: 1 << 20,
+            drain_ms: 500,
+            ..Config::default()
+        };
+        change(&mut config, dir.path());
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        let running = runtime.block_on(start(config)).expect("a node");
+        Node { running: Some(running), runtime, dir }
+    }
+
+    fn options(&self) -> OpenOptions {
+        OpenOptions {
+            tenant: "tenant".into(),
+            object_bytes_max: OBJECT_BYTES as u64,
+            ..OpenOptions::new(self.dir.path().join("attach"))
+        }
+    }
+
+    /// Where gRPC is served.
+    fn address(&self) -> String {
+        self.running.as_ref().expect("it runs").address().to_string()
+    }
+
+    fn client(&self) -> Client {
+        Client::open(&self.options()).expect("a client")
+    }
+
+    fn stop(&mut self) {
+        if let Some(mut running) = self.running.take() {
+            self.runtime.block_on(running.shut_down());
+        }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn plain() -> Node {
+    Node::start(|_, _| {})
+}
+
+fn bytes(seed: usize, length: usize) -> Vec<u8> {
+    (0..length).map(|at| (at * 31 + at / 256 + seed * 17) as u8).collect()
+}
+
+fn keys(client: &Client, count: usize) -> Vec<Key> {
+    (0..count).map(|at| client.key(&at.to_le_bytes())).collect()
+}
+
+fn until(what: &str, mut look: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !look() {
+        assert!(begun.elapsed() < PATIENCE, "not in time: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn what_was_put_is_got_as_it_was_whatever_its_length() {
+    let node = plain();
+    let client = node.client();
+    let objects: Vec<(Key, Vec<u8>)> = [0, 1, 63, 64, 4_096, 9_999, OBJECT_BYTES]
+        .into_iter()
+        .map(|length| (client.key(&length.to_le_bytes()), bytes(length, length)))
+        .collect();
+    let put: Vec<(Key, &[u8])> = objects.iter().map(|(key, bytes)| (*key, &bytes[..])).collect();
+    let outcomes = client.put(&put, &PutOptions::default()).expect("room");
+    assert_eq!(outcomes, vec![Outcome::Stored; objects.len()]);
+    let mut wanted: Vec<Key> = objects.iter().map(|(key, _)| *key).collect();
+    wanted.insert(3, client.key(b"absent"));
+    for got in [client.get(&wanted), client.get_verified(&wanted)] {
+        let mut got = got.expect("an answer");
+        assert!(got.remove(3).is_none());
+        for (object, (_, bytes)) in got.iter().zip(&objects) {
+            let object = object.as_ref().expect("it was put");
+            assert_eq!(object[..], bytes[..]);
+            assert!(object.is_current());
+        }
+    }
+    let again = client.put(&put, &PutOptions::default()).expect("an answer");
+    assert_eq!(again, vec![Outcome::Exists; objects.len()]);
+}
+
+#[test]
+fn a_batch_of_a_thousand_keys_is_looked_up_at_once_and_larger_ones_too() {
+    let node = Node::start(|config, _| config.arena_bytes = 16 << 20);
+    let client = node.client();
+    let all = keys(&client, 40_000);
+    let there: Vec<(Key, &[u8])> = all.iter().step_by(50).map(|key| (*key, &b"x"[..])).collect();
+    assert_eq!(there.len(), 800);
+    client.put(&there, &PutOptions::default()).expect("room");
+    let exists = client.exists(&all[..1_000]).expect("an answer");
+    let expected: Vec<bool> = (0..1_000).map(|at| at % 50 == 0).collect();
+    assert_eq!(exists, expected);
+    let exists = client.exists(&all).expect("an answer");
+    assert_eq!(exists.iter().filter(|there| **there).count(), 800);
+}
+
+#[test]
+fn objects_of_another_tenant_or_namespace_are_not_found() {
+    let node = plain();
+    let mine = node.client();
+    let key = mine.key(b"secret");
+    mine.put(&[(key, b"mine")], &PutOptions::default()).expect("room");
+    let theirs = [
+        OpenOptions { tenant: "other".into(), ..node.options() },
+        OpenOptions { namespace: "other".into(), ..node.options() },
+    ];
+    for options in theirs {
+        let other = Client::open(&options).expect("a client");
+        assert_ne!(other.key(b"secret"), key);
+        // Even with the very key.
+        assert!(other.get(&[key]).expect("an answer")[0].is_none());
+        assert_eq!(other.exists(&[key]).expect("an answer"), [false]);
+        assert_eq!(other.remove(&[key]).expect("an answer"), 0);
+        let outcome = other.put(&[(key, b"theirs")], &PutOptions::default());
+        assert_eq!(outcome.expect("an answer"), [Outcome::Refused]);
+    }
+    assert_eq!(
+        &mine.get(&[key]).expect("an answer")[0].as_ref().expect("still there")[..],
+        b"mine"
+    );
+}
+
+#[test]
+fn what_is_pinned_stays_while_everything_else_makes_room() {
+    let node = plain();
+    let client = node.client();
+    let first = client.key(b"first");
+    let contents = bytes(1, OBJECT_BYTES);
+    client.put(&[(first, &contents)], &PutOptions::default()).expect("room");
+    let held = client.get(&[first]).expect("an answer").remove(0).expect("it is there");
+    let generation = held.generation();
+    let filler = bytes(2, OBJECT_BYTES);
+    for key in keys(&client, 500) {
+        client.put(&[(key, &filler)], &PutOptions::default()).expect("room");
+    }
+    assert_eq!(held[..], contents[..]);
+    assert!(held.is_current());
+    assert_eq!(held.generation(), generation);
+    let slots = (1 << 20) / (client.object_bytes_max() + 16);
+    let all: Vec<Key> = (500..500 + slots).map(|at| client.key(&at.to_le_bytes())).collect();
+    let refused = client.reserve(&all, Duration::from_secs(1));
+    assert!(matches!(refused, Err(Error::NoSpace(_))), "one is pinned");
+    drop(held);
+    drop(client.reserve(&all, Duration::from_secs(1)).expect("none is pinned"));
+    assert_eq!(client.exists(&[first]).expect("an answer"), [false]);
+}
+
+#[test]
+fn nothing_is_found_before_its_commit_and_what_is_dropped_is_given_back() {
+    let node = plain();
+    let (writer, reader) = (node.client(), node.client());
+    let two = keys(&writer, 2);
+    let mut reservation = writer.reserve(&two, Duration::from_secs(10)).expect("room");
+    reservation.bytes_mut(0, 5).expect("a slot").copy_from_slice(b"whole");
+    reservation.fill(1, b"never committed").expect("a slot");
+    assert_eq!(reader.exists(&two).expect("an answer"), [false; 2]);
+    drop(reservation);
+    assert_eq!(reader.exists(&two).expect("an answer"), [false; 2]);
+    let mut reservation = writer.reserve(&two, Duration::from_secs(10)).expect("room");
+    reservation.bytes_mut(0, 5).expect("a slot").copy_from_slice(b"whole");
+    assert!(reservation.bytes_mut(2, 5).is_err());
+    let outcomes = reservation.commit(Class::Normal).expect("an answer");
+    assert_eq!(outcomes, [Outcome::Stored, Outcome::Lost]);
+    let got = reader.get_verified(&two).expect("an answer");
+    assert_eq!(&got[0].as_ref().expect("committed")[..], b"whole");
+    assert!(got[1].is_none());
+}
+
+#[test]
+fn requests_that_cannot_be_are_errors_that_say_why() {
+    let node = plain();
+    let client = node.client();
+    let capacity = client.object_bytes_max();
+    let huge = vec![0; capacity + 1];
+    let key = client.key(b"k");
+    let error = client.put(&[(key, &huge)], &PutOptions::default()).expect_err("too large");
+    assert!(matches!(error, Error::TooLarge { position: 0, .. }), "{error}");
+    let many = keys(&client, client.objects_max() + 1);
+    assert!(matches!(client.get(&many), Err(Error::TooMany { .. })));
+    let all: Vec<Key> = keys(&client, 200);
+    let error = client.reserve(&all, Duration::from_secs(1)).expect_err("too many for the arena");
+    assert!(error.to_string().contains("this node has"), "{error}");
+    let larger = OpenOptions { object_bytes_max: 1 << 19, ..node.options() };
+    let error = Client::open(&larger).expect_err("slots are smaller");
+    assert!(error.to_string().contains("do not fit the slots"), "{error}");
+    drop(client);
+    let huge = OpenOptions { object_bytes_max: 1 << 30, ..node.options() };
+    until("the former client is gone", || {
+        let error = Client::open(&huge).expect_err("never fits").to_string();
+        error.contains("`arena_bytes` is 1048576")
+    });
+    let nowhere = Client::open(&OpenOptions::new("/nonexistent")).expect_err("nobody is there");
+    assert!(matches!(nowhere, Error::Unreachable(_)), "{nowhere}");
+    let unsaid = plain();
+    let options = OpenOptions { object_bytes_max: 0, ..unsaid.options() };
+    let error = Client::open(&options).expect_err("nobody said how large");
+    assert!(error.to_string().contains("object_bytes_max"), "{error}");
+}
+
+#[test]
+fn an_ephemeral_object_outlives_pressure_and_goes_with_its_client() {
+    let node = plain();
+    let (owner, other) = (node.client(), node.client());
+    let key = owner.key(b"scratch");
+    let options = PutOptions { class: Class::Ephemeral, ..PutOptions::default() };
+    owner.put(&[(key, b"for now")], &options).expect("room");
+    for filler in keys(&other, 300) {
+        other.put(&[(filler, b"filler")], &PutOptions::default()).expect("room");
+    }
+    let read = other.get(&[key]).expect("an answer").remove(0).expect("it is held");
+    drop(owner);
+    until("it goes", || other.exists(&[key]).expect("an answer") == [false]);
+    assert_eq!(&read[..], b"for now", "whoever reads it may go on");
+}
+
+#[test]
+fn a_removed_object_is_gone_and_can_be_put_anew() {
+    let node = plain();
+    let client = node.client();
+    let key = client.key(b"k");
+    client.put(&[(key, b"one")], &PutOptions::default()).expect("room");
+    let held = client.get(&[key]).expect("an answer").remove(0).expect("it is there");
+    assert_eq!(client.remove(&[key, key]).expect("an answer"), 1);
+    assert!(client.get(&[key]).expect("an answer")[0].is_none());
+    client.put(&[(key, b"two")], &PutOptions::default()).expect("room");
+    assert_eq!(&held[..], b"one");
+    let new = client.get(&[key]).expect("an answer").remove(0).expect("it is there");
+    assert_eq!(&new[..], b"two");
+}
+
+#[test]
+fn threads_share_a_client() {
+    let node = Node::start(|config, _| config.arena_bytes = 8 << 20);
+    let client = node.client();
+    std::thread::scope(|scope| {
+        for thread in 0..4usize {
+            let client = client.clone();
+            scope.spawn(move || {
+                for round in 0..100usize {
+                    let key = client.key(format!("{thread}/{round}").as_bytes());
+                    let contents = bytes(thread * 1_000 + round, 500 + round);
+                    client.put(&[(key, &contents)], &PutOptions::default()).expect("room");
+                    let got = client.get_verified(&[key]).expect("an answer").remove(0);
+                    assert_eq!(got.expect("just put")[..], contents[..]);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn what_is_held_may_be_read_after_the_node_has_ended_and_calls_say_so() {
+    let mut node = plain();
+    let client = node.client();
+    let key = client.key(b"k");
+    client.put(&[(key, b"bytes")], &PutOptions::default()).expect("room");
+    let held = client.get(&[key]).expect("an answer").remove(0).expect("it is there");
+    node.stop();
+    assert!(!client.is_connected());
+    assert!(matches!(client.exists(&[key]), Err(Error::Lost)));
+    assert_eq!(&held[..], b"bytes");
+}
+
+fn objects_are_fetched(domain: Domain) {
+    let node = || Node::start(|config, _| config.domain = domain);
+    let (here, there) = (node(), node());
+    let (client, other) = (here.client(), there.client());
+    let wanted = keys(&client, 20);
+    let contents: Vec<Vec<u8>> = (0..20).map(|at| bytes(at, 100 * at)).collect();
+    let objects: Vec<(Key, &[u8])> =
+        wanted.iter().zip(&contents).map(|(key, bytes)| (*key, &bytes[..])).collect();
+    other.put(&objects[..15], &PutOptions::default()).expect("room");
+    client.put(&objects[..2], &PutOptions::default()).expect("room");
+    let address = there.address();
+    assert!(client.get(&wanted[2..]).expect("an answer").iter().all(Option::is_none));
+    let got = client.get_from(&wanted, &address).expect("the other node is there");
+    for (at, object) in got.iter().enumerate() {
+        match object {
+            Some(object) => assert_eq!(object[..], contents[at][..]),
+            None => assert!(at >= 15, "object {at}"),
+        }
+    }
+    assert_eq!(got.iter().flatten().count(), 15);
+    drop(got);
+    // Nothing is held on either side any more.
+    for (node, client) in [(&here, &client), (&there, &other)] {
+        let slots = (1 << 20) / (client.object_bytes_max() + 16);
+        let all: Vec<Key> = (500..500 + slots).map(|at| client.key(&at.to_le_bytes())).collect();
+        until("nothing is held", || client.reserve(&all, Duration::from_secs(1)).is_ok());
+        assert!(node.running.is_some());
+    }
+}
+
+#[test]
+fn objects_are_fetched_over_shared_memory() {
+    objects_are_fetched(Domain::Shm);
+}
+
+#[test]
+fn objects_are_fetched_over_tcp() {
+    objects_are_fetched(Domain::Tcp);
+}
+
+#[test]
+fn a_fetch_that_cannot_be_says_why() {
+    let (here, there) = (plain(), plain());
+    let client = here.client();
+    let other = OpenOptions { object_bytes_max: 500, ..there.options() };
+    let other = Client::open(&other).expect("a client");
+    let key = client.key(b"k");
+    let error = client.fetch(&[key], "127.0.0.1:1").expect_err("nobody is there");
+    assert!(matches!(error, Error::Unreachable(_)), "{error}");
+    let error = client.fetch(&[key], "no address").expect_err("nonsense");
+    assert!(matches!(error, Error::Invalid(_)), "{error}");
+    assert_eq!(client.fetch(&[key], &there.address()).expect("an answer"), [false]);
+    other.put(&[(key, b"bytes")], &PutOptions::default()).expect("room");
+    let error = client.fetch(&[key], &there.address()).expect_err("slots of another size");
+    assert!(matches!(error, Error::Refused(_)), "{error}");
+    assert_eq!(client.exists(&[key]).expect("an answer"), [false]);
+}
+
+fn with_ssd() -> Node {
+    Node::start(|config, dir| {
+        config.ssd = Ssd {
+            dir: Some(dir.join("ssd")),
+            bytes: 16 << 20,
+            segment_bytes: 1 << 20,
+            sink_ahead_percent: 100,
+            ..Ssd::default()
+        };
+    })
+}
+
+/// The SSD is opened beside the node; until then nothing is kept.
+fn put_context(client: &Client, objects: &[(Key, &[u8])]) {
+    let class = Class::Context { ttl: Duration::from_secs(600) };
+    let options = PutOptions { class, ..PutOptions::default() };
+    until("objects are kept", || {
+        let outcomes = client.put(objects, &options).expect("room");
+        outcomes.iter().all(|outcome| matches!(outcome, Outcome::Stored | Outcome::Exists))
+    });
+}
+
+#[test]
+fn objects_sink_and_rise_and_context_objects_are_durable_when_their_put_is_answered() {
+    let node = with_ssd();
+    let client = node.client();
+    let kept = keys(&client, 10);
+    let contents: Vec<Vec<u8>> = (0..10).map(|at| bytes(at, OBJECT_BYTES)).collect();
+    let objects: Vec<(Key, &[u8])> =
+        kept.iter().zip(&contents).map(|(key, bytes)| (*key, &bytes[..])).collect();
+    put_context(&client, &objects);
+    // More than memory holds.
+    let filler = bytes(99, OBJECT_BYTES);
+    for at in 100..400usize {
+        let key = client.key(&at.to_le_bytes());
+        client.put(&[(key, &filler)], &PutOptions::default()).expect("room");
+    }
+    let tiers = client.find(&kept).expect("an answer");
+    assert!(tiers.contains(&Some(Tier::Ssd)), "{tiers:?}");
+    let got = client.get_verified(&kept).expect("an answer");
+    for (object, contents) in got.iter().zip(&contents) {
+        assert_eq!(object.as_ref().expect("it was kept")[..], contents[..]);
+    }
+    assert_eq!(client.remove(&kept).expect("an answer"), kept.len());
+    assert_eq!(client.exists(&kept).expect("an answer"), [false; 10]);
+}
+
+#[test]
+fn without_an_ssd_a_context_object_is_stored_and_not_kept() {
+    let node = plain();
+    let client = node.client();
+    let key = client.key(b"k");
+    let class = Class::Context { ttl: Duration::from_secs(60) };
+    let options = PutOptions { class, ..PutOptions::default() };
+    let outcomes = client.put(&[(key, b"bytes")], &options).expect("an answer");
+    let [Outcome::NotKept(why)] = &outcomes[..] else { panic!("{outcomes:?}") };
+    assert!(why.contains("no SSD"), "{why}");
+    assert_eq!(client.exists(&[key]).expect("an answer"), [true]);
+}
+
+#[test]
+fn a_lease_that_is_over_loses_the_put_and_frees_its_slots() {
+    let node = plain();
+    let client = node.client();
+    let key = client.key(b"slow");
+    let mut reservation = client.reserve(&[key], Duration::from_millis(1)).expect("room");
+    reservation.fill(0, b"late").expect("a slot");
+    let held = std::cell::RefCell::new(Some(reservation));
+    // Another client takes the place once the lease is over.
+    until("the lease is over", || {
+        let mut reservation = client.reserve(&[key], Duration::from_millis(1)).expect("room");
+        reservation.fill(0, b"late").expect("a slot");
+        let before = held.replace(Some(reservation)).expect("the former one");
+        std::thread::sleep(Duration::from_millis(20));
+        let outcome = before.commit(Class::Normal).expect("an answer");
+        if outcome == [Outcome::Stored] {
+            client.remove(&[key]).expect("an answer");
+        }
+        outcome == [Outcome::Lost]
+    });
+    drop(held.take());
+    let all: Vec<Key> = keys(&client, 80);
+    drop(client.reserve(&all, Duration::from_secs(1)).expect("no slot is lost"));
+}
+
+/// Not a test: a client in a process of its own, for the test below. It holds what it can until it is
+/// killed.
+#[test]
+#[ignore = "is started by another test"]
+fn client_process() {
+    if !Path::new("attach.sock").exists() {
+        return;
+    }
+    let options = OpenOptions { tenant: "tenant".into(), ..OpenOptions::new(".") };
+    let client = Client::open(&options).expect("a client");
+    let pinned = client.get(&[client.key(b"pinned")]).expect("an answer");
+    assert!(pinned[0].is_some());
+    let reserved = client.reserve(&keys(&client, 50), Duration::from_secs(60)).expect("room");
+    let scratch = PutOptions { class: Class::Ephemeral, ..PutOptions::default() };
+    client.put(&[(client.key(b"scratch"), b"x")], &scratch).expect("room");
+    std::fs::write("ready", b"").expect("written");
+    std::thread::sleep(Duration::from_secs(600));
+    drop((pinned, reserved));
+}
+
+#[test]
+fn a_client_that_is_killed_loses_its_pins_its_unfinished_puts_and_what_was_for_it_alone() {
+    let node = plain();
+    let client = node.client();
+    client.put(&[(client.key(b"pinned"), b"bytes")], &PutOptions::default()).expect("room");
+    let dir = node.dir.path().join("attach");
+    let mut process = std::process::Command::new(std::env::current_exe().expect("this test"))
+        .args(["--ignored", "--exact", "client_process"])
+        .current_dir(&dir)
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .expect("a process");
+    until("the client holds", || dir.join("ready").exists());
+    let scratch = client.key(b"scratch");
+    assert_eq!(client.exists(&[scratch]).expect("an answer"), [true]);
+    let all: Vec<Key> = (1_000..1_100).map(|at: usize| client.key(&at.to_le_bytes())).collect();
+    assert!(matches!(client.reserve(&all, Duration::from_secs(1)), Err(Error::NoSpace(_))));
+    process.kill().expect("killed");
+    process.wait().expect("its end");
+    until("all slots come free", || client.reserve(&all, Duration::from_secs(1)).is_ok());
+    assert_eq!(client.exists(&[scratch]).expect("an answer"), [false]);
+}

@@ -1,0 +1,471 @@
+//! What clients of objects ask for: reserve and commit, get and unpin, find, remove.
+
+use std::collections::BTreeSet;
+
+use kvasir_blocks::{
+    AllocateError, Commit as Committed, GetError, KeepRequest, ReserveObjects, ShareError, Tier,
+};
+use kvasir_proto::{BlockKey, Share, Side, SlotIndex, v1};
+use v1::client_to_node::Message as FromClient;
+use v1::node_to_client::Message as ToClient;
+use v1::{ObjectClass, ObjectOutcome, ObjectRefusal};
+
+use super::Owner;
+use super::clients::{KeepOf, ShareOf};
+use crate::clock;
+use crate::node::client::{Commit, Get, Put, WAITING_MAX};
+use crate::node::line::Broken;
+
+/// Objects of one reserve, get or remove.
+pub const OBJECTS_MAX: usize = 4_096;
+/// Keys of one find: what a message in a ring has room for, four times over.
+pub const KEYS_MAX: usize = 16_384;
+/// Where an engine is attached, so much of the slots stays for it: one in so many.
+const ENGINE_PART: u32 = 8;
+/// Objects that may be on their way to being kept at once, for all clients together.
+const KEEPS_MAX: usize = 4_096;
+/// Stands for "no slot".
+const NO_SLOT: u32 = u32::MAX;
+
+/// A request that was not carried out.
+struct Refusal(ObjectRefusal, String);
+
+fn refused(kind: ObjectRefusal, why: impl Into<String>) -> Refusal {
+    Refusal(kind, why.into())
+}
+
+impl From<AllocateError> for Refusal {
+    fn from(error: AllocateError) -> Self {
+        let kind = match error {
+            AllocateError::NoSpace { .. } | AllocateError::TooManyShares(_) => {
+                ObjectRefusal::NoSpace
+            }
+            AllocateError::Draining => ObjectRefusal::Unavailable,
+            AllocateError::TooLarge { .. }
+            | AllocateError::Tombstoned
+            | AllocateError::Finished
+            | AllocateError::BadRequest(_) => ObjectRefusal::Invalid,
+        };
+        refused(kind, error.to_string())
+    }
+}
+
+impl From<GetError> for Refusal {
+    fn from(error: GetError) -> Self {
+        let kind = match error {
+            GetError::TooManyPins(_) => ObjectRefusal::NoSpace,
+            GetError::HandleInUse => ObjectRefusal::Invalid,
+        };
+        refused(kind, error.to_string())
+    }
+}
+
+fn keys(bytes: &[u8], keys_max: usize) -> Result<Vec<BlockKey>, Broken> {
+    let keys = BlockKey::list(bytes)?;
+    if keys.is_empty() || keys.len() > keys_max {
+        return Err(Broken(format!("{} keys, where 1 to {keys_max} may be", keys.len())));
+    }
+    Ok(keys)
+}
+
+impl Owner {
+    pub(super) fn take_client_message(
+        &mut self,
+        at: usize,
+        request: u64,
+        message: FromClient,
+    ) -> Result<(), Broken> {
+        let answer = match message {
+            FromClient::Reserve(reserve) => {
+                self.reserve_objects(at, request, &reserve)?.map(ToClient::Reserved)
+            }
+            FromClient::Commit(commit) => return self.commit_objects(at, request, &commit),
+            FromClient::Get(get) => return self.get_objects(at, request, &get),
+            FromClient::Unpin(v1::UnpinObjects { get }) => {
+                let epoch = self.clients.list[at].line.epoch();
+                self.blocks.unpin(epoch, get);
+                return Ok(());
+            }
+            FromClient::Find(find) => {
+                let namespace = self.clients.list[at].namespace;
+                let tier = |key: &BlockKey| match self.blocks.find_object(namespace, *key) {
+                    None => 0,
+                    Some(Tier::Dram) => v1::Tier::Dram as u8,
+                    Some(Tier::Ssd) => v1::Tier::Ssd as u8,
+                };
+                let tiers = keys(&find.keys, KEYS_MAX)?.iter().map(tier).collect();
+                Ok(ToClient::Found(v1::FoundObjects { tiers }))
+            }
+            FromClient::Remove(remove) => {
+                let keys = keys(&remove.keys, OBJECTS_MAX)?;
+                let count = keys.iter().filter(|key| self.remove_object(at, **key)).count() as u32;
+                Ok(ToClient::Removed(v1::RemovedObjects { count }))
+            }
+        };
+        self.answer_client(at, request, answer)
+    }
+
+    fn answer_client(
+        &mut self,
+        at: usize,
+        request: u64,
+        answer: Result<ToClient, Refusal>,
+    ) -> Result<(), Broken> {
+        let message = answer.unwrap_or_else(|Refusal(refusal, why)| {
+            self.metrics.objects.with_label_values(&["refused"]).inc();
+            ToClient::Refused(v1::RefusedObjects { refusal: refusal.into(), why })
+        });
+        self.clients.list[at].answer(request, message)
+    }
+
+    /// Engines go first: where one is attached, clients leave it a part of the slots.
+    fn leaves_room(&self, wanted: usize) -> Result<(), Refusal> {
+        if self.session.is_none() {
+            return Ok(());
+        }
+        let (available, slots) = (self.blocks.available(), self.blocks.counts().slots);
+        let left = slots / ENGINE_PART;
+        if (available as usize) < wanted + left as usize {
+            let why = format!(
+                "{wanted} slots are wanted, {available} could be had, and {left} are left to the \
+                 engine"
+            );
+            return Err(refused(ObjectRefusal::NoSpace, why));
+        }
+        Ok(())
+    }
+
+    fn reserve_objects(
+        &mut self,
+        at: usize,
+        request: u64,
+        reserve: &v1::ReserveObjects,
+    ) -> Result<Result<v1::ReservedObjects, Refusal>, Broken> {
+        let keys = keys(&reserve.keys, OBJECTS_MAX)?;
+        let client = &self.clients.list[at];
+        if client.puts.contains_key(&request) {
+            return Err(Broken(format!("it reserves as {request} again")));
+        }
+        let (namespace, epoch) = (client.namespace, client.line.epoch());
+        let lacking = |key: &BlockKey| self.blocks.find_object(namespace, *key).is_none();
+        let (mut pages, mut wanted) = (Vec::with_capacity(keys.len()), Vec::new());
+        for key in &keys {
+            let page = lacking(key).then_some(wanted.len() as u32);
+            pages.push(page);
+            wanted.extend(page.map(|_| *key));
+        }
+        let taken = match wanted.is_empty() {
+            true => Ok((None, Vec::new())),
+            false => self.take_slots(epoch, request, at, wanted, reserve.lease_ms),
+        };
+        let (share, slots) = match taken {
+            Ok(taken) => taken,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        let slot = |page: &Option<u32>| page.map_or(NO_SLOT, |page| slots[page as usize].0);
+        let reserved = v1::ReservedObjects { slots: pages.iter().map(slot).collect() };
+        self.clients.list[at].puts.insert(request, Put { share, keys, pages });
+        Ok(Ok(reserved))
+    }
+
+    fn take_slots(
+        &mut self,
+        epoch: kvasir_blocks::AttachEpoch,
+        request: u64,
+        at: usize,
+        keys: Vec<BlockKey>,
+        lease_ms: u64,
+    ) -> Result<(Option<Share>, Vec<SlotIndex>), Refusal> {
+        if self.drain_until_ms.is_some() {
+            return Err(refused(ObjectRefusal::Unavailable, "the node is draining"));
+        }
+        self.leaves_room(keys.len())?;
+        let tx = self.clients.next_tx(self.incarnation);
+        let share = Share { tx, side: Side::Prefill };
+        let namespace = self.clients.list[at].namespace;
+        let wanted = ReserveObjects { share, epoch, namespace, keys, lease_ms };
+        let slots = self.blocks.reserve_objects(clock::now_ms(), &wanted)?;
+        self.clients.shares.insert(share, ShareOf { epoch, request });
+        Ok((Some(share), slots))
+    }
+
+    fn commit_objects(
+        &mut self,
+        at: usize,
+        request: u64,
+        commit: &v1::CommitObjects,
+    ) -> Result<(), Broken> {
+        let wrong = |what: &str| Broken(format!("it commits {what}"));
+        let Some(put) = self.clients.list[at].puts.remove(&commit.reserve) else {
+            return Err(wrong("what it has not reserved"));
+        };
+        if !commit.objects.is_sorted_by(|one, next| one < next) {
+            return Err(wrong("one object twice"));
+        }
+        let runs = self.cache.as_ref().map_or(0, |cache| cache.layout.runs_per_page());
+        let mut checksums = commit.checksums.chunks_exact(runs.max(1));
+        let mut outcomes = Vec::with_capacity(commit.objects.len());
+        for &object in &commit.objects {
+            let page = put.pages.get(object as usize).ok_or_else(|| wrong("more than it has"))?;
+            let key = put.keys[object as usize];
+            let outcome = match (put.share, page) {
+                (Some(share), Some(page)) => {
+                    let sums = checksums.next().ok_or_else(|| wrong("without checksums"))?;
+                    self.commit_object(share, *page, sums)
+                }
+                _ => {
+                    let namespace = self.clients.list[at].namespace;
+                    let there = self.blocks.find_object(namespace, key).is_some();
+                    if there { ObjectOutcome::Exists } else { ObjectOutcome::Lost }
+                }
+            };
+            outcomes.push(outcome);
+        }
+        let class = ObjectClass::try_from(commit.class).unwrap_or(ObjectClass::Unspecified);
+        let stored = |(position, outcome): (usize, &ObjectOutcome)| {
+            let key = put.keys[commit.objects[position] as usize];
+            match outcome {
+                ObjectOutcome::Stored | ObjectOutcome::Exists => Some((position, key)),
+                _ => None,
+            }
+        };
+        let there: Vec<(usize, BlockKey)> =
+            outcomes.iter().enumerate().filter_map(stored).collect();
+        if class == ObjectClass::Ephemeral {
+            for &(position, key) in &there {
+                if outcomes[position] == ObjectOutcome::Stored {
+                    self.hold_ephemeral(at, key);
+                }
+            }
+        }
+        for outcome in &outcomes {
+            self.metrics.objects.with_label_values(&[name_of(*outcome)]).inc();
+        }
+        let mut waiting = Commit { outcomes, why: String::new(), keeping: 0 };
+        if class == ObjectClass::Context {
+            for (position, key) in there {
+                self.keep_object(at, request, position, key, commit.ttl_ms, &mut waiting);
+            }
+        }
+        // What was committed is pinned until here.
+        self.give_up_put(at, put.share);
+        if waiting.keeping > 0 {
+            self.clients.list[at].commits.insert(request, waiting);
+            return Ok(());
+        }
+        self.answer_commit(at, request, waiting)
+    }
+
+    fn commit_object(&mut self, share: Share, page: u32, checksums: &[u64]) -> ObjectOutcome {
+        match self.blocks.commit_page(share, page, checksums.to_vec()) {
+            Ok(Committed::Indexed) => ObjectOutcome::Stored,
+            Ok(Committed::Duplicate { .. }) => ObjectOutcome::Exists,
+            Ok(Committed::Ephemeral | Committed::NoParent) | Err(ShareError::Refused(_)) => {
+                ObjectOutcome::Refused
+            }
+            Err(ShareError::Unknown | ShareError::Finished | ShareError::Ending) => {
+                ObjectOutcome::Lost
+            }
+        }
+    }
+
+    /// The client writes no more of it.
+    fn give_up_put(&mut self, at: usize, share: Option<Share>) {
+        let Some(share) = share else { return };
+        self.clients.shares.remove(&share);
+        self.clients.list[at].stopping.remove(&share);
+        // It may have been aborted: then this is what its slots wait for.
+        let _ = self.blocks.release(clock::now_ms(), share);
+    }
+
+    fn answer_commit(&mut self, at: usize, request: u64, commit: Commit) -> Result<(), Broken> {
+        let outcomes = commit.outcomes.into_iter().map(i32::from).collect();
+        let committed = v1::CommittedObjects { outcomes, why: commit.why };
+        self.answer_client(at, request, Ok(ToClient::Committed(committed)))
+    }
+
+    fn hold_ephemeral(&mut self, at: usize, key: BlockKey) {
+        let number = self.clients.next_number();
+        let client = &mut self.clients.list[at];
+        let (epoch, namespace) = (client.line.epoch(), client.namespace);
+        match self.blocks.get_objects(epoch, number, namespace, &[key]) {
+            Ok(_) => {
+                client.ephemeral.insert(key, number);
+            }
+            // It competes as a normal one does.
+            Err(error) => tracing::warn!(client = client.name, %error, "an object is not held"),
+        }
+    }
+
+    fn keep_object(
+        &mut self,
+        at: usize,
+        request: u64,
+        position: usize,
+        key: BlockKey,
+        ttl_ms: u64,
+        commit: &mut Commit,
+    ) {
+        let client = &self.clients.list[at];
+        let (namespace, epoch) = (client.namespace, client.line.epoch());
+        let until_unix_ms = clock::unix_ms().saturating_add(ttl_ms);
+        let kept = match client.tenant {
+            None => Err("the client has named no tenant".to_owned()),
+            Some(_) if ttl_ms == 0 => Err("the time to live is zero".to_owned()),
+            Some(_) if self.clients.keeps.len() >= KEEPS_MAX => {
+                Err("too many objects are being kept; try again".to_owned())
+            }
+            Some(tenant) => {
+                let wanted = KeepRequest { namespace, keys: vec![key], tenant, until_unix_ms };
+                let keep = self.blocks.keep(clock::now_ms(), &wanted);
+                keep.map_err(|error| error.to_string())
+            }
+        };
+        match kept {
+            Ok(keep) => {
+                self.clients.keeps.insert(keep, KeepOf { epoch, request, position });
+                commit.keeping += 1;
+            }
+            Err(why) => {
+                commit.outcomes[position] = ObjectOutcome::NotKept;
+                commit.why = why;
+            }
+        }
+    }
+
+    /// Keeping has ended. False when it was nothing of a client's.
+    pub(super) fn object_kept(&mut self, keep: u64, blocks: Option<u32>) -> bool {
+        let Some(KeepOf { epoch, request, position }) = self.clients.keeps.remove(&keep) else {
+            return false;
+        };
+        let Some(at) = self.clients.at(epoch) else { return true };
+        let client = &mut self.clients.list[at];
+        let Some(commit) = client.commits.get_mut(&request) else { return true };
+        commit.keeping -= 1;
+        if blocks.is_none() {
+            commit.outcomes[position] = ObjectOutcome::NotKept;
+            commit.why = "the SSD did not take it; try again".into();
+        }
+        if commit.keeping == 0
+            && let Some(commit) = client.commits.remove(&request)
+            && let Err(broken) = self.answer_commit(at, request, commit)
+        {
+            self.expel_client(at, &broken);
+        }
+        true
+    }
+
+    fn get_objects(&mut self, at: usize, request: u64, get: &v1::GetObjects) -> Result<(), Broken> {
+        let keys = keys(&get.keys, OBJECTS_MAX)?;
+        let client = &self.clients.list[at];
+        let (namespace, epoch) = (client.namespace, client.line.epoch());
+        let mut rising = BTreeSet::new();
+        if self.tiers.is_some() && client.gets.len() < WAITING_MAX && self.leaves_room(1).is_ok() {
+            let now_ms = clock::now_ms();
+            let lease_ms = self.config.lease_ms_max;
+            for &key in &keys {
+                if self.blocks.find_object(namespace, key) != Some(Tier::Ssd) {
+                    continue;
+                }
+                let tx = self.clients.next_tx(self.incarnation);
+                let share = Share { tx, side: Side::Source };
+                let wanted = ReserveObjects { share, epoch, namespace, keys: vec![key], lease_ms };
+                if self.blocks.raise_object(now_ms, &wanted) {
+                    self.clients.shares.insert(share, ShareOf { epoch, request });
+                    rising.insert(share);
+                }
+            }
+        }
+        let get = Get { keys, checksums: get.checksums, rising, risen: Vec::new() };
+        if get.rising.is_empty() {
+            return self.answer_get(at, request, get);
+        }
+        match self.clients.list[at].gets.insert(request, get) {
+            None => Ok(()),
+            Some(_) => Err(Broken(format!("it gets as {request} again"))),
+        }
+    }
+
+    fn answer_get(&mut self, at: usize, request: u64, get: Get) -> Result<(), Broken> {
+        let client = &self.clients.list[at];
+        let (namespace, epoch) = (client.namespace, client.line.epoch());
+        let got = match self.leaves_room(get.keys.len()) {
+            Ok(()) => {
+                self.blocks.get_objects(epoch, request, namespace, &get.keys).map_err(Refusal::from)
+            }
+            Err(refusal) => Err(refusal),
+        };
+        let now_ms = clock::now_ms();
+        for share in get.risen {
+            self.clients.shares.remove(&share);
+            let _ = self.blocks.release(now_ms, share);
+        }
+        let answer = got.map(|slots| {
+            let hits = slots.iter().flatten().count() as u64;
+            let count = |what: &str, by| self.metrics.objects.with_label_values(&[what]).inc_by(by);
+            count("got", hits);
+            count("missed", slots.len() as u64 - hits);
+            let generation = |slot: &Option<SlotIndex>| {
+                slot.and_then(|slot| self.blocks.generation(slot)).unwrap_or_default().0
+            };
+            let sums = slots.iter().flatten().filter(|_| get.checksums);
+            let sums = sums.filter_map(|slot| self.blocks.checksums_of(*slot)).flatten();
+            ToClient::Got(v1::GotObjects {
+                generations: slots.iter().map(generation).collect(),
+                checksums: sums.copied().collect(),
+                slots: slots.iter().map(|slot| slot.map_or(NO_SLOT, |slot| slot.0)).collect(),
+            })
+        });
+        self.answer_client(at, request, answer)
+    }
+
+    /// A read of the SSD has ended, well or not. False when the share is nothing of a client's.
+    pub(super) fn object_risen(&mut self, share: Share) -> bool {
+        let Some(&ShareOf { epoch, request }) = self.clients.shares.get(&share) else {
+            return false;
+        };
+        let Some(at) = self.clients.at(epoch) else { return true };
+        let client = &mut self.clients.list[at];
+        let Some(get) = client.gets.get_mut(&request) else { return true };
+        if get.rising.remove(&share) {
+            get.risen.push(share);
+        }
+        if get.rising.is_empty()
+            && let Some(get) = client.gets.remove(&request)
+            && let Err(broken) = self.answer_get(at, request, get)
+        {
+            self.expel_client(at, &broken);
+        }
+        true
+    }
+
+    /// A client is to write no more of a share. False when it is nothing of a client's.
+    pub(super) fn stop_client(&mut self, share: Share) -> bool {
+        let Some(of) = self.clients.shares.get(&share) else { return false };
+        if let Some(at) = self.clients.at(of.epoch) {
+            // It learns of it when it commits, which is also how it lets go.
+            self.clients.list[at].stopping.insert(share, clock::now_ms());
+        }
+        true
+    }
+
+    fn remove_object(&mut self, at: usize, key: BlockKey) -> bool {
+        let client = &mut self.clients.list[at];
+        let (namespace, epoch) = (client.namespace, client.line.epoch());
+        let held = client.ephemeral.remove(&key);
+        let removed = self.blocks.remove_object(clock::now_ms(), namespace, key);
+        if let Some(number) = held {
+            self.blocks.unpin(epoch, number);
+        }
+        removed
+    }
+}
+
+fn name_of(outcome: ObjectOutcome) -> &'static str {
+    match outcome {
+        ObjectOutcome::Stored => "stored",
+        ObjectOutcome::Exists => "existed",
+        ObjectOutcome::Lost => "lost",
+        ObjectOutcome::NotKept | ObjectOutcome::Refused | ObjectOutcome::Unspecified => "refused",
+    }
+}

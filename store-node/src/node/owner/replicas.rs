@@ -1,0 +1,263 @@
+//! Copies on other nodes: handing over what the core plans, taking back what became of it; and draining.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kvasir_blocks::{
+    ChangeReplicaError, CopyCause, CopyError, CopyPlan, DrainRequest, DrainView, Peer, PeerView,
+};
+use kvasir_proto::{BlockKey, Namespace, Share, Side, v1};
+
+use super::Owner;
+use crate::clock;
+use crate::config::is_address;
+use crate::node::command::{Refused, Reply};
+use crate::node::copier::{Copier, Own};
+
+/// How often it is looked which nodes could take blocks, while that is of use.
+const LOOK_MS: u64 = 1_000;
+/// Other nodes that one drain may name.
+const TARGETS_MAX: usize = 256;
+
+/// What the shell remembers of copies.
+#[derive(Debug)]
+pub struct Replication {
+    copier: Copier,
+    /// Where the configuration and a drain say that blocks may go.
+    peers: Vec<Peer>,
+    targets: Vec<Peer>,
+    looked_ms: Option<u64>,
+    looking: bool,
+    under_way: BTreeMap<u64, CopyPlan>,
+    replies: BTreeMap<u64, (u32, Reply<v1::ReplicateReply>)>,
+    /// What the drain was found to be when it was last told in the log.
+    drained: bool,
+}
+
+impl Replication {
+    pub fn new(copier: Copier, peers: &[String]) -> Self {
+        Replication {
+            copier,
+            peers: peers.iter().map(|peer| Peer(peer.as_str().into())).collect(),
+            targets: Vec::new(),
+            looked_ms: None,
+            looking: false,
+            under_way: BTreeMap::new(),
+            replies: BTreeMap::new(),
+            drained: false,
+        }
+    }
+}
+
+impl From<CopyError> for Refused {
+    fn from(error: CopyError) -> Self {
+        let why = error.to_string();
+        match error {
+            CopyError::PeerLost { .. } | CopyError::NotHere(_) => Refused::Unavailable(why),
+            CopyError::NoRoom { .. } => Refused::NoSpace(why),
+            CopyError::Refused { .. } => Refused::Precondition(why),
+        }
+    }
+}
+
+impl From<ChangeReplicaError> for Refused {
+    fn from(error: ChangeReplicaError) -> Self {
+        let why = error.to_string();
+        match error {
+            ChangeReplicaError::NotHere => Refused::NotFound(why),
+            ChangeReplicaError::TooMany(_) => Refused::NoSpace(why),
+        }
+    }
+}
+
+impl Owner {
+    /// Begins the copies that are due. What they need to know of other nodes is asked before.
+    pub(super) fn plan_copies(&mut self, now_ms: u64) {
+        self.look_at_peers(now_ms);
+        while let Some(plan) = self.blocks.poll_copy(now_ms) {
+            let (copy, blocks) = (plan.copy, plan.keys.len());
+            tracing::info!(copy, blocks, to = %plan.to, cause = plan.cause.label(), "copying");
+            match self.own() {
+                Some(own) => {
+                    self.replication.under_way.insert(copy, plan.clone());
+                    self.replication.copier.copy(plan, own);
+                }
+                None => {
+                    let why = "no engine has attached to this node, so nobody knows how blocks lie";
+                    self.blocks.copied(now_ms, copy, Err(CopyError::NotHere(why.into())));
+                    self.answer_copy(copy, Err(CopyError::NotHere(why.into())));
+                }
+            }
+        }
+        let drained = self.drain_view().drained;
+        if drained && !self.replication.drained {
+            tracing::info!(node = %self.config.node_id, "drained: nothing is under way or to move");
+        }
+        self.replication.drained = drained;
+    }
+
+    fn own(&self) -> Option<Own> {
+        let cache = self.cache.as_ref()?;
+        Some(Own {
+            incarnation: self.incarnation,
+            endpoint: self.transfer.endpoint().to_bytes(),
+            layout: Arc::clone(&cache.layout),
+        })
+    }
+
+    fn look_at_peers(&mut self, now_ms: u64) {
+        let replication = &self.replication;
+        let due = replication.looked_ms.is_none_or(|at_ms| now_ms >= at_ms + LOOK_MS);
+        if replication.looking || !due || !self.blocks.wants_peers() {
+            return;
+        }
+        let mut peers = replication.peers.clone();
+        peers.extend(replication.targets.iter().cloned());
+        peers.sort();
+        peers.dedup();
+        self.replication.looked_ms = Some(now_ms);
+        if peers.is_empty() {
+            self.blocks.peers_seen(now_ms, Vec::new());
+            return;
+        }
+        let own = self.own();
+        self.replication.looking = true;
+        self.replication.copier.look(peers, own);
+    }
+
+    pub(super) fn peers_seen(&mut self, peers: Vec<PeerView>) {
+        let now_ms = clock::now_ms();
+        self.replication.looking = false;
+        self.blocks.peers_seen(now_ms, peers);
+        self.plan_copies(now_ms);
+    }
+
+    pub(super) fn copied(&mut self, copy: u64, result: Result<(), CopyError>) {
+        let now_ms = clock::now_ms();
+        let plan = self.replication.under_way.remove(&copy);
+        let cause = plan.as_ref().map_or(CopyCause::Asked, |plan| plan.cause);
+        let outcome = match &result {
+            Ok(()) => "copied",
+            Err(CopyError::PeerLost { .. }) => "peer_lost",
+            Err(CopyError::NoRoom { .. }) => "no_room",
+            Err(CopyError::Refused { .. }) => "refused",
+            Err(CopyError::NotHere(_)) => "not_here",
+        };
+        self.metrics.copies.with_label_values(&[cause.label(), outcome]).inc();
+        match &result {
+            Ok(()) => tracing::info!(copy, cause = cause.label(), "copied"),
+            Err(error) => tracing::warn!(copy, cause = cause.label(), %error, "a copy failed"),
+        }
+        self.blocks.copied(now_ms, copy, result.clone());
+        self.answer_copy(copy, result);
+        self.plan_copies(now_ms);
+    }
+
+    fn answer_copy(&mut self, copy: u64, result: Result<(), CopyError>) {
+        let Some((blocks, reply)) = self.replication.replies.remove(&copy) else { return };
+        let answer = result.map(|()| v1::ReplicateReply { blocks });
+        let _ = reply.send(answer.map_err(Refused::from));
+    }
+
+    pub(super) fn replicate(
+        &mut self,
+        request: &v1::ReplicateRequest,
+        reply: Reply<v1::ReplicateReply>,
+    ) {
+        match self.begin_replicating(request) {
+            Ok((copy, blocks)) => {
+                self.replication.replies.insert(copy, (blocks, reply));
+                self.plan_copies(clock::now_ms());
+            }
+            Err(refused) => drop(reply.send(Err(refused))),
+        }
+    }
+
+    fn begin_replicating(&mut self, request: &v1::ReplicateRequest) -> Result<(u64, u32), Refused> {
+        let namespace = Namespace::try_from(request.namespace.as_slice())?;
+        let keys = BlockKey::list(&request.keys)?;
+        let to = address("target", &request.target)?;
+        Ok(self.blocks.change_replica(namespace, &keys, to)?)
+    }
+
+    /// Many nodes may want the same from this one.
+    pub(super) fn note_asked(&mut self, share: Share, namespace: Namespace, held: &[BlockKey]) {
+        if share.side == Side::Source && !self.is_of_copy(share) {
+            self.blocks.asked_for(clock::now_ms(), namespace, held);
+        }
+    }
+
+    /// Its transaction is this node's own.
+    fn is_of_copy(&self, share: Share) -> bool {
+        share.tx.conductor_incarnation == self.incarnation
+    }
+
+    pub(super) fn drain_view(&self) -> DrainView {
+        self.blocks.drain_view(|share| self.is_of_copy(share))
+    }
+
+    pub(super) fn drain_status(&self) -> v1::DrainStatus {
+        let view = self.drain_view();
+        v1::DrainStatus {
+            draining: view.draining,
+            drained: view.drained,
+            shares: view.shares,
+            kept_chains_moved: view.kept_moved,
+            kept_chains_left: view.kept_left,
+            hot_chains_moved: view.hot_moved,
+            hot_chains_left: view.hot_left,
+            hot_chains_failed: view.hot_failed,
+            copies: view.copies,
+            waits_for: view.waits_for,
+        }
+    }
+
+    pub(super) fn begin_drain(
+        &mut self,
+        request: &v1::DrainRequest,
+    ) -> Result<v1::DrainStatus, Refused> {
+        if request.targets.len() > TARGETS_MAX {
+            return Err(Refused::Invalid(format!("at most {TARGETS_MAX} targets can be named")));
+        }
+        let targets = request.targets.iter().map(|target| address("targets", target));
+        let targets: Vec<Peer> = targets.collect::<Result<_, _>>()?;
+        let hot_bytes = request.hot_bytes_max.unwrap_or(self.config.replicas.drain_hot_bytes_max);
+        let slot_bytes = self.cache.as_ref().map(|cache| cache.layout.slot_bytes());
+        let hot_blocks = slot_bytes.map_or(0, |slot_bytes| hot_bytes / slot_bytes.max(1));
+        let now_ms = clock::now_ms();
+        tracing::info!(node = %self.config.node_id, targets = ?request.targets, "draining");
+        self.replication.targets.clone_from(&targets);
+        // The targets were not looked at yet.
+        self.replication.looked_ms = None;
+        self.blocks.drain(
+            now_ms,
+            DrainRequest {
+                targets,
+                hot_blocks_max: u32::try_from(hot_blocks).unwrap_or(u32::MAX),
+                has_ssd: self.tiers.is_some(),
+            },
+        );
+        self.report.dirty = true;
+        self.plan_copies(now_ms);
+        Ok(self.drain_status())
+    }
+
+    pub(super) fn stop_drain(&mut self) -> v1::DrainStatus {
+        if self.blocks.is_draining() {
+            tracing::info!(node = %self.config.node_id, "no longer draining");
+        }
+        self.blocks.stop_draining();
+        self.replication.targets.clear();
+        self.report.dirty = true;
+        self.drain_status()
+    }
+}
+
+fn address(field: &str, text: &str) -> Result<Peer, Refused> {
+    match is_address(text) {
+        true => Ok(Peer(text.into())),
+        false => Err(Refused::Invalid(format!(
+            "field `{field}` is {text:?}; it must be an address as in \"10.0.0.7:7401\""
+        ))),
+    }
+}

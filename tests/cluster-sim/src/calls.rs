@@ -1,0 +1,156 @@
+//! What conductors, nodes and engines say to each other in the simulation: the services of `proto`, as
+//! far as they are used here, as plain values.
+
+use kvasir_blocks::{AttachEpoch, Bound};
+use kvasir_proto::{BlockKey, Namespace, Share, SlotIndex, Tenant};
+use kvasir_transfer::{Endpoint, RegionDesc};
+
+/// Names a call, so that its answer finds who asked; the same for each of its tries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Caller {
+    pub conductor: usize,
+    pub incarnation: u64,
+    pub call: u64,
+}
+
+/// From a conductor to a node, or to the engine on it.
+#[derive(Debug, Clone)]
+pub enum Call {
+    Allocate(Box<AllocateCall>),
+    Push {
+        share: Share,
+        targets: Box<Targets>,
+    },
+    Commit {
+        share: Share,
+        good_blocks: u32,
+        source_lost: bool,
+    },
+    Abort {
+        share: Share,
+    },
+    Renew {
+        shares: Vec<Share>,
+        lease_ms: u64,
+    },
+    Keep {
+        namespace: Namespace,
+        keys: Vec<BlockKey>,
+        tenant: Tenant,
+        ttl_ms: u64,
+    },
+    /// To the engine: begin with a leg. Told again, nothing happens.
+    Start {
+        leg: LegStart,
+    },
+}
+
+#[derive(Debug, Clone)]
+pub struct AllocateCall {
+    pub share: Share,
+    pub namespace: Namespace,
+    pub keys: Vec<BlockKey>,
+    pub prompt_tokens: u32,
+    pub lease_ms: u64,
+    pub fetch_until_block: u32,
+    pub writer: Option<Endpoint>,
+    pub is_ephemeral: bool,
+}
+
+/// What an engine is to do for a request.
+#[derive(Debug, Clone)]
+pub struct LegStart {
+    pub share: Share,
+    pub request: usize,
+    /// Prefill side: it answers too.
+    pub answers: bool,
+    pub reply: Caller,
+}
+
+/// Where another node may write.
+#[derive(Debug, Clone)]
+pub struct Targets {
+    pub endpoint: Endpoint,
+    pub slots_region: RegionDesc,
+    pub tail_region: RegionDesc,
+    pub tail_offset_bytes: u64,
+    pub first_page: u32,
+    pub slots: Vec<SlotIndex>,
+    pub imm: u32,
+}
+
+#[derive(Debug, Clone)]
+pub enum Reply {
+    Allocated {
+        held_blocks: u32,
+        targets: Option<Box<Targets>>,
+    },
+    /// Source side: pages that landed intact.
+    Pushed {
+        good_blocks: u32,
+    },
+    Committed,
+    Kept,
+    Done,
+    /// From the engine that answers.
+    Answered {
+        tokens: Vec<u32>,
+    },
+    Refused(String),
+}
+
+/// From a node to its engine.
+#[derive(Debug, Clone)]
+pub enum ToEngine {
+    Start(LegStart),
+    Bound { share: Share, bound: Option<Bound> },
+    Ready { share: Share, tail: Vec<u8> },
+    Stop { share: Share },
+    Grown { share: Share, slots: Vec<SlotIndex> },
+    Got { handle: u64, keys: Vec<BlockKey>, slots: Vec<SlotIndex> },
+}
+
+/// From an engine to its node.
+#[derive(Debug, Clone)]
+pub enum FromEngine {
+    Bind {
+        share: Share,
+    },
+    /// Layers of pages are written.
+    Finished {
+        share: Share,
+        step: u32,
+        pages: std::ops::Range<u32>,
+        layer: u16,
+    },
+    Grow {
+        share: Share,
+        pages: u32,
+    },
+    Commit {
+        share: Share,
+        page: u32,
+        key: BlockKey,
+    },
+    FinishPrefill {
+        share: Share,
+        tail: Vec<u8>,
+    },
+    Release {
+        share: Share,
+    },
+    Alive {
+        shares: Vec<Share>,
+    },
+    Get {
+        handle: u64,
+        keys: Vec<BlockKey>,
+    },
+    Unpin {
+        handle: u64,
+    },
+    /// The process has ended; the last that is heard of it.
+    Gone {
+        epoch: AttachEpoch,
+    },
+}

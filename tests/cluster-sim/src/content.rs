@@ -1,0 +1,130 @@
+//! A model so small that every byte of its cache can be said beforehand. The rows of a page follow from
+//! the rows of the page before it, as they lie in memory, and from the page's tokens; the next token
+//! follows from the last page. So a wrong byte anywhere makes a wrong answer, as in a real model.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kvasir_proto::{BlockKey, Namespace, SlotLayout, keys};
+
+use crate::plan::{Plan, RequestPlan};
+use crate::random::mix;
+
+pub const BLOCK_TOKENS: u32 = 4;
+pub const LAYERS: usize = 2;
+const ROW_BYTES: u64 = 8;
+pub const SLOT_BYTES: usize = LAYERS * BLOCK_TOKENS as usize * ROW_BYTES as usize;
+
+pub type PageBytes = [u8; SLOT_BYTES];
+
+pub fn layout() -> Arc<SlotLayout> {
+    let layout = SlotLayout::layer_major(BLOCK_TOKENS, LAYERS, ROW_BYTES);
+    Arc::new(layout.expect("no number of it is zero"))
+}
+
+/// What comes before the first page.
+pub fn root(namespace: Namespace) -> PageBytes {
+    let mut bytes = [0; SLOT_BYTES];
+    bytes[..16].copy_from_slice(&namespace.0);
+    bytes
+}
+
+/// The rows of a page with these tokens, after a page with those rows.
+pub fn page(before: &PageBytes, tokens: &[u32]) -> PageBytes {
+    let mut state = digest(before);
+    for token in tokens {
+        state = mix(state ^ u64::from(*token) ^ 0x5eed);
+    }
+    let mut bytes = [0; SLOT_BYTES];
+    for (at, chunk) in bytes.chunks_mut(8).enumerate() {
+        chunk.copy_from_slice(&mix(state.wrapping_add(at as u64)).to_le_bytes());
+    }
+    bytes
+}
+
+/// The token that follows the last page.
+pub fn next_token(page: &PageBytes) -> u32 {
+    (digest(page) >> 32) as u32
+}
+
+fn digest(page: &PageBytes) -> u64 {
+    page.chunks(8).fold(0x1234_5678, |state, chunk| {
+        mix(state ^ u64::from_le_bytes(chunk.try_into().expect("eight bytes")))
+    })
+}
+
+/// One request as it must come out, whatever happens on the way.
+#[derive(Debug, Clone)]
+pub struct Expected {
+    pub namespace: Namespace,
+    /// Of all full blocks of prompt and answer.
+    pub keys: Vec<BlockKey>,
+    pub answer: Vec<u32>,
+}
+
+/// A block as it must be.
+#[derive(Debug, Clone)]
+pub struct Block {
+    pub namespace: Namespace,
+    pub parent: Option<BlockKey>,
+    pub bytes: PageBytes,
+}
+
+/// What is true of a plan: computed from its prompts alone, without any node.
+#[derive(Debug)]
+pub struct Truth {
+    pub requests: Vec<Expected>,
+    pub blocks: BTreeMap<BlockKey, Block>,
+    by_bytes: BTreeMap<PageBytes, BlockKey>,
+}
+
+impl Truth {
+    pub fn new(plan: &Plan) -> Self {
+        let mut truth =
+            Truth { requests: Vec::new(), blocks: BTreeMap::new(), by_bytes: BTreeMap::new() };
+        for request in &plan.requests {
+            let expected = truth.compute(request);
+            truth.requests.push(expected);
+        }
+        truth
+    }
+
+    /// A block and those before it, the last one first.
+    pub fn chain(&self, key: BlockKey) -> Vec<BlockKey> {
+        let before = |key: &BlockKey| self.blocks.get(key).and_then(|block| block.parent);
+        std::iter::successors(Some(key), before).collect()
+    }
+
+    /// The block with these rows.
+    pub fn block_of(&self, bytes: &[u8]) -> Option<BlockKey> {
+        self.by_bytes.get(bytes).copied()
+    }
+
+    fn compute(&mut self, request: &RequestPlan) -> Expected {
+        let namespace = request.namespace();
+        let mut tokens = request.prompt.clone();
+        let mut answer = Vec::new();
+        while answer.len() < request.answer_tokens as usize {
+            let token = next_token(&last_page(namespace, &tokens));
+            answer.push(token);
+            tokens.push(token);
+        }
+        // The last token of an answer is never computed.
+        tokens.pop();
+        let keys = keys::chain(namespace, &tokens, BLOCK_TOKENS as usize);
+        let mut before = root(namespace);
+        let mut parent = None;
+        for (key, tokens) in keys.iter().zip(tokens.chunks(BLOCK_TOKENS as usize)) {
+            let bytes = page(&before, tokens);
+            self.blocks.insert(*key, Block { namespace, parent, bytes });
+            self.by_bytes.insert(bytes, *key);
+            (before, parent) = (bytes, Some(*key));
+        }
+        Expected { namespace, keys, answer }
+    }
+}
+
+fn last_page(namespace: Namespace, tokens: &[u32]) -> PageBytes {
+    let pages = tokens.chunks(BLOCK_TOKENS as usize);
+    pages.fold(root(namespace), |before, tokens| page(&before, tokens))
+}

@@ -1,0 +1,221 @@
+//! What the node's engine says: taking it on, acting on its words, and seeing to its end.
+
+use kvasir_blocks::{AbortReason, AttachEpoch};
+use kvasir_proto::{BlockKey, Share, Side, SlotIndex};
+
+use super::{ENGINE_STOP_TIMEOUT_MS, Running};
+use crate::calls::{FromEngine, ToEngine};
+use crate::context::{Context, Event};
+use crate::engine::Engine;
+use crate::seen::{Owner, Reader, Seen};
+
+/// How long a dead process is not noticed, and no other one is there.
+const RESTART_US: u64 = 20_000;
+
+impl Running {
+    pub(super) fn attach_engine(&mut self, context: &mut Context) {
+        self.next_epoch += 1;
+        self.engine = Some(Engine::new(AttachEpoch(self.next_epoch), context.now_us));
+    }
+
+    /// A new engine process has come up.
+    pub fn engine_starts(&mut self, context: &mut Context) {
+        if self.engine.is_none() {
+            self.attach_engine(context);
+        }
+    }
+
+    /// The process dies. What it had said still counts; then the node notices.
+    pub fn kill_engine(&mut self, context: &mut Context) {
+        let Some(mut engine) = self.engine.take() else { return };
+        let epoch = engine.epoch;
+        engine.say(context, self.at, FromEngine::Gone { epoch });
+    }
+
+    pub(super) fn tell_engine(&mut self, context: &mut Context, message: ToEngine) {
+        if let Some(engine) = self.engine.as_mut().filter(|engine| !engine.expelled) {
+            engine.tell(context, self.at, message);
+        }
+    }
+
+    /// An engine that does not let go of what it was told to stop is not listened to any more. What it
+    /// has is quarantined until its process has ended, which it does when it looks at its connection.
+    pub(super) fn look_after_engine_stops(&mut self, context: &mut Context) {
+        let now_ms = context.now_ms();
+        let Some(engine) = self.engine.as_mut().filter(|engine| !engine.expelled) else { return };
+        let late = self.engine_stops.late(now_ms, ENGINE_STOP_TIMEOUT_MS, engine.progress);
+        if late.is_none() {
+            return;
+        }
+        context.covers("an engine is expelled");
+        engine.expelled = true;
+        engine.wants_step(context, self.at);
+        let epoch = engine.epoch;
+        self.engine_stops.clear();
+        let bound = |share: &Share| {
+            self.blocks.share(*share).is_some_and(|view| view.bound_to == Some(epoch))
+        };
+        let shares: Vec<Share> = self.blocks.shares().filter(bound).collect();
+        for share in shares {
+            self.blocks.abort(now_ms, share, AbortReason::EngineGone);
+        }
+    }
+
+    pub(super) fn stop_engine(&mut self, context: &mut Context, share: Share, epoch: AttachEpoch) {
+        let listens = |engine: &&Engine| engine.epoch == epoch && !engine.expelled;
+        if let Some(engine) = self.engine.as_ref().filter(listens) {
+            self.engine_stops.told(share, context.now_ms(), engine.progress);
+            self.tell_engine(context, ToEngine::Stop { share });
+        }
+    }
+
+    fn is_its_own(&self, epoch: AttachEpoch, share: Share) -> bool {
+        self.blocks.share(share).is_some_and(|view| view.bound_to == Some(epoch))
+    }
+
+    pub fn take_engine(&mut self, context: &mut Context, epoch: AttachEpoch, message: FromEngine) {
+        let at = self.at;
+        let expelled = self.engine.as_ref().is_some_and(|engine| engine.expelled);
+        if expelled && !matches!(message, FromEngine::Gone { .. }) {
+            return;
+        }
+        match message {
+            FromEngine::Bind { share } => self.bind(context, share, epoch),
+            FromEngine::Finished { share, step, pages, layer } => {
+                self.layer_finished(context, share, step, pages, layer);
+            }
+            FromEngine::Grow { share, pages } if self.is_its_own(epoch, share) => {
+                let slots = self.blocks.grow(share, pages).unwrap_or_default();
+                for slot in &slots {
+                    self.give_out(context, *slot, Owner::Share(share));
+                }
+                let seen = slots.iter().map(|slot| slot.0).collect();
+                context.see(Seen::EngineMayWrite { at, share, slots: seen });
+                self.tell_engine(context, ToEngine::Grown { share, slots });
+            }
+            FromEngine::Grow { share, .. } => {
+                self.tell_engine(context, ToEngine::Grown { share, slots: Vec::new() });
+            }
+            FromEngine::Commit { share, page, key } => {
+                self.commit_extra(context, epoch, share, page, key);
+            }
+            FromEngine::FinishPrefill { share, tail } => {
+                if self.is_its_own(epoch, share) {
+                    self.finish_prefill(context, share, tail);
+                }
+            }
+            FromEngine::Release { share } => {
+                self.engine_stops.let_go(share);
+                context.see(Seen::EngineStopped { at, share });
+                context.see(Seen::ReadEnded { at, reader: Reader::Engine(share) });
+                if self.is_its_own(epoch, share) {
+                    self.released(context, share);
+                }
+            }
+            FromEngine::Alive { shares } => {
+                for share in shares {
+                    if let Some(lease_ms) = self.legs.get(&share).map(|leg| leg.lease_ms) {
+                        self.renew(context, share, lease_ms);
+                    }
+                }
+            }
+            FromEngine::Get { handle, keys } => self.get(context, epoch, handle, keys),
+            FromEngine::Unpin { handle } => {
+                context.see(Seen::ReadEnded { at, reader: Reader::Get(epoch, handle) });
+                self.blocks.unpin(epoch, handle);
+            }
+            FromEngine::Gone { epoch } => self.engine_gone(context, epoch),
+        }
+        self.run_actions(context);
+    }
+
+    fn engine_gone(&mut self, context: &mut Context, epoch: AttachEpoch) {
+        let at = self.at;
+        let bound =
+            |share: &Share| self.legs.get(share).is_some_and(|leg| leg.engine == Some(epoch));
+        let shares: Vec<Share> = self.legs.keys().copied().filter(bound).collect();
+        for share in shares {
+            context.see(Seen::EngineStopped { at, share });
+            context.see(Seen::ReadEnded { at, reader: Reader::Engine(share) });
+        }
+        for handle in 0..crate::engine::HANDLES_MAX {
+            context.see(Seen::ReadEnded { at, reader: Reader::Get(epoch, handle) });
+        }
+        self.engine_stops.clear();
+        self.blocks.engine_gone(context.now_ms(), epoch);
+        context.after(RESTART_US, Event::EngineStarts { at });
+    }
+
+    fn get(&mut self, context: &mut Context, epoch: AttachEpoch, handle: u64, keys: Vec<BlockKey>) {
+        let slots = self.blocks.get(epoch, handle, &keys).unwrap_or_default();
+        if !slots.is_empty() {
+            let (reader, slots) = (Reader::Get(epoch, handle), numbers(&slots));
+            context.see(Seen::ReadBegan { at: self.at, reader, slots });
+        }
+        self.tell_engine(context, ToEngine::Got { handle, keys, slots });
+    }
+
+    /// A layer of some pages is written: hash it, push it, and commit what is whole.
+    fn layer_finished(
+        &mut self,
+        context: &mut Context,
+        share: Share,
+        step: u32,
+        pages: std::ops::Range<u32>,
+        layer: u16,
+    ) {
+        let mut whole = Vec::new();
+        for page in pages {
+            let Some(leg) = self.legs.get(&share) else { return };
+            if share.side != Side::Prefill || page < leg.cached_pages || page >= leg.pages.count() {
+                continue;
+            }
+            let slot = leg.pages.slot(page);
+            let runs = leg.pages.layout().runs(layer.into()).to_vec();
+            let mut hashes: Vec<u64> = runs.iter().map(|run| self.checksum(slot, *run)).collect();
+            hashes.reverse();
+            let Some(leg) = self.legs.get_mut(&share) else { return };
+            let hash = |_, _| hashes.pop().expect("one for each run");
+            let known = leg.pages.finish_layers(page, step, layer..layer + 1, hash);
+            if known && leg.pages.is_whole(page) && (page as usize) < leg.keys.len() {
+                whole.push((page, slot, leg.pages.checksums(page).to_vec()));
+            }
+        }
+        self.pump(context, share);
+        for (page, slot, checksums) in whole {
+            context.see(Seen::PageSealed { at: self.at, share, slot: slot.0 });
+            // Refused when the share is over.
+            let _ = self.blocks.commit_page(share, page, checksums);
+        }
+    }
+
+    fn commit_extra(
+        &mut self,
+        context: &mut Context,
+        epoch: AttachEpoch,
+        share: Share,
+        page: u32,
+        key: BlockKey,
+    ) {
+        if !self.is_its_own(epoch, share) {
+            return;
+        }
+        let Some((slot, _)) = self.blocks.page_slot(share, page) else { return };
+        context.see(Seen::PageSealed { at: self.at, share, slot: slot.0 });
+        let checksums = self.checksums(slot);
+        // Refused when the share is over.
+        let _ = self.blocks.commit_extra(share, page, key, checksums);
+    }
+
+    fn released(&mut self, context: &mut Context, share: Share) {
+        if self.legs.get(&share).is_some_and(|leg| !leg.finished) {
+            self.halt_push(context, share);
+        }
+        // Refused when it has ended.
+        let _ = self.blocks.release(context.now_ms(), share);
+    }
+}
+
+pub fn numbers(slots: &[SlotIndex]) -> Vec<u32> {
+    slots.iter().map(|slot| slot.0).collect()
+}

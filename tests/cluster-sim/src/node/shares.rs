@@ -1,0 +1,333 @@
+//! Shares of transactions, as conductors ask for them, and the core's actions.
+
+use kvasir_blocks::moving::pages::Pages;
+use kvasir_blocks::moving::tail;
+use kvasir_blocks::moving::tail_space::TailRange;
+use kvasir_blocks::{
+    AbortOutcome, AbortReason, Action, Allocate, AllocateError, Allocated, KeepRequest,
+};
+use kvasir_proto::{BlockKey, Imm, Namespace, Share, Side, SlotIndex, Tenant};
+use kvasir_transfer::Completion;
+use kvasir_transfer::engine::Expect;
+
+use super::{End, Incoming, IncomingState, Leg, Running};
+use crate::calls::{AllocateCall, Call, Caller, Reply, Targets, ToEngine};
+use crate::content::{BLOCK_TOKENS, LAYERS};
+use crate::context::{Context, Event};
+use crate::seen::{Owner, Place, Seen};
+
+impl Running {
+    /// A call of a conductor.
+    pub fn take_call(&mut self, context: &mut Context, unix_ms: u64, from: Caller, call: Call) {
+        match call {
+            Call::Allocate(call) => {
+                let reply = self.allocate(context, &call);
+                self.answer(context, from, reply);
+            }
+            Call::Push { share, targets } => self.push(context, share, *targets, from),
+            Call::Commit { share, good_blocks, source_lost } => {
+                self.commit(context, share, good_blocks, source_lost, from);
+            }
+            Call::Abort { share } => {
+                let reason = AbortReason::Asked(String::new());
+                let outcome = self.blocks.abort(context.now_ms(), share, reason);
+                if outcome == AbortOutcome::Tombstoned {
+                    context.covers("a tombstone is left");
+                    context.see(Seen::Tombstoned { at: self.at, share });
+                }
+                self.answer(context, from, Reply::Done);
+            }
+            Call::Renew { shares, lease_ms } => {
+                for share in shares {
+                    self.renew(context, share, lease_ms);
+                }
+                self.answer(context, from, Reply::Done);
+            }
+            Call::Keep { namespace, keys, tenant, ttl_ms } => {
+                let until_unix_ms = unix_ms + ttl_ms;
+                self.keep(context, from, (namespace, keys, tenant), until_unix_ms);
+            }
+            Call::Start { leg } => {
+                if let Some(engine) = &mut self.engine {
+                    let message = ToEngine::Start(leg);
+                    engine.tell(context, self.at, message);
+                }
+            }
+        }
+        self.run_actions(context);
+    }
+
+    pub(super) fn answer(&self, context: &mut Context, to: Caller, reply: Reply) {
+        context.send(&Event::Reply { to, reply });
+    }
+
+    pub(super) fn renew(&mut self, context: &mut Context, share: Share, lease_ms: u64) {
+        if self.blocks.renew(context.now_ms(), share, lease_ms).is_ok() {
+            context.see(Seen::Renewed { at: self.at, share, lease_ms });
+        }
+    }
+
+    fn allocate(&mut self, context: &mut Context, call: &AllocateCall) -> Reply {
+        let share = call.share;
+        if share.side != Side::Source && self.engine.is_none() {
+            return Reply::Refused("no engine is attached".into());
+        }
+        let wanted = Allocate {
+            share,
+            namespace: call.namespace,
+            keys: call.keys.clone(),
+            prompt_tokens: call.prompt_tokens,
+            lease_ms: call.lease_ms,
+            fetch_until_block: call.fetch_until_block,
+            has_remote_writer: call.writer.is_some(),
+            is_ephemeral: call.is_ephemeral,
+        };
+        let now_ms = context.now_ms();
+        if self.legs.contains_key(&share) {
+            context.covers("an allocation comes twice");
+            return match self.blocks.allocate(now_ms, &wanted) {
+                Ok(_) => self.allocate_reply(share),
+                Err(error) => Reply::Refused(error.to_string()),
+            };
+        }
+        let reserved = match &call.writer {
+            Some(endpoint) => {
+                let checksums = call.prompt_tokens.div_ceil(BLOCK_TOKENS) as usize * LAYERS;
+                let room = self.tail_space.take(tail::bytes_max(checksums, share.side) as u64);
+                let Some(room) = room else { return Reply::Refused("no room for a tail".into()) };
+                let emptied = self.tails.copy_from(room.offset_bytes as usize, &tail::NO_TAIL);
+                emptied.expect("the room lies in this memory");
+                let (at, endpoint) = (self.at, endpoint.clone());
+                if let Err(why) = self.writers.open(context, &self.transfer, (at, &endpoint)) {
+                    self.tail_space.give_back(room);
+                    return Reply::Refused(why);
+                }
+                Some((endpoint.incarnation, room))
+            }
+            None => None,
+        };
+        match self.blocks.allocate(now_ms, &wanted) {
+            Ok(allocated) => {
+                self.open_leg(context, &wanted, &allocated, reserved);
+                self.allocate_reply(share)
+            }
+            Err(error) => {
+                if matches!(error, AllocateError::Tombstoned) {
+                    context.covers("a tombstone is met");
+                }
+                self.unreserve(reserved);
+                Reply::Refused(error.to_string())
+            }
+        }
+    }
+
+    fn unreserve(&mut self, reserved: Option<(u64, TailRange)>) {
+        if let Some((writer, room)) = reserved {
+            self.tail_space.give_back(room);
+            self.writers.close(writer);
+        }
+    }
+
+    fn open_leg(
+        &mut self,
+        context: &mut Context,
+        wanted: &Allocate,
+        allocated: &Allocated,
+        reserved: Option<(u64, TailRange)>,
+    ) {
+        let (share, at) = (wanted.share, self.at);
+        let (lease_ms, waits_for_others) = (wanted.lease_ms, wanted.has_remote_writer);
+        context.see(Seen::Allocated { at, share, lease_ms, waits_for_others });
+        let held = &wanted.keys[..allocated.held_blocks as usize];
+        if !held.is_empty() {
+            let (namespace, keys) = (wanted.namespace, held.to_vec());
+            context.see(Seen::Held { at, share, namespace, keys });
+        }
+        for slot in &allocated.pages[allocated.held_blocks as usize..] {
+            self.give_out(context, *slot, Owner::Share(share));
+        }
+        let incoming = match (allocated.imm, reserved) {
+            (Some(imm), Some((writer, tail))) => {
+                self.give_places(context, share, imm, tail, allocated);
+                Some(Incoming {
+                    writer: Some(writer),
+                    imm: imm.0,
+                    pages: allocated.targets.clone(),
+                    tail,
+                    state: IncomingState::Waiting,
+                    settling: None,
+                })
+            }
+            (_, reserved) => {
+                self.unreserve(reserved);
+                None
+            }
+        };
+        let imm = incoming.as_ref().map(|incoming| incoming.imm);
+        let leg = Leg {
+            pages: Pages::new(self.layout(), &allocated.pages),
+            cached_pages: 0,
+            held_pages: allocated.held_blocks,
+            keys: wanted.keys.clone(),
+            lease_ms: wanted.lease_ms,
+            engine: None,
+            incoming,
+            outgoing: None,
+            tail: None,
+            finished: false,
+            reading: false,
+        };
+        self.legs.insert(share, leg);
+        self.set_cached(share, allocated.held_blocks - allocated.rising_blocks);
+        if let Some(imm) = imm {
+            let count = (allocated.targets.len() * LAYERS + 1) as u64;
+            let post = self.post.clone();
+            let done =
+                Completion::callback(move |outcome| post.end(End::Counted { share, imm, outcome }));
+            let expect = Expect { imm, count, deadline: None };
+            self.transfer.expect_imm(expect, done).expect("the count is above zero");
+        }
+    }
+
+    /// Another node will be told to write here.
+    fn give_places(
+        &self,
+        context: &mut Context,
+        share: Share,
+        imm: Imm,
+        tail: TailRange,
+        allocated: &Allocated,
+    ) {
+        let at = self.at;
+        let (tail, counter) = (Place::Tail(tail.offset_bytes), Place::Imm(imm.0));
+        for place in [tail, counter] {
+            context.see(Seen::GivenOut { at, place, to: Owner::Share(share) });
+        }
+        let targets = allocated.targets.start as usize..allocated.targets.end as usize;
+        let slots = allocated.pages[targets].iter().map(|slot| Place::Slot(slot.0));
+        let places = slots.chain([tail]).collect();
+        context.see(Seen::PeerMayWrite { at, share, imm: imm.0, places });
+    }
+
+    /// The first pages are cached: their checksums are the stored ones.
+    pub(super) fn set_cached(&mut self, share: Share, cached_pages: u32) {
+        let Some(leg) = self.legs.get_mut(&share) else { return };
+        for page in leg.cached_pages..cached_pages.min(leg.pages.count()) {
+            let slot = leg.pages.slot(page);
+            let stored = self.blocks.checksums_of(slot).unwrap_or_default();
+            if !leg.pages.set_whole(page, slot, stored) {
+                return;
+            }
+        }
+        leg.cached_pages = cached_pages;
+    }
+
+    fn allocate_reply(&self, share: Share) -> Reply {
+        let held_blocks = self.blocks.share(share).map_or(0, |view| view.held_blocks);
+        let targets = self.legs.get(&share).and_then(|leg| self.targets(leg));
+        let targets = targets.map(Box::new);
+        Reply::Allocated { held_blocks, targets }
+    }
+
+    fn targets(&self, leg: &Leg) -> Option<Targets> {
+        let incoming = leg.incoming.as_ref()?;
+        let grant = self.writers.grant(incoming.writer?)?;
+        Some(Targets {
+            endpoint: self.transfer.endpoint(),
+            slots_region: grant.slots,
+            tail_region: grant.tails,
+            tail_offset_bytes: incoming.tail.offset_bytes,
+            first_page: incoming.pages.start,
+            slots: incoming.pages.clone().map(|page| leg.pages.slot(page)).collect(),
+            imm: incoming.imm,
+        })
+    }
+
+    fn keep(
+        &mut self,
+        context: &mut Context,
+        from: Caller,
+        (namespace, keys, tenant): (Namespace, Vec<BlockKey>, Tenant),
+        until_unix_ms: u64,
+    ) {
+        let wanted = KeepRequest { namespace, keys: keys.clone(), tenant, until_unix_ms };
+        match self.blocks.keep(context.now_ms(), &wanted) {
+            Ok(keep) => {
+                self.keeps.insert(keep, (from, keys, until_unix_ms));
+            }
+            Err(error) => self.answer(context, from, Reply::Refused(error.to_string())),
+        }
+    }
+
+    fn keep_ended(&mut self, context: &mut Context, keep: u64, blocks: Option<u32>) {
+        let Some((from, mut keys, until_unix_ms)) = self.keeps.remove(&keep) else { return };
+        let reply = match blocks {
+            Some(blocks) => {
+                keys.truncate(blocks as usize);
+                context.see(Seen::Kept { node: self.at.node, keys, until_unix_ms });
+                Reply::Kept
+            }
+            None => Reply::Refused("the SSD did not take all of it".into()),
+        };
+        self.answer(context, from, reply);
+    }
+
+    /// Carries out what the core decided, until it wants nothing more.
+    pub fn run_actions(&mut self, context: &mut Context) {
+        self.run_planned(context);
+        if self.ssd.is_some() {
+            self.blocks.sink_ahead(context.now_ms());
+            self.run_planned(context);
+        }
+    }
+
+    fn run_planned(&mut self, context: &mut Context) {
+        while let Some(action) = self.blocks.poll_action() {
+            match action {
+                Action::Bound { share, epoch, bound } => self.bound(context, share, epoch, bound),
+                Action::StopEngine { share, epoch, .. } => self.stop_engine(context, share, epoch),
+                Action::StopWriter { share } => self.stop_writer(context, share),
+                Action::StopPush { share } => self.stop_push(context, share),
+                Action::CancelImm { .. } => {}
+                Action::Ended { share, .. } => self.ended(context, share),
+                Action::Sink { sink, slot, block, checksums, .. } => {
+                    self.sink(context, sink, slot, block, checksums);
+                }
+                Action::Rewrite { sink, key, class } => self.rewrite(context, sink, key, class),
+                Action::Rise { rise, slot, key } => {
+                    self.give_out(context, slot, Owner::Rise(rise));
+                    self.rise(context, rise, slot, key);
+                }
+                Action::Forget { key } => self.forget(context, key),
+                Action::Risen { share, blocks } => self.source_risen(context, share, blocks),
+                Action::Kept { keep, blocks } => self.keep_ended(context, keep, blocks),
+            }
+        }
+    }
+
+    fn ended(&mut self, context: &mut Context, share: Share) {
+        context.see(Seen::Ended { at: self.at, share });
+        self.stops.forget(share);
+        self.engine_stops.let_go(share);
+        let Some(leg) = self.legs.remove(&share) else { return };
+        let mut waiting =
+            leg.outgoing.and_then(|outgoing| outgoing.reply).into_iter().collect::<Vec<_>>();
+        if let Some(incoming) = leg.incoming {
+            let cancelled = self.transfer.cancel_imm(incoming.imm, Completion::Ignore);
+            cancelled.expect("the simulated engine takes it always");
+            self.tail_space.give_back(incoming.tail);
+            if let Some(writer) = incoming.writer {
+                self.writers.close(writer);
+            }
+            waiting.extend(incoming.settling.into_iter().flat_map(|(_, callers)| callers));
+        }
+        for caller in waiting {
+            self.answer(context, caller, Reply::Refused("the share has ended".into()));
+        }
+    }
+
+    /// The slots of a share as the engine was told them.
+    pub(super) fn private_slots(bound: &[SlotIndex], cached_pages: u32) -> Vec<u32> {
+        bound.iter().skip(cached_pages as usize).map(|slot| slot.0).collect()
+    }
+}

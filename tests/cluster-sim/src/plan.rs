@@ -1,0 +1,357 @@
+//! What a run will try: nodes, requests and faults, all drawn from the seed before it begins, so that a
+//! failing run can be made smaller by leaving parts out.
+
+use kvasir_proto::{Namespace, keys};
+
+use crate::content::BLOCK_TOKENS;
+use crate::random::Random;
+
+/// Tenants, each with a namespace of its own.
+const TENANTS: u64 = 2;
+/// Conversations of each tenant: prompts of one begin alike.
+const CONVERSATIONS: u64 = 3;
+const PROMPT_BLOCKS_MAX: u64 = 7;
+/// Of the answers so many are long: their shares are renewed again and again, while others come and go.
+const LONG_PERCENT: u64 = 10;
+
+pub const HOUR_US: u64 = 3_600_000_000;
+/// Of each hour of a soak.
+const ASKED_US: u64 = HOUR_US - 60_000_000;
+const FAULTS_AN_HOUR: u64 = 60;
+
+#[derive(Debug, Clone)]
+pub struct Plan {
+    pub seed: u64,
+    pub nodes: Vec<NodePlan>,
+    pub conductors: usize,
+    pub requests: Vec<RequestPlan>,
+    pub faults: Vec<FaultPlan>,
+    /// Of a hundred calls between conductors, nodes and engines so many are lost, and so many come twice.
+    pub lost_percent: u64,
+    pub twice_percent: u64,
+    pub network: NetworkPlan,
+    /// Requests and faults come in the first so much of a run.
+    pub busy_us: u64,
+    /// How often a node looks around, and a conductor asks for what is new.
+    pub tick_us: u64,
+    /// How long a node remembers what has ended.
+    pub finished_ms: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RolePlan {
+    Prefill,
+    Decode,
+    Both,
+}
+
+#[derive(Debug, Clone)]
+pub struct NodePlan {
+    pub slots: u32,
+    pub role: RolePlan,
+    pub has_ssd: bool,
+}
+
+/// How paths between nodes fail by themselves.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NetworkPlan {
+    pub path_life_us: u64,
+    pub deaf_percent: u64,
+    pub wrong_one_in: u64,
+}
+
+#[derive(Debug, Clone)]
+pub struct RequestPlan {
+    /// Stays the same when others are left out.
+    pub id: u64,
+    pub at_us: u64,
+    pub tenant: u64,
+    pub prompt: Vec<u32>,
+    pub answer_tokens: u32,
+    pub ephemeral: bool,
+    /// The client goes away after so long.
+    pub abort_after_us: Option<u64>,
+    pub deadline_us: u64,
+    /// Keep the prompt's blocks for so long.
+    pub keep_ms: Option<u64>,
+    /// It names another tenant's namespace than its keys were made with.
+    pub mislabelled: bool,
+    /// It leaves out the first of its keys: what follows is nothing's beginning.
+    pub headless: bool,
+    /// Each token of its answer takes so long: a long answer.
+    pub token_us: u64,
+}
+
+impl RequestPlan {
+    pub fn namespace(&self) -> Namespace {
+        namespace(self.tenant)
+    }
+
+    /// The namespace that it names.
+    pub fn label(&self) -> Namespace {
+        namespace(if self.mislabelled { (self.tenant + 1) % TENANTS } else { self.tenant })
+    }
+}
+
+fn namespace(tenant: u64) -> Namespace {
+    keys::namespace(b"simulated", "u8", &format!("tenant {tenant}"), "")
+}
+
+#[derive(Debug, Clone)]
+pub struct FaultPlan {
+    /// Stays the same when others are left out.
+    pub id: u64,
+    pub at_us: u64,
+    pub for_us: u64,
+    pub what: Fault,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The host goes down, which its peers find out by hearing nothing, and comes back with what was on
+    /// its disk.
+    NodeCrash(usize),
+    /// The process alone is killed: its connections are closed, and what it had written lies on the disk.
+    NodeKilled(usize),
+    /// The node does nothing for a while; what others write into its memory lands all the same.
+    NodePause(usize),
+    ConductorCrash(usize),
+    EngineCrash(usize),
+    /// The engine does nothing for a while.
+    EngineStall(usize),
+    /// Nothing gets from one to the other over the transfer engine.
+    Partition(usize, usize),
+    /// No call of a conductor gets to a node.
+    Unreachable(usize),
+    DiskFull(usize),
+    DiskHangs(usize),
+    DiskSlow(usize),
+    DiskReadsFail(usize),
+    DiskWritesFail(usize),
+    DiskSyncsFail(usize),
+    /// One read in four gives a wrong byte.
+    DiskLies(usize),
+    /// Bits of what lies on the disk flip. What was kept may be lost by that.
+    DiskRots(usize),
+    /// The calendar clock jumps forward.
+    ClockForward(usize),
+    /// It jumps back, to where it has been before.
+    ClockBack(usize),
+    /// Cutting a writer off takes long there, and fails.
+    CutOffFails(usize),
+    /// A bit flips in a committed block of a node's memory.
+    MemoryRots(usize),
+}
+
+impl Fault {
+    /// As it is counted, see [`crate::checkers::Books::covers`].
+    pub fn name(self) -> &'static str {
+        match self {
+            Fault::NodeCrash(_) => "a host crashes",
+            Fault::NodeKilled(_) => "a node is killed",
+            Fault::NodePause(_) => "a node stands still",
+            Fault::ConductorCrash(_) => "a conductor crashes",
+            Fault::EngineCrash(_) => "an engine crashes",
+            Fault::EngineStall(_) => "an engine stands still",
+            Fault::Partition(..) => "two nodes are parted",
+            Fault::Unreachable(_) => "a node is not reachable",
+            Fault::DiskFull(_) => "a disk is full",
+            Fault::DiskHangs(_) => "a disk hangs",
+            Fault::DiskSlow(_) => "a disk is slow",
+            Fault::DiskReadsFail(_) => "reads of a disk fail",
+            Fault::DiskWritesFail(_) => "writes of a disk fail",
+            Fault::DiskSyncsFail(_) => "syncs of a disk fail",
+            Fault::DiskLies(_) => "a disk lies",
+            Fault::DiskRots(_) => "a disk rots",
+            Fault::ClockForward(_) => "a clock jumps forward",
+            Fault::ClockBack(_) => "a clock jumps back",
+            Fault::CutOffFails(_) => "cutting off fails",
+            Fault::MemoryRots(_) => "memory rots",
+        }
+    }
+}
+
+impl Plan {
+    pub fn new(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let nodes = 2 + random.below(3);
+        let roles = |node: usize, random: &mut Random| match (node, random.below(3)) {
+            (0, _) => RolePlan::Prefill,
+            (1, _) => RolePlan::Decode,
+            (_, 0) => RolePlan::Prefill,
+            (_, 1) => RolePlan::Decode,
+            _ => RolePlan::Both,
+        };
+        let node = |node| NodePlan {
+            slots: random.between(18, 48) as u32,
+            role: roles(node, &mut random),
+            has_ssd: random.percent(75),
+        };
+        let nodes: Vec<NodePlan> = (0..nodes).map(node).collect();
+        let conductors = 1 + random.below(2);
+        let busy_us = 1_500_000;
+        let requests = 25 + random.below(40);
+        let requests = (0..requests as u64).map(|id| request(seed, id, busy_us, &mut random));
+        let mut requests: Vec<RequestPlan> = requests.collect();
+        requests.sort_by_key(|request| request.at_us);
+        let faults = faults(&mut random, nodes.len(), conductors, busy_us);
+        let calm = random.percent(20);
+        let network = NetworkPlan {
+            path_life_us: if random.percent(50) { random.between(5_000, 200_000) } else { 0 },
+            deaf_percent: random.between(0, 80),
+            wrong_one_in: if random.percent(30) { random.between(20, 200) } else { 0 },
+        };
+        Plan {
+            seed,
+            nodes,
+            conductors,
+            requests,
+            faults: if calm { Vec::new() } else { faults },
+            lost_percent: if random.percent(50) { random.between(0, 8) } else { 0 },
+            twice_percent: random.between(0, 8),
+            network,
+            busy_us,
+            tick_us: 5_000,
+            finished_ms: 6_000,
+        }
+    }
+}
+
+impl Plan {
+    /// Hours of requests and faults, as they would come to a small cluster. Each hour ends with a minute
+    /// in which nothing is asked and nothing goes wrong.
+    pub fn soak(seed: u64, hours: u64, requests_an_hour: u64) -> Self {
+        let mut random = Random::new(seed);
+        let mut plan = Plan::new(seed);
+        let node = |role, has_ssd| NodePlan { slots: 40, role, has_ssd };
+        plan.nodes = vec![
+            node(RolePlan::Prefill, true),
+            node(RolePlan::Decode, true),
+            node(RolePlan::Both, false),
+        ];
+        plan.conductors = 2;
+        (plan.lost_percent, plan.twice_percent) = (1, 2);
+        plan.network =
+            NetworkPlan { path_life_us: 30_000_000, deaf_percent: 30, wrong_one_in: 50_000 };
+        (plan.tick_us, plan.busy_us) = (100_000, hours * HOUR_US);
+        (plan.requests, plan.faults) = (Vec::new(), Vec::new());
+        for hour in 0..hours {
+            for _ in 0..requests_an_hour {
+                let id = plan.requests.len() as u64;
+                let mut request = request(seed, id, ASKED_US, &mut random);
+                request.at_us += hour * HOUR_US;
+                plan.requests.push(request);
+            }
+            for _ in 0..FAULTS_AN_HOUR {
+                let id = plan.faults.len() as u64;
+                let cluster = (plan.nodes.len(), plan.conductors);
+                let mut fault = fault(&mut random, id, cluster, ASKED_US);
+                fault.at_us += hour * HOUR_US;
+                plan.faults.push(fault);
+            }
+        }
+        plan.requests.sort_by_key(|request| request.at_us);
+        plan.faults.sort_by_key(|fault| fault.at_us);
+        plan
+    }
+
+    /// Leaves a node out, if the others can do without it.
+    pub fn drop_node(&mut self, node: usize) {
+        let concerns = |what: &Fault| match *what {
+            Fault::ConductorCrash(_) => false,
+            Fault::Partition(one, other) => one >= node || other >= node,
+            Fault::NodeCrash(of)
+            | Fault::NodeKilled(of)
+            | Fault::CutOffFails(of)
+            | Fault::NodePause(of)
+            | Fault::EngineCrash(of)
+            | Fault::EngineStall(of)
+            | Fault::Unreachable(of)
+            | Fault::DiskFull(of)
+            | Fault::DiskHangs(of)
+            | Fault::DiskSlow(of)
+            | Fault::DiskReadsFail(of)
+            | Fault::DiskWritesFail(of)
+            | Fault::DiskSyncsFail(of)
+            | Fault::DiskLies(of)
+            | Fault::DiskRots(of)
+            | Fault::ClockForward(of)
+            | Fault::ClockBack(of)
+            | Fault::MemoryRots(of) => of >= node,
+        };
+        self.nodes.truncate(node);
+        self.faults.retain(|fault| !concerns(&fault.what));
+    }
+}
+
+/// A request of some conversation, with a few tokens of its own at the end.
+pub fn request(seed: u64, id: u64, busy_us: u64, random: &mut Random) -> RequestPlan {
+    let tenant = random.draw() % TENANTS;
+    let conversation = random.draw() % CONVERSATIONS;
+    let shared = random.between(0, PROMPT_BLOCKS_MAX) * u64::from(BLOCK_TOKENS);
+    let own = random.between(u64::from(shared == 0), 2 * u64::from(BLOCK_TOKENS));
+    let mut words = Random::new(seed ^ (tenant << 32) ^ (conversation << 40));
+    let mut prompt: Vec<u32> = (0..shared).map(|_| words.draw() as u32).collect();
+    prompt.extend((0..own).map(|_| random.draw() as u32));
+    let is_long = random.percent(LONG_PERCENT);
+    RequestPlan {
+        id,
+        at_us: random.between(0, busy_us),
+        tenant,
+        prompt,
+        answer_tokens: random.between(1, 9) as u32 + if is_long { 6 } else { 0 },
+        token_us: if is_long { random.between(20_000, 150_000) } else { 0 },
+        ephemeral: random.percent(15),
+        abort_after_us: random.percent(20).then(|| random.between(100, 60_000)),
+        deadline_us: random.between(200_000, 900_000) + if is_long { 1_600_000 } else { 0 },
+        keep_ms: random.percent(30).then(|| random.between(200, 100_000)),
+        mislabelled: random.percent(6),
+        headless: random.percent(6),
+    }
+}
+
+fn faults(random: &mut Random, nodes: usize, conductors: usize, busy_us: u64) -> Vec<FaultPlan> {
+    let count = random.below(14) as u64;
+    let faults = (0..count).map(|id| fault(random, id, (nodes, conductors), busy_us));
+    let mut faults: Vec<FaultPlan> = faults.collect();
+    faults.sort_by_key(|fault| fault.at_us);
+    faults
+}
+
+fn fault(
+    random: &mut Random,
+    id: u64,
+    (nodes, conductors): (usize, usize),
+    busy_us: u64,
+) -> FaultPlan {
+    let node = random.below(nodes);
+    let other = (node + 1 + random.below(nodes - 1)) % nodes;
+    let what = match random.below(25) {
+        0 | 1 => Fault::NodeCrash(node),
+        2 => Fault::NodePause(node),
+        3 | 20 | 21 => Fault::ConductorCrash(random.below(conductors)),
+        4 => Fault::EngineCrash(node),
+        5 => Fault::EngineStall(node),
+        6 | 7 => Fault::Partition(node, other),
+        8 => Fault::Unreachable(node),
+        9 => Fault::DiskFull(node),
+        10 => Fault::DiskHangs(node),
+        11 => Fault::DiskSlow(node),
+        12 => Fault::DiskReadsFail(node),
+        13 => Fault::DiskWritesFail(node),
+        14 => Fault::DiskSyncsFail(node),
+        15 => Fault::DiskLies(node),
+        16 => Fault::DiskRots(node),
+        17 => Fault::ClockForward(node),
+        18 => Fault::ClockBack(node),
+        22 => Fault::NodeKilled(node),
+        23 | 24 => Fault::CutOffFails(node),
+        _ => Fault::MemoryRots(node),
+    };
+    FaultPlan {
+        id,
+        at_us: random.between(10_000, busy_us),
+        for_us: random.between(1_000, 600_000),
+        what,
+    }
+}

@@ -1,0 +1,154 @@
+//! All cards of an engine, its domain group: each by its index, which is the same in the endpoint, in
+//! descriptors and in hellos. What is known of the peers' regions is shared by them, and so is the thread
+//! that ends registrations.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use super::janitor::Janitor;
+use super::known::Described;
+use super::nic::CardMemory;
+use super::place::{Named, Places, RdmaPlace};
+use super::{CardError, Known, Rdma};
+use crate::memory::SharedMemory;
+use crate::topology::CARDS_MAX;
+
+/// One card of an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct CardId(pub(crate) u8);
+
+impl CardId {
+    pub(crate) fn index(self) -> usize {
+        self.0.into()
+    }
+
+    /// Of the engine at the other end; `None` beyond what an engine may have.
+    pub(crate) fn from_wire(index: u32) -> Option<Self> {
+        let index = u8::try_from(index).ok().filter(|index| usize::from(*index) < CARDS_MAX)?;
+        Some(CardId(index))
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Cards {
+    cards: Vec<Rdma>,
+    described: Described,
+    /// Present when there is a card.
+    janitor: Option<Janitor>,
+}
+
+impl Cards {
+    /// # Errors
+    /// When the thread cannot be started, or there are more than an engine has.
+    pub(crate) fn new(cards: Vec<Rdma>, name: &str) -> Result<Self, CardError> {
+        if cards.len() > CARDS_MAX {
+            let sentence = format!("{} cards are more than {CARDS_MAX}", cards.len());
+            return Err(CardError::new(sentence));
+        }
+        if cards.is_empty() {
+            return Ok(Cards::default());
+        }
+        let janitor = Janitor::start(name)
+            .map_err(|error| CardError::because("a thread cannot be started", error))?;
+        Ok(Cards { cards, described: Described::default(), janitor: Some(janitor) })
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.cards.is_empty()
+    }
+
+    pub(crate) fn get(&self, card: CardId) -> Option<&Rdma> {
+        self.cards.get(card.index())
+    }
+
+    pub(crate) fn get_mut(&mut self, card: CardId) -> Option<&mut Rdma> {
+        self.cards.get_mut(card.index())
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (CardId, &Rdma)> {
+        (0u8..).map(CardId).zip(&self.cards)
+    }
+
+    // ---- memory ----
+
+    pub(crate) fn adopt(&mut self, key: u64) {
+        self.cards.iter_mut().for_each(|card| card.adopt(key));
+    }
+
+    /// The flags are set when nothing lands in the region any more, each for one card.
+    pub(crate) fn forget(&mut self, key: u64) -> Vec<Arc<AtomicBool>> {
+        let registrations = self.cards.iter_mut().filter_map(|card| card.forget(key));
+        let Some(janitor) = &mut self.janitor else { return Vec::new() };
+        registrations.map(|registration| janitor.end(registration)).collect()
+    }
+
+    /// Learns from the descriptor that a caller writes to where its region lies.
+    pub(crate) fn describe(&mut self, named: Named, place: &RdmaPlace, cookie: &[u8; 16]) {
+        if let Some(places) = place.opened(named, cookie) {
+            self.described.learn((named.incarnation, named.key), (places, named.length_bytes));
+        }
+    }
+
+    pub(crate) fn knows(&self, incarnation: u64, key: u64) -> bool {
+        self.described.has((incarnation, key))
+    }
+
+    /// What a descriptor has said of a region to this card of its engine.
+    pub(crate) fn described(&self, named: (u64, u64), there: CardId) -> Option<Known> {
+        let (places, length_bytes) = self.described.get(named)?;
+        Some(Known { place: places.get(there.index())?, length_bytes })
+    }
+
+    /// From now on its owner is asked.
+    pub(crate) fn doubt(&mut self, named: (u64, u64)) {
+        self.described.doubt(named);
+    }
+
+    // ---- what happens ----
+
+    /// Gathers what has happened. Whether there was anything.
+    pub(crate) fn poll(&mut self) -> bool {
+        self.janitor.iter_mut().for_each(Janitor::pass_on);
+        self.cards.iter_mut().fold(false, |any, card| card.poll() | any)
+    }
+
+    /// Gathers all that had happened when it was called.
+    pub(crate) fn catch_up(&mut self) {
+        self.cards.iter_mut().for_each(Rdma::catch_up);
+    }
+
+    /// Before the worker sleeps. Whether something has happened meanwhile, so that it must not.
+    pub(crate) fn arm(&mut self) -> bool {
+        self.cards.iter_mut().fold(false, |any, card| card.arm() | any)
+    }
+}
+
+/// Registers memory with every card that takes it.
+#[derive(Debug, Default)]
+pub(crate) struct Memories(Vec<(String, Arc<dyn CardMemory>)>);
+
+impl Memories {
+    /// In the order of the cards, with their names.
+    pub(crate) fn new(memories: Vec<(String, Arc<dyn CardMemory>)>) -> Self {
+        Memories(memories)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Memory that a card does not take is reached by the others, or by the other domains.
+    pub(crate) fn register(&self, engine: &str, key: u64, memory: &Arc<SharedMemory>) -> Places {
+        let mut places = Places::default();
+        for (at, (card, of_card)) in self.0.iter().enumerate() {
+            match of_card.register(key, memory) {
+                Ok(place) => places.set(at, place),
+                Err(error) => {
+                    let (bytes, error) = (memory.len(), error.sentence());
+                    tracing::warn!(%engine, %card, bytes, error, "a region is not for a card");
+                }
+            }
+        }
+        places
+    }
+}
