@@ -129,7 +129,8 @@ fn a_signal_that_is_not_pinned_overtakes_its_data() {
     let Some((a, b)) = device::wire().filter(|_| device::wire_is_slow()) else { return };
     let wire = Wire::new(end(&a), end(&b));
     wire.a.engine.unpin_signals();
-    let early = (1..=ROUNDS).any(|round| wire.early(round) > 0);
+    // A consumer that is not scheduled in between misses it: any one round shows it.
+    let early = (1..=u64::from(u8::MAX)).any(|round| wire.early(round) > 0);
     assert!(early, "the pinning makes no difference, so the test above proves nothing");
 }
 
