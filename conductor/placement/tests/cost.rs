@@ -70,6 +70,35 @@ fn an_outlier_hardly_moves_what_is_known_but_a_lasting_change_does() {
     assert!(predicted.abs_diff(real) * 5 < real, "{real}, predicted {predicted}");
 }
 
+/// Short prompts say little of long ones, so that a single long one would say all.
+#[test]
+fn one_prefill_on_a_stopped_machine_does_not_price_those_that_are_longer() {
+    let mut model = PrefillModel::new(PrefillProfile::default());
+    let machine = [2_000.0, 90.0, 0.01];
+    for n in (0..100).map(|i| 10 + i * 7 % 30) {
+        model.observe(n, 0, true_us(machine, n, 0));
+    }
+    let before = model.predict_us(2_000, 0);
+    model.observe(400, 0, 5_000_000);
+    model.observe(1_000, 0, 90_000_000);
+    assert_eq!(model.predict_us(2_000, 0), before);
+}
+
+/// What is far from all that was known is learned all the same, if it comes again.
+#[test]
+fn lengths_that_were_new_and_a_machine_that_became_slower_are_believed() {
+    let mut model = PrefillModel::new(PrefillProfile::default());
+    let machine = [2_000.0, 90.0, 1.0];
+    for n in (0..100).map(|i| 1 + i % 3) {
+        model.observe(n, 0, true_us(machine, n, 0));
+    }
+    for n in [1, 3_000, 2, 3_500, 3, 4_000, 1, 3_700] {
+        model.observe(n, 0, true_us(machine, n, 0));
+    }
+    let (predicted, real) = (model.predict_us(3_600, 0), true_us(machine, 3_600, 0));
+    assert!(predicted.abs_diff(real) * 5 < real, "{real}, predicted {predicted}");
+}
+
 #[test]
 fn whatever_is_fed_estimates_stay_finite_and_reuse_never_costs() {
     let mut model = PrefillModel::new(PrefillProfile::default());

@@ -15,7 +15,7 @@ use super::metrics::Metrics;
 pub const KVASIR: &str = env!("CARGO_BIN_EXE_kvasir");
 
 /// The promise of `up`, with room for a machine that runs other tests at the same time.
-const READY_WITHIN: Duration = Duration::from_secs(60);
+const READY_WITHIN: Duration = Duration::from_secs(240);
 /// For a process that does not answer at all.
 const METRICS_WITHIN: Duration = Duration::from_secs(10);
 const TAIL_LINES: usize = 40;

@@ -1,14 +1,28 @@
 //! A small robust regression: three coefficients, none negative, fitted to a fading memory of
 //! samples by relative error, pulled gently to where they started.
 //!
-//! Not more than that: no history is kept but the sums. Whatever it is fed, coefficients stay
-//! finite and not negative.
+//! One measurement that is far from what is predicted is not believed: beside many short prompts, one
+//! long one that was computed on a stopped machine would decide alone what all long ones cost. It is
+//! held back until others are off by as much, as they are where something has changed.
+//!
+//! Not more than that: no history is kept but the sums and what is held back. Whatever it is fed,
+//! coefficients stay finite and not negative.
+
+use std::collections::VecDeque;
 
 /// How much of the memory stays when a sample comes: about the last hundred count.
 const FADE: f64 = 0.99;
 /// The pull to the prior, of each coefficient's relative deviation. So weak that it only decides
 /// what samples leave open, as they do when all are of one length.
 const RIDGE: f64 = 1e-6;
+/// So many times more or less than predicted is far.
+const FAR: f64 = 4.0;
+/// Before so many samples nothing is far: the prior may be of another machine.
+const LEARNED_AFTER: u32 = 8;
+/// So many far ones that agree with each other are believed.
+const BELIEVED: usize = 3;
+/// They agree when the largest is off by at most so many times as much as the smallest.
+const AGREEING: f64 = 2.0;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Fit {
@@ -17,12 +31,22 @@ pub(crate) struct Fit {
     /// Faded sums of `w x x^T` and `w x y`, with each feature in units of its prior term.
     products: [[f64; 3]; 3],
     targets: [f64; 3],
+    samples: u32,
+    /// Features and what was measured, of the last that were far, at most [`BELIEVED`].
+    held: VecDeque<([f64; 3], f64)>,
 }
 
 impl Fit {
     pub(crate) fn new(prior: [f64; 3]) -> Self {
         let prior = prior.map(|value| if value.is_finite() { value.max(1e-9) } else { 1e-9 });
-        Fit { prior, coefficients: prior, products: [[0.0; 3]; 3], targets: [0.0; 3] }
+        Fit {
+            prior,
+            coefficients: prior,
+            products: [[0.0; 3]; 3],
+            targets: [0.0; 3],
+            samples: 0,
+            held: VecDeque::new(),
+        }
     }
 
     pub(crate) fn coefficients(&self) -> [f64; 3] {
@@ -34,6 +58,30 @@ impl Fit {
     }
 
     pub(crate) fn observe(&mut self, features: [f64; 3], measured: f64) {
+        if self.samples < LEARNED_AFTER || !is_far(self.off(features, measured)) {
+            self.take(features, measured);
+            return;
+        }
+        if self.held.len() == BELIEVED {
+            self.held.pop_front();
+        }
+        self.held.push_back((features, measured));
+        let off = || self.held.iter().map(|(features, measured)| self.off(*features, *measured));
+        let (least, most) = (off().fold(f64::MAX, f64::min), off().fold(0.0, f64::max));
+        if self.held.len() == BELIEVED && most <= AGREEING * least {
+            for (features, measured) in std::mem::take(&mut self.held) {
+                self.take(features, measured);
+            }
+        }
+    }
+
+    /// Measured over predicted.
+    fn off(&self, features: [f64; 3], measured: f64) -> f64 {
+        measured / self.predict(features).max(1e-3)
+    }
+
+    fn take(&mut self, features: [f64; 3], measured: f64) {
+        self.samples = self.samples.saturating_add(1);
         let predicted = self.predict(features).max(1e-3);
         // The relative error, over the larger of the two: one measurement that is far off, either
         // way, then moves little.
@@ -103,4 +151,8 @@ impl Fit {
         }
         error
     }
+}
+
+fn is_far(off: f64) -> bool {
+    !(1.0 / FAR..=FAR).contains(&off)
 }
