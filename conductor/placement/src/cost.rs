@@ -155,8 +155,8 @@ fn features(computed_tokens: u64, reused_tokens: u64) -> [f64; 3] {
     [1.0, n, n * (2.0 * r + n)]
 }
 
-/// What one pair of nodes moves: an exponentially weighted mean of the bandwidth, and the bytes
-/// under way.
+/// What one pair of nodes moves: an exponentially weighted mean of the bandwidth. It is geometric,
+/// for the reason that [`DecodeModel::observe_step`] has.
 #[derive(Debug, Clone)]
 pub struct LinkModel {
     base_us: f64,
@@ -166,7 +166,11 @@ pub struct LinkModel {
 
 impl LinkModel {
     pub fn new(profile: LinkProfile) -> Self {
-        LinkModel { base_us: profile.base_us, bytes_per_us: profile.bytes_per_us, samples: 0 }
+        LinkModel {
+            base_us: profile.base_us,
+            bytes_per_us: profile.bytes_per_us.max(0.1),
+            samples: 0,
+        }
     }
 
     /// How long `bytes` take on a free way.
@@ -187,7 +191,7 @@ impl LinkModel {
         }
         let moving_us = (measured_us as f64 - self.base_us).max(measured_us as f64 / 2.0);
         let sample = (bytes as f64 / moving_us).clamp(0.1, 1e6);
-        self.bytes_per_us += weight(&mut self.samples) * (sample - self.bytes_per_us);
+        self.bytes_per_us *= (sample / self.bytes_per_us).powf(weight(&mut self.samples));
     }
 
     pub fn bytes_per_us(&self) -> f64 {

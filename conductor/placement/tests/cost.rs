@@ -131,7 +131,8 @@ fn bandwidth_follows_what_was_measured() {
     link.observe(10_000_000, 0);
     assert!((link.bytes_per_us() - 4_000.0).abs() < 100.0, "small ones say nothing");
     link.observe(u64::MAX, 1);
-    assert!(link.bytes_per_us() < 200_000.0, "{}", link.bytes_per_us());
+    assert!(link.bytes_per_us() < 8_000.0, "one wild value: {}", link.bytes_per_us());
+    link.observe(u64::MAX, 1);
     for _ in 0..1_000 {
         link.observe(100_000, u64::MAX);
     }
