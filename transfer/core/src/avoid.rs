@@ -12,12 +12,34 @@ pub const AVOIDED_US_MAX: u64 = 64_000_000;
 /// A way that fails again before it has been left alone or working for so long, or for as long as it was
 /// avoided, goes on failing.
 pub const FORGIVEN_US_MIN: u64 = 8_000_000;
+
+/// How much is held against a way.
+#[derive(Debug, Clone, Copy)]
+pub struct Patience {
+    pub avoided_us_min: u64,
+    pub avoided_us_max: u64,
+    pub forgiven_us_min: u64,
+}
+
+impl Patience {
+    /// With ways that are of no use.
+    pub const USELESS: Patience = Patience {
+        avoided_us_min: AVOIDED_US_MIN,
+        avoided_us_max: AVOIDED_US_MAX,
+        forgiven_us_min: FORGIVEN_US_MIN,
+    };
+    /// With ways that are of use each time and end soon. There may be reason to end them, and nothing better, so
+    /// they are never left for long.
+    pub const FLAPPING: Patience =
+        Patience { avoided_us_min: 1_000, avoided_us_max: 500_000, forgiven_us_min: 8_000_000 };
+}
 /// Ways that are remembered. Beyond it the one whose time ends first is forgotten.
 const WAYS_MAX: usize = 8192;
 
 /// `K` names a way, such as a peer and a domain.
 #[derive(Debug)]
 pub struct Avoided<K> {
+    patience: Patience,
     failed: BTreeMap<K, Failed>,
 }
 
@@ -28,30 +50,28 @@ struct Failed {
     until_us: u64,
 }
 
-impl<K: Ord + Copy> Default for Avoided<K> {
-    fn default() -> Self {
-        Avoided { failed: BTreeMap::new() }
-    }
-}
-
 impl<K: Ord + Copy> Avoided<K> {
+    pub fn new(patience: Patience) -> Self {
+        Avoided { patience, failed: BTreeMap::new() }
+    }
+
     /// The way has failed to come up, or fell silent.
     pub fn failed(&mut self, way: K, now_us: u64) {
         let soon = self.failed_soon_before(way, now_us);
-        self.avoid(way, next_for_us(soon), now_us);
+        self.avoid(way, self.next_for_us(soon), now_us);
     }
 
     /// The way had come up, and has failed since.
     pub fn broke(&mut self, way: K, now_us: u64) {
         let soon = self.failed_soon_before(way, now_us);
-        let for_us = if soon.is_some() { next_for_us(soon) } else { 0 };
+        let for_us = if soon.is_some() { self.next_for_us(soon) } else { 0 };
         self.avoid(way, for_us, now_us);
     }
 
     /// Its last failure, unless that was so long ago that it begins anew.
     fn failed_soon_before(&self, way: K, now_us: u64) -> Option<Failed> {
         let former = self.failed.get(&way).copied();
-        let long_us = |former: &Failed| former.for_us.max(FORGIVEN_US_MIN);
+        let long_us = |former: &Failed| former.for_us.max(self.patience.forgiven_us_min);
         former.filter(|former| now_us < former.until_us.saturating_add(long_us(former)))
     }
 
@@ -74,11 +94,16 @@ impl<K: Ord + Copy> Avoided<K> {
     pub fn until_us(&self, way: K) -> u64 {
         self.failed.get(&way).map_or(0, |failed| failed.until_us)
     }
-}
 
-fn next_for_us(former: Option<Failed>) -> u64 {
-    former
-        .map_or(AVOIDED_US_MIN, |former| (2 * former.for_us).clamp(AVOIDED_US_MIN, AVOIDED_US_MAX))
+    /// When it failed last.
+    pub fn failed_us(&self, way: K) -> Option<u64> {
+        self.failed.get(&way).map(|failed| failed.until_us - failed.for_us)
+    }
+
+    fn next_for_us(&self, former: Option<Failed>) -> u64 {
+        let (min, max) = (self.patience.avoided_us_min, self.patience.avoided_us_max);
+        former.map_or(min, |former| (2 * former.for_us).clamp(min, max))
+    }
 }
 
 #[cfg(test)]
@@ -87,7 +112,7 @@ mod tests {
 
     #[test]
     fn a_way_is_avoided_for_longer_each_time_it_fails_soon_again() {
-        let mut avoided = Avoided::default();
+        let mut avoided = Avoided::new(Patience::USELESS);
         assert!(!avoided.is_avoided('a', 0));
         let mut now_us = 5;
         for times in 0..10 {
@@ -107,7 +132,7 @@ mod tests {
 
     #[test]
     fn a_way_that_comes_up_and_fails_is_avoided_like_one_that_does_not_come_up() {
-        let mut avoided = Avoided::default();
+        let mut avoided = Avoided::new(Patience::USELESS);
         let mut now_us = 5;
         avoided.broke('a', now_us);
         assert!(!avoided.is_avoided('a', now_us), "once may be chance");
@@ -137,8 +162,28 @@ mod tests {
     }
 
     #[test]
+    fn a_way_that_flaps_is_paused_for_moments_that_grow_and_have_a_bound() {
+        let mut flapping = Avoided::new(Patience::FLAPPING);
+        let mut now_us = 5;
+        let mut pauses_us = Vec::new();
+        for _ in 0..12 {
+            flapping.broke('a', now_us);
+            assert_eq!(flapping.failed_us('a'), Some(now_us));
+            pauses_us.push(flapping.until_us('a') - now_us);
+            now_us = flapping.until_us('a') + 1_000;
+        }
+        let grown = (0..).map(|times| 1_000 << times).take_while(|us| *us < 500_000);
+        let wanted: Vec<u64> = [0].into_iter().chain(grown).chain([500_000; 2]).collect();
+        assert_eq!(pauses_us, wanted);
+        // It has worked for a while.
+        now_us += 8_000_000;
+        flapping.broke('a', now_us);
+        assert_eq!(flapping.until_us('a'), now_us);
+    }
+
+    #[test]
     fn what_is_remembered_is_bounded() {
-        let mut avoided = Avoided::default();
+        let mut avoided = Avoided::new(Patience::USELESS);
         for way in 0..=WAYS_MAX as u64 {
             avoided.failed(way, way);
         }

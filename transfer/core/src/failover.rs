@@ -8,6 +8,7 @@ use crate::close::{CloseVerdict, PathIndex};
 use crate::op::Body;
 use crate::outcome::WriteError;
 use crate::path::{OnWire, Part};
+use crate::rails::Rails;
 use crate::sender::{Action, GivenUp, Sender, Settled};
 use crate::session::{Again, Closing, Seal, Session, SessionId};
 
@@ -37,11 +38,12 @@ impl<P: Clone, C> Sender<P, C> {
             session.pinned_path = None;
         }
         let mut frames = path.wire.drain();
-        for frame in frames.iter_mut().filter(|frame| frame.is_posted) {
+        for frame in frames.iter_mut().filter(|frame| frame.has_pin) {
             // Whatever is sent again comes behind what others have put there meanwhile.
-            frame.is_posted = false;
+            let was_posted = std::mem::take(&mut frame.is_posted);
             if let Some(op) = self.ops.get_mut(frame.op) {
-                op.posted -= 1;
+                op.posted -= usize::from(was_posted);
+                op.is_loose = true;
             }
         }
         let request = path.request(index, &frames);
@@ -121,23 +123,27 @@ impl<P: Clone, C> Sender<P, C> {
         if let Some(group) = op.group() {
             self.groups.frame_settled(group);
         }
-        let (id, write) = (frame.op, frame.write);
+        op.is_loose = true;
+        let (id, write, kind) = (frame.op, frame.write, op.kind(Rails::ANY));
         let whole_bytes = match &op.body {
             Body::Write { shape, .. } => shape.piece(write).map_or(0, |piece| piece.bytes),
             Body::Message { .. } | Body::Signal { .. } => 0,
         };
         let Some(session) = self.sessions.get_mut(&op.session) else { return };
-        match frame.part {
+        match (frame.part, kind) {
             // Behind its puts, which may have to be sent again as well.
-            Part::Signal => session.pinned.push_back(id),
-            Part::Message { .. } => session.messages.push_back(id),
-            Part::Seal => session.seals.push_back(Seal { op: id, write }),
-            Part::Whole => {
+            (Part::Signal, _) => session.pinned.push_back(id),
+            (Part::Message { .. }, _) => session.messages.push_back(id),
+            (Part::Seal, Some(kind)) => session.push_seal(Seal { op: id, write }, kind),
+            (Part::Whole, Some(kind)) => {
                 let (start, bytes, whole) = (0, whole_bytes, true);
-                session.again.push_back(Again { op: id, write, start, bytes, whole });
+                session.push_again(Again { op: id, write, start, bytes, whole }, kind);
             }
-            Part::Slice { start, bytes } => {
-                session.again.push_back(Again { op: id, write, start, bytes, whole: false });
+            (Part::Slice { start, bytes }, Some(kind)) => {
+                session.push_again(Again { op: id, write, start, bytes, whole: false }, kind);
+            }
+            (Part::Seal | Part::Whole | Part::Slice { .. }, None) => {
+                debug_assert!(false, "whatever is no message goes to a region");
             }
         }
     }

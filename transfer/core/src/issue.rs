@@ -1,17 +1,19 @@
 //! What a path puts on the wire next: messages, then seals, then what must be sent again, then new writes.
-//! Of those, puts with their signals go first, but let others pass after each slice's worth of bytes: neither
-//! waits for the end of the other. Whichever path has room is asked, so unequal paths get their unequal shares.
+//! Of those, puts with their signals go first, but let others pass after each slice's worth of bytes, and others let
+//! puts pass after as many: neither waits for the end of the other. Whichever path has room is asked, so unequal paths
+//! get their unequal shares.
 
 use crate::close::PathIndex;
 use crate::op::{Body, Done, Op, OpId};
-use crate::path::{OnWire, Part};
+use crate::path::{OnWire, Part, Path};
 use crate::plan::Sliced;
-use crate::rails::Rails;
 use crate::sender::{Action, Frame, FrameKind, GivenUp, Next, Sender};
 use crate::session::{Session, SessionId};
+use crate::signalled::PartOf;
+use crate::waiting::Kind;
 
-/// A slice's worth of puts and signals is never more frames than this.
-const PINNED_IN_A_ROW_MAX: u64 = 16;
+/// A slice's worth of short frames is never more of them than this.
+const SHORT_IN_A_ROW_MAX: u64 = 16;
 
 /// A frame that is about to be issued.
 struct Draft {
@@ -29,24 +31,57 @@ struct Draft {
 enum Queue {
     /// For the one path that they go by, and behind their puts.
     Pinned,
-    /// For any path.
+    /// For any path that carries and places them, in no order.
+    Aside,
+    /// For any path that suits them.
     Free,
 }
 
 impl Queue {
-    /// The first one of it that the path may take.
-    fn next(self, session: &mut Session, path: PathIndex) -> Option<(Rails, OpId)> {
-        match self {
-            Queue::Pinned => Some((Rails::ANY, *session.pinned.front()?)),
-            Queue::Free => session.next_write(path),
-        }
+    /// The first one of it that the path may take; its kind, where kinds differ.
+    fn next(self, session: &mut Session, path: PathIndex) -> Option<(Option<Kind>, OpId)> {
+        let (kind, waiting) = match self {
+            Queue::Pinned => return Some((None, *session.pinned.front()?)),
+            Queue::Aside => (session.next_aside(path)?, &mut session.aside),
+            Queue::Free => (session.next_write(path)?, &mut session.writes),
+        };
+        Some((Some(kind), *waiting.first_mut(kind)?))
     }
 
-    fn pop(self, session: &mut Session, rails: Rails) {
-        match self {
-            Queue::Pinned => drop(session.pinned.pop_front()),
-            Queue::Free => session.writes.pop(rails),
+    fn pop(self, session: &mut Session, kind: Option<Kind>) {
+        match (self, kind) {
+            (Queue::Aside, Some(kind)) => drop(session.aside.pop(kind)),
+            (Queue::Free, Some(kind)) => drop(session.writes.pop(kind)),
+            (_, _) => drop(session.pinned.pop_front()),
         }
+    }
+}
+
+/// Puts and signals, and other writes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Share {
+    Signalled,
+    Other,
+}
+
+impl Path {
+    /// Whose turn it is on this path, and then the others.
+    fn shares(&self) -> [Share; 2] {
+        let others_first = self.ahead_bytes >= self.limits.slice_bytes;
+        let shares = [Share::Signalled, Share::Other];
+        if others_first { [shares[1], shares[0]] } else { shares }
+    }
+
+    /// A frame costs its bytes, whosever it is, and a short one something, too. Whoever is alone gets ahead by so
+    /// much that the others begin, and no more.
+    fn took(&mut self, share: Share, bytes: u64) {
+        let slice_bytes = self.limits.slice_bytes;
+        let cost_bytes = bytes.max(slice_bytes.div_ceil(SHORT_IN_A_ROW_MAX));
+        self.ahead_bytes = match share {
+            Share::Signalled => self.ahead_bytes.saturating_add(cost_bytes),
+            Share::Other => self.ahead_bytes.saturating_sub(cost_bytes),
+        };
+        self.ahead_bytes = self.ahead_bytes.min(slice_bytes.saturating_mul(2));
     }
 }
 
@@ -79,30 +114,43 @@ impl<P: Clone, C> Sender<P, C> {
         }
     }
 
-    /// What is pinned and what is free take turns.
+    /// Puts and signals, and other writes, take turns.
     fn next_new(&mut self, id: SessionId, index: PathIndex, now_us: u64) -> Found {
-        let path = self.path(id, index);
-        if path.is_some_and(|path| path.pinned_bytes >= path.limits.slice_bytes) {
-            let found = self.next_write(id, index, Queue::Free, now_us);
+        let Some(path) = self.path(id, index) else { return Found::Nothing };
+        for share in path.shares() {
+            let found = match share {
+                Share::Signalled => self.next_signalled(id, index, now_us),
+                Share::Other => self.next_write(id, index, Queue::Free, now_us),
+            };
+            if let (Found::Draft(draft), Some(path)) = (&found, self.path(id, index)) {
+                path.took(share, draft.bytes);
+            }
             if !matches!(found, Found::Nothing) {
-                if let (Found::Draft(_), Some(path)) = (&found, self.path(id, index)) {
-                    path.pinned_bytes = 0;
-                }
                 return found;
             }
         }
-        match self.next_pinned(id, index, now_us) {
-            Found::Nothing => self.next_write(id, index, Queue::Free, now_us),
-            Found::Draft(draft) => {
-                if let Some(path) = self.path(id, index) {
-                    let share_bytes = path.limits.slice_bytes.div_ceil(PINNED_IN_A_ROW_MAX);
-                    let bytes = draft.bytes.max(share_bytes);
-                    path.pinned_bytes = path.pinned_bytes.saturating_add(bytes);
-                }
-                Found::Draft(draft)
+        Found::Nothing
+    }
+
+    /// Those that have an order and those that have none take turns.
+    fn next_signalled(&mut self, id: SessionId, index: PathIndex, now_us: u64) -> Found {
+        self.let_leave(id);
+        let Some(path) = self.path(id, index) else { return Found::Nothing };
+        let aside_first = !path.was_aside;
+        for is_aside in [aside_first, !aside_first] {
+            let found = if is_aside {
+                self.next_write(id, index, Queue::Aside, now_us)
+            } else {
+                self.next_pinned(id, index, now_us)
+            };
+            if let (Found::Draft(_), Some(path)) = (&found, self.path(id, index)) {
+                path.was_aside = is_aside;
             }
-            found => found,
+            if !matches!(found, Found::Nothing) {
+                return found;
+            }
         }
+        Found::Nothing
     }
 
     fn has_room(&mut self, id: SessionId, index: PathIndex) -> bool {
@@ -148,14 +196,8 @@ impl<P: Clone, C> Sender<P, C> {
         let session = self.sessions.get_mut(&id)?;
         let rail = session.paths.get(&path)?.limits.rail;
         loop {
-            let (ops, unsuited) = (&mut self.ops, &session.unsuited);
-            let suits = |op: Option<&mut Op<P, C>>| {
-                op.is_none_or(|op| !unsuited.of(&op.body).contains(rail))
-            };
-            // The first, unless the rail does not carry some region.
-            let mut seals = session.seals.iter();
-            let at = seals.position(|seal| unsuited.is_empty() || suits(ops.running(seal.op)))?;
-            let seal = session.seals.remove(at)?;
+            let kind = session.seals.next(|class| class.rails.may(rail))?;
+            let seal = session.seals.pop(kind)?;
             let Some(op) = self.ops.running(seal.op) else { continue };
             op.queued -= 1;
             let Body::Write { shape, target, imm, .. } = &op.body else { continue };
@@ -179,21 +221,13 @@ impl<P: Clone, C> Sender<P, C> {
     fn next_again(&mut self, id: SessionId, path: PathIndex, now_us: u64) -> Found {
         let Some(session) = self.sessions.get_mut(&id) else { return Found::Nothing };
         let Some(of) = session.paths.get(&path) else { return Found::Nothing };
-        let (slice_bytes, places) = (of.limits.slice_bytes, of.places());
+        let slice_bytes = of.limits.slice_bytes;
         loop {
             // Their order is of no matter; and what did not land by one path goes by whichever others there are.
-            let at = {
-                let (ops, takes) = (&mut self.ops, session.takes_again(path));
-                let suits = |op: Option<&mut Op<P, C>>| {
-                    op.is_none_or(|op| (places || !op.must_be_placed()) && takes(op))
-                };
-                session.again.iter().position(|again| suits(ops.running(again.op)))
-            };
-            let Some(at) = at else { return Found::Nothing };
-            session.again.swap(0, at);
-            let Some(again) = session.again.front_mut() else { return Found::Nothing };
+            let Some(of_kind) = session.next_again(path) else { return Found::Nothing };
+            let Some(again) = session.again.first_mut(of_kind) else { return Found::Nothing };
             let Some(op) = self.ops.running(again.op) else {
-                session.again.pop_front();
+                session.again.pop(of_kind);
                 continue;
             };
             if let Err(until_us) = self.throttle.check(now_us) {
@@ -210,7 +244,7 @@ impl<P: Clone, C> Sender<P, C> {
                     imm,
                     checksum,
                 };
-                session.again.pop_front();
+                session.again.pop(of_kind);
                 op.queued -= 1;
                 self.throttle.sent(now_us, piece.bytes);
                 let (part, source_offset, bytes) = (Part::Whole, piece.source_offset, piece.bytes);
@@ -225,7 +259,7 @@ impl<P: Clone, C> Sender<P, C> {
             again.start += bytes;
             again.bytes -= bytes;
             if again.bytes == 0 {
-                session.again.pop_front();
+                session.again.pop(of_kind);
                 op.queued -= 1;
             }
             self.throttle.sent(now_us, bytes);
@@ -238,72 +272,94 @@ impl<P: Clone, C> Sender<P, C> {
         }
     }
 
-    /// Puts and signals, in order, all by one path. One that lags behind holds up those after it.
+    /// What the path of puts and signals does not carry or does not place leaves it for others, whichever path is
+    /// asked, and what comes behind stays.
+    fn let_leave(&mut self, id: SessionId) {
+        loop {
+            let Some(session) = self.sessions.get_mut(&id) else { return };
+            let Some(op_id) = session.pinned.front().copied() else { return };
+            match self.ops.running(op_id) {
+                Some(op) if session.has_place(op) => return,
+                Some(_) => self.leave_order(id, op_id),
+                None => drop(session.pinned.pop_front()),
+            }
+        }
+    }
+
+    /// Puts and signals, in order, all by one path.
     fn next_pinned(&mut self, id: SessionId, index: PathIndex, now_us: u64) -> Found {
-        self.repin(id);
-        let found = self.next_write(id, index, Queue::Pinned, now_us);
-        if !matches!(found, Found::Nothing) {
-            return found;
+        loop {
+            self.let_leave(id);
+            let Some(session) = self.sessions.get_mut(&id) else { return Found::Nothing };
+            let Some(op_id) = session.pinned.front().copied() else { return Found::Nothing };
+            let Some(op) = self.ops.running(op_id) else { return Found::Nothing };
+            if !session.may_pin(index, op) {
+                return Found::Nothing;
+            }
+            let found = match op.done {
+                Some(Done::Signal(of)) => self.next_signal(id, index, (op_id, of)),
+                _ => self.next_write(id, index, Queue::Pinned, now_us),
+            };
+            let Some(session) = self.sessions.get(&id) else { return found };
+            if !matches!(found, Found::Nothing) || session.pinned.front() == Some(&op_id) {
+                return found;
+            }
         }
-        let Some(session) = self.sessions.get(&id) else { return Found::Nothing };
-        let is_pinned_here = session.pinned_path == Some(index);
-        let (Some(op_id), Some(path)) = (session.pinned.front(), session.paths.get(&index)) else {
-            return Found::Nothing;
-        };
-        let (op_id, keeps_order, places) = (*op_id, path.keeps_order(), path.places());
-        let Some(op) = self.ops.running(op_id).filter(|_| is_pinned_here) else {
-            return Found::Nothing;
-        };
-        let Body::Signal { target, offset, value, is_fenced, .. } = op.body else {
-            return Found::Nothing;
-        };
-        let (Some(Done::Signal(of)), pin) = (&op.done, op.pin) else { return Found::Nothing };
-        let of = *of;
-        if session.unsuited.rails(target).contains(path.limits.rail) {
-            return Found::Nothing;
-        }
-        if !places || !self.may_signal(of, keeps_order) {
+    }
+
+    /// The first one of those that have an order. It waits where its puts are about to have their place in that
+    /// order, and leaves it where it is behind something that has none.
+    fn next_signal(
+        &mut self,
+        id: SessionId,
+        index: PathIndex,
+        (op_id, of): (OpId, PartOf),
+    ) -> Found {
+        let keeps_order = self.path(id, index).is_some_and(|path| path.keeps_order());
+        if !self.may_signal(of, keeps_order) {
+            if !keeps_order || self.has_loose(of) {
+                self.leave_order(id, op_id);
+            }
             return Found::Nothing;
         }
-        let Some(session) = self.sessions.get_mut(&id) else { return Found::Nothing };
-        session.pinned.pop_front();
-        if let Some(op) = self.ops.get_mut(op_id) {
-            op.queued -= 1;
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.pinned.pop_front();
         }
-        let kind = FrameKind::Signal { target, offset, value, is_fenced };
-        let (op, write, part, source_offset, bytes) = (op_id, 0, Part::Signal, 0, 8);
-        Found::Draft(Draft { op, write, part, kind, source_offset, bytes, pin })
+        self.ops
+            .running(op_id)
+            .and_then(|op| signal(op_id, op))
+            .map_or(Found::Nothing, Found::Draft)
     }
 
     fn next_write(&mut self, id: SessionId, path: PathIndex, queue: Queue, now_us: u64) -> Found {
         let Some(session) = self.sessions.get_mut(&id) else { return Found::Nothing };
         let Some(of) = session.paths.get(&path) else { return Found::Nothing };
-        let (slice_bytes, rail, places) = (of.limits.slice_bytes, of.limits.rail, of.places());
+        let slice_bytes = of.limits.slice_bytes;
         loop {
-            let Some((rails, op_id)) = queue.next(session, path) else { return Found::Nothing };
+            let Some((kind, op_id)) = queue.next(session, path) else { return Found::Nothing };
             let op = self.ops.running(op_id);
             let Some(op) = op else {
-                queue.pop(session, rails);
+                queue.pop(session, kind);
                 continue;
             };
-            if let Queue::Pinned = queue {
-                let kept_off = session.kept_off(op);
-                let is_unplaced = op.must_be_placed() && !places;
-                if is_unplaced || kept_off.contains(rail) || !session.may_pin(path, kept_off) {
+            let Body::Write { shape, target, imm, .. } = &op.body else {
+                queue.pop(session, kind);
+                return signal(op_id, op).map_or(Found::Nothing, Found::Draft);
+            };
+            if op.cutter.is_done(shape) {
+                queue.pop(session, kind);
+                if let Queue::Pinned = queue {
+                    // What comes next has other needs.
                     return Found::Nothing;
                 }
-            }
-            let Body::Write { shape, target, imm, .. } = &op.body else { return Found::Nothing };
-            if op.cutter.is_done(shape) {
-                queue.pop(session, rails);
                 continue;
             }
             if let Err(until_us) = self.throttle.check(now_us) {
                 return Found::Wait { until_us };
             }
             let Some(cut) = op.cutter.next(shape, slice_bytes) else {
-                queue.pop(session, rails);
-                continue;
+                queue.pop(session, kind);
+                return Found::Nothing;
             };
             let (source_offset, bytes) = (cut.piece.source_offset, cut.piece.bytes);
             let (part, imm, checksum) = match cut.sliced {
@@ -317,7 +373,8 @@ impl<P: Clone, C> Sender<P, C> {
             let offset = cut.piece.target_offset;
             let kind = FrameKind::Write { target: *target, offset, imm, checksum };
             self.throttle.sent(now_us, bytes);
-            let (op, write, pin) = (op_id, cut.write, op.pin);
+            let pin = op.pin.filter(|_| matches!(queue, Queue::Pinned));
+            let (op, write) = (op_id, cut.write);
             return Found::Draft(Draft { op, write, part, kind, source_offset, bytes, pin });
         }
     }
@@ -351,4 +408,13 @@ impl<P: Clone, C> Sender<P, C> {
         }
         Some(Frame { sequence, op: op_id, kind, payload, source_offset, bytes, pin })
     }
+}
+
+/// The frame of a signal that may go.
+fn signal<P, C>(id: OpId, op: &mut Op<P, C>) -> Option<Draft> {
+    let Body::Signal { target, offset, value, is_fenced, .. } = op.body else { return None };
+    op.queued -= 1;
+    let kind = FrameKind::Signal { target, offset, value, is_fenced };
+    let (op, pin, write, part, source_offset, bytes) = (id, op.pin, 0, Part::Signal, 0, 8);
+    Some(Draft { op, write, part, kind, source_offset, bytes, pin })
 }

@@ -6,7 +6,8 @@
 //! counted), [`plan`] (how a write is cut into frames), [`rails`] (which paths suit it); then [`sender`], which ties [`op`]erations,
 //! [`groups`], [`session`]s, their [`path`]s and the [`throttle`] together, with `issue` (what goes next)
 //! `failover` (what becomes of a lost path's frames, in the words of [`close`]) [`heartbeat`] (signs of
-//! life where nothing is under way) and `unsuited` (what a path does not carry); then [`receiver`],
+//! life where nothing is under way), `waiting` (what waits for which paths) and `unsuited` (what a path does not
+//! carry); then [`receiver`],
 //! the other half of that conversation. Apart from these, [`sieve`] (which endpoint goes when there is room
 //! for no more), [`avoid`] (ways that have failed) and [`signal`]: words that must not overtake data, as they
 //! are planned; [`signalled`] has the sender execute the plans.
@@ -35,8 +36,9 @@ pub mod signal;
 pub mod signalled;
 pub mod throttle;
 mod unsuited;
+mod waiting;
 
-pub use avoid::Avoided;
+pub use avoid::{Avoided, Patience};
 pub use close::{CloseRequest, CloseVerdict, Counted, PathIndex};
 pub use heartbeat::Heartbeats;
 pub use imm::{Expectation, ImmTable, PathId};

@@ -8,6 +8,7 @@ use crate::rails::Rails;
 use crate::regions::Target;
 use crate::session::SessionId;
 use crate::signalled::PartOf;
+use crate::waiting::Kind;
 
 /// Names an operation; never mistaken for a later one in the same place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -77,6 +78,8 @@ pub(crate) struct Op<P, C> {
     pub(crate) pin: Option<u32>,
     /// Frames of it that have their place in the order of the pin.
     pub(crate) posted: usize,
+    /// Some of it goes, or went, without a place in that order: its signal waits until it has landed.
+    pub(crate) is_loose: bool,
     /// Of a message, once it was put on a path.
     pub(crate) message: Option<u64>,
     /// Nothing more of it is issued.
@@ -107,10 +110,17 @@ impl<P, C> Op<P, C> {
             queued,
             pin: None,
             posted: 0,
+            is_loose: false,
             message: None,
             stopped: false,
             error: None,
         }
+    }
+
+    /// What decides which paths may take it, by this advice; none of a message, which may go by any.
+    pub(crate) fn kind(&self, rails: Rails) -> Option<Kind> {
+        let must_be_placed = self.must_be_placed();
+        self.body.target().map(|target| Kind { target, rails, must_be_placed })
     }
 
     pub(crate) fn group(&self) -> Option<u64> {

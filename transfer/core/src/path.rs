@@ -27,8 +27,10 @@ pub(crate) struct Path {
     pub(crate) limits: PathLimits,
     pub(crate) wire: Wire,
     pub(crate) ledger: Ledger,
-    /// Of puts and signals that were issued since it took another write.
-    pub(crate) pinned_bytes: u64,
+    /// By how much puts and signals are ahead of other writes: see [`crate::issue`].
+    pub(crate) ahead_bytes: u64,
+    /// The last of those puts and signals was one that has no order.
+    pub(crate) was_aside: bool,
     /// The last time that the peer showed life here, or that it began to owe us something.
     pub(crate) heard_us: u64,
     /// The last time that the peer showed life here.
@@ -70,7 +72,8 @@ impl Path {
             limits,
             wire: Wire::default(),
             ledger: Ledger::default(),
-            pinned_bytes: 0,
+            ahead_bytes: 0,
+            was_aside: false,
             heard_us: now_us,
             alive_us: now_us,
             asked_us: None,
@@ -179,11 +182,6 @@ impl Wire {
             self.first += 1;
         }
         Some(frame)
-    }
-
-    /// Those that are not settled.
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut OnWire> {
-        self.frames.iter_mut().flatten()
     }
 
     pub(crate) fn get_mut(&mut self, sequence: u64) -> Option<&mut OnWire> {

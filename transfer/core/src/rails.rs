@@ -38,6 +38,8 @@ impl Default for Rails {
 impl Rails {
     /// All are alike, but for the last.
     pub const ANY: Rails = Rails { first: !LAST, second: !LAST, never: 0 };
+    /// None is better than another. Of all the first in order.
+    pub(crate) const NONE: Rails = Rails { first: 0, second: 0, never: 0 };
 
     /// Those to be used, and those to be used while none of these is up.
     pub fn new(
@@ -48,6 +50,11 @@ impl Rails {
             |rails: &mut dyn Iterator<Item = Rail>| rails.fold(0, |set, rail| set | rail.bit());
         let (first, second) = (set(&mut first.into_iter()), set(&mut second.into_iter()));
         Rails { first, second, never: 0 }
+    }
+
+    /// Those in the set, and never another one.
+    pub(crate) fn only(up: Up) -> Self {
+        Rails { first: up.0, second: up.0, never: !up.0 }
     }
 
     /// The same, but for those in the set.

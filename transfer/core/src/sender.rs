@@ -20,6 +20,7 @@ use crate::heartbeat::Heartbeats;
 use crate::op::{Body, Done, Op, OpId, Operation, Ops};
 use crate::outcome::{Outcome, Refusal, WriteError};
 use crate::path::{OnWire, Part, Path, PathLimits};
+use crate::rails::Rails;
 use crate::regions::Target;
 use crate::session::{Seal, Session, SessionId};
 use crate::signalled::{Batches, Told};
@@ -168,6 +169,7 @@ pub struct Sender<P, C> {
     /// Their runs for which something has changed.
     pub(crate) batches_due: BTreeSet<(u64, usize)>,
     pub(crate) next_batch: u64,
+    pub(crate) left_order: u64,
     /// No operation runs out before this.
     earliest_deadline_us: u64,
     next_check_us: u64,
@@ -189,6 +191,7 @@ impl<P: Clone, C> Sender<P, C> {
             batches: BTreeMap::new(),
             batches_due: BTreeSet::new(),
             next_batch: 0,
+            left_order: 0,
             earliest_deadline_us: u64::MAX,
             next_check_us: 0,
         }
@@ -204,20 +207,19 @@ impl<P: Clone, C> Sender<P, C> {
             return;
         }
         let Operation { session, payload, body, done, .. } = operation;
-        let rails = self.suited(session, rails, &body);
         let done = Done::Caller(done);
         let op = Op::new(Operation { session, deadline_us, payload, body, rails, done });
         let group = op.group();
         if let Some(group) = group {
             self.groups.operation_begun(group);
         }
+        let kind = op.kind(rails);
         let op = self.ops.insert(op);
         self.note_deadline(deadline_us);
         let session = self.session(id, now_us);
-        if group.is_none() {
-            session.messages.push_back(op);
-        } else {
-            session.writes.push(rails, op);
+        match kind {
+            None => session.messages.push_back(op),
+            Some(kind) => session.push_write(op, kind),
         }
     }
 
@@ -401,6 +403,11 @@ impl<P: Clone, C> Sender<P, C> {
         next.max(self.next_check_us)
     }
 
+    /// How many puts and signals have left the path of the others of their session.
+    pub fn left_order(&self) -> u64 {
+        self.left_order
+    }
+
     /// Whether the session was used, and has not been lost since.
     pub fn has_session(&self, id: SessionId) -> bool {
         self.sessions.contains_key(&id)
@@ -432,7 +439,7 @@ impl<P: Clone, C> Sender<P, C> {
         let Some(op) = self.ops.get_mut(frame.op) else { return };
         op.frames -= 1;
         op.posted -= usize::from(frame.is_posted);
-        let session = op.session;
+        let (session, kind) = (op.session, op.kind(Rails::ANY));
         let mut seal = false;
         match settled {
             Settled::Landed => {
@@ -450,8 +457,8 @@ impl<P: Clone, C> Sender<P, C> {
         if let Some(group) = op.group() {
             self.groups.frame_settled(group);
         }
-        if seal && let Some(session) = self.sessions.get_mut(&session) {
-            session.seals.push_back(Seal { op: frame.op, write: frame.write });
+        if seal && let (Some(session), Some(kind)) = (self.sessions.get_mut(&session), kind) {
+            session.push_seal(Seal { op: frame.op, write: frame.write }, kind);
         }
         self.finish_if_over(frame.op);
     }

@@ -2,14 +2,15 @@
 //! paths that failed and were not closed yet.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::ops::Bound;
 
 use crate::close::{CloseRequest, PathIndex};
 use crate::messages::WINDOW;
 use crate::op::{Op, OpId};
 use crate::path::{Ledger, OnWire, Path};
 use crate::rails::{Rails, Up};
+use crate::regions::Target;
 use crate::unsuited::Unsuited;
+use crate::waiting::{Class, Kind, Waiting};
 
 /// Names a session. Chosen by the shell, never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -20,13 +21,17 @@ pub(crate) struct Session {
     /// Go first: they are short, and someone waits for them.
     pub(crate) messages: VecDeque<OpId>,
     /// Seals of split writes whose bytes have all landed.
-    pub(crate) seals: VecDeque<Seal>,
+    pub(crate) seals: Waiting<Seal>,
     /// What was on a failed path and did not land.
-    pub(crate) again: VecDeque<Again>,
+    pub(crate) again: Waiting<Again>,
     /// Puts and their signals, in order. All go by one path while it lasts.
     pub(crate) pinned: VecDeque<OpId>,
     pub(crate) pinned_path: Option<PathIndex>,
-    pub(crate) writes: Writes,
+    /// Puts that their path does not carry, or does not place, and signals that have no place in its order: for
+    /// whichever path does.
+    pub(crate) aside: Waiting<OpId>,
+    /// Writes that are not cut to their end.
+    pub(crate) writes: Waiting<OpId>,
     /// Batches that name it and are not over.
     pub(crate) batches: usize,
     pub(crate) paths: BTreeMap<PathIndex, Path>,
@@ -72,64 +77,16 @@ pub(crate) struct Closing {
     pub(crate) was_asked: bool,
 }
 
-/// Writes that are not cut to their end, by the rails that suit them.
-#[derive(Debug, Default)]
-pub(crate) struct Writes {
-    queues: BTreeMap<Rails, VecDeque<OpId>>,
-    /// Whose turn it was last, so that none waits for ever behind another one.
-    served: Option<Rails>,
-}
-
-impl Writes {
-    pub(crate) fn push(&mut self, rails: Rails, op: OpId) {
-        self.queues.entry(rails).or_default().push_back(op);
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.queues.is_empty()
-    }
-
-    /// Other rails suit some of them now.
-    pub(crate) fn requeue(&mut self, mut rails_of: impl FnMut(Rails, OpId) -> Rails) {
-        for (rails, queue) in std::mem::take(&mut self.queues) {
-            for op in queue {
-                self.push(rails_of(rails, op), op);
-            }
-        }
-    }
-
-    /// The first one of the next queue of which `may` says that it may be served.
-    pub(crate) fn next(&mut self, may: impl Fn(Rails) -> bool) -> Option<(Rails, OpId)> {
-        let after = self
-            .queues
-            .range((self.served.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded));
-        let before = self.served.map(|served| self.queues.range(..=served));
-        let mut queues = after.chain(before.into_iter().flatten());
-        let (rails, queue) = queues.find(|(rails, _)| may(**rails))?;
-        let (rails, op) = (*rails, *queue.front()?);
-        self.served = Some(rails);
-        Some((rails, op))
-    }
-
-    /// The first one of a queue is cut to its end.
-    pub(crate) fn pop(&mut self, rails: Rails) {
-        let Some(queue) = self.queues.get_mut(&rails) else { return };
-        queue.pop_front();
-        if queue.is_empty() {
-            self.queues.remove(&rails);
-        }
-    }
-}
-
 impl Session {
     pub(crate) fn new(now_us: u64) -> Self {
         Session {
             messages: VecDeque::new(),
-            seals: VecDeque::new(),
-            again: VecDeque::new(),
+            seals: Waiting::default(),
+            again: Waiting::default(),
             pinned: VecDeque::new(),
             pinned_path: None,
-            writes: Writes::default(),
+            aside: Waiting::default(),
+            writes: Waiting::default(),
             batches: 0,
             paths: BTreeMap::new(),
             closing: BTreeMap::new(),
@@ -148,25 +105,81 @@ impl Session {
         on_wire || self.closing.values().any(|closing| closing.through == Some(index))
     }
 
-    /// The write of which the path `index` cuts off the next piece.
-    pub(crate) fn next_write(&mut self, index: PathIndex) -> Option<(Rails, OpId)> {
-        let Session { writes, paths, .. } = self;
-        writes.next(|rails| may_take(paths, rails, index))
+    // ---- what waits ----
+
+    pub(crate) fn push_write(&mut self, op: OpId, kind: Kind) {
+        self.writes.push(kind, self.unsuited.rails(kind.target), op);
     }
 
-    /// Whether it is the path of puts and their signals; it becomes it when there is none, and it carries the
-    /// next of them, which these rails do not.
-    pub(crate) fn may_pin(&mut self, index: PathIndex, kept_off: Up) -> bool {
-        let rails = Rails::ANY.without(kept_off);
-        if self.pinned_path.is_none() && may_take(&self.paths, rails, index) {
-            self.pinned_path = Some(index);
+    pub(crate) fn push_aside(&mut self, op: OpId, kind: Kind) {
+        self.aside.push(kind, self.unsuited.rails(kind.target), op);
+    }
+
+    pub(crate) fn push_again(&mut self, again: Again, kind: Kind) {
+        self.again.push(kind, self.unsuited.rails(kind.target), again);
+    }
+
+    pub(crate) fn push_seal(&mut self, seal: Seal, kind: Kind) {
+        self.seals.push(kind, self.unsuited.rails(kind.target), seal);
+    }
+
+    /// What waits for the region is for other paths now.
+    pub(crate) fn sort_anew(&mut self, target: Target) {
+        let rails = self.unsuited.rails(target);
+        self.seals.learned(target, rails);
+        self.again.learned(target, rails);
+        self.aside.learned(target, rails);
+        self.writes.learned(target, rails);
+    }
+
+    /// The kind of what did not land that the path `index` sends again.
+    pub(crate) fn next_again(&mut self, index: PathIndex) -> Option<Kind> {
+        let Session { again, paths, .. } = self;
+        again.next(|class| may_take_class(paths, class, index))
+    }
+
+    /// The kind of the write of which the path `index` cuts off the next piece.
+    pub(crate) fn next_write(&mut self, index: PathIndex) -> Option<Kind> {
+        let Session { writes, paths, .. } = self;
+        writes.next(|class| may_take_class(paths, class, index))
+    }
+
+    /// Likewise of those that have left the path of the others.
+    pub(crate) fn next_aside(&mut self, index: PathIndex) -> Option<Kind> {
+        let Session { aside, paths, .. } = self;
+        aside.next(|class| may_take_class(paths, class, index))
+    }
+
+    /// Whether it is the path of puts and their signals; it becomes it when there is none, and it carries the first
+    /// of them.
+    pub(crate) fn may_pin<P, C>(&mut self, index: PathIndex, first: &Op<P, C>) -> bool {
+        if self.pinned_path.is_none() && self.carries(index, first) {
+            let rails = Rails::only(used(&self.paths, Rails::ANY).without(self.kept_off(first)));
+            let may = may_take(&self.paths, rails, index);
+            self.pinned_path = Some(index).filter(|_| may);
         }
         self.pinned_path == Some(index)
     }
 
+    /// Whether the path of puts and signals carries and places the first of them. As long as there is none, whether
+    /// one does of those that any would take: none is taken for its sake that others would not take.
+    pub(crate) fn has_place<P, C>(&self, first: &Op<P, C>) -> bool {
+        if let Some(index) = self.pinned_path {
+            return self.carries(index, first);
+        }
+        let best = used(&self.paths, Rails::ANY);
+        best.is_empty() || !best.without(self.kept_off(first)).is_empty()
+    }
+
+    fn carries<P, C>(&self, index: PathIndex, op: &Op<P, C>) -> bool {
+        let Some(path) = self.paths.get(&index) else { return false };
+        let is_carried = !self.unsuited.of(&op.body).contains(path.limits.rail);
+        is_carried && (path.places() || !op.must_be_placed())
+    }
+
     /// The rails that do not carry the operation: they do not have its region, or it must be placed, and none of
     /// their paths does that.
-    pub(crate) fn kept_off<P, C>(&self, op: &Op<P, C>) -> Up {
+    fn kept_off<P, C>(&self, op: &Op<P, C>) -> Up {
         let unsuited = self.unsuited.of(&op.body);
         if op.must_be_placed() { unsuited.with(unplacing(&self.paths)) } else { unsuited }
     }
@@ -178,22 +191,13 @@ impl Session {
         of_used.max_by_key(|path| path.limits.ordering)
     }
 
-    /// What of the queue the path may take: nothing of what its rail does not carry, and of the rest what it may
-    /// take of what may go by any path.
-    pub(crate) fn takes_again<P, C>(&self, index: PathIndex) -> impl Fn(&Op<P, C>) -> bool {
-        let any = may_take(&self.paths, Rails::ANY, index);
-        move |op| match self.kept_off(op) {
-            kept_off if kept_off.is_empty() => any,
-            kept_off => may_take(&self.paths, Rails::ANY.without(kept_off), index),
-        }
-    }
-
     /// Whether it has nothing to send and waits for nothing.
     pub(crate) fn is_idle(&self) -> bool {
         let queued = !self.messages.is_empty()
             || !self.seals.is_empty()
             || !self.again.is_empty()
             || !self.pinned.is_empty()
+            || !self.aside.is_empty()
             || self.batches > 0
             || !self.writes.is_empty();
         let outstanding = self.paths.values().any(|path| path.wire.outstanding > 0);
@@ -239,6 +243,16 @@ fn may_take(paths: &BTreeMap<PathIndex, Path>, rails: Rails, index: PathIndex) -
     // By no more than one slice: less, and short writes would change the path all the time.
     let is_ahead = own.wire.outstanding_bytes >= least_bytes + own.limits.slice_bytes;
     used.contains(own.limits.rail) && !is_ahead
+}
+
+/// Whether it may take what belongs to the class.
+fn may_take_class(paths: &BTreeMap<PathIndex, Path>, class: Class, index: PathIndex) -> bool {
+    let Class { rails, must_be_placed } = class;
+    if !must_be_placed {
+        return may_take(paths, rails, index);
+    }
+    let places = paths.get(&index).is_some_and(Path::places);
+    places && may_take(paths, rails.without(unplacing(paths)), index)
 }
 
 fn usable(paths: &BTreeMap<PathIndex, Path>) -> impl Iterator<Item = &Path> {

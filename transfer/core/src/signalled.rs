@@ -110,6 +110,8 @@ struct Transfer<P, C> {
     puts_left: usize,
     /// Its run waits for its puts.
     is_awaited: bool,
+    /// Its signal has no place among the others, and goes when its puts have landed.
+    is_aside: bool,
     signal: Stage,
     signal_op: Option<OpId>,
     error: Option<WriteError>,
@@ -295,16 +297,20 @@ impl<P: Clone, C> Sender<P, C> {
         if transfer.is_awaited {
             runs[transfer.run].awaiting -= 1;
         }
-        let mut signal_op = None;
+        let is_due = transfer.puts_left == 0 && transfer.is_aside;
+        let (signal_op, session) = (transfer.signal_op, transfer.session);
         if let Err(error) = outcome {
             transfer.error.get_or_insert(error);
-            signal_op = transfer.signal_op;
         }
-        if let Some(op) = signal_op {
-            if let (Err(error), Some(op)) = (outcome, self.ops.get_mut(op)) {
-                op.stop(error);
+        match (signal_op, outcome) {
+            (Some(op), Err(error)) => {
+                if let Some(op) = self.ops.get_mut(op) {
+                    op.stop(error);
+                }
+                self.finish_if_over(op);
             }
-            self.finish_if_over(op);
+            (Some(op), Ok(())) if is_due => self.put_aside(session, op),
+            _ => {}
         }
         self.finish_if_told(part);
     }
@@ -493,6 +499,57 @@ impl<P: Clone, C> Sender<P, C> {
     }
 }
 
+impl<P: Clone, C> Sender<P, C> {
+    // ---- what has no place in the order of the others ----
+
+    /// The first one of the session's queue leaves it: a put for whichever path takes it, and a signal when its puts
+    /// have landed.
+    pub(crate) fn leave_order(&mut self, id: SessionId, op_id: OpId) {
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.pinned.pop_front();
+        }
+        let Some(op) = self.ops.running(op_id) else { return };
+        op.is_loose = true;
+        self.left_order += 1;
+        if let Some(Done::Signal(part)) = op.done
+            && let Some(batch) = self.batches.get_mut(&part.batch)
+        {
+            let transfer = &mut batch.transfers[part.transfer];
+            transfer.is_aside = true;
+            if transfer.puts_left > 0 {
+                return;
+            }
+        }
+        self.put_aside(id, op_id);
+    }
+
+    fn put_aside(&mut self, id: SessionId, op_id: OpId) {
+        let kind = self.ops.running(op_id).and_then(|op| op.kind(Rails::ANY));
+        if let (Some(session), Some(kind)) = (self.sessions.get_mut(&id), kind) {
+            session.push_aside(op_id, kind);
+        }
+    }
+
+    /// Whether signals are promised to the peer, and none of the paths that there are places what they follow.
+    pub fn has_unplaced(&self, id: SessionId) -> bool {
+        let Some(session) = self.sessions.get(&id) else { return false };
+        if session.paths.is_empty() || session.paths.values().any(Path::places) {
+            return false;
+        }
+        let transfers = self.batches.values().flat_map(|batch| &batch.transfers);
+        let mut of_session = transfers.filter(|transfer| transfer.session == id);
+        of_session.any(|transfer| transfer.done.is_some() && transfer.told == Some(Ok(())))
+    }
+
+    /// Whether a put of the transfer will not have its place in the order before it has landed.
+    pub(crate) fn has_loose(&mut self, part: PartOf) -> bool {
+        let Some(batch) = self.batches.get(&part.batch) else { return false };
+        let ops = &mut self.ops;
+        let of_transfer = &batch.transfers[part.transfer].ops;
+        of_transfer.iter().any(|op| ops.get_mut(*op).is_some_and(|op| op.is_loose))
+    }
+}
+
 impl Run {
     fn new(session: SessionId) -> Self {
         Run { session, steps: None, transfers: Vec::new(), awaiting: 0, is_waiting: false }
@@ -515,6 +572,7 @@ impl<P, C> Transfer<P, C> {
             begun: false,
             ops: Vec::new(),
             is_awaited: false,
+            is_aside: false,
             signal: Stage::Pending,
             signal_op: None,
             error: None,

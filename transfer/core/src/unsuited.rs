@@ -2,41 +2,54 @@
 //! region is kept off such a rail; everything else goes by it as before. When no rail that is up carries a
 //! region, what is for it waits for one that does, until its deadline.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::close::PathIndex;
 use crate::op::Body;
 use crate::path::OnWire;
-use crate::rails::{Rail, Rails, Up};
+use crate::rails::{Rail, Up};
 use crate::regions::Target;
 use crate::sender::Sender;
-use crate::session::{Session, SessionId};
+use crate::session::SessionId;
 
-/// Regions that are remembered for one session. Beyond it one is forgotten, and asked about again.
+/// Regions that are remembered for one session. Beyond it the oldest is forgotten, and asked about again.
 const REGIONS_MAX: usize = 4096;
 
 /// What is known of one session.
 #[derive(Debug, Default)]
-pub(crate) struct Unsuited(BTreeMap<Target, Up>);
+pub(crate) struct Unsuited {
+    rails: BTreeMap<Target, Up>,
+    /// In the order in which they were learned of.
+    order: VecDeque<Target>,
+}
 
 impl Unsuited {
-    fn learn(&mut self, target: Target, rail: Rail) {
-        if self.0.len() >= REGIONS_MAX && !self.0.contains_key(&target) {
-            self.0.pop_first();
+    /// The region that is forgotten for it: the one that was learned of first.
+    fn learn(&mut self, target: Target, rail: Rail) -> Option<Target> {
+        if let Some(rails) = self.rails.get_mut(&target) {
+            rails.add(rail);
+            return None;
         }
-        self.0.entry(target).or_default().add(rail);
+        let is_full = self.order.len() >= REGIONS_MAX;
+        let oldest = if is_full { self.order.pop_front() } else { None };
+        if let Some(oldest) = oldest {
+            self.rails.remove(&oldest);
+        }
+        self.rails.entry(target).or_default().add(rail);
+        self.order.push_back(target);
+        oldest
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.rails.is_empty()
     }
 
     /// The rails that do not carry the region.
     pub(crate) fn rails(&self, target: Target) -> Up {
-        if self.0.is_empty() {
+        if self.rails.is_empty() {
             return Up::default();
         }
-        self.0.get(&target).copied().unwrap_or_default()
+        self.rails.get(&target).copied().unwrap_or_default()
     }
 
     /// Those that do not carry what the operation goes to.
@@ -67,15 +80,11 @@ impl<P: Clone, C> Sender<P, C> {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let Some(path) = session.paths.get_mut(&index) else { return };
         path.heard(now_us);
-        session.unsuited.learn(target, path.limits.rail);
+        let rail = path.limits.rail;
         let taken: Vec<OnWire> =
             sequences.iter().filter_map(|sequence| path.wire.settle(*sequence)).collect();
-        let Session { writes, unsuited, .. } = session;
-        let ops = &mut self.ops;
-        writes.requeue(|rails, op| {
-            let target = ops.get_mut(op).and_then(|op| op.body.target());
-            target.map_or(rails, |target| rails.without(unsuited.rails(target)))
-        });
+        let forgotten = session.unsuited.learn(target, rail);
+        forgotten.into_iter().chain([target]).for_each(|target| session.sort_anew(target));
         for mut frame in taken {
             if std::mem::take(&mut frame.is_posted)
                 && let Some(op) = self.ops.get_mut(frame.op)
@@ -84,46 +93,32 @@ impl<P: Clone, C> Sender<P, C> {
             }
             self.frame_missed(&frame);
         }
-        self.repin(id);
-    }
-
-    /// Puts and signals leave their path when it does not carry the next of them, or does not place what a signal
-    /// is to follow. Those that are on it keep their place there, which is none on the path that comes after:
-    /// signals wait until they have landed.
-    pub(crate) fn repin(&mut self, id: SessionId) {
-        let Some(session) = self.sessions.get_mut(&id) else { return };
-        let path = session.pinned_path.and_then(|path| session.paths.get_mut(&path));
-        let Some(path) = path.filter(|path| !session.unsuited.is_empty() || !path.places()) else {
-            return;
-        };
-        while session.pinned.front().is_some_and(|op| self.ops.running(*op).is_none()) {
-            session.pinned.pop_front();
-        }
-        let next = session.pinned.front().and_then(|op| self.ops.running(*op));
-        let Some(op) = next else { return };
-        let is_unplaced = op.must_be_placed() && !path.places();
-        if !is_unplaced && !session.unsuited.of(&op.body).contains(path.limits.rail) {
-            return;
-        }
-        session.pinned_path = None;
-        for frame in path.wire.iter_mut() {
-            frame.has_pin = false;
-            if std::mem::take(&mut frame.is_posted)
-                && let Some(op) = self.ops.get_mut(frame.op)
-            {
-                op.posted -= 1;
-            }
-        }
     }
 
     /// Whether some region is kept off some rail of the session. That is known longer than paths last.
     pub fn has_unsuited(&self, id: SessionId) -> bool {
         self.sessions.get(&id).is_some_and(|session| !session.unsuited.is_empty())
     }
+}
 
-    /// The rails for a new operation of the session.
-    pub(crate) fn suited(&self, id: SessionId, rails: Rails, body: &Body) -> Rails {
-        let session = self.sessions.get(&id);
-        session.map_or(rails, |session| rails.without(session.unsuited.of(body)))
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_too_many_regions_the_one_that_was_learned_of_first_is_forgotten() {
+        let mut unsuited = Unsuited::default();
+        let target = |key| Target { incarnation: 1, key };
+        // The lowest key comes last.
+        let keys = (1..=REGIONS_MAX as u64).rev();
+        let forgotten: Vec<Target> =
+            keys.filter_map(|key| unsuited.learn(target(key), Rail(0))).collect();
+        assert_eq!(forgotten, []);
+        let oldest = target(REGIONS_MAX as u64);
+        assert_eq!(unsuited.learn(oldest, Rail(1)), None, "it is known");
+        assert_eq!(unsuited.learn(target(0), Rail(0)), Some(oldest));
+        let carries = |target| unsuited.rails(target) == Up::default();
+        assert!(carries(oldest) && !carries(target(1)) && !carries(target(0)));
+        assert_eq!((unsuited.rails.len(), unsuited.order.len()), (REGIONS_MAX, REGIONS_MAX));
     }
 }

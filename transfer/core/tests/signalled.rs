@@ -324,9 +324,9 @@ fn a_group_of_several_peers_is_one_group_at_each_of_them() {
 }
 
 /// A card did not take the region: what goes there waits for no card, and no signal is taken to be behind what
-/// another path carries.
+/// another path carries. Whatever goes elsewhere keeps its card, and the order that it has there.
 #[test]
-fn puts_leave_a_path_that_does_not_carry_their_region_and_signals_wait_for_those_on_it() {
+fn puts_leave_a_path_that_does_not_carry_their_region_and_those_behind_them_stay() {
     let other = Target { incarnation: 1, key: 5 };
     let mut second = transfer(2, S, &[10]);
     second.puts[0].target = other;
@@ -335,24 +335,75 @@ fn puts_leave_a_path_that_does_not_carry_their_region_and_signals_wait_for_those
     let puts = frames(&mut sender, A);
     assert_eq!(words(&puts), ["p1", "p2", "p3"]);
     post(&mut sender, A, &puts[..1]);
+    post(&mut sender, A, &puts[2..]);
     sender.unsuited(S, A, (other, &[puts[1].sequence]), 0);
-    // That of the first has its place; it goes, and the others wait.
-    let first = frames(&mut sender, A);
-    assert_eq!(words(&first), ["s1F"]);
+    let signals = frames(&mut sender, A);
+    assert_eq!(words(&signals), ["s1F", "s3"], "the third waits for nothing of the second");
     let tcp = PathLimits { rail: Rail::LAST, ..limits(Ordering::WhenPlaced) };
     sender.path_up(S, B, tcp, 0);
     let again = frames(&mut sender, B);
     assert_eq!(words(&again), ["p2"], "by the path that is used for nothing else");
-    land(&mut sender, B, &again);
+    // What begins meanwhile overlaps with it.
+    let mut fifth = transfer(5, S, &[1500]);
+    fifth.puts[0].target = other;
+    let more = vec![transfer(4, S, &[10]), fifth, transfer(6, S, &[10])];
+    sender.begin_signalled(batch(more, OrderedBy::Nic), 0);
     let later = frames(&mut sender, A);
-    assert_eq!(words(&later), ["s2"], "its word is in a region that the first path carries");
-    post(&mut sender, A, &puts[2..]);
+    assert_eq!(words(&later), ["p4", "p6"], "as before");
+    post(&mut sender, A, &later);
+    let aside = frames(&mut sender, B);
+    assert_eq!(words(&aside), ["p5", "p5"]);
+    assert!(aside.iter().all(|frame| frame.pin.is_none()), "they have no place in any order");
+    post(&mut sender, B, &aside);
+    let more_signals = frames(&mut sender, A);
+    assert_eq!(words(&more_signals), ["s4F", "s6"]);
+    land(&mut sender, B, &again);
+    let second_signal = frames(&mut sender, A);
+    assert_eq!(
+        words(&second_signal),
+        ["s2"],
+        "its word is in a region that the first path carries"
+    );
+    land(&mut sender, B, &aside);
+    let seal = frames(&mut sender, B);
+    assert_eq!(words(&seal), ["seal"]);
+    assert!(next(&mut sender, A).is_none(), "the fifth has not landed");
+    land(&mut sender, B, &seal);
     let last = frames(&mut sender, A);
-    assert_eq!(words(&last), ["s3"]);
-    for frames in [&puts[..1], &puts[2..], &first, &later, &last] {
+    assert_eq!(words(&last), ["s5"]);
+    for frames in [&puts[..1], &puts[2..], &signals, &later, &more_signals, &second_signal, &last] {
         land(&mut sender, A, frames);
     }
-    assert_eq!(ended(&mut sender).len(), 3);
+    assert_eq!(ended(&mut sender).len(), 6);
+    assert!(sender.is_idle(S));
+}
+
+/// The first of a batch decides nothing for the others.
+#[test]
+fn a_put_that_no_card_carries_takes_no_other_with_it_when_it_is_the_first() {
+    let other = Target { incarnation: 1, key: 5 };
+    let mut first = transfer(1, S, &[10]);
+    first.puts[0].target = other;
+    let transfers = vec![first, transfer(2, S, &[10])];
+    let mut sender = begun(Ordering::RcQueuePair, batch(transfers, OrderedBy::Nic));
+    let tcp = PathLimits { rail: Rail::LAST, ..limits(Ordering::WhenPlaced) };
+    sender.path_up(S, B, tcp, 0);
+    sender.unsuited(S, A, (other, &[]), 0);
+    assert_eq!(words(&frames(&mut sender, B)), ["p1"], "whichever path is asked first");
+    let by_card = frames(&mut sender, A);
+    assert_eq!(words(&by_card), ["p2"]);
+    assert_eq!(by_card[0].pin, Some(6 % 4));
+    // Where one of two cards carries it, it is that one.
+    let mut first = transfer(1, S, &[10]);
+    first.puts[0].target = other;
+    let transfers = vec![first, transfer(2, S, &[10])];
+    let mut sender = begun(Ordering::RcQueuePair, batch(transfers, OrderedBy::Nic));
+    sender.path_up(S, B, PathLimits { rail: Rail(1), ..limits(Ordering::RcQueuePair) }, 0);
+    sender.unsuited(S, A, (other, &[]), 0);
+    assert!(next(&mut sender, A).is_none());
+    let by_card = frames(&mut sender, B);
+    assert_eq!(words(&by_card), ["p1", "p2"]);
+    assert!(by_card.iter().all(|frame| frame.pin.is_some()), "and they have their order");
 }
 
 /// Those that are counted go by a path whose acknowledgements say nothing of memory; a signal that was planned
@@ -426,6 +477,27 @@ fn puts_go_first_and_let_other_writes_pass_after_each_slice() {
     check(1000, 1);
     check(500, 2);
     check(1, 16);
+}
+
+/// Both are measured in bytes, and short frames of both cost as much.
+#[test]
+fn as_many_bytes_of_others_pass_as_of_puts_however_short_their_writes_are() {
+    let check = |put_bytes: u64, other_bytes: u64, others_in_a_row: usize| {
+        let transfers = (1..=3).map(|number| transfer(number, S, &[put_bytes])).collect();
+        let mut sender = begun(Ordering::WhenPlaced, batch(transfers, OrderedBy::Host));
+        (0..60).for_each(|_| sender.begin(write(other_bytes), 0));
+        let frames = frames(&mut sender, A);
+        assert_eq!(frames.len(), 63, "each path takes both");
+        let puts: Vec<usize> = (0..63).filter(|at| frames[*at].payload == "put").collect();
+        // The first of the others have it that puts are ahead.
+        assert_eq!(puts[..2], [0, 2], "writes of {other_bytes}");
+        assert_eq!(puts[2] - puts[1] - 1, others_in_a_row, "writes of {other_bytes}");
+    };
+    check(1000, 500, 2);
+    check(1000, 250, 4);
+    check(1000, 125, 8);
+    // However short they are, as of puts.
+    check(1000, 1, 15);
 }
 
 #[test]
@@ -573,9 +645,12 @@ fn neither_puts_nor_signals_take_a_path_that_does_not_place_them() {
             land(&mut sender, A, &[first]);
         }
         assert!(next(&mut sender, B).is_none(), "failed {failed}");
+        // Who makes the paths is to know that one more is needed.
+        assert_eq!(sender.has_unplaced(S), failed);
         sender.handle_time(5_000);
         let ended = ended(&mut sender);
         assert_eq!(ended[0].1, Err(WriteError::DeadlineExceeded), "failed {failed}");
+        assert!(!sender.has_unplaced(S), "nobody waits for it any more");
     }
 }
 

@@ -281,7 +281,10 @@ impl SimEngine {
     }
 
     pub fn counts(&self) -> SimCounts {
-        self.with(|_, node| SimCounts { excess: node.receiver.imms().excess(), ..node.counts })
+        self.with(|_, node| {
+            let (excess, left_order) = (node.receiver.imms().excess(), node.sender.left_order());
+            SimCounts { excess, left_order, ..node.counts }
+        })
     }
 
     /// # Errors

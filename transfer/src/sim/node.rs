@@ -35,6 +35,10 @@ pub struct SimCounts {
     pub imms_landed: u64,
     /// Immediates whose undecided counts nobody could tell.
     pub imms_unknown: u64,
+    /// Frames of this engine that were told to go by another lane, because theirs does not carry their region.
+    pub untaken: u64,
+    /// Puts and signals of this engine that left the path of the others.
+    pub left_order: u64,
 }
 
 #[derive(Debug)]

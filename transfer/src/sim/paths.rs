@@ -208,8 +208,10 @@ impl World {
             Event::Untaken { key, target, sequence } => {
                 let now_us = self.now_us;
                 if self.is_heard(key) {
-                    let sender = &mut self.node(key.from).sender;
-                    sender.unsuited(key.session, key.index, (target, &[sequence]), now_us);
+                    let node = self.node(key.from);
+                    node.counts.untaken += 1;
+                    let refused = (target, &[sequence][..]);
+                    node.sender.unsuited(key.session, key.index, refused, now_us);
                 }
             }
             Event::Break { key } => self.break_path(key),

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use kvasir_transfer_core::{Avoided, PathId, SessionId, Sieve};
+use kvasir_transfer_core::{Avoided, PathId, Patience, SessionId, Sieve};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 use crate::config::Domain;
@@ -68,6 +68,8 @@ pub(super) struct Links {
     pub(super) endpoints: Sieve<SessionId>,
     /// Ways that have failed, by the incarnation of the peer.
     pub(super) avoided: Avoided<(u64, Way)>,
+    /// Ways that were of use and have ended, likewise.
+    pub(super) flapping: Avoided<(u64, Way)>,
     pub(super) incoming: BTreeMap<LinkId, Incoming>,
     pub(super) leaving: Leaving,
     pub(super) owners: BTreeMap<u64, Owner>,
@@ -95,8 +97,8 @@ pub(super) struct Outgoing {
     pub(super) active_us: u64,
     /// Until then it must have come up.
     pub(super) connect_until_us: u64,
-    /// It has been seen to be up.
-    pub(super) was_up: bool,
+    /// When it has been seen to be up.
+    pub(super) up_us: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -279,7 +281,8 @@ impl Links {
             outgoing: BTreeMap::new(),
             lanes: BTreeMap::new(),
             endpoints: Sieve::default(),
-            avoided: Avoided::default(),
+            avoided: Avoided::new(Patience::USELESS),
+            flapping: Avoided::new(Patience::FLAPPING),
             incoming: BTreeMap::new(),
             leaving: Leaving::default(),
             owners,

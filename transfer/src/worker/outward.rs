@@ -49,6 +49,8 @@ struct Due {
 #[derive(Debug, Clone, Copy)]
 struct Was {
     up: bool,
+    /// When it came up, if it did.
+    up_us: u64,
     /// Nothing waited for it.
     idle: bool,
     /// Something has landed by it.
@@ -73,11 +75,11 @@ impl Links {
                     if turn.busy {
                         out.active_us = hub.now_us;
                     }
-                    if !out.was_up && out.link.is_up() {
-                        out.was_up = true;
+                    if out.up_us.is_none() && out.link.is_up() {
+                        out.up_us = Some(hub.now_us);
                         came_up.push((*lane, out.link.way()));
                     }
-                    if !out.was_up && hub.now_us >= out.connect_until_us {
+                    if out.up_us.is_none() && hub.now_us >= out.connect_until_us {
                         ended.push((*lane, LinkEnd::Silent));
                     }
                 }
@@ -98,7 +100,7 @@ impl Links {
 
     pub(super) fn next_connection_us(&self) -> u64 {
         let due = self.lanes.values().flat_map(|lanes| &lanes.due).map(|due| due.at_us);
-        let connecting = self.outgoing.values().filter(|out| !out.was_up);
+        let connecting = self.outgoing.values().filter(|out| out.up_us.is_none());
         let until = connecting.map(|out| out.connect_until_us);
         due.chain(until).min().unwrap_or(u64::MAX)
     }
@@ -127,7 +129,7 @@ impl Links {
                 lanes.due.push(Due { at_us: now_us + AGAIN_US_MAX, lack });
                 continue;
             }
-            let is_up = self.of_session(session).any(|(_, out)| out.was_up);
+            let is_up = self.of_session(session).any(|(_, out)| out.up_us.is_some());
             let candidates = match (is_up, lack) {
                 (false, _) => all_ways(session, hub),
                 // Beside others it is the one that is missing, if it still is.
@@ -206,9 +208,9 @@ impl Links {
             // The session waits for so long at most: whoever does not answer leaves time for the others.
             let patience_us = hub.shared.config.peer_timeout_ms * 1000;
             let connect_until_us = hub.now_us + patience_us / (candidates.len() as u64 + 1);
-            let (active_us, was_up) = (hub.now_us, false);
+            let (active_us, up_us) = (hub.now_us, None);
             let attempt = Attempt { candidates, hope, lack };
-            let out = Outgoing { token, link, attempt, active_us, connect_until_us, was_up };
+            let out = Outgoing { token, link, attempt, active_us, connect_until_us, up_us };
             self.outgoing.insert(lane, out);
             return;
         }
@@ -276,14 +278,13 @@ impl Links {
         for way in missing {
             self.make_due(session, way, hub.now_us, hub);
         }
-        // What the cards of a path before this one did not take is not told of again.
-        if way.is_of_cards() && hub.sender.has_unsuited(session) {
+        if way.is_of_cards() && needs_more_than_cards(session, hub) {
             hub.beside_cards.push(session);
         }
     }
 
     fn works(&self, session: SessionId, way: Way) -> bool {
-        self.of_session(session).any(|(_, out)| out.was_up && out.link.way() == way)
+        self.of_session(session).any(|(_, out)| out.up_us.is_some() && out.link.way() == way)
     }
 
     fn due_ways(&self, session: SessionId) -> impl Iterator<Item = Way> {
@@ -315,7 +316,7 @@ impl Links {
         let peer = hub.shared.peers().of_session(session).filter(|_| !self.works(session, way));
         let mut avoided_us =
             peer.map_or(0, |peer| self.avoided.until_us((peer.incarnation(), way)));
-        let for_cards = !way.is_of_cards() && hub.sender.has_unsuited(session);
+        let for_cards = !way.is_of_cards() && needs_more_than_cards(session, hub);
         if for_cards && !self.does_without_cards(session) {
             avoided_us = avoided_us.min(hub.now_us + AGAIN_US_MAX);
         }
@@ -368,12 +369,9 @@ impl Links {
             GivenUp::Silent => LinkEnd::Silent,
             GivenUp::WornOut => LinkEnd::Spent,
         };
-        if self.outgoing.contains_key(&lane) {
-            self.end_outgoing(lane, end, hub);
-        } else {
-            // It has gone meanwhile. Whoever waits for its end hears of it in any case.
-            hub.sender.path_lost(lane.session, lane.path, hub.now_us);
-        }
+        // One that has gone meanwhile is known to be lost: the core has a path from when its connection comes up
+        // until that connection ends.
+        self.end_outgoing(lane, end, hub);
     }
 
     pub(super) fn give_up_session(&mut self, session: SessionId, hub: &mut Hub) {
@@ -388,10 +386,10 @@ impl Links {
     fn end_outgoing(&mut self, lane: Lane, end: LinkEnd, hub: &mut Hub) {
         // Closed before anyone is told.
         let Some(out) = self.outgoing.remove(&lane) else { return };
-        let Outgoing { token, link, attempt, was_up, .. } = out;
+        let Outgoing { token, link, attempt, up_us, .. } = out;
         let Attempt { candidates, hope, lack } = attempt;
         self.owners.remove(&token);
-        let (way, was_up, session) = (link.way(), was_up || link.is_up(), lane.session);
+        let (way, was_up, session) = (link.way(), up_us.is_some() || link.is_up(), lane.session);
         let domain = way.domain;
         link.close(hub);
         count_end(hub.metrics.of(domain), end);
@@ -406,7 +404,8 @@ impl Links {
         }
         let was_idle = hub.sender.is_idle(session);
         let has_landed = hub.sender.has_landed(session, lane.path);
-        let was = Was { up: was_up, idle: was_idle, of_use: has_landed };
+        let up_us = up_us.unwrap_or(hub.now_us);
+        let was = Was { up: was_up, up_us, idle: was_idle, of_use: has_landed };
         self.learn_of_way((session, way), (end, was), hub);
         if was_up {
             hub.metrics.of(domain).paths_lost.inc();
@@ -428,17 +427,19 @@ impl Links {
                 if was_up =>
             {
                 // The last one is missed at once, unless nobody has a use for it.
-                let alone = !self.of_session(session).any(|(_, out)| out.was_up);
+                let alone = !self.of_session(session).any(|(_, out)| out.up_us.is_some());
                 if alone && was_idle {
                     self.session_lost(session, Some(domain), end.loss(), hub);
                     return;
                 }
+                let pause_us = self.pause_us(session, way, hub);
                 let Some(lanes) = self.lanes.get_mut(&session) else { return };
                 lanes.domain = Some(domain);
                 if alone {
-                    lanes.due.push(Due { at_us: hub.now_us, lack: Lack::Any });
+                    let at_us = hub.now_us.max(pause_us);
+                    lanes.due.push(Due { at_us, lack: Lack::Any });
                 } else {
-                    let again_us = lanes.again_us(hub.now_us);
+                    let again_us = lanes.again_us(hub.now_us).max(pause_us);
                     self.make_due(session, way, again_us, hub);
                 }
             }
@@ -472,6 +473,11 @@ impl Links {
     ) {
         let Some(peer) = hub.shared.peers().of_session(session) else { return };
         let named = (peer.incarnation(), way);
+        // Those that ended with the last one say nothing that it has not said.
+        let ended_since = self.flapping.failed_us(named).is_none_or(|last_us| last_us <= was.up_us);
+        if matches!(end, LinkEnd::Lost | LinkEnd::Refused) && was.of_use && ended_since {
+            self.flapping.broke(named, hub.now_us);
+        }
         match end {
             LinkEnd::Silent | LinkEnd::Malformed => self.avoided.failed(named, hub.now_us),
             LinkEnd::Lost | LinkEnd::Broken | LinkEnd::Refused if !was.up => {
@@ -484,6 +490,12 @@ impl Links {
             }
             _ => {}
         }
+    }
+
+    /// Until when a way that has been of use, again and again for a moment, is left alone.
+    fn pause_us(&self, session: SessionId, way: Way, hub: &Hub) -> u64 {
+        let peer = hub.shared.peers().of_session(session);
+        peer.map_or(0, |peer| self.flapping.until_us((peer.incarnation(), way)))
     }
 
     /// An attempt has failed by every way, by this one last.
@@ -561,6 +573,12 @@ fn lanes_of(
     outgoing.range(path(0)..=path(u32::MAX))
 }
 
+/// Whether its cards do not do: they did not take some region before, of which they do not tell again; or a signal
+/// was promised while there was a path that places what it follows, and now there is none.
+fn needs_more_than_cards(session: SessionId, hub: &Hub) -> bool {
+    hub.sender.has_unsuited(session) || hub.sender.has_unplaced(session)
+}
+
 /// Of whatever domain.
 fn pairs_of_cards(peer: PeerId, hub: &mut Hub) -> Vec<Way> {
     Domain::OF_CARDS.iter().flat_map(|domain| pairs(*domain, peer, hub)).collect()
@@ -605,7 +623,11 @@ mod tests {
     use std::num::NonZeroU32;
     use std::sync::Arc;
 
-    use kvasir_transfer_core::{Action, Body, Next, Operation, Rail, Rails, Target};
+    use kvasir_transfer_core::signal::{Mode, OrderedBy, Ordering};
+    use kvasir_transfer_core::{
+        Body, Next, Operation, PathLimits, Put, Rail, Rails, Settled, Shape, Signalled,
+        SignalledTransfer, Target, Word,
+    };
 
     use super::*;
     use crate::completion::Completion;
@@ -619,11 +641,15 @@ mod tests {
         let links = Links::new(bells, None, None, &hub.cards).expect("descriptors");
         let there = Endpoint { incarnation: 7, tcp, ..hub.shared.endpoint.clone() };
         let session = hub.shared.peers().session(&there).expect("room").session_id();
+        send(session, &mut hub);
+        (hub, links, session)
+    }
+
+    fn send(session: SessionId, hub: &mut Hub) {
         let (payload, done) = (Payload::Bytes(Arc::default()), Waiter::new(Completion::Ignore));
         let (body, rails, deadline_us) = (Body::Message { bytes: 0 }, Rails::ANY, u64::MAX);
         let operation = Operation { session, deadline_us, payload, body, rails, done };
         hub.sender.begin(operation, 0);
-        (hub, links, session)
     }
 
     const BY_CARD: Way = Way { domain: Domain::Efa, rail: Rail(0) };
@@ -638,6 +664,10 @@ mod tests {
     /// A path by a card comes up, and is seen to be.
     fn card_up(links: &mut Links, lane: Lane, hub: &mut Hub) {
         let limits = path_limits((Domain::Efa, BY_CARD.rail), NonZeroU32::MIN, hub);
+        card_up_by(links, (lane, limits), hub);
+    }
+
+    fn card_up_by(links: &mut Links, (lane, limits): (Lane, PathLimits), hub: &mut Hub) {
         hub.sender.path_up(lane.session, lane.path, limits, hub.now_us);
         links.came_up(lane.session, BY_CARD, hub);
         links.go_beside_cards(hub);
@@ -657,6 +687,89 @@ mod tests {
         hub.sender.path_lost(session, first.path, hub.now_us);
         card_up(&mut links, second, &mut hub);
         assert_eq!(take_due(&mut links, session), wanted, "nobody says it once more");
+    }
+
+    /// A put, and a signal that is promised when it is planned.
+    fn put_with_signal(session: SessionId, hub: &mut Hub) {
+        let payload = || Payload::Bytes(Arc::new(vec![0; 8]));
+        let (source_offset, target_offset, checksum) = (0, 0, None);
+        let shape = Shape::Single { source_offset, target_offset, bytes: 8, checksum };
+        let put = Put { payload: payload(), shape, target: TARGET };
+        let word = Word { target: TARGET, offset: 8, value: 1, payload: payload() };
+        let (puts, done) = (vec![put], Waiter::new(Completion::Ignore));
+        let signalled = Signalled {
+            transfers: vec![SignalledTransfer { session, puts, word, done }],
+            mode: Mode::default(),
+            ordered_by: OrderedBy::Host,
+            counter: 1,
+            group: 0,
+            deadline_us: u64::MAX,
+        };
+        hub.sender.begin_signalled(signalled, hub.now_us);
+        while hub.sender.poll_action().is_some() {}
+    }
+
+    /// What cards may reorder in memory is never signalled, so what is promised would wait until its deadline.
+    #[test]
+    fn after_an_outage_cards_that_place_nothing_get_a_path_beside_them_for_signals_promised_before()
+    {
+        for is_promised in [false, true] {
+            let (mut hub, mut links, session) = begun(None);
+            links.lanes.insert(session, Lanes::default());
+            let [first, second] = [0, 1].map(|path| Lane { session, path: PathIndex(path) });
+            let tcp = path_limits((Domain::Tcp, Rail::LAST), NonZeroU32::MIN, &hub);
+            hub.sender.path_up(session, first.path, tcp, hub.now_us);
+            if is_promised {
+                put_with_signal(session, &mut hub);
+            }
+            hub.sender.path_lost(session, first.path, hub.now_us);
+            let card = path_limits((Domain::Efa, BY_CARD.rail), NonZeroU32::MIN, &hub);
+            let relaxed = PathLimits { ordering: Ordering::None, ..card };
+            card_up_by(&mut links, (second, relaxed), &mut hub);
+            let wanted = is_promised.then_some((hub.now_us, Lack::WithoutCards));
+            assert_eq!(take_due(&mut links, session), Vec::from_iter(wanted));
+        }
+    }
+
+    /// It comes up each time, something lands, and it ends.
+    #[test]
+    fn a_way_that_is_of_use_for_a_moment_each_time_is_tried_again_after_pauses_that_grow() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let (mut hub, mut links, session) = begun(listener.local_addr().ok());
+        // So many that it is never idle.
+        (0..40).for_each(|_| send(session, &mut hub));
+        let mut pause_us = |works_us: u64, hub: &mut Hub| {
+            let attempt =
+                || Attempt { candidates: vec![Way::by(Domain::Tcp)], hope: false, lack: Lack::Any };
+            if links.lanes.is_empty() {
+                links.connect(session, hub);
+            } else {
+                links.connect_by(session, attempt(), hub);
+            }
+            let (lane, out) = links.outgoing.last_key_value().expect("it is made");
+            let lane = *lane;
+            assert_eq!(out.link.way(), Way::by(Domain::Tcp));
+            let limits = path_limits((Domain::Tcp, Rail::LAST), NonZeroU32::MIN, hub);
+            hub.sender.path_up(session, lane.path, limits, hub.now_us);
+            links.outgoing.get_mut(&lane).expect("it is made").up_us = Some(hub.now_us);
+            hub.now_us += works_us;
+            let next = hub.sender.next_frame(session, lane.path, hub.now_us);
+            let Next::Frame(frame) = next else { panic!("a message") };
+            let now_us = hub.now_us;
+            let landed = Settled::Landed;
+            assert!(hub.sender.settle(session, lane.path, frame.sequence, landed, now_us));
+            links.end_outgoing(lane, LinkEnd::Lost, hub);
+            let due = take_due(&mut links, session);
+            let [(at_us, Lack::Any)] = due[..] else { panic!("{due:?}") };
+            hub.now_us = at_us;
+            at_us - now_us
+        };
+        let pauses: Vec<u64> = (0..12).map(|_| pause_us(100, &mut hub)).collect();
+        let grown = (0..).map(|times| 1_000 << times).take_while(|us| *us < AGAIN_US_MAX);
+        let wanted: Vec<u64> = [0].into_iter().chain(grown).chain([AGAIN_US_MAX; 2]).collect();
+        assert_eq!(pauses, wanted);
+        assert_eq!(pause_us(60_000_000, &mut hub), 0, "it has worked for a while");
+        assert_eq!(pause_us(100, &mut hub), 1_000);
     }
 
     /// At the limit of connections, and where none of the ways comes up: shm is tried first, and leads to peers on
@@ -709,22 +822,5 @@ mod tests {
         hub.unsuited(first, (TARGET, &[]));
         assert_eq!(due(tcp, &hub), hub.now_us + AGAIN_US_MAX);
         assert_eq!(due(BY_CARD, &hub), until_us, "it carries no more than they do");
-    }
-
-    #[test]
-    fn who_gives_up_a_path_that_has_gone_already_is_told_that_it_is_lost() {
-        let (mut hub, mut links, session) = begun(None);
-        let limits = path_limits((Domain::Tcp, Rail::LAST), NonZeroU32::MIN, &hub);
-        let (gone, other) = (PathIndex(0), PathIndex(1));
-        hub.sender.path_up(session, gone, limits, 0);
-        assert!(matches!(hub.sender.next_frame(session, gone, 0), Next::Frame(_)));
-        hub.sender.path_up(session, other, limits, 0);
-        links.give_up_path(Lane { session, path: gone }, GivenUp::Silent, &mut hub);
-        let actions: Vec<_> = std::iter::from_fn(|| hub.sender.poll_action()).collect();
-        let asks = |action: &Action<Waiter>| {
-            matches!(action, Action::ClosePath { through, close, .. }
-                if (*through, close.path) == (other, gone))
-        };
-        assert!(actions.iter().any(asks), "what was on it is asked about: {actions:?}");
     }
 }

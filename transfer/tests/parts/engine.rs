@@ -580,7 +580,10 @@ fn a_domain_that_has_failed_is_avoided_for_a_while() {
     let back = receiver.connect(&sender.endpoint()).expect("reachable");
     receiver.cut_off(back, done).expect("accepted");
     assert_eq!(cut.wait(), Ok(()));
-    while send().is_err() {}
+    let until = Instant::now() + LONG;
+    while send().is_err() {
+        assert!(Instant::now() < until, "it hears of the cut-off");
+    }
     assert_eq!(asked(), 0);
     let messages = "kvasir_transfer_messages_total";
     assert!(counter(&received, messages, &["tcp", "received"]) >= 2.0);

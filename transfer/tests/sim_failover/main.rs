@@ -78,6 +78,8 @@ fn whatever_fails_no_signal_is_seen_before_its_data() {
     if seeds >= SEEDS {
         assert!(sum.signalled > 15 * seeds && sum.counted > seeds, "{sum:?}");
         assert!(sum.unplaced > seeds, "{sum:?}");
+        // A fifth of the runs have lanes that refuse regions, if they have more than one.
+        assert!(sum.untaken > seeds / 4 && sum.left_order > seeds, "{sum:?}");
         assert!(
             sum.paths_asked > seeds && sum.failed > seeds && sum.drained > seeds / 4,
             "{sum:?}"

@@ -20,6 +20,8 @@ use crate::random::Random;
 use crate::workload::config;
 
 const RECEIVERS: usize = 3;
+/// Of each receiver.
+const REGIONS: usize = 2;
 const BATCHES: u64 = 12;
 const TRANSFERS_MAX: u64 = 6;
 const SLOT_BYTES: usize = 2048;
@@ -38,6 +40,10 @@ pub struct Summary {
     pub failed: u64,
     pub drained: u64,
     pub paths_asked: u64,
+    /// Frames that a lane gave back because it does not carry their region.
+    pub untaken: u64,
+    /// Puts and signals that left the path of the others.
+    pub left_order: u64,
 }
 
 impl Summary {
@@ -48,13 +54,24 @@ impl Summary {
         self.failed += other.failed;
         self.drained += other.drained;
         self.paths_asked += other.paths_asked;
+        self.untaken += other.untaken;
+        self.left_order += other.left_order;
     }
 }
 
 struct Receiver {
     engine: SimEngine,
-    region: RegionHandle,
-    target: RegionDesc,
+    /// Alike. What lanes carry differs.
+    regions: [(RegionHandle, RegionDesc); REGIONS],
+}
+
+/// Which of its receiver's regions each part of a transfer goes to.
+#[derive(Clone, Copy)]
+struct Split {
+    /// The bytes before it are the first part.
+    cut: usize,
+    parts: [usize; 2],
+    word: usize,
 }
 
 /// One transfer and all that may be seen of it. Slots are not used twice.
@@ -62,6 +79,7 @@ struct Expected {
     receiver: usize,
     slot: usize,
     bytes: usize,
+    split: Split,
     /// One of its puts may not be written.
     is_doomed: bool,
     is_seen: bool,
@@ -131,8 +149,9 @@ impl Run {
         }
         let receivers = (0..RECEIVERS).map(|_| {
             let engine = network.engine(Handlers::default());
-            let (region, target) = engine.register(memory(SLOTS * SLOT_BYTES)).expect("room");
-            Receiver { engine, region, target }
+            let regions =
+                [(); REGIONS].map(|()| engine.register(memory(SLOTS * SLOT_BYTES)).expect("room"));
+            Receiver { engine, regions }
         });
         let receivers = receivers.collect();
         let expected = Vec::new();
@@ -158,8 +177,12 @@ impl Run {
             let receiver = self.random.between(0, RECEIVERS as u64 - 1) as usize;
             let bytes = self.random.between(1, WORD_AT as u64) as usize;
             let is_doomed = self.random.percent(8);
-            transfers.push(self.transfer(slot, receiver, bytes, is_doomed));
-            expected.push((receiver, slot, bytes, is_doomed));
+            let mut region = || self.random.between(0, REGIONS as u64 - 1) as usize;
+            let (parts, word) = ([region(), region()], region());
+            let cut = self.random.between(0, bytes as u64) as usize;
+            let split = Split { cut, parts, word };
+            transfers.push(self.transfer((slot, receiver), (bytes, split), is_doomed));
+            expected.push((receiver, slot, bytes, is_doomed, split));
         }
         let (mode, is_short) = (self.mode(), self.random.percent(10));
         let ordered_by = if self.random.percent(60) { OrderedBy::Nic } else { OrderedBy::Host };
@@ -170,10 +193,11 @@ impl Run {
         let outcomes = self.writer.put_with_signal(call, Completion::Ignore).expect("accepted");
         let drained = Arc::default();
         let all = expected.into_iter().enumerate();
-        self.expected.extend(all.map(|(at, (receiver, slot, bytes, is_doomed))| Expected {
+        self.expected.extend(all.map(|(at, (receiver, slot, bytes, is_doomed, split))| Expected {
             receiver,
             slot,
             bytes,
+            split,
             is_doomed,
             is_seen: false,
             outcomes: Arc::clone(&outcomes),
@@ -185,26 +209,25 @@ impl Run {
 
     fn transfer(
         &mut self,
-        slot: usize,
-        receiver: usize,
-        bytes: usize,
+        (slot, receiver): (usize, usize),
+        (bytes, split): (usize, Split),
         is_doomed: bool,
     ) -> SignalledPut {
-        let Receiver { engine, target, .. } = &self.receivers[receiver];
+        let Receiver { engine, regions } = &self.receivers[receiver];
         let offset = slot * SLOT_BYTES;
-        let cut = self.random.between(0, bytes as u64) as usize;
-        let put = |from: usize, to: usize| Put {
+        let Split { cut, parts, word } = split;
+        let put = |part: usize, from: usize, to: usize| Put {
             source: Source::Region {
                 handle: self.source.clone(),
                 offset: offset + from,
                 bytes: to - from,
             },
-            target: *target,
+            target: regions[parts[part]].1,
             target_offset: (offset + from) as u64,
         };
-        let mut puts = vec![put(0, cut), put(cut, bytes)];
+        let mut puts = vec![put(0, 0, cut), put(1, cut, bytes)];
         if is_doomed {
-            let mut beyond = put(0, 8);
+            let mut beyond = put(0, 0, 8);
             beyond.target_offset = (SLOTS * SLOT_BYTES) as u64;
             puts.insert(self.random.between(0, 2) as usize, beyond);
         }
@@ -213,7 +236,7 @@ impl Run {
         SignalledPut {
             peer,
             puts,
-            signal: Signal { target: *target, offset, value: slot as u64 + 1 },
+            signal: Signal { target: regions[word].1, offset, value: slot as u64 + 1 },
         }
     }
 
@@ -244,9 +267,9 @@ impl Run {
     fn look(&mut self) {
         let (seed, receivers) = (self.seed, &self.receivers);
         for expected in self.expected.iter_mut().filter(|expected| !expected.is_seen) {
-            let slot = expected.slot;
-            let memory = receivers[expected.receiver].region.memory();
-            let word = memory.atomic_u64(slot * SLOT_BYTES + WORD_AT).expect("inside");
+            let (slot, split) = (expected.slot, expected.split);
+            let memory = |region: usize| receivers[expected.receiver].regions[region].0.memory();
+            let word = memory(split.word).atomic_u64(slot * SLOT_BYTES + WORD_AT).expect("inside");
             let word = word.load(Ordering::Acquire);
             let drained = *expected.drained.lock().expect("not poisoned");
             if drained.is_some() && expected.seen_when_drained.is_none() {
@@ -262,7 +285,10 @@ impl Run {
             let late = expected.seen_when_drained == Some(false);
             assert!(!late, "seed {seed}: transfer {slot}: seen after its group was drained");
             let mut bytes = vec![0; expected.bytes];
-            memory.copy_to(slot * SLOT_BYTES, &mut bytes).expect("it fits");
+            let (first, second) = bytes.split_at_mut(split.cut);
+            let [first_in, second_in] = split.parts.map(memory);
+            first_in.copy_to(slot * SLOT_BYTES, first).expect("it fits");
+            second_in.copy_to(slot * SLOT_BYTES + split.cut, second).expect("it fits");
             let missing = (0..expected.bytes).find(|at| bytes[*at] != byte(slot, *at));
             assert_eq!(missing, None, "seed {seed}: transfer {slot}: seen before its data");
         }
@@ -295,6 +321,8 @@ impl Run {
         }
         let counts = self.receivers.iter().map(|receiver| receiver.engine.counts());
         sum.paths_asked = counts.map(|counts| counts.paths_asked).sum();
+        let own = self.writer.counts();
+        (sum.untaken, sum.left_order) = (own.untaken, own.left_order);
         self.network.stop();
         sum
     }
