@@ -117,7 +117,8 @@ impl World {
         }
     }
 
-    /// Whatever has arrived at the node.
+    /// Whatever has arrived at the node, by any lane. Before a count this is more than cards promise of each other
+    /// (docs/decisions/0027-counts-over-several-cards.md).
     pub(super) fn place_all(&mut self, to: NodeId) {
         if self.unplaced == 0 {
             return;
