@@ -10,7 +10,7 @@ use serde_json::Value;
 
 /// Package, and the packages of this workspace that it may depend on. All that is not here is
 /// refused, a new package too: its place is part of the design.
-const MAY_USE: [(&str, &[&str]); 19] = [
+const MAY_USE: [(&str, &[&str]); 20] = [
     ("kvasir-proto", &[]),
     ("kvasir-transfer-core", &[]),
     ("kvasir-transfer-verbs", &[]),
@@ -29,9 +29,11 @@ const MAY_USE: [(&str, &[&str]); 19] = [
         ],
     ),
     ("kvasir-attach", &["kvasir-proto", "kvasir-transfer", "kvasir-blocks"]),
+    ("kvasir-route", &["kvasir-proto", "kvasir-transfer", "kvasir-attention"]),
     (
         "kvasir-store-node",
         &[
+            "kvasir-route",
             "kvasir-proto",
             "kvasir-transfer",
             "kvasir-attach",
@@ -45,7 +47,10 @@ const MAY_USE: [(&str, &[&str]); 19] = [
     ("kvasir-client-c", &["kvasir-client", "kvasir-store-node"]),
     ("kvasir-conductor", &["kvasir-proto", "kvasir-placement"]),
     ("kvasir-replay", &["kvasir-proto", "kvasir-blocks", "kvasir-placement"]),
-    ("kvasir-engine-reference", &["kvasir-proto", "kvasir-store-node", "kvasir-attention"]),
+    (
+        "kvasir-engine-reference",
+        &["kvasir-proto", "kvasir-store-node", "kvasir-attention", "kvasir-route"],
+    ),
     (
         "kvasir",
         &[
@@ -56,6 +61,7 @@ const MAY_USE: [(&str, &[&str]); 19] = [
             "kvasir-blocks",
             "kvasir-log",
             "kvasir-attention",
+            "kvasir-route",
             "kvasir-transfer",
             "kvasir-transfer-core",
             "kvasir-transfer-libfabric",

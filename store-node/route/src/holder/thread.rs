@@ -1,0 +1,451 @@
+//! The holder's thread: owns sessions, routes and the kernels. It takes all that has come before it computes,
+//! so that queries which arrive together are computed together.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError};
+use std::time::Duration;
+
+use kvasir_attention::{Attention, AttentionOptions};
+use kvasir_proto::{Generation, Namespace, SlotIndex};
+use kvasir_transfer::memory::Prefault;
+use kvasir_transfer::spin::Spin;
+use kvasir_transfer::{
+    Completion, Endpoint, Expect, PeerId, RegionDesc, RegionHandle, SharedMemory, Source,
+    TransferEngine, Write, WriteError,
+};
+
+use super::batch::{self, Route, Routes};
+use super::rows::RowShape;
+use super::{HolderOptions, OpenError, OpenRoute, OpenSession, Reply, RouteOpened, SessionOpened};
+use crate::metrics::HolderMetrics;
+use crate::requester::DEPTH_MAX;
+use crate::wire::{
+    self, Answer, Dispatch, MessageStatus, PartStatus, Query, WireDtype, partial_bytes, query_bytes,
+};
+
+/// How long the thread looks for queries before it sleeps: a layer of a small model.
+const SPIN: Duration = Duration::from_micros(200);
+/// An answer that cannot land for so long is given up, and its session with it.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
+
+/// What comes to the thread.
+pub enum Input {
+    Arrived {
+        session: u64,
+        slot: u32,
+    },
+    OpenSession(Box<OpenSession>, Reply<Result<SessionOpened, OpenError>>),
+    CloseSession(u64),
+    OpenRoute(Box<OpenRoute>, Reply<Result<RouteOpened, OpenError>>),
+    CloseRoute(u64, Reply<()>),
+    /// A requester's engine, by its incarnation.
+    PeerLost(u64),
+    Stop,
+}
+
+impl std::fmt::Debug for Input {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Input::Arrived { .. } => "Arrived",
+            Input::OpenSession(..) => "OpenSession",
+            Input::CloseSession(_) => "CloseSession",
+            Input::OpenRoute(..) => "OpenRoute",
+            Input::CloseRoute(..) => "CloseRoute",
+            Input::PeerLost(_) => "PeerLost",
+            Input::Stop => "Stop",
+        })
+    }
+}
+
+/// A requester's ring.
+#[derive(Debug)]
+struct Session {
+    peer: PeerId,
+    answers: RegionDesc,
+    answer_bytes_max: u32,
+    answer_imm: u32,
+    queries: RegionHandle,
+    query_bytes_max: u32,
+    query_imm: u32,
+    depth: u32,
+}
+
+impl Session {
+    fn ring_bytes(&self) -> u64 {
+        u64::from(self.query_bytes_max) * u64::from(self.depth)
+    }
+
+    /// What lies in a slot, if it is a query. It is copied out first: then its writer cannot change it
+    /// between a check and a use.
+    fn query(&self, slot: u32) -> Option<Query> {
+        let (at, size) = (slot as usize * self.query_bytes_max as usize, self.query_bytes_max);
+        let memory = self.queries.memory();
+        let mut head = [0; wire::QUERY_HEADER_BYTES];
+        memory.copy_to(at, &mut head).ok()?;
+        let length = wire::query_length(&head).ok().filter(|length| *length <= size as usize)?;
+        let mut bytes = vec![0; length];
+        memory.copy_to(at, &mut bytes).ok()?;
+        wire::read_query(&bytes).ok()
+    }
+}
+
+/// A message that waits to be computed.
+#[derive(Debug)]
+struct Waiting {
+    session: u64,
+    slot: u32,
+    query: Query,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Thread {
+    options: HolderOptions,
+    slots: Arc<SharedMemory>,
+    transfer: TransferEngine,
+    /// For the transfer engine's callbacks.
+    inputs: SyncSender<Input>,
+    metrics: HolderMetrics,
+    kernels: Attention,
+    sessions: BTreeMap<u64, Session>,
+    routes: Routes,
+    waiting: Vec<Waiting>,
+    ring_bytes: u64,
+    next_id: u64,
+    next_imm: u32,
+}
+
+impl Thread {
+    pub fn new(
+        options: HolderOptions,
+        slots: Arc<SharedMemory>,
+        transfer: TransferEngine,
+        inputs: SyncSender<Input>,
+        metrics: HolderMetrics,
+    ) -> Self {
+        let threads = options.threads;
+        Thread {
+            options,
+            slots,
+            // Names of a former process mean nothing here.
+            next_id: transfer.incarnation() | 1,
+            transfer,
+            inputs,
+            metrics,
+            kernels: Attention::new(AttentionOptions { threads, ..AttentionOptions::default() }),
+            sessions: BTreeMap::new(),
+            routes: BTreeMap::new(),
+            waiting: Vec::new(),
+            ring_bytes: 0,
+            next_imm: 1,
+        }
+    }
+
+    /// Runs until it is told to stop. Whoever waits for a route's end then is told by what is dropped.
+    pub fn run(mut self, queue: &Receiver<Input>) {
+        let mut spin = Spin::new(SPIN);
+        loop {
+            let input = match queue.try_recv() {
+                Ok(input) => input,
+                Err(TryRecvError::Disconnected) => return,
+                Err(TryRecvError::Empty) if !self.waiting.is_empty() => {
+                    self.compute();
+                    spin.worked();
+                    continue;
+                }
+                Err(TryRecvError::Empty) if spin.wait() => continue,
+                Err(TryRecvError::Empty) => match queue.recv() {
+                    Ok(input) => input,
+                    Err(_) => return,
+                },
+            };
+            spin.worked();
+            if matches!(input, Input::Stop) {
+                break;
+            }
+            self.take(input);
+        }
+        // Nothing is read any more: who asked for the end of a route hears of it.
+        while let Ok(input) = queue.try_recv() {
+            match input {
+                Input::CloseRoute(_, done) => done(()),
+                Input::OpenSession(_, reply) => reply(Err(OpenError::Unavailable)),
+                Input::OpenRoute(_, reply) => reply(Err(OpenError::Unavailable)),
+                Input::Arrived { .. }
+                | Input::CloseSession(_)
+                | Input::PeerLost(_)
+                | Input::Stop => {}
+            }
+        }
+    }
+
+    fn take(&mut self, input: Input) {
+        match input {
+            Input::Arrived { session, slot } => self.arrived(session, slot),
+            Input::OpenSession(request, reply) => reply(self.open_session(&request)),
+            Input::CloseSession(session) => self.close_session(session),
+            Input::OpenRoute(request, reply) => reply(self.open_route(*request)),
+            Input::CloseRoute(route, done) => {
+                // Queries that wait for it are refused when their turn comes.
+                self.routes.remove(&route);
+                self.metrics.routes.set(self.routes.len() as i64);
+                done(());
+            }
+            Input::PeerLost(incarnation) => {
+                let of_peer = |(id, session): (&u64, &Session)| {
+                    (session.peer.incarnation() == incarnation).then_some(*id)
+                };
+                let gone: Vec<u64> = self.sessions.iter().filter_map(of_peer).collect();
+                gone.into_iter().for_each(|session| self.close_session(session));
+            }
+            Input::Stop => {}
+        }
+    }
+
+    fn open_session(&mut self, request: &OpenSession) -> Result<SessionOpened, OpenError> {
+        let invalid =
+            |what: &str, why: String| OpenError::Invalid(format!("field `{what}`: {why}"));
+        let OpenSession { answer_bytes_max, answer_imm, query_bytes_max, depth, .. } = *request;
+        if depth == 0 || depth > DEPTH_MAX || query_bytes_max == 0 || answer_bytes_max == 0 {
+            return Err(OpenError::Invalid(format!(
+                "a ring has 1 to {DEPTH_MAX} slots of at least one byte"
+            )));
+        }
+        let endpoint = Endpoint::from_bytes(&request.endpoint)
+            .map_err(|error| invalid("endpoint", error.to_string()))?;
+        let answers = RegionDesc::from_bytes(&request.answers_region)
+            .map_err(|error| invalid("answers_region", error.to_string()))?;
+        let answer_ring = u64::from(answer_bytes_max) * u64::from(depth);
+        if answers.length_bytes < answer_ring || answers.incarnation != endpoint.incarnation {
+            return Err(invalid("answers_region", "it does not hold the answer ring".into()));
+        }
+        if self.sessions.len() >= self.options.sessions_max {
+            let max = self.options.sessions_max;
+            return Err(OpenError::NoSpace(format!("{max} requesters have sessions already")));
+        }
+        let ring = u64::from(query_bytes_max) * u64::from(depth);
+        let (taken, max) = (self.ring_bytes, self.options.ring_bytes_max);
+        if taken + ring > max {
+            return Err(OpenError::NoSpace(format!(
+                "a query ring of {ring} bytes is wanted, and {taken} of {max} are taken"
+            )));
+        }
+        let peer = self
+            .transfer
+            .connect(&endpoint)
+            .map_err(|error| OpenError::Invalid(format!("the requester: {error}")))?;
+        let no_memory = |error: String| OpenError::NoSpace(format!("no query ring: {error}"));
+        let memory = SharedMemory::create("kvasir-queries", ring as usize, Prefault::Yes)
+            .map_err(|error| no_memory(error.to_string()))?;
+        let (queries, descriptor) = self
+            .transfer
+            .register(Arc::new(memory))
+            .map_err(|error| no_memory(error.to_string()))?;
+        let (id, query_imm) = (self.next_id, self.next_imm);
+        self.next_id = self.next_id.wrapping_add(1);
+        self.next_imm = self.next_imm.wrapping_add(depth);
+        let session = Session {
+            peer,
+            answers,
+            answer_bytes_max,
+            answer_imm,
+            queries,
+            query_bytes_max,
+            query_imm,
+            depth,
+        };
+        self.ring_bytes += ring;
+        self.sessions.insert(id, session);
+        self.metrics.sessions.set(self.sessions.len() as i64);
+        for slot in 0..depth {
+            self.expect(id, slot);
+        }
+        // Its loss is noticed also while it asks nothing.
+        let _ = self.transfer.set_wanted(peer, true);
+        Ok(SessionOpened {
+            session: id,
+            endpoint: self.transfer.endpoint().to_bytes(),
+            queries_region: descriptor.to_bytes(),
+            query_imm,
+        })
+    }
+
+    fn close_session(&mut self, id: u64) {
+        let Some(session) = self.sessions.remove(&id) else { return };
+        self.ring_bytes -= session.ring_bytes();
+        self.routes.retain(|_, route| route.session != id);
+        self.waiting.retain(|waiting| waiting.session != id);
+        // Nothing lands in the ring any more when this is done, and its memory goes with it.
+        let _ = self.transfer.revoke(&session.queries, Completion::Ignore);
+        for slot in 0..session.depth {
+            let _ = self.transfer.cancel_imm(session.query_imm + slot, Completion::Ignore);
+        }
+        if !self.sessions.values().any(|other| other.peer == session.peer) {
+            // A session that is lost wants nothing.
+            let _ = self.transfer.set_wanted(session.peer, false);
+        }
+        self.metrics.sessions.set(self.sessions.len() as i64);
+        self.metrics.routes.set(self.routes.len() as i64);
+    }
+
+    fn open_route(&mut self, request: OpenRoute) -> Result<RouteOpened, OpenError> {
+        let OpenRoute { session, route, namespace, blocks, layout, kv_dtype } = request;
+        if !self.sessions.contains_key(&session) {
+            return Err(OpenError::NoSession);
+        }
+        if self.routes.len() >= self.options.routes_max {
+            let max = self.options.routes_max;
+            return Err(OpenError::NoSpace(format!("{max} routes are open already")));
+        }
+        let shape = RowShape::new(&layout, &kv_dtype)?;
+        let slots: Vec<SlotIndex> = blocks.iter().map(|(slot, _)| *slot).collect();
+        let same = |route: &&Route| route.slots == slots && route.shape == shape;
+        let shared = self.routes.values().find(same).map(|known| known.blocks);
+        let (pins, d_qk) = (pins(namespace, &blocks), shape.width as u32);
+        let blocks = shared.unwrap_or(route);
+        self.routes.insert(route, Route { session, pins, blocks, slots, shape });
+        self.metrics.routes.set(self.routes.len() as i64);
+        Ok(RouteOpened { pins, d_qk })
+    }
+
+    /// Waits for the next query in a slot of a ring.
+    fn expect(&self, id: u64, slot: u32) {
+        let Some(session) = self.sessions.get(&id) else { return };
+        let imm = session.query_imm + slot;
+        let inputs = self.inputs.clone();
+        let landed = Completion::callback(move |outcome| {
+            if outcome.is_ok() {
+                // There is room for one message of each slot of each session.
+                let _ = inputs.try_send(Input::Arrived { session: id, slot });
+            }
+        });
+        // A slot that nobody listens to is one whose query is never answered: its requester goes on
+        // without it.
+        if let Err(error) =
+            self.transfer.expect_imm(Expect { imm, count: 1, deadline: None }, landed)
+        {
+            tracing::warn!(session = id, slot, %error, "a query slot is not listened to any more");
+        }
+    }
+
+    fn arrived(&mut self, id: u64, slot: u32) {
+        let Some(session) = self.sessions.get(&id) else { return };
+        let query = session.query(slot).filter(|query| {
+            let head = &query.head;
+            let rows = query.parts.iter().map(|part| part.query_rows as usize).sum();
+            let room = wire::answer_room(query.parts.len(), rows, head.d_v as usize, head.dtype);
+            head.session == id && room <= session.answer_bytes_max as usize
+        });
+        match query {
+            Some(query) if self.waiting.len() < self.options.flows_max => {
+                self.waiting.push(Waiting { session: id, slot, query });
+            }
+            Some(query) => self.refuse(id, slot, query.head.dispatch, MessageStatus::Busy),
+            None => {
+                let nothing = Dispatch { serial: 0, step: 0, layer: 0 };
+                self.refuse(id, slot, nothing, MessageStatus::Malformed);
+            }
+        }
+    }
+
+    fn refuse(&mut self, session: u64, slot: u32, dispatch: Dispatch, status: MessageStatus) {
+        self.answer(session, slot, &Answer { dispatch, status, parts: Vec::new() }, WireDtype::F32);
+    }
+
+    fn compute(&mut self) {
+        let waiting = std::mem::take(&mut self.waiting);
+        let (places, queries): (Vec<(u64, u32)>, Vec<Query>) = waiting
+            .into_iter()
+            .map(|waiting| ((waiting.session, waiting.slot), waiting.query))
+            .unzip();
+        let (answers, groups) =
+            batch::compute(&queries, &self.routes, &self.slots, &mut self.kernels);
+        self.metrics.batches.inc();
+        self.metrics.groups.inc_by(groups as u64);
+        for (((session, slot), query), parts) in places.into_iter().zip(&queries).zip(answers) {
+            self.count(query, &parts);
+            let answer =
+                Answer { dispatch: query.head.dispatch, status: MessageStatus::Taken, parts };
+            self.answer(session, slot, &answer, query.head.dtype);
+        }
+    }
+
+    fn count(&self, query: &Query, parts: &[Result<kvasir_attention::Partial, PartStatus>]) {
+        let head = &query.head;
+        let rows = query.parts.iter().map(|part| part.query_rows as usize).sum();
+        let arrived = query_bytes(rows, head.d_qk as usize, head.dtype);
+        self.metrics.query_bytes.inc_by(arrived as u64);
+        let answered = parts.iter().flatten().map(|partial| partial.m.len()).sum();
+        let left = partial_bytes(answered, head.d_v as usize, head.dtype);
+        self.metrics.partial_bytes.inc_by(left as u64);
+        let refused = parts.iter().filter(|part| part.is_err()).count();
+        self.metrics.parts_refused.inc_by(refused as u64);
+    }
+
+    /// One write, whatever the message asked. The slot is listened to again before the requester can know
+    /// that it is free.
+    fn answer(&mut self, id: u64, slot: u32, answer: &Answer, dtype: WireDtype) {
+        let label = match answer.status {
+            MessageStatus::Taken => "taken",
+            MessageStatus::Busy => "busy",
+            MessageStatus::Malformed => "malformed",
+        };
+        self.metrics.messages.with_label_values(&[label]).inc();
+        let Some(session) = self.sessions.get(&id) else { return };
+        let _ = self.transfer.cancel_imm(session.query_imm + slot, Completion::Ignore);
+        self.expect(id, slot);
+        let mut bytes = Vec::new();
+        wire::write_answer(&mut bytes, answer, dtype);
+        let inputs = self.inputs.clone();
+        let done = Completion::callback(move |outcome| {
+            if matches!(outcome, Err(error) if error != WriteError::Cancelled) {
+                // When there is no room for that, its next answer closes it.
+                let _ = inputs.try_send(Input::CloseSession(id));
+            }
+        });
+        let write = Write {
+            peer: session.peer,
+            checksum: Some(kvasir_transfer::checksum(&bytes)),
+            source: Source::Inline(bytes),
+            target: session.answers,
+            target_offset: u64::from(slot) * u64::from(session.answer_bytes_max),
+            imm: Some(session.answer_imm + slot),
+            group: 0,
+            deadline: ANSWER_DEADLINE,
+        };
+        if let Err(error) = self.transfer.write(write, done) {
+            tracing::warn!(session = id, %error, "an answer cannot be sent; its session ends");
+            self.close_session(id);
+        }
+    }
+}
+
+/// Stands for what a route is over: the same for the same namespace, slots and generations.
+fn pins(namespace: Namespace, blocks: &[(SlotIndex, Generation)]) -> u64 {
+    let mut bytes = namespace.0.to_vec();
+    for (slot, generation) in blocks {
+        bytes.extend(slot.0.to_le_bytes());
+        bytes.extend(generation.0.to_le_bytes());
+    }
+    kvasir_transfer::checksum(&bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pins_differ_with_the_namespace_each_slot_and_each_generation() {
+        let blocks = [(SlotIndex(1), Generation(5)), (SlotIndex(2), Generation(6))];
+        let known = pins(Namespace([1; 16]), &blocks);
+        assert_eq!(known, pins(Namespace([1; 16]), &blocks));
+        let others = [
+            pins(Namespace([2; 16]), &blocks),
+            pins(Namespace([1; 16]), &blocks[..1]),
+            pins(Namespace([1; 16]), &[blocks[1], blocks[0]]),
+            pins(Namespace([1; 16]), &[(SlotIndex(1), Generation(4)), blocks[1]]),
+        ];
+        assert!(others.iter().all(|other| *other != known));
+    }
+}

@@ -1,0 +1,75 @@
+//! One slot of a session's two rings, as a state that a thread that dispatches and the transfer engine's
+//! worker share.
+//!
+//! | state | who may touch it | becomes |
+//! | --- | --- | --- |
+//! | free | nobody | in flight, by a dispatch |
+//! | in flight | the holder writes the answer | arrived, by the worker; abandoned, by a flight given up |
+//! | arrived | the flight reads it | free, by the flight |
+//! | abandoned | the holder may still write: quarantine | free, by the worker |
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+const FREE: u8 = 0;
+const IN_FLIGHT: u8 = 1;
+const ARRIVED: u8 = 2;
+const ABANDONED: u8 = 3;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Slot(AtomicU8);
+
+impl Slot {
+    /// Takes a free slot for a dispatch.
+    pub fn take(&self) -> bool {
+        self.change(FREE, IN_FLIGHT)
+    }
+
+    /// The answer has landed.
+    pub fn arrived(&self) {
+        if !self.change(IN_FLIGHT, ARRIVED) {
+            self.change(ABANDONED, FREE);
+        }
+    }
+
+    pub fn has_arrived(&self) -> bool {
+        self.0.load(Ordering::Acquire) == ARRIVED
+    }
+
+    /// The flight is over, with its answer or without.
+    pub fn give_back(&self) {
+        if !self.change(IN_FLIGHT, ABANDONED) {
+            self.change(ARRIVED, FREE);
+        }
+    }
+
+    /// Nothing was sent, so nothing can land.
+    pub fn put_back(&self) {
+        self.change(IN_FLIGHT, FREE);
+    }
+
+    fn change(&self, from: u8, to: u8) -> bool {
+        self.0.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_that_was_given_up_is_not_taken_before_its_answer_has_come() {
+        let slot = Slot::default();
+        assert!(slot.take() && !slot.take());
+        slot.give_back();
+        assert!(!slot.take(), "the answer may still land");
+        slot.arrived();
+        assert!(!slot.has_arrived() && slot.take(), "it has, and nobody reads it");
+        slot.arrived();
+        assert!(slot.has_arrived() && !slot.take());
+        slot.give_back();
+        assert!(slot.take());
+        slot.put_back();
+        assert!(slot.take());
+    }
+}
