@@ -21,12 +21,28 @@ pub struct Config {
     pub nodes: Vec<String>,
     /// The models that clients may ask for.
     pub models: Vec<ModelConfig>,
+    /// A file of tenants with the hashes of their API keys and their quotas, as described in
+    /// docs/front-door.md. Without it everybody is answered. Read again while the conductor runs.
+    pub api_keys_file: Option<PathBuf>,
+    /// How often files of keys and certificates are read again. What is new is taken when it was
+    /// read twice alike. At least 10.
+    pub reload_ms: u64,
     /// A request that takes longer is cancelled and answered with 504.
     pub request_deadline_ms: u64,
     /// A request is refused when its first token is predicted to come later than this.
     pub ttft_objective_ms: u64,
     /// A request is refused when the time between its tokens is predicted to be longer than this.
     pub tbt_objective_ms: u64,
+    /// The least that a request may ask for with the header `x-llm-d-slo-ttft-ms`, which then holds
+    /// for it in place of `ttft_objective_ms`; what is out of bounds is refused with 400.
+    pub ttft_objective_ms_min: u64,
+    /// The most that it may ask for.
+    pub ttft_objective_ms_max: u64,
+    /// The least that a request may ask for with the header `x-llm-d-slo-tpot-ms`, which then holds
+    /// for it in place of `tbt_objective_ms`.
+    pub tbt_objective_ms_min: u64,
+    /// The most that it may ask for.
+    pub tbt_objective_ms_max: u64,
     /// By what the instance that prefills is chosen: "random"; "least-loaded", the shortest queue;
     /// "longest-match", the longest prefix; "local", the least time to first token with what each
     /// holds itself; "global", Mooncake's Algorithm 1; "kvasir", the least cost with fetching priced
@@ -62,8 +78,13 @@ pub struct Config {
     pub body_read_ms: u64,
     /// HTTP connections open at once; more wait in the listen queue.
     pub connections_max: usize,
-    /// A connection whose request headers have not arrived after this long is closed.
+    /// A connection is closed when the head of a request that has begun (of the first request: since
+    /// the connection is there) has not arrived after this long.
     pub header_read_ms: u64,
+    /// A connection on which nothing is asked for so long after an answer is closed. Longer than what
+    /// clients and proxies in front keep theirs, so that they are the ones who close. At most
+    /// 3600000.
+    pub keep_alive_ms: u64,
     /// A connection whose client takes no byte of its answer for this long is closed and its
     /// request cancelled.
     pub write_stall_ms: u64,
@@ -71,6 +92,27 @@ pub struct Config {
     pub tokenize_parallel: usize,
     /// On shutdown, requests in flight may finish for this long; then they are cancelled.
     pub drain_ms: u64,
+    /// TLS 1.3 for the HTTP API. The files are read again while the conductor runs.
+    pub tls: TlsConfig,
+}
+
+/// Where certificate and key of the HTTP API lie: both or neither.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct TlsConfig {
+    /// The certificate in PEM, followed by those that lead to an authority. Without it HTTP is spoken
+    /// in the clear.
+    pub certificate: Option<PathBuf>,
+    /// The certificate's key in PEM.
+    pub key: Option<PathBuf>,
+    /// A connection whose handshake takes longer is closed.
+    pub handshake_ms: u64,
+}
+
+impl Default for TlsConfig {
+    fn default() -> Self {
+        TlsConfig { certificate: None, key: None, handshake_ms: 10_000 }
+    }
 }
 
 /// By what the instance that prefills is chosen.
@@ -116,9 +158,15 @@ impl Default for Config {
             grpc_listen: SocketAddr::from(([127, 0, 0, 1], 8001)),
             nodes: Vec::new(),
             models: Vec::new(),
+            api_keys_file: None,
+            reload_ms: 1_000,
             request_deadline_ms: 60_000,
             ttft_objective_ms: 30_000,
             tbt_objective_ms: 1_000,
+            ttft_objective_ms_min: 1,
+            ttft_objective_ms_max: 600_000,
+            tbt_objective_ms_min: 1,
+            tbt_objective_ms_max: 60_000,
             policy: PlacementPolicy::default(),
             kvcache_balancing_threshold: 1.5,
             always_fetch: false,
@@ -133,15 +181,21 @@ impl Default for Config {
             body_read_ms: 30_000,
             connections_max: 4_096,
             header_read_ms: 10_000,
+            keep_alive_ms: 75_000,
             write_stall_ms: 20_000,
             tokenize_parallel: 4,
             drain_ms: 10_000,
+            tls: TlsConfig::default(),
         }
     }
 }
 
 /// Four of the engines' renewals.
 const LEASE_MS_MIN: u64 = 1_000;
+/// So that reading files does not keep a core busy.
+const RELOAD_MS_MIN: u64 = 10;
+/// An hour.
+const KEEP_ALIVE_MS_MAX: u64 = 3_600_000;
 
 impl Config {
     /// Refuses values that cannot work, naming the field.
@@ -157,13 +211,39 @@ impl Config {
             ("body_read_ms", self.body_read_ms),
             ("connections_max", self.connections_max as u64),
             ("header_read_ms", self.header_read_ms),
+            ("keep_alive_ms", self.keep_alive_ms),
             ("write_stall_ms", self.write_stall_ms),
+            ("tls.handshake_ms", self.tls.handshake_ms),
             ("tokenize_parallel", self.tokenize_parallel as u64),
         ];
         for (field, value) in positive {
             if value == 0 {
                 return Err(format!("`{field}` must be at least 1"));
             }
+        }
+        for (field, min, max) in [
+            ("ttft_objective_ms", self.ttft_objective_ms_min, self.ttft_objective_ms_max),
+            ("tbt_objective_ms", self.tbt_objective_ms_min, self.tbt_objective_ms_max),
+        ] {
+            if min == 0 || min > max {
+                return Err(format!("`{field}_min` must be between 1 and `{field}_max`"));
+            }
+        }
+        if self.tls.certificate.is_some() != self.tls.key.is_some() {
+            return Err("`tls.certificate` and `tls.key` go together: set both or neither".into());
+        }
+        if self.reload_ms < RELOAD_MS_MIN {
+            return Err(format!(
+                "`reload_ms` must be at least {RELOAD_MS_MIN}, not {}",
+                self.reload_ms
+            ));
+        }
+        if self.keep_alive_ms > KEEP_ALIVE_MS_MAX {
+            return Err(format!(
+                "`keep_alive_ms` must be at most {KEEP_ALIVE_MS_MAX}, not {}: idle connections count \
+                 among `connections_max`",
+                self.keep_alive_ms
+            ));
         }
         if self.lease_ms < LEASE_MS_MIN {
             return Err(format!(

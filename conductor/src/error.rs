@@ -14,6 +14,12 @@ pub enum Error {
     /// The files of a model could not be read.
     #[error("model \"{model}\": {reason}")]
     Model { model: String, reason: String },
+    /// The file of API keys could not be taken.
+    #[error("API keys: {0}")]
+    ApiKeys(String),
+    /// Certificate or key could not be taken.
+    #[error("TLS: {0}")]
+    Tls(String),
     /// A metric was registered twice.
     #[error("cannot register metrics: {0}")]
     Metrics(#[from] prometheus::Error),

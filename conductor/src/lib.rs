@@ -4,23 +4,28 @@
 //! Reading path:
 //! 1. [`Config`], [`run`]: what may be set, and the conductor's life
 //! 2. `http`: connections, bodies, routes, each with its bounds
-//! 3. `openai`: requests are checked, answers are written
-//! 4. `text`: chat templates and tokenizers
-//! 5. `serve`: one answer on the cluster, from its place to its last token, and its undoing
-//! 6. [`cluster`]: the picture of the nodes, around the placement core in `kvasir-placement`
+//! 3. `access`: API keys and quotas; `reload`: files that may change
+//! 4. `openai`: requests are checked, answers are written; `openapi`: how both look
+//! 5. `text`: chat templates and tokenizers
+//! 6. `serve`: one answer on the cluster, from its place to its last token, and its undoing
+//! 7. [`cluster`]: the picture of the nodes, around the placement core in `kvasir-placement`
 
 #![forbid(unsafe_code)]
 
+mod access;
 pub mod cluster;
 mod config;
 mod error;
 mod http;
 mod metrics;
 mod openai;
+mod openapi;
+mod reload;
 mod run;
 mod serve;
 mod text;
 
-pub use config::{Config, ModelConfig};
+pub use config::{Config, ModelConfig, TlsConfig};
 pub use error::Error;
+pub use openapi::openapi_document;
 pub use run::{Conductor, run};

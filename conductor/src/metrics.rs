@@ -6,6 +6,8 @@ use prometheus::{
     TextEncoder,
 };
 
+use crate::reload;
+
 /// Counters of the HTTP side and of the orchestration.
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -14,6 +16,14 @@ pub(crate) struct Metrics {
     pub requests: IntCounterVec,
     pub connections: IntGauge,
     pub slow_readers_cut: IntCounter,
+    /// TLS handshakes that failed, by why.
+    pub handshakes_failed: IntCounterVec,
+    /// Requests without a valid API key.
+    pub unauthenticated: IntCounter,
+    /// Requests of tenants that had used up a quota.
+    pub over_quota: IntCounterVec,
+    /// Files that were read anew, by what they are and how that went.
+    pub reloads: IntCounterVec,
     /// Of request bodies that are being read or worked on; set when it is read.
     pub bodies_bytes: IntGauge,
     /// Choices (one answer to one prompt) that are worked on.
@@ -59,6 +69,25 @@ impl Metrics {
             slow_readers_cut: counter(
                 "kvasir_conductor_slow_readers_cut_total",
                 "Connections closed because the client took nothing for too long.",
+            )?,
+            handshakes_failed: counters(
+                "kvasir_conductor_tls_handshakes_failed_total",
+                "TLS handshakes that were refused or took too long.",
+                &["why"],
+            )?,
+            unauthenticated: counter(
+                "kvasir_conductor_unauthenticated_total",
+                "Requests without a valid API key.",
+            )?,
+            over_quota: counters(
+                "kvasir_conductor_over_quota_total",
+                "Requests refused because a tenant had used up a quota, by quota.",
+                &["quota"],
+            )?,
+            reloads: counters(
+                "kvasir_conductor_reloads_total",
+                "Changed files of keys and certificates, by whether they were taken.",
+                &["file", "result"],
             )?,
             bodies_bytes: gauge(
                 "kvasir_conductor_bodies_bytes",
@@ -119,6 +148,17 @@ impl Metrics {
             )?,
             registry,
         })
+    }
+
+    /// For the metrics of others.
+    pub fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    /// The counters of one followed file.
+    pub fn reloads_of(&self, file: &str) -> reload::Counters {
+        let count = |result| self.reloads.with_label_values(&[file, result]);
+        reload::Counters { taken: count("taken"), refused: count("refused") }
     }
 
     /// All of the registry in Prometheus' text format.

@@ -11,10 +11,13 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 
+use crate::access::{Access, Tenants};
 use crate::cluster::{Cluster, ClusterError, Objectives, Options, Policy, scheduler_service};
 use crate::config::Config;
 use crate::error::Error;
-use crate::http::{self, Bodies, Front, HttpOptions};
+use crate::http::{
+    self, Bodies, Door, Front, HttpOptions, ObjectiveBounds, Tls, TlsBytes, TlsFiles,
+};
 use crate::metrics::Metrics;
 use crate::openai::{Limits, unix_seconds};
 use crate::serve::{ServeOptions, Serving};
@@ -36,6 +39,10 @@ pub struct Conductor {
     http: TcpListener,
     grpc: TcpListener,
     texts: Texts,
+    metrics: Arc<Metrics>,
+    /// With what was read for it.
+    access: Option<(Access, Tenants)>,
+    tls: Option<(Tls, TlsBytes)>,
 }
 
 impl Conductor {
@@ -47,10 +54,12 @@ impl Conductor {
         config.check().map_err(Error::Config)?;
         let http = listen(config.listen).await?;
         let grpc = listen(config.grpc_listen).await?;
+        let metrics = Arc::new(Metrics::new(Registry::new())?);
+        let (access, tls) = load_guards(&config, &metrics).await?;
         let (models, parallel) = (config.models.clone(), config.tokenize_parallel);
         let load = tokio::task::spawn_blocking(move || Texts::load(&models, parallel));
         let texts = load.await.map_err(|error| Error::Config(error.to_string()))??;
-        Ok(Conductor { config, http, grpc, texts })
+        Ok(Conductor { config, http, grpc, texts, metrics, access, tls })
     }
 
     /// Where HTTP is served; the configuration may have left the port open.
@@ -69,17 +78,32 @@ impl Conductor {
     /// [`Error`] when the store nodes cannot be followed as configured or gRPC fails.
     pub async fn serve(self, shutdown: CancellationToken) -> Result<(), Error> {
         let (http_address, grpc_address) = (self.http_address(), self.grpc_address());
-        let Conductor { config, http, grpc, texts } = self;
-        let registry = Registry::new();
-        let metrics = Arc::new(Metrics::new(registry.clone())?);
+        let Conductor { config, http, grpc, texts, metrics, access, tls } = self;
         // The cluster is followed until the last request has ended.
         let followed = CancellationToken::new();
         let _unfollow = followed.clone().drop_guard();
-        let cluster = Cluster::start(cluster_options(&config), &registry, followed.clone())?;
+        let cluster =
+            Cluster::start(cluster_options(&config), metrics.registry(), followed.clone())?;
         let abandon = CancellationToken::new();
         let options = serve_options(&config);
         let serving = Serving::new(cluster.clone(), options, Arc::clone(&metrics), abandon.clone());
         let serving = Arc::new(serving);
+        let reload_every = Duration::from_millis(config.reload_ms);
+        let access = access.map(|(access, first)| {
+            let access = Arc::new(access);
+            let reloads = metrics.reloads_of("api_keys");
+            let following =
+                Arc::clone(&access).follow(first, reload_every, reloads, followed.clone());
+            tokio::spawn(following);
+            access
+        });
+        let tls = tls.map(|(tls, first)| {
+            let tls = Arc::new(tls);
+            let reloads = metrics.reloads_of("certificate");
+            let following = Arc::clone(&tls).follow(first, reload_every, reloads, followed.clone());
+            tokio::spawn(following);
+            tls
+        });
         let draining = CancellationToken::new();
         let front = Arc::new(Front {
             texts,
@@ -96,18 +120,21 @@ impl Conductor {
                 stop_strings_max: config.stop_strings_max,
             },
             request_deadline: Duration::from_millis(config.request_deadline_ms),
+            objectives: objectives(&config),
             started_unix_s: unix_seconds(),
+            access,
             draining: draining.clone(),
         });
         let stop = CancellationToken::new();
-        let http = tokio::spawn(http::serve(
-            http,
-            http::router(front),
-            http_options(&config),
+        let door = Door {
+            router: http::router(front),
+            options: http_options(&config),
+            tls,
             metrics,
-            stop.clone(),
-            abandon.clone(),
-        ));
+            stop: stop.clone(),
+            abandon: abandon.clone(),
+        };
+        let http = tokio::spawn(http::serve(http, door));
         let incoming = TcpListenerStream::new(grpc).inspect(|connection| {
             if let Ok(connection) = connection {
                 let _ = connection.set_nodelay(true);
@@ -160,6 +187,24 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Erro
     Conductor::bind(config).await?.serve(shutdown).await
 }
 
+type Guards = (Option<(Access, Tenants)>, Option<(Tls, TlsBytes)>);
+
+/// What is to keep the HTTP API for those it is meant for.
+async fn load_guards(config: &Config, metrics: &Arc<Metrics>) -> Result<Guards, Error> {
+    let (keys, metrics) = (config.api_keys_file.clone(), Arc::clone(metrics));
+    let within = Duration::from_millis(config.tls.handshake_ms);
+    let files = config.tls.certificate.clone().zip(config.tls.key.clone());
+    let files = files.map(|(certificate, key)| TlsFiles { certificate, key });
+    let load = tokio::task::spawn_blocking(move || {
+        let access = keys.map(|keys| Access::load(keys, metrics.unauthenticated.clone()));
+        let access = access.transpose().map_err(|error| Error::ApiKeys(error.to_string()))?;
+        let tls = files.map(|files| Tls::load(files, within, metrics.handshakes_failed.clone()));
+        let tls = tls.transpose().map_err(|error| Error::Tls(error.to_string()))?;
+        Ok((access, tls))
+    });
+    load.await.map_err(|error| Error::Config(error.to_string()))?
+}
+
 async fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
     TcpListener::bind(address).await.map_err(|source| Error::Bind { address, source })
 }
@@ -193,10 +238,6 @@ fn cluster_options(config: &Config) -> Options {
 
 fn serve_options(config: &Config) -> ServeOptions {
     ServeOptions {
-        objectives: Objectives {
-            ttft_us: config.ttft_objective_ms.saturating_mul(1_000),
-            tbt_us: config.tbt_objective_ms.saturating_mul(1_000),
-        },
         lease: Duration::from_millis(config.lease_ms),
         attempts_max: config.attempts_max,
         choices_running_max: config.choices_running_max,
@@ -204,10 +245,22 @@ fn serve_options(config: &Config) -> ServeOptions {
     }
 }
 
+fn objectives(config: &Config) -> ObjectiveBounds {
+    ObjectiveBounds {
+        default: Objectives {
+            ttft_us: config.ttft_objective_ms.saturating_mul(1_000),
+            tbt_us: config.tbt_objective_ms.saturating_mul(1_000),
+        },
+        ttft_ms: config.ttft_objective_ms_min..=config.ttft_objective_ms_max,
+        tpot_ms: config.tbt_objective_ms_min..=config.tbt_objective_ms_max,
+    }
+}
+
 fn http_options(config: &Config) -> HttpOptions {
     HttpOptions {
         connections_max: config.connections_max,
         header_read: Duration::from_millis(config.header_read_ms),
+        keep_alive: Duration::from_millis(config.keep_alive_ms),
         write_stall: Duration::from_millis(config.write_stall_ms),
     }
 }

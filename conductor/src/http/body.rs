@@ -92,6 +92,12 @@ impl Bodies {
         }
     }
 
+    /// Refuses a request whose body nobody wants: like one that is too large, it is read and dropped.
+    pub async fn refuse(&self, body: Body, error: ApiError) -> ApiError {
+        discard(&mut body.into_data_stream()).await;
+        error
+    }
+
     fn too_large(&self) -> ApiError {
         let message = format!("The body may have at most {} bytes.", self.one_bytes_max);
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)

@@ -9,6 +9,7 @@ use axum::response::Response;
 use rand::Rng;
 use tracing::Instrument;
 
+use super::trace::Trace;
 use crate::metrics::Metrics;
 
 const HEADER: HeaderName = HeaderName::from_static("x-request-id");
@@ -28,7 +29,11 @@ pub(super) async fn identify(
     let path = request.extensions().get::<MatchedPath>();
     let path = path.map_or_else(|| "other".to_owned(), |path| path.as_str().to_owned());
     request.extensions_mut().insert(RequestId(Arc::clone(&id)));
-    let span = tracing::info_span!("request", id = &*id, path);
+    let span = tracing::info_span!("request", id = &*id, path, trace = tracing::field::Empty);
+    if let Some(trace) = Trace::of(request.headers()) {
+        span.record("trace", trace.id());
+        request.extensions_mut().insert(trace);
+    }
     let mut response = next.run(request).instrument(span).await;
     metrics.requests.with_label_values(&[path.as_str(), response.status().as_str()]).inc();
     let header = HeaderValue::from_str(&id).expect("ids are visible ASCII");

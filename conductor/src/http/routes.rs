@@ -4,21 +4,28 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{MethodRouter, get, post};
+use bytes::Bytes;
 use serde_json::json;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::body::Bodies;
 use super::identity::{RequestId, identify};
+use super::objectives::ObjectiveBounds;
+use super::trace::Trace;
+use crate::access::{Access, OverQuota, Tenant};
 use crate::cluster::Cluster;
 use crate::metrics::Metrics;
 use crate::openai::{self, ApiError, Arrival, Limits};
+use crate::openapi::openapi_document;
 use crate::serve::{Failure, Serving};
 use crate::text::Texts;
 
@@ -32,61 +39,116 @@ pub(crate) struct Front {
     pub bodies: Bodies,
     pub limits: Limits,
     pub request_deadline: Duration,
+    pub objectives: ObjectiveBounds,
     pub started_unix_s: u64,
+    /// Absent where everybody is answered.
+    pub access: Option<Arc<Access>>,
     /// Cancelled when the conductor shuts down: no new requests.
     pub draining: CancellationToken,
+}
+
+impl Front {
+    /// A tenant has used up a quota.
+    pub fn over_quota(&self, over: &OverQuota) -> ApiError {
+        self.metrics.over_quota.with_label_values(&[over.label()]).inc();
+        ApiError::over_quota(over, self.cluster.requests_end_in_ms(1))
+    }
+
+    /// Whose request it is, where keys are asked for.
+    fn tenant(&self, headers: &HeaderMap) -> Result<Option<Arc<Tenant>>, ApiError> {
+        self.access.as_ref().map(|access| access.tenant(headers)).transpose()
+    }
 }
 
 type Shared = State<Arc<Front>>;
 
 pub(crate) fn router(front: Arc<Front>) -> Router {
     let metrics = Arc::clone(&front.metrics);
-    Router::new()
-        .route("/v1/chat/completions", post(chat))
-        .route("/v1/completions", post(complete))
-        .route("/v1/models", get(models))
-        .route("/v1/models/{*name}", get(model))
-        .route("/healthz", get(|| async { "ok\n" }))
-        .route("/readyz", get(readyz))
-        .route("/metrics", get(metrics_text))
-        .route("/version", get(version))
+    let routes = routes().into_iter();
+    routes
+        .fold(Router::new(), |router, (path, route)| router.route(path, route))
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(metrics, identify))
         .with_state(front)
 }
 
+/// All there are; each is in the OpenAPI document.
+fn routes() -> [(&'static str, MethodRouter<Arc<Front>>); 10] {
+    [
+        ("/v1/chat/completions", post(chat)),
+        ("/v1/completions", post(complete)),
+        ("/v1/responses", post(create_response)),
+        ("/v1/models", get(models)),
+        ("/v1/models/{*name}", get(model)),
+        ("/healthz", get(|| async { "ok\n" })),
+        ("/readyz", get(readyz)),
+        ("/metrics", get(metrics_text)),
+        ("/version", get(version)),
+        ("/openapi.json", get(openapi)),
+    ]
+}
+
 async fn chat(State(front): Shared, request: Request) -> Result<Response, ApiError> {
-    let (arrival, request) = admit(&front, request)?;
-    let (parts, body) = request.into_parts();
-    // The permits hold the body's place until the request is answered or streams.
-    let (body, _permits) = front.bodies.read(&parts.headers, body).await?;
+    let (arrival, body, _permits) = admit(&front, request).await?;
     openai::chat(&front, arrival, body).await
 }
 
 async fn complete(State(front): Shared, request: Request) -> Result<Response, ApiError> {
-    let (arrival, request) = admit(&front, request)?;
-    let (parts, body) = request.into_parts();
-    let (body, _permits) = front.bodies.read(&parts.headers, body).await?;
+    let (arrival, body, _permits) = admit(&front, request).await?;
     openai::complete(&front, arrival, body).await
 }
 
-fn admit(front: &Front, request: Request<Body>) -> Result<(Arrival, Request<Body>), ApiError> {
+async fn create_response(State(front): Shared, request: Request) -> Result<Response, ApiError> {
+    let (arrival, body, _permits) = admit(&front, request).await?;
+    openai::create_response(&front, arrival, body).await
+}
+
+/// A request that may be served, with its body. The permits hold the body's place until the request
+/// is answered or streams.
+async fn admit(front: &Front, request: Request) -> Result<Admitted, ApiError> {
+    let (parts, body) = request.into_parts();
+    let arrival = match arrive(front, &parts) {
+        Ok(arrival) => arrival,
+        Err(error) => return Err(front.bodies.refuse(body, error).await),
+    };
+    let (body, permits) = front.bodies.read(&parts.headers, body).await?;
+    Ok((arrival, body, permits))
+}
+
+type Admitted = (Arrival, Bytes, Option<OwnedSemaphorePermit>);
+
+fn arrive(front: &Front, request: &Parts) -> Result<Arrival, ApiError> {
     if front.draining.is_cancelled() {
         return Err(Failure::Draining.into());
     }
-    let id = request.extensions().get::<RequestId>();
+    let tenant = front.tenant(&request.headers)?;
+    let tenant_salt = tenant.as_ref().map_or_else(|| "".into(), |tenant| tenant.salt());
+    let admission = tenant.map(|tenant| tenant.admit()).transpose();
+    let admission = admission.map_err(|over| front.over_quota(&over))?.map(Arc::new);
+    let objectives = front.objectives.of(&request.headers)?;
+    let trace = request.extensions.get::<Trace>().cloned();
+    let id = request.extensions.get::<RequestId>();
     let request_id = id.map_or_else(|| "".into(), |id| Arc::clone(&id.0));
-    let explain = request.headers().contains_key("x-kvasir-explain");
-    Ok((Arrival { request_id, at: Instant::now(), explain }, request))
+    let explain = request.headers.contains_key("x-kvasir-explain");
+    let at = Instant::now();
+    Ok(Arrival { request_id, at, explain, objectives, trace, admission, tenant_salt })
 }
 
-async fn models(State(front): Shared) -> Response {
+async fn models(State(front): Shared, headers: HeaderMap) -> Result<Response, ApiError> {
+    front.tenant(&headers)?;
     let data: Vec<_> = front.texts.names().map(|name| describe(&front, name)).collect();
-    axum::Json(json!({"object": "list", "data": data})).into_response()
+    Ok(axum::Json(json!({"object": "list", "data": data})).into_response())
 }
 
-async fn model(State(front): Shared, Path(name): Path<String>) -> Result<Response, ApiError> {
+async fn model(
+    State(front): Shared,
+    headers: HeaderMap,
+    name: Result<Path<String>, PathRejection>,
+) -> Result<Response, ApiError> {
+    front.tenant(&headers)?;
+    // A name that is no UTF-8 is nobody's.
+    let Path(name) = name.map_err(|_| ApiError::model_not_found("\u{fffd}"))?;
     if front.texts.model(&name).is_none() {
         return Err(ApiError::model_not_found(&name));
     }
@@ -127,6 +189,11 @@ async fn version() -> Response {
     axum::Json(json!({"version": env!("CARGO_PKG_VERSION")})).into_response()
 }
 
+async fn openapi() -> Response {
+    let kind = HeaderValue::from_static("application/json");
+    ([(header::CONTENT_TYPE, kind)], openapi_document()).into_response()
+}
+
 async fn not_found(request: Request) -> ApiError {
     let path = request.uri().path();
     ApiError::new(StatusCode::NOT_FOUND, "unknown_url", format!("There is nothing at {path:?}."))
@@ -135,4 +202,22 @@ async fn not_found(request: Request) -> ApiError {
 async fn wrong_method(method: Method, request: Request) -> ApiError {
     let message = format!("{method} is not allowed at {:?}.", request.uri().path());
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn the_routes_are_those_of_the_document() {
+        let document: serde_json::Value =
+            serde_json::from_str(openapi_document()).expect("the document is JSON");
+        let paths = document["paths"].as_object().expect("paths");
+        let documented: BTreeSet<&str> = paths.keys().map(String::as_str).collect();
+        let served: Vec<String> =
+            routes().iter().map(|(path, _)| path.replace("{*", "{")).collect();
+        assert_eq!(served.iter().map(String::as_str).collect::<BTreeSet<_>>(), documented);
+    }
 }

@@ -16,8 +16,8 @@ pub(crate) struct ChatRequest {
     pub template_arguments: Map<String, Value>,
 }
 
-const ROLES: [&str; 4] = ["system", "developer", "user", "assistant"];
-const MESSAGES_MAX: usize = 4096;
+pub(crate) const ROLES: [&str; 4] = ["system", "developer", "user", "assistant"];
+pub(crate) const MESSAGES_MAX: usize = 4096;
 
 impl ChatRequest {
     pub fn parse(body: &[u8], limits: &Limits) -> Result<ChatRequest, ApiError> {

@@ -52,16 +52,7 @@ impl Common {
         let n_max = i64::try_from(limits.choices_max).unwrap_or(i64::MAX);
         let n = fields.integer("n", 1..=n_max)?.unwrap_or(1) as u32;
         let max_tokens = take_max_tokens(fields)?;
-        // Only its 64 bits matter: any integer is a seed, and below zero it wraps.
-        let seed = match fields.value("seed") {
-            None => None,
-            Some(value) => {
-                match value.as_u64().or_else(|| value.as_i64().map(|seed| seed as u64)) {
-                    Some(seed) => Some(seed),
-                    None => return Err(fields.wrong_kind("seed", "an integer of 64 bits", &value)),
-                }
-            }
-        };
+        let seed = take_seed(fields)?;
         let sampling = take_sampling(fields, limits)?;
         take_neutral(fields, n, max_tokens, &sampling)?;
         let return_token_ids = fields.flag("return_token_ids")?;
@@ -89,6 +80,13 @@ impl Common {
             add_special_tokens,
         })
     }
+}
+
+/// Only its 64 bits matter: any integer is a seed, and below zero it wraps.
+pub(crate) fn take_seed(fields: &mut Fields) -> Result<Option<u64>, ApiError> {
+    let Some(value) = fields.value("seed") else { return Ok(None) };
+    let seed = value.as_u64().or_else(|| value.as_i64().map(|seed| seed as u64));
+    seed.map(Some).ok_or_else(|| fields.wrong_kind("seed", "an integer of 64 bits", &value))
 }
 
 fn take_stream_options(fields: &mut Fields, stream: bool) -> Result<bool, ApiError> {
@@ -119,7 +117,10 @@ fn take_max_tokens(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
     }
 }
 
-fn take_sampling(fields: &mut Fields, limits: &Limits) -> Result<v1::SamplingParams, ApiError> {
+pub(crate) fn take_sampling(
+    fields: &mut Fields,
+    limits: &Limits,
+) -> Result<v1::SamplingParams, ApiError> {
     let temperature = fields.number("temperature", 0.0..=2.0)?.unwrap_or(1.0);
     if temperature > 0.0 && temperature < TEMPERATURE_MIN {
         let message = format!("`temperature` must be 0 or at least {TEMPERATURE_MIN}.");

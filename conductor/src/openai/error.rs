@@ -1,9 +1,12 @@
 //! Errors as OpenAI's clients know them: `{"error": {"message", "type", "param", "code"}}`.
 
+use std::time::Duration;
+
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
+use crate::access::OverQuota;
 use crate::serve::Failure;
 use crate::text::TextError;
 
@@ -62,6 +65,26 @@ impl ApiError {
         }
     }
 
+    /// 429: a tenant has used up a quota. `retry_after_ms` is when one of its requests is predicted
+    /// to end.
+    pub fn over_quota(over: &OverQuota, retry_after_ms: u64) -> ApiError {
+        let (message, wait_ms) = match over {
+            OverQuota::Requests { per_minute, wait } => {
+                (format!("Your quota is {per_minute} requests a minute."), ms(*wait))
+            }
+            OverQuota::Tokens { per_minute, wait } => {
+                (format!("Your quota is {per_minute} tokens a minute."), ms(*wait))
+            }
+            OverQuota::Running { max } => {
+                (format!("Your quota is {max} requests at once."), retry_after_ms)
+            }
+        };
+        ApiError {
+            retry_after_s: Some(wait_ms.div_ceil(1_000)),
+            ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
+        }
+    }
+
     /// 503: nobody can serve it now.
     pub fn unavailable(message: impl Into<String>) -> ApiError {
         ApiError {
@@ -92,6 +115,11 @@ impl ApiError {
     }
 }
 
+/// Rounded up: a client that waits so long is let in.
+fn ms(wait: Duration) -> u64 {
+    u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let json = HeaderValue::from_static("application/json");
@@ -99,6 +127,10 @@ impl IntoResponse for ApiError {
             (self.status, [(header::CONTENT_TYPE, json)], self.json()).into_response();
         if let Some(seconds) = self.retry_after_s {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds.max(1)));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            let bearer = HeaderValue::from_static("Bearer");
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, bearer);
         }
         response
     }

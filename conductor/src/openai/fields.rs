@@ -43,6 +43,8 @@ impl Fields {
 
     /// Takes a member; `null` counts as absent.
     pub fn value(&mut self, member: &str) -> Option<Value> {
+        #[cfg(test)]
+        asked::note(self.name(member));
         self.rest.remove(member).filter(|value| !value.is_null())
     }
 
@@ -127,6 +129,8 @@ impl Fields {
     /// Takes members that have no influence on the answer.
     pub fn ignore(&mut self, members: &[&str]) {
         for member in members {
+            #[cfg(test)]
+            asked::note(self.name(member));
             self.rest.remove(*member);
         }
     }
@@ -167,6 +171,25 @@ impl Fields {
     fn out_of_range(&self, member: &str, range: &str, got: &Value) -> ApiError {
         let name = self.name(member);
         ApiError::invalid(&name, format!("`{name}` must be {range}, not {got}."))
+    }
+}
+
+/// Which members were asked for on this thread, for the test that holds them against the document.
+#[cfg(test)]
+pub(super) mod asked {
+    use std::cell::RefCell;
+    use std::collections::BTreeSet;
+
+    thread_local! {
+        static NAMES: RefCell<BTreeSet<String>> = const { RefCell::new(BTreeSet::new()) };
+    }
+
+    pub(in crate::openai) fn note(name: String) {
+        NAMES.with_borrow_mut(|names| names.insert(name));
+    }
+
+    pub(in crate::openai) fn take() -> BTreeSet<String> {
+        NAMES.take()
     }
 }
 

@@ -1,9 +1,9 @@
 //! The OpenAI API: requests in, answers out. What a request asks for is checked here, completely
 //! and before anything is reserved for it; how it is served is `crate::serve`'s affair.
 //!
-//! - [`common`], [`chat`], [`completions`]: requests, on top of [`fields`]
+//! - [`common`], [`chat`], [`completions`], [`responses`]: requests, on top of [`fields`]
 //! - [`prepare`]: from a checked request to prompts of tokens and jobs
-//! - [`answer`], [`logprobs`]: shapes of answers
+//! - [`answer`], [`logprobs`], [`response`]: shapes of answers, behind one [`writer`]
 //! - [`stream`], [`whole`]: from the pieces of the choices to a response
 //! - [`error`]: errors as clients know them
 
@@ -11,12 +11,17 @@ mod answer;
 mod chat;
 mod common;
 mod completions;
+#[cfg(test)]
+mod document_tests;
 mod error;
 mod fields;
 mod logprobs;
 mod prepare;
+mod response;
+mod responses;
 mod stream;
 mod whole;
+mod writer;
 
 use std::sync::Arc;
 
@@ -31,9 +36,13 @@ pub(crate) use completions::CompletionRequest;
 pub(crate) use error::ApiError;
 pub(crate) use prepare::unix_seconds;
 
-use crate::http::Front;
+use crate::access::Admission;
+use crate::cluster::Objectives;
+use crate::http::{Front, Trace};
 use crate::serve::{Failure, Job, Progress};
-use answer::Answer;
+use response::ResponseWriter;
+use responses::ResponseRequest;
+use writer::Writer;
 
 /// When and under which name a request came in.
 #[derive(Debug, Clone)]
@@ -42,6 +51,12 @@ pub(crate) struct Arrival {
     pub at: Instant,
     /// The response is to say where the request went and why.
     pub explain: bool,
+    pub objectives: Objectives,
+    pub trace: Option<Trace>,
+    /// Absent where no keys are asked for.
+    pub admission: Option<Arc<Admission>>,
+    /// Separates the blocks of tenants; empty where no keys are asked for.
+    pub tenant_salt: Arc<str>,
 }
 
 /// Answers `/v1/chat/completions`.
@@ -59,7 +74,7 @@ pub(crate) async fn chat(
         Ok((answer, jobs, stream))
     });
     let (answer, jobs, stream) = prepared.await?;
-    respond(front, answer, jobs, stream).await
+    respond(front, Writer::Choices(answer), jobs, stream).await
 }
 
 /// Answers `/v1/completions`.
@@ -77,7 +92,30 @@ pub(crate) async fn complete(
         Ok((answer, jobs, stream))
     });
     let (answer, jobs, stream) = prepared.await?;
-    respond(front, answer, jobs, stream).await
+    respond(front, Writer::Choices(answer), jobs, stream).await
+}
+
+/// Answers `/v1/responses`.
+pub(crate) async fn create_response(
+    front: &Front,
+    arrival: Arrival,
+    body: Bytes,
+) -> Result<Response, ApiError> {
+    let limits = front.limits;
+    let parse = move |body: &[u8]| ResponseRequest::parse(body, &limits);
+    let prepared = before_deadline(front, &arrival, async {
+        let ResponseRequest { chat, echo } = off_reactor_when_large(front, body, parse).await?;
+        let stream = chat.common.stream;
+        let prepared = prepare::chat(front, &arrival, chat).await;
+        // The prompt has another name here.
+        let (answer, jobs) = prepared.map_err(|error| match error.param.as_deref() {
+            Some("messages") => ApiError { param: Some("input".to_owned()), ..error },
+            _ => error,
+        })?;
+        Ok((ResponseWriter::new(answer, echo), jobs, stream))
+    });
+    let (response, jobs, stream) = prepared.await?;
+    respond(front, Writer::Response(Box::new(response)), jobs, stream).await
 }
 
 /// Parsing and tokenizing wait for a thread when many do. What a thread has begun it ends, for
@@ -112,7 +150,7 @@ async fn off_reactor_when_large<T: Send + 'static>(
 /// its first token gets the status that says why, streamed or not.
 async fn respond(
     front: &Front,
-    answer: Answer,
+    writer: Writer,
     jobs: Vec<Job>,
     stream: bool,
 ) -> Result<Response, ApiError> {
@@ -127,9 +165,9 @@ async fn respond(
         }
     };
     let mut response = if stream {
-        stream::respond(answer, first, outputs)
+        stream::respond(writer, first, outputs)
     } else {
-        whole::respond(answer, first, outputs).await?
+        whole::respond(writer, first, outputs).await?
     };
     for why in placements {
         explain(response.headers_mut(), &why);

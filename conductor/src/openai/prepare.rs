@@ -15,7 +15,7 @@ use super::completions::{CompletionRequest, Prompt};
 use super::error::ApiError;
 use crate::cluster::ServedModel;
 use crate::http::Front;
-use crate::serve::{Failure, Job, Prompt as JobPrompt};
+use crate::serve::{Failure, Job, Meter, Prompt as JobPrompt};
 use crate::text::{ModelText, TextError};
 
 /// What completions get that do not say how long they may be, as at OpenAI. Chats get all the
@@ -32,7 +32,7 @@ pub(super) async fn chat(
     let ChatRequest { common, mut messages, add_generation_prompt, template_arguments } = request;
     let (text, served) = model(front, &common.model)?;
     let add_special_tokens = common.add_special_tokens.unwrap_or(false);
-    let hashed = served.clone();
+    let (hashed, salt) = (served.clone(), Arc::clone(&arrival.tenant_salt));
     let encode = move || {
         let template = text.template.as_ref().ok_or(TextError::NoTemplate)?;
         if !template.knows_developer() {
@@ -45,7 +45,7 @@ pub(super) async fn chat(
         let rendered = template.render(&messages, add_generation_prompt, &template_arguments)?;
         let room = hashed.context_tokens;
         let tokens = text.tokenizer.encode(&rendered, add_special_tokens, room)?;
-        Ok::<_, TextError>(JobPrompt::new(tokens.into(), &hashed))
+        Ok::<_, TextError>(JobPrompt::new(tokens.into(), &hashed, salt))
     };
     let prompt = match front.texts.run(encode).await? {
         Err(error @ TextError::TooLong { .. }) => {
@@ -68,7 +68,7 @@ pub(super) async fn completion(
     let (text, served) = model(front, &common.model)?;
     let add_special_tokens = common.add_special_tokens.unwrap_or(true);
     let quick = !echo && are_few_ids(&prompts);
-    let hashed = served.clone();
+    let (hashed, salt) = (served.clone(), Arc::clone(&arrival.tenant_salt));
     let encode = move || {
         let mut echoes = echo.then(Vec::new);
         let mut all = Vec::with_capacity(prompts.len());
@@ -85,7 +85,7 @@ pub(super) async fn completion(
                 }
                 Prompt::Ids(ids) => ids,
             };
-            all.push(JobPrompt::new(tokens.into(), &hashed));
+            all.push(JobPrompt::new(tokens.into(), &hashed, Arc::clone(&salt)));
         }
         Ok::<_, TextError>((all, echoes))
     };
@@ -157,6 +157,10 @@ fn assemble(
     style: Style,
     prompts: Vec<(JobPrompt, u32)>,
 ) -> Result<(Answer, Vec<Job>), ApiError> {
+    if let Some(admission) = &arrival.admission {
+        let tokens = prompts.iter().map(|(prompt, _)| u64::from(prompt.length())).sum();
+        admission.take_prompt(tokens).map_err(|over| front.over_quota(&over))?;
+    }
     let seed = common.seed.unwrap_or_else(|| rand::rng().random());
     let model: Arc<str> = common.model.as_str().into();
     let deadline = arrival.at + front.request_deadline;
@@ -175,6 +179,9 @@ fn assemble(
                 request_id: Arc::clone(&arrival.request_id),
                 streamed: common.stream,
                 explain: arrival.explain,
+                objectives: arrival.objectives,
+                trace: arrival.trace.clone(),
+                meter: Meter::new(arrival.admission.clone()),
                 arrived: arrival.at,
                 deadline,
             });

@@ -8,8 +8,9 @@ use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 
-use super::answer::{Answer, ChoiceState, Piece};
+use super::answer::{ChoiceState, Piece};
 use super::error::ApiError;
+use super::writer::Writer;
 use crate::serve::{Failure, Output, Outputs, Progress};
 
 /// Pieces that are there already go out together, up to about this much.
@@ -17,16 +18,16 @@ const WRITE_BYTES: usize = 16 << 10;
 
 #[derive(Debug)]
 struct Streaming {
-    answer: Answer,
+    writer: Writer,
     states: Vec<ChoiceState>,
     first: Option<Output>,
     /// Absent once the last event is written.
     outputs: Option<Outputs>,
 }
 
-pub(super) fn respond(answer: Answer, first: Output, outputs: Outputs) -> Response {
+pub(super) fn respond(writer: Writer, first: Output, outputs: Outputs) -> Response {
     let states = (0..outputs.choices()).map(|_| ChoiceState::default()).collect();
-    let streaming = Streaming { answer, states, first: Some(first), outputs: Some(outputs) };
+    let streaming = Streaming { writer, states, first: Some(first), outputs: Some(outputs) };
     let events = futures::stream::unfold(streaming, |mut streaming| async move {
         let bytes = streaming.next().await?;
         Some((Ok::<Bytes, std::convert::Infallible>(bytes), streaming))
@@ -53,15 +54,11 @@ impl Streaming {
                 None => Some(Failure::vanished()),
             };
             if let Some(failure) = failed {
-                // The status is sent already: the error is an event.
-                out.push_str("data: ");
-                out.push_str(&ApiError::from(failure).json());
-                out.push_str("\n\ndata: [DONE]\n\n");
+                self.writer.failed(&mut out, &ApiError::from(failure));
                 return Some(out.into());
             }
             if self.states.iter().all(|state| state.ended.is_some()) {
-                self.answer.write_usage(&mut out, &self.states);
-                out.push_str("data: [DONE]\n\n");
+                self.writer.end(&mut out, &self.states);
                 return Some(out.into());
             }
             next = match outputs.try_next() {
@@ -87,11 +84,11 @@ impl Streaming {
             Progress::Placed(_) | Progress::Anew => {}
             Progress::Tokens(tokens) => {
                 let piece = Piece { text: &tokens.text, tokens: &tokens.tokens, ended: None };
-                self.answer.write_piece(out, output.choice, state, piece);
+                self.writer.piece(out, output.choice, state, piece);
             }
             Progress::Ended { text, ended } => {
                 let piece = Piece { text: &text, tokens: &[], ended: Some(&ended) };
-                self.answer.write_piece(out, output.choice, state, piece);
+                self.writer.piece(out, output.choice, state, piece);
                 state.ended = Some(ended);
             }
             Progress::Failed(failure) => return Err(failure),

@@ -3,18 +3,19 @@
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 
-use super::answer::{Answer, Collected};
+use super::answer::Collected;
 use super::error::ApiError;
+use super::writer::Writer;
 use crate::serve::{Failure, Output, Outputs, Progress};
 
 pub(super) async fn respond(
-    answer: Answer,
+    writer: Writer,
     first: Output,
     mut outputs: Outputs,
 ) -> Result<Response, ApiError> {
     let choices = outputs.choices();
     let mut collected: Vec<Collected> = (0..choices).map(|_| Collected::default()).collect();
-    let keep_tokens = answer.logprobs || answer.return_token_ids;
+    let keep_tokens = writer.keeps_tokens();
     let mut running = choices;
     let mut next = Some(first);
     while running > 0 {
@@ -41,5 +42,5 @@ pub(super) async fn respond(
         }
     }
     let json = HeaderValue::from_static("application/json");
-    Ok(([(header::CONTENT_TYPE, json)], answer.whole(&collected)).into_response())
+    Ok(([(header::CONTENT_TYPE, json)], writer.whole(&collected)).into_response())
 }

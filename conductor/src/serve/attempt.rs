@@ -81,11 +81,12 @@ pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, End
     let mut fetching_done = fetch.is_none();
     let mut pushing = pin!(push(serving, tx, &prefill, reserved.decode_targets));
     let mut pushing_done = decode.is_none();
+    let trace = job.trace.as_ref();
     let prefill_leg =
-        Leg::new(&prefill, generate_request(scene, tx, v1::Leg::Prefill, rank_delay_us));
+        Leg::new(&prefill, generate_request(scene, tx, v1::Leg::Prefill, rank_delay_us), trace);
     let mut prefilling = pin!(legs::prefill(prefill_leg, &cached));
     let mut prefilling_done = decode.is_none();
-    let mut answer = Leg::new(answering, generate_request(scene, tx, leg, rank_delay_us));
+    let mut answer = Leg::new(answering, generate_request(scene, tx, leg, rank_delay_us), trace);
 
     let finished = loop {
         tokio::select! {
@@ -224,6 +225,7 @@ impl Course<'_> {
         if let Some(interval_us) = self.pace.came(tokens.tokens.len(), &serving.metrics) {
             self.booking.stepped(interval_us);
         }
+        job.meter.came(tokens.tokens.len());
         outlet.tokens(tokens).await?;
         self.pace.passed_on();
         Ok(())

@@ -70,6 +70,7 @@ async fn attempts(
             serving.metrics.retries.with_label_values(&[fault.phase.name()]).inc();
         }
         if phase.get() == Phase::Decoding {
+            job.meter.begins_anew();
             outlet.begins_anew().await?;
         }
         phase.set(Phase::Placing);
@@ -120,7 +121,7 @@ async fn place(
             keys,
             prompt_tokens: job.prompt.length(),
             max_tokens: job.sampling.max_tokens,
-            objectives: serving.options.objectives,
+            objectives: job.objectives,
             exclude: &avoided.all(),
         })
     };

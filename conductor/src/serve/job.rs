@@ -1,16 +1,20 @@
 //! What is to be served, and what comes out of it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvasir_proto::{BlockKey, Namespace, keys, v1};
 use tokio::time::Instant;
 
-use crate::cluster::ServedModel;
+use crate::access::Admission;
+use crate::cluster::{Objectives, ServedModel};
+use crate::http::Trace;
 
 /// A prompt with the keys of its blocks; made once, shared by its choices and attempts.
 #[derive(Debug, Clone)]
 pub(crate) struct Prompt {
     pub tokens: Arc<[u32]>,
+    tenant_salt: Arc<str>,
     namespace: Namespace,
     block_tokens: u32,
     keys: Arc<[BlockKey]>,
@@ -18,18 +22,19 @@ pub(crate) struct Prompt {
 
 impl Prompt {
     /// Hashes the blocks: about a microsecond for each.
-    pub fn new(tokens: Arc<[u32]>, model: &ServedModel) -> Prompt {
-        let (namespace, block_tokens) = (namespace_of(model), model.block_tokens);
+    pub fn new(tokens: Arc<[u32]>, model: &ServedModel, tenant_salt: Arc<str>) -> Prompt {
+        let (namespace, block_tokens) = (model.namespace(&tenant_salt), model.block_tokens);
         let keys = keys::chain(namespace, &tokens, block_tokens as usize).into();
-        Prompt { tokens, namespace, block_tokens, keys }
+        Prompt { tokens, tenant_salt, namespace, block_tokens, keys }
     }
 
     /// The keys in the model's namespace as it is now: it may have been replaced since.
     pub fn keyed(&self, model: &ServedModel) -> Prompt {
-        if self.namespace == namespace_of(model) && self.block_tokens == model.block_tokens {
+        let namespace = model.namespace(&self.tenant_salt);
+        if self.namespace == namespace && self.block_tokens == model.block_tokens {
             return self.clone();
         }
-        Prompt::new(Arc::clone(&self.tokens), model)
+        Prompt::new(Arc::clone(&self.tokens), model, Arc::clone(&self.tenant_salt))
     }
 
     pub fn keys(&self) -> &[BlockKey] {
@@ -50,9 +55,32 @@ impl Prompt {
     }
 }
 
-/// One namespace for all clients: there are no tenants yet.
-fn namespace_of(model: &ServedModel) -> Namespace {
-    model.namespace("")
+/// Counts the tokens of one answer for its tenant, where there are tenants. While it is there the
+/// tenant's request runs.
+#[derive(Debug)]
+pub(crate) struct Meter {
+    admission: Option<Arc<Admission>>,
+    tokens: AtomicU64,
+}
+
+impl Meter {
+    pub fn new(admission: Option<Arc<Admission>>) -> Meter {
+        Meter { admission, tokens: AtomicU64::new(0) }
+    }
+
+    pub fn came(&self, tokens: usize) {
+        if let Some(admission) = &self.admission {
+            self.tokens.fetch_add(tokens as u64, Ordering::Relaxed);
+            admission.spend(tokens as u64);
+        }
+    }
+
+    /// What came before is void, and not the tenant's doing.
+    pub fn begins_anew(&self) {
+        if let Some(admission) = &self.admission {
+            admission.give_back(self.tokens.swap(0, Ordering::Relaxed));
+        }
+    }
 }
 
 /// One answer to make.
@@ -66,6 +94,9 @@ pub(crate) struct Job {
     pub streamed: bool,
     /// The client wants to know why it went where it went.
     pub explain: bool,
+    pub objectives: Objectives,
+    pub trace: Option<Trace>,
+    pub meter: Meter,
     pub arrived: Instant,
     pub deadline: Instant,
 }

@@ -4,9 +4,10 @@ use std::sync::OnceLock;
 
 use futures::future::BoxFuture;
 use kvasir_proto::v1::{self, generate_event::Event};
-use tonic::{Response, Status, Streaming};
+use tonic::{Request, Response, Status, Streaming};
 
 use crate::cluster::EngineTarget;
+use crate::http::Trace;
 
 type Opening = BoxFuture<'static, Result<Response<Streaming<v1::GenerateEvent>>, Status>>;
 
@@ -21,8 +22,14 @@ enum LegState {
 }
 
 impl Leg {
-    pub fn new(target: &EngineTarget, request: v1::GenerateRequest) -> Leg {
+    /// `trace` goes with the call, so that the engine's part of a trace is found.
+    pub fn new(target: &EngineTarget, request: v1::GenerateRequest, trace: Option<&Trace>) -> Leg {
         let mut client = target.engine.clone();
+        let mut request = Request::new(request);
+        // A span's name is always fit for a header.
+        if let Some(Ok(parent)) = trace.map(|trace| trace.child().parse()) {
+            request.metadata_mut().insert("traceparent", parent);
+        }
         let opening = Box::pin(async move { client.generate(request).await });
         Leg { state: LegState::Opening(opening) }
     }

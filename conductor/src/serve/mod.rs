@@ -33,17 +33,16 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::cluster::{Cluster, Objectives};
+use crate::cluster::Cluster;
 use crate::metrics::Metrics;
 
 pub(crate) use fault::Failure;
-pub(crate) use job::{Ended, FinishReason, Job, Progress, Prompt};
+pub(crate) use job::{Ended, FinishReason, Job, Meter, Progress, Prompt};
 pub(crate) use outputs::{Output, Outputs};
 
 /// Bounds of serving.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ServeOptions {
-    pub objectives: Objectives,
     pub lease: Duration,
     pub attempts_max: u32,
     pub choices_running_max: usize,

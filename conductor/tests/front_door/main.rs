@@ -3,9 +3,14 @@
 
 mod answers;
 mod cancelling;
+mod document;
 mod errors;
 mod failures;
 mod fetching;
+mod headers;
+mod keys;
 mod life;
 mod limits;
+mod responses;
 mod support;
+mod tls;

@@ -19,8 +19,8 @@ const READY_WITHIN: Duration = Duration::from_secs(240);
 /// For a process that does not answer at all.
 const METRICS_WITHIN: Duration = Duration::from_secs(10);
 const TAIL_LINES: usize = 40;
-/// A connection that nobody used for so long is not used again. The conductor closes idle ones after its
-/// `header_read_ms`, 10 s: a request that is sent just then breaks off.
+/// A connection that nobody used for so long is not used again. Whoever listens closes idle ones some
+/// day, and a request that is sent just then breaks off; the conductor does after `keep_alive_ms`.
 const IDLE_MAX: Duration = Duration::from_secs(5);
 
 fn client() -> reqwest::Client {

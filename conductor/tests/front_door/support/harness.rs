@@ -9,6 +9,7 @@ use serde_json::Value;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use super::contract;
 use super::pair::{BLOCK_TOKENS, Pair};
 
 pub struct Harness {
@@ -49,6 +50,20 @@ pub struct Response {
 }
 
 impl Response {
+    pub async fn read(response: reqwest::Response) -> Response {
+        Response::read_from("POST", response).await
+    }
+
+    /// The answer to a request of this method, which is as the document says.
+    pub async fn read_from(method: &str, response: reqwest::Response) -> Response {
+        let (status, headers) = (response.status().as_u16(), response.headers().clone());
+        let path = response.url().path().to_owned();
+        let text = response.text().await.expect("a whole body");
+        let kind = headers.get("content-type").map_or("", |kind| kind.to_str().expect("text"));
+        contract::check(method, &path, status, kind, &text);
+        Response { status, headers, text }
+    }
+
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.text).unwrap_or_else(|e| panic!("{e} in {:?}", self.text))
     }
@@ -86,11 +101,11 @@ impl Harness {
 
     pub async fn get(&self, path: &str) -> Response {
         let request = self.client.get(format!("{}{path}", self.url));
-        read(request.send().await.expect("an answer")).await
+        Response::read_from("GET", request.send().await.expect("an answer")).await
     }
 
     pub async fn post(&self, path: &str, body: impl Into<reqwest::Body>) -> Response {
-        read(self.open(path, body).await).await
+        Response::read(self.open(path, body).await).await
     }
 
     pub async fn ask(&self, path: &str, body: Value) -> Response {
@@ -137,9 +152,4 @@ impl Harness {
             line.rsplit(' ').next().expect("a value").parse().expect("a number")
         })
     }
-}
-
-async fn read(response: reqwest::Response) -> Response {
-    let (status, headers) = (response.status().as_u16(), response.headers().clone());
-    Response { status, headers, text: response.text().await.expect("a whole body") }
 }

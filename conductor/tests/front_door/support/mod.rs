@@ -2,6 +2,7 @@
 //! scripted, with everything that happens to it in one [`world::World`]. In front of them a real
 //! conductor with the real tokenizer of the tiny model.
 
+pub mod contract;
 pub mod harness;
 pub mod pair;
 pub mod script;

@@ -315,9 +315,12 @@ impl Engine for Fake {
         &self,
         request: Request<v1::GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
+        let traceparent = request.metadata().get("traceparent");
+        let traceparent = traceparent.map(|value| value.to_str().expect("text").to_owned());
         let request = request.into_inner();
         let (node, tx, leg) = (self.name, serial(request.tx), request.leg());
-        self.world.note(Happened::Generate { node, tx, leg, request: request.clone() });
+        let generate = Happened::Generate { node, tx, leg, request: request.clone(), traceparent };
+        self.world.note(generate);
         let over = Over { world: self.world.clone(), node, tx, leg, finished: false };
         let (sender, receiver) = tokio::sync::mpsc::channel(1);
         let fake = self.clone();

@@ -45,6 +45,7 @@ pub enum Happened {
         tx: u64,
         leg: v1::Leg,
         request: v1::GenerateRequest,
+        traceparent: Option<String>,
     },
     /// The call was given up by its caller, or its end was taken.
     GenerateOver {

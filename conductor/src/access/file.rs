@@ -1,0 +1,167 @@
+//! The file of tenants, read and checked. A key stands in it as its SHA-256, or in a file of its own
+//! as it is.
+//!
+//! ```toml
+//! [[tenants]]
+//! name = "research"
+//! requests_per_minute = 600
+//! tokens_per_minute = 200000
+//! requests_running_max = 32
+//! keys = [{ sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08" }]
+//! ```
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ring::digest::{SHA256, digest};
+use serde::Deserialize;
+
+use super::KeyHash;
+use super::tenant::Quotas;
+use crate::reload::{ReadError, read_bounded};
+
+/// Bytes of the file; also bounds how many keys there are.
+const FILE_BYTES_MAX: u64 = 4 << 20;
+const KEY_BYTES_MAX: u64 = 4 << 10;
+const NAME_BYTES_MAX: usize = 128;
+
+/// Why a file of tenants is not taken.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FileError {
+    #[error(transparent)]
+    Unreadable(#[from] ReadError),
+    #[error("{} is not right: {reason}", path.display())]
+    Wrong { path: PathBuf, reason: String },
+}
+
+/// All tenants of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Tenants(Vec<OneTenant>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct OneTenant {
+    pub name: Arc<str>,
+    pub keys: Vec<KeyHash>,
+    pub quotas: Quotas,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Document {
+    tenants: Vec<Entry>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    name: String,
+    keys: Vec<Key>,
+    requests_per_minute: Option<u64>,
+    tokens_per_minute: Option<u64>,
+    requests_running_max: Option<u32>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Key {
+    sha256: Option<String>,
+    file: Option<PathBuf>,
+}
+
+impl Tenants {
+    /// Blocks while it reads.
+    pub fn read(path: &Path) -> Result<Tenants, FileError> {
+        let wrong = |reason: String| FileError::Wrong { path: path.to_owned(), reason };
+        let bytes = read_bounded(path, FILE_BYTES_MAX)?;
+        let text = str::from_utf8(&bytes).map_err(|error| wrong(error.to_string()))?;
+        let document: Document =
+            toml::from_str(text).map_err(|error| wrong(blame(text, &error)))?;
+        let folder = path.parent().unwrap_or(Path::new("."));
+        let (mut names, mut hashes) = (HashSet::new(), HashSet::new());
+        let mut tenants = Vec::with_capacity(document.tenants.len());
+        for entry in document.tenants {
+            let name = entry.name.clone();
+            let one = check(entry, folder, &mut hashes)
+                .map_err(|reason| wrong(format!("tenant {name:?}: {reason}")))?;
+            if !names.insert(Arc::clone(&one.name)) {
+                return Err(wrong(format!("tenant {name:?} stands in it twice")));
+            }
+            tenants.push(one);
+        }
+        Ok(Tenants(tenants))
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &OneTenant> {
+        self.0.iter()
+    }
+}
+
+/// Where and what, without the value: it may be a key that somebody put into the wrong place.
+fn blame(text: &str, error: &toml::de::Error) -> String {
+    let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+    let line = before.matches('\n').count() + 1;
+    let what = error.message().split(':').next().unwrap_or_default();
+    format!("{what} in line {line}")
+}
+
+fn check(entry: Entry, folder: &Path, seen: &mut HashSet<KeyHash>) -> Result<OneTenant, String> {
+    if entry.name.is_empty() || entry.name.len() > NAME_BYTES_MAX {
+        return Err(format!("`name` must have 1 to {NAME_BYTES_MAX} bytes"));
+    }
+    let limits = [
+        ("requests_per_minute", entry.requests_per_minute),
+        ("tokens_per_minute", entry.tokens_per_minute),
+        ("requests_running_max", entry.requests_running_max.map(u64::from)),
+    ];
+    if let Some((field, _)) = limits.iter().find(|(_, limit)| *limit == Some(0)) {
+        return Err(format!("`{field}` must be at least 1; a tenant without keys is shut out"));
+    }
+    let mut keys = Vec::with_capacity(entry.keys.len());
+    for (index, key) in entry.keys.iter().enumerate() {
+        let hash = hash_of(key, folder).map_err(|reason| format!("`keys[{index}]`: {reason}"))?;
+        if !seen.insert(hash) {
+            return Err(format!("`keys[{index}]` is the key of somebody else, or is there twice"));
+        }
+        keys.push(hash);
+    }
+    let Entry { name, requests_per_minute, tokens_per_minute, requests_running_max, .. } = entry;
+    let quotas = Quotas { requests_per_minute, tokens_per_minute, requests_running_max };
+    Ok(OneTenant { name: name.into(), keys, quotas })
+}
+
+fn hash_of(key: &Key, folder: &Path) -> Result<KeyHash, String> {
+    match (&key.sha256, &key.file) {
+        (Some(hex), None) => {
+            parse_hex(hex).ok_or_else(|| "`sha256` must have 64 hexadecimal digits".to_owned())
+        }
+        (None, Some(file)) => {
+            let bytes = read_bounded(&folder.join(file), KEY_BYTES_MAX);
+            let bytes = bytes.map_err(|error| error.to_string())?;
+            let key = bytes.trim_ascii();
+            if key.is_empty() || !key.iter().all(u8::is_ascii_graphic) {
+                return Err(format!("{} must hold one key in visible ASCII", file.display()));
+            }
+            let mut hash = [0; 32];
+            hash.copy_from_slice(digest(&SHA256, key).as_ref());
+            Ok(hash)
+        }
+        _ => Err("it has either `sha256` or `file`".to_owned()),
+    }
+}
+
+fn parse_hex(text: &str) -> Option<KeyHash> {
+    let digits = text.as_bytes();
+    if digits.len() != 64 || !digits.is_ascii() {
+        return None;
+    }
+    let mut hash = [0; 32];
+    for (byte, pair) in hash.iter_mut().zip(text.as_bytes().chunks(2)) {
+        let pair = str::from_utf8(pair).ok()?;
+        if !pair.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+            return None;
+        }
+        *byte = u8::from_str_radix(pair, 16).ok()?;
+    }
+    Some(hash)
+}

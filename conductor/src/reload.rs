@@ -1,0 +1,99 @@
+//! Follows files that an operator changes while the conductor runs: keys and certificates.
+//!
+//! They are read again every so often and compared with what was taken last, whatever their times
+//! of change say. What is new is taken when it was read twice alike, so that a file that is just
+//! being written is not; what is wrong is told once, and what was valid stays.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use prometheus::IntCounter;
+use tokio::time::{MissedTickBehavior, interval};
+
+/// A file that cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ReadError {
+    #[error("{} cannot be read: {source}", path.display())]
+    Io { path: PathBuf, source: std::io::Error },
+    #[error("{} has more than {bytes_max} bytes", path.display())]
+    TooLarge { path: PathBuf, bytes_max: u64 },
+}
+
+/// All of a file that is not longer than it may be. Blocks.
+pub(crate) fn read_bounded(path: &Path, bytes_max: u64) -> Result<Vec<u8>, ReadError> {
+    use std::io::Read;
+    let failed = |source| ReadError::Io { path: path.to_owned(), source };
+    let file = std::fs::File::open(path).map_err(failed)?;
+    let mut bytes = Vec::new();
+    file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > bytes_max {
+        return Err(ReadError::TooLarge { path: path.to_owned(), bytes_max });
+    }
+    Ok(bytes)
+}
+
+/// How often files were taken anew, and how often what was new in them was wrong.
+#[derive(Debug, Clone)]
+pub(crate) struct Counters {
+    pub taken: IntCounter,
+    pub refused: IntCounter,
+}
+
+/// What is followed.
+#[derive(Debug)]
+pub(crate) struct Followed {
+    /// For the log.
+    pub what: &'static str,
+    pub every: Duration,
+    pub counters: Counters,
+}
+
+/// Follows for as long as it is polled. `now` is what is valid at the start; `read` blocks.
+pub(crate) async fn follow<T, E>(
+    followed: Followed,
+    mut now: T,
+    read: impl Fn() -> Result<T, E> + Send + Sync + 'static,
+    take: impl Fn(&T) -> Result<(), E>,
+) where
+    T: PartialEq + Send + 'static,
+    E: std::fmt::Display + Send + 'static,
+{
+    let Followed { what, every, counters } = followed;
+    let read = std::sync::Arc::new(read);
+    let mut ticks = interval(every);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut once: Option<T> = None;
+    let mut told: Option<String> = None;
+    loop {
+        ticks.tick().await;
+        let read = std::sync::Arc::clone(&read);
+        let Ok(read) = tokio::task::spawn_blocking(move || read()).await else { continue };
+        let taken = match read {
+            Ok(new) if new == now => {
+                (once, told) = (None, None);
+                continue;
+            }
+            Ok(new) if once.as_ref() == Some(&new) => take(&new).map(|()| new),
+            Ok(new) => {
+                once = Some(new);
+                continue;
+            }
+            Err(error) => Err(error),
+        };
+        match taken {
+            Ok(new) => {
+                tracing::info!(what, "taken anew");
+                counters.taken.inc();
+                (now, once, told) = (new, None, None);
+            }
+            Err(error) => {
+                let error = error.to_string();
+                if told.as_ref() != Some(&error) {
+                    tracing::error!(what, error, "what is new is not taken; what was valid stays");
+                    counters.refused.inc();
+                    told = Some(error);
+                }
+            }
+        }
+    }
+}
