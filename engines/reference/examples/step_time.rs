@@ -35,7 +35,10 @@ fn main() {
     };
     let threads = arguments.next().and_then(|threads| threads.parse().ok()).unwrap_or(1);
     let model = Model::load(&dir, LoadOptions { threads }).expect("a model");
-    println!("{dtype:?}, {threads} threads, {:?}", kvasir_attention::Kernel::best());
+    println!(
+        "{dtype:?}, {threads} threads, {:?}",
+        kvasir_attention::AttentionOptions::default().kernel
+    );
     for shape in [
         Shape { sequences: 1, tokens: 512, context: 0 },
         Shape { sequences: 1, tokens: 512, context: 3500 },

@@ -67,7 +67,7 @@ fn product(rows: usize, cols: usize, depth: usize) {
 }
 
 fn attend(options: AttentionOptions, dtype: RowDtype, query_rows: usize, rows: usize) {
-    let row_bytes = WIDTH * dtype.bytes();
+    let row_bytes = WIDTH * dtype.row_bytes(1);
     let len_bytes = rows * row_bytes;
     let memory = vec![0x3d00_3d00_3d00_3d00u64; len_bytes / 8];
     let offsets: Vec<usize> =

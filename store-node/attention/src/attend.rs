@@ -1,7 +1,9 @@
 //! Attention over page lists: which kernel, which strategy, which thread.
 
+#[cfg(target_arch = "x86_64")]
+use crate::amx;
 use crate::narrow::{self, Narrow};
-use crate::pages::PageList;
+use crate::pages::{PageList, RowDtype};
 use crate::partial::{PartialMut, Query};
 use crate::scalar;
 use crate::simd::{Portable, Simd, Task};
@@ -18,42 +20,95 @@ pub enum Kernel {
     Avx2,
     /// x86-64 with AVX-512F.
     Avx512,
+    /// x86-64 with tiles of bf16. Products of bf16, sums of f32: for rows of bf16.
+    Amx,
+}
+
+/// What products are rounded to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Precision {
+    /// As f32 has it: queries and weights keep their bits.
+    #[default]
+    F32,
+    /// Queries and weights may be rounded to bf16, where a kernel gains by it.
+    Bf16,
 }
 
 impl Kernel {
+    pub const ALL: [Kernel; 5] =
+        [Kernel::Scalar, Kernel::Portable, Kernel::Avx2, Kernel::Avx512, Kernel::Amx];
+
     /// Those that this processor runs, the slowest first.
     pub fn available() -> Vec<Kernel> {
-        let all = [Kernel::Scalar, Kernel::Portable, Kernel::Avx2, Kernel::Avx512];
-        all.into_iter().filter(|kernel| kernel.runs_here()).collect()
+        Kernel::ALL.into_iter().filter(|kernel| kernel.runs_here()).collect()
     }
 
-    /// The fastest that this processor runs.
-    pub fn best() -> Kernel {
-        Kernel::available().pop().unwrap_or(Kernel::Portable)
+    /// The fastest of this precision that this processor runs, where a batch is large enough.
+    pub fn best(precision: Precision) -> Kernel {
+        let fits = |kernel: &Kernel| kernel.precision() == precision;
+        Kernel::available().into_iter().rfind(fits).unwrap_or_else(|| Kernel::best(Precision::F32))
+    }
+
+    /// `scalar`, `portable`, `avx2`, `avx512` or `amx`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kernel::Scalar => "scalar",
+            Kernel::Portable => "portable",
+            Kernel::Avx2 => "avx2",
+            Kernel::Avx512 => "avx512",
+            Kernel::Amx => "amx",
+        }
+    }
+
+    pub fn precision(self) -> Precision {
+        match self {
+            Kernel::Scalar | Kernel::Portable | Kernel::Avx2 | Kernel::Avx512 => Precision::F32,
+            Kernel::Amx => Precision::Bf16,
+        }
+    }
+
+    /// Whether the kernel computes over rows of this type without losing more than its precision
+    /// says. [`Attention`] gives the others to the best kernel of f32.
+    pub fn takes(self, dtype: RowDtype) -> bool {
+        match self.precision() {
+            Precision::F32 => true,
+            Precision::Bf16 => dtype == RowDtype::Bf16,
+        }
+    }
+
+    /// What a processor that does not run it lacks.
+    pub fn needs(self) -> &'static str {
+        match self {
+            Kernel::Scalar | Kernel::Portable => "nothing",
+            Kernel::Avx2 => "AVX2, FMA and F16C",
+            Kernel::Avx512 => "AVX-512F",
+            Kernel::Amx => "AMX with bf16, AVX-512 with bf16, and Linux' permission to use tiles",
+        }
     }
 
     #[cfg(target_arch = "x86_64")]
-    fn runs_here(self) -> bool {
+    pub fn runs_here(self) -> bool {
         use crate::simd::{Avx2, Avx512};
         match self {
             Kernel::Scalar | Kernel::Portable => true,
             Kernel::Avx2 => Avx2::detect().is_some(),
             Kernel::Avx512 => Avx512::detect().is_some(),
+            Kernel::Amx => amx::Amx::detect().is_some(),
         }
     }
 
     #[cfg(not(target_arch = "x86_64"))]
-    fn runs_here(self) -> bool {
+    pub fn runs_here(self) -> bool {
         matches!(self, Kernel::Scalar | Kernel::Portable)
     }
 
-    /// Runs a task on the instruction set, or on the portable one where it is missing.
+    /// Runs a task on the instruction set, or on the next best where it is missing.
     #[cfg(target_arch = "x86_64")]
     fn run(self, task: impl Task) {
         use crate::simd::{Avx2, Avx512};
         match (self, Avx512::detect(), Avx2::detect()) {
-            (Kernel::Avx512, Some(simd), _) => simd.run(task),
-            (Kernel::Avx512 | Kernel::Avx2, _, Some(simd)) => simd.run(task),
+            (Kernel::Amx | Kernel::Avx512, Some(simd), _) => simd.run(task),
+            (Kernel::Amx | Kernel::Avx512 | Kernel::Avx2, _, Some(simd)) => simd.run(task),
             _ => Portable.run(task),
         }
     }
@@ -76,7 +131,7 @@ pub struct AttentionOptions {
 
 impl Default for AttentionOptions {
     fn default() -> Self {
-        AttentionOptions { kernel: Kernel::best(), threads: 1, wide_rows_min: 64 }
+        AttentionOptions { kernel: Kernel::best(Precision::F32), threads: 1, wide_rows_min: 64 }
     }
 }
 
@@ -106,6 +161,8 @@ impl<'a> Job<'a> {
 
 /// Pairs below which another thread costs more than it brings: some 100 µs of one core.
 const THREAD_WORK_MIN: usize = 16 * 1024;
+/// The same where tiles compute them.
+const THREAD_WORK_MIN_AMX: usize = 16 * THREAD_WORK_MIN;
 /// A job is cut at multiples of so many query rows, each part reading all its cached rows.
 const SPLIT_ROWS: usize = 64;
 
@@ -120,6 +177,8 @@ pub struct Attention {
 struct Scratch {
     narrow: narrow::Scratch,
     wide: wide::Scratch,
+    #[cfg(target_arch = "x86_64")]
+    amx: amx::Scratch,
 }
 
 impl Attention {
@@ -148,7 +207,9 @@ impl Attention {
         }
         let options = self.options;
         let work: usize = jobs.iter().map(Job::work).sum();
-        let threads = self.scratch.len().min((work / THREAD_WORK_MIN).max(1));
+        let work_min =
+            if options.kernel == Kernel::Amx { THREAD_WORK_MIN_AMX } else { THREAD_WORK_MIN };
+        let threads = self.scratch.len().min((work / work_min).max(1));
         if threads == 1 {
             jobs.into_iter().for_each(|job| run(options, job, &mut self.scratch[0]));
             return;
@@ -167,6 +228,15 @@ impl Attention {
 
 fn run(options: AttentionOptions, job: Job<'_>, scratch: &mut Scratch) {
     let Job { query, pages, out } = job;
+    #[cfg(target_arch = "x86_64")]
+    if options.kernel == Kernel::Amx
+        && Kernel::Amx.takes(pages.dtype())
+        && query.scale > 0.0
+        && let Some(amx) = amx::Amx::detect()
+    {
+        amx::attend(amx, &query, &pages, out, &mut scratch.amx);
+        return;
+    }
     if options.kernel == Kernel::Scalar {
         scalar::attend(&query, &pages, out);
     } else if query.rows() >= options.wide_rows_min {

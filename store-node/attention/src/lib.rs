@@ -9,21 +9,28 @@
 //! 1. [`pages`]: rows in memory that someone else owns; the one unsafe constructor
 //! 2. [`partial`]: queries, partials and [`merge`]
 //! 3. [`attend`]: chooses a kernel and a strategy, splits work over threads
-//! 4. `scalar` (the reference), `narrow` (few query rows: decode), `wide` (many: prefill)
-//! 5. `simd`, `exp`, [`matrix`]: what those are made of
+//! 4. `scalar` (the reference), `narrow` (few query rows: decode), `wide` (many: prefill), `amx`
+//!    (products of bf16 in tiles)
+//! 5. [`vectors`]: kernels against files of reference vectors
+//! 6. `simd`, `exp`, `gather`, [`fp8`], [`matrix`]: what those are made of
 //!
 //! Results are bit-equal for the same kernel, shape, split and number of threads.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 pub mod attend;
 mod exp;
+pub mod fp8;
+mod gather;
 pub mod matrix;
 mod narrow;
 pub mod pages;
 pub mod partial;
 mod scalar;
 mod simd;
+pub mod vectors;
 mod wide;
 
-pub use attend::{Attention, AttentionOptions, Job, Kernel};
+pub use attend::{Attention, AttentionOptions, Job, Kernel, Precision};
 pub use pages::{PageError, PageList, PageSpec, RowDtype};
 pub use partial::{Partial, PartialMut, Query, Visible, merge};

@@ -8,9 +8,10 @@
 // One index names places in two or three matrices at once; iterators over them would hide that.
 #![allow(clippy::needless_range_loop)]
 
-use half::bf16;
+use half::{bf16, f16};
 
 use crate::exp::{Running, softmax_step};
+use crate::gather::gather;
 use crate::pages::{PageList, RowDtype};
 use crate::partial::{PartialMut, Query};
 use crate::simd::{Simd, Task};
@@ -42,15 +43,20 @@ impl Task for Narrow<'_, '_> {
     fn run<S: Simd>(self, s: S) {
         let Narrow { query, pages, mut out, scratch } = self;
         out.clear();
-        let in_place = pages.rows_per_page() >= IN_PLACE_ROWS_MIN
-            && (pages.dtype() == RowDtype::F32 || query.rows() <= WIDEN_IN_PLACE_MAX);
+        let few = query.rows() <= WIDEN_IN_PLACE_MAX;
+        let in_place = pages.rows_in_line() >= IN_PLACE_ROWS_MIN
+            && match pages.dtype() {
+                RowDtype::F32 => true,
+                RowDtype::Bf16 | RowDtype::F16 => few,
+                RowDtype::Fp8Latent => false,
+            };
         let reach = (0..query.rows()).map(|row| query.visible.of(row, pages.rows())).max();
         let reach = reach.unwrap_or(0);
         let mut from = 0;
         while from < reach {
             let mut to = (from + GROUP_ROWS).min(reach);
             if in_place {
-                to = to.min((from / pages.rows_per_page() + 1) * pages.rows_per_page());
+                to = to.min((from / pages.rows_in_line() + 1) * pages.rows_in_line());
                 let (at, stride_bytes) = (pages.row(from), pages.row_stride_bytes());
                 let next = if to < reach { pages.row(to) } else { at };
                 match pages.dtype() {
@@ -62,6 +68,11 @@ impl Task for Narrow<'_, '_> {
                         let group = Group::<bf16>::new(at, stride_bytes, to - from, next);
                         group_step(s, query, &group, from, &mut out);
                     }
+                    RowDtype::F16 => {
+                        let group = Group::<f16>::new(at, stride_bytes, to - from, next);
+                        group_step(s, query, &group, from, &mut out);
+                    }
+                    RowDtype::Fp8Latent => unreachable!("widened in scratch"),
                 }
             } else {
                 scratch.rows.resize(GROUP_ROWS * pages.width(), 0.0);
@@ -74,39 +85,6 @@ impl Task for Narrow<'_, '_> {
             from = to;
         }
         out.normalise(query.d_v);
-    }
-}
-
-/// Copies rows into one matrix of f32.
-#[inline(always)]
-pub(crate) fn gather<S: Simd>(
-    s: S,
-    pages: &PageList<'_>,
-    from: usize,
-    to: usize,
-    into: &mut [f32],
-) {
-    let width = pages.width();
-    for (row, into) in (from..to).zip(into.chunks_exact_mut(width)) {
-        let at = pages.row(row);
-        match pages.dtype() {
-            RowDtype::F32 => {
-                // SAFETY: a row is `width` aligned values; `into` is another memory of that length.
-                unsafe { at.cast::<f32>().copy_to_nonoverlapping(into.as_mut_ptr(), width) };
-            }
-            RowDtype::Bf16 => {
-                let at = at.cast::<bf16>();
-                let whole = width / S::LANES * S::LANES;
-                for i in (0..whole).step_by(S::LANES) {
-                    // SAFETY: `i + LANES <= width`, the length of the row and of `into`.
-                    unsafe { s.store(into.as_mut_ptr().add(i), s.load_bf16(at.add(i))) };
-                }
-                for (i, value) in into.iter_mut().enumerate().skip(whole) {
-                    // SAFETY: `i < width`.
-                    *value = unsafe { at.add(i).read() }.to_f32();
-                }
-            }
-        }
     }
 }
 
@@ -144,6 +122,20 @@ impl Value for bf16 {
     unsafe fn load<S: Simd>(s: S, from: *const bf16) -> S::V {
         // SAFETY: the caller's word.
         unsafe { s.load_bf16(from) }
+    }
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+}
+
+impl Value for f16 {
+    const AHEAD: bool = true;
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, from: *const f16) -> S::V {
+        // SAFETY: the caller's word.
+        unsafe { s.load_f16(from) }
     }
     #[inline(always)]
     fn widen(self) -> f32 {

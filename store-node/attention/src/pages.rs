@@ -6,21 +6,38 @@
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use half::bf16;
+use half::{bf16, f16};
+
+use crate::fp8;
 
 /// How a row holds its values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowDtype {
     F32,
     Bf16,
+    F16,
+    /// As DeepSeek ships it: see [`fp8`]. A row has 576 values in 656 bytes.
+    Fp8Latent,
 }
 
 impl RowDtype {
-    /// Bytes of one value.
-    pub fn bytes(self) -> usize {
+    pub const ALL: [RowDtype; 4] =
+        [RowDtype::F32, RowDtype::Bf16, RowDtype::F16, RowDtype::Fp8Latent];
+
+    /// Bytes of a row of `width` values.
+    pub fn row_bytes(self, width: usize) -> usize {
         match self {
-            RowDtype::F32 => size_of::<f32>(),
-            RowDtype::Bf16 => size_of::<bf16>(),
+            RowDtype::F32 => width.saturating_mul(size_of::<f32>()),
+            RowDtype::Bf16 | RowDtype::F16 => width.saturating_mul(size_of::<bf16>()),
+            RowDtype::Fp8Latent => fp8::ROW_BYTES,
+        }
+    }
+
+    /// What every row's address is a multiple of.
+    pub fn align_bytes(self) -> usize {
+        match self {
+            RowDtype::F32 | RowDtype::Fp8Latent => size_of::<f32>(),
+            RowDtype::Bf16 | RowDtype::F16 => size_of::<bf16>(),
         }
     }
 }
@@ -55,12 +72,18 @@ pub enum PageError {
     Empty,
     #[error("an address is not aligned to the values' size")]
     Unaligned,
+    #[error("a row of fp8 latents has {} values, not {width}", fp8::WIDTH)]
+    Width { width: usize },
+    #[error("row {row} is selected, and there are {rows}")]
+    Selected { row: u32, rows: usize },
 }
 
-/// A checked list of rows.
+/// A checked list of rows: those of the pages in their order, or some of them.
 #[derive(Debug, Clone, Copy)]
 pub struct PageList<'a> {
     spec: PageSpec<'a>,
+    /// Which rows of the pages, and in which order; all of them in theirs without it.
+    selected: Option<&'a [u32]>,
     memory: PhantomData<&'a [u8]>,
 }
 
@@ -87,13 +110,15 @@ impl<'a> PageList<'a> {
         if needed != got {
             return Err(PageError::Count { rows: spec.rows, needed, got });
         }
-        let value_bytes = spec.dtype.bytes();
-        let row_bytes = spec.width.saturating_mul(value_bytes);
+        if spec.dtype == RowDtype::Fp8Latent && spec.width != fp8::WIDTH {
+            return Err(PageError::Width { width: spec.width });
+        }
+        let row_bytes = spec.dtype.row_bytes(spec.width);
         let stride_bytes = spec.row_stride_bytes;
         if row_bytes > stride_bytes {
             return Err(PageError::Stride { row_bytes, stride_bytes });
         }
-        let aligned = |at: usize| at.is_multiple_of(value_bytes);
+        let aligned = |at: usize| at.is_multiple_of(spec.dtype.align_bytes());
         if !aligned(stride_bytes) || !aligned(spec.base.addr().get()) {
             return Err(PageError::Unaligned);
         }
@@ -109,11 +134,25 @@ impl<'a> PageList<'a> {
                 return Err(PageError::Unaligned);
             }
         }
-        Ok(PageList { spec, memory: PhantomData })
+        Ok(PageList { spec, selected: None, memory: PhantomData })
     }
 
+    /// The rows of these pages that `rows` names, in its order, read where they lie: what a top-k
+    /// selection attends, or one holder's share. A row that is named twice counts twice.
+    ///
+    /// # Errors
+    /// [`PageError::Selected`] when the pages have no such row.
+    pub fn select(&self, rows: &'a [u32]) -> Result<Self, PageError> {
+        let beyond = rows.iter().find(|&&row| row as usize >= self.spec.rows);
+        match beyond {
+            Some(&row) => Err(PageError::Selected { row, rows: self.spec.rows }),
+            None => Ok(PageList { selected: Some(rows), ..*self }),
+        }
+    }
+
+    /// Rows of the list: of all pages, or those selected.
     pub fn rows(&self) -> usize {
-        self.spec.rows
+        self.selected.map_or(self.spec.rows, <[u32]>::len)
     }
 
     pub fn width(&self) -> usize {
@@ -124,17 +163,19 @@ impl<'a> PageList<'a> {
         self.spec.dtype
     }
 
-    pub(crate) fn rows_per_page(&self) -> usize {
-        self.spec.rows_per_page
+    /// Rows that follow one another at the stride wherever a multiple of so many begins.
+    pub(crate) fn rows_in_line(&self) -> usize {
+        if self.selected.is_some() { 1 } else { self.spec.rows_per_page }
     }
 
     pub(crate) fn row_stride_bytes(&self) -> usize {
         self.spec.row_stride_bytes
     }
 
-    /// The address of a row: `width` values, readable for `'a`.
+    /// The address of a row: `row_bytes` of its dtype, readable for `'a`.
     pub(crate) fn row(&self, row: usize) -> *const u8 {
         let spec = &self.spec;
+        let row = self.selected.map_or(row, |selected| selected[row] as usize);
         assert!(row < spec.rows, "row {row} of {}", spec.rows);
         let page = row / spec.rows_per_page;
         let offset = spec.offsets_bytes[page] + row % spec.rows_per_page * spec.row_stride_bytes;
@@ -157,6 +198,18 @@ impl<'a> PageList<'a> {
                     // SAFETY: `i` is below `width`; the address is aligned to two bytes.
                     *value = unsafe { from.cast::<bf16>().add(i).read() }.to_f32();
                 }
+            }
+            RowDtype::F16 => {
+                for (i, value) in into.iter_mut().enumerate() {
+                    // SAFETY: `i` is below `width`; the address is aligned to two bytes.
+                    *value = unsafe { from.cast::<f16>().add(i).read() }.to_f32();
+                }
+            }
+            RowDtype::Fp8Latent => {
+                let mut bytes = [0; fp8::ROW_BYTES];
+                // SAFETY: a row of this dtype has so many readable bytes.
+                unsafe { from.copy_to_nonoverlapping(bytes.as_mut_ptr(), fp8::ROW_BYTES) };
+                fp8::widen(&bytes, into);
             }
         }
     }

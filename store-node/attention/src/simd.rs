@@ -4,7 +4,7 @@
 //! methods need no further check. They inline into the one function that enables the instructions
 //! ([`Simd::run`]); called elsewhere they would be right but slow.
 
-use half::bf16;
+use half::{bf16, f16};
 
 /// What a kernel does on one instruction set. A closure, with its environment spelled out, so that
 /// it can be generic.
@@ -30,6 +30,14 @@ pub(crate) trait Simd: Copy {
     /// # Safety
     /// `from` is readable for `LANES` values.
     unsafe fn load_bf16(self, from: *const bf16) -> Self::V;
+    /// # Safety
+    /// `from` is readable for `LANES` values.
+    unsafe fn load_f16(self, from: *const f16) -> Self::V;
+    /// Values of e4m3, as [`fp8::decode`](crate::fp8::decode) has them.
+    ///
+    /// # Safety
+    /// `from` is readable for `LANES` bytes.
+    unsafe fn load_e4m3(self, from: *const u8) -> Self::V;
     /// # Safety
     /// `to` is writable for `LANES` values.
     unsafe fn store(self, to: *mut f32, v: Self::V);
@@ -83,6 +91,16 @@ impl Simd for Portable {
     unsafe fn load_bf16(self, from: *const bf16) -> [f32; 8] {
         // SAFETY: readable for eight values, by the caller's word.
         unsafe { from.cast::<[bf16; 8]>().read_unaligned() }.map(bf16::to_f32)
+    }
+    #[inline(always)]
+    unsafe fn load_f16(self, from: *const f16) -> [f32; 8] {
+        // SAFETY: readable for eight values, by the caller's word.
+        unsafe { from.cast::<[f16; 8]>().read_unaligned() }.map(f16::to_f32)
+    }
+    #[inline(always)]
+    unsafe fn load_e4m3(self, from: *const u8) -> [f32; 8] {
+        // SAFETY: readable for eight bytes, by the caller's word.
+        unsafe { from.cast::<[u8; 8]>().read() }.map(crate::fp8::decode)
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32, v: [f32; 8]) {
@@ -141,9 +159,9 @@ mod x86 {
 
     use std::arch::x86_64::*;
 
-    use super::{Simd, Task, bf16};
+    use super::{Simd, Task, bf16, f16};
 
-    /// 256-bit vectors with fused multiply-add.
+    /// 256-bit vectors with fused multiply-add and f16.
     #[derive(Debug, Clone, Copy)]
     pub(crate) struct Avx2(());
 
@@ -153,8 +171,10 @@ mod x86 {
 
     impl Avx2 {
         pub(crate) fn detect() -> Option<Self> {
-            (is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"))
-                .then_some(Avx2(()))
+            (is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c"))
+            .then_some(Avx2(()))
         }
     }
 
@@ -164,12 +184,12 @@ mod x86 {
         }
     }
 
-    #[target_feature(enable = "avx2,fma")]
+    #[target_feature(enable = "avx2,fma,f16c")]
     fn run_avx2(simd: Avx2, task: impl Task) {
         task.run(simd);
     }
 
-    #[target_feature(enable = "avx512f,avx2,fma")]
+    #[target_feature(enable = "avx512f,avx2,fma,f16c")]
     fn run_avx512(simd: Avx512, task: impl Task) {
         task.run(simd);
     }
@@ -200,6 +220,25 @@ mod x86 {
             unsafe {
                 let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
                 _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_f16(self, from: *const f16) -> __m256 {
+            // SAFETY: the token; readable for eight values of two bytes, by the caller's word.
+            unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
+        }
+        #[inline(always)]
+        unsafe fn load_e4m3(self, from: *const u8) -> __m256 {
+            // SAFETY: the token; readable for eight bytes, by the caller's word.
+            unsafe {
+                let wide = _mm_cvtepu8_epi16(_mm_loadl_epi64(from.cast()));
+                // The same bits in f16 are 2^-8 of the value, as the exponents' biases differ.
+                let sign = _mm_and_si128(_mm_slli_epi16::<8>(wide), _mm_set1_epi16(i16::MIN));
+                let rest = _mm_and_si128(wide, _mm_set1_epi16(0x7f));
+                let half = _mm_or_si128(sign, _mm_slli_epi16::<7>(rest));
+                let value = _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256.0));
+                let is_nan = _mm_cmpeq_epi16(rest, _mm_set1_epi16(0x7f));
+                _mm256_or_ps(value, _mm256_castsi256_ps(_mm256_cvtepi16_epi32(is_nan)))
             }
         }
         #[inline(always)]
@@ -296,6 +335,27 @@ mod x86 {
             unsafe {
                 let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
                 _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_f16(self, from: *const f16) -> __m512 {
+            // SAFETY: the token; readable for sixteen values of two bytes, by the caller's word.
+            unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
+        }
+        #[inline(always)]
+        unsafe fn load_e4m3(self, from: *const u8) -> __m512 {
+            // SAFETY: the token; readable for sixteen bytes, by the caller's word.
+            unsafe {
+                let wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(from.cast()));
+                // The same bits in f16 are 2^-8 of the value, as the exponents' biases differ.
+                let sign =
+                    _mm256_and_si256(_mm256_slli_epi16::<8>(wide), _mm256_set1_epi16(i16::MIN));
+                let rest = _mm256_and_si256(wide, _mm256_set1_epi16(0x7f));
+                let half = _mm256_or_si256(sign, _mm256_slli_epi16::<7>(rest));
+                let value = _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0));
+                let is_nan = _mm256_cmpeq_epi16(rest, _mm256_set1_epi16(0x7f));
+                let is_nan = _mm512_cvtepi16_epi32(is_nan);
+                _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(value), is_nan))
             }
         }
         #[inline(always)]

@@ -5,8 +5,8 @@
 //! costs 1 in 1,000 of the arithmetic and lets the products run at their full speed.
 
 use crate::exp::{Running, softmax_step};
+use crate::gather::gather;
 use crate::matrix::{Into, View, ViewMut, multiply};
-use crate::narrow::gather;
 use crate::pages::PageList;
 use crate::partial::{PartialMut, Query};
 use crate::simd::{Simd, Task};

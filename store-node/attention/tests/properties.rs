@@ -2,9 +2,10 @@
 
 mod support;
 
+use kvasir_attention::vectors::Errors;
 use kvasir_attention::{
-    Job, Kernel, PageError, PageList, PageSpec, Partial, PartialMut, Query, RowDtype, Visible,
-    merge,
+    Job, Kernel, PageError, PageList, PageSpec, Partial, PartialMut, Precision, Query, RowDtype,
+    Visible, merge,
 };
 use proptest::prelude::*;
 use support::{Paged, TOLERANCE, Way, assert_close, assert_within, query};
@@ -29,7 +30,7 @@ struct Shape {
     d_v: usize,
     rope: usize,
     rows_per_page: usize,
-    bf16: bool,
+    dtype: RowDtype,
     scale: f32,
 }
 
@@ -41,28 +42,24 @@ fn shapes() -> impl Strategy<Value = Shape> {
         1usize..70,
         0usize..20,
         1usize..70,
-        any::<bool>(),
+        prop::sample::select(&RowDtype::ALL[..]),
         0.1f32..4.0,
     )
-        .prop_map(|(seed, query_rows, rows, d_v, rope, rows_per_page, bf16, scale)| Shape {
-            seed,
-            query_rows,
-            rows,
-            d_v,
-            rope,
-            rows_per_page,
-            bf16,
-            scale,
+        .prop_map(|(seed, query_rows, rows, d_v, rope, rows_per_page, dtype, scale)| {
+            let fp8 = dtype == RowDtype::Fp8Latent;
+            // Rows of fp8 have one width, and many of them would take long. They are so wide that a
+            // larger scale would leave one row alone.
+            let scale = if fp8 { scale / 8.0 } else { scale };
+            let (d_v, rope) = if fp8 { (512, 64) } else { (d_v, rope) };
+            let (query_rows, rows) =
+                if fp8 { (query_rows % 20 + 1, rows % 90) } else { (query_rows, rows) };
+            Shape { seed, query_rows, rows, d_v, rope, rows_per_page, dtype, scale }
         })
 }
 
 impl Shape {
     fn d_qk(&self) -> usize {
         self.d_v + self.rope
-    }
-
-    fn dtype(&self) -> RowDtype {
-        if self.bf16 { RowDtype::Bf16 } else { RowDtype::F32 }
     }
 
     fn q(&self) -> Vec<f32> {
@@ -75,23 +72,22 @@ impl Shape {
 
     fn paged(&self, rows: &[f32]) -> Paged {
         let rows: Vec<&[f32]> = rows.chunks_exact(self.d_qk()).collect();
-        Paged::new(&rows, self.d_qk(), self.rows_per_page, self.dtype())
+        Paged::new(&rows, self.d_qk(), self.rows_per_page, self.dtype)
     }
 }
 
-const SCALAR: Way = Way { kernel: Kernel::Scalar, wide: false, threads: 1 };
-
 /// What every way should give, computed in f64 from the values as they are stored.
-fn exact(query: &Query<'_>, rows: &[f32], dtype: RowDtype) -> Partial {
-    let (d_qk, d_v) = (query.d_qk, query.d_v);
-    let stored = |value: &f32| match dtype {
-        RowDtype::Bf16 => f64::from(half::bf16::from_f32(*value).to_f32()),
-        RowDtype::F32 => f64::from(*value),
-    };
-    let rows: Vec<Vec<f64>> =
-        rows.chunks_exact(d_qk).map(|row| row.iter().map(stored).collect()).collect();
+fn exact(query: &Query<'_>, pages: &PageList<'_>) -> Partial {
+    let d_v = query.d_v;
+    let mut read = vec![0f32; query.d_qk];
+    let rows: Vec<Vec<f64>> = (0..pages.rows())
+        .map(|row| {
+            pages.read_row(row, &mut read);
+            read.iter().copied().map(f64::from).collect()
+        })
+        .collect();
     let mut partial = Partial::empty(query.rows(), d_v);
-    for (at, q) in query.values.chunks_exact(d_qk).enumerate() {
+    for (at, q) in query.values.chunks_exact(query.d_qk).enumerate() {
         let seen = match query.visible {
             Visible::All => rows.len(),
             Visible::First(counts) => counts[at].min(rows.len()),
@@ -105,15 +101,20 @@ fn exact(query: &Query<'_>, rows: &[f32], dtype: RowDtype) -> Partial {
         };
         let scores: Vec<f64> = rows[..seen].iter().map(score).collect();
         let m = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let l: f64 = scores.iter().map(|score| (score - m).exp()).sum();
+        let weights: Vec<f64> = scores.iter().map(|score| (score - m).exp()).collect();
+        let l: f64 = weights.iter().sum();
         for (lane, o) in partial.o[at * d_v..][..d_v].iter_mut().enumerate() {
-            let sum: f64 =
-                scores.iter().zip(&rows).map(|(score, row)| (score - m).exp() * row[lane]).sum();
+            let sum: f64 = weights.iter().zip(&rows).map(|(weight, row)| weight * row[lane]).sum();
             *o = (sum / l) as f32;
         }
         (partial.m[at], partial.l[at]) = (m as f32, l as f32);
     }
     partial
+}
+
+/// The values that a kernel of bf16 is given, so that it need not round them.
+fn rounded(values: &[f32]) -> Vec<f32> {
+    values.iter().map(|value| half::bf16::from_f32(*value).to_f32()).collect()
 }
 
 /// How far outputs may be off: the reference vectors' tolerance, but no less than what f32 leaves of
@@ -133,18 +134,30 @@ fn attainable(query: &Query<'_>, rows: &[f32]) -> f32 {
 /// All ways, all rows visible and under causal limits.
 fn check_against_exact(shape: &Shape, tolerance: impl Fn(&Query<'_>, &[f32]) -> f32) {
     let (q, rows) = (shape.q(), shape.rows());
+    let q_rounded = rounded(&q);
     let paged = shape.paged(&rows);
+    let pages = paged.list();
     let counts: Vec<usize> = values(shape.seed ^ 1, shape.query_rows)
         .iter()
         .map(|v| ((v + 1.0) * 0.6 * shape.rows as f32) as usize)
         .collect();
     for visible in [Visible::All, Visible::First(&counts)] {
-        let query = Query { visible, ..query(&q, shape.d_qk(), shape.d_v, shape.scale) };
-        let want = exact(&query, &rows, shape.dtype());
-        let tolerance = tolerance(&query, &rows);
-        for way in Way::all().into_iter().chain([SCALAR]) {
-            let got = way.attend(&query, &paged.list());
-            assert_within(tolerance, &got, &want, &format!("{way:?}, {visible:?}, {shape:?}"));
+        for (precision, q) in [(Precision::F32, &q), (Precision::Bf16, &q_rounded)] {
+            let query = Query { visible, ..query(q, shape.d_qk(), shape.d_v, shape.scale) };
+            let want = exact(&query, &pages);
+            let tolerance = tolerance(&query, &rows);
+            for way in Way::all().into_iter().filter(|way| way.precision(shape.dtype) == precision)
+            {
+                let got = way.attend(&query, &pages);
+                let what = format!("{way:?}, {visible:?}, {shape:?}");
+                match precision {
+                    Precision::F32 => assert_within(tolerance, &got, &want, &what),
+                    Precision::Bf16 => {
+                        let errors = Errors::between(&got, &want);
+                        assert!(errors.are_within(precision), "{what}: {errors:?}");
+                    }
+                }
+            }
         }
     }
 }
@@ -157,10 +170,14 @@ fn every_way_is_exact_where_tiles_and_strategies_change() {
                 if query_rows > 65 && d_v > 64 {
                     continue;
                 }
-                for bf16 in [false, true] {
-                    let (seed, scale) = (query_rows as u64, 0.7);
+                for dtype in RowDtype::ALL {
+                    if dtype == RowDtype::Fp8Latent && (d_v != 512 || query_rows > 9) {
+                        continue;
+                    }
+                    let scale = if dtype == RowDtype::Fp8Latent { 0.07 } else { 0.7 };
+                    let seed = query_rows as u64;
                     let shape =
-                        Shape { seed, query_rows, rows, d_v, rope, rows_per_page, bf16, scale };
+                        Shape { seed, query_rows, rows, d_v, rope, rows_per_page, dtype, scale };
                     check_against_exact(&shape, |_, _| TOLERANCE);
                 }
             }
@@ -172,8 +189,9 @@ fn every_way_is_exact_where_tiles_and_strategies_change() {
 #[test]
 fn every_way_is_exact_where_scores_are_far_apart() {
     let (seed, scale) = (1192491117814095600, 3.6359212);
-    let (query_rows, rows, d_v, rope, rows_per_page, bf16) = (63, 261, 56, 14, 1, false);
-    let shape = Shape { seed, query_rows, rows, d_v, rope, rows_per_page, bf16, scale };
+    let (query_rows, rows, d_v, rope, rows_per_page) = (63, 261, 56, 14, 1);
+    let dtype = RowDtype::F32;
+    let shape = Shape { seed, query_rows, rows, d_v, rope, rows_per_page, dtype, scale };
     check_against_exact(&shape, attainable);
 }
 
@@ -185,28 +203,82 @@ proptest! {
         check_against_exact(&shape, attainable);
     }
 
+    /// Each holder attends the rows that it has where they lie, among those of others.
     #[test]
-    fn parts_of_any_split_merge_to_the_whole_in_any_order(shape in shapes(), cuts in prop::collection::vec(0usize..400, 0..6)) {
+    fn random_rows_of_up_to_sixteen_holders_merge_to_the_whole_in_any_order(
+        shape in shapes(),
+        holders in 1usize..=16,
+        order in any::<prop::sample::Index>(),
+    ) {
+        let rows = shape.rows();
+        let paged = shape.paged(&rows);
+        let pages = paged.list();
+        let owner = values(shape.seed ^ 2, shape.rows);
+        let mut shares: Vec<Vec<u32>> = vec![Vec::new(); holders];
+        for (row, owner) in owner.iter().enumerate() {
+            let holder = ((owner + 1.0) / 2.0 * holders as f32) as usize;
+            shares[holder.min(holders - 1)].push(row as u32);
+        }
+        shares.rotate_left(order.index(holders));
+        let (q, q_rounded) = (shape.q(), rounded(&shape.q()));
+        for way in [Way::best(), Way { kernel: Kernel::best(Precision::Bf16), ..Way::best() }] {
+            let precision = way.precision(shape.dtype);
+            let q = if precision == Precision::F32 { &q } else { &q_rounded };
+            let query = query(q, shape.d_qk(), shape.d_v, shape.scale);
+            let mut parts: Vec<Partial> = shares
+                .iter()
+                .map(|share| way.attend(&query, &pages.select(share).expect("rows of these pages")))
+                .collect();
+            let want = exact(&query, &pages);
+            let tolerance = attainable(&query, &rows);
+            let check = |merged: &Partial, what: &str| match precision {
+                Precision::F32 => assert_within(tolerance, merged, &want, what),
+                Precision::Bf16 => {
+                    let errors = Errors::between(merged, &want);
+                    assert!(errors.are_within(precision), "{what}: {errors:?}");
+                }
+            };
+            let merged = merge(&parts, shape.d_v);
+            check(&merged, "in order");
+            prop_assert_eq!(&merged, &merge(&parts, shape.d_v), "the same bits again");
+            parts.reverse();
+            check(&merge(&parts, shape.d_v), "reversed");
+        }
+    }
+
+    #[test]
+    fn two_parts_merge_to_the_same_bits_either_way_round(shape in shapes(), cut in any::<prop::sample::Index>()) {
         let (q, rows) = (shape.q(), shape.rows());
+        let paged = shape.paged(&rows);
         let query = query(&q, shape.d_qk(), shape.d_v, shape.scale);
-        let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(shape.rows)).collect();
-        cuts.extend([0, shape.rows]);
-        cuts.sort_unstable();
-        let way = Way { kernel: Kernel::best(), wide: false, threads: 1 };
-        let mut parts: Vec<Partial> = cuts
-            .windows(2)
-            .map(|cut| {
-                let own = shape.paged(&rows[cut[0] * shape.d_qk()..cut[1] * shape.d_qk()]);
-                way.attend(&query, &own.list())
-            })
-            .collect();
-        let want = exact(&query, &rows, shape.dtype());
-        let merged = merge(&parts, shape.d_v);
-        let tolerance = attainable(&query, &rows);
-        assert_within(tolerance, &merged, &want, "in order");
-        prop_assert_eq!(&merged, &merge(&parts, shape.d_v), "the same bits again");
-        parts.reverse();
-        assert_within(tolerance, &merge(&parts, shape.d_v), &want, "reversed");
+        let all: Vec<u32> = (0..shape.rows as u32).collect();
+        let (left, right) = all.split_at(cut.index(shape.rows + 1));
+        let part = |rows: &[u32]| {
+            Way::best().attend(&query, &paged.list().select(rows).expect("rows of these pages"))
+        };
+        let (left, right) = (part(left), part(right));
+        let one_way = merge(&[left.clone(), right.clone()], shape.d_v);
+        prop_assert_eq!(one_way, merge(&[right, left], shape.d_v));
+    }
+
+    /// A selection in any order, with rows named twice, is a list of those rows.
+    #[test]
+    fn selected_rows_are_attended_as_if_they_lay_together(shape in shapes(), picks in prop::collection::vec(any::<prop::sample::Index>(), 0..80)) {
+        let rows = shape.rows();
+        if shape.rows == 0 {
+            return Ok(());
+        }
+        let paged = shape.paged(&rows);
+        let picks: Vec<u32> = picks.iter().map(|pick| pick.index(shape.rows) as u32).collect();
+        let together: Vec<&[f32]> =
+            picks.iter().map(|&row| &rows[row as usize * shape.d_qk()..][..shape.d_qk()]).collect();
+        let together = Paged::new(&together, shape.d_qk(), 1, shape.dtype);
+        let q = shape.q();
+        let query = query(&q, shape.d_qk(), shape.d_v, shape.scale);
+        for way in Way::all() {
+            let got = way.attend(&query, &paged.list().select(&picks).expect("rows of these pages"));
+            prop_assert_eq!(got, way.attend(&query, &together.list()), "{:?}", way);
+        }
     }
 }
 
@@ -217,7 +289,7 @@ fn empty_parts_change_no_bit_and_one_part_comes_out_as_it_went_in() {
     let rows: Vec<&[f32]> = rows.chunks_exact(24).collect();
     let paged = Paged::new(&rows, 24, 7, RowDtype::F32);
     let query = query(&q, 24, 16, 1.7);
-    let way = Way { kernel: Kernel::best(), wide: false, threads: 1 };
+    let way = Way::best();
     let part = way.attend(&query, &paged.list());
     let other = way.attend(&query, &Paged::new(&rows[..9], 24, 3, RowDtype::F32).list());
     let empty = Partial::empty(5, 16);
@@ -300,4 +372,25 @@ fn pages_that_do_not_lie_in_the_memory_are_refused() {
     assert_eq!(check(|s| s.offsets_bytes = &[2, 0, 0]), Some(PageError::Unaligned));
     assert_eq!(check(|s| s.rows_per_page = 0), Some(PageError::Empty));
     assert_eq!(check(|s| s.width = 0), Some(PageError::Empty));
+    let width = PageError::Width { width: 8 };
+    assert_eq!(check(|s| s.dtype = RowDtype::Fp8Latent), Some(width));
+    assert!(paged.list().select(&[9, 0]).is_ok());
+    let beyond = PageError::Selected { row: 10, rows: 10 };
+    assert_eq!(paged.list().select(&[9, 10]).err(), Some(beyond));
+}
+
+#[test]
+fn kernels_that_lose_precision_leave_other_rows_to_those_that_do_not() {
+    let rows = values(11, 70 * 96);
+    let rows: Vec<&[f32]> = rows.chunks_exact(96).collect();
+    let q = values(12, 20 * 96);
+    for dtype in [RowDtype::F32, RowDtype::F16] {
+        let paged = Paged::new(&rows, 96, 64, dtype);
+        let query = query(&q, 96, 64, 1.0);
+        let want = exact(&query, &paged.list());
+        for kernel in Kernel::available() {
+            let way = Way { kernel, ..Way::best() };
+            assert_close(&way.attend(&query, &paged.list()), &want, &format!("{way:?}, {dtype:?}"));
+        }
+    }
 }

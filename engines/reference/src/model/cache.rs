@@ -30,7 +30,7 @@ impl KvDtype {
 
     /// Bytes of one value.
     pub fn bytes(self) -> usize {
-        self.rows().bytes()
+        self.rows().row_bytes(1)
     }
 
     fn rows(self) -> RowDtype {

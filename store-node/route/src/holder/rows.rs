@@ -50,8 +50,8 @@ impl RowShape {
             }
             layer_offsets.push(size(run.offset_bytes));
         }
-        let width = run_bytes / block_tokens / dtype.bytes();
-        if width == 0 || width * block_tokens * dtype.bytes() != run_bytes {
+        let width = run_bytes / block_tokens / dtype.row_bytes(1);
+        if width == 0 || width * block_tokens * dtype.row_bytes(1) != run_bytes {
             return Err(ShapeError::Length);
         }
         let slot_bytes = size(layout.slot_bytes());
