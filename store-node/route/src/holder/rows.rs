@@ -86,7 +86,7 @@ impl RowShape {
             len_bytes: memory.len(),
             offsets_bytes: offsets,
             rows_per_page: self.block_tokens,
-            row_stride_bytes: self.width * self.dtype.bytes(),
+            row_stride_bytes: self.dtype.row_bytes(self.width),
             rows,
             width: self.width,
             dtype: self.dtype,
