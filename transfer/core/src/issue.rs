@@ -194,9 +194,8 @@ impl<P: Clone, C> Sender<P, C> {
 
     fn next_seal(&mut self, id: SessionId, path: PathIndex) -> Option<Draft> {
         let session = self.sessions.get_mut(&id)?;
-        let rail = session.paths.get(&path)?.limits.rail;
         loop {
-            let kind = session.seals.next(|class| class.rails.may(rail))?;
+            let kind = session.next_seal(path)?;
             let seal = session.seals.pop(kind)?;
             let Some(op) = self.ops.running(seal.op) else { continue };
             op.queued -= 1;

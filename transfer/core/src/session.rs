@@ -71,6 +71,8 @@ pub(crate) struct Closing {
     pub(crate) frames: Vec<OnWire>,
     /// Of the path.
     pub(crate) ledger: Ledger,
+    /// What was acknowledged on it is in place.
+    pub(crate) places: bool,
     pub(crate) request: CloseRequest,
     /// The path through which the receiver was asked last, while that one is up.
     pub(crate) through: Option<PathIndex>,
@@ -130,6 +132,21 @@ impl Session {
         self.again.learned(target, rails);
         self.aside.learned(target, rails);
         self.writes.learned(target, rails);
+    }
+
+    /// The kind of the seal that the path `index` puts out next. What came by a card that reorders is known to be in
+    /// place when that card tells of something later, or when the receiver has closed the path; what another path
+    /// tells says nothing of it. So such paths come first.
+    pub(crate) fn next_seal(&mut self, index: PathIndex) -> Option<Kind> {
+        let Session { seals, paths, closing, .. } = self;
+        let path = paths.get(&index)?;
+        let (rail, places) = (path.limits.rail, path.places());
+        let open = closing.values().any(|closing| !closing.places);
+        seals.next(|class| {
+            let reorders = |path: &Path| !path.places() && class.rails.may(path.limits.rail);
+            let is_in_place = class.must_be_placed || !(open || paths.values().any(reorders));
+            class.rails.may(rail) && (is_in_place || !places)
+        })
     }
 
     /// The kind of what did not land that the path `index` sends again.

@@ -6,8 +6,8 @@ use std::num::NonZeroU32;
 
 use kvasir_transfer_core::signal::Ordering;
 use kvasir_transfer_core::{
-    Action, Body, Frame, FrameKind, Heartbeats, Limits, Next, Operation, PathIndex, PathLimits,
-    Rail, Rails, Sender, SessionId, Settled, Shape, Target,
+    Action, Body, CloseVerdict, Frame, FrameKind, Heartbeats, Limits, Next, Operation, PathIndex,
+    PathLimits, Rail, Rails, Sender, SessionId, Settled, Shape, Target,
 };
 
 const S: SessionId = SessionId(1);
@@ -288,4 +288,35 @@ fn that_a_region_is_kept_off_some_rail_is_known_longer_than_its_paths_last() {
     assert!(tested.sender.has_unsuited(S));
     tested.sender.session_lost(S);
     assert!(!tested.sender.has_unsuited(S));
+}
+
+/// It has brought some of it, and what others tell does not say that it is in place.
+#[test]
+fn what_is_cut_is_counted_by_a_card_that_reorders_or_when_that_has_ended() {
+    let mut tested = Tested::new(&[Rail(0)]);
+    let limits = PathLimits { ordering: Ordering::None, rail: Rail(1), ..tested.limits() };
+    tested.sender.path_up(S, PathIndex(1), limits, 0);
+    let bring = |tested: &mut Tested| {
+        tested.write(4 * SLICE_BYTES, Rails::ANY);
+        let mut slices = Vec::new();
+        while slices.len() < 4 {
+            slices
+                .extend([PathIndex(0), PathIndex(1)].into_iter().filter_map(|of| tested.take(of)));
+        }
+        assert!(slices.iter().any(|(path, _)| *path == PathIndex(1)));
+        tested.settle_all(&slices);
+        assert!(tested.take_all(0).is_empty());
+    };
+    bring(&mut tested);
+    let sealed = tested.take_all(1);
+    assert!(matches!(sealed[..], [(_, Frame { kind: FrameKind::Seal { .. }, .. })]));
+    tested.settle_all(&sealed);
+
+    bring(&mut tested);
+    tested.sender.path_lost(S, PathIndex(1), 0);
+    assert!(tested.take_all(0).is_empty(), "it may be on its way to memory still");
+    let verdict = CloseVerdict::default();
+    assert!(tested.sender.path_closed(S, (PathIndex(0), PathIndex(1)), &verdict, 0));
+    let sealed = tested.take_all(0);
+    assert!(matches!(sealed[..], [(_, Frame { kind: FrameKind::Seal { .. }, .. })]));
 }

@@ -30,8 +30,9 @@ pub struct VerbsConfig {
     pub inline_bytes: u32,
     /// Registered memory through which go sources that are not registered themselves.
     pub bounce_bytes: usize,
-    /// Lets PCIe reorder writes into regions, where the device knows it. Counts stay exact; whoever polls
-    /// memory here could see a signal before its data, so that peers count instead of signalling.
+    /// Lets PCIe reorder writes into regions, where the device knows it and is the only one. Counts stay
+    /// exact; whoever polls memory here could see a signal before its data, so that peers count instead
+    /// of signalling.
     pub relaxed_ordering: bool,
     /// How long the device waits for an acknowledgement before it sends again. Devices round it up.
     pub ack_timeout_ms: u64,

@@ -92,9 +92,11 @@ fn place_of(region: &MemoryRegion) -> Place {
 /// A sentence for the person who runs the host. One that was named must be there.
 pub(crate) fn open(config: &VerbsConfig) -> Result<Vec<(String, Opened)>, CardError> {
     let chosen = choose(&config.devices)?;
+    // What one card tells does not say that what another one brought is in place.
+    let may_reorder = config.relaxed_ordering && chosen.len() == 1;
     let open = |device: Chosen| {
         let name = device.info.name.clone();
-        Ok((name, open_one(config, device)?))
+        Ok((name, open_one(config, may_reorder, device)?))
     };
     chosen.into_iter().map(open).collect()
 }
@@ -102,6 +104,7 @@ pub(crate) fn open(config: &VerbsConfig) -> Result<Vec<(String, Opened)>, CardEr
 /// Makes what all pipes of a device share.
 fn open_one(
     config: &VerbsConfig,
+    may_reorder: bool,
     Chosen { context, info, path }: Chosen,
 ) -> Result<Opened, CardError> {
     let failed = |what: &'static str| {
@@ -115,7 +118,7 @@ fn open_one(
         local_write: true,
         remote_write: true,
         remote_read: false,
-        relaxed_ordering: config.relaxed_ordering && can.relaxed_ordering,
+        relaxed_ordering: may_reorder && can.relaxed_ordering,
     };
     let registry = Arc::new(Registry { pd: pd.clone(), options, fresh: Mutex::default() });
     let depth_max = info.limits.work_requests_max.saturating_sub(1).max(2);

@@ -117,8 +117,7 @@ impl World {
         }
     }
 
-    /// Whatever has arrived at the node, by any lane. Before a count this is more than cards promise of each other
-    /// (docs/decisions/0027-counts-over-several-cards.md).
+    /// Whatever has arrived at the node, by any lane: relaxed ones are those of one card.
     pub(super) fn place_all(&mut self, to: NodeId) {
         if self.unplaced == 0 {
             return;
@@ -185,7 +184,8 @@ impl World {
             FrameKind::Seal { .. } | FrameKind::Message { .. } => true,
             FrameKind::Signal { .. } => false,
         };
-        if is_counted {
+        // What a card tells comes behind all that it has brought; what others tell does not.
+        if is_counted && lane.order == SimOrder::Relaxed {
             self.place_all(to);
         }
         let from = self.node(key.from).endpoint.clone();
