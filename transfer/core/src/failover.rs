@@ -48,8 +48,8 @@ impl<P: Clone, C> Sender<P, C> {
         }
         let request = path.request(index, &frames);
         let (places, through, was_asked) = (path.places(), None, false);
-        let ledger = path.ledger;
-        let closing = Closing { frames, ledger, places, request, through, was_asked };
+        let (ledger, rail) = (path.ledger, path.limits.rail);
+        let closing = Closing { frames, ledger, rail, places, request, through, was_asked };
         session.closing.insert(index, closing);
         if session.closing.len() > CLOSING_MAX {
             self.actions.push_back(Action::GiveUpSession(id));

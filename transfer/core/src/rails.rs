@@ -13,6 +13,9 @@ const LAST: u32 = 1 << (RAILS_MAX - 1);
 impl Rail {
     /// Of paths that are used only while no other one is up.
     pub const LAST: Rail = Rail(RAILS_MAX - 1);
+    /// Of a path beside the cards that is as good as they are: no pair of cards has it, so what a card does not
+    /// carry is not held against it.
+    pub const BESIDE: Rail = Rail(RAILS_MAX - 2);
 
     fn bit(self) -> u32 {
         assert!(self.0 < RAILS_MAX, "a session has {RAILS_MAX} rails at most");

@@ -7,7 +7,7 @@ use crate::close::{CloseRequest, PathIndex};
 use crate::messages::WINDOW;
 use crate::op::{Op, OpId};
 use crate::path::{Ledger, OnWire, Path};
-use crate::rails::{Rails, Up};
+use crate::rails::{Rail, Rails, Up};
 use crate::regions::Target;
 use crate::unsuited::Unsuited;
 use crate::waiting::{Class, Kind, Waiting};
@@ -71,6 +71,7 @@ pub(crate) struct Closing {
     pub(crate) frames: Vec<OnWire>,
     /// Of the path.
     pub(crate) ledger: Ledger,
+    pub(crate) rail: Rail,
     /// What was acknowledged on it is in place.
     pub(crate) places: bool,
     pub(crate) request: CloseRequest,
@@ -141,10 +142,12 @@ impl Session {
         let Session { seals, paths, closing, .. } = self;
         let path = paths.get(&index)?;
         let (rail, places) = (path.limits.rail, path.places());
-        let open = closing.values().any(|closing| !closing.places);
+        let of_paths = paths.values().map(|path| (path.limits.rail, path.places()));
+        let of_closing = closing.values().map(|closing| (closing.rail, closing.places));
+        let others = of_paths.chain(of_closing);
         seals.next(|class| {
-            let reorders = |path: &Path| !path.places() && class.rails.may(path.limits.rail);
-            let is_in_place = class.must_be_placed || !(open || paths.values().any(reorders));
+            let reorders = |(rail, places): (Rail, bool)| !places && class.rails.may(rail);
+            let is_in_place = class.must_be_placed || !others.clone().any(reorders);
             class.rails.may(rail) && (is_in_place || !places)
         })
     }

@@ -299,7 +299,7 @@ fn what_is_cut_is_counted_by_a_card_that_reorders_or_when_that_has_ended() {
     let bring = |tested: &mut Tested| {
         tested.write(4 * SLICE_BYTES, Rails::ANY);
         let mut slices = Vec::new();
-        while slices.len() < 4 {
+        for _ in 0..4 {
             slices
                 .extend([PathIndex(0), PathIndex(1)].into_iter().filter_map(|of| tested.take(of)));
         }

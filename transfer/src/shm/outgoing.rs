@@ -178,7 +178,7 @@ impl ShmOut {
         }
         let fds: [OwnedFd; 3] = fds.try_into().map_err(|_| LinkEnd::Malformed)?;
         self.up = Some(Up::map(&reply, fds).ok_or(LinkEnd::Malformed)?);
-        let limits = path_limits((Domain::Shm, Rail::default()), NonZeroU32::MIN, hub);
+        let limits = path_limits((Domain::Shm, Rail::BESIDE), NonZeroU32::MIN, hub);
         hub.sender.path_up(self.lane.session, self.lane.path, limits, hub.now_us);
         Ok(())
     }

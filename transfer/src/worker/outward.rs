@@ -410,6 +410,9 @@ impl Links {
         if was_up {
             hub.metrics.of(domain).paths_lost.inc();
             hub.sender.path_lost(session, lane.path, hub.now_us);
+            if !way.is_of_cards() && needs_more_than_cards(session, hub) {
+                hub.beside_cards.push(session);
+            }
         }
         match end {
             // Who says no, or lies, is not asked again; and who is not needed is not kept.
@@ -436,7 +439,9 @@ impl Links {
                 let Some(lanes) = self.lanes.get_mut(&session) else { return };
                 lanes.domain = Some(domain);
                 if alone {
-                    let at_us = hub.now_us.max(pause_us);
+                    // Others may be tried as well, and there is an end to how long a session has no path.
+                    let grace_us = hub.shared.config.failover_grace_ms * 1000;
+                    let at_us = hub.now_us.max(pause_us.min(hub.now_us + grace_us / 4));
                     lanes.due.push(Due { at_us, lack: Lack::Any });
                 } else {
                     let again_us = lanes.again_us(hub.now_us).max(pause_us);

@@ -9,7 +9,8 @@ use kvasir_transfer::{Completion, Domain, Outcome, TransferConfig, TransferEngin
 use crate::engine::{counter, start, tcp_config};
 
 const LONG: Duration = Duration::from_secs(30);
-const IDLE: Duration = Duration::from_millis(40);
+/// Also for a greeting, so that a busy machine does not end those that come.
+const IDLE: Duration = Duration::from_millis(500);
 
 fn config(domain: Domain, run_dir: &Path, peer_timeout: Duration) -> TransferConfig {
     let peer_timeout_ms = peer_timeout.as_millis() as u64;
