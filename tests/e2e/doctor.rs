@@ -75,6 +75,52 @@ fn both_domains_are_measured_on_one_host() {
     }
 }
 
+fn vectors(name: &str) -> String {
+    format!("{}/../tests/data/{name}.safetensors", env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn attention_kernels_are_judged_by_files_of_vectors() {
+    let files =
+        ["mla_partial/narrow_model", "mla_partial/selected_64", "mla_partial_types/fp8_batch"];
+    let files = files.map(vectors);
+    let text = said(&doctor(&["--attention", &files[0], &files[1], &files[2]]));
+    for word in ["scalar", "portable", "merge of its parts", "narrow_model", "rows of Fp8Latent"] {
+        assert!(text.contains(word), "{word} is missing in {text}");
+    }
+    assert!(text.contains(": ok") && !text.contains("failed"), "{text}");
+}
+
+#[test]
+fn a_file_of_vectors_that_is_wrong_or_broken_fails_and_the_others_are_still_checked() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).to_str().expect("UTF-8").to_owned();
+    let good = std::fs::read(vectors("mla_partial/narrow_model")).expect("test data");
+    std::fs::write(path("short"), &good[..good.len() / 2]).expect("written");
+    // The last bytes are the last tensor's; a largest logit, an output or a share changes.
+    let header = u64::from_le_bytes(good[..8].try_into().expect("eight bytes")) as usize;
+    let text = std::str::from_utf8(&good[8..8 + header]).expect("a header");
+    let m = text.split("\"m\"").nth(1).and_then(|rest| rest.split("data_offsets\":[").nth(1));
+    let m: usize = m.and_then(|rest| rest.split(',').next()?.parse().ok()).expect("an offset");
+    let mut wrong = good.clone();
+    wrong[8 + header + m + 3] ^= 0x04;
+    std::fs::write(path("wrong"), &wrong).expect("written");
+    let output = doctor(&[
+        "--attention",
+        &path("short"),
+        &path("none"),
+        &path("wrong"),
+        &vectors("mla_partial/one_row"),
+    ]);
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains(": failed") && text.contains("one_row"), "{text}");
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(complaint.contains("short: not a safetensors file"), "{complaint}");
+    assert!(complaint.contains("none: No such file"), "{complaint}");
+    assert!(complaint.contains("3 of 4 files failed"), "{complaint}");
+}
+
 #[test]
 fn two_of_them_measure_the_way_between_them_and_strangers_do_not_end_the_server() {
     let server = Server::start();

@@ -6,10 +6,12 @@
 //! 2. [`choice`]: what the engine would use to reach a peer, from those facts
 //! 3. [`probe`]: measured, on this host alone or between two ([`pair`])
 //! 4. [`report`]: how it is told, as text or JSON
+//! 5. [`attention`]: another question altogether, whether attention kernels compute what they should
 //!
 //! What is missing is a sentence that says what it is good for and how to get it, never a failure:
 //! only a probe that was asked for and could not be made ends in an error.
 
+mod attention;
 mod choice;
 mod devices;
 mod files;
@@ -21,7 +23,7 @@ mod report;
 
 use std::error::Error;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::output::{print, say};
 use report::Report;
@@ -44,9 +46,17 @@ pub struct Flags {
     /// Probes the way to the host where `kvasir doctor --serve` waits.
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub peer: Option<SocketAddr>,
+
+    /// Only checks the attention kernels of this processor, against files of reference vectors as
+    /// `tests/data/mla_partial/generate.py` makes them; fails when one is beyond its tolerance.
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["json", "no_probe", "serve", "peer"])]
+    pub attention: Vec<PathBuf>,
 }
 
 pub fn run(flags: &Flags, temporary: &Path) -> Result<(), Box<dyn Error>> {
+    if !flags.attention.is_empty() {
+        return attention::run(&flags.attention);
+    }
     if let Some(address) = flags.serve {
         return pair::serve(address, temporary);
     }

@@ -20,7 +20,11 @@ fn check(folder: &str, cases: usize) {
     let files = files(folder);
     assert_eq!(files.len(), cases, "cases of {folder}");
     for kernel in Kernel::ALL.into_iter().filter(|kernel| !kernel.runs_here()) {
-        eprintln!("skipped: {} needs {}, which this processor lacks", kernel.name(), kernel.needs());
+        eprintln!(
+            "skipped: {} needs {}, which this processor lacks",
+            kernel.name(),
+            kernel.needs()
+        );
     }
     for path in files {
         let case = Case::parse(&std::fs::read(&path).expect("test data")).expect("a case");

@@ -125,7 +125,10 @@ impl Way {
         let mut ways = Vec::new();
         for kernel in Kernel::available() {
             for wide in [false, true] {
-                ways.push(Way { kernel, wide, threads: 1 });
+                // The reference and the tiles know no strategies.
+                if !wide || !matches!(kernel, Kernel::Scalar | Kernel::Amx) {
+                    ways.push(Way { kernel, wide, threads: 1 });
+                }
             }
         }
         ways.push(Way { kernel: Kernel::best(Precision::F32), wide: true, threads: 3 });
