@@ -36,13 +36,14 @@ pub struct Config {
     /// The least that a request may ask for with the header `x-llm-d-slo-ttft-ms`, which then holds
     /// for it in place of `ttft_objective_ms`; what is out of bounds is refused with 400.
     pub ttft_objective_ms_min: u64,
-    /// The most that it may ask for.
-    pub ttft_objective_ms_max: u64,
+    /// The most that it may ask for; `ttft_objective_ms` when it is absent, so that requests may only
+    /// ask for less. At most `request_deadline_ms`.
+    pub ttft_objective_ms_max: Option<u64>,
     /// The least that a request may ask for with the header `x-llm-d-slo-tpot-ms`, which then holds
     /// for it in place of `tbt_objective_ms`.
     pub tbt_objective_ms_min: u64,
-    /// The most that it may ask for.
-    pub tbt_objective_ms_max: u64,
+    /// The most that it may ask for; `tbt_objective_ms` when it is absent.
+    pub tbt_objective_ms_max: Option<u64>,
     /// By what the instance that prefills is chosen: "random"; "least-loaded", the shortest queue;
     /// "longest-match", the longest prefix; "local", the least time to first token with what each
     /// holds itself; "global", Mooncake's Algorithm 1; "kvasir", the least cost with fetching priced
@@ -164,9 +165,9 @@ impl Default for Config {
             ttft_objective_ms: 30_000,
             tbt_objective_ms: 1_000,
             ttft_objective_ms_min: 1,
-            ttft_objective_ms_max: 600_000,
+            ttft_objective_ms_max: None,
             tbt_objective_ms_min: 1,
-            tbt_objective_ms_max: 60_000,
+            tbt_objective_ms_max: None,
             policy: PlacementPolicy::default(),
             kvcache_balancing_threshold: 1.5,
             always_fetch: false,
@@ -198,6 +199,16 @@ const RELOAD_MS_MIN: u64 = 10;
 const KEEP_ALIVE_MS_MAX: u64 = 3_600_000;
 
 impl Config {
+    /// The longest time to first token that a request may ask for.
+    pub(crate) fn ttft_ms_max(&self) -> u64 {
+        self.ttft_objective_ms_max.unwrap_or(self.ttft_objective_ms)
+    }
+
+    /// The longest time between tokens that a request may ask for.
+    pub(crate) fn tbt_ms_max(&self) -> u64 {
+        self.tbt_objective_ms_max.unwrap_or(self.tbt_objective_ms)
+    }
+
     /// Refuses values that cannot work, naming the field.
     pub(crate) fn check(&self) -> Result<(), String> {
         let positive = [
@@ -222,12 +233,19 @@ impl Config {
             }
         }
         for (field, min, max) in [
-            ("ttft_objective_ms", self.ttft_objective_ms_min, self.ttft_objective_ms_max),
-            ("tbt_objective_ms", self.tbt_objective_ms_min, self.tbt_objective_ms_max),
+            ("ttft_objective_ms", self.ttft_objective_ms_min, self.ttft_ms_max()),
+            ("tbt_objective_ms", self.tbt_objective_ms_min, self.tbt_ms_max()),
         ] {
             if min == 0 || min > max {
                 return Err(format!("`{field}_min` must be between 1 and `{field}_max`"));
             }
+        }
+        if self.ttft_objective_ms_max.is_some_and(|max| max > self.request_deadline_ms) {
+            return Err(format!(
+                "`ttft_objective_ms_max` must be at most `request_deadline_ms`, {}: a request ends \
+                 then, with or without its first token",
+                self.request_deadline_ms
+            ));
         }
         if self.tls.certificate.is_some() != self.tls.key.is_some() {
             return Err("`tls.certificate` and `tls.key` go together: set both or neither".into());
@@ -271,5 +289,33 @@ impl Config {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_may_only_ask_for_less_unless_it_is_said() {
+        let config = Config { ttft_objective_ms: 700, tbt_objective_ms: 30, ..Config::default() };
+        assert_eq!((config.ttft_ms_max(), config.tbt_ms_max()), (700, 30));
+        assert_eq!(config.check(), Ok(()));
+        let wider = Config {
+            ttft_objective_ms_max: Some(5_000),
+            tbt_objective_ms_max: Some(60),
+            ..config.clone()
+        };
+        assert_eq!((wider.ttft_ms_max(), wider.tbt_ms_max()), (5_000, 60));
+        assert_eq!(wider.check(), Ok(()));
+        let refused = |change: fn(&mut Config), want: &str| {
+            let mut config = config.clone();
+            change(&mut config);
+            let said = config.check().expect_err("it cannot work");
+            assert!(said.contains(want), "{said:?} lacks {want:?}");
+        };
+        refused(|config| config.ttft_objective_ms_max = Some(60_001), "`request_deadline_ms`");
+        refused(|config| config.ttft_objective_ms_min = 701, "`ttft_objective_ms_min`");
+        refused(|config| config.tbt_objective_ms_min = 31, "`tbt_objective_ms_min`");
     }
 }

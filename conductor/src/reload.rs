@@ -78,7 +78,10 @@ pub(crate) async fn follow<T, E>(
                 once = Some(new);
                 continue;
             }
-            Err(error) => Err(error),
+            Err(error) => {
+                once = None;
+                Err(error)
+            }
         };
         match taken {
             Ok(new) => {
@@ -95,5 +98,49 @@ pub(crate) async fn follow<T, E>(
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    /// What is taken when these are read, one after the other. Reading fails afterwards.
+    async fn taken(reads: &[Result<u32, &'static str>]) -> Vec<u32> {
+        let counter = |name: &str| IntCounter::new(name, "for a test").expect("a counter");
+        let counters = Counters { taken: counter("taken"), refused: counter("refused") };
+        let followed = Followed { what: "numbers", every: Duration::from_millis(1), counters };
+        let (over, mut is_over) = mpsc::channel(1);
+        let left = Mutex::new(reads.to_vec().into_iter());
+        let read = move || {
+            let next = left.lock().expect("no panic").next();
+            next.unwrap_or_else(|| {
+                let _ = over.try_send(());
+                Err("no more")
+            })
+        };
+        let taken = Mutex::new(Vec::new());
+        let take = |new: &u32| {
+            taken.lock().expect("no panic").push(*new);
+            Ok(())
+        };
+        tokio::select! {
+            () = follow(followed, 0, read, take) => panic!("it follows for ever"),
+            _ = is_over.recv() => {}
+        }
+        taken.into_inner().expect("no panic")
+    }
+
+    #[tokio::test]
+    async fn what_is_new_is_taken_when_two_readings_in_a_row_agree() {
+        assert_eq!(taken(&[Ok(0), Ok(1), Ok(1), Ok(1)]).await, [1]);
+        assert_eq!(taken(&[Ok(1), Ok(2), Ok(1), Ok(2)]).await, [0; 0]);
+        assert_eq!(taken(&[Ok(1), Ok(0), Ok(1)]).await, [0; 0]);
+        assert_eq!(taken(&[Ok(1), Err("half"), Ok(1)]).await, [0; 0], "not in a row");
+        assert_eq!(taken(&[Ok(1), Err("half"), Ok(1), Ok(1)]).await, [1]);
     }
 }

@@ -52,6 +52,12 @@ impl Conductor {
     /// [`Error`] when the configuration is wrong, an address is taken or a model cannot be read.
     pub async fn bind(config: Config) -> Result<Conductor, Error> {
         config.check().map_err(Error::Config)?;
+        if config.api_keys_file.is_some() && !config.grpc_listen.ip().is_loopback() {
+            tracing::warn!(
+                grpc = %config.grpc_listen,
+                "the gRPC scheduler asks for no API keys: only those you trust may reach `grpc_listen`"
+            );
+        }
         let http = listen(config.listen).await?;
         let grpc = listen(config.grpc_listen).await?;
         let metrics = Arc::new(Metrics::new(Registry::new())?);
@@ -251,8 +257,8 @@ fn objectives(config: &Config) -> ObjectiveBounds {
             ttft_us: config.ttft_objective_ms.saturating_mul(1_000),
             tbt_us: config.tbt_objective_ms.saturating_mul(1_000),
         },
-        ttft_ms: config.ttft_objective_ms_min..=config.ttft_objective_ms_max,
-        tpot_ms: config.tbt_objective_ms_min..=config.tbt_objective_ms_max,
+        ttft_ms: config.ttft_objective_ms_min..=config.ttft_ms_max(),
+        tpot_ms: config.tbt_objective_ms_min..=config.tbt_ms_max(),
     }
 }
 

@@ -10,12 +10,17 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # What `.ci/run` installs by the lock file in tests/e2e/node.
 INSTALLED = ROOT / "target" / "e2e-node"
 MODEL = "tiny-deepseek-v2"
+# The package needs it.
+NODE_MAJOR_MIN = 20
 
 
 def test_the_node_package_drives_a_cluster(cluster):
     node = shutil.which("node")
     if node is None or not (INSTALLED / "node_modules" / "openai").is_dir():
         pytest.skip("the Node client needs node, and `npm ci` in target/e2e-node as .ci/run does it")
+    version = subprocess.run([node, "--version"], capture_output=True, text=True, timeout=60).stdout
+    if int(version.strip().lstrip("v").partition(".")[0] or 0) < NODE_MAJOR_MIN:
+        pytest.skip(f"the Node client needs node {NODE_MAJOR_MIN} or later, not {version.strip()}")
     script = INSTALLED / "openai.mjs"
     shutil.copy(ROOT / "tests" / "e2e" / "node" / "openai.mjs", script)
     ran = subprocess.run(

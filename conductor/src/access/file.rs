@@ -7,7 +7,7 @@
 //! requests_per_minute = 600
 //! tokens_per_minute = 200000
 //! requests_running_max = 32
-//! keys = [{ sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08" }]
+//! keys = [{ sha256 = "<64 hex digits>" }]
 //! ```
 
 use std::collections::HashSet;
@@ -25,6 +25,8 @@ use crate::reload::{ReadError, read_bounded};
 const FILE_BYTES_MAX: u64 = 4 << 20;
 const KEY_BYTES_MAX: u64 = 4 << 10;
 const NAME_BYTES_MAX: usize = 128;
+/// Keys that are examples or accidents; their hashes are known to everybody.
+const KEYS_OF_EVERYBODY: [&str; 3] = ["", "secret", "test"];
 
 /// Why a file of tenants is not taken.
 #[derive(Debug, thiserror::Error)]
@@ -97,12 +99,19 @@ impl Tenants {
     }
 }
 
-/// Where and what, without the value: it may be a key that somebody put into the wrong place.
+/// Where and what, without names and values that the file has: each may be a key that somebody put
+/// into the wrong place.
 fn blame(text: &str, error: &toml::de::Error) -> String {
     let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
     let line = before.matches('\n').count() + 1;
     let what = error.message().split(':').next().unwrap_or_default();
-    format!("{what} in line {line}")
+    // What is missing is a name of ours.
+    let cut = if what.starts_with("missing field") { what } else { before_quote(what) };
+    format!("{cut} in line {line}")
+}
+
+fn before_quote(text: &str) -> &str {
+    text.split('`').next().unwrap_or_default().trim_end()
 }
 
 fn check(entry: Entry, folder: &Path, seen: &mut HashSet<KeyHash>) -> Result<OneTenant, String> {
@@ -120,6 +129,9 @@ fn check(entry: Entry, folder: &Path, seen: &mut HashSet<KeyHash>) -> Result<One
     let mut keys = Vec::with_capacity(entry.keys.len());
     for (index, key) in entry.keys.iter().enumerate() {
         let hash = hash_of(key, folder).map_err(|reason| format!("`keys[{index}]`: {reason}"))?;
+        if KEYS_OF_EVERYBODY.iter().any(|key| hash_key(key.as_bytes()) == hash) {
+            return Err(format!("`keys[{index}]` is a key that everybody knows: make a new one"));
+        }
         if !seen.insert(hash) {
             return Err(format!("`keys[{index}]` is the key of somebody else, or is there twice"));
         }
@@ -136,18 +148,31 @@ fn hash_of(key: &Key, folder: &Path) -> Result<KeyHash, String> {
             parse_hex(hex).ok_or_else(|| "`sha256` must have 64 hexadecimal digits".to_owned())
         }
         (None, Some(file)) => {
-            let bytes = read_bounded(&folder.join(file), KEY_BYTES_MAX);
-            let bytes = bytes.map_err(|error| error.to_string())?;
+            let bytes = read_bounded(&folder.join(file), KEY_BYTES_MAX).map_err(blame_file)?;
             let key = bytes.trim_ascii();
             if key.is_empty() || !key.iter().all(u8::is_ascii_graphic) {
-                return Err(format!("{} must hold one key in visible ASCII", file.display()));
+                return Err("its file must hold one key in visible ASCII".to_owned());
             }
-            let mut hash = [0; 32];
-            hash.copy_from_slice(digest(&SHA256, key).as_ref());
-            Ok(hash)
+            Ok(hash_key(key))
         }
         _ => Err("it has either `sha256` or `file`".to_owned()),
     }
+}
+
+/// Without the path: it may be a key.
+fn blame_file(error: ReadError) -> String {
+    match error {
+        ReadError::Io { source, .. } => format!("its file cannot be read: {}", source.kind()),
+        ReadError::TooLarge { bytes_max, .. } => {
+            format!("its file has more than {bytes_max} bytes")
+        }
+    }
+}
+
+fn hash_key(key: &[u8]) -> KeyHash {
+    let mut hash = [0; 32];
+    hash.copy_from_slice(digest(&SHA256, key).as_ref());
+    hash
 }
 
 fn parse_hex(text: &str) -> Option<KeyHash> {

@@ -93,14 +93,16 @@ impl Tenant {
             return Err(OverQuota::Running { max });
         }
         check_tokens(&mut used, 1, now)?;
+        let mut taken = Taken::default();
         if let Some(requests) = &mut used.requests {
             if let Some(wait) = requests.wait(1, now) {
                 return Err(OverQuota::Requests { per_minute: requests.per_minute(), wait });
             }
             requests.spend(1, now);
+            taken.requests = 1;
         }
         used.running += 1;
-        Ok(Admission { tenant: Arc::clone(self) })
+        Ok(Admission { tenant: Arc::clone(self), taken: Mutex::new(taken) })
     }
 
     fn used(&self) -> MutexGuard<'_, Used> {
@@ -127,33 +129,87 @@ fn check_tokens(used: &mut Used, tokens: u64, now: Instant) -> Result<(), OverQu
 #[derive(Debug)]
 pub(crate) struct Admission {
     tenant: Arc<Tenant>,
+    /// Locked before the tenant.
+    taken: Mutex<Taken>,
+}
+
+/// What a request has taken of its tenant's quotas.
+#[derive(Debug, Default)]
+struct Taken {
+    requests: u64,
+    tokens: u64,
+    /// It was all given back: what still comes is for nobody.
+    is_void: bool,
 }
 
 impl Admission {
     /// The prompt's tokens, before anything is done for them. A prompt that is longer than a minute's
     /// worth is let in when nothing was used for a minute.
     pub fn take_prompt(&self, tokens: u64) -> Result<(), OverQuota> {
-        let (mut used, now) = (self.tenant.used(), Instant::now());
-        check_tokens(&mut used, tokens, now)?;
-        if let Some(bucket) = &mut used.tokens {
-            bucket.spend(tokens, now);
-        }
-        Ok(())
+        self.take_prompt_at(tokens, Instant::now())
     }
 
     /// Tokens of an answer as they come: nobody knows before how many there will be, so that they
     /// may leave a debt.
     pub fn spend(&self, tokens: u64) {
-        if let Some(bucket) = &mut self.tenant.used().tokens {
-            bucket.spend(tokens, Instant::now());
-        }
+        self.spend_at(tokens, Instant::now());
     }
 
     /// Tokens that came in vain: they will come once more.
     pub fn give_back(&self, tokens: u64) {
-        if let Some(bucket) = &mut self.tenant.used().tokens {
-            bucket.give_back(tokens, Instant::now());
+        self.give_back_at(tokens, Instant::now());
+    }
+
+    /// The request got an error and nothing of an answer: it uses nothing.
+    pub fn give_all_back(&self) {
+        self.give_all_back_at(Instant::now());
+    }
+
+    fn take_prompt_at(&self, tokens: u64, now: Instant) -> Result<(), OverQuota> {
+        let (mut taken, mut used) = (self.taken(), self.tenant.used());
+        check_tokens(&mut used, tokens, now)?;
+        if let Some(bucket) = &mut used.tokens {
+            bucket.spend(tokens, now);
+            taken.tokens += tokens;
         }
+        Ok(())
+    }
+
+    fn spend_at(&self, tokens: u64, now: Instant) {
+        let mut taken = self.taken();
+        if taken.is_void {
+            return;
+        }
+        if let Some(bucket) = &mut self.tenant.used().tokens {
+            bucket.spend(tokens, now);
+            taken.tokens += tokens;
+        }
+    }
+
+    fn give_back_at(&self, tokens: u64, now: Instant) {
+        let mut taken = self.taken();
+        let tokens = tokens.min(taken.tokens);
+        taken.tokens -= tokens;
+        if let Some(bucket) = &mut self.tenant.used().tokens {
+            bucket.give_back(tokens, now);
+        }
+    }
+
+    fn give_all_back_at(&self, now: Instant) {
+        let mut taken = self.taken();
+        let none = Taken { is_void: true, ..Taken::default() };
+        let Taken { requests, tokens, .. } = std::mem::replace(&mut *taken, none);
+        let mut used = self.tenant.used();
+        if let Some(bucket) = &mut used.requests {
+            bucket.give_back(requests, now);
+        }
+        if let Some(bucket) = &mut used.tokens {
+            bucket.give_back(tokens, now);
+        }
+    }
+
+    fn taken(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -203,6 +259,38 @@ mod tests {
         let later = now + wait;
         let _second = tenant.admit_at(later).expect("the second, and the third");
         let _third = tenant.admit_at(later).expect("which has come back meanwhile");
+    }
+
+    #[test]
+    fn what_gets_an_error_gives_back_all_it_took() {
+        let now = Instant::now();
+        let quotas = Quotas {
+            requests_per_minute: Some(2),
+            tokens_per_minute: Some(60),
+            requests_running_max: None,
+        };
+        let tenant = tenant(quotas, now);
+        let kept = tenant.admit_at(now).expect("the first");
+        kept.take_prompt_at(10, now).expect("room");
+        let failed = tenant.admit_at(now).expect("the second");
+        failed.take_prompt_at(20, now).expect("room");
+        failed.spend_at(100, now);
+        assert!(tenant.admit_at(now).is_err(), "in debt");
+        failed.give_back_at(30, now);
+        failed.give_all_back_at(now);
+        failed.give_all_back_at(now);
+        // Another answer of the same request, on its way when the first one failed.
+        failed.spend_at(40, now);
+        failed.give_back_at(40, now);
+        let next = tenant.admit_at(now).expect("the second again");
+        let over = next.take_prompt_at(51, now).expect_err("ten are used");
+        assert_eq!(over, OverQuota::Tokens { per_minute: 60, wait: Duration::from_secs(1) });
+        next.take_prompt_at(50, now).expect("no more than ten are used");
+        let wait = Duration::from_secs(1);
+        assert_eq!(
+            tenant.admit_at(now).expect_err("none"),
+            OverQuota::Tokens { per_minute: 60, wait }
+        );
     }
 
     #[test]

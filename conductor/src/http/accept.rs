@@ -2,7 +2,8 @@
 //!
 //! While all are in use nobody is accepted and new ones wait in the kernel's listen queue. HTTP/1.1
 //! only: one response at a time on a connection, so that a client that reads nothing can be told
-//! by its socket alone.
+//! by its socket alone. While more than half are in use, idle connections are kept no longer than a
+//! head may take, so that those who ask find room.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -14,11 +15,12 @@ use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::patience::{Limits, Patience, RanOut};
+use super::places::{Place, Places};
 use super::stall::StallGuard;
 use super::tls::Tls;
 use crate::metrics::Metrics;
@@ -54,37 +56,30 @@ pub(crate) struct Door {
 /// Accepts until `stop`; then lets connections end when their response has, until `abandon`.
 pub(crate) async fn serve(listener: TcpListener, door: Door) {
     let door = Arc::new(door);
-    let permits = Arc::new(Semaphore::new(door.options.connections_max));
+    let places = Places::new(door.options.connections_max, door.metrics.connections.clone());
+    let places = Arc::new(places);
     let connections = TaskTracker::new();
     loop {
         let accepted = tokio::select! {
-            accepted = accept(&listener, &permits) => accepted,
+            accepted = accept(&listener, &places) => accepted,
             () = door.stop.cancelled() => break,
         };
-        let Some((stream, permit)) = accepted else { continue };
-        door.metrics.connections.inc();
+        let Some((stream, place)) = accepted else { continue };
         let door = Arc::clone(&door);
-        connections.spawn(async move {
-            connection(stream, &door).await;
-            door.metrics.connections.dec();
-            drop(permit);
-        });
+        connections.spawn(async move { connection(stream, &door, &place).await });
     }
     drop(listener);
     connections.close();
     connections.wait().await;
 }
 
-async fn accept(
-    listener: &TcpListener,
-    permits: &Arc<Semaphore>,
-) -> Option<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
-    let permit = Arc::clone(permits).acquire_owned().await.ok()?;
+async fn accept(listener: &TcpListener, places: &Arc<Places>) -> Option<(TcpStream, Place)> {
+    let room = places.room().await?;
     match listener.accept().await {
         Ok((stream, _)) => {
             // Chunks of a stream are small and each is waited for.
             let _ = stream.set_nodelay(true);
-            Some((stream, permit))
+            Some((stream, Place::take(places, room)))
         }
         Err(error) => {
             tracing::warn!(%error, "cannot accept a connection");
@@ -94,18 +89,18 @@ async fn accept(
     }
 }
 
-async fn connection(stream: TcpStream, door: &Door) {
+async fn connection(stream: TcpStream, door: &Door, place: &Place) {
     let cut = door.metrics.slow_readers_cut.clone();
     let guarded = StallGuard::new(stream, door.options.write_stall, cut);
-    let Some(tls) = &door.tls else { return drive(guarded, door).await };
+    let Some(tls) = &door.tls else { return drive(guarded, door, place.scarce()).await };
     let shaken = door.stop.run_until_cancelled(tls.accept(guarded)).await;
     if let Some(Some(stream)) = shaken {
-        drive(stream, door).await;
+        drive(stream, door, place.scarce()).await;
     }
 }
 
 /// Serves requests on a stream until one side has enough.
-async fn drive<S>(stream: S, door: &Door)
+async fn drive<S>(stream: S, door: &Door, mut scarce: watch::Receiver<bool>)
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
@@ -113,7 +108,8 @@ where
     let mut builder = Builder::new(TokioExecutor::new()).http1_only();
     // The times of heads are kept here: hyper has one for heads and for idle connections.
     builder.http1().header_read_timeout(None).max_buf_size(BUFFER_BYTES_MAX);
-    let patience = Patience::new(Limits { head: options.header_read, idle: options.keep_alive });
+    let limits = Limits { head: options.header_read, idle: options.keep_alive };
+    let patience = Patience::new(limits, scarce.clone());
     let service = TowerToHyperService::new(patience.watch_answers(router.clone()));
     let stream = TokioIo::new(patience.watch_reads(stream));
     let mut connection = pin!(builder.serve_connection(stream, service));
@@ -128,6 +124,8 @@ where
                 connection.as_mut().graceful_shutdown();
             }
             () = abandon.cancelled(), if ending => return,
+            // How long it is waited for is another matter now.
+            Ok(()) = scarce.changed() => {}
             ran_out = patience.ended() => match ran_out {
                 RanOut::Head => return,
                 RanOut::Idle => {
@@ -158,6 +156,15 @@ mod tests {
 
     /// A connection on which `first` has been sent before it is looked at for the first time.
     async fn open(head: Duration, idle: Duration, first: &[u8]) -> (DuplexStream, JoinHandle<()>) {
+        open_while(watch::Sender::new(false).subscribe(), head, idle, first).await
+    }
+
+    async fn open_while(
+        scarce: watch::Receiver<bool>,
+        head: Duration,
+        idle: Duration,
+        first: &[u8],
+    ) -> (DuplexStream, JoinHandle<()>) {
         let answer = || async {
             tokio::time::sleep(LONGER).await;
             ANSWER
@@ -181,7 +188,7 @@ mod tests {
             stop: never.clone(),
             abandon: never,
         };
-        let driven = async move { drive(ours, &door).await };
+        let driven = async move { drive(ours, &door, scarce).await };
         (theirs, tokio::spawn(driven))
     }
 
@@ -222,6 +229,21 @@ mod tests {
         tokio::time::sleep(LONGER).await;
         theirs.write_all(ASK).await.expect("sends");
         take(&mut theirs).await;
+        driven.await.expect("no panic");
+        assert_eq!(theirs.read(&mut [0; 9]).await.expect("an end"), 0);
+    }
+
+    #[tokio::test]
+    async fn an_idle_connection_is_kept_for_less_while_connections_are_scarce() {
+        let scarce = watch::Sender::new(false);
+        let (mut theirs, driven) = open_while(scarce.subscribe(), SHORT, NEVER, ASK).await;
+        take(&mut theirs).await;
+        scarce.send_replace(true);
+        scarce.send_replace(false);
+        tokio::time::sleep(LONGER).await;
+        theirs.write_all(ASK).await.expect("it is kept");
+        take(&mut theirs).await;
+        scarce.send_replace(true);
         driven.await.expect("no panic");
         assert_eq!(theirs.read(&mut [0; 9]).await.expect("an end"), 0);
     }

@@ -15,7 +15,7 @@ use crate::openai::ApiError;
 /// What is left of a body that is too large is read and dropped, so that the client sees the
 /// answer and not a broken connection; but no more of it than this.
 const DISCARD_BYTES_MAX: u64 = 64 << 20;
-const DISCARD_TIME_MAX: Duration = Duration::from_secs(2);
+const DISCARD_TIME_MAX: Duration = Duration::from_secs(10);
 /// What one permit stands for.
 const PERMIT_BYTES: usize = 1024;
 
@@ -50,7 +50,7 @@ impl Bodies {
         let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok());
         let announced = announced.and_then(|text| text.parse::<usize>().ok());
         if announced.is_some_and(|bytes| bytes > self.one_bytes_max) {
-            discard(&mut stream).await;
+            self.discard(&mut stream).await;
             return Err(self.too_large());
         }
         let deadline = Instant::now() + self.read_within;
@@ -72,7 +72,7 @@ impl Bodies {
             };
             if bytes.len() + piece.len() > self.one_bytes_max {
                 drop((bytes, permits));
-                discard(&mut stream).await;
+                self.discard(&mut stream).await;
                 return Err(self.too_large());
             }
             let have = permits.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
@@ -94,7 +94,7 @@ impl Bodies {
 
     /// Refuses a request whose body nobody wants: like one that is too large, it is read and dropped.
     pub async fn refuse(&self, body: Body, error: ApiError) -> ApiError {
-        discard(&mut body.into_data_stream()).await;
+        self.discard(&mut body.into_data_stream()).await;
         error
     }
 
@@ -102,18 +102,18 @@ impl Bodies {
         let message = format!("The body may have at most {} bytes.", self.one_bytes_max);
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
     }
-}
 
-async fn discard(stream: &mut axum::body::BodyDataStream) {
-    let drain = async {
-        let mut bytes = 0;
-        while let Some(Ok(piece)) = stream.next().await {
-            bytes += piece.len() as u64;
-            if bytes > DISCARD_BYTES_MAX {
-                break;
+    async fn discard(&self, stream: &mut axum::body::BodyDataStream) {
+        let drain = async {
+            let mut bytes = 0;
+            while let Some(Ok(piece)) = stream.next().await {
+                bytes += piece.len() as u64;
+                if bytes > DISCARD_BYTES_MAX {
+                    break;
+                }
             }
-        }
-    };
-    // Too slow or too much: then the connection breaks.
-    let _ = tokio::time::timeout(DISCARD_TIME_MAX, drain).await;
+        };
+        // Too slow or too much: then the connection breaks.
+        let _ = tokio::time::timeout(self.read_within.min(DISCARD_TIME_MAX), drain).await;
+    }
 }

@@ -1,6 +1,7 @@
 //! The HTTP front door: connections with bounds, bodies with bounds, routes.
 //!
 //! - [`accept`]: the listening socket, one task a connection, draining
+//! - [`places`]: room for connections
 //! - [`stall`]: a socket that fails when its client takes nothing for too long
 //! - [`tls`]: handshakes, and certificates that may change
 //! - [`patience`]: how long a connection waits to be asked
@@ -14,6 +15,7 @@ mod body;
 mod identity;
 mod objectives;
 mod patience;
+mod places;
 mod routes;
 mod stall;
 mod tls;

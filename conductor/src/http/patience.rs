@@ -24,6 +24,7 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::watch;
 use tokio::time::{Instant, Sleep, sleep_until};
 use tower::{BoxError, Service};
 
@@ -42,7 +43,7 @@ pub(super) struct Limits {
 enum Owed {
     /// The rest of a head, until then.
     Head(Instant),
-    /// Nothing; the connection is kept until then.
+    /// Nothing, since then.
     Idle(Instant),
     /// A request is being served.
     Nothing,
@@ -60,13 +61,15 @@ pub(super) enum RanOut {
 pub(super) struct Patience {
     limits: Limits,
     owed: Arc<Mutex<Owed>>,
+    scarce: watch::Receiver<bool>,
 }
 
 impl Patience {
-    /// Of a connection that has just been opened.
-    pub fn new(limits: Limits) -> Patience {
+    /// Of a connection that has just been opened. While connections are `scarce`, one that is idle is
+    /// kept no longer than a head may take; when that changes, [`Patience::ended`] is to be asked anew.
+    pub fn new(limits: Limits, scarce: watch::Receiver<bool>) -> Patience {
         let owed = Owed::Head(Instant::now() + limits.head);
-        Patience { limits, owed: Arc::new(Mutex::new(owed)) }
+        Patience { limits, owed: Arc::new(Mutex::new(owed)), scarce }
     }
 
     /// Notes what is read from this stream.
@@ -91,12 +94,14 @@ impl Patience {
 
     /// Returns when the client has been waited for long enough. To be polled after the connection.
     pub async fn ended(&self) -> RanOut {
+        let Limits { head, idle } = self.limits;
+        let idle = if *self.scarce.borrow() { idle.min(head) } else { idle };
         let mut timer: Option<Pin<Box<Sleep>>> = None;
         poll_fn(|cx| {
             let (deadline, ran_out) = match self.get() {
                 Owed::Nothing => return Poll::Pending,
                 Owed::Head(deadline) => (deadline, RanOut::Head),
-                Owed::Idle(deadline) => (deadline, RanOut::Idle),
+                Owed::Idle(since) => (since + idle, RanOut::Idle),
             };
             let timer = timer.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
             if timer.deadline() != deadline {
@@ -105,10 +110,6 @@ impl Patience {
             timer.as_mut().poll(cx).map(|()| ran_out)
         })
         .await
-    }
-
-    fn idle(&self) -> Owed {
-        Owed::Idle(Instant::now() + self.limits.idle)
     }
 
     fn get(&self) -> Owed {
@@ -161,7 +162,7 @@ struct Answering {
 
 impl Drop for Answering {
     fn drop(&mut self) {
-        self.patience.set(|_| self.patience.idle());
+        self.patience.set(|_| Owed::Idle(Instant::now()));
     }
 }
 
@@ -203,9 +204,8 @@ impl<S> WatchedReads<S> {
     /// is idle from when the last of it was taken.
     fn wrote(&self, written: &Poll<io::Result<usize>>) {
         if matches!(written, Poll::Ready(Ok(_))) {
-            let idle = self.patience.idle();
             self.patience.set(|owed| match owed {
-                Owed::Idle(_) => idle,
+                Owed::Idle(_) => Owed::Idle(Instant::now()),
                 other => other,
             });
         }

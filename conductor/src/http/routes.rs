@@ -21,10 +21,10 @@ use super::body::Bodies;
 use super::identity::{RequestId, identify};
 use super::objectives::ObjectiveBounds;
 use super::trace::Trace;
-use crate::access::{Access, OverQuota, Tenant};
+use crate::access::{Access, Admission, OverQuota, Tenant};
 use crate::cluster::Cluster;
 use crate::metrics::Metrics;
-use crate::openai::{self, ApiError, Arrival, Limits};
+use crate::openai::{self, ApiError, Arrival, Limits, shown};
 use crate::openapi::openapi_document;
 use crate::serve::{Failure, Serving};
 use crate::text::Texts;
@@ -91,17 +91,20 @@ fn routes() -> [(&'static str, MethodRouter<Arc<Front>>); 10] {
 
 async fn chat(State(front): Shared, request: Request) -> Result<Response, ApiError> {
     let (arrival, body, _permits) = admit(&front, request).await?;
-    openai::chat(&front, arrival, body).await
+    let admission = arrival.admission.clone();
+    settle(admission.as_deref(), openai::chat(&front, arrival, body).await)
 }
 
 async fn complete(State(front): Shared, request: Request) -> Result<Response, ApiError> {
     let (arrival, body, _permits) = admit(&front, request).await?;
-    openai::complete(&front, arrival, body).await
+    let admission = arrival.admission.clone();
+    settle(admission.as_deref(), openai::complete(&front, arrival, body).await)
 }
 
 async fn create_response(State(front): Shared, request: Request) -> Result<Response, ApiError> {
     let (arrival, body, _permits) = admit(&front, request).await?;
-    openai::create_response(&front, arrival, body).await
+    let admission = arrival.admission.clone();
+    settle(admission.as_deref(), openai::create_response(&front, arrival, body).await)
 }
 
 /// A request that may be served, with its body. The permits hold the body's place until the request
@@ -112,8 +115,18 @@ async fn admit(front: &Front, request: Request) -> Result<Admitted, ApiError> {
         Ok(arrival) => arrival,
         Err(error) => return Err(front.bodies.refuse(body, error).await),
     };
-    let (body, permits) = front.bodies.read(&parts.headers, body).await?;
+    let read = front.bodies.read(&parts.headers, body).await;
+    let (body, permits) = settle(arrival.admission.as_deref(), read)?;
     Ok((arrival, body, permits))
+}
+
+/// What gets an error in place of an answer uses no quota. One whose client has left is not heard of
+/// here: what was done for it counts.
+fn settle<T>(admission: Option<&Admission>, result: Result<T, ApiError>) -> Result<T, ApiError> {
+    if let (Some(admission), Err(_)) = (admission, &result) {
+        admission.give_all_back();
+    }
+    result
 }
 
 type Admitted = (Arrival, Bytes, Option<OwnedSemaphorePermit>);
@@ -123,10 +136,10 @@ fn arrive(front: &Front, request: &Parts) -> Result<Arrival, ApiError> {
         return Err(Failure::Draining.into());
     }
     let tenant = front.tenant(&request.headers)?;
+    let objectives = front.objectives.of(&request.headers)?;
     let tenant_salt = tenant.as_ref().map_or_else(|| "".into(), |tenant| tenant.salt());
     let admission = tenant.map(|tenant| tenant.admit()).transpose();
     let admission = admission.map_err(|over| front.over_quota(&over))?.map(Arc::new);
-    let objectives = front.objectives.of(&request.headers)?;
     let trace = request.extensions.get::<Trace>().cloned();
     let id = request.extensions.get::<RequestId>();
     let request_id = id.map_or_else(|| "".into(), |id| Arc::clone(&id.0));
@@ -195,12 +208,13 @@ async fn openapi() -> Response {
 }
 
 async fn not_found(request: Request) -> ApiError {
-    let path = request.uri().path();
+    let path = shown(request.uri().path());
     ApiError::new(StatusCode::NOT_FOUND, "unknown_url", format!("There is nothing at {path:?}."))
 }
 
 async fn wrong_method(method: Method, request: Request) -> ApiError {
-    let message = format!("{method} is not allowed at {:?}.", request.uri().path());
+    let (method, path) = (shown(method.as_str()), shown(request.uri().path()));
+    let message = format!("{method} is not allowed at {path:?}.");
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
 }
 

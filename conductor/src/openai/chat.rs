@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::common::{Common, Limits, TOP_LOGPROBS_MAX};
-use super::error::ApiError;
+use super::error::{ApiError, shown};
 use super::fields::{Fields, kind_of, neutral};
 
 /// A chat, checked.
@@ -103,7 +103,7 @@ fn take_message(message: Value, name: &str) -> Result<Value, ApiError> {
         return Err(ApiError::unsupported(&role_name, "Tools are not supported."));
     }
     if !ROLES.contains(&role.as_str()) {
-        let message = format!("`{role_name}` must be one of {ROLES:?}, not {role:?}.");
+        let message = format!("`{role_name}` must be one of {ROLES:?}, not {:?}.", shown(&role));
         return Err(ApiError::invalid(&role_name, message));
     }
     let content = take_content(&mut fields, &role)?;
@@ -153,7 +153,8 @@ fn take_part(part: Value, name: &str) -> Result<String, ApiError> {
     let kind = fields.string("type")?.unwrap_or_default();
     if kind != "text" {
         let name = fields.name("type");
-        let message = format!("`{name}` must be \"text\": only text is supported, not {kind:?}.");
+        let message =
+            format!("`{name}` must be \"text\": only text is supported, not {:?}.", shown(&kind));
         return Err(ApiError::unsupported(&name, message));
     }
     let text = match fields.required("text")? {

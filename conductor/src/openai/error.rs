@@ -1,5 +1,6 @@
 //! Errors as OpenAI's clients know them: `{"error": {"message", "type", "param", "code"}}`.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use axum::http::{HeaderValue, StatusCode, header};
@@ -9,6 +10,17 @@ use serde::Serialize;
 use crate::access::OverQuota;
 use crate::serve::Failure;
 use crate::text::TextError;
+
+/// Characters of what a client wrote that an error repeats.
+const SHOWN_CHARS_MAX: usize = 200;
+
+/// What a client wrote, as far as an error repeats it.
+pub(crate) fn shown(text: &str) -> Cow<'_, str> {
+    match text.char_indices().nth(SHOWN_CHARS_MAX) {
+        None => Cow::Borrowed(text),
+        Some((end, _)) => Cow::Owned(format!("{}…", &text[..end])),
+    }
+}
 
 /// An error on its way to a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +61,14 @@ impl ApiError {
         }
     }
 
+    /// The same with another name for the prompt.
+    pub fn blaming(mut self, prompt: &str) -> ApiError {
+        if let Some(param) = self.param.as_mut().filter(|param| param.as_str() == "prompt") {
+            prompt.clone_into(param);
+        }
+        self
+    }
+
     /// 400 for what is known but not offered here.
     pub fn unsupported(param: &str, message: impl Into<String>) -> ApiError {
         ApiError { code: "unsupported_parameter", ..ApiError::invalid(param, message) }
@@ -60,7 +80,7 @@ impl ApiError {
             ..ApiError::new(
                 StatusCode::NOT_FOUND,
                 "model_not_found",
-                format!("The model {model:?} does not exist."),
+                format!("The model {:?} does not exist.", shown(model)),
             )
         }
     }
@@ -140,7 +160,7 @@ impl From<TextError> for ApiError {
     fn from(error: TextError) -> ApiError {
         match error {
             TextError::NoTemplate | TextError::Template(_) => {
-                ApiError::invalid("messages", error.to_string())
+                ApiError::invalid("prompt", error.to_string())
             }
             TextError::Tokenize(_) => ApiError::invalid("prompt", error.to_string()),
             TextError::TooLong { .. } => ApiError {
@@ -197,6 +217,13 @@ impl From<Failure> for ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_repeats_no_more_than_a_little_of_what_a_client_wrote() {
+        assert_eq!(shown("short"), "short");
+        assert_eq!(shown(&"ä".repeat(200)), "ä".repeat(200));
+        assert_eq!(shown(&"ä".repeat(201)), format!("{}…", "ä".repeat(200)));
+    }
 
     #[test]
     fn a_client_is_told_to_wait_whole_seconds_and_at_least_one() {

@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use axum::http::StatusCode;
 use serde_json::{Map, Value};
 
-use super::error::ApiError;
+use super::error::{ApiError, shown};
 
 /// The members that have not been taken yet.
 #[derive(Debug)]
@@ -156,6 +156,7 @@ impl Fields {
             None => Ok(()),
             Some((member, _)) => {
                 let name = self.name(member);
+                let name = shown(&name);
                 let message = format!("`{name}` is not a known parameter.");
                 Err(ApiError { code: "unknown_parameter", ..ApiError::invalid(&name, message) })
             }

@@ -33,7 +33,7 @@ use tokio::time::Instant;
 pub(crate) use chat::ChatRequest;
 pub(crate) use common::Limits;
 pub(crate) use completions::CompletionRequest;
-pub(crate) use error::ApiError;
+pub(crate) use error::{ApiError, shown};
 pub(crate) use prepare::unix_seconds;
 
 use crate::access::Admission;
@@ -70,11 +70,13 @@ pub(crate) async fn chat(
     let prepared = before_deadline(front, &arrival, async {
         let request = off_reactor_when_large(front, body, parse).await?;
         let stream = request.common.stream;
-        let (answer, jobs) = prepare::chat(front, &arrival, request).await?;
+        let prepared = prepare::chat(front, &arrival, request).await;
+        let (answer, jobs) = prepared.map_err(|error| error.blaming("messages"))?;
         Ok((answer, jobs, stream))
     });
     let (answer, jobs, stream) = prepared.await?;
-    respond(front, Writer::Choices(answer), jobs, stream).await
+    let answered = respond(front, Writer::Choices(answer), jobs, stream).await;
+    answered.map_err(|error| error.blaming("messages"))
 }
 
 /// Answers `/v1/completions`.
@@ -107,15 +109,12 @@ pub(crate) async fn create_response(
         let ResponseRequest { chat, echo } = off_reactor_when_large(front, body, parse).await?;
         let stream = chat.common.stream;
         let prepared = prepare::chat(front, &arrival, chat).await;
-        // The prompt has another name here.
-        let (answer, jobs) = prepared.map_err(|error| match error.param.as_deref() {
-            Some("messages") => ApiError { param: Some("input".to_owned()), ..error },
-            _ => error,
-        })?;
+        let (answer, jobs) = prepared.map_err(|error| error.blaming("input"))?;
         Ok((ResponseWriter::new(answer, echo), jobs, stream))
     });
     let (response, jobs, stream) = prepared.await?;
-    respond(front, Writer::Response(Box::new(response)), jobs, stream).await
+    let writer = Writer::Response(Box::new(response));
+    respond(front, writer, jobs, stream).await.map_err(|error| error.blaming("input"))
 }
 
 /// Parsing and tokenizing wait for a thread when many do. What a thread has begun it ends, for

@@ -24,6 +24,7 @@ const COMPLETION_TOKENS_DEFAULT: u32 = 16;
 /// Hashing this many ids takes a fraction of a millisecond.
 const IDS_INLINE_MAX: usize = 16 << 10;
 
+/// Errors blame the `prompt`, which has another name in the request.
 pub(super) async fn chat(
     front: &Front,
     arrival: &Arrival,
@@ -47,14 +48,8 @@ pub(super) async fn chat(
         let tokens = text.tokenizer.encode(&rendered, add_special_tokens, room)?;
         Ok::<_, TextError>(JobPrompt::new(tokens.into(), &hashed, salt))
     };
-    let prompt = match front.texts.run(encode).await? {
-        Err(error @ TextError::TooLong { .. }) => {
-            let param = Some("messages".to_owned());
-            return Err(ApiError { param, ..error.into() });
-        }
-        prompt => prompt?,
-    };
-    let room = room_of(&prompt.tokens, "messages", common.max_tokens, &served)?;
+    let prompt = front.texts.run(encode).await??;
+    let room = room_of(&prompt.tokens, "prompt", common.max_tokens, &served)?;
     let max_tokens = common.max_tokens.unwrap_or(room);
     assemble(front, arrival, common, Style::Chat, vec![(prompt, max_tokens)])
 }

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use super::chat::{ChatRequest, MESSAGES_MAX, ROLES};
 use super::common::{Common, Limits, take_sampling, take_seed};
-use super::error::ApiError;
+use super::error::{ApiError, shown};
 use super::fields::{Fields, kind_of, neutral};
 
 /// A request for a response, checked.
@@ -26,7 +26,11 @@ pub(crate) struct Echo {
     pub top_p: f32,
 }
 
+/// As OpenAI's: a response repeats them in each of its events that has it whole.
 const METADATA_MAX: usize = 16;
+const METADATA_NAME_CHARS_MAX: usize = 64;
+const METADATA_VALUE_CHARS_MAX: usize = 512;
+const USER_CHARS_MAX: usize = 512;
 
 impl ResponseRequest {
     pub fn parse(body: &[u8], limits: &Limits) -> Result<ResponseRequest, ApiError> {
@@ -50,7 +54,7 @@ impl ResponseRequest {
             other => return Err(fields.wrong_kind("input", "a string or a list", &other)),
         }
         let metadata = take_metadata(&mut fields)?;
-        let user = fields.string("user")?;
+        let user = take_user(&mut fields)?;
         take_unsupported(&mut fields)?;
         fields.finish()?;
         let (temperature, top_p) = (sampling.temperature, sampling.top_p);
@@ -97,7 +101,28 @@ fn take_metadata(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
         let message = format!("`metadata` must have at most {METADATA_MAX} members, all strings.");
         return Err(ApiError::invalid("metadata", message));
     }
+    let names_fit = metadata.keys().all(|name| fits(name, METADATA_NAME_CHARS_MAX));
+    let mut values = metadata.values().filter_map(Value::as_str);
+    if !names_fit || !values.all(|value| fits(value, METADATA_VALUE_CHARS_MAX)) {
+        let message = format!(
+            "`metadata` may have names of up to {METADATA_NAME_CHARS_MAX} and values of up to {METADATA_VALUE_CHARS_MAX} characters."
+        );
+        return Err(ApiError::invalid("metadata", message));
+    }
     Ok(metadata)
+}
+
+fn take_user(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+    let user = fields.string("user")?;
+    if user.as_ref().is_some_and(|user| !fits(user, USER_CHARS_MAX)) {
+        let message = format!("`user` may have at most {USER_CHARS_MAX} characters.");
+        return Err(ApiError::invalid("user", message));
+    }
+    Ok(user)
+}
+
+fn fits(text: &str, chars_max: usize) -> bool {
+    text.chars().nth(chars_max).is_none()
 }
 
 fn take_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
@@ -161,7 +186,7 @@ fn take_item(item: Value, name: &str) -> Result<Value, ApiError> {
     let kind = fields.string("type")?.unwrap_or_else(|| "message".to_owned());
     if kind != "message" {
         let name = fields.name("type");
-        let message = format!("`{name}` must be \"message\": {kind:?} is not supported.");
+        let message = format!("`{name}` must be \"message\": {:?} is not supported.", shown(&kind));
         return Err(ApiError::unsupported(&name, message));
     }
     let role_name = fields.name("role");
@@ -170,7 +195,7 @@ fn take_item(item: Value, name: &str) -> Result<Value, ApiError> {
         other => return Err(fields.wrong_kind("role", "a string", &other)),
     };
     if !ROLES.contains(&role.as_str()) {
-        let message = format!("`{role_name}` must be one of {ROLES:?}, not {role:?}.");
+        let message = format!("`{role_name}` must be one of {ROLES:?}, not {:?}.", shown(&role));
         return Err(ApiError::invalid(&role_name, message));
     }
     let content_name = fields.name("content");
@@ -195,7 +220,8 @@ fn take_part(part: Value, name: &str) -> Result<String, ApiError> {
     if kind != "input_text" && kind != "output_text" {
         let name = fields.name("type");
         let message = format!(
-            "`{name}` must be \"input_text\" or \"output_text\": only text is supported, not {kind:?}."
+            "`{name}` must be \"input_text\" or \"output_text\": only text is supported, not {:?}.",
+            shown(&kind)
         );
         return Err(ApiError::unsupported(&name, message));
     }

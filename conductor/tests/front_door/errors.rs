@@ -99,6 +99,10 @@ async fn parameters_that_are_wrong_are_refused_by_name() {
     }
     let unsupported = "unsupported_parameter";
     for (more, want) in [
+        (
+            json!({"messages": [{"role": "user", "content": "word ".repeat(2_000)}]}),
+            ("messages", "context_length_exceeded"),
+        ),
         (json!({"messages": null}), ("messages", "missing_required_parameter")),
         (json!({"messages": []}), ("messages", value)),
         (json!({"messages": "hi"}), ("messages", kind)),
@@ -294,4 +298,31 @@ async fn readyz_waits_for_a_model_that_clients_may_ask_for() {
     let response = harness.get("/readyz").await;
     assert_eq!(response.status, 503, "{response:?}");
     assert!(response.text.contains("no model of the configuration is served"), "{response:?}");
+}
+
+#[tokio::test]
+async fn an_error_repeats_only_a_little_of_what_a_client_wrote() {
+    let (harness, _world, _pairs) = cluster().await;
+    let long = "x".repeat(50_000);
+    let content = json!([{"type": long, "text": "x"}]);
+    for (path, body) in [
+        (CHAT, json!({"model": long, "messages": [{"role": "user", "content": "x"}]})),
+        (CHAT, json!({"model": "tiny", "messages": [{"role": long, "content": "x"}]})),
+        (CHAT, json!({"model": "tiny", "messages": [{"role": "user", "content": content}]})),
+        (COMPLETIONS, json!({"model": "tiny", "prompt": "x", long.as_str(): 1})),
+        ("/v1/responses", json!({"model": "tiny", "input": [{"type": long}]})),
+        ("/v1/responses", json!({"model": "tiny", "input": [{"role": long, "content": "x"}]})),
+        (
+            "/v1/responses",
+            json!({"model": "tiny", "input": [{"role": "user", "content": content}]}),
+        ),
+    ] {
+        let refused = harness.ask(path, body).await;
+        assert!((400..=404).contains(&refused.status), "{path}: {}", refused.status);
+        assert!(refused.text.contains(&long[..200]), "{}", refused.text);
+        assert!(refused.text.len() < 1_000, "{} bytes", refused.text.len());
+    }
+    let refused = harness.get(&format!("/{long}")).await;
+    assert_eq!(refused.status, 404);
+    assert!(refused.text.len() < 1_000, "{} bytes", refused.text.len());
 }

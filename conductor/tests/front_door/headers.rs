@@ -11,7 +11,9 @@ async fn cluster() -> (World, Vec<Pair>, Harness) {
         Pair::start(&world, "d", Role::Decode, Script::default()).await,
     ];
     let config = kvasir_conductor::Config {
-        ttft_objective_ms_max: 90_000,
+        request_deadline_ms: 90_000,
+        ttft_objective_ms_max: Some(90_000),
+        tbt_objective_ms_max: Some(60_000),
         tbt_objective_ms_min: 2,
         ..config(&[&pairs[0], &pairs[1]])
     };

@@ -1,6 +1,7 @@
 //! API keys, quotas and the separation of tenants.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use kvasir_conductor::{Conductor, Config};
 use kvasir_proto::keys::namespace;
@@ -9,6 +10,8 @@ use serde_json::{Value, json};
 use crate::support::{Happened, Harness, Leg, Pair, Response, Role, Script, World, config};
 
 const COMPLETIONS: &str = "/v1/completions";
+/// A hang, on the slowest of machines.
+const GUARD: Duration = Duration::from_secs(120);
 /// `printf %s first-key | sha256sum`.
 const FIRST_KEY: &str = "first-key";
 const FIRST_HASH: &str = "9e24b55356ef2a121ab5fd1a3ee8a3c9191e837f3853e399a369e9044ff183f7";
@@ -36,6 +39,7 @@ impl Keyed {
         let config = Config {
             api_keys_file: Some(file.clone()),
             reload_ms: 10,
+            body_bytes_max: 2 << 20,
             ..config(&[&pairs[0], &pairs[1]])
         };
         let harness = Harness::start(config).await;
@@ -115,7 +119,7 @@ async fn whoever_has_no_valid_key_is_401_and_told_nothing_else() {
 #[tokio::test]
 async fn a_large_body_without_a_key_is_answered_and_not_cut_off() {
     let keyed = Keyed::start(&two_tenants()).await;
-    let large = json!({"model": "tiny", "prompt": "x".repeat(4 << 20)});
+    let large = json!({"model": "tiny", "prompt": "x".repeat(1 << 20)});
     let refused = keyed.send(COMPLETIONS, None, Some(&large)).await;
     assert_refused(&refused, 401, "invalid_api_key");
 }
@@ -233,6 +237,45 @@ async fn a_changed_file_is_taken_without_dropping_a_request() {
     assert_eq!(end["choices"][0]["finish_reason"], "length", "{answer:?}");
 }
 
+/// A file with the hash of a key that many have.
+fn sha256_of_everybody(key: &str) -> String {
+    let hash = match key {
+        "" => "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+        "test" => "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+        _ => "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b",
+    };
+    format!("[[tenants]]\nname = \"a\"\nkeys = [{{ sha256 = \"{hash}\" }}]")
+}
+
+#[tokio::test]
+async fn what_gets_an_error_uses_no_quota() {
+    let keyed = limited("requests_per_minute = 1\ntokens_per_minute = 6").await;
+    let asked = async |name: &str, value: &str, body: String| {
+        let url = format!("{}{COMPLETIONS}", keyed.harness.url);
+        let request = keyed.harness.client.post(url).bearer_auth(FIRST_KEY).header(name, value);
+        Response::read(request.body(body).send().await.expect("an answer")).await.status
+    };
+    let three = body(3, 3).to_string();
+    assert_eq!(asked("x-llm-d-slo-ttft-ms", "0", three.clone()).await, 400);
+    assert_eq!(asked("x-other", "1", " ".repeat(3 << 20)).await, 413);
+    assert_eq!(asked("x-other", "1", "{".to_owned()).await, 400);
+    // All attempts fail, after the prompt and two tokens of an answer that was not streamed.
+    keyed.pairs[1].change(|script| script.decode = Leg::FailAfter(2, tonic::Code::Unavailable));
+    assert_eq!(asked("x-other", "1", three.clone()).await, 503);
+    keyed.pairs[1].change(|script| script.decode = Leg::Do);
+    let answered = tokio::time::timeout(GUARD, async {
+        loop {
+            // Until the instance that failed is asked again.
+            match asked("x-other", "1", three.clone()).await {
+                503 => tokio::time::sleep(Duration::from_millis(5)).await,
+                status => break status,
+            }
+        }
+    });
+    assert_eq!(answered.await.expect("no hang"), 200);
+    assert_eq!(asked("x-other", "1", three).await, 429, "that one used it");
+}
+
 #[tokio::test]
 async fn a_file_that_cannot_be_right_keeps_the_conductor_from_starting() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -242,6 +285,7 @@ async fn a_file_that_cannot_be_right_keeps_the_conductor_from_starting() {
         Conductor::bind(config).await.expect_err("cannot start").to_string()
     };
     assert!(start().await.contains("cannot be read"), "{}", start().await);
+    std::fs::write(folder.path().join("empty"), "\n").expect("writes");
     let other = "0".repeat(64);
     for (text, want) in [
         ("tenants = 1".to_owned(), "invalid type in line 1"),
@@ -249,10 +293,21 @@ async fn a_file_that_cannot_be_right_keeps_the_conductor_from_starting() {
         ("[[tenants]]\nname = secret".to_owned(), "in line 2"),
         ("[[tenants]]\nname = \"a\"".to_owned(), "missing field `keys`"),
         ("[[tenants]]\nname = \"\"\nkeys = []".to_owned(), "`name` must have"),
-        ("[[tenants]]\nname = \"a\"\nkeys = []\nkey = 1".to_owned(), "unknown field `key`"),
+        ("[[tenants]]\nname = \"a\"\nkeys = []\nkey = 1".to_owned(), "unknown field in line"),
         ("[[tenants]]\nname = \"a\"\nkeys = [{ sha256 = \"secret\" }]".to_owned(), "64 hex"),
         ("[[tenants]]\nname = \"a\"\nkeys = [{}]".to_owned(), "either `sha256` or `file`"),
-        ("[[tenants]]\nname = \"a\"\nkeys = [{ file = \"no\" }]".to_owned(), "cannot be read"),
+        (
+            "[[tenants]]\nname = \"a\"\nkeys = [{ file = \"secret\" }]".to_owned(),
+            "tenant \"a\": `keys[0]`: its file cannot be read: entity not found",
+        ),
+        ("[[tenants]]\nname = \"a\"\nkeys = []\nsecret = 1".to_owned(), "unknown field in line"),
+        (
+            "[[tenants]]\nname = \"a\"\nkeys = [{ file = \"empty\" }]".to_owned(),
+            "one key in visible",
+        ),
+        (sha256_of_everybody("secret"), "`keys[0]` is a key that everybody knows"),
+        (sha256_of_everybody("test"), "`keys[0]` is a key that everybody knows"),
+        (sha256_of_everybody(""), "`keys[0]` is a key that everybody knows"),
         (
             "[[tenants]]\nname = \"a\"\nkeys = []\nrequests_per_minute = 0".to_owned(),
             "`requests_per_minute` must be at least 1",

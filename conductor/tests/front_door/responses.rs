@@ -39,7 +39,9 @@ fn events(response: &Response) -> Vec<(String, Value)> {
 async fn a_response_has_one_message_and_says_why_it_ended() {
     let (_, _pairs, harness) = cluster(Script::default()).await;
     let mut asked = ask();
-    let more = json!({"temperature": 0.7, "metadata": {"a": "b"}, "store": false, "user": "me"});
+    let metadata = json!({"a": "b", "ä".repeat(64): "ä".repeat(512)});
+    let more =
+        json!({"temperature": 0.7, "metadata": metadata, "store": false, "user": "ä".repeat(512)});
     asked.as_object_mut().expect("an object").extend(more.as_object().expect("one").clone());
     let response = harness.ask(RESPONSES, asked).await.json();
     let text = " s4t0 s4t1 s4t2 s4t3";
@@ -50,8 +52,8 @@ async fn a_response_has_one_message_and_says_why_it_ended() {
     let total = response["usage"]["input_tokens"].as_u64().expect("a number") + 4;
     assert_eq!(response["usage"]["total_tokens"], total);
     assert_eq!(response["temperature"], 0.7);
-    assert_eq!(response["metadata"], json!({"a": "b"}));
-    assert_eq!((&response["user"], &response["store"]), (&json!("me"), &json!(false)));
+    assert_eq!(response["metadata"], metadata);
+    assert_eq!((&response["user"], &response["store"]), (&json!("ä".repeat(512)), &json!(false)));
     let stopped = Script { stop_matched: "end", ..Script::default() };
     let (_, _pairs, harness) = cluster(stopped).await;
     let response = harness.ask(RESPONSES, ask()).await.json();
@@ -168,6 +170,10 @@ async fn what_a_response_cannot_have_is_refused_by_name() {
         (json!({"max_output_tokens": 5000}), "input", "context_length_exceeded"),
         (json!({"stream_options": {}}), "stream_options", value),
         (json!({"metadata": {"a": 1}}), "metadata", value),
+        (json!({"metadata": {"n".repeat(65): "x"}}), "metadata", value),
+        (json!({"metadata": {"n": "x".repeat(513)}}), "metadata", value),
+        (json!({"user": "x".repeat(513)}), "user", value),
+        (json!({"model": "tiny", "input": "x ".repeat(9_000)}), "input", "context_length_exceeded"),
         (json!({"input": null}), "input", missing),
         (json!({"input": 5}), "input", kind),
         (json!({"input": []}), "input", value),
