@@ -103,6 +103,7 @@ pub(crate) async fn follow<T, E>(
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
     use std::sync::Mutex;
 
     use tokio::sync::mpsc;
@@ -115,9 +116,9 @@ mod tests {
         let counters = Counters { taken: counter("taken"), refused: counter("refused") };
         let followed = Followed { what: "numbers", every: Duration::from_millis(1), counters };
         let (over, mut is_over) = mpsc::channel(1);
-        let left = Mutex::new(reads.to_vec().into_iter());
+        let left: Mutex<VecDeque<_>> = Mutex::new(reads.iter().copied().collect());
         let read = move || {
-            let next = left.lock().expect("no panic").next();
+            let next = left.lock().expect("no panic").pop_front();
             next.unwrap_or_else(|| {
                 let _ = over.try_send(());
                 Err("no more")

@@ -1,5 +1,6 @@
 //! The files of reference vectors, by every kernel and strategy that takes their rows.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use kvasir_attention::vectors::{Case, CaseError};
@@ -20,11 +21,9 @@ fn check(folder: &str, cases: usize) {
     let files = files(folder);
     assert_eq!(files.len(), cases, "cases of {folder}");
     for kernel in Kernel::ALL.into_iter().filter(|kernel| !kernel.runs_here()) {
-        eprintln!(
-            "skipped: {} needs {}, which this processor lacks",
-            kernel.name(),
-            kernel.needs()
-        );
+        let (name, needs) = (kernel.name(), kernel.needs());
+        writeln!(std::io::stderr(), "skipped: {name} needs {needs}, which this processor lacks")
+            .ok();
     }
     for path in files {
         let case = Case::parse(&std::fs::read(&path).expect("test data")).expect("a case");
