@@ -9,8 +9,9 @@ use kvasir_transfer::{Completion, Domain, Outcome, TransferConfig, TransferEngin
 use crate::engine::{counter, start, tcp_config};
 
 const LONG: Duration = Duration::from_secs(30);
-/// Also for a greeting, so that a busy machine does not end those that come.
-const IDLE: Duration = Duration::from_millis(500);
+const IDLE: Duration = Duration::from_millis(40);
+/// Of a receiver, which gives a greeting as long: more than a busy machine takes for it.
+const PATIENT: Duration = Duration::from_millis(500);
 
 fn config(domain: Domain, run_dir: &Path, peer_timeout: Duration) -> TransferConfig {
     let peer_timeout_ms = peer_timeout.as_millis() as u64;
@@ -53,16 +54,16 @@ fn the_writer_that_was_idle_for_longest_makes_room_for_another() {
     // Of shm peers none is closed: for them what they push has landed.
     let domain = Domain::Tcp;
     let dir = tempfile::tempdir().expect("a directory");
-    let (receiver, registry) = start(config(domain, dir.path(), IDLE));
+    let (receiver, registry) = start(config(domain, dir.path(), PATIENT));
     let senders: Vec<_> = (0..3).map(|_| start(config(domain, dir.path(), LONG)).0).collect();
     assert_eq!(send(&senders[0], &receiver), Ok(()));
     assert_eq!(send(&senders[1], &receiver), Ok(()));
-    std::thread::sleep(IDLE + IDLE / 2);
+    std::thread::sleep(PATIENT + PATIENT / 2);
     assert_eq!(send(&senders[0], &receiver), Ok(()));
     assert_eq!(send(&senders[2], &receiver), Ok(()), "the second one has made room");
     assert_eq!(closed(&registry, domain, "idle"), 1.0);
     assert_eq!(send(&senders[0], &receiver), Ok(()), "whoever was active keeps its place");
-    std::thread::sleep(IDLE + IDLE / 2);
+    std::thread::sleep(PATIENT + PATIENT / 2);
     send_in_the_end(&senders[1], &receiver);
     assert_eq!(closed(&registry, domain, "idle"), 2.0);
     assert_eq!(closed(&registry, domain, "not_admitted"), 0.0);
