@@ -30,7 +30,7 @@ struct Liar {
     registry: prometheus::Registry,
     socket: OwnedFd,
     endpoint: Endpoint,
-    _link: SharedMemory,
+    link: SharedMemory,
     _bell: doorbell::Bell,
     _run_dir: tempfile::TempDir,
 }
@@ -77,12 +77,23 @@ impl Liar {
         .concat();
         let fds = [link.fd(), directory.fd(), ringer.as_fd()];
         descriptors::send(&socket, &reply, &fds).expect("admitted");
-        let (_link, _bell, _run_dir) = (link, bell, run_dir);
-        (Liar { sender, registry, socket, endpoint, _link, _bell, _run_dir }, begun)
+        let (_bell, _run_dir) = (bell, run_dir);
+        (Liar { sender, registry, socket, endpoint, link, _bell, _run_dir }, begun)
     }
 
     fn say(&self, bytes: &[u8]) {
         descriptors::send(&self.socket, bytes, &[]).expect("sent");
+    }
+
+    /// What was not pushed cannot have been taken.
+    fn await_pushed(&self, message: &[u8], times: usize) {
+        let began = Instant::now();
+        let mut bytes = vec![0; self.link.len()];
+        while bytes.windows(message.len()).filter(|found| *found == message).count() < times {
+            assert!(began.elapsed() < LONG, "nothing comes");
+            std::thread::sleep(Duration::from_millis(1));
+            self.link.copy_to(0, &mut bytes).expect("it fits");
+        }
     }
 
     /// The sender believes nothing more, and says that its peer is gone.
@@ -111,12 +122,12 @@ fn send(sender: &TransferEngine, endpoint: &Endpoint) -> CompletionFuture {
 fn a_message_is_acknowledged_or_refused_by_its_receiver() {
     let (liar, first) = Liar::admit(send);
     // An honest one, so far.
-    std::thread::sleep(Duration::from_millis(5));
+    liar.await_pushed(b"hello", 1);
     assert_eq!(first.wait_timeout(Duration::ZERO), None, "pushed is not taken");
     liar.say(&taken(0, 0));
     assert_eq!(first.wait(), Ok(()));
     let second = send(&liar.sender, &liar.endpoint);
-    std::thread::sleep(Duration::from_millis(5));
+    liar.await_pushed(b"hello", 2);
     liar.say(&taken(1, kvasir_transfer::Refusal::NoRoom.code()));
     let refused = WriteError::Refused(kvasir_transfer::Refusal::NoRoom);
     assert_eq!(second.wait(), Err(refused));
@@ -156,6 +167,7 @@ fn nobody_acknowledges_a_write_that_its_sender_has_not_made() {
 #[test]
 fn a_sign_of_life_that_nobody_asked_for_is_none() {
     let (liar, sent) = Liar::admit(send);
+    liar.await_pushed(b"hello", 1);
     liar.say(&taken(0, 0));
     assert_eq!(sent.wait(), Ok(()));
     liar.say(&[HEARTBEAT]);
