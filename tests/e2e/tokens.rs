@@ -61,7 +61,8 @@ async fn prefill_and_decode_apart_over_verbs_give_the_reference_tokens() {
     let mut cases = Variant::Plain.cases();
     cases.retain(|case| case.prompt.len() <= EMULATED_TOKENS_MAX);
     assert!(cases.iter().any(|case| case.prompt_pages() > 1), "a prompt of several pages");
-    check_cases_apart(&cases, &flags_for(Variant::Plain, "--domain verbs"), "verbs").await;
+    let patient = "--domain verbs --request-deadline-ms 600000 --ttft-objective-ms 600000";
+    check_cases_apart(&cases, &flags_for(Variant::Plain, patient), "verbs").await;
 }
 
 #[tokio::test]
