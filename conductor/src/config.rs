@@ -9,6 +9,9 @@ use kvasir_placement::Selection;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+/// What store nodes remember ended shares for is longer (`finished_ms` of `kvasir_blocks::Options`).
+const REQUEST_DEADLINE_MS_MAX: u64 = 3_600_000;
+
 /// The conductor: OpenAI-compatible front door and scheduler.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -17,6 +20,13 @@ pub struct Config {
     pub listen: SocketAddr,
     /// Address of the gRPC scheduler, for callers with a front door of their own.
     pub grpc_listen: SocketAddr,
+    /// Address for those who run the conductor: why requests went where they went, how the cluster
+    /// does, as a page and as JSON for `kvasir explain` and `kvasir top`; health and metrics too. It
+    /// asks for no keys and changes nothing.
+    pub watch_listen: SocketAddr,
+    /// Decisions that are kept for it, the latest ones; about 1 KiB each in a small cluster, and 200
+    /// bytes more for each further instance.
+    pub decisions_kept: usize,
     /// Store nodes, as "host:port". Each is asked for what it holds and for its engine.
     pub nodes: Vec<String>,
     /// The models that clients may ask for.
@@ -27,7 +37,9 @@ pub struct Config {
     /// How often files of keys and certificates are read again. What is new is taken when it was
     /// read twice alike. At least 10.
     pub reload_ms: u64,
-    /// A request that takes longer is cancelled and answered with 504.
+    /// A request that takes longer is cancelled and answered with 504. OpenAI's clients wait 10
+    /// minutes unless they are told otherwise. At most 3600000: store nodes remember what has ended
+    /// for longer than that.
     pub request_deadline_ms: u64,
     /// A request is refused when its first token is predicted to come later than this.
     pub ttft_objective_ms: u64,
@@ -157,11 +169,13 @@ impl Default for Config {
         Config {
             listen: SocketAddr::from(([127, 0, 0, 1], 8000)),
             grpc_listen: SocketAddr::from(([127, 0, 0, 1], 8001)),
+            watch_listen: SocketAddr::from(([127, 0, 0, 1], 8002)),
+            decisions_kept: 1_000,
             nodes: Vec::new(),
             models: Vec::new(),
             api_keys_file: None,
             reload_ms: 1_000,
-            request_deadline_ms: 60_000,
+            request_deadline_ms: 600_000,
             ttft_objective_ms: 30_000,
             tbt_objective_ms: 1_000,
             ttft_objective_ms_min: 1,
@@ -231,6 +245,9 @@ impl Config {
             if value == 0 {
                 return Err(format!("`{field}` must be at least 1"));
             }
+        }
+        if self.request_deadline_ms > REQUEST_DEADLINE_MS_MAX {
+            return Err(format!("`request_deadline_ms` must be at most {REQUEST_DEADLINE_MS_MAX}"));
         }
         for (field, min, max) in [
             ("ttft_objective_ms", self.ttft_objective_ms_min, self.ttft_ms_max()),
@@ -314,7 +331,8 @@ mod tests {
             let said = config.check().expect_err("it cannot work");
             assert!(said.contains(want), "{said:?} lacks {want:?}");
         };
-        refused(|config| config.ttft_objective_ms_max = Some(60_001), "`request_deadline_ms`");
+        refused(|config| config.ttft_objective_ms_max = Some(600_001), "`request_deadline_ms`");
+        refused(|config| config.request_deadline_ms = 3_600_001, "`request_deadline_ms`");
         refused(|config| config.ttft_objective_ms_min = 701, "`ttft_objective_ms_min`");
         refused(|config| config.tbt_objective_ms_min = 31, "`tbt_objective_ms_min`");
     }

@@ -8,7 +8,8 @@
 //! 4. `openai`: requests are checked, answers are written; `openapi`: how both look
 //! 5. `text`: chat templates and tokenizers
 //! 6. `serve`: one answer on the cluster, from its place to its last token, and its undoing
-//! 7. [`cluster`]: the picture of the nodes, around the placement core in `kvasir-placement`
+//! 7. `watch`: what operators look at
+//! 8. [`cluster`]: the picture of the nodes, around the placement core in `kvasir-placement`
 
 #![forbid(unsafe_code)]
 
@@ -24,6 +25,7 @@ mod reload;
 mod run;
 mod serve;
 mod text;
+mod watch;
 
 pub use config::{Config, ModelConfig, TlsConfig};
 pub use error::Error;

@@ -15,6 +15,8 @@ pub(crate) struct Metrics {
     /// HTTP requests by path and status.
     pub requests: IntCounterVec,
     pub connections: IntGauge,
+    /// Of `watch_listen`.
+    pub watchers: IntGauge,
     pub slow_readers_cut: IntCounter,
     /// TLS handshakes that failed, by why.
     pub handshakes_failed: IntCounterVec,
@@ -66,6 +68,10 @@ impl Metrics {
                 &["path", "status"],
             )?,
             connections: gauge("kvasir_conductor_connections", "Open HTTP connections.")?,
+            watchers: gauge(
+                "kvasir_conductor_watch_connections",
+                "Open HTTP connections of those who watch the conductor.",
+            )?,
             slow_readers_cut: counter(
                 "kvasir_conductor_slow_readers_cut_total",
                 "Connections closed because the client took nothing for too long.",

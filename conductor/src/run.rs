@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use prometheus::Registry;
@@ -22,11 +22,14 @@ use crate::metrics::Metrics;
 use crate::openai::{Limits, unix_seconds};
 use crate::serve::{ServeOptions, Serving};
 use crate::text::Texts;
+use crate::watch::{self, Watch};
 
 /// Scheduler calls of one connection that are worked on at once; more wait.
 const SCHEDULE_CALLS_MAX: usize = 64;
 /// Scheduler calls that one connection may have open, those that wait included.
 const SCHEDULE_STREAMS_MAX: u32 = 128;
+/// Connections of those who look.
+const WATCHERS_MAX: usize = 64;
 /// After everything in flight has been cancelled: for telling the nodes.
 const ABORTS_WITHIN: Duration = Duration::from_secs(3);
 /// After draining: for clients to take the rest of their answers.
@@ -38,6 +41,7 @@ pub struct Conductor {
     config: Config,
     http: TcpListener,
     grpc: TcpListener,
+    watch: TcpListener,
     texts: Texts,
     metrics: Arc<Metrics>,
     /// With what was read for it.
@@ -60,12 +64,13 @@ impl Conductor {
         }
         let http = listen(config.listen).await?;
         let grpc = listen(config.grpc_listen).await?;
+        let watch = listen(config.watch_listen).await?;
         let metrics = Arc::new(Metrics::new(Registry::new())?);
         let (access, tls) = load_guards(&config, &metrics).await?;
         let (models, parallel) = (config.models.clone(), config.tokenize_parallel);
         let load = tokio::task::spawn_blocking(move || Texts::load(&models, parallel));
         let texts = load.await.map_err(|error| Error::Config(error.to_string()))??;
-        Ok(Conductor { config, http, grpc, texts, metrics, access, tls })
+        Ok(Conductor { config, http, grpc, watch, texts, metrics, access, tls })
     }
 
     /// Where HTTP is served; the configuration may have left the port open.
@@ -78,13 +83,19 @@ impl Conductor {
         address_of(&self.grpc, self.config.grpc_listen)
     }
 
+    /// Where operators look.
+    pub fn watch_address(&self) -> SocketAddr {
+        address_of(&self.watch, self.config.watch_listen)
+    }
+
     /// Serves until `shutdown`, then drains.
     ///
     /// # Errors
     /// [`Error`] when the store nodes cannot be followed as configured or gRPC fails.
     pub async fn serve(self, shutdown: CancellationToken) -> Result<(), Error> {
         let (http_address, grpc_address) = (self.http_address(), self.grpc_address());
-        let Conductor { config, http, grpc, texts, metrics, access, tls } = self;
+        let watch_address = self.watch_address();
+        let Conductor { config, http, grpc, watch, texts, metrics, access, tls } = self;
         // The cluster is followed until the last request has ended.
         let followed = CancellationToken::new();
         let _unfollow = followed.clone().drop_guard();
@@ -133,14 +144,25 @@ impl Conductor {
         });
         let stop = CancellationToken::new();
         let door = Door {
-            router: http::router(front),
+            router: http::router(Arc::clone(&front)),
             options: http_options(&config),
             tls,
-            metrics,
+            places: metrics.connections.clone(),
+            slow_readers_cut: metrics.slow_readers_cut.clone(),
             stop: stop.clone(),
             abandon: abandon.clone(),
         };
         let http = tokio::spawn(http::serve(http, door));
+        let watched = Door {
+            router: watch::router(Arc::new(Watch { front, started: Instant::now() })),
+            options: HttpOptions { connections_max: WATCHERS_MAX, ..http_options(&config) },
+            tls: None,
+            places: metrics.watchers.clone(),
+            slow_readers_cut: metrics.slow_readers_cut.clone(),
+            stop: stop.clone(),
+            abandon: abandon.clone(),
+        };
+        let watched = tokio::spawn(http::serve(watch, watched));
         let incoming = TcpListenerStream::new(grpc).inspect(|connection| {
             if let Ok(connection) = connection {
                 let _ = connection.set_nodelay(true);
@@ -153,7 +175,7 @@ impl Conductor {
                 .add_service(scheduler_service(cluster))
                 .serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned()),
         );
-        tracing::info!(http = %http_address, grpc = %grpc_address, "conductor is serving");
+        tracing::info!(http = %http_address, grpc = %grpc_address, watch = %watch_address, "conductor is serving");
 
         let failed = tokio::select! {
             () = shutdown.cancelled() => None,
@@ -174,6 +196,7 @@ impl Conductor {
         if written.is_err() {
             let _ = http.await;
         }
+        let _ = watched.await;
         let _ = tokio::time::timeout(ABORTS_WITHIN, serving.finished()).await;
         match failed {
             Some(ended) => flatten(ended),
@@ -248,6 +271,7 @@ fn serve_options(config: &Config) -> ServeOptions {
         attempts_max: config.attempts_max,
         choices_running_max: config.choices_running_max,
         write_stall: Duration::from_millis(config.write_stall_ms),
+        decisions_kept: config.decisions_kept,
     }
 }
 

@@ -8,6 +8,7 @@ use crate::daemon;
 use crate::doctor::Flags as DoctorFlags;
 use crate::replay::Flags as ReplayFlags;
 use crate::up::flags::Flags as UpFlags;
+use crate::watch::{ExplainFlags, TopFlags};
 
 /// Disaggregated KV-cache serving for large language models.
 #[derive(Debug, clap::Parser)]
@@ -40,6 +41,10 @@ pub enum Command {
     /// Replays a trace of requests over a cluster that a file describes, in virtual time, and says
     /// how its users would have fared.
     Replay(Box<ReplayFlags>),
+    /// Says why requests went where they went, and why they missed their cache.
+    Explain(ExplainFlags),
+    /// Shows nodes, engines, queues and the latest decisions, again and again.
+    Top(TopFlags),
     /// Looks into a running store node, pins and evicts blocks, and drains it.
     Admin(AdminFlags),
 }

@@ -1,7 +1,8 @@
 //! The one binary. `up` runs a whole cluster on this machine; `conductor`, `store-node` and
 //! `engine` are the daemons it starts, each also for use alone; `config` prints the reference
-//! configuration of a daemon, `doctor` says what a host offers, `admin` looks into a store node and drains it, `replay` what a cluster would do
-//! with a trace. Nothing below this file reads the environment.
+//! configuration of a daemon, `doctor` says what a host offers, `admin` looks into a store node and
+//! drains it, `explain` and `top` ask a conductor what it did and does, `replay` says what a cluster
+//! would do with a trace. Nothing below this file reads the environment.
 #![forbid(unsafe_code)]
 
 mod admin;
@@ -13,6 +14,7 @@ mod memory;
 mod output;
 mod replay;
 mod up;
+mod watch;
 
 use std::error::Error;
 use std::io::IsTerminal;
@@ -43,6 +45,8 @@ fn main() -> ExitCode {
         Command::Doctor(flags) => doctor::run(&flags, &std::env::temp_dir()),
         Command::Replay(flags) => replay::run(&flags),
         Command::Admin(flags) => admin::run(&flags),
+        Command::Explain(flags) => watch::explain(&flags),
+        Command::Top(flags) => watch::top(&flags),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

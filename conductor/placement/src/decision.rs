@@ -228,7 +228,8 @@ pub struct DecodeCandidate {
 }
 
 /// Why a candidate was taken or left.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Verdict {
     Chosen,
     /// Another one was better.

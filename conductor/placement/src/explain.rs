@@ -1,7 +1,9 @@
-//! A decision as text: every candidate with its cost terms and the reason, one line each. Used in
-//! logs, in a response header on request, and in golden tests.
+//! A decision explained. As text: every candidate with its cost terms and the reason, one line each,
+//! for logs, a response header on request, and golden tests. As values, for whoever shows them.
 
 use std::fmt;
+
+use serde::Serialize;
 
 use crate::decision::{DecodeCandidate, Placement, PrefillCandidate, Shape, Verdict};
 use crate::selection::Selection;
@@ -63,6 +65,177 @@ impl Placement {
             candidate.tbt_us,
             candidate.verdict
         )
+    }
+}
+
+/// A [`Placement`] as values. Times are in microseconds.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Explanation {
+    pub prompt_tokens: u32,
+    /// The last one may be a part of one.
+    pub prompt_blocks: u32,
+    /// Of the prompt, what is reused: held by the prefill side or fetched.
+    pub reused_tokens: u32,
+    pub compute_tokens: u32,
+    /// The instance that computes the prompt.
+    pub prefill: String,
+    /// The instance that decodes; absent when it is the same.
+    pub decode: Option<String>,
+    pub fetch: Option<FetchExplanation>,
+    pub queue_us: u64,
+    pub transfer_us: u64,
+    pub compute_us: u64,
+    pub decode_wait_us: u64,
+    pub predicted_ttft_us: u64,
+    pub predicted_tbt_us: u64,
+    /// Beyond an objective, because only estimates forbade it.
+    pub probe: bool,
+    /// What became of what was cached, in a sentence.
+    pub cache: String,
+    pub prefill_candidates: Vec<PrefillExplanation>,
+    pub decode_candidates: Vec<DecodeExplanation>,
+}
+
+/// Blocks `[from_block, until_block)` that come from another node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct FetchExplanation {
+    pub from: String,
+    pub from_block: u32,
+    pub until_block: u32,
+    pub bytes: u64,
+}
+
+/// What one instance would have cost as the prefill side.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PrefillExplanation {
+    pub instance: String,
+    pub node: String,
+    pub held_blocks: u32,
+    /// Held, or held and fetched.
+    pub used_blocks: u32,
+    /// The node it would have fetched from.
+    pub fetch_from: Option<String>,
+    pub queue_us: u64,
+    pub transfer_us: u64,
+    pub compute_us: u64,
+    pub ttft_us: u64,
+    /// What was compared.
+    pub cost_us: u64,
+    pub verdict: Verdict,
+}
+
+/// What one instance would have been like as the decode side.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct DecodeExplanation {
+    pub instance: String,
+    pub node: String,
+    pub held_blocks: u32,
+    /// Sequences over the most it decodes at once.
+    pub load: f64,
+    pub wait_us: u64,
+    pub tbt_us: u64,
+    pub verdict: Verdict,
+}
+
+impl Placement {
+    /// The decision as values.
+    pub fn explain(&self) -> Explanation {
+        let name = |at: u32| {
+            let (instance, node) = &self.names.rows[at as usize];
+            (instance.to_string(), node.to_string())
+        };
+        let prefill_candidates = self.prefill_candidates.iter().map(|candidate| {
+            let (instance, node) = name(candidate.at);
+            PrefillExplanation {
+                instance,
+                node,
+                held_blocks: candidate.held_blocks,
+                used_blocks: candidate.used_blocks,
+                fetch_from: candidate.fetch_from.map(|source| name(source).1),
+                queue_us: candidate.queue_us,
+                transfer_us: candidate.transfer_us,
+                compute_us: candidate.compute_us,
+                ttft_us: candidate.ttft_us,
+                cost_us: candidate.cost_us,
+                verdict: candidate.verdict,
+            }
+        });
+        let decode_candidates = self.decode_candidates.iter().map(|candidate| {
+            let (instance, node) = name(candidate.at);
+            DecodeExplanation {
+                instance,
+                node,
+                held_blocks: candidate.held_blocks,
+                load: candidate.load,
+                wait_us: candidate.wait_us,
+                tbt_us: candidate.tbt_us,
+                verdict: candidate.verdict,
+            }
+        });
+        Explanation {
+            prompt_tokens: self.prompt_tokens,
+            prompt_blocks: self.prompt_blocks,
+            reused_tokens: self.reused_tokens,
+            compute_tokens: self.compute_tokens,
+            prefill: self.prefill().instance_id.to_string(),
+            decode: (!self.is_whole()).then(|| self.decode().instance_id.to_string()),
+            fetch: self.fetch.as_ref().map(|fetch| FetchExplanation {
+                from: fetch.source.node_id.to_string(),
+                from_block: fetch.from_block,
+                until_block: fetch.until_block,
+                bytes: fetch.bytes,
+            }),
+            queue_us: self.queue_us,
+            transfer_us: self.transfer_us,
+            compute_us: self.compute_us,
+            decode_wait_us: self.decode_wait_us,
+            predicted_ttft_us: self.predicted_ttft_us,
+            predicted_tbt_us: self.predicted_tbt_us,
+            probe: self.probe,
+            cache: self.cache_sentence(),
+            prefill_candidates: prefill_candidates.collect(),
+            decode_candidates: decode_candidates.collect(),
+        }
+    }
+
+    /// How much of what is cached somewhere the decision uses, and if not all of it, why.
+    fn cache_sentence(&self) -> String {
+        let blocks = self.prompt_blocks;
+        let chosen = self.prefill();
+        let used = self.fetch.as_ref().map_or(chosen.held_blocks, |fetch| fetch.until_block);
+        let prefill = self.prefill_candidates.iter().map(|c| (c.held_blocks, c.at));
+        let decode = self.decode_candidates.iter().map(|c| (c.held_blocks, c.at));
+        let Some((most, at)) = prefill.chain(decode).max_by_key(|(held, _)| *held) else {
+            return format!("{used} of {blocks} blocks are reused");
+        };
+        let (instance, node) = &self.names.rows[at as usize];
+        if most == 0 && used == 0 {
+            return format!(
+                "no node holds any of its {blocks} blocks, of which only whole ones are ever cached"
+            );
+        }
+        if used >= most {
+            let whence = match &self.fetch {
+                Some(fetch) => format!("some of them fetched from {}", fetch.source.node_id),
+                None => format!("held by {}", chosen.node_id),
+            };
+            return format!(
+                "{used} of {blocks} blocks are reused, {whence}, and nobody holds more"
+            );
+        }
+        let own = self.prefill_candidates.iter().find(|candidate| candidate.at == at);
+        let why = match own.map(|candidate| candidate.verdict) {
+            None => {
+                format!("{instance} does not prefill, and fetching them costs more than computing")
+            }
+            Some(Verdict::Worse) => {
+                format!("prefill on {instance} costs more, and so does fetching them")
+            }
+            Some(verdict) => {
+                format!("{instance}: {verdict}; fetching them costs more than computing")
+            }
+        };
+        format!("{used} of {blocks} blocks are reused though {node} holds {most}: {why}")
     }
 }
 

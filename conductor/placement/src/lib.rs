@@ -9,7 +9,7 @@
 //! 4. [`cost`]: what prefill, transfer and a decode step take, fitted to what was measured
 //! 5. [`queue`]: the work that is booked on one instance
 //! 6. `growth`, `drain`: the room that answers will take, and when it comes back
-//! 7. [`explain`]: a decision as text
+//! 7. [`explain`]: a decision as text and as values
 //! 8. [`attend`]: move the query, move the cache, or prefill again
 //!
 //! Everything in here is a hint: a stale index or view costs time, never correctness.
@@ -33,11 +33,13 @@ pub use decision::{
     Chosen, DecodeCandidate, Fetch, Keeper, Missing, Objectives, OverloadReason, PlaceRequest,
     Placement, Policy, PrefillCandidate, Refusal, Shape, Verdict, conversation,
 };
+pub use explain::{DecodeExplanation, Explanation, FetchExplanation, PrefillExplanation};
 pub use index::{
     BlockSetDigest, IndexLimits, IndexReader, NodeIndex, PrefixMatch, ShadowIndex, Tier,
 };
 pub use place::place;
 pub use selection::Selection;
 pub use view::{
-    BookingId, ClusterView, InstanceRef, InstanceReport, ModelIndex, ModelSpec, ReportedLoad, Role,
+    BookingId, ClusterView, InstanceRef, InstanceReport, ModelIndex, ModelSpec, OpenWork,
+    ReportedLoad, Role,
 };

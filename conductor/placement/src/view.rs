@@ -60,6 +60,15 @@ impl Role {
     pub fn decodes(self) -> bool {
         matches!(self, Role::Decode | Role::Both)
     }
+
+    /// As configurations and people have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Prefill => "prefill",
+            Role::Decode => "decode",
+            Role::Both => "both",
+        }
+    }
 }
 
 /// What an engine said of itself last.
@@ -86,6 +95,17 @@ pub struct InstanceReport {
     pub slots_available: u32,
     pub draining: bool,
     pub load: ReportedLoad,
+}
+
+/// The work of one instance that this conductor knows of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OpenWork {
+    /// Prompts that it computes or will compute.
+    pub prefills: usize,
+    /// Answers that it decodes or will decode.
+    pub decodes: usize,
+    /// Until a prompt that comes now and ranks last would begin.
+    pub queue_us: u64,
 }
 
 /// An attached instance with everything that its price depends on.
@@ -142,7 +162,17 @@ impl Instance {
         &self.prefill_model
     }
 
-    pub(crate) fn avoided(&self) -> bool {
+    /// What is booked on it.
+    pub fn open_work(&self, now_us: u64) -> OpenWork {
+        OpenWork {
+            prefills: self.prefills.len(),
+            decodes: self.decodes.len(),
+            queue_us: self.queue_us(u64::MAX, now_us),
+        }
+    }
+
+    /// It failed a moment ago, and others are preferred.
+    pub fn avoided(&self) -> bool {
         self.avoid_until_us.is_some()
     }
 

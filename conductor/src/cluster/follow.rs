@@ -279,6 +279,8 @@ impl<'a> Session<'a> {
             client,
             index,
             engines: BTreeMap::new(),
+            slots_free: status.slots_free,
+            ssd: status.ssd.clone(),
             lost_us: None,
         });
         self.joined = true;
@@ -370,6 +372,8 @@ impl<'a> Session<'a> {
         let state = &mut *state;
         let Some(node) = &mut state.nodes[self.at] else { return Ok(()) };
         node.endpoint = status.endpoint.clone().into();
+        node.slots_free = status.slots_free;
+        node.ssd = status.ssd.clone();
         let attached = status::attached(status, node.index)?;
         let instance_id = attached.as_ref().map(|attached| &attached.report.instance_id);
         state.view.remove_instances(node.index, instance_id);

@@ -200,6 +200,10 @@ impl Cluster {
         Ok(Cluster { shared })
     }
 
+    pub(super) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
     /// Places a request and books its work.
     ///
     /// # Errors

@@ -10,12 +10,14 @@
 //! - [`follow`]: connect, subscribe, apply, and start anew when anything is amiss
 //! - [`status`]: one status of a node, read and checked
 //! - [`state`]: what the tasks share
+//! - [`overview`]: all of it as values, for people to look at
 //! - [`service`]: the decisions for callers with a front door of their own
 
 mod booking;
 mod follow;
 mod handle;
 mod metrics;
+mod overview;
 mod service;
 mod state;
 mod status;
@@ -30,4 +32,5 @@ pub use handle::{
 pub use kvasir_placement::{
     Missing, Objectives, OverloadReason, Placement, Policy, Profile, Refusal,
 };
+pub use overview::{InstanceOverview, NodeOverview, Overview, SsdOverview};
 pub use service::scheduler_service;

@@ -15,6 +15,7 @@ use bytes::Bytes;
 use kvasir_placement::{
     BookingId, Chosen, ClusterView, IndexLimits, IndexReader, NodeIndex, ShadowIndex,
 };
+use kvasir_proto::v1;
 use kvasir_proto::v1::engine_client::EngineClient;
 use kvasir_proto::v1::store_node_client::StoreNodeClient;
 use kvasir_proto::{Incarnation, InstanceId, NodeId};
@@ -113,6 +114,9 @@ pub(super) struct Node {
     pub(super) client: StoreNodeClient<Channel>,
     pub(super) index: NodeIndex,
     pub(super) engines: BTreeMap<InstanceId, EngineHandle>,
+    /// What its last status says beside its engine.
+    pub(super) slots_free: u32,
+    pub(super) ssd: Option<v1::SsdStatus>,
     /// Since when it is not followed, though it may well be there. It is forgotten after a while.
     pub(super) lost_us: Option<u64>,
 }

@@ -13,6 +13,7 @@ use axum::Router;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
+use prometheus::{IntCounter, IntGauge};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -23,7 +24,6 @@ use super::patience::{Limits, Patience, RanOut};
 use super::places::{Place, Places};
 use super::stall::StallGuard;
 use super::tls::Tls;
-use crate::metrics::Metrics;
 
 /// Bounds of connections.
 #[derive(Debug, Clone, Copy)]
@@ -46,7 +46,9 @@ pub(crate) struct Door {
     pub options: HttpOptions,
     /// Absent where HTTP is spoken in the clear.
     pub tls: Option<Arc<Tls>>,
-    pub metrics: Arc<Metrics>,
+    /// Open connections.
+    pub places: IntGauge,
+    pub slow_readers_cut: IntCounter,
     /// No more connections; open ones end when their response has.
     pub stop: CancellationToken,
     /// Open ones end at once.
@@ -56,7 +58,7 @@ pub(crate) struct Door {
 /// Accepts until `stop`; then lets connections end when their response has, until `abandon`.
 pub(crate) async fn serve(listener: TcpListener, door: Door) {
     let door = Arc::new(door);
-    let places = Places::new(door.options.connections_max, door.metrics.connections.clone());
+    let places = Places::new(door.options.connections_max, door.places.clone());
     let places = Arc::new(places);
     let connections = TaskTracker::new();
     loop {
@@ -90,7 +92,7 @@ async fn accept(listener: &TcpListener, places: &Arc<Places>) -> Option<(TcpStre
 }
 
 async fn connection(stream: TcpStream, door: &Door, place: &Place) {
-    let cut = door.metrics.slow_readers_cut.clone();
+    let cut = door.slow_readers_cut.clone();
     let guarded = StallGuard::new(stream, door.options.write_stall, cut);
     let Some(tls) = &door.tls else { return drive(guarded, door, place.scarce()).await };
     let shaken = door.stop.run_until_cancelled(tls.accept(guarded)).await;
@@ -179,12 +181,12 @@ mod tests {
             write_stall: NEVER,
         };
         let never = CancellationToken::new();
-        let metrics = Metrics::new(prometheus::Registry::new()).expect("registers");
         let door = Door {
             router,
             options,
             tls: None,
-            metrics: Arc::new(metrics),
+            places: IntGauge::new("open", "for a test").expect("a gauge"),
+            slow_readers_cut: IntCounter::new("cut", "for a test").expect("a counter"),
             stop: never.clone(),
             abandon: never,
         };

@@ -54,6 +54,33 @@ impl Front {
         ApiError::over_quota(over, self.cluster.requests_end_in_ms(1))
     }
 
+    /// Why no request should come now.
+    pub fn unready(&self) -> Option<&'static str> {
+        if self.draining.is_cancelled() {
+            return Some("shutting down");
+        }
+        let served = self.cluster.is_ready(self.texts.names());
+        (!served).then_some(
+            "no model of the configuration is served: engines to prefill and decode it must be attached",
+        )
+    }
+
+    /// For probes.
+    pub fn readiness(&self) -> Response {
+        match self.unready() {
+            None => "ready\n".into_response(),
+            Some(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response(),
+        }
+    }
+
+    /// For Prometheus.
+    pub fn metrics_text(&self) -> Response {
+        let held = i64::try_from(self.bodies.held_bytes()).unwrap_or(i64::MAX);
+        self.metrics.bodies_bytes.set(held);
+        let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+        ([(header::CONTENT_TYPE, kind)], self.metrics.text()).into_response()
+    }
+
     /// Whose request it is, where keys are asked for.
     fn tenant(&self, headers: &HeaderMap) -> Result<Option<Arc<Tenant>>, ApiError> {
         self.access.as_ref().map(|access| access.tenant(headers)).transpose()
@@ -180,22 +207,11 @@ fn describe(front: &Front, name: &str) -> serde_json::Value {
 }
 
 async fn readyz(State(front): Shared) -> Response {
-    let not_ready = |why: String| (StatusCode::SERVICE_UNAVAILABLE, why + "\n").into_response();
-    if front.draining.is_cancelled() {
-        return not_ready("shutting down".to_owned());
-    }
-    if !front.cluster.is_ready(front.texts.names()) {
-        let why = "no model of the configuration is served: engines to prefill and decode it must be attached";
-        return not_ready(why.to_owned());
-    }
-    "ready\n".into_response()
+    front.readiness()
 }
 
 async fn metrics_text(State(front): Shared) -> Response {
-    let held = i64::try_from(front.bodies.held_bytes()).unwrap_or(i64::MAX);
-    front.metrics.bodies_bytes.set(held);
-    let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
-    ([(header::CONTENT_TYPE, kind)], front.metrics.text()).into_response()
+    front.metrics_text()
 }
 
 async fn version() -> Response {

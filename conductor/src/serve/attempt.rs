@@ -39,8 +39,8 @@ pub(super) struct Scene<'a> {
     pub prompt: &'a Prompt,
     pub phase: &'a PhaseCell,
     pub outlet: &'a Outlet,
-    /// Set when the first token of the first attempt that had one was there.
-    pub first_token: &'a OnceLock<()>,
+    /// From the request's arrival to the first token of the first attempt that had one.
+    pub first_token: &'a OnceLock<Duration>,
 }
 
 /// After the answer's end, how long the prefill side may take to say what was cached there. It has
@@ -217,8 +217,9 @@ impl Course<'_> {
             self.renewal = None;
             self.booking.first_token();
             self.booking.prefilled(None);
-            if self.scene.first_token.set(()).is_ok() {
-                serving.metrics.ttft.observe(job.arrived.elapsed().as_secs_f64());
+            let ttft = job.arrived.elapsed();
+            if self.scene.first_token.set(ttft).is_ok() {
+                serving.metrics.ttft.observe(ttft.as_secs_f64());
             }
         }
         self.booking.grew(tokens.tokens.len());

@@ -3,7 +3,7 @@
 //! Whatever ends it first (the answer, the deadline, a client that went, the shutdown), the
 //! attempt that was running is dropped here and gives back what it held.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvasir_proto::InstanceId;
@@ -17,6 +17,7 @@ use super::fault::{Failure, Fault, FaultKind, InstanceFault};
 use super::job::{Ended, Job, Prompt};
 use super::outputs::Outlet;
 use super::phase::{Phase, PhaseCell};
+use super::recorder::Trail;
 use crate::cluster::{PlaceQuery, Placed, Refusal, ServedModel};
 
 /// Runs a job and tells its outlet how it ended.
@@ -28,8 +29,9 @@ pub(super) async fn run(serving: Arc<Serving>, job: Job, outlet: Outlet) {
 async fn run_in_span(serving: Arc<Serving>, job: Job, outlet: Outlet) {
     let _in_flight = Counted::new(&serving.metrics.choices_in_flight);
     let phase = PhaseCell::new();
+    let trail = serving.recorder.trail(&job);
     let result = tokio::select! {
-        result = attempts(&serving, &job, &phase, &outlet) => result,
+        result = attempts(&serving, &job, &phase, &outlet, &trail) => result,
         () = sleep_until(job.deadline) => Err(Failure::Deadline { phase: phase.get().name() }),
         () = outlet.closed() => Err(Failure::ClientGone),
         () = serving.abandon.cancelled() => Err(Failure::Draining),
@@ -38,6 +40,7 @@ async fn run_in_span(serving: Arc<Serving>, job: Job, outlet: Outlet) {
     let label = result.as_ref().map_or_else(Failure::label, |_| "ok");
     metrics.choices.with_label_values(&[label]).inc();
     metrics.choice_seconds.observe(job.arrived.elapsed().as_secs_f64());
+    trail.ended(label, result.as_ref().ok().map(|(_, ended)| ended));
     match result {
         Ok((text, ended)) => {
             tracing::debug!(?ended, "answered");
@@ -61,10 +64,10 @@ async fn attempts(
     job: &Job,
     phase: &PhaseCell,
     outlet: &Outlet,
+    trail: &Trail<'_>,
 ) -> Result<(String, Ended), Failure> {
     let mut avoided = Avoided::default();
     let mut last: Option<InstanceFault> = None;
-    let first_token = OnceLock::new();
     for _ in 0..serving.options.attempts_max {
         if let Some(fault) = &last {
             serving.metrics.retries.with_label_values(&[fault.phase.name()]).inc();
@@ -79,14 +82,14 @@ async fn attempts(
         let model = model.ok_or(Failure::UnknownModel)?;
         let prompt = job.prompt.keyed(&model);
         let keys = prompt.keys();
-        let placed = place(serving, job, &model, keys, &mut avoided)
-            .await
-            .map_err(|refusal| refused(serving, &prompt, refusal, last.as_ref()))?;
+        let placed = place(serving, job, &model, keys, &mut avoided).await;
+        trail.decided(placed.as_ref().map(|placed| &placed.placement));
+        let placed = placed.map_err(|refusal| refused(serving, &prompt, refusal, last.as_ref()))?;
         tracing::debug!(placement = %placed.placement, "placed");
         if job.explain {
             outlet.placed(placed.placement.to_string()).await?;
         }
-        let first_token = &first_token;
+        let first_token = trail.first_token();
         let scene = Scene { serving, job, prompt: &prompt, phase, outlet, first_token };
         // Thirty kilobytes of it: on the heap, for as long as it runs.
         let began = Instant::now();
@@ -100,6 +103,7 @@ async fn attempts(
                 let InstanceFault { instance, kind, phase, message } = &fault;
                 let phase = phase.name();
                 tracing::warn!(%instance, ?kind, phase, message, "an attempt failed");
+                trail.ended(&format!("failed while {phase}: {message}"), None);
                 avoided.note(&fault, began.elapsed());
                 last = Some(fault);
             }

@@ -6,7 +6,8 @@
 //! 2. [`choice`]: one answer from start to end: attempts, deadline, cancelling
 //! 3. [`attempt`]: one attempt on chosen instances: allocate, fetch, push, both legs
 //! 4. [`transaction`]: what an attempt holds on the nodes; dropped, it gives it all back
-//! 5. [`reserve`], [`fetch`], [`legs`], [`renewal`], [`abort`], [`fault`], [`pace`]: its parts
+//! 5. [`recorder`]: what was decided, and what came of it
+//! 6. [`reserve`], [`fetch`], [`legs`], [`renewal`], [`abort`], [`fault`], [`pace`]: its parts
 //!
 //! No KV bytes are seen here; only ids, places and tokens.
 
@@ -20,6 +21,7 @@ mod legs;
 mod outputs;
 mod pace;
 mod phase;
+mod recorder;
 mod renewal;
 mod reserve;
 mod transaction;
@@ -39,6 +41,7 @@ use crate::metrics::Metrics;
 pub(crate) use fault::Failure;
 pub(crate) use job::{Ended, FinishReason, Job, Meter, Progress, Prompt};
 pub(crate) use outputs::{Output, Outputs};
+pub(crate) use recorder::{Decision, Record, Recorder, unix_ms};
 
 /// Bounds of serving.
 #[derive(Debug, Clone, Copy)]
@@ -48,6 +51,8 @@ pub(crate) struct ServeOptions {
     pub choices_running_max: usize,
     /// How long the end of an answer waits for a client that takes nothing.
     pub write_stall: Duration,
+    /// Decisions that are kept to be looked at.
+    pub decisions_kept: usize,
 }
 
 /// Serves jobs. Shared by all requests.
@@ -56,6 +61,7 @@ pub(crate) struct Serving {
     cluster: Cluster,
     options: ServeOptions,
     metrics: Arc<Metrics>,
+    recorder: Recorder,
     /// Drawn when the conductor starts: its transactions are its own.
     incarnation: u64,
     serial: AtomicU64,
@@ -77,6 +83,7 @@ impl Serving {
             cluster,
             options,
             metrics,
+            recorder: Recorder::new(options.decisions_kept),
             incarnation: rand::random(),
             serial: AtomicU64::new(1),
             permits: Arc::new(Semaphore::new(options.choices_running_max)),
@@ -120,6 +127,11 @@ impl Serving {
     pub async fn finished(&self) {
         self.tasks.close();
         self.tasks.wait().await;
+    }
+
+    /// The latest decisions.
+    pub fn recorder(&self) -> &Recorder {
+        &self.recorder
     }
 
     fn next_tx(&self) -> TxId {

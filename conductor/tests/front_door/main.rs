@@ -14,3 +14,4 @@ mod limits;
 mod responses;
 mod support;
 mod tls;
+mod watching;

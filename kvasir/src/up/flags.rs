@@ -80,7 +80,7 @@ pub struct Flags {
     pub run_dir: Option<PathBuf>,
 
     /// When a request is given up.
-    #[arg(long, value_name = "MS", default_value_t = 60_000)]
+    #[arg(long, value_name = "MS", default_value_t = 600_000)]
     pub request_deadline_ms: u64,
 
     /// A request is refused when its first token is predicted to come later than this.

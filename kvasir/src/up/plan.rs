@@ -22,6 +22,8 @@ pub struct ClusterPlan {
     /// In the order of starting: nodes, then engines, then the conductor.
     pub processes: Vec<ProcessPlan>,
     pub front_door: SocketAddr,
+    /// Where the conductor shows what it decided and how the cluster does.
+    pub watch: SocketAddr,
     pub model_name: String,
 }
 
@@ -85,9 +87,10 @@ pub fn plan(
         nodes.push(node);
     }
     let node_addresses = nodes.iter().map(|node| node.address.to_string()).collect();
-    let conductor = conductor(&common, front_door, node_addresses, addresses)?;
+    let watch = addresses.free()?;
+    let conductor = conductor(&common, front_door, watch, node_addresses, addresses)?;
     let processes = nodes.into_iter().chain(workers).chain([conductor]).collect();
-    Ok(ClusterPlan { processes, front_door, model_name })
+    Ok(ClusterPlan { processes, front_door, watch, model_name })
 }
 
 struct Common<'a> {
@@ -219,6 +222,7 @@ fn engine(
 fn conductor(
     common: &Common<'_>,
     listen: SocketAddr,
+    watch_listen: SocketAddr,
     nodes: Vec<String>,
     addresses: &mut impl Addresses,
 ) -> Result<ProcessPlan, PlanError> {
@@ -227,6 +231,7 @@ fn conductor(
     let config = ConductorConfig {
         listen,
         grpc_listen,
+        watch_listen,
         nodes,
         models: vec![ModelConfig {
             name: common.model_name.to_owned(),
@@ -244,7 +249,7 @@ fn conductor(
         name: "conductor".to_owned(),
         kind: Kind::Conductor,
         address: listen,
-        other_addresses: vec![grpc_listen],
+        other_addresses: vec![grpc_listen, watch_listen],
         config: toml::to_string(&config)?,
     })
 }
@@ -340,7 +345,7 @@ mod tests {
         all.sort();
         all.dedup();
         assert_eq!(all.len(), count);
-        assert_eq!(count, 4 * 3 + 2);
+        assert_eq!(count, 4 * 3 + 3);
     }
 
     #[test]

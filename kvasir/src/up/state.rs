@@ -13,6 +13,8 @@ pub struct State {
     pub pid: u32,
     /// The base of the OpenAI API, without a path.
     pub url: String,
+    /// Where the conductor shows what it decided, for `kvasir explain`, `kvasir top` and browsers.
+    pub watch: String,
     pub model: String,
     /// Whether the cluster has been ready since it started.
     pub ready: bool,

@@ -31,6 +31,7 @@ pub struct Supervisor {
     log_filter: Option<String>,
     /// What state.json says of the cluster as a whole.
     url: String,
+    watch: String,
     model: String,
     ready: bool,
     processes: Vec<Process>,
@@ -93,6 +94,7 @@ impl Supervisor {
             program,
             log_filter,
             url: format!("http://{}", plan.front_door),
+            watch: format!("http://{}", plan.watch),
             model: plan.model_name,
             ready: false,
             processes,
@@ -162,6 +164,7 @@ impl Supervisor {
         State {
             pid: std::process::id(),
             url: self.url.clone(),
+            watch: self.watch.clone(),
             model: self.model.clone(),
             ready: self.ready,
             processes,

@@ -7,7 +7,7 @@ use std::path::Path;
 use super::state::State;
 
 pub fn text(state: &State, run_dir: &Path, seconds: f64) -> String {
-    let State { url, model, .. } = state;
+    let State { url, model, watch, .. } = state;
     let mut text = format!(
         r#"
 Ready after {seconds:.1} s: {url} serves {model}. Ask it something:
@@ -17,6 +17,9 @@ Ready after {seconds:.1} s: {url} serves {model}. Ask it something:
 
 What to look at next:
 
+  {watch}           nodes, engines and decisions as they come, for a browser
+  kvasir top --conductor {watch}       the same in the terminal
+  kvasir explain --conductor {watch}   why the latest requests went where they went
   curl {url}/v1/models            what is served
   curl {url}/metrics              what the conductor counts; each process has its own:
 "#

@@ -27,7 +27,8 @@ pub struct Options {
     pub tombstone_ms: u64,
     /// How many such aborts; when full the oldest is forgotten and counted.
     pub tombstones_max: usize,
-    /// How long ended shares are remembered: longer than the longest request deadline.
+    /// How long ended shares are remembered: longer than the longest deadline of a request that a
+    /// conductor can be given, an hour.
     pub finished_ms: u64,
     /// How many ended shares; when full the oldest is forgotten and counted.
     pub finished_max: usize,
@@ -63,7 +64,7 @@ impl Default for Options {
             lease_ms_max: 60_000,
             tombstone_ms: 120_000,
             tombstones_max: 65_536,
-            finished_ms: 600_000,
+            finished_ms: 3_900_000,
             finished_max: 262_144,
             eviction: Eviction::default(),
             event_log_max: 65_536,

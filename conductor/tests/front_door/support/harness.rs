@@ -16,6 +16,8 @@ pub struct Harness {
     pub url: String,
     pub address: std::net::SocketAddr,
     pub grpc: std::net::SocketAddr,
+    /// The base URL of what operators look at.
+    pub watch: String,
     pub client: reqwest::Client,
     pub shutdown: CancellationToken,
     pub served: JoinHandle<Result<(), kvasir_conductor::Error>>,
@@ -28,6 +30,7 @@ pub fn config(pairs: &[&Pair]) -> Config {
     Config {
         listen: any(),
         grpc_listen: any(),
+        watch_listen: any(),
         nodes: pairs.iter().map(|pair| pair.address.clone()).collect(),
         models: vec![ModelConfig { name: "tiny".to_owned(), path }],
         drain_ms: 5_000,
@@ -93,10 +96,11 @@ impl Harness {
     pub async fn start_unready(config: Config) -> Harness {
         let conductor = Conductor::bind(config).await.expect("binds");
         let (address, grpc) = (conductor.http_address(), conductor.grpc_address());
+        let watch = format!("http://{}", conductor.watch_address());
         let shutdown = CancellationToken::new();
         let served = tokio::spawn(conductor.serve(shutdown.clone()));
         let client = reqwest::Client::builder().no_proxy().build().expect("a client");
-        Harness { url: format!("http://{address}"), address, grpc, client, shutdown, served }
+        Harness { url: format!("http://{address}"), address, grpc, watch, client, shutdown, served }
     }
 
     pub async fn get(&self, path: &str) -> Response {

@@ -1,0 +1,129 @@
+//! The cluster as this conductor sees it, as values for people and scripts.
+
+use serde::Serialize;
+
+use super::handle::Cluster;
+use super::state::{Node, State};
+
+/// See the module.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Overview {
+    /// (node, block) pairs in the index.
+    pub index_entries: u64,
+    pub index_bytes: u64,
+    /// In the order of the configuration.
+    pub nodes: Vec<NodeOverview>,
+}
+
+/// One configured store node. Of one that was never reached there is the address alone.
+#[derive(Debug, Clone, PartialEq, Serialize, Default)]
+pub struct NodeOverview {
+    /// As configured: "host:port".
+    pub address: String,
+    pub node: Option<String>,
+    /// Its events are followed now.
+    pub followed: bool,
+    /// Blocks that it holds, in whatever tier, as far as the index knows.
+    pub blocks: u64,
+    /// Of the memory, what nothing lies in.
+    pub slots_free: u32,
+    pub ssd: Option<SsdOverview>,
+    pub instances: Vec<InstanceOverview>,
+}
+
+/// The tier on disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct SsdOverview {
+    pub usable: bool,
+    /// In words.
+    pub state: String,
+    pub blocks: u64,
+    pub bytes: u64,
+    pub bytes_max: u64,
+}
+
+/// One attached engine.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct InstanceOverview {
+    pub instance: String,
+    /// "prefill", "decode" or "both".
+    pub role: &'static str,
+    pub model: String,
+    pub draining: bool,
+    /// It failed a moment ago, and others are preferred.
+    pub avoided: bool,
+    pub slots_total: u32,
+    /// Free, or to be had by evicting.
+    pub slots_available: u32,
+    /// As the engine said last.
+    pub running: u32,
+    pub running_max: u32,
+    pub waiting: u32,
+    pub waiting_prompt_tokens: u64,
+    /// Requests of this conductor.
+    pub prefills: u64,
+    pub decodes: u64,
+    /// Predicted wait of a prompt that comes now.
+    pub queue_us: u64,
+}
+
+impl Cluster {
+    /// The cluster as it is seen now. No lock is held while another one is waited for.
+    pub fn overview(&self) -> Overview {
+        let shared = self.shared();
+        let (indices, mut nodes) = {
+            let (state, now_us) = (shared.lock(), shared.now_us());
+            let index_of = |node: &Option<Node>| node.as_ref().map(|node| node.index);
+            let indices: Vec<_> = state.nodes.iter().map(index_of).collect();
+            let nodes = shared.options.nodes.iter().zip(&state.nodes);
+            let nodes = nodes.map(|(address, node)| match node {
+                None => NodeOverview { address: address.clone(), ..NodeOverview::default() },
+                Some(node) => node_overview(&state, node, now_us),
+            });
+            (indices, nodes.collect::<Vec<_>>())
+        };
+        let index = shared.index();
+        for (overview, node) in nodes.iter_mut().zip(indices) {
+            overview.blocks = node.map_or(0, |node| index.entries_of(node) as u64);
+        }
+        Overview { index_entries: index.entries() as u64, index_bytes: index.bytes() as u64, nodes }
+    }
+}
+
+fn node_overview(state: &State, node: &Node, now_us: u64) -> NodeOverview {
+    let attached = state.view.instances().iter().filter(|i| i.report().node == node.index);
+    let instances = attached.map(|instance| {
+        let (report, work) = (instance.report(), instance.open_work(now_us));
+        InstanceOverview {
+            instance: report.instance_id.to_string(),
+            role: report.role.name(),
+            model: report.model.name.to_string(),
+            draining: report.draining,
+            avoided: instance.avoided(),
+            slots_total: report.slots_total,
+            slots_available: report.slots_available,
+            running: report.load.running,
+            running_max: report.max_running,
+            waiting: report.load.waiting,
+            waiting_prompt_tokens: report.load.waiting_prompt_tokens,
+            prefills: work.prefills as u64,
+            decodes: work.decodes as u64,
+            queue_us: work.queue_us,
+        }
+    });
+    NodeOverview {
+        address: node.address.to_string(),
+        node: Some(node.node_id.to_string()),
+        followed: node.lost_us.is_none(),
+        blocks: 0,
+        slots_free: node.slots_free,
+        ssd: node.ssd.as_ref().map(|ssd| SsdOverview {
+            usable: ssd.usable,
+            state: ssd.state.clone(),
+            blocks: ssd.blocks,
+            bytes: ssd.bytes,
+            bytes_max: ssd.bytes_max,
+        }),
+        instances: instances.collect(),
+    }
+}

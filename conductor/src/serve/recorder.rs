@@ -1,0 +1,207 @@
+//! The latest decisions with what came of them, in a ring of fixed length: the oldest goes first.
+//! Neither prompts nor answers are kept.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use kvasir_placement::{Placement, Refusal};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::job::{Ended, Job};
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    kept: usize,
+    ring: Mutex<VecDeque<Arc<Record>>>,
+}
+
+impl Recorder {
+    /// Keeps so many decisions; with 0 none.
+    pub fn new(kept: usize) -> Recorder {
+        Recorder { kept, ring: Mutex::default() }
+    }
+
+    /// Where the decisions for one answer go.
+    pub fn trail(&self, job: &Job) -> Trail<'_> {
+        Trail {
+            recorder: self,
+            request_id: Arc::clone(&job.request_id),
+            model: Arc::clone(&job.model),
+            prompt_tokens: job.prompt.length(),
+            first_token: Arc::default(),
+            latest: Mutex::default(),
+        }
+    }
+
+    /// How many, at most.
+    pub fn kept(&self) -> usize {
+        self.kept
+    }
+
+    /// The latest first.
+    pub fn latest(&self) -> Vec<Arc<Record>> {
+        self.lock().iter().rev().cloned().collect()
+    }
+
+    fn push(&self, record: Arc<Record>) {
+        let mut ring = self.lock();
+        // What goes is freed after the lock.
+        let oldest = if ring.len() >= self.kept { ring.pop_front() } else { None };
+        ring.push_back(record);
+        drop(ring);
+        drop(oldest);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<Record>>> {
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The decisions for one answer: one for each attempt at it.
+#[derive(Debug)]
+pub(crate) struct Trail<'a> {
+    recorder: &'a Recorder,
+    request_id: Arc<str>,
+    model: Arc<str>,
+    prompt_tokens: u32,
+    first_token: Arc<OnceLock<Duration>>,
+    latest: Mutex<Option<Arc<Record>>>,
+}
+
+impl Trail<'_> {
+    /// When, after its arrival, the request had its first token.
+    pub fn first_token(&self) -> &OnceLock<Duration> {
+        &self.first_token
+    }
+
+    /// One more decision: its own words, or why there is none.
+    pub fn decided(&self, decided: Result<&Placement, &Refusal>) {
+        if self.recorder.kept == 0 {
+            return;
+        }
+        let decision = match decided {
+            Ok(placement) => Decision::Placed(Box::new(placement.clone())),
+            Err(refusal) => Decision::Refused(refusal.clone()),
+        };
+        let record = Arc::new(Record {
+            at_unix_ms: unix_ms(),
+            request_id: Arc::clone(&self.request_id),
+            model: Arc::clone(&self.model),
+            prompt_tokens: self.prompt_tokens,
+            decision,
+            first_token: Arc::clone(&self.first_token),
+            outcome: OnceLock::new(),
+        });
+        *self.latest() = Some(Arc::clone(&record));
+        self.recorder.push(record);
+    }
+
+    /// How the latest decision ended: "ok", or in a word or a sentence why not.
+    pub fn ended(&self, how: &str, ended: Option<&Ended>) {
+        if let Some(record) = &*self.latest() {
+            let _ = record.outcome.set(Outcome {
+                how: how.to_owned(),
+                after_ms: unix_ms().saturating_sub(record.at_unix_ms),
+                cached_tokens: ended.map(|ended| ended.cached_tokens),
+                answer_tokens: ended.map(|ended| ended.answer_tokens),
+            });
+        }
+    }
+
+    fn latest(&self) -> MutexGuard<'_, Option<Arc<Record>>> {
+        self.latest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One decision.
+#[derive(Debug)]
+pub(crate) struct Record {
+    pub at_unix_ms: u64,
+    pub request_id: Arc<str>,
+    pub model: Arc<str>,
+    pub prompt_tokens: u32,
+    pub decision: Decision,
+    /// Of the request, whichever attempt it came from.
+    first_token: Arc<OnceLock<Duration>>,
+    /// Absent while it runs.
+    outcome: OnceLock<Outcome>,
+}
+
+#[derive(Debug)]
+pub(crate) enum Decision {
+    Placed(Box<Placement>),
+    Refused(Refusal),
+}
+
+/// What came of a decision.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Outcome {
+    /// "ok", or why not.
+    pub how: String,
+    /// From the decision on.
+    pub after_ms: u64,
+    pub cached_tokens: Option<u32>,
+    pub answer_tokens: Option<u32>,
+}
+
+impl Record {
+    /// From the request's arrival.
+    pub fn ttft_ms(&self) -> Option<f64> {
+        self.first_token.get().map(|ttft| ttft.as_secs_f64() * 1e3)
+    }
+
+    pub fn outcome(&self) -> Option<&Outcome> {
+        self.outcome.get()
+    }
+
+    /// In one line of a list.
+    pub fn summary(&self) -> Value {
+        let mut line = self.head();
+        match &self.decision {
+            Decision::Placed(placement) => {
+                let explained = placement.explain();
+                line["prefill"] = json!(explained.prefill);
+                line["decode"] = json!(explained.decode);
+                line["fetch_from"] = json!(explained.fetch.map(|fetch| fetch.from));
+                line["reused_tokens"] = json!(explained.reused_tokens);
+                line["predicted_ttft_ms"] = json!(explained.predicted_ttft_us as f64 / 1e3);
+                line["cache"] = json!(explained.cache);
+            }
+            Decision::Refused(refusal) => line["refused"] = json!(refusal.to_string()),
+        }
+        line
+    }
+
+    /// With all candidates and the text of the decision.
+    pub fn full(&self) -> Value {
+        let mut record = self.head();
+        match &self.decision {
+            Decision::Placed(placement) => {
+                record["placement"] = json!(placement.explain());
+                record["text"] = json!(placement.to_string());
+            }
+            Decision::Refused(refusal) => record["refused"] = json!(refusal.to_string()),
+        }
+        record
+    }
+
+    fn head(&self) -> Value {
+        json!({
+            "at_unix_ms": self.at_unix_ms,
+            "request_id": &*self.request_id,
+            "model": &*self.model,
+            "prompt_tokens": self.prompt_tokens,
+            "ttft_ms": self.ttft_ms(),
+            "outcome": self.outcome(),
+        })
+    }
+}
+
+/// Milliseconds since the Unix epoch.
+pub(crate) fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,167 @@
+//! What operators look at: decisions with what came of them, the state of the cluster, the page.
+
+use serde_json::{Value, json};
+use tonic::Code;
+
+use crate::support::harness::prompt_keys;
+use crate::support::{BLOCK_TOKENS, Harness, Pair, Reply, Role, Script, World, config};
+
+struct Cluster {
+    harness: Harness,
+    prefill: Pair,
+    _decode: Pair,
+}
+
+/// The prefill side holds the first block of [`prompt`].
+async fn cluster(decisions_kept: usize) -> Cluster {
+    let world = World::default();
+    let keys = prompt_keys(&prompt()[..BLOCK_TOKENS as usize]);
+    let holds = Script { held_blocks: 1, keys, ..Script::default() };
+    let prefill = Pair::start(&world, "p", Role::Prefill, holds).await;
+    let decode = Pair::start(&world, "d", Role::Decode, Script::default()).await;
+    let mut config = config(&[&prefill, &decode]);
+    config.decisions_kept = decisions_kept;
+    Cluster { harness: Harness::start(config).await, prefill, _decode: decode }
+}
+
+fn prompt() -> Vec<u32> {
+    (0..BLOCK_TOKENS * 5 / 2).collect()
+}
+
+impl Cluster {
+    async fn ask(&self, id: &str) -> u16 {
+        let body = json!({"model": "tiny", "prompt": prompt(), "max_tokens": 2});
+        let url = format!("{}/v1/completions", self.harness.url);
+        let request = self.harness.client.post(url).header("x-request-id", id);
+        request.body(body.to_string()).send().await.expect("an answer").status().as_u16()
+    }
+
+    async fn open(&self, path: &str) -> reqwest::Response {
+        let url = format!("{}{path}", self.harness.watch);
+        self.harness.client.get(url).send().await.expect("an answer")
+    }
+
+    async fn look(&self, path: &str) -> (u16, Value) {
+        let answer = self.open(path).await;
+        (answer.status().as_u16(), answer.json().await.expect("JSON"))
+    }
+
+    /// The decisions for a request, once the last of them has ended.
+    async fn ended(&self, id: &str) -> Vec<Value> {
+        for _ in 0..2_000 {
+            let (status, found) = self.look(&format!("/decisions/{id}")).await;
+            assert_eq!(status, 200, "{found}");
+            let decisions = found["decisions"].as_array().expect("a list").clone();
+            let last = decisions.last().expect("one at least");
+            if last["outcome"].is_object() || last["refused"].is_string() {
+                return decisions;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+        }
+        panic!("{id} has no outcome");
+    }
+}
+
+#[tokio::test]
+async fn a_decision_is_explained_with_what_came_of_it() {
+    let cluster = cluster(10).await;
+    assert_eq!(cluster.ask("one").await, 200);
+    let decisions = cluster.ended("one").await;
+    let [decision] = decisions.as_slice() else { panic!("one attempt in {decisions:?}") };
+    assert_eq!(decision["model"], "tiny");
+    assert_eq!(decision["prompt_tokens"], BLOCK_TOKENS * 5 / 2);
+    let outcome = &decision["outcome"];
+    assert_eq!((&outcome["how"], &outcome["answer_tokens"]), (&json!("ok"), &json!(2)));
+    assert_eq!(outcome["cached_tokens"], BLOCK_TOKENS);
+    assert!(decision["ttft_ms"].as_f64().is_some_and(|ms| ms > 0.0), "{decision}");
+    let placement = &decision["placement"];
+    assert_eq!(placement["prefill"], "engine-p");
+    assert_eq!(placement["decode"], "engine-d");
+    assert_eq!(placement["reused_tokens"], BLOCK_TOKENS);
+    let cache = placement["cache"].as_str().expect("a sentence");
+    assert!(cache.starts_with("1 of 3 blocks are reused, held by p"), "{cache}");
+    let candidate = &placement["prefill_candidates"][0];
+    assert_eq!((&candidate["node"], &candidate["verdict"]), (&json!("p"), &json!("chosen")));
+    assert_eq!(candidate["held_blocks"], 1);
+    assert_eq!(placement["decode_candidates"][0]["instance"], "engine-d");
+    assert!(
+        decision["text"].as_str().is_some_and(|text| text.contains("split engine-p -> engine-d"))
+    );
+
+    let (_, list) = cluster.look("/decisions").await;
+    assert_eq!(list["decisions"][0]["request_id"], "one");
+    assert_eq!(list["decisions"][0]["prefill"], "engine-p");
+}
+
+#[tokio::test]
+async fn attempts_that_fail_are_decisions_of_their_own_and_a_refusal_says_why() {
+    let cluster = cluster(10).await;
+    let full = Reply::Fail(Code::ResourceExhausted);
+    cluster.prefill.change(|script| script.allocate = full);
+    assert_eq!(cluster.ask("none").await, 429);
+    let decisions = cluster.ended("none").await;
+    let how = decisions[0]["outcome"]["how"].as_str().expect("an outcome");
+    assert!(how.starts_with("failed while allocating"), "{how}");
+    let last = decisions.last().expect("one at least");
+    assert!(last["refused"].as_str().is_some_and(|why| why.contains("prefill")), "{last}");
+}
+
+#[tokio::test]
+async fn the_oldest_decisions_go_first_and_none_are_kept_where_none_are_wanted() {
+    let two = cluster(2).await;
+    for id in ["a", "b", "c"] {
+        assert_eq!(two.ask(id).await, 200);
+    }
+    let (_, list) = two.look("/decisions?last=9").await;
+    let ids: Vec<&Value> = list["decisions"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|one| &one["request_id"])
+        .collect();
+    assert_eq!(ids, ["c", "b"]);
+    let (status, said) = two.look("/decisions/a").await;
+    assert_eq!(status, 404);
+    assert!(said["error"].as_str().is_some_and(|why| why.contains("\"a\"")), "{said}");
+
+    let none = cluster(0).await;
+    assert_eq!(none.ask("a").await, 200);
+    assert_eq!(none.look("/decisions").await.1["decisions"], json!([]));
+}
+
+#[tokio::test]
+async fn the_state_names_nodes_and_engines_and_sums_up_the_last_minute() {
+    let cluster = cluster(10).await;
+    assert_eq!(cluster.ask("one").await, 200);
+    cluster.ended("one").await;
+    let (status, state) = cluster.look("/state").await;
+    assert_eq!((status, &state["ready"]), (200, &json!(true)));
+    let recent = &state["recent"];
+    assert_eq!((&recent["requests"], &recent["answered"]), (&json!(1), &json!(1)));
+    assert_eq!((&recent["refused"], &recent["failed"]), (&json!(0), &json!(0)));
+    assert_eq!(recent["hit_ratio"], json!(0.4));
+    assert_eq!(state["tokens"]["cached"], BLOCK_TOKENS);
+    let nodes = state["cluster"]["nodes"].as_array().expect("nodes");
+    let [p, d] = nodes.as_slice() else { panic!("two nodes in {state}") };
+    assert_eq!((&p["node"], &p["followed"], &p["blocks"]), (&json!("p"), &json!(true), &json!(1)));
+    assert_eq!(p["instances"][0]["role"], "prefill");
+    assert_eq!((&d["instances"][0]["instance"], &d["blocks"]), (&json!("engine-d"), &json!(0)));
+}
+
+#[tokio::test]
+async fn the_page_loads_nothing_else_and_what_is_wrong_is_said() {
+    let cluster = cluster(10).await;
+    let page = cluster.open("/").await;
+    let policy = page.headers()["content-security-policy"].to_str().expect("text").to_owned();
+    assert!(policy.starts_with("default-src 'none'"), "{policy}");
+    assert!(page.text().await.expect("a page").starts_with("<!doctype html>"));
+    for (path, want) in [("/nothing", 404), ("/decisions?last=x", 400), ("/decisions?lest=1", 400)]
+    {
+        let (status, said) = cluster.look(path).await;
+        assert_eq!(status, want, "{path}");
+        assert!(said["error"].is_string(), "{path}: {said}");
+    }
+    for path in ["/healthz", "/readyz", "/metrics"] {
+        assert_eq!(cluster.open(path).await.status(), 200, "{path}");
+    }
+}

@@ -1,0 +1,132 @@
+//! Decisions as text.
+
+use serde_json::Value;
+
+use super::table::{Align, plain, table};
+
+const HEAD: [(&str, Align); 10] = [
+    ("AGO", Align::Right),
+    ("REQUEST", Align::Left),
+    ("PROMPT", Align::Right),
+    ("REUSED", Align::Right),
+    ("PREFILL", Align::Left),
+    ("DECODE", Align::Left),
+    ("PREDICTED", Align::Right),
+    ("TTFT", Align::Right),
+    ("OUTCOME", Align::Left),
+    ("WHY", Align::Left),
+];
+
+/// A line each.
+pub fn list(decisions: &[Value]) -> String {
+    let now = decisions.iter().filter_map(|one| one["at_unix_ms"].as_u64()).max().unwrap_or(0);
+    let rows: Vec<Vec<String>> = decisions.iter().map(|one| row(one, now)).collect();
+    table(&HEAD, &rows)
+}
+
+fn row(one: &Value, latest: u64) -> Vec<String> {
+    let at = one["at_unix_ms"].as_u64().unwrap_or(latest);
+    let refused = one["refused"].as_str();
+    let why = refused.or(one["cache"].as_str()).unwrap_or("");
+    vec![
+        format!("{:.1}s", latest.saturating_sub(at) as f64 / 1e3),
+        word(&one["request_id"]),
+        number(&one["prompt_tokens"]),
+        number(&one["reused_tokens"]),
+        word(&one["prefill"]),
+        word(&one["decode"]),
+        milliseconds(&one["predicted_ttft_ms"]),
+        milliseconds(&one["ttft_ms"]),
+        outcome(one),
+        why.to_owned(),
+    ]
+}
+
+/// Each with all that is known of it, in the order in which they were taken.
+pub fn whole(decisions: &[Value]) -> String {
+    let several = decisions.len() > 1;
+    let one = |(at, decision): (usize, &Value)| {
+        let attempt = if several { format!(", decision {}", at + 1) } else { String::new() };
+        let mut text = format!(
+            "request {}{attempt}: {} tokens for {}\n",
+            word(&decision["request_id"]),
+            number(&decision["prompt_tokens"]),
+            word(&decision["model"]),
+        );
+        match decision["refused"].as_str() {
+            Some(why) => text += &format!("refused: {}\n", plain(why)),
+            None => {
+                let cache = decision["placement"]["cache"].as_str().unwrap_or_default();
+                text += &format!("cache: {}\n", plain(cache));
+                for line in decision["text"].as_str().unwrap_or_default().lines() {
+                    text += &format!("  {}\n", plain(line));
+                }
+            }
+        }
+        let came = &decision["outcome"];
+        text += &format!("outcome: {}", plain(&outcome(decision)));
+        if let Some(after) = came["after_ms"].as_u64() {
+            text += &format!(" after {after} ms");
+        }
+        if let Some(ttft) = decision["ttft_ms"].as_f64() {
+            let predicted = decision["placement"]["predicted_ttft_us"].as_f64();
+            let predicted = predicted.map(|us| format!(", predicted {:.1} ms", us / 1e3));
+            text += &format!("; first token after {ttft:.1} ms{}", predicted.unwrap_or_default());
+        }
+        if let (Some(cached), Some(answer)) =
+            (came["cached_tokens"].as_u64(), came["answer_tokens"].as_u64())
+        {
+            text += &format!("; {cached} tokens came from the cache, {answer} were answered");
+        }
+        text + "\n"
+    };
+    decisions.iter().enumerate().map(one).collect::<Vec<_>>().join("\n")
+}
+
+fn outcome(one: &Value) -> String {
+    if one["refused"].is_string() {
+        return "refused".to_owned();
+    }
+    one["outcome"]["how"].as_str().unwrap_or("running").to_owned()
+}
+
+fn word(value: &Value) -> String {
+    value.as_str().map_or_else(|| "-".to_owned(), plain)
+}
+
+fn number(value: &Value) -> String {
+    value.as_u64().map_or_else(|| "-".to_owned(), |number| number.to_string())
+}
+
+fn milliseconds(value: &Value) -> String {
+    value.as_f64().map_or_else(|| "-".to_owned(), |ms| format!("{ms:.1}ms"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_decision_says_why_and_what_came_of_it() {
+        let decision = json!({
+            "at_unix_ms": 5, "request_id": "abc", "model": "m", "prompt_tokens": 130, "ttft_ms": 12.5,
+            "outcome": {"how": "ok", "after_ms": 40, "cached_tokens": 64, "answer_tokens": 7},
+            "placement": {"cache": "1 blocks are reused", "predicted_ttft_us": 11_000},
+            "text": "prompt of 130 tokens\nsplit p -> d",
+        });
+        assert_eq!(
+            whole(&[decision]),
+            "request abc: 130 tokens for m\ncache: 1 blocks are reused\n  prompt of 130 tokens\n  \
+             split p -> d\noutcome: ok after 40 ms; first token after 12.5 ms, predicted 11.0 ms; \
+             64 tokens came from the cache, 7 were answered\n"
+        );
+        let refused =
+            json!({"request_id": "x", "model": "m", "prompt_tokens": 1, "refused": "no room"});
+        assert!(
+            whole(std::slice::from_ref(&refused)).contains("refused: no room\noutcome: refused\n")
+        );
+        assert!(list(&[refused]).contains("no room"));
+    }
+}

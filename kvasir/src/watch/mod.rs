@@ -1,0 +1,188 @@
+//! `kvasir explain` and `kvasir top`: what a conductor shows at `watch_listen`, in a terminal. Nothing
+//! is decided or computed here.
+
+mod decisions;
+mod state;
+mod table;
+
+use std::error::Error;
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::output;
+
+const CONNECT: Duration = Duration::from_secs(5);
+const CALL: Duration = Duration::from_secs(10);
+/// Decisions below the picture of `top`.
+const TOP_DECISIONS: usize = 12;
+/// The cursor to the upper left corner, and all below it cleared.
+const CLEAR: &str = "\x1b[H\x1b[J";
+
+/// Which conductor.
+#[derive(Debug, clap::Args)]
+struct Conductor {
+    /// The conductor's `watch_listen`, as a URL or as "host:port".
+    #[arg(long = "conductor", value_name = "URL", default_value = "http://127.0.0.1:8002")]
+    url: String,
+
+    /// Prints JSON and nothing else, as the conductor answers it.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Flags of `kvasir explain`.
+#[derive(Debug, clap::Args)]
+pub struct ExplainFlags {
+    /// The request's id, as the answer's header `x-request-id` has it: each decision for it, with what
+    /// every candidate would have cost. Without it the latest decisions, a line each.
+    request_id: Option<String>,
+
+    /// So many of the latest.
+    #[arg(long, value_name = "N", default_value_t = 20, conflicts_with = "request_id")]
+    last: usize,
+
+    #[command(flatten)]
+    conductor: Conductor,
+}
+
+/// Flags of `kvasir top`.
+#[derive(Debug, clap::Args)]
+pub struct TopFlags {
+    /// Looks again after so many seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
+    every: f64,
+
+    /// Looks once and ends.
+    #[arg(long)]
+    once: bool,
+
+    #[command(flatten)]
+    conductor: Conductor,
+}
+
+/// Why a conductor was not heard.
+#[derive(Debug, thiserror::Error)]
+enum WatchError {
+    #[error("--conductor {url:?} is no address: it must read like http://127.0.0.1:8002")]
+    Url { url: String },
+    #[error(
+        "no conductor answers at {url} ({why}); --conductor is `watch_listen` of its configuration, \
+         which `kvasir up` prints"
+    )]
+    NoAnswer { url: String, why: String },
+    #[error(
+        "what answers at {url} is not what a conductor shows: --conductor is its `watch_listen`, not \
+         the address of its API"
+    )]
+    NotIt { url: String },
+    #[error("{0}")]
+    Refused(String),
+    #[error("--every {0} must be between 0.1 and 3600 seconds")]
+    Every(f64),
+}
+
+/// `kvasir explain`.
+pub fn explain(flags: &ExplainFlags) -> Result<(), Box<dyn Error>> {
+    Ok(runtime()?.block_on(explain_in_time(flags))?)
+}
+
+/// `kvasir top`.
+pub fn top(flags: &TopFlags) -> Result<(), Box<dyn Error>> {
+    if !(0.1..=3_600.0).contains(&flags.every) {
+        return Err(WatchError::Every(flags.every).into());
+    }
+    Ok(runtime()?.block_on(top_in_time(flags))?)
+}
+
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
+}
+
+async fn explain_in_time(flags: &ExplainFlags) -> Result<(), WatchError> {
+    let mut session = Session::new(&flags.conductor)?;
+    let answer = match &flags.request_id {
+        Some(id) => session.ask(&["decisions", id], &[]).await?,
+        None => session.ask(&["decisions"], &[("last", flags.last.to_string())]).await?,
+    };
+    let decisions = session.list(&answer)?;
+    match (flags.conductor.json, &flags.request_id) {
+        (true, _) => output::say(&answer.to_string()),
+        (false, Some(_)) => output::print(&decisions::whole(decisions)),
+        (false, None) if decisions.is_empty() => output::say("no request has come yet"),
+        (false, None) => output::print(&decisions::list(decisions)),
+    }
+    Ok(())
+}
+
+async fn top_in_time(flags: &TopFlags) -> Result<(), WatchError> {
+    let mut session = Session::new(&flags.conductor)?;
+    let in_place = !flags.once && !flags.conductor.json && std::io::stdout().is_terminal();
+    loop {
+        let state = session.ask(&["state"], &[]).await?;
+        if flags.conductor.json {
+            output::say(&state.to_string());
+        } else {
+            let last = [("last", TOP_DECISIONS.to_string())];
+            let decisions = session.ask(&["decisions"], &last).await?;
+            let lines = decisions::list(session.list(&decisions)?);
+            let clear = if in_place { CLEAR } else { "" };
+            output::print(&format!("{clear}{}\n{lines}", state::text(&state)));
+        }
+        if flags.once {
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_secs_f64(flags.every)).await;
+    }
+}
+
+/// A conductor that is asked.
+struct Session {
+    base: reqwest::Url,
+    client: reqwest::Client,
+}
+
+impl Session {
+    fn new(conductor: &Conductor) -> Result<Session, WatchError> {
+        let url = &conductor.url;
+        let full = if url.contains("://") { url.clone() } else { format!("http://{url}") };
+        let base = reqwest::Url::parse(&full).ok().filter(|base| base.scheme() == "http");
+        let base = base.ok_or_else(|| WatchError::Url { url: url.clone() })?;
+        // It is near: what proxies the environment names are for others.
+        let client = reqwest::Client::builder().no_proxy().connect_timeout(CONNECT).timeout(CALL);
+        let client = client.build().map_err(|error| no_answer(&base, &error))?;
+        Ok(Session { base, client })
+    }
+
+    async fn ask(&mut self, path: &[&str], query: &[(&str, String)]) -> Result<Value, WatchError> {
+        let mut url = self.base.clone();
+        if let Ok(mut segments) = url.path_segments_mut() {
+            segments.clear().extend(path);
+        }
+        if !query.is_empty() {
+            url.query_pairs_mut().extend_pairs(query);
+        }
+        let answer = self.client.get(url).send().await;
+        let answer = answer.map_err(|error| no_answer(&self.base, &error))?;
+        let ok = answer.status().is_success();
+        let json: Value = answer.json().await.map_err(|_| self.not_it())?;
+        match (ok, json["error"].as_str()) {
+            (true, _) => Ok(json),
+            (false, Some(why)) => Err(WatchError::Refused(why.to_owned())),
+            (false, None) => Err(self.not_it()),
+        }
+    }
+
+    fn list<'a>(&self, answer: &'a Value) -> Result<&'a [Value], WatchError> {
+        answer["decisions"].as_array().map(Vec::as_slice).ok_or_else(|| self.not_it())
+    }
+
+    fn not_it(&self) -> WatchError {
+        WatchError::NotIt { url: self.base.to_string() }
+    }
+}
+
+fn no_answer(url: &reqwest::Url, error: &reqwest::Error) -> WatchError {
+    WatchError::NoAnswer { url: url.to_string(), why: output::sentence(error) }
+}

@@ -1,0 +1,144 @@
+//! The state of a cluster as text.
+
+use serde_json::Value;
+
+use super::table::{Align, table};
+
+const HEAD: [(&str, Align); 11] = [
+    ("NODE", Align::Left),
+    ("ENGINE", Align::Left),
+    ("ROLE", Align::Left),
+    ("RUNNING", Align::Right),
+    ("WAITING", Align::Right),
+    ("QUEUE", Align::Right),
+    ("FREE", Align::Right),
+    ("TO BE HAD", Align::Right),
+    ("BLOCKS", Align::Right),
+    ("DISK", Align::Left),
+    ("STATE", Align::Left),
+];
+
+/// Totals, then nodes and engines.
+pub fn text(state: &Value) -> String {
+    let recent = &state["recent"];
+    let ready = if state["ready"] == true { "ready" } else { "NOT READY" };
+    let window = match recent["cut_short"] == true {
+        true => "of the latest decisions".to_owned(),
+        false => format!("in the last {} s", number(&recent["window_ms"], 1e3, 0)),
+    };
+    let ratio = |value: &Value| {
+        value.as_f64().map_or_else(|| "-".to_owned(), |ratio| format!("{:.1} %", ratio * 100.0))
+    };
+    format!(
+        "kvasir {}, up {} s, {ready}, {} answers in flight, {} blocks in the index ({} MiB)\n\
+         {window}: {} requests, {} refused, {} failed, {} of prompt tokens cached, first token p50 {} ms, p99 {} ms\n\n{}",
+        state["version"].as_str().unwrap_or("?"),
+        number(&state["up_s"], 1.0, 0),
+        number(&state["answers_in_flight"], 1.0, 0),
+        number(&state["cluster"]["index_entries"], 1.0, 0),
+        number(&state["cluster"]["index_bytes"], 1024.0 * 1024.0, 1),
+        number(&recent["requests"], 1.0, 0),
+        number(&recent["refused"], 1.0, 0),
+        number(&recent["failed"], 1.0, 0),
+        ratio(&recent["hit_ratio"]),
+        number(&recent["ttft_ms_p50"], 1.0, 1),
+        number(&recent["ttft_ms_p99"], 1.0, 1),
+        nodes(&state["cluster"]["nodes"]),
+    )
+}
+
+fn nodes(nodes: &Value) -> String {
+    let nodes = nodes.as_array().map(Vec::as_slice).unwrap_or_default();
+    let rows: Vec<Vec<String>> = nodes.iter().flat_map(rows).collect();
+    table(&HEAD, &rows)
+}
+
+/// One for each engine; one for a node that has none.
+fn rows(node: &Value) -> Vec<Vec<String>> {
+    let engines = node["instances"].as_array().map(Vec::as_slice).unwrap_or_default();
+    match engines {
+        [] => vec![row(node, &Value::Null)],
+        engines => engines.iter().map(|engine| row(node, engine)).collect(),
+    }
+}
+
+fn row(node: &Value, engine: &Value) -> Vec<String> {
+    let said = |value: &Value| value.as_str().unwrap_or("-").to_owned();
+    let has = !engine.is_null();
+    let of = |left: &Value, right: &Value| match has {
+        true => format!("{}/{}", number(left, 1.0, 0), number(right, 1.0, 0)),
+        false => "-".to_owned(),
+    };
+    let state = match () {
+        () if node["followed"] != true => "not reached",
+        () if !has => "no engine",
+        () if engine["draining"] == true => "draining",
+        () if engine["avoided"] == true => "failed a moment ago",
+        () => "serving",
+    };
+    vec![
+        said(if node["node"].is_string() { &node["node"] } else { &node["address"] }),
+        said(&engine["instance"]),
+        said(&engine["role"]),
+        of(&engine["running"], &engine["running_max"]),
+        number(&engine["waiting"], 1.0, 0),
+        match has {
+            true => number(&engine["queue_us"], 1e3, 1) + "ms",
+            false => "-".to_owned(),
+        },
+        of(&node["slots_free"], &engine["slots_total"]),
+        number(&engine["slots_available"], 1.0, 0),
+        number(&node["blocks"], 1.0, 0),
+        disk(&node["ssd"]),
+        state.to_owned(),
+    ]
+}
+
+fn disk(ssd: &Value) -> String {
+    const GIB: f64 = (1u64 << 30) as f64;
+    if ssd.is_null() {
+        return "-".to_owned();
+    }
+    let room =
+        format!("{}/{}GiB", number(&ssd["bytes"], GIB, 1), number(&ssd["bytes_max"], GIB, 1));
+    match ssd["usable"] == true {
+        true => room,
+        false => format!("{room}, {}", ssd["state"].as_str().unwrap_or("unusable")),
+    }
+}
+
+/// In units of `unit`.
+fn number(value: &Value, unit: f64, digits: usize) -> String {
+    value.as_f64().map_or_else(|| "-".to_owned(), |value| format!("{:.digits$}", value / unit))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn every_node_has_a_line_and_says_what_is_wrong_with_it() {
+        let engine = json!({
+            "instance": "e", "role": "decode", "running": 2, "running_max": 8, "waiting": 1,
+            "queue_us": 1_500, "slots_total": 64, "slots_available": 60, "draining": true,
+        });
+        let state = json!({
+            "version": "1", "ready": false, "recent": {"hit_ratio": 0.5, "window_ms": 60_000},
+            "cluster": {"nodes": [
+                {"address": "a:1", "followed": false, "instances": []},
+                {"address": "b:1", "node": "b", "followed": true, "slots_free": 3, "blocks": 9,
+                 "instances": [engine],
+                 "ssd": {"usable": false, "state": "full", "bytes": 0, "bytes_max": 1u64 << 30}},
+            ]},
+        });
+        let text = text(&state);
+        assert!(text.contains("NOT READY") && text.contains("50.0 % of prompt tokens"), "{text}");
+        let line = |name: &str| text.lines().find(|line| line.starts_with(name)).expect("a line");
+        assert!(line("a:1").ends_with("not reached"), "{text}");
+        for part in ["2/8", "1.5ms", "3/64", "0.0/1.0GiB, full", "draining"] {
+            assert!(line("b ").contains(part), "{part} in {text}");
+        }
+    }
+}

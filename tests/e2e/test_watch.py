@@ -1,0 +1,84 @@
+"""What a conductor shows to those who run it: the page in a real browser, and the two commands."""
+
+import json
+import shutil
+import subprocess
+
+import httpx
+import pytest
+
+MODEL = "tiny-deepseek-v2"
+BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
+
+
+@pytest.fixture(scope="module")
+def asked(cluster):
+    """The id of a request that has been answered, twice the same so that the second finds a cache."""
+    prompt = list(range(5, 5 + 200))
+    for request_id in ("watched-1", "watched-2"):
+        answer = httpx.post(
+            f"{cluster.url}/v1/completions",
+            json={"model": MODEL, "prompt": prompt, "max_tokens": 3},
+            headers={"x-request-id": request_id},
+            timeout=60,
+        )
+        assert answer.status_code == 200, answer.text
+    return "watched-2"
+
+
+@pytest.fixture
+def run(cluster, request):
+    binary = request.config.getoption("--kvasir")
+    watch = cluster.state()["watch"]
+
+    def run(*words):
+        line = [binary, *words, "--conductor", watch]
+        return subprocess.run(line, capture_output=True, text=True, timeout=60)
+
+    return run
+
+
+def test_the_page_shows_nodes_engines_and_decisions_in_a_browser(cluster, asked):
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.skip("the page needs a browser: chromium-headless-shell")
+    line = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000"]
+    url = f"{cluster.state()['watch']}/#{asked}"
+    ran = subprocess.run([*line, "--dump-dom", url], capture_output=True, text=True, timeout=120)
+    page = ran.stdout
+    assert 'data-ready="yes"' in page, page + ran.stderr
+    for shown in ("prefill-1-node", "decode-1-node", "serving", "watched-1", "watched-2"):
+        assert f">{shown}<" in page, f"{shown} is not in {page}"
+    explained = page.partition('<pre id="one"')[2].partition("</pre>")[0]
+    assert "split prefill-1 -&gt; decode-1" in explained, page
+    assert "blocks are reused, held by prefill-1-node" in explained, page
+
+
+def test_explain_says_why_a_request_went_where_it_went(run, asked):
+    ran = run("explain", asked)
+    assert ran.returncode == 0, ran.stderr
+    assert "split prefill-1 -> decode-1" in ran.stdout
+    assert "blocks are reused, held by prefill-1-node" in ran.stdout
+    assert "outcome: ok after" in ran.stdout
+    listed = run("explain", "--json", "--last", "2")
+    decisions = json.loads(listed.stdout)["decisions"]
+    assert [one["request_id"] for one in decisions] == ["watched-2", "watched-1"]
+    assert "watched-1" in run("explain").stdout
+
+
+def test_top_shows_nodes_and_engines(run, asked):
+    ran = run("top", "--once")
+    assert ran.returncode == 0, ran.stderr
+    for shown in ("prefill-1-node", "decode-1", "serving", asked):
+        assert shown in ran.stdout
+    state = json.loads(run("top", "--once", "--json").stdout)
+    assert [node["followed"] for node in state["cluster"]["nodes"]] == [True, True]
+
+
+def test_what_is_wrong_is_said(cluster, run, request):
+    unknown = run("explain", "nobody-asked-this")
+    assert unknown.returncode == 1 and "no decision for a request" in unknown.stderr
+    binary = request.config.getoption("--kvasir")
+    line = [binary, "top", "--once", "--conductor", cluster.url]
+    wrong = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    assert wrong.returncode == 1 and "not the address of its API" in wrong.stderr, wrong.stderr
