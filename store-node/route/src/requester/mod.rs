@@ -19,8 +19,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use kvasir_transfer::memory::{MemoryError, Prefault};
 use kvasir_transfer::{
-    ConnectError, Domain, Endpoint, Handlers, PeerEvent, PeerId, RegionDesc, RegionHandle,
-    RegisterError, SharedMemory, StartError, TlsFiles, TransferConfig, TransferEngine, endpoint,
+    Completion, ConnectError, Domain, Endpoint, Handlers, PeerEvent, PeerId, RegionDesc,
+    RegionHandle, RegisterError, SharedMemory, StartError, TlsFiles, TransferConfig,
+    TransferEngine, endpoint,
 };
 use prometheus::Registry;
 
@@ -76,12 +77,25 @@ pub struct SessionSize {
     pub depth: u32,
 }
 
-/// Memory that answers of one holder will be written to: what the holder is told of it.
+/// Memory that answers of one holder will be written to: what the holder is told of it. Dropped, alone or
+/// with its session, nothing lands in it any more.
 #[derive(Debug)]
 pub struct Prepared {
+    core: Arc<Core>,
     size: SessionSize,
     answers: RegionHandle,
     answer_imm: u32,
+}
+
+impl Drop for Prepared {
+    fn drop(&mut self) {
+        let transfer = &self.core.transfer;
+        // The memory goes when this is done.
+        let _ = transfer.revoke(&self.answers, Completion::Ignore);
+        for slot in 0..self.size.depth {
+            let _ = transfer.cancel_imm(self.answer_imm + slot, Completion::Ignore);
+        }
+    }
 }
 
 impl Prepared {
@@ -181,7 +195,7 @@ impl Requester {
         let (answers, _) = self.core.transfer.register(Arc::new(memory))?;
         // A process would have to open sessions for years before one comes again.
         let answer_imm = self.next_imm.fetch_add(size.depth, Ordering::Relaxed);
-        Ok(Prepared { size, answers, answer_imm })
+        Ok(Prepared { core: Arc::clone(&self.core), size, answers, answer_imm })
     }
 
     /// A session that a holder has granted for what was prepared.
@@ -212,7 +226,6 @@ impl Requester {
         if self.core.transfer.set_wanted(peer, true).is_err() {
             rings.lose();
         }
-        let core = Arc::clone(&self.core);
-        Ok(Arc::new(Session::new(core, rings, peer, prepared, grant, queries)))
+        Ok(Arc::new(Session::new(prepared, rings, peer, grant, queries)))
     }
 }

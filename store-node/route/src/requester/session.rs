@@ -5,8 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use kvasir_transfer::{
-    Completion, Expect, PeerId, RegionDesc, RegionHandle, Source, SubmitError, TransferEngine,
-    Write, WriteError,
+    Completion, Expect, PeerId, RegionDesc, Source, SubmitError, TransferEngine, Write, WriteError,
 };
 
 use super::gate::Gate;
@@ -90,40 +89,40 @@ pub struct PartRows<'a> {
 /// A line to one holder: see [`super`].
 #[derive(Debug)]
 pub struct Session {
-    core: Arc<Core>,
+    answers: Prepared,
     rings: Arc<Rings>,
     id: u64,
     peer: PeerId,
-    size: SessionSize,
     queries: RegionDesc,
     query_imm: u32,
-    answers: RegionHandle,
-    answer_imm: u32,
     next_serial: AtomicU64,
 }
 
 impl Session {
     pub(super) fn new(
-        core: Arc<Core>,
+        answers: Prepared,
         rings: Arc<Rings>,
         peer: PeerId,
-        prepared: Prepared,
         grant: &Grant,
         queries: RegionDesc,
     ) -> Self {
-        let Prepared { size, answers, answer_imm } = prepared;
         Session {
-            core,
+            answers,
             rings,
             id: grant.session,
             peer,
-            size,
             queries,
             query_imm: grant.query_imm,
-            answers,
-            answer_imm,
             next_serial: AtomicU64::new(1),
         }
+    }
+
+    fn core(&self) -> &Arc<Core> {
+        &self.answers.core
+    }
+
+    fn size(&self) -> SessionSize {
+        self.answers.size
     }
 
     /// As the holder calls it.
@@ -149,7 +148,7 @@ impl Session {
         let rows: usize = parts.iter().map(|part| part.part.query_rows as usize).sum();
         let bytes = wire::query_room(parts.len(), rows, shape.d_qk as usize, shape.dtype);
         let answer = wire::answer_room(parts.len(), rows, shape.d_v as usize, shape.dtype);
-        let (query_max, answer_max) = (self.size.query_bytes_max, self.size.answer_bytes_max);
+        let (query_max, answer_max) = (self.size().query_bytes_max, self.size().answer_bytes_max);
         if bytes > query_max as usize {
             return Err(DispatchError::TooLong { bytes, bytes_max: query_max as usize });
         }
@@ -184,18 +183,18 @@ impl Session {
             });
         }
         let d_qk = shape.d_qk as usize;
-        self.core.metrics.query_bytes.inc_by(wire::query_bytes(rows, d_qk, shape.dtype) as u64);
+        self.core().metrics.query_bytes.inc_by(wire::query_bytes(rows, d_qk, shape.dtype) as u64);
         let rows = list.iter().map(|part| part.query_rows).collect();
         let asked = Asked { dispatch, rows, d_v: shape.d_v, dtype: shape.dtype };
         Ok(Flight { session: Arc::clone(self), slot, asked })
     }
 
     fn send(&self, slot: usize, message: Vec<u8>, deadline: Duration) -> Result<(), SubmitError> {
-        let transfer = &self.core.transfer;
-        let imm = self.answer_imm + slot as u32;
+        let transfer = &self.core().transfer;
+        let imm = self.answers.answer_imm + slot as u32;
         // The count of the exchange before, if there was one.
         transfer.cancel_imm(imm, Completion::Ignore)?;
-        let (rings, gate) = (Arc::clone(&self.rings), Arc::clone(&self.core.gate));
+        let (rings, gate) = (Arc::clone(&self.rings), Arc::clone(&self.core().gate));
         let landed = Completion::callback(move |outcome| {
             match outcome {
                 Ok(()) => rings.slots[slot].arrived(),
@@ -206,7 +205,7 @@ impl Session {
             gate.open();
         });
         transfer.expect_imm(Expect { imm, count: 1, deadline: None }, landed)?;
-        let (rings, gate) = (Arc::clone(&self.rings), Arc::clone(&self.core.gate));
+        let (rings, gate) = (Arc::clone(&self.rings), Arc::clone(&self.core().gate));
         let sent = Completion::callback(move |outcome| {
             // Who is late may still answer; whoever was not reached for any other reason will not.
             if !matches!(outcome, Ok(()) | Err(WriteError::DeadlineExceeded)) {
@@ -219,23 +218,12 @@ impl Session {
             checksum: Some(kvasir_transfer::checksum(&message)),
             source: Source::Inline(message),
             target: self.queries,
-            target_offset: slot as u64 * u64::from(self.size.query_bytes_max),
+            target_offset: slot as u64 * u64::from(self.size().query_bytes_max),
             imm: Some(self.query_imm + slot as u32),
             group: 0,
             deadline,
         };
         transfer.write(write, sent)
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        // Nothing of the holder lands any more when this is done, and the memory goes with it.
-        let transfer = &self.core.transfer;
-        let _ = transfer.revoke(&self.answers, Completion::Ignore);
-        for slot in 0..self.size.depth {
-            let _ = transfer.cancel_imm(self.answer_imm + slot, Completion::Ignore);
-        }
     }
 }
 
@@ -257,17 +245,17 @@ impl Flight {
     }
 
     fn read(&self) -> Result<Answer, FlightError> {
-        let size = self.session.size.answer_bytes_max as usize;
+        let size = self.session.size().answer_bytes_max as usize;
         let rows: usize = self.asked.rows.iter().map(|&rows| rows as usize).sum();
         let (parts, d_v) = (self.asked.rows.len(), self.asked.d_v as usize);
         let mut bytes = vec![0; wire::answer_room(parts, rows, d_v, self.asked.dtype)];
-        let memory = self.session.answers.memory();
+        let memory = self.session.answers.answers.memory();
         memory.copy_to(self.slot * size, &mut bytes).expect("the dispatch checked that it fits");
         let answer = wire::read_answer(&bytes, &self.asked)?;
         let used = answer.parts.iter().zip(&self.asked.rows).filter(|(part, _)| part.is_ok());
         let rows: usize = used.map(|(_, &rows)| rows as usize).sum();
         let bytes = wire::partial_bytes(rows, d_v, self.asked.dtype);
-        self.session.core.metrics.partial_bytes.inc_by(bytes as u64);
+        self.session.core().metrics.partial_bytes.inc_by(bytes as u64);
         Ok(answer)
     }
 }
@@ -283,7 +271,7 @@ impl Drop for Flight {
 pub fn gather(flights: Vec<Flight>, until: Instant) -> Vec<Result<Answer, FlightError>> {
     let mut answers: Vec<Option<Result<Answer, FlightError>>> = vec![None; flights.len()];
     let Some(first) = flights.first() else { return Vec::new() };
-    let core = Arc::clone(&first.session.core);
+    let core = Arc::clone(first.session.core());
     core.gate.wait(until, || {
         let mut all = true;
         for (flight, answer) in flights.iter().zip(&mut answers) {
