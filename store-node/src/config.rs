@@ -72,6 +72,8 @@ pub struct Config {
     pub admin: AdminAccess,
     /// Copies of blocks on other nodes.
     pub replicas: Replicas,
+    /// Attention over blocks of this node for queries that engines elsewhere send.
+    pub routes: Routes,
     /// How long a shutdown waits for the shares that are under way, in milliseconds.
     pub drain_ms: u64,
     /// The RDMA devices. Only used when `domain` is "verbs"; then they must be there.
@@ -150,6 +152,7 @@ impl Default for Config {
             ssd: Ssd::default(),
             admin: AdminAccess::default(),
             replicas: Replicas::default(),
+            routes: Routes::default(),
         }
     }
 }
@@ -166,6 +169,63 @@ pub enum AdminAccess {
     /// Whoever reaches the node's gRPC address.
     Anyone,
     Nobody,
+}
+
+/// Routed attention: queries come here, and partial results go back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Routes {
+    /// Whether this node answers queries at all. One that does not still lets its blocks be fetched.
+    pub enabled: bool,
+    /// Where queries come in over TCP; port 0 takes any free port. With `transfer_tls` they are under TLS.
+    pub listen: SocketAddr,
+    /// Messages of engines that are computed at once; one that comes beside so many is refused, and its
+    /// engine does without. From about eight on a copy of the blocks on another node is worth it.
+    pub flows_max: u32,
+    /// Engines that may have a ring for queries here.
+    pub sessions_max: u32,
+    /// Sequences of engines that may attend blocks here at once.
+    pub routes_max: u32,
+    /// Bytes of memory for the query rings of all engines together. They are taken as engines come.
+    pub ring_bytes_max: u64,
+    /// Threads that compute.
+    pub threads: u32,
+}
+
+impl Default for Routes {
+    fn default() -> Self {
+        Routes {
+            enabled: true,
+            listen: (Ipv4Addr::LOCALHOST, 0).into(),
+            flows_max: 8,
+            sessions_max: 64,
+            routes_max: 4096,
+            ring_bytes_max: 256 << 20,
+            threads: 1,
+        }
+    }
+}
+
+impl Routes {
+    fn check(&self) -> Result<(), String> {
+        for (name, number) in [
+            ("flows_max", self.flows_max),
+            ("sessions_max", self.sessions_max),
+            ("routes_max", self.routes_max),
+            ("threads", self.threads),
+        ] {
+            if number == 0 {
+                return Err(format!("`routes.{name}` must be above zero"));
+            }
+        }
+        if self.sessions_max > 1024 {
+            return Err("`routes.sessions_max` must be 1024 at most".into());
+        }
+        if self.ring_bytes_max == 0 {
+            return Err("`routes.ring_bytes_max` must be above zero".into());
+        }
+        Ok(())
+    }
 }
 
 /// When blocks are copied to other nodes, and where to.
@@ -343,6 +403,7 @@ impl Config {
             }
         }
         self.replicas.check()?;
+        self.routes.check()?;
         self.ssd.check()
     }
 }
@@ -360,6 +421,12 @@ mod tests {
     fn with_replicas(change: impl FnOnce(&mut Replicas)) -> Config {
         let mut config = Config::default();
         change(&mut config.replicas);
+        config
+    }
+
+    fn with_routes(change: impl FnOnce(&mut Routes)) -> Config {
+        let mut config = Config::default();
+        change(&mut config.routes);
         config
     }
 
@@ -390,6 +457,9 @@ mod tests {
             (with_replicas(|replicas| replicas.copies_max = 0), "copies_max"),
             (with_replicas(|replicas| replicas.peers = vec!["node".into()]), "peers"),
             (with_replicas(|replicas| replicas.peers = vec!["http://a:1".into()]), "peers"),
+            (with_routes(|routes| routes.flows_max = 0), "routes.flows_max"),
+            (with_routes(|routes| routes.sessions_max = 2000), "routes.sessions_max"),
+            (with_routes(|routes| routes.ring_bytes_max = 0), "routes.ring_bytes_max"),
             (with_ssd(|ssd| ssd.bytes = 1 << 20), "ssd.bytes"),
             (with_ssd(|ssd| ssd.bytes += 1), "ssd.bytes"),
             (with_ssd(|ssd| ssd.segment_bytes = 4096), "ssd.segment_bytes"),

@@ -12,21 +12,22 @@ use crate::node::command::{Command, NodeHandle};
 #[derive(Debug, Clone)]
 struct Paths {
     node: NodeHandle,
-    registry: Registry,
+    registries: Vec<Registry>,
 }
 
 /// `/metrics`, `/healthz` and `/readyz`.
-pub fn router(node: NodeHandle, registry: Registry) -> Router {
+pub fn router(node: NodeHandle, registries: Vec<Registry>) -> Router {
     Router::new()
         .route("/metrics", get(metrics))
         .route("/healthz", get(healthy))
         .route("/readyz", get(ready))
-        .with_state(Paths { node, registry })
+        .with_state(Paths { node, registries })
 }
 
 async fn metrics(State(paths): State<Paths>) -> Response {
     let mut text = Vec::new();
-    match TextEncoder::new().encode(&paths.registry.gather(), &mut text) {
+    let families: Vec<_> = paths.registries.iter().flat_map(Registry::gather).collect();
+    match TextEncoder::new().encode(&families, &mut text) {
         Ok(()) => text.into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }

@@ -5,7 +5,7 @@
 //! - [`run`]: starting and ending
 //! - [`attach`]: what engines and clients link, and the shared memory between the two (a package of its own)
 //! - `ssd`: the thread beside the disk
-//! - `node`: the one thread that decides; `grpc`, `admin`, `http` and `attach_server` only carry calls to it
+//! - `node`: the one thread that decides; `grpc`, `routes`, `admin`, `http` and `attach_server` only carry calls to it
 //!
 //! Reading path: `run`, then `node` and its `owner`.
 
@@ -18,6 +18,7 @@ mod http;
 mod layer_log;
 mod metrics;
 mod node;
+mod routes;
 pub mod run;
 mod ssd;
 
@@ -41,6 +42,8 @@ pub enum Error {
     Transfer(#[from] kvasir_transfer::StartError),
     #[error("the memory cannot be registered: {0}")]
     Register(#[from] kvasir_transfer::RegisterError),
+    #[error("routed queries cannot be answered: {0}")]
+    Routes(#[from] kvasir_route::holder::HolderError),
     #[error("the metrics cannot be registered: {0}")]
     Metrics(#[from] prometheus::Error),
     /// A bug: the log says more.

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use kvasir_blocks::{Blocks, ReplicaOptions};
 use kvasir_proto::v1::admin_server::AdminServer;
+use kvasir_proto::v1::routes_server::RoutesServer;
 use kvasir_proto::v1::store_node_server::StoreNodeServer;
+use kvasir_route::holder::{Holder, HolderOptions};
 use kvasir_transfer::memory::Prefault;
 use kvasir_transfer::topology::{Topology, TopologyError};
 use kvasir_transfer::{
@@ -31,9 +33,10 @@ use crate::node::arena::Arena;
 use crate::node::command::{Command, NodeHandle};
 use crate::node::copier::Copier;
 use crate::node::inbox::{FromPeer, Inbox, Post, inbox};
-use crate::node::owner::{Owner, Parts};
+use crate::node::owner::{Owner, Parts, Routing};
 use crate::node::writers::{Memories, Writers};
 use crate::node::{OPERATIONS_MAX, SHARES_MAX};
+use crate::routes::RoutesService;
 use crate::ssd::thread::SsdThread;
 
 /// What open connections get to end after the node has drained.
@@ -85,14 +88,17 @@ pub async fn start(config: Config) -> Result<Running, Error> {
     let sockets = AttachSockets::bind(&config.attach_dir)?;
 
     let registry = Registry::new();
+    // Of the transfer engine for queries: its metrics have the names of the other one's.
+    let route_registry = Registry::new_custom(Some("route".into()), None)?;
     let metrics = Metrics::new(&registry)?;
     let (post, inbox) = inbox(metrics.messages_dropped.clone())
         .map_err(failed("the node's doorbell cannot be made".into()))?;
     let parts = {
-        let (config, post, registry) = (config.clone(), post.clone(), registry.clone());
+        let (config, post) = (config.clone(), post.clone());
+        let registries = (registry.clone(), route_registry.clone());
         // Touching the arena takes half a second for each GiB.
         let made = tokio::task::spawn_blocking(move || {
-            make_parts(config, &registry, metrics, post, inbox)
+            make_parts(config, &registries, metrics, post, inbox)
         });
         made.await.map_err(|_| Error::Ended)??
     };
@@ -115,10 +121,11 @@ pub async fn start(config: Config) -> Result<Running, Error> {
     let admin = AdminServer::new(AdminService::new(node.clone(), config.admin));
     let router = tonic::service::Routes::new(service)
         .add_service(admin)
+        .add_service(RoutesServer::new(RoutesService::new(node.clone())))
         .into_axum_router()
         // Unknown paths are 404 for everyone; gRPC clients read that as "unimplemented".
         .reset_fallback()
-        .merge(http::router(node.clone(), registry));
+        .merge(http::router(node.clone(), vec![registry, route_registry]));
     let serving = tonic::transport::Server::builder()
         .accept_http1(true)
         .max_concurrent_streams(STREAMS_MAX)
@@ -155,11 +162,13 @@ impl Running {
         }
     }
 
-    /// Drains and ends.
+    /// Drains and ends. Once it has, again does nothing.
     pub async fn shut_down(&mut self) {
         // When it takes no commands it has ended.
         let _ = self.node.tell(Command::Drain);
-        let _ = (&mut self.ended).await;
+        if !self.ended.is_terminated() {
+            let _ = (&mut self.ended).await;
+        }
         self.stop.cancel();
         for server in self.servers.drain(..) {
             let abort = server.abort_handle();
@@ -182,7 +191,7 @@ impl Drop for Running {
 
 fn make_parts(
     config: Config,
-    registry: &Registry,
+    (registry, route_registry): &(Registry, Registry),
     metrics: Metrics,
     post: Post,
     inbox: Inbox,
@@ -201,6 +210,7 @@ fn make_parts(
     let tails = Arc::new(tails.map_err(Error::Memory)?);
     let transfer = start_transfer(&config, registry, &post)?;
     let ssd = start_ssd(&config, &arena, &post)?;
+    let routing = start_routing(&config, &arena, registry, route_registry)?;
     let (arena_region, _) = transfer.register(Arc::clone(arena.memory()))?;
     let blocks = Blocks::new(kvasir_blocks::Options {
         imm_seed: rand::random(),
@@ -221,6 +231,7 @@ fn make_parts(
     let handle = NodeHandle::new(post.clone());
     let copier = Copier::new(tokio::runtime::Handle::current(), handle, config.lease_ms_max);
     Ok(Parts {
+        routing,
         copier,
         config,
         incarnation: rand::random::<u64>().max(1),
@@ -236,6 +247,34 @@ fn make_parts(
         layer_log,
         ssd,
     })
+}
+
+/// Queries have a transfer engine of their own: they do not wait behind pages that are pushed.
+fn start_routing(
+    config: &Config,
+    arena: &Arena,
+    registry: &Registry,
+    route_registry: &Registry,
+) -> Result<Option<Routing>, Error> {
+    let routes = &config.routes;
+    if !routes.enabled {
+        return Ok(None);
+    }
+    let options = HolderOptions {
+        name: format!("{}-routes", config.node_id),
+        preferred: if config.domain == Domain::Tcp { Domain::Tcp } else { Domain::Shm },
+        tcp_listen: Some(routes.listen),
+        tcp_tls: config.transfer_tls.files().map_err(Error::Config)?,
+        run_dir: Some(config.attach_dir.clone()),
+        flows_max: routes.flows_max as usize,
+        sessions_max: routes.sessions_max as usize,
+        routes_max: routes.routes_max as usize,
+        ring_bytes_max: routes.ring_bytes_max,
+        threads: routes.threads as usize,
+    };
+    let slots = Arc::clone(arena.memory());
+    let holder = Holder::start(options, slots, route_registry, registry)?;
+    Ok(Some(Routing::new(holder, rand::random(), routes.routes_max)))
 }
 
 /// The SSD is opened by its own thread: a node is ready before its disk is.
@@ -324,5 +363,13 @@ mod tests {
         let mut running = started(dir.path()).await;
         running.shut_down().await;
         assert_eq!((&mut running.transfer_ended).await, Ok(()));
+    }
+
+    #[tokio::test]
+    async fn a_node_that_has_ended_can_be_shut_down_again() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut running = started(dir.path()).await;
+        running.shut_down().await;
+        running.shut_down().await;
     }
 }

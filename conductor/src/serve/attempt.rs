@@ -303,6 +303,7 @@ fn generate_request(
         sampling: Some(scene.job.sampling.clone()),
         namespace: scene.prompt.namespace().0.to_vec(),
         rank_delay_us,
+        routed: Vec::new(),
     }
 }
 

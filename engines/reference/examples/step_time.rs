@@ -67,7 +67,13 @@ fn measure(model: &Model, dtype: KvDtype, shape: &Shape) {
     let tokens: Vec<u32> = (0..shape.tokens).map(|i| 5 + i % 900).collect();
     let batch: Vec<SequenceStep<'_>> = pages
         .iter()
-        .map(|pages| SequenceStep { tokens: &tokens, start: shape.context, pages, logits: true })
+        .map(|pages| SequenceStep {
+            tokens: &tokens,
+            start: shape.context,
+            elsewhere: 0,
+            pages,
+            logits: true,
+        })
         .collect();
     let mut workspace = Workspace::default();
     let mut layers = Vec::new();

@@ -16,6 +16,8 @@ use crate::inbox::Inbox;
 use crate::metrics::Metrics;
 use crate::model::{Cache, CacheSpec, KvDtype, Model, SequenceStep, StepError, Workspace};
 use crate::ports::{CachePort, Compute, PortLost};
+use crate::routes::RoutedPrefix;
+use crate::routes::exchange::{Exchange, ExchangeOptions};
 use crate::worker::{Attachment, WaitPort};
 
 pub(crate) const BACK_OFF_MIN: Duration = Duration::from_millis(100);
@@ -71,12 +73,20 @@ pub struct ModelCompute {
     model: Arc<Model>,
     workspace: Workspace,
     cache: Cache,
+    exchange: ExchangeOptions,
+    step: u32,
+    failed: Vec<usize>,
     /// Keeps the slots mapped, and the attachment alive, for as long as the cache points to them.
     _link: Arc<Link>,
 }
 
 impl ModelCompute {
-    fn new(model: Arc<Model>, link: Arc<Link>, layout: ModelLayout) -> Self {
+    fn new(
+        model: Arc<Model>,
+        link: Arc<Link>,
+        layout: ModelLayout,
+        exchange: ExchangeOptions,
+    ) -> Self {
         let slots = link.slot_memory();
         let base = NonNull::new(slots.as_ptr()).expect("mapped memory is not at address 0");
         let spec = CacheSpec {
@@ -91,7 +101,8 @@ impl ModelCompute {
         // SAFETY: the mapping starts on a page, is `len` bytes long and lives as long as `_link`,
         // which is dropped with the cache; nobody else uses the rows that it uses, see above.
         let cache = unsafe { Cache::new(spec) };
-        ModelCompute { model, workspace: Workspace::default(), cache, _link: link }
+        let workspace = Workspace::default();
+        ModelCompute { model, workspace, cache, exchange, step: 0, failed: Vec::new(), _link: link }
     }
 }
 
@@ -99,10 +110,19 @@ impl Compute for ModelCompute {
     fn forward(
         &mut self,
         batch: &[SequenceStep<'_>],
+        routed: &[Option<&RoutedPrefix>],
         on_layer: &mut dyn FnMut(usize),
     ) -> Result<Vec<&[f32]>, StepError> {
-        let logits = self.model.forward(&mut self.workspace, &mut self.cache, batch, on_layer)?;
+        let ModelCompute { model, workspace, cache, exchange, step, failed, .. } = self;
+        *step = step.wrapping_add(1);
+        let mut elsewhere = Exchange::new(*exchange, *step, routed);
+        let logits = model.forward_with(workspace, cache, batch, &mut elsewhere, on_layer)?;
+        *failed = elsewhere.failed();
         Ok(logits.rows().collect())
+    }
+
+    fn failed(&self) -> &[usize] {
+        &self.failed
     }
 }
 
@@ -122,6 +142,7 @@ pub struct AttachLoop {
     pub options: AttachOptions,
     pub model: Arc<Model>,
     pub layout: ModelLayout,
+    pub exchange: ExchangeOptions,
     pub inbox: Arc<Inbox<NodeAttachment>>,
     pub lost: mpsc::Receiver<PortLost>,
     pub metrics: Metrics,
@@ -182,7 +203,7 @@ impl AttachLoop {
             "attached to the store node"
         );
         let waker = Arc::downgrade(&link);
-        let compute = ModelCompute::new(Arc::clone(&self.model), link, self.layout);
+        let compute = ModelCompute::new(Arc::clone(&self.model), link, self.layout, self.exchange);
         let attachment = Attachment { port: NodePort { attachment }, compute };
         self.inbox.attach(attachment, Box::new(move || wake(&waker)));
     }

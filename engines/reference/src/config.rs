@@ -6,6 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use kvasir_proto::v1;
+use kvasir_route::Domain;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -70,6 +71,35 @@ pub struct Config {
     /// A file that gets a line of JSON for each step and layer, with the time on CLOCK_MONOTONIC in
     /// microseconds at which the layer was computed.
     pub layer_log: Option<PathBuf>,
+    /// Attention over blocks that other nodes hold.
+    pub routes: Routes,
+}
+
+/// How queries go to nodes that hold blocks, and partial results come back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Routes {
+    /// How nodes are reached where they can be: `shm`, through shared memory on one host, or `tcp`.
+    /// Otherwise it is tcp.
+    pub domain: Domain,
+    /// Where partial results come in over TCP; port 0 takes any free port.
+    pub listen: SocketAddr,
+    /// How long one layer waits for the partial results of its holders, in milliseconds. When one has not
+    /// come by then, the blocks are computed here.
+    pub deadline_ms: u32,
+    /// A holder that does not answer a call for so long, in milliseconds, is not used.
+    pub call_timeout_ms: u32,
+}
+
+impl Default for Routes {
+    fn default() -> Self {
+        Routes {
+            domain: Domain::Shm,
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            deadline_ms: 1_000,
+            call_timeout_ms: 5_000,
+        }
+    }
 }
 
 impl Default for Config {
@@ -91,6 +121,7 @@ impl Default for Config {
             grow_wait_ms: 2_000,
             drain_ms: 5_000,
             layer_log: None,
+            routes: Routes::default(),
         }
     }
 }
@@ -107,6 +138,14 @@ impl Config {
             (
                 self.listen.ip().is_unspecified() && self.advertise.is_none(),
                 "`listen` is on all addresses, so `advertise` must say which one conductors reach",
+            ),
+            (
+                !matches!(self.routes.domain, Domain::Shm | Domain::Tcp),
+                "`routes.domain` is neither `shm` nor `tcp`",
+            ),
+            (
+                self.routes.call_timeout_ms == 0,
+                "`routes.call_timeout_ms` is 0; no holder could ever answer",
             ),
             (self.max_running == 0, "`max_running` is 0; no request could ever run"),
         ];

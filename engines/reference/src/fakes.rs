@@ -14,6 +14,7 @@ use kvasir_proto::{Share, SlotIndex, v1};
 
 use crate::model::{SequenceStep, StepError};
 use crate::ports::{CachePort, Compute, PortLost};
+use crate::routes::RoutedPrefix;
 use crate::text::Vocabulary;
 use crate::worker::WaitPort;
 
@@ -175,7 +176,13 @@ impl ToyModel {
     /// Writes the rows of a prompt, as a push or a cached prefix would have.
     pub fn fill(&self, prompt: &[u32], slots: &[u32]) {
         let pages: Vec<SlotIndex> = slots.iter().copied().map(SlotIndex).collect();
-        self.write_rows(&SequenceStep { tokens: prompt, start: 0, pages: &pages, logits: false });
+        self.write_rows(&SequenceStep {
+            tokens: prompt,
+            start: 0,
+            elsewhere: 0,
+            pages: &pages,
+            logits: false,
+        });
     }
 
     fn write_rows(&self, part: &SequenceStep<'_>) -> u64 {
@@ -196,6 +203,7 @@ impl Compute for ToyModel {
     fn forward(
         &mut self,
         batch: &[SequenceStep<'_>],
+        _routed: &[Option<&RoutedPrefix>],
         on_layer: &mut dyn FnMut(usize),
     ) -> Result<Vec<&[f32]>, StepError> {
         let parts = batch.iter().map(|part| (part.start, part.tokens.len())).collect();

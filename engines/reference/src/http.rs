@@ -36,11 +36,11 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 pub async fn serve<A: Send + 'static>(
     listener: TcpListener,
     service: EngineService<A>,
-    registry: Registry,
+    registries: Vec<Registry>,
     stopped: CancellationToken,
 ) -> Result<(), tonic::transport::Error> {
     let streams_max = service.shared.admission.requests_max().saturating_add(SPARE_STREAMS);
-    let pages = pages(Arc::clone(&service.inbox), registry);
+    let pages = pages(Arc::clone(&service.inbox), registries);
     let grpc = Routes::new(EngineServer::new(service)).into_axum_router();
     // A token is a small message: it must not wait for the next one.
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
@@ -54,11 +54,11 @@ pub async fn serve<A: Send + 'static>(
         .await
 }
 
-fn pages<A: Send + 'static>(inbox: Arc<Inbox<A>>, registry: Registry) -> Router {
+fn pages<A: Send + 'static>(inbox: Arc<Inbox<A>>, registries: Vec<Registry>) -> Router {
     Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(readyz::<A>).with_state(inbox))
-        .route("/metrics", get(metrics).with_state(registry))
+        .route("/metrics", get(metrics).with_state(registries))
 }
 
 async fn readyz<A>(State(inbox): State<Arc<Inbox<A>>>) -> (StatusCode, &'static str) {
@@ -71,7 +71,8 @@ async fn readyz<A>(State(inbox): State<Arc<Inbox<A>>>) -> (StatusCode, &'static 
     }
 }
 
-async fn metrics(State(registry): State<Registry>) -> impl IntoResponse {
-    let encoded = TextEncoder::new().encode_to_string(&registry.gather());
+async fn metrics(State(registries): State<Vec<Registry>>) -> impl IntoResponse {
+    let families: Vec<_> = registries.iter().flat_map(Registry::gather).collect();
+    let encoded = TextEncoder::new().encode_to_string(&families);
     encoded.map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
 }

@@ -7,9 +7,10 @@
 //! 3. `worker`: the compute thread: takes jobs and node messages, steps, sleeps
 //! 4. `scheduler`: continuous batching; its `sequence` states, its
 //!    `plan` of a step. It knows the model and the node only through `ports`
-//! 5. `sampling` and `text`: logits to tokens, tokens to text
-//! 6. [`model`]: the transformer itself
-//! 7. `attach`, `tail`, `metrics`, `layer_log`: the node's end, the hand-over, what is seen
+//! 5. `routes`: blocks that stay on other nodes, and are attended there
+//! 6. `sampling` and `text`: logits to tokens, tokens to text
+//! 7. [`model`]: the transformer itself
+//! 8. `attach`, `tail`, `metrics`, `layer_log`: the node's end, the hand-over, what is seen
 //!
 //! What must hold: a decode leg computes no prompt token; a share's slots are not touched after its
 //! `Release` was sent; every call ends in a definite state.
@@ -28,6 +29,7 @@ mod metrics;
 pub mod model;
 mod ports;
 mod request;
+mod routes;
 mod run;
 mod sampling;
 mod scheduler;

@@ -20,6 +20,7 @@ pub struct Metrics {
     /// By `reason`: invalid, full, unattached.
     pub requests_refused: IntCounterVec,
     pub layer_log_dropped: IntCounter,
+    pub recalls: IntCounter,
 }
 
 impl Metrics {
@@ -55,6 +56,10 @@ impl Metrics {
             attaches: counter("attaches_total", "Times the engine attached to its node"),
             sequences_ended: counters("sequences_ended_total", "Requests that ended", "end"),
             requests_refused: counters("requests_refused_total", "Requests refused", "reason"),
+            recalls: counter(
+                "recalls_total",
+                "Times that a sequence lost blocks that were attended elsewhere, and computed them",
+            ),
             layer_log_dropped: counter(
                 "layer_log_dropped_total",
                 "Lines of the layer log that were dropped because its writer was behind",

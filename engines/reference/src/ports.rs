@@ -7,6 +7,7 @@ use std::sync::Arc;
 use kvasir_proto::v1;
 
 use crate::model::{SequenceStep, StepError};
+use crate::routes::RoutedPrefix;
 
 /// The attachment is of no use any more: everything bound through it is void.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -38,15 +39,22 @@ pub trait CachePort {
 /// The model over the node's slot memory.
 pub trait Compute {
     /// Computes a step; see [`crate::model::Model::forward`]. Answers the logits of the sequences
-    /// that wanted them, in batch order.
+    /// that wanted them, in batch order. `routed` says for each sequence who attends what is elsewhere.
     ///
     /// # Errors
     /// [`StepError`] before anything was written.
     fn forward(
         &mut self,
         batch: &[SequenceStep<'_>],
+        routed: &[Option<&RoutedPrefix>],
         on_layer: &mut dyn FnMut(usize),
     ) -> Result<Vec<&[f32]>, StepError>;
+
+    /// Sequences of the last batch that lacked something from elsewhere: their logits mean nothing, and the
+    /// rows that they wrote neither.
+    fn failed(&self) -> &[usize] {
+        &[]
+    }
 }
 
 /// Monotonic time in microseconds, handed in so that tests decide what time it is.

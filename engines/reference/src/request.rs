@@ -8,6 +8,7 @@ use kvasir_proto::{Namespace, Share, Side, v1};
 use tonic::Status;
 
 use crate::config::Role;
+use crate::routes::SpanRequest;
 use crate::sampling::Sampling;
 use crate::scheduler::CheckedRequest;
 use crate::scheduler::answer::AnswerOptions;
@@ -29,6 +30,7 @@ pub struct Limits {
     pub context_tokens: u32,
     /// Tokens that end an answer unless they are ignored.
     pub end_tokens: Vec<u32>,
+    pub block_tokens: u32,
 }
 
 impl Limits {
@@ -52,6 +54,7 @@ impl Limits {
                 Some(Namespace::try_from(request.namespace.as_slice()).map_err(refuse)?)
             }
         };
+        let routed = self.routed(request.routed, leg, request.prompt.len())?;
         Ok(CheckedRequest {
             share: Share { tx, side },
             leg,
@@ -60,7 +63,38 @@ impl Limits {
             answer,
             namespace,
             rank_delay_us: request.rank_delay_us,
+            routed,
         })
+    }
+
+    /// Spans in the order of the prompt, without gaps, and at least one token after them.
+    fn routed(
+        &self,
+        spans: Vec<v1::RoutedSpan>,
+        leg: Leg,
+        prompt_tokens: usize,
+    ) -> Result<Vec<SpanRequest>, Status> {
+        if !spans.is_empty() && leg != Leg::Whole {
+            return Err(refuse("only a whole leg attends blocks elsewhere"));
+        }
+        let mut next = 0u32;
+        let mut checked = Vec::with_capacity(spans.len());
+        for span in spans {
+            let v1::RoutedSpan { node, tx, lease_ms, first_block, blocks } = span;
+            let tx = tx.try_into().map_err(|why: kvasir_proto::FieldError| refuse(why))?;
+            if first_block != next || blocks == 0 {
+                return Err(refuse("routed blocks have a gap, or a span has none"));
+            }
+            if lease_ms == 0 || node.is_empty() {
+                return Err(refuse("a routed span needs a node and a lease"));
+            }
+            next = next.checked_add(blocks).ok_or_else(|| refuse("too many routed blocks"))?;
+            checked.push(SpanRequest { node, tx, lease_ms, first_block, blocks });
+        }
+        if u64::from(next) * u64::from(self.block_tokens) >= prompt_tokens as u64 {
+            return Err(refuse("at least one token of a prompt is not routed"));
+        }
+        Ok(checked)
     }
 
     fn leg(&self, leg: i32) -> Result<Leg, Status> {
@@ -173,7 +207,7 @@ mod tests {
     use super::*;
 
     fn limits(role: Role) -> Limits {
-        Limits { role, vocab: 100, context_tokens: 32, end_tokens: vec![1] }
+        Limits { role, vocab: 100, context_tokens: 32, end_tokens: vec![1], block_tokens: 8 }
     }
 
     fn request() -> v1::GenerateRequest {
@@ -189,6 +223,7 @@ mod tests {
             }),
             namespace: vec![0; 16],
             rank_delay_us: 0,
+            routed: Vec::new(),
         }
     }
 
@@ -207,6 +242,18 @@ mod tests {
         check(|request| change(request.sampling.as_mut().expect("set above")))
     }
 
+    fn span(first_block: u32, blocks: u32) -> v1::RoutedSpan {
+        let tx = Some(v1::TxId { conductor_incarnation: 1, serial: 3 });
+        v1::RoutedSpan { node: "n:1".into(), tx, lease_ms: 100, first_block, blocks }
+    }
+
+    #[test]
+    fn routed_blocks_follow_one_another_up_to_the_last_token() {
+        let routed = check(|r| r.routed = vec![span(0, 1), span(1, 1)]).expect("taken").routed;
+        let places: Vec<(u32, u32)> = routed.iter().map(|s| (s.first_block, s.blocks)).collect();
+        assert_eq!(places, [(0, 1), (1, 1)]);
+    }
+
     #[test]
     fn what_is_wrong_is_said() {
         let wrong = |answer: Result<CheckedRequest, String>, part: &str| {
@@ -221,6 +268,17 @@ mod tests {
         wrong(check(|r| r.prompt[3] = 100), "token 100");
         wrong(check(|r| r.sampling = None), "sampling");
         wrong(check(|r| r.namespace.clear()), "namespace");
+        wrong(check(|r| r.routed = vec![span(1, 1)]), "gap");
+        wrong(check(|r| r.routed = vec![span(0, 1), span(2, 1)]), "gap");
+        wrong(check(|r| r.routed = vec![span(0, 0)]), "gap");
+        wrong(check(|r| r.routed = vec![span(0, 3)]), "not routed");
+        wrong(check(|r| (r.prompt, r.routed) = (vec![5; 16], vec![span(0, 2)])), "not routed");
+        wrong(check(|r| r.routed = vec![v1::RoutedSpan { tx: None, ..span(0, 1) }]), "`tx`");
+        wrong(check(|r| r.routed = vec![v1::RoutedSpan { lease_ms: 0, ..span(0, 1) }]), "lease");
+        wrong(
+            check(|r| (r.leg, r.routed) = (v1::Leg::Decode.into(), vec![span(0, 1)])),
+            "whole leg",
+        );
         wrong(check(|r| r.request_id = "x".repeat(257)), "request_id");
         wrong(check_sampling(|s| s.max_tokens = 0), "max_tokens");
         wrong(check_sampling(|s| s.temperature = -1.0), "temperature");

@@ -3,6 +3,8 @@
 #![forbid(unsafe_code)]
 
 #[cfg(test)]
+mod routed;
+#[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod with_nodes;
@@ -27,6 +29,8 @@ use crate::metrics::Metrics;
 use crate::model::{LoadOptions, Model};
 use crate::ports::Clock;
 use crate::request::Limits;
+use crate::routes::exchange::ExchangeOptions;
+use crate::routes::{self, Router};
 use crate::scheduler::{SchedulerOptions, Shared};
 use crate::service::EngineService;
 use crate::text::Vocabulary;
@@ -89,6 +93,9 @@ struct Engine {
     /// Hears when the compute thread has ended, in whatever way.
     compute_ended: oneshot::Receiver<()>,
     layer_log_writer: Option<LayerLogWriter>,
+    router: Arc<Router>,
+    /// Of the transfer engine for queries.
+    route_registry: Registry,
 }
 
 impl Engine {
@@ -96,6 +103,8 @@ impl Engine {
         let Loaded { model, vocabulary } = loaded;
         let registry = Registry::new();
         let metrics = Metrics::new(&registry);
+        let route_registry = Registry::new();
+        let router = Arc::new(Router::new(&config, model.config(), route_registry.clone()));
         let (layer_log, layer_log_writer) = start_layer_log(&config, &metrics)?.unzip();
         let requests_max = config.max_running.saturating_add(config.max_waiting);
         let shared = Shared {
@@ -123,7 +132,18 @@ impl Engine {
                 worker.run();
             })
             .map_err(|source| Error::System { what: "the compute thread", source })?;
-        Ok(Engine { config, model, shared, registry, inbox, lost, compute_ended, layer_log_writer })
+        Ok(Engine {
+            config,
+            model,
+            shared,
+            registry,
+            inbox,
+            lost,
+            compute_ended,
+            layer_log_writer,
+            router,
+            route_registry,
+        })
     }
 
     async fn serve(
@@ -133,10 +153,15 @@ impl Engine {
         shutdown: CancellationToken,
     ) -> Result<(), Error> {
         let Engine { config, model, shared, registry, inbox, lost, mut compute_ended, .. } = self;
+        let (router, registries) = (self.router, vec![registry, self.route_registry]);
         let attach_loop = AttachLoop {
             options: attach_options(&config, &model, address),
             layout: ModelLayout { block_tokens: config.block_tokens, kv_dtype: config.kv_dtype },
             inbox: Arc::clone(&inbox),
+            exchange: ExchangeOptions {
+                dtype: routes::wire_dtype(&config),
+                deadline: Duration::from_millis(config.routes.deadline_ms.into()),
+            },
             lost,
             metrics: shared.metrics.clone(),
             model: Arc::clone(&model),
@@ -150,9 +175,10 @@ impl Engine {
             }
         });
         let limits = limits(&config, &model);
-        let service = EngineService { limits, shared, inbox: Arc::clone(&inbox) };
+        let router = Some(router);
+        let service = EngineService { limits, shared, inbox: Arc::clone(&inbox), router };
         let drained = CancellationToken::new();
-        let mut server = tokio::spawn(http::serve(listener, service, registry, drained.clone()));
+        let mut server = tokio::spawn(http::serve(listener, service, registries, drained.clone()));
         let ended = tokio::select! {
             () = shutdown.cancelled() => Ok(()),
             _ = &mut compute_ended => Err(Error::Compute),
@@ -203,6 +229,7 @@ fn limits(config: &Config, model: &Model) -> Limits {
         vocab: model.config().vocab as u32,
         context_tokens: model.config().positions_max,
         end_tokens: model.config().eos.clone(),
+        block_tokens: config.block_tokens,
     }
 }
 

@@ -16,8 +16,9 @@ use tonic::{Request, Response, Status};
 use crate::events::{self, EventResult};
 use crate::inbox::Inbox;
 use crate::request::Limits;
+use crate::routes::{RoutedPrefix, Router};
 use crate::scheduler::sequence::Leg;
-use crate::scheduler::{Job, Shared};
+use crate::scheduler::{CheckedRequest, Job, Shared};
 
 /// How long a call waits for an attachment that is being made.
 const ATTACH_PATIENCE: Duration = Duration::from_secs(1);
@@ -28,6 +29,8 @@ pub struct EngineService<A> {
     pub limits: Limits,
     pub shared: Shared,
     pub inbox: Arc<Inbox<A>>,
+    /// Asks holders; none in tests of the service alone.
+    pub router: Option<Arc<Router>>,
 }
 
 #[tonic::async_trait]
@@ -39,33 +42,64 @@ impl<A: Send + 'static> Engine for EngineService<A> {
         request: Request<v1::GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
         self.inbox.wait_attached(ATTACH_PATIENCE).await;
-        self.admit(request.into_inner()).map(Response::new)
+        let mut admitted = self.admit(request.into_inner())?;
+        admitted.job.routed = self.open_routes(&mut admitted.job.request).await?;
+        self.hand_over(admitted).map(Response::new)
     }
 }
 
 impl<A> EngineService<A> {
-    fn admit(&self, request: v1::GenerateRequest) -> Result<GenerateStream<A>, Status> {
+    fn refused(&self, reason: &str) {
+        self.shared.metrics.requests_refused.with_label_values(&[reason]).inc();
+    }
+
+    fn admit(&self, request: v1::GenerateRequest) -> Result<LetIn, Status> {
         let received_us = self.shared.clock.now_us();
-        let refused = |reason: &str| {
-            self.shared.metrics.requests_refused.with_label_values(&[reason]).inc();
-        };
-        let request = self.limits.check(request).inspect_err(|_| refused("invalid"))?;
+        let request = self.limits.check(request).inspect_err(|_| self.refused("invalid"))?;
         let prompt_tokens = match request.leg {
             Leg::Decode => 0,
             Leg::Prefill | Leg::Whole => request.prompt.len() as u32,
         };
         let Some(admitted) = self.shared.admission.try_admit(prompt_tokens) else {
-            refused("full");
+            self.refused("full");
             return Err(Status::resource_exhausted("the engine has as many requests as it takes"));
         };
         let (sink, events) = events::channel(request.answer.max_tokens);
-        let job = Job { request, events: sink, admitted, received_us };
+        let job = Job { request, events: sink, admitted, received_us, routed: None };
+        Ok(LetIn { job, events })
+    }
+
+    /// Asks holders for what the request attends elsewhere.
+    async fn open_routes(
+        &self,
+        request: &mut CheckedRequest,
+    ) -> Result<Option<RoutedPrefix>, Status> {
+        let wanted = std::mem::take(&mut request.routed);
+        let (Some(namespace), false) = (request.namespace, wanted.is_empty()) else {
+            return Ok(None);
+        };
+        let opened = match &self.router {
+            Some(router) => router.open(namespace, wanted).await,
+            None => Err(Status::failed_precondition("this engine routes no queries")),
+        };
+        opened.map(Some).inspect_err(|_| self.refused("unrouted"))
+    }
+
+    fn hand_over(&self, admitted: LetIn) -> Result<GenerateStream<A>, Status> {
+        let LetIn { job, events } = admitted;
         if self.inbox.put(job).is_err() {
-            refused("unattached");
+            self.refused("unattached");
             return Err(Status::unavailable("the engine is not attached to a store node"));
         }
         Ok(GenerateStream { events, inbox: Arc::clone(&self.inbox) })
     }
+}
+
+/// A request that was let in, and what its caller hears.
+#[derive(Debug)]
+struct LetIn {
+    job: Job,
+    events: mpsc::Receiver<EventResult>,
 }
 
 /// The events of one call. Dropping it cancels the request.
@@ -110,8 +144,13 @@ mod tests {
 
     /// A service of one request at most, and how often its compute thread was woken.
     fn service() -> (EngineService<()>, Arc<AtomicU32>) {
-        let limits =
-            Limits { role: Role::Both, vocab: VOCAB, context_tokens: 64, end_tokens: Vec::new() };
+        let limits = Limits {
+            role: Role::Both,
+            vocab: VOCAB,
+            context_tokens: 64,
+            end_tokens: Vec::new(),
+            block_tokens: 8,
+        };
         let shared = Shared {
             vocabulary: vocabulary(),
             admission: Arc::new(Admission::new(1)),
@@ -128,7 +167,7 @@ mod tests {
                 wakes.fetch_add(1, Ordering::Relaxed);
             }),
         );
-        (EngineService { limits, shared, inbox }, woken)
+        (EngineService { limits, shared, inbox, router: None }, woken)
     }
 
     fn request() -> v1::GenerateRequest {
@@ -145,10 +184,14 @@ mod tests {
         }
     }
 
+    fn call(service: &EngineService<()>) -> Result<GenerateStream<()>, Status> {
+        service.admit(request()).and_then(|admitted| service.hand_over(admitted))
+    }
+
     #[test]
     fn a_dropped_call_closes_its_job_and_wakes_the_compute_thread() {
         let (service, woken) = service();
-        let stream = service.admit(request()).expect("room");
+        let stream = call(&service).expect("room");
         let job = service.inbox.take_job().expect("a job");
         assert_eq!(woken.load(Ordering::Relaxed), 1);
         assert!(!job.events.is_closed());
@@ -160,7 +203,7 @@ mod tests {
     #[test]
     fn a_call_that_has_ended_wakes_nobody() {
         let (service, woken) = service();
-        let stream = service.admit(request()).expect("room");
+        let stream = call(&service).expect("room");
         drop(service.inbox.take_job());
         drop(stream);
         assert_eq!(woken.load(Ordering::Relaxed), 1);
@@ -169,10 +212,10 @@ mod tests {
     #[test]
     fn a_full_engine_says_so_until_a_request_has_ended() {
         let (service, _) = service();
-        let _stream = service.admit(request()).expect("room");
-        let refused = service.admit(request()).expect_err("full");
+        let _stream = call(&service).expect("room");
+        let refused = call(&service).expect_err("full");
         assert_eq!(refused.code(), Code::ResourceExhausted);
         drop(service.inbox.take_job());
-        assert!(service.admit(request()).is_ok());
+        assert!(call(&service).is_ok());
     }
 }

@@ -3874,6 +3874,29 @@ pub struct GenerateRequest {
     /// it, between two steps too, and nobody is passed by what came later than this.
     #[prost(uint64, tag = "7")]
     pub rank_delay_us: u64,
+    /// Blocks at the beginning of the prompt that stay where they are: the engine sends queries there. In the
+    /// order of the prompt, without gaps, and at least one token of the prompt after them. Only on a whole
+    /// leg, whose share has slots for what follows those blocks only and is ephemeral. When a holder is lost
+    /// or late the engine computes the blocks itself, in slots that it grows.
+    #[prost(message, repeated, tag = "8")]
+    pub routed: ::prost::alloc::vec::Vec<RoutedSpan>,
+}
+/// Blocks of a prompt that one node holds.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RoutedSpan {
+    /// The node's gRPC address, as in "10.0.0.7:7401".
+    #[prost(string, tag = "1")]
+    pub node: ::prost::alloc::string::String,
+    /// A share of the source side there that has pinned the blocks. The engine renews its lease, and
+    /// aborts it when the request is over.
+    #[prost(message, optional, tag = "2")]
+    pub tx: ::core::option::Option<TxId>,
+    #[prost(uint64, tag = "3")]
+    pub lease_ms: u64,
+    #[prost(uint32, tag = "4")]
+    pub first_block: u32,
+    #[prost(uint32, tag = "5")]
+    pub blocks: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct SamplingParams {
@@ -4726,6 +4749,555 @@ pub mod scheduler_server {
     /// Generated gRPC service name
     pub const SERVICE_NAME: &str = "kvasir.v1.Scheduler";
     impl<T> tonic::server::NamedService for SchedulerServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct OpenRouteSessionRequest {
+    /// The engine's transfer address.
+    #[prost(bytes = "vec", tag = "1")]
+    pub endpoint: ::prost::alloc::vec::Vec<u8>,
+    /// The region of its answer ring: `depth` slots of `answer_bytes_max`.
+    #[prost(bytes = "vec", tag = "2")]
+    pub answers_region: ::prost::alloc::vec::Vec<u8>,
+    #[prost(uint32, tag = "3")]
+    pub answer_bytes_max: u32,
+    /// The answer in slot i carries this plus i.
+    #[prost(uint32, tag = "4")]
+    pub answer_imm: u32,
+    /// Of a slot of the query ring.
+    #[prost(uint32, tag = "5")]
+    pub query_bytes_max: u32,
+    #[prost(uint32, tag = "6")]
+    pub depth: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct OpenRouteSessionReply {
+    #[prost(fixed64, tag = "1")]
+    pub session: u64,
+    /// The node's transfer address for routed queries.
+    #[prost(bytes = "vec", tag = "2")]
+    pub endpoint: ::prost::alloc::vec::Vec<u8>,
+    #[prost(bytes = "vec", tag = "3")]
+    pub queries_region: ::prost::alloc::vec::Vec<u8>,
+    /// The query in slot i carries this plus i.
+    #[prost(uint32, tag = "4")]
+    pub query_imm: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct OpenRouteRequest {
+    #[prost(fixed64, tag = "1")]
+    pub session: u64,
+    /// Names the share of the source side.
+    #[prost(message, optional, tag = "2")]
+    pub tx: ::core::option::Option<TxId>,
+    /// 16 bytes: the hash of the namespace.
+    #[prost(bytes = "vec", tag = "3")]
+    pub namespace: ::prost::alloc::vec::Vec<u8>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct OpenRouteReply {
+    #[prost(fixed64, tag = "1")]
+    pub route: u64,
+    /// Stands for the namespace, the slots and their generations. A query that
+    /// names others is refused.
+    #[prost(fixed64, tag = "2")]
+    pub pins: u64,
+    /// Leading blocks of the share's keys that are held.
+    #[prost(uint32, tag = "3")]
+    pub blocks: u32,
+    #[prost(uint32, tag = "4")]
+    pub block_tokens: u32,
+    /// Values of a cached row.
+    #[prost(uint32, tag = "5")]
+    pub d_qk: u32,
+    /// How cached rows hold their values, by the name in namespaces.
+    #[prost(string, tag = "6")]
+    pub kv_dtype: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CloseRouteSessionRequest {
+    #[prost(fixed64, tag = "1")]
+    pub session: u64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CloseRouteSessionReply {}
+/// Generated client implementations.
+#[cfg(feature = "services")]
+pub mod routes_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
+    /// Routed attention at a store node: an engine sends queries to the node that
+    /// has the cached rows, and gets partials back. These calls only open and
+    /// close; queries and partials are one-sided writes into rings (see the package
+    /// `kvasir-route`).
+    ///
+    /// What is attended is pinned by a share of the source side of a transaction
+    /// (TxAllocate): its lease is the route's, renewed by Renew and ended by TxAbort.
+    /// Under the same lease the blocks may be fetched instead (TxPush).
+    #[derive(Debug, Clone)]
+    pub struct RoutesClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl RoutesClient<tonic::transport::Channel> {
+        /// Attempt to create a new client by connecting to a given endpoint.
+        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
+        where
+            D: TryInto<tonic::transport::Endpoint>,
+            D::Error: Into<StdError>,
+        {
+            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
+            Ok(Self::new(conn))
+        }
+    }
+    impl<T> RoutesClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> RoutesClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            RoutesClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        /// Makes a ring for the queries of one engine process.
+        /// Errors: RESOURCE_EXHAUSTED (sessions or ring bytes), INVALID_ARGUMENT,
+        /// FAILED_PRECONDITION (routed queries are off here).
+        pub async fn open_session(
+            &mut self,
+            request: impl tonic::IntoRequest<super::OpenRouteSessionRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::OpenRouteSessionReply>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kvasir.v1.Routes/OpenSession",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kvasir.v1.Routes", "OpenSession"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Lets a session attend what a source share has pinned. The same again gives
+        /// another route over the same blocks.
+        /// Errors: NOT_FOUND (no such share: its lease is over; or no such session),
+        /// FAILED_PRECONDITION (another namespace, no kernel for rows that lie so,
+        /// not a single block held), RESOURCE_EXHAUSTED (too many routes).
+        pub async fn open_route(
+            &mut self,
+            request: impl tonic::IntoRequest<super::OpenRouteRequest>,
+        ) -> std::result::Result<tonic::Response<super::OpenRouteReply>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kvasir.v1.Routes/OpenRoute",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kvasir.v1.Routes", "OpenRoute"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Ends a session and its routes. Unknown ones are none.
+        pub async fn close_session(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CloseRouteSessionRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CloseRouteSessionReply>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kvasir.v1.Routes/CloseSession",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kvasir.v1.Routes", "CloseSession"));
+            self.inner.unary(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+#[cfg(feature = "services")]
+pub mod routes_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with RoutesServer.
+    #[async_trait]
+    pub trait Routes: std::marker::Send + std::marker::Sync + 'static {
+        /// Makes a ring for the queries of one engine process.
+        /// Errors: RESOURCE_EXHAUSTED (sessions or ring bytes), INVALID_ARGUMENT,
+        /// FAILED_PRECONDITION (routed queries are off here).
+        async fn open_session(
+            &self,
+            request: tonic::Request<super::OpenRouteSessionRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::OpenRouteSessionReply>,
+            tonic::Status,
+        >;
+        /// Lets a session attend what a source share has pinned. The same again gives
+        /// another route over the same blocks.
+        /// Errors: NOT_FOUND (no such share: its lease is over; or no such session),
+        /// FAILED_PRECONDITION (another namespace, no kernel for rows that lie so,
+        /// not a single block held), RESOURCE_EXHAUSTED (too many routes).
+        async fn open_route(
+            &self,
+            request: tonic::Request<super::OpenRouteRequest>,
+        ) -> std::result::Result<tonic::Response<super::OpenRouteReply>, tonic::Status>;
+        /// Ends a session and its routes. Unknown ones are none.
+        async fn close_session(
+            &self,
+            request: tonic::Request<super::CloseRouteSessionRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CloseRouteSessionReply>,
+            tonic::Status,
+        >;
+    }
+    /// Routed attention at a store node: an engine sends queries to the node that
+    /// has the cached rows, and gets partials back. These calls only open and
+    /// close; queries and partials are one-sided writes into rings (see the package
+    /// `kvasir-route`).
+    ///
+    /// What is attended is pinned by a share of the source side of a transaction
+    /// (TxAllocate): its lease is the route's, renewed by Renew and ended by TxAbort.
+    /// Under the same lease the blocks may be fetched instead (TxPush).
+    #[derive(Debug)]
+    pub struct RoutesServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> RoutesServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for RoutesServer<T>
+    where
+        T: Routes,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/kvasir.v1.Routes/OpenSession" => {
+                    #[allow(non_camel_case_types)]
+                    struct OpenSessionSvc<T: Routes>(pub Arc<T>);
+                    impl<
+                        T: Routes,
+                    > tonic::server::UnaryService<super::OpenRouteSessionRequest>
+                    for OpenSessionSvc<T> {
+                        type Response = super::OpenRouteSessionReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::OpenRouteSessionRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Routes>::open_session(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = OpenSessionSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kvasir.v1.Routes/OpenRoute" => {
+                    #[allow(non_camel_case_types)]
+                    struct OpenRouteSvc<T: Routes>(pub Arc<T>);
+                    impl<T: Routes> tonic::server::UnaryService<super::OpenRouteRequest>
+                    for OpenRouteSvc<T> {
+                        type Response = super::OpenRouteReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::OpenRouteRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Routes>::open_route(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = OpenRouteSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kvasir.v1.Routes/CloseSession" => {
+                    #[allow(non_camel_case_types)]
+                    struct CloseSessionSvc<T: Routes>(pub Arc<T>);
+                    impl<
+                        T: Routes,
+                    > tonic::server::UnaryService<super::CloseRouteSessionRequest>
+                    for CloseSessionSvc<T> {
+                        type Response = super::CloseRouteSessionReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CloseRouteSessionRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Routes>::close_session(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CloseSessionSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for RoutesServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "kvasir.v1.Routes";
+    impl<T> tonic::server::NamedService for RoutesServer<T> {
         const NAME: &'static str = SERVICE_NAME;
     }
 }

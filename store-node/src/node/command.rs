@@ -48,6 +48,10 @@ pub enum Command {
     /// Answered when it is durable.
     KeepContext(v1::KeepContextRequest, Reply<v1::KeepContextReply>),
     ListBlocks(v1::ListBlocksRequest, Reply<v1::ListBlocksReply>),
+    /// Answered on the thread that answers queries, as the next one is.
+    OpenRouteSession(v1::OpenRouteSessionRequest, Reply<v1::OpenRouteSessionReply>),
+    OpenRoute(v1::OpenRouteRequest, Reply<v1::OpenRouteReply>),
+    CloseRouteSession(v1::CloseRouteSessionRequest),
     /// Answered when the copy is there.
     Replicate(v1::ReplicateRequest, Reply<v1::ReplicateReply>),
     /// A copy has ended.

@@ -27,9 +27,9 @@ const COMMANDS_MAX: usize = 1024;
 const MESSAGES_MAX: usize = 4096;
 const REPORTS_MAX: usize = 1024;
 /// Each group under way (at least one write) ends once; each share has one counter, one tail, one
-/// drain and one message at a time; failures are told to so many at a time; the rest is for the few
+/// drain, one message and one end of its routes at a time; failures are told to so many at a time; the rest is for the few
 /// operations on writers.
-const ENDS_MAX: usize = WRITES_MAX + 5 * SHARES_MAX + 4096;
+const ENDS_MAX: usize = WRITES_MAX + 6 * SHARES_MAX + 4096;
 
 /// The end of something that the transfer engine did.
 #[derive(Debug)]
@@ -71,6 +71,10 @@ pub enum End {
     Told {
         failure: Box<Failure>,
         outcome: Outcome,
+    },
+    /// No query reads what a share has pinned any more.
+    RoutesClosed {
+        share: Share,
     },
 }
 

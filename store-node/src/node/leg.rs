@@ -37,6 +37,8 @@ pub struct Leg {
     pub reading: bool,
     /// Its blocks are copies to have: no engine takes it.
     pub replica: bool,
+    /// Source side: routes over its blocks. While there are any, a read is open with the block core for them.
+    pub routes: Vec<u64>,
 }
 
 impl Leg {

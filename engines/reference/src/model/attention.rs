@@ -4,11 +4,11 @@
 #![forbid(unsafe_code)]
 
 use kvasir_attention::matrix::{Into, View, ViewMut, multiply};
-use kvasir_attention::{Job, PartialMut, Query, Visible};
+use kvasir_attention::{Job, Partial, PartialMut, Query, Visible, merge};
 
 use super::math::{Matrix, rms_norm_in_place, scratch};
 use super::rope::rotate;
-use super::{Cache, ModelConfig};
+use super::{Cache, Elsewhere, LayerQueries, ModelConfig, SequenceQueries};
 
 /// The norms of the low-rank forms have this epsilon, whatever `rms_norm_eps` says.
 const LOW_RANK_EPSILON: f32 = 1e-6;
@@ -35,8 +35,10 @@ pub(super) enum QueryProjection {
 pub(super) struct Span {
     /// Rows of the layer's input that are this sequence's.
     pub rows: std::ops::Range<usize>,
-    /// Cached positions once this step's are written.
+    /// Positions that are cached here once this step's are written.
     pub cached: usize,
+    /// Positions before those are attended elsewhere.
+    pub elsewhere: bool,
     /// Where the sequence's slots begin, within [`Queries::slot_offsets`].
     pub slots: std::ops::Range<usize>,
 }
@@ -94,7 +96,7 @@ impl Attention {
         &self,
         x: &[f32],
         target: &mut [f32],
-        cache: &Cache,
+        (cache, elsewhere): (&Cache, &mut dyn Elsewhere),
         queries: &Queries<'_>,
         memory: &mut AttentionScratch,
         kernels: &mut kvasir_attention::Attention,
@@ -110,7 +112,11 @@ impl Attention {
 
         let latent_out = scratch(latent_out, tokens * heads * rank);
         let running = scratch(running, 2 * tokens * heads);
+        let sent = send(absorbed, queries, elsewhere);
         kernels.attend_all(jobs(absorbed, latent_out, running, cache, queries));
+        if !sent.is_empty() {
+            add_elsewhere(latent_out, running, queries, sent, elsewhere);
+        }
 
         let out = scratch(out, tokens * heads * value);
         for head in 0..heads {
@@ -164,7 +170,8 @@ impl QueryProjection {
     }
 }
 
-/// One job for each span. `running` holds the largest logits and the denominators, of no use here.
+/// One job for each span. `running` holds the largest logits and the denominators, which only a merge
+/// with what is elsewhere needs.
 fn jobs<'a>(
     absorbed: &'a [f32],
     mut latent_out: &'a mut [f32],
@@ -196,6 +203,56 @@ fn jobs<'a>(
             Job { query, pages: cache.rows(queries.layer, slots, span.cached), out }
         })
         .collect()
+}
+
+/// Sends the queries of spans whose beginning is elsewhere. Answers which spans those are.
+fn send(absorbed: &[f32], queries: &Queries<'_>, elsewhere: &mut dyn Elsewhere) -> Vec<usize> {
+    let config = queries.config;
+    let width = config.heads * config.row_width();
+    let away = |(_, span): &(usize, &Span)| span.elsewhere && !span.rows.is_empty();
+    let sequences: Vec<SequenceQueries<'_>> = queries
+        .spans
+        .iter()
+        .enumerate()
+        .filter(away)
+        .map(|(sequence, span)| SequenceQueries {
+            sequence,
+            values: &absorbed[span.rows.start * width..span.rows.end * width],
+        })
+        .collect();
+    if !sequences.is_empty() {
+        elsewhere.send(&LayerQueries {
+            layer: queries.layer,
+            d_qk: config.row_width(),
+            d_v: config.rank,
+            scale: queries.scale,
+            sequences: &sequences,
+        });
+    }
+    sequences.iter().map(|queries| queries.sequence).collect()
+}
+
+/// Merges what came back into what was attended here. The order of the parts is fixed, so that equal
+/// parts give equal bits whichever came first.
+fn add_elsewhere(
+    latent_out: &mut [f32],
+    running: &[f32],
+    queries: &Queries<'_>,
+    sent: Vec<usize>,
+    elsewhere: &mut dyn Elsewhere,
+) {
+    let (heads, rank) = (queries.config.heads, queries.config.rank);
+    let (m, l) = running.split_at(running.len() / 2);
+    for (sequence, partials) in sent.into_iter().zip(elsewhere.receive()) {
+        let Some(mut partials) = partials else { continue };
+        let span = &queries.spans[sequence].rows;
+        let rows = span.start * heads..span.end * heads;
+        let out = &mut latent_out[rows.start * rank..rows.end * rank];
+        let here = Partial { o: out.to_vec(), m: m[rows.clone()].to_vec(), l: l[rows].to_vec() };
+        // As positions go: what is elsewhere comes first.
+        partials.push(here);
+        out.copy_from_slice(&merge(&partials, rank).o);
+    }
 }
 
 /// Takes the first values off a slice.

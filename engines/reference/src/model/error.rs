@@ -29,6 +29,10 @@ pub enum StepError {
     Slot { sequence: usize, slot: u32, slots: u32 },
     #[error("sequence {sequence} ends at position {end}, beyond the model's {max}")]
     Position { sequence: usize, end: u64, max: u32 },
+    #[error(
+        "what sequence {sequence} has elsewhere is not whole pages before its tokens, or nobody attends it"
+    )]
+    Elsewhere { sequence: usize },
     #[error("the cache has another layout than this model")]
     Layout,
 }

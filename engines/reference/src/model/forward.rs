@@ -6,7 +6,7 @@
 
 #![forbid(unsafe_code)]
 
-use kvasir_attention::AttentionOptions;
+use kvasir_attention::{AttentionOptions, Partial};
 use kvasir_proto::SlotIndex;
 
 use super::attention::{AttentionScratch, Queries, Span};
@@ -15,7 +15,7 @@ use super::mlp::MlpScratch;
 use super::moe::MoeScratch;
 use super::rope::softmax_factor;
 use super::weights::{Feed, Layer};
-use super::{Cache, Model, StepError};
+use super::{Cache, Elsewhere, LayerQueries, Model, StepError};
 
 /// What one sequence does in a step: a prefill chunk or one decoded token.
 #[derive(Debug, Clone, Copy)]
@@ -23,7 +23,10 @@ pub struct SequenceStep<'a> {
     pub tokens: &'a [u32],
     /// Position of the first of `tokens`; rows of all positions before it are in the cache.
     pub start: u32,
-    /// The slots of the sequence from position 0 on; enough for `start + tokens.len()`.
+    /// Positions before this one have no rows here and are attended elsewhere: whole pages, and none of
+    /// `tokens`. 0 for none.
+    pub elsewhere: u32,
+    /// The slots of the sequence from position `elsewhere` on; enough for `start + tokens.len()`.
     pub pages: &'a [SlotIndex],
     /// Whether logits after the last token are wanted.
     pub logits: bool,
@@ -32,6 +35,24 @@ pub struct SequenceStep<'a> {
 impl SequenceStep<'_> {
     fn end(&self) -> u64 {
         u64::from(self.start) + self.tokens.len() as u64
+    }
+
+    /// Positions up to the last of `tokens` whose rows are here.
+    fn rows_here(&self) -> u64 {
+        self.end().saturating_sub(self.elsewhere.into())
+    }
+}
+
+/// For batches that have all their rows here.
+struct Nowhere;
+
+impl Elsewhere for Nowhere {
+    fn send(&mut self, queries: &LayerQueries<'_>) {
+        unreachable!("{} sequences have rows elsewhere", queries.sequences.len());
+    }
+
+    fn receive(&mut self) -> Vec<Option<Vec<Partial>>> {
+        Vec::new()
     }
 }
 
@@ -94,6 +115,24 @@ impl Model {
         batch: &[SequenceStep<'_>],
         on_layer: &mut dyn FnMut(usize),
     ) -> Result<Logits<'w>, StepError> {
+        if let Some(sequence) = batch.iter().position(|step| step.elsewhere > 0) {
+            return Err(StepError::Elsewhere { sequence });
+        }
+        self.forward_with(workspace, cache, batch, &mut Nowhere, on_layer)
+    }
+
+    /// As [`Model::forward`], for a batch with sequences whose beginning is attended elsewhere.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn forward_with<'w>(
+        &self,
+        workspace: &'w mut Workspace,
+        cache: &mut Cache,
+        batch: &[SequenceStep<'_>],
+        elsewhere: &mut dyn Elsewhere,
+        on_layer: &mut dyn FnMut(usize),
+    ) -> Result<Logits<'w>, StepError> {
         self.check(cache, batch)?;
         workspace.begin(self, cache, batch);
         let last = self.layers.len() - 1;
@@ -103,7 +142,7 @@ impl Model {
             if n == last {
                 workspace.keep_wanted(self, batch);
             }
-            self.finish_layer(workspace, cache, (n, layer));
+            self.finish_layer(workspace, cache, elsewhere, (n, layer));
         }
         let tokens = workspace.tokens();
         let hidden = scratch(&mut workspace.x, tokens * self.config.hidden);
@@ -131,7 +170,12 @@ impl Model {
             if let Some(&token) = step.tokens.iter().find(|&&token| token as usize >= vocab) {
                 return Err(StepError::Token { sequence, token, vocab });
             }
-            let (needed, got) = (cache.layout().pages_for(end as u32), step.pages.len());
+            let pages_whole = (step.elsewhere as usize).is_multiple_of(cache.block_tokens());
+            if step.elsewhere > step.start || !pages_whole {
+                return Err(StepError::Elsewhere { sequence });
+            }
+            let rows = step.rows_here() as u32;
+            let (needed, got) = (cache.layout().pages_for(rows), step.pages.len());
             if needed as usize > got {
                 return Err(StepError::Pages { sequence, needed, got });
             }
@@ -164,14 +208,20 @@ impl Model {
         for step in batch {
             let positions = step.start as usize..step.end() as usize;
             for (position, row) in positions.zip(&mut rows) {
-                let slot = step.pages[position / block_tokens];
+                let slot = step.pages[(position - step.elsewhere as usize) / block_tokens];
                 cache.write_row(slot, n, position % block_tokens, row);
             }
         }
     }
 
     /// The layer's attention and MLP, added to the residual stream.
-    fn finish_layer(&self, workspace: &mut Workspace, cache: &Cache, (n, layer): (usize, &Layer)) {
+    fn finish_layer(
+        &self,
+        workspace: &mut Workspace,
+        cache: &Cache,
+        elsewhere: &mut dyn Elsewhere,
+        (n, layer): (usize, &Layer),
+    ) {
         let config = &self.config;
         let tokens = workspace.tokens();
         if tokens == 0 {
@@ -194,7 +244,7 @@ impl Model {
         let x = scratch(&mut workspace.x, tokens * config.hidden);
         let normed = scratch(&mut workspace.normed, tokens * config.hidden);
         let memory = &mut workspace.attention;
-        layer.attention.attend_add(normed, x, cache, &queries, memory, kernels);
+        layer.attention.attend_add(normed, x, (cache, elsewhere), &queries, memory, kernels);
 
         rms_norm(x, &layer.feed_norm, config.norm_epsilon, normed);
         match &layer.feed {
@@ -227,12 +277,14 @@ impl Workspace {
         for step in batch {
             let from = self.tokens();
             let slots_from = self.slot_offsets.len();
-            let pages = cache.layout().pages_for(step.end() as u32) as usize;
+            let rows = step.rows_here() as u32;
+            let pages = cache.layout().pages_for(rows) as usize;
             let offsets = step.pages[..pages].iter().map(|slot| cache.slot_offset(*slot));
             self.slot_offsets.extend(offsets);
             self.spans.push(Span {
                 rows: from..from + step.tokens.len(),
-                cached: step.end() as usize,
+                cached: rows as usize,
+                elsewhere: step.elsewhere > 0,
                 slots: slots_from..self.slot_offsets.len(),
             });
         }

@@ -4,12 +4,13 @@
 //! [`Cache`]. Nothing in this module knows of nodes, transactions or sockets.
 //!
 //! Reading path: `config` (what config.json must say), `files` and `weights` (what the folder must
-//! hold), `forward` (a step), `attention`, `moe` and `mlp` (its layers), `rope` and `math` (their
+//! hold), `forward` (a step), `elsewhere` (rows that are not here), `attention`, `moe` and `mlp` (its layers), `rope` and `math` (their
 //! parts), `cache` (the rim to the shared memory), `fingerprint`.
 
 mod attention;
 mod cache;
 mod config;
+mod elsewhere;
 mod error;
 mod files;
 mod fingerprint;
@@ -22,6 +23,7 @@ mod weights;
 
 pub use cache::{Cache, CacheSpec, KvDtype};
 pub use config::{ExpertsConfig, Groups, ModelConfig, Weighting};
+pub use elsewhere::{Elsewhere, LayerQueries, SequenceQueries};
 pub use error::{ModelError, StepError};
 pub use forward::{Logits, SequenceStep, Workspace};
 pub use rope::{RopeConfig, Yarn};

@@ -16,8 +16,9 @@ use tonic::{Code, Status, Streaming};
 use super::*;
 use crate::config::Role;
 
-const BLOCK: usize = 64;
-const LEASE_MS: u64 = 5_000;
+pub const BLOCK: usize = 64;
+/// No lease runs out by itself here, however slow the machine is.
+pub const LEASE_MS: u64 = 600_000;
 
 #[derive(serde::Deserialize)]
 struct Vectors {
@@ -25,16 +26,16 @@ struct Vectors {
 }
 
 #[derive(serde::Deserialize, Clone)]
-struct Case {
-    prompt: Vec<u32>,
-    greedy: Vec<u32>,
+pub struct Case {
+    pub prompt: Vec<u32>,
+    pub greedy: Vec<u32>,
 }
 
 fn file(path: &str) -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
-fn cases() -> Vec<Case> {
+pub fn cases() -> Vec<Case> {
     let text = std::fs::read_to_string(file("tests/data/deepseek_v2/plain/expected.json"));
     let vectors: Vectors =
         serde_json::from_str(&text.expect("the reference vectors")).expect("as they were made");
@@ -42,27 +43,35 @@ fn cases() -> Vec<Case> {
 }
 
 /// One node with its engine.
-struct Host {
-    node: kvasir_store_node::Running,
-    node_client: StoreNodeClient<Channel>,
+pub struct Host {
+    pub node: kvasir_store_node::Running,
+    pub node_client: StoreNodeClient<Channel>,
     node_config: kvasir_store_node::Config,
     engine: SocketAddr,
     engine_client: EngineClient<Channel>,
-    metrics: Metrics,
-    namespace: Namespace,
+    pub metrics: Metrics,
+    pub router: Arc<Router>,
+    pub namespace: Namespace,
     shutdown: CancellationToken,
     running: JoinHandle<Result<(), Error>>,
     _dir: tempfile::TempDir,
 }
 
 impl Host {
-    async fn start(role: Role) -> Self {
+    pub async fn start(role: Role) -> Self {
+        // No wait for partials here ends by the time that is over.
+        Host::start_with(role, 600_000).await
+    }
+
+    /// With so long a wait for partials of holders.
+    pub async fn start_with(role: Role, deadline_ms: u32) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let node_config = kvasir_store_node::Config {
             listen: any,
             attach_dir: dir.path().join("node"),
             arena_bytes: 256 << 20,
+            lease_ms_max: LEASE_MS,
             ..kvasir_store_node::Config::default()
         };
         let node = kvasir_store_node::start(node_config.clone()).await.expect("a node");
@@ -72,6 +81,13 @@ impl Host {
             attach_dir: node_config.attach_dir.clone(),
             listen: any,
             chunk_tokens: 100,
+            // Nor is a node or a holder ever too slow to answer.
+            grow_wait_ms: 600_000,
+            routes: crate::config::Routes {
+                deadline_ms,
+                call_timeout_ms: 600_000,
+                ..Default::default()
+            },
             ..Config::default()
         };
         let listener = TcpListener::bind(any).await.expect("a port");
@@ -81,7 +97,7 @@ impl Host {
         let namespace = keys::namespace(&fingerprint, config.kv_dtype.name(), "", "");
         let shutdown = CancellationToken::new();
         let engine = Engine::start(config, loaded).expect("it starts");
-        let metrics = engine.shared.metrics.clone();
+        let (metrics, router) = (engine.shared.metrics.clone(), Arc::clone(&engine.router));
         let running = tokio::spawn(engine.serve(listener, address.to_string(), shutdown.clone()));
         let endpoint = |address: SocketAddr| format!("http://{address}");
         let node_client = StoreNodeClient::connect(endpoint(node.address())).await.expect("a node");
@@ -93,6 +109,7 @@ impl Host {
             engine: address,
             engine_client,
             metrics,
+            router,
             namespace,
             shutdown,
             running,
@@ -140,6 +157,15 @@ impl Host {
     }
 
     async fn call(&self, ask: &Ask, leg: v1::Leg) -> Result<Streaming<v1::GenerateEvent>, Status> {
+        self.call_routed(ask, leg, Vec::new()).await
+    }
+
+    pub async fn call_routed(
+        &self,
+        ask: &Ask,
+        leg: v1::Leg,
+        routed: Vec<v1::RoutedSpan>,
+    ) -> Result<Streaming<v1::GenerateEvent>, Status> {
         let request = v1::GenerateRequest {
             tx: Some(ask.tx()),
             leg: leg.into(),
@@ -153,6 +179,7 @@ impl Host {
             }),
             namespace: self.namespace.0.to_vec(),
             rank_delay_us: 0,
+            routed,
         };
         Ok(self.engine_client.clone().generate(request).await?.into_inner())
     }
@@ -177,12 +204,12 @@ impl Host {
     }
 
     /// A whole leg with its allocation.
-    async fn whole(&self, ask: &Ask) -> Answered {
+    pub async fn whole(&self, ask: &Ask) -> Answered {
         self.allocate(ask, v1::Side::Prefill, Vec::new()).await;
         self.generate(ask, v1::Leg::Whole).await.expect("an answer")
     }
 
-    async fn end(mut self) {
+    pub async fn end(mut self) {
         self.shutdown.cancel();
         drop(self.engine_client);
         self.running.await.expect("no panic").expect("it stops as asked");
@@ -192,22 +219,22 @@ impl Host {
 }
 
 #[derive(Clone)]
-struct Ask {
-    serial: u64,
-    prompt: Vec<u32>,
-    max_tokens: u32,
+pub struct Ask {
+    pub serial: u64,
+    pub prompt: Vec<u32>,
+    pub max_tokens: u32,
 }
 
 impl Ask {
-    fn tx(&self) -> v1::TxId {
+    pub fn tx(&self) -> v1::TxId {
         v1::TxId { conductor_incarnation: 77, serial: self.serial }
     }
 }
 
 #[derive(Debug, Default)]
-struct Answered {
-    cached: u32,
-    tokens: Vec<u32>,
+pub struct Answered {
+    pub cached: u32,
+    pub tokens: Vec<u32>,
     text: String,
     finished: Option<v1::Finished>,
 }

@@ -80,7 +80,10 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
         let sequence = self.sequences.get_mut(&id).expect("looked up by the caller");
         let cached = bound.cached_tokens;
         let prefills = sequence.leg != Leg::Decode;
-        let pages = sequence.prompt_tokens.div_ceil(sequence.page_tokens);
+        // The share has slots, and may have cached rows, for what is not away.
+        let away = sequence.away.tokens();
+        let pages = (sequence.prompt_tokens - away).div_ceil(sequence.page_tokens);
+        let cached = away.saturating_add(cached);
         let cached_max = sequence.prompt_tokens - u32::from(prefills);
         if sequence.state != State::Binding || slots.len() != pages as usize || cached > cached_max
         {
@@ -133,7 +136,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
         let now_us = self.shared.clock.now_us();
         let sequence = self.sequences.get_mut(&id).expect("looked up by the caller");
         sequence.growth.handle_grown(!slots.is_empty(), now_us);
-        sequence.slots.extend(slots);
+        sequence.add_slots(slots);
         Ok(())
     }
 

@@ -9,12 +9,13 @@
 //! - [`plan`]: what a step computes
 //! - [`step`]: a step from plan to tokens
 //! - [`inbound`]: what the node says
-//! - [`answer`], [`growth`], [`answer_blocks`]: parts of a sequence
+//! - [`answer`], [`growth`], [`answer_blocks`], [`away`]: parts of a sequence
 
 #![forbid(unsafe_code)]
 
 pub mod answer;
 pub mod answer_blocks;
+pub mod away;
 pub mod growth;
 mod inbound;
 pub mod plan;
@@ -38,10 +39,12 @@ use crate::events::EventSink;
 use crate::layer_log::LayerLog;
 use crate::metrics::Metrics;
 use crate::ports::{CachePort, Clock, Compute, PortLost};
+use crate::routes::{RoutedPrefix, SpanRequest};
 use crate::sampling::Sampler;
 use crate::text::Vocabulary;
 use answer::{Answer, AnswerOptions};
 use answer_blocks::AnswerBlocks;
+use away::Away;
 use growth::Growth;
 use sequence::{Leg, Sequence, State, Times};
 
@@ -66,6 +69,8 @@ pub struct CheckedRequest {
     pub namespace: Option<Namespace>,
     /// By how much it counts as having come later, while nothing of it is computed.
     pub rank_delay_us: u64,
+    /// What of the prompt's beginning is to be attended elsewhere.
+    pub routed: Vec<SpanRequest>,
 }
 
 /// A request that was taken in.
@@ -75,6 +80,8 @@ pub struct Job {
     pub events: EventSink,
     pub admitted: Admitted,
     pub received_us: u64,
+    /// What `request.routed` has led to.
+    pub routed: Option<RoutedPrefix>,
 }
 
 /// What the scheduler is told once.
@@ -235,7 +242,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
     }
 
     fn sequence_of(&self, job: Job) -> Sequence {
-        let Job { request, events, admitted, received_us } = job;
+        let Job { request, events, admitted, received_us, routed } = job;
         let prompt_tokens = request.prompt.len() as u32;
         let block_tokens = self.options.block_tokens;
         let blocks = |namespace| AnswerBlocks::new(namespace, prompt_tokens, block_tokens);
@@ -246,8 +253,9 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
             tokens: request.prompt,
             prompt_tokens,
             slots: Vec::new(),
+            answer_blocks: request.namespace.filter(|_| routed.is_none()).map(blocks),
+            away: Away::new(routed),
             answer: Answer::new(request.answer, Arc::clone(&self.shared.vocabulary)),
-            answer_blocks: request.namespace.map(blocks),
             first_token: None,
             growth: Growth::default(),
             events,

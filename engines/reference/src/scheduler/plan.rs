@@ -17,6 +17,8 @@ pub enum Work {
     Decode { position: u32 },
     /// Prompt tokens from `computed` on.
     Prefill { computed: u32, prompt_tokens: u32 },
+    /// Tokens from `computed` on, up to and without `until`, and no token after them.
+    Recall { computed: u32, until: u32 },
 }
 
 /// What one sequence does in the step.
@@ -37,6 +39,14 @@ pub fn plan_step(candidates: &[Candidate], chunk_tokens: u32) -> Vec<Part> {
         match work {
             Work::Decode { position } => {
                 parts.push(Part { sequence, positions: position..position + 1, samples: true });
+            }
+            Work::Recall { computed, until } => {
+                let tokens = budget.min(until - computed);
+                budget -= tokens;
+                if tokens > 0 {
+                    let positions = computed..computed + tokens;
+                    parts.push(Part { sequence, positions, samples: false });
+                }
             }
             Work::Prefill { computed, prompt_tokens } => {
                 let tokens = budget.min(prompt_tokens - computed);
@@ -109,6 +119,15 @@ mod tests {
         assert_eq!(check(&candidates, 100), expected);
         assert_eq!(check(&candidates, 10), vec![(1, 90..100, true)]);
         assert_eq!(check(&[], 10), vec![]);
+    }
+
+    #[test]
+    fn what_is_called_back_shares_the_budget_and_gives_no_token() {
+        let work = Work::Recall { computed: 64, until: 128 };
+        let candidates = [Candidate { sequence: 1, work }, prefill(2, 0, 60)];
+        let expected = vec![(1, 64..128, false), (2, 0..36, false)];
+        assert_eq!(check(&candidates, 100), expected);
+        assert_eq!(check(&candidates, 30), vec![(1, 64..94, false)]);
     }
 
     #[test]

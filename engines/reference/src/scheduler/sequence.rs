@@ -6,12 +6,16 @@
 //! | decode | Binding, Arriving, Decoding |
 //! | whole | Binding, Prefilling, Decoding |
 //!
+//! A whole leg whose beginning is attended elsewhere and that has lost it is Recalling, and then again in
+//! the state that it was in.
+//!
 //! From every state it may also end: cancelled, stopped by the node, or failed.
 
 use kvasir_proto::{Share, SlotIndex, v1};
 
 use super::answer::Answer;
 use super::answer_blocks::AnswerBlocks;
+use super::away::Away;
 use super::growth::{Growth, Room};
 use super::plan::{Part, PromptPages, Work};
 use crate::admission::Admitted;
@@ -39,6 +43,15 @@ pub enum State {
     /// Rows of all tokens but the last are in the cache. On a decode leg the first token is not
     /// among the tokens until there is a seat.
     Decoding,
+    /// What was elsewhere, positions before `until`, is computed here, when there are slots for it.
+    Recalling { computed: u32, until: u32, resume: Resume },
+}
+
+/// What a sequence was doing when it lost its beginning, and goes on with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Resume {
+    Prefilling { computed: u32 },
+    Decoding,
 }
 
 /// When things happened, in microseconds of the engine's clock.
@@ -61,9 +74,12 @@ pub struct Sequence {
     /// The prompt, then the answer.
     pub tokens: Vec<u32>,
     pub prompt_tokens: u32,
+    /// From the first position on that is not away.
     pub slots: Vec<SlotIndex>,
+    pub away: Away,
     pub answer: Answer,
-    /// Absent on a prefill leg, which fills no block beyond the prompt.
+    /// Absent on a prefill leg, which fills no block beyond the prompt, and where the beginning is elsewhere:
+    /// nobody could find a block without those before it.
     pub answer_blocks: Option<AnswerBlocks>,
     /// Decode leg: what was handed over, from `Ready` until there is a seat. The caller hears of
     /// the first token when the others follow, and not a long wait before the second.
@@ -86,6 +102,8 @@ impl Sequence {
             State::Prefilling { computed } => {
                 Some(Work::Prefill { computed, prompt_tokens: self.prompt_tokens })
             }
+            State::Recalling { .. } if self.away.tokens() > 0 => None,
+            State::Recalling { computed, until, .. } => Some(Work::Recall { computed, until }),
             State::Decoding if self.first_token.is_some() || self.room().is_short() => None,
             State::Decoding => Some(Work::Decode { position: self.tokens.len() as u32 - 1 }),
         }
@@ -113,6 +131,7 @@ impl Sequence {
         SequenceStep {
             tokens: &self.tokens[start as usize..end as usize],
             start,
+            elsewhere: self.away.tokens(),
             pages: &self.slots,
             logits: part.samples,
         }
@@ -120,12 +139,22 @@ impl Sequence {
 
     /// How far its rows reach. The last token of an answer needs no row.
     pub fn room(&self) -> Room {
+        // What is away needs room from when it is called back.
+        let away = match self.state {
+            State::Recalling { .. } => 0,
+            _ => self.away.tokens(),
+        };
         Room {
-            rows_next: self.tokens.len() as u32,
-            rows_max: self.prompt_tokens + self.answer.max_tokens() - 1,
-            pages: self.slots.len() as u32,
+            rows_next: self.tokens.len() as u32 - away,
+            rows_max: self.prompt_tokens + self.answer.max_tokens() - 1 - away,
+            pages: self.slots.len() as u32 + self.away.pages(),
             page_tokens: self.page_tokens,
         }
+    }
+
+    /// Others find the blocks that it fills: nothing of it is, or was, elsewhere.
+    pub fn shares_blocks(&self) -> bool {
+        self.leg == Leg::Prefill || self.answer_blocks.is_some()
     }
 
     pub fn prompt_pages(&self) -> PromptPages {
@@ -138,7 +167,34 @@ impl Sequence {
 
     /// Its lease is this engine's to renew: the conductor does so until the hand-over.
     pub fn renews_lease(&self) -> bool {
-        self.state == State::Decoding
+        matches!(self.state, State::Decoding | State::Recalling { .. })
+    }
+
+    /// Its beginning is attended elsewhere no more: it will be computed here.
+    pub fn recall(&mut self) {
+        let resume = match self.state {
+            State::Prefilling { computed } => Resume::Prefilling { computed },
+            State::Decoding => Resume::Decoding,
+            State::Binding | State::Arriving | State::Recalling { .. } => return,
+        };
+        self.away.give_up();
+        self.state = State::Recalling { computed: 0, until: self.away.tokens(), resume };
+    }
+
+    /// More of what is called back is computed.
+    pub fn recalled(&mut self, to: u32) {
+        let State::Recalling { computed, until, resume } = &mut self.state else { return };
+        *computed = to;
+        if to >= *until {
+            self.state = match *resume {
+                Resume::Prefilling { computed } => State::Prefilling { computed },
+                Resume::Decoding => State::Decoding,
+            };
+        }
+    }
+
+    pub fn add_slots(&mut self, granted: Vec<SlotIndex>) {
+        self.away.take(granted, &mut self.slots, self.page_tokens);
     }
 
     /// What the caller hears last.

@@ -13,6 +13,7 @@ use super::{ALIVE_EVERY_US, End, Scheduler, alive_message};
 use crate::layer_log::ShareInStep;
 use crate::model::SequenceStep;
 use crate::ports::{CachePort, Compute, PortLost};
+use crate::routes::RoutedPrefix;
 use crate::tail::EngineTail;
 
 impl<P: CachePort, C: Compute> Scheduler<P, C> {
@@ -42,12 +43,26 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
                 sequence.was_passed(taken_us);
             }
         }
+        let failed = self.compute.failed().to_vec();
         let mut tokens = tokens.into_iter();
-        for part in &parts {
+        for (index, part) in parts.iter().enumerate() {
             let token = part.samples.then(|| tokens.next().expect("one for each that samples"));
+            if failed.contains(&index) {
+                self.recall(part.sequence);
+                continue;
+            }
             self.advance(part, token, begun_us)?;
         }
         Ok(true)
+    }
+
+    /// A holder did not give what the step needed: what it would have meant is forgotten, and the sequence
+    /// computes the holders' blocks here.
+    fn recall(&mut self, id: u64) {
+        let sequence = self.sequences.get_mut(&id).expect("parts are of sequences that are there");
+        tracing::warn!(share = %sequence.share, "blocks elsewhere are lost; they are computed here");
+        sequence.recall();
+        self.shared.metrics.recalls.inc();
     }
 
     /// Adds the first tokens of those that have a seat by now. One may end its answer, by a stop
@@ -126,6 +141,8 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
         let Scheduler { sequences, port, compute, shared, step, alive_at_us, sampler, .. } = self;
         let batch: Vec<SequenceStep<'_>> =
             parts.iter().map(|part| sequences[&part.sequence].batch_part(part)).collect();
+        let away = |part: &Part| sequences[&part.sequence].away.prefix();
+        let routed: Vec<Option<&RoutedPrefix>> = parts.iter().map(away).collect();
         let mut lost = None;
         let mut on_layer = |layers_done: usize| {
             // The time comes first: as soon as the word is stored the layer may leave.
@@ -144,7 +161,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
                 }
             }
         };
-        let logits = compute.forward(&batch, &mut on_layer).map_err(|why| {
+        let logits = compute.forward(&batch, &routed, &mut on_layer).map_err(|why| {
             tracing::error!(step, %why, "the model refused a step");
             PortLost(format!("the model refused a step: {why}"))
         })?;
@@ -168,6 +185,13 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
         let id = part.sequence;
         let sequence = self.sequences.get_mut(&id).expect("parts are of sequences that are there");
         sequence.times.started_us.get_or_insert(begun_us);
+        if let State::Recalling { .. } = sequence.state {
+            let computed = part.positions.end - part.positions.start;
+            sequence.prompt_tokens_computed += computed;
+            self.shared.metrics.prompt_tokens_computed.inc_by(computed.into());
+            sequence.recalled(part.positions.end);
+            return Ok(());
+        }
         if let State::Prefilling { .. } = sequence.state {
             let computed = part.positions.end - part.positions.start;
             sequence.state = State::Prefilling { computed: part.positions.end };
@@ -225,8 +249,9 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
 }
 
 fn share_in_step(sequence: &Sequence, part: &Part) -> ShareInStep {
-    let prefills = matches!(sequence.state, State::Prefilling { .. });
-    // Pages that decoding fills are committed by `CommitBlocks`.
+    // Pages that decoding fills are committed by `CommitBlocks`; those behind blocks that are elsewhere are
+    // for nobody else.
+    let prefills = matches!(sequence.state, State::Prefilling { .. }) && sequence.shares_blocks();
     let pages =
         if prefills { finished_pages(&part.positions, sequence.prompt_pages()) } else { 0..0 };
     ShareInStep {

@@ -323,6 +323,7 @@ fn in_each_state(mut check: impl FnMut(Bench, Ask, Caller, &str)) {
             State::Binding => "binding",
             State::Arriving => "arriving",
             State::Prefilling { .. } => "prefilling",
+            State::Recalling { .. } => unreachable!("nothing of it is elsewhere"),
             State::Decoding if sequence.room().is_short() => "short of room",
             State::Decoding => "decoding",
         };

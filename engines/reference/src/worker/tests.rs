@@ -89,10 +89,11 @@ impl Engine {
             prompt: PROMPT.to_vec(),
             answer,
             namespace: Some(Namespace([0; 16])),
+            routed: Vec::new(),
             rank_delay_us: 0,
         };
         let admitted = self.shared.admission.try_admit(PROMPT.len() as u32).expect("room");
-        (Job { request, events: sink, admitted, received_us: 0 }, events)
+        (Job { request, events: sink, admitted, received_us: 0, routed: None }, events)
     }
 }
 

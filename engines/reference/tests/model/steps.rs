@@ -40,6 +40,7 @@ fn a_layer_is_announced_when_its_rows_are_there_and_no_other_row_is_touched() {
         let step = SequenceStep {
             tokens: &tokens,
             start: start as u32,
+            elsewhere: 0,
             pages: &pages,
             logits: start == 0,
         };
@@ -77,8 +78,14 @@ fn steps_that_cannot_be_are_refused_before_anything_is_written() {
     let mut workspace = Workspace::default();
     let mut check = |start: u32, tokens: &[u32], pages: &[u32], want: StepError| {
         let pages: Vec<SlotIndex> = pages.iter().copied().map(SlotIndex).collect();
-        let good = SequenceStep { tokens: &[1], start: 0, pages: &[SlotIndex(0)], logits: true };
-        let bad = SequenceStep { tokens, start, pages: &pages, logits: true };
+        let good = SequenceStep {
+            tokens: &[1],
+            start: 0,
+            elsewhere: 0,
+            pages: &[SlotIndex(0)],
+            logits: true,
+        };
+        let bad = SequenceStep { tokens, start, elsewhere: 0, pages: &pages, logits: true };
         let mut announced = false;
         let on_layer = &mut |_| announced = true;
         let got = model.forward(&mut workspace, &mut arena.cache, &[good, bad], on_layer);
@@ -111,7 +118,13 @@ fn a_cache_of_another_layout_is_refused() {
         let spec = CacheSpec { base, len_bytes, layout, dtype: KvDtype::F32 };
         // SAFETY: the memory outlives the cache and is used through it alone.
         let mut cache = unsafe { Cache::new(spec) };
-        let step = SequenceStep { tokens: &[1], start: 0, pages: &[SlotIndex(0)], logits: true };
+        let step = SequenceStep {
+            tokens: &[1],
+            start: 0,
+            elsewhere: 0,
+            pages: &[SlotIndex(0)],
+            logits: true,
+        };
         let mut workspace = Workspace::default();
         let got = model.forward(&mut workspace, &mut cache, &[step], &mut |_| ());
         assert_eq!(got.err(), Some(StepError::Layout));

@@ -73,7 +73,13 @@ pub fn generate(
     let mut logits = Vec::new();
     for tokens in prompt[start..].chunks(chunk) {
         let end = at + tokens.len();
-        let step = SequenceStep { tokens, start: at as u32, pages, logits: end == prompt.len() };
+        let step = SequenceStep {
+            tokens,
+            start: at as u32,
+            elsewhere: 0,
+            pages,
+            logits: end == prompt.len(),
+        };
         let out = model.forward(&mut workspace, &mut arena.cache, &[step], &mut |_| ());
         let out = out.expect("a step");
         assert_eq!(out.len(), usize::from(end == prompt.len()));
@@ -83,7 +89,8 @@ pub fn generate(
     let mut tokens = vec![best(&logits)];
     while tokens.len() < steps {
         let last = [tokens[tokens.len() - 1]];
-        let step = SequenceStep { tokens: &last, start: at as u32, pages, logits: true };
+        let step =
+            SequenceStep { tokens: &last, start: at as u32, elsewhere: 0, pages, logits: true };
         let out = model.forward(&mut workspace, &mut arena.cache, &[step], &mut |_| ());
         tokens.push(best(out.expect("a step").row(0)));
         at += 1;

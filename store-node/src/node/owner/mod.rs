@@ -9,6 +9,7 @@
 //! - `engine`: the attached engine
 //! - `clients` and `objects`: processes that put and get objects
 //! - `tiers`: what sinks to the SSD and rises from it
+//! - `routes`: queries of engines elsewhere over what is here
 //! - `replicas`: copies on other nodes, draining
 //! - `admin`: what administrators ask for
 //! - `report`: events, status, metrics
@@ -22,6 +23,7 @@ mod objects;
 mod pushes;
 mod replicas;
 mod report;
+mod routes;
 mod shares;
 mod stops;
 mod tiers;
@@ -44,6 +46,7 @@ use self::clients::Clients;
 use self::engine::{CacheShape, PendingAttach};
 pub use self::failures::Failure;
 use self::replicas::Replication;
+pub use self::routes::Routing;
 use self::tiers::Tiers;
 use super::arena::Arena;
 use super::command::Command;
@@ -89,6 +92,7 @@ pub struct Parts {
     pub layer_log: Option<LayerLog>,
     pub ssd: Option<SsdThread>,
     pub copier: Copier,
+    pub routing: Option<Routing>,
 }
 
 /// See the module.
@@ -117,6 +121,8 @@ pub struct Owner {
     /// The SSD, on a node that has one.
     tiers: Option<Tiers>,
     replication: Replication,
+    /// Answers routed queries, where that is on.
+    routing: Option<Routing>,
     events: Events,
     report: report::Reported,
     inbox: Inbox,
@@ -150,6 +156,7 @@ impl Owner {
             layer_log,
             ssd,
             copier,
+            routing,
         } = parts;
         Owner {
             tail_space: TailSpace::new(tails.len() as u64),
@@ -172,6 +179,7 @@ impl Owner {
             clients: Clients::new(),
             cache: None,
             tiers: ssd.map(Tiers::new),
+            routing,
             events: Events::new(incarnation),
             report: report::Reported::default(),
             inbox,
@@ -253,6 +261,7 @@ impl Owner {
             End::Sent { share, outcome } => self.stop_sent(share, outcome),
             End::Probed { writer, outcome } => self.writer_probed(writer, outcome),
             End::Told { failure, outcome } => self.failure_told(failure, outcome),
+            End::RoutesClosed { share } => self.routes_closed(share),
         }
         self.run_actions();
     }
@@ -267,6 +276,9 @@ impl Owner {
             Command::Abort(request, reply) => drop(reply.send(self.abort(request))),
             Command::Renew(request, reply) => drop(reply.send(self.renew(&request))),
             Command::KeepContext(request, reply) => self.keep_context(&request, reply),
+            Command::OpenRouteSession(request, reply) => self.open_route_session(request, reply),
+            Command::CloseRouteSession(request) => self.close_route_session(&request),
+            Command::OpenRoute(request, reply) => self.open_route(&request, reply),
             Command::ListBlocks(request, reply) => drop(reply.send(self.list_blocks(&request))),
             Command::Replicate(request, reply) => self.replicate(&request, reply),
             Command::Copied(copy, result) => self.copied(copy, result),

@@ -377,6 +377,7 @@ impl Owner {
                 // Dropped with one before it, or never committed.
                 continue;
             }
+            self.end_routes_over(*slot);
             self.metrics.corrupt_blocks.inc();
             tracing::error!(
                 %share, page, slot = slot.0, dropped,
@@ -406,6 +407,13 @@ impl Owner {
 
     /// The block core wants no more of this share's bytes to be read.
     pub(super) fn stop_push(&mut self, share: Share) {
+        if !self.close_routes(share) {
+            self.stop_pages(share);
+        }
+    }
+
+    /// As above, when no query reads the share any more.
+    pub(super) fn stop_pages(&mut self, share: Share) {
         let leg = self.legs.get_mut(&share);
         let outgoing = leg.and_then(|leg| leg.outgoing.as_mut());
         if outgoing.is_some_and(|outgoing| outgoing.leaving.core_waits()) {

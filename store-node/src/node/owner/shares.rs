@@ -226,6 +226,7 @@ impl Owner {
                 finished: false,
                 reading: false,
                 replica: false,
+                routes: Vec::new(),
             },
         );
         // What is on its way from the SSD is cached when it is there.

@@ -205,11 +205,12 @@ impl Bench {
             prompt: ask.prompt(),
             answer: ask.answer.clone(),
             namespace: (ask.leg != Leg::Prefill).then_some(NAMESPACE),
+            routed: Vec::new(),
             rank_delay_us: ask.rank_delay_us,
         };
         let tokens = if ask.leg == Leg::Decode { 0 } else { ask.prompt_tokens };
         let admitted = self.scheduler.shared.admission.try_admit(tokens).expect("room");
-        let job = Job { request, events: sink, admitted, received_us: 1 };
+        let job = Job { request, events: sink, admitted, received_us: 1, routed: None };
         self.scheduler.accept(job).expect("the node is there");
         Caller { events }
     }

@@ -1,0 +1,261 @@
+//! Attention over blocks that other nodes hold ("move the query, not the cache").
+//!
+//! - [`Router`]: sessions with holders, and the routes of a request; on the reactor
+//! - `leases`: a request's shares at its holders are renewed while it lasts, and end with it
+//! - [`exchange`]: one layer's queries out, partials in; on the compute thread
+//!
+//! What must hold: the partials of a sequence are used all or none. A sequence that lacks one computes
+//! the holders' blocks itself ([`crate::scheduler`]) and goes on without them.
+
+#![forbid(unsafe_code)]
+
+pub mod exchange;
+mod leases;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use kvasir_proto::v1::routes_client::RoutesClient;
+use kvasir_proto::{Namespace, TxId, v1};
+use kvasir_route::requester::{
+    Grant, Requester, RequesterError, RequesterOptions, Session, SessionSize,
+};
+use kvasir_route::{Domain, WireDtype, wire};
+use prometheus::Registry;
+use tokio::sync::OnceCell;
+use tonic::Status;
+use tonic::transport::{Channel, Endpoint};
+
+use self::leases::Leases;
+use crate::config::Config;
+use crate::model::ModelConfig;
+
+/// Exchanges of one session: one at a time, and room for one that was given up.
+const DEPTH: u32 = 2;
+
+/// What a request asks for, checked as far as it can be here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SpanRequest {
+    pub node: String,
+    pub tx: TxId,
+    pub lease_ms: u64,
+    pub first_block: u32,
+    pub blocks: u32,
+}
+
+/// Blocks that one holder attends.
+#[derive(Debug)]
+pub struct RoutedSpan {
+    pub session: Arc<Session>,
+    pub route: u64,
+    pub pins: u64,
+    pub first_block: u32,
+    pub rows: u32,
+}
+
+/// The beginning of a prompt that is attended elsewhere. The shares that pin it end when it is dropped.
+#[derive(Debug)]
+pub struct RoutedPrefix {
+    /// In the order of the prompt.
+    pub spans: Vec<RoutedSpan>,
+    _leases: Leases,
+}
+
+/// What the model's rows are.
+#[derive(Debug, Clone)]
+struct Shape {
+    block_tokens: u32,
+    d_qk: u32,
+    kv_dtype: &'static str,
+    size: SessionSize,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Router {
+    options: RequesterOptions,
+    registry: Registry,
+    /// Started by the first request that needs it.
+    requester: OnceCell<Requester>,
+    shape: Shape,
+    call_timeout: Duration,
+    /// By the holder's address. One request at a time opens one, and those that want another holder do not
+    /// wait for it.
+    sessions: Mutex<HashMap<String, Arc<Place>>>,
+}
+
+/// The session with one holder, if there is one.
+type Place = tokio::sync::Mutex<Option<Arc<Session>>>;
+
+/// How the engine reaches holders, from its configuration.
+fn options(config: &Config) -> RequesterOptions {
+    let routes = &config.routes;
+    let is_tcp = routes.domain == Domain::Tcp;
+    RequesterOptions {
+        name: format!("{}-routes", config.instance_id),
+        preferred: routes.domain,
+        tcp_listen: Some(routes.listen),
+        tcp_tls: None,
+        run_dir: (!is_tcp).then(|| PathBuf::from(&config.attach_dir)),
+    }
+}
+
+impl Router {
+    /// Nothing is started before a request needs it.
+    pub fn new(config: &Config, model: &ModelConfig, registry: Registry) -> Self {
+        let dtype = wire_dtype(config);
+        let parts = config.max_running as usize;
+        let rows = (config.chunk_tokens as usize + parts) * model.heads;
+        let size = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
+        let shape = Shape {
+            block_tokens: config.block_tokens,
+            d_qk: model.row_width() as u32,
+            kv_dtype: config.kv_dtype.name(),
+            size: SessionSize {
+                query_bytes_max: size(wire::query_room(parts, rows, model.row_width(), dtype)),
+                answer_bytes_max: size(wire::answer_room(parts, rows, model.rank, dtype)),
+                depth: DEPTH,
+            },
+        };
+        let (requester, sessions) = (OnceCell::new(), Mutex::default());
+        let call_timeout = Duration::from_millis(config.routes.call_timeout_ms.into());
+        Router { options: options(config), registry, requester, shape, call_timeout, sessions }
+    }
+
+    async fn requester(&self) -> Result<&Requester, RequesterError> {
+        let start = || async { Requester::start(self.options.clone(), &self.registry) };
+        self.requester.get_or_try_init(start).await
+    }
+
+    /// Opens what a request wants to attend elsewhere.
+    ///
+    /// # Errors
+    /// A status that says which holder refused, and why. The shares at the holders are given up then.
+    pub async fn open(
+        &self,
+        namespace: Namespace,
+        wanted: Vec<SpanRequest>,
+    ) -> Result<RoutedPrefix, Status> {
+        let mut leases = Leases::default();
+        let mut spans = Vec::with_capacity(wanted.len());
+        for request in wanted {
+            let channel = connect(&request.node, self.call_timeout)?;
+            leases.add(channel.clone(), &request);
+            let span = self.open_span(channel, namespace, &request).await.map_err(|status| {
+                let why =
+                    format!("the node {} cannot be asked: {}", request.node, status.message());
+                Status::new(status.code(), why)
+            })?;
+            spans.push(span);
+        }
+        leases.renew();
+        Ok(RoutedPrefix { spans, _leases: leases })
+    }
+
+    async fn open_span(
+        &self,
+        channel: Channel,
+        namespace: Namespace,
+        request: &SpanRequest,
+    ) -> Result<RoutedSpan, Status> {
+        let session = self.session(&request.node, channel.clone()).await?;
+        let open = v1::OpenRouteRequest {
+            session: session.id(),
+            tx: Some(request.tx.into()),
+            namespace: namespace.0.to_vec(),
+        };
+        let opened = RoutesClient::new(channel).open_route(open).await?.into_inner();
+        let Shape { block_tokens, d_qk, kv_dtype, .. } = self.shape;
+        if (opened.block_tokens, opened.d_qk, opened.kv_dtype.as_str())
+            != (block_tokens, d_qk, kv_dtype)
+        {
+            let why = "its blocks have rows of another shape than this engine's";
+            return Err(Status::failed_precondition(why));
+        }
+        let end = request.first_block.saturating_add(request.blocks);
+        if opened.blocks < end {
+            let held = opened.blocks;
+            let why = format!("it holds {held} of the {end} blocks that are wanted");
+            return Err(Status::failed_precondition(why));
+        }
+        Ok(RoutedSpan {
+            session,
+            route: opened.route,
+            pins: opened.pins,
+            first_block: request.first_block,
+            rows: request.blocks * block_tokens,
+        })
+    }
+
+    /// The session with a node: the one that is there, unless it is lost.
+    async fn session(&self, node: &str, channel: Channel) -> Result<Arc<Session>, Status> {
+        let place = self.place(node);
+        let mut place = place.lock().await;
+        match place.take() {
+            Some(session) if !session.is_lost() => return Ok(Arc::clone(place.insert(session))),
+            Some(lost) => close(channel.clone(), lost.id()),
+            None => {}
+        }
+        let failed = |error: RequesterError| Status::unavailable(error.to_string());
+        let requester = self.requester().await.map_err(failed)?;
+        let prepared = requester.prepare(self.shape.size).map_err(failed)?;
+        let SessionSize { query_bytes_max, answer_bytes_max, depth } = prepared.size();
+        let open = v1::OpenRouteSessionRequest {
+            endpoint: requester.endpoint(),
+            answers_region: prepared.answers_region(),
+            answer_bytes_max,
+            answer_imm: prepared.answer_imm(),
+            query_bytes_max,
+            depth,
+        };
+        let opened = RoutesClient::new(channel).open_session(open).await?.into_inner();
+        let grant = Grant {
+            session: opened.session,
+            endpoint: opened.endpoint,
+            queries_region: opened.queries_region,
+            query_imm: opened.query_imm,
+        };
+        let session = requester.open(prepared, &grant).map_err(failed)?;
+        Ok(Arc::clone(place.insert(session)))
+    }
+
+    fn place(&self, node: &str) -> Arc<Place> {
+        // Nothing panics under the lock.
+        let mut places = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_live = |session: &Arc<Session>| !session.is_lost();
+        // Of holders that are gone nothing is kept.
+        places.retain(|of, place| {
+            let taken = of == node || Arc::strong_count(place) > 1;
+            taken || place.try_lock().is_ok_and(|session| session.as_ref().is_some_and(is_live))
+        });
+        Arc::clone(places.entry(node.to_owned()).or_default())
+    }
+
+    /// Query and partial bytes, as they were counted here.
+    #[cfg(test)]
+    pub fn metrics(&self) -> &kvasir_route::metrics::RequesterMetrics {
+        self.requester.get().expect("something was routed").metrics()
+    }
+}
+
+/// Queries and outputs travel as the cache holds its rows.
+pub fn wire_dtype(config: &Config) -> WireDtype {
+    WireDtype::named(config.kv_dtype.name()).expect("the cache's types travel")
+}
+
+/// Tells a holder of a session that is lost on this side. Should it not hear of it, it ends the session when
+/// it loses this engine.
+fn close(channel: Channel, session: u64) {
+    tokio::spawn(async move {
+        let request = v1::CloseRouteSessionRequest { session };
+        let _ = RoutesClient::new(channel).close_session(request).await;
+    });
+}
+
+fn connect(node: &str, timeout: Duration) -> Result<Channel, Status> {
+    let endpoint = Endpoint::from_shared(format!("http://{node}"))
+        .map_err(|error| Status::invalid_argument(format!("the node {node:?}: {error}")))?;
+    Ok(endpoint.connect_timeout(timeout).timeout(timeout).connect_lazy())
+}

@@ -1,0 +1,246 @@
+//! Engines that attend the beginning of prompts on other nodes, with this test in the conductor's place:
+//! the tokens are those of the reference vectors, whoever attends what, and whatever is lost on the way.
+
+use futures::future::join_all;
+use kvasir_proto::v1::generate_event::Event;
+use kvasir_proto::{BlockKey, keys};
+
+use super::with_nodes::{Ask, BLOCK, Case, Host, LEASE_MS, cases};
+use super::*;
+use crate::config::Role;
+
+/// Of the model: heads, layers, values of a row, leading ones that are the value.
+const HEADS: u64 = 4;
+const LAYERS: u64 = 3;
+const D_QK: u64 = 576;
+const D_V: u64 = 512;
+
+/// Cases with at least so many full blocks before their last token.
+fn long_cases(blocks: usize) -> Vec<Case> {
+    cases().into_iter().filter(|case| (case.prompt.len() - 1) / BLOCK >= blocks).collect()
+}
+
+fn ask(serial: u64, case: &Case) -> Ask {
+    Ask { serial, prompt: case.prompt.clone(), max_tokens: case.greedy.len() as u32 }
+}
+
+impl Host {
+    /// Pins the first blocks of a prompt here, for somebody who sends queries.
+    async fn pin(&self, ask: &Ask, blocks: u32) {
+        let keys = keys::chain(self.namespace, &ask.prompt, BLOCK);
+        let request = v1::TxAllocateRequest {
+            tx: Some(ask.tx()),
+            side: v1::Side::Source.into(),
+            namespace: self.namespace.0.to_vec(),
+            keys: BlockKey::concat(&keys[..blocks as usize]),
+            prompt_tokens: blocks * BLOCK as u32,
+            lease_ms: LEASE_MS,
+            ..v1::TxAllocateRequest::default()
+        };
+        let reply = self.node_client.clone().tx_allocate(request).await.expect("pinned");
+        assert_eq!(reply.into_inner().held_blocks, blocks, "they were computed here before");
+    }
+
+    /// Reserves slots for what follows so many blocks.
+    async fn reserve_after(&self, ask: &Ask, blocks: u32) {
+        let keys = keys::chain(self.namespace, &ask.prompt, BLOCK);
+        let request = v1::TxAllocateRequest {
+            tx: Some(ask.tx()),
+            side: v1::Side::Prefill.into(),
+            namespace: self.namespace.0.to_vec(),
+            keys: BlockKey::concat(&keys[blocks as usize..]),
+            prompt_tokens: ask.prompt.len() as u32 - blocks * BLOCK as u32,
+            lease_ms: LEASE_MS,
+            answer_tokens_max: ask.max_tokens,
+            cache_class: v1::CacheClass::Ephemeral.into(),
+            ..v1::TxAllocateRequest::default()
+        };
+        self.node_client.clone().tx_allocate(request).await.expect("room");
+    }
+
+    fn span(&self, ask: &Ask, blocks: std::ops::Range<u32>) -> v1::RoutedSpan {
+        v1::RoutedSpan {
+            node: self.node.address().to_string(),
+            tx: Some(ask.tx()),
+            lease_ms: LEASE_MS,
+            first_block: blocks.start,
+            blocks: blocks.end - blocks.start,
+        }
+    }
+
+    async fn abort_source(&self, ask: &Ask) {
+        let (tx, side) = (Some(ask.tx()), v1::Side::Source.into());
+        let request = v1::TxAbortRequest { tx, side, reason: "a test".into() };
+        self.node_client.clone().tx_abort(request).await.expect("aborted");
+    }
+}
+
+/// Begins an answer of `engine` with the prompt's full blocks attended by `holders`, in equal parts.
+async fn begin(engine: &Host, holders: &[&Host], ask: &Ask) -> tonic::Streaming<v1::GenerateEvent> {
+    let blocks = ((ask.prompt.len() - 1) / BLOCK) as u32;
+    let each = blocks.div_ceil(holders.len() as u32);
+    let mut spans = Vec::new();
+    for (holder, first) in holders.iter().zip((0..blocks).step_by(each as usize)) {
+        let end = (first + each).min(blocks);
+        holder.pin(ask, end).await;
+        spans.push(holder.span(ask, first..end));
+    }
+    engine.reserve_after(ask, blocks).await;
+    engine.call_routed(ask, v1::Leg::Whole, spans).await.expect("taken")
+}
+
+/// The tokens up to the end, with `meanwhile` after the first ones.
+async fn tokens(
+    mut events: tonic::Streaming<v1::GenerateEvent>,
+    meanwhile: impl AsyncFnOnce(),
+) -> Vec<u32> {
+    let (mut tokens, mut meanwhile) = (Vec::new(), Some(meanwhile));
+    while let Some(event) = events.message().await.expect("no error") {
+        if let Some(Event::Tokens(more)) = event.event {
+            tokens.extend(more.tokens.iter().map(|token| token.id));
+            if let Some(meanwhile) = meanwhile.take() {
+                meanwhile().await;
+            }
+        }
+    }
+    tokens
+}
+
+async fn routed(engine: &Host, holders: &[&Host], ask: &Ask) -> Vec<u32> {
+    tokens(begin(engine, holders, ask).await, async || ()).await
+}
+
+/// A metric of a node.
+async fn metric(host: &Host, name: &str) -> u64 {
+    let page = super::tests::get(host.node.address(), "/metrics").await;
+    let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("{name} is not in {page}")).trim().parse().expect("a number")
+}
+
+/// Query rows that a request sends to each holder. The last layer computes what the logits need alone.
+fn query_rows(case: &Case) -> u64 {
+    let after = (case.prompt.len() - (case.prompt.len() - 1) / BLOCK * BLOCK) as u64;
+    let decoded = case.greedy.len() as u64 - 1;
+    HEADS * ((LAYERS - 1) * after + 1 + LAYERS * decoded)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_are_the_reference_s_with_the_prefix_on_one_node_and_over_several() {
+    let (first, second) = (Host::start(Role::Both).await, Host::start(Role::Both).await);
+    let engine = Host::start(Role::Both).await;
+    let cases = long_cases(1);
+    assert!(cases.len() >= 3, "the vectors have long prompts");
+    for holder in [&first, &second] {
+        let asks = cases.iter().zip(1..).map(|(case, serial)| ask(serial, case));
+        let answers = join_all(asks.map(async |ask| holder.whole(&ask).await.tokens)).await;
+        assert!(answers.iter().zip(&cases).all(|(tokens, case)| *tokens == case.greedy));
+    }
+    // All of them in one batch, so that dispatches to a holder carry several sequences.
+    let (mut rows, mut serial) = (0, 100);
+    for holders in [&[&first][..], &[&second, &first]] {
+        let asks: Vec<Ask> = cases
+            .iter()
+            .map(|case| {
+                serial += 1;
+                ask(serial, case)
+            })
+            .collect();
+        let answers = join_all(asks.iter().map(|ask| routed(&engine, holders, ask))).await;
+        for (case, tokens) in cases.iter().zip(answers) {
+            assert_eq!(
+                tokens,
+                case.greedy,
+                "{} tokens, {} holders",
+                case.prompt.len(),
+                holders.len()
+            );
+            let blocks = (case.prompt.len() - 1) / BLOCK;
+            rows += query_rows(case) * blocks.min(holders.len()) as u64;
+        }
+    }
+    assert_eq!(engine.metrics.recalls.get(), 0);
+    // A query row and a partial for each row, layer and step, and no row of the cache.
+    let (queries, partials) = (rows * D_QK * 4, rows * (D_V * 4 + 8));
+    let sent = engine.router.metrics();
+    assert_eq!((sent.query_bytes.get(), sent.partial_bytes.get()), (queries, partials));
+    let of_holders = async |name: &str| metric(&first, name).await + metric(&second, name).await;
+    assert_eq!(of_holders("kvasir_route_query_bytes_total").await, queries);
+    assert_eq!(of_holders("kvasir_route_partial_bytes_total").await, partials);
+    assert_eq!(of_holders("kvasir_store_pushed_bytes_total").await, 0);
+    assert_eq!(metric(&engine, "kvasir_store_pushed_bytes_total").await, 0);
+    // The requests are over, and so are their leases.
+    while of_holders("kvasir_store_shares").await > 0 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    for host in [engine, first, second] {
+        host.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_that_is_lost_in_mid_answer_costs_time_and_no_token() {
+    let (holder, engine) = (Host::start(Role::Both).await, Host::start(Role::Both).await);
+    let case = long_cases(2).remove(0);
+    holder.whole(&ask(1, &case)).await;
+    let ask = ask(2, &case);
+    let events = begin(&engine, &[&holder], &ask).await;
+    let tokens = tokens(events, async || holder.abort_source(&ask).await).await;
+    assert_eq!(tokens, case.greedy);
+    // It may have been at its end when the lease was lost.
+    assert!(engine.metrics.recalls.get() <= 1);
+    engine.end().await;
+    holder.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_that_is_gone_in_mid_answer_costs_time_and_no_token() {
+    let (mut holder, engine) = (Host::start(Role::Both).await, Host::start(Role::Both).await);
+    let case = long_cases(2).remove(0);
+    holder.whole(&ask(1, &case)).await;
+    // A long answer, so that it is still under way when the holder is gone.
+    let long = Ask { max_tokens: 400, ..ask(2, &case) };
+    let expected = engine.whole(&Ask { serial: 3, ..long.clone() }).await.tokens;
+    let events = begin(&engine, &[&holder], &long).await;
+    let tokens = tokens(events, async || holder.node.shut_down().await).await;
+    assert_eq!(tokens, expected);
+    assert!(engine.metrics.recalls.get() <= 1);
+    engine.end().await;
+    holder.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn partials_that_are_late_are_done_without() {
+    let holder = Host::start(Role::Both).await;
+    let engine = Host::start_with(Role::Both, 0).await;
+    let cases = long_cases(2);
+    for (case, serial) in cases.iter().zip(1..) {
+        holder.whole(&ask(serial, case)).await;
+        let tokens = routed(&engine, &[&holder], &ask(100 + serial, case)).await;
+        assert_eq!(tokens, case.greedy, "{} tokens", case.prompt.len());
+    }
+    assert_eq!(engine.metrics.recalls.get(), cases.len() as u64);
+    engine.end().await;
+    holder.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_holder_has_not_pinned_is_refused_before_anything_is_computed() {
+    let (holder, engine) = (Host::start(Role::Both).await, Host::start(Role::Both).await);
+    let case = long_cases(2).remove(0);
+    holder.whole(&ask(1, &case)).await;
+    let call = async |ask: &Ask, span: v1::RoutedSpan| {
+        engine.reserve_after(ask, 1).await;
+        let called = engine.call_routed(ask, v1::Leg::Whole, vec![span]).await;
+        called.expect_err("refused").code()
+    };
+    let unpinned = ask(2, &case);
+    assert_eq!(call(&unpinned, holder.span(&unpinned, 0..1)).await, tonic::Code::NotFound);
+    let fewer = ask(3, &case);
+    holder.pin(&fewer, 1).await;
+    let more = v1::RoutedSpan { blocks: 2, ..holder.span(&fewer, 0..1) };
+    assert_eq!(call(&fewer, more).await, tonic::Code::FailedPrecondition);
+    let nobody = v1::RoutedSpan { node: "127.0.0.1:1".into(), ..holder.span(&fewer, 0..1) };
+    assert_eq!(call(&ask(4, &case), nobody).await, tonic::Code::Unavailable);
+    engine.end().await;
+    holder.end().await;
+}

@@ -1,0 +1,82 @@
+//! The beginning of a prompt that is attended elsewhere, of one sequence, and the slots that are gathered
+//! for it when it has to be computed here after all.
+
+use kvasir_proto::SlotIndex;
+
+use crate::routes::RoutedPrefix;
+
+/// See the module. Default: all rows are here.
+#[derive(Debug, Default)]
+pub struct Away {
+    prefix: Option<RoutedPrefix>,
+    /// Positions before this one have no rows here.
+    tokens: u32,
+    /// Slots for those, as they are granted.
+    front: Vec<SlotIndex>,
+}
+
+impl Away {
+    pub fn new(prefix: Option<RoutedPrefix>) -> Self {
+        let rows = |prefix: &RoutedPrefix| prefix.spans.iter().map(|span| span.rows).sum();
+        let tokens = prefix.as_ref().map_or(0, rows);
+        Away { prefix, tokens, front: Vec::new() }
+    }
+
+    /// Who attends them; nobody once they have been given up.
+    pub fn prefix(&self) -> Option<&RoutedPrefix> {
+        self.prefix.as_ref()
+    }
+
+    pub fn tokens(&self) -> u32 {
+        self.tokens
+    }
+
+    /// Slots that were granted for them and are not in use yet.
+    pub fn pages(&self) -> u32 {
+        self.front.len() as u32
+    }
+
+    /// Nobody attends them elsewhere any more. Ends the leases.
+    pub fn give_up(&mut self) {
+        self.prefix = None;
+    }
+
+    /// Takes granted slots; what it does not need goes behind `slots`. With the last one that it needs, all of
+    /// them come before `slots`, and every position has its place here.
+    pub fn take(&mut self, granted: Vec<SlotIndex>, slots: &mut Vec<SlotIndex>, page_tokens: u32) {
+        let mut granted = granted.into_iter();
+        if self.prefix.is_none() {
+            let lacks = (self.tokens / page_tokens) as usize - self.front.len();
+            self.front.extend(granted.by_ref().take(lacks));
+        }
+        slots.extend(granted);
+        if self.tokens > 0 && self.front.len() as u32 * page_tokens == self.tokens {
+            self.front.append(slots);
+            std::mem::swap(&mut self.front, slots);
+            self.tokens = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slots(numbers: std::ops::Range<u32>) -> Vec<SlotIndex> {
+        numbers.map(SlotIndex).collect()
+    }
+
+    #[test]
+    fn slots_for_what_was_elsewhere_come_first_once_they_are_all_there() {
+        let mut away = Away { tokens: 12, ..Away::default() };
+        let mut here = slots(0..2);
+        away.take(slots(10..12), &mut here, 4);
+        assert_eq!((away.tokens(), away.pages(), here.len()), (12, 2, 2));
+        away.take(slots(12..15), &mut here, 4);
+        assert_eq!((away.tokens(), away.pages()), (0, 0));
+        let expected = [10, 11, 12, 0, 1, 13, 14].map(SlotIndex);
+        assert_eq!(here, expected);
+        away.take(slots(20..21), &mut here, 4);
+        assert_eq!((here.len(), here[7]), (8, SlotIndex(20)));
+    }
+}
