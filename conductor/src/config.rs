@@ -31,6 +31,9 @@ pub struct Config {
     pub nodes: Vec<String>,
     /// The models that clients may ask for.
     pub models: Vec<ModelConfig>,
+    /// Plain OpenAI servers that requests are passed on to, for models of their own; several for one
+    /// model share its requests. Their names must not be among `models`.
+    pub backends: Vec<BackendConfig>,
     /// A file of tenants with the hashes of their API keys and their quotas, as described in
     /// docs/front-door.md. Without it everybody is answered. Read again while the conductor runs.
     pub api_keys_file: Option<PathBuf>,
@@ -164,6 +167,29 @@ pub struct ModelConfig {
     pub path: PathBuf,
 }
 
+/// An OpenAI server that requests for a model are passed on to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BackendConfig {
+    /// The name in requests.
+    pub model: String,
+    /// Where the server is, as in "http://host:8000", without /v1.
+    pub url: String,
+    /// What the server calls the model; the same when it is absent.
+    #[serde(default)]
+    pub upstream_model: Option<String>,
+    /// A file with the key that the server asks for.
+    #[serde(default)]
+    pub api_key_file: Option<PathBuf>,
+    /// Requests under way there, at most.
+    #[serde(default = "backend_requests_running_max")]
+    pub requests_running_max: usize,
+}
+
+fn backend_requests_running_max() -> usize {
+    1_024
+}
+
 impl Default for Config {
     fn default() -> Self {
         Config {
@@ -173,6 +199,7 @@ impl Default for Config {
             decisions_kept: 1_000,
             nodes: Vec::new(),
             models: Vec::new(),
+            backends: Vec::new(),
             api_keys_file: None,
             reload_ms: 1_000,
             request_deadline_ms: 600_000,
@@ -248,6 +275,17 @@ impl Config {
         }
         if self.request_deadline_ms > REQUEST_DEADLINE_MS_MAX {
             return Err(format!("`request_deadline_ms` must be at most {REQUEST_DEADLINE_MS_MAX}"));
+        }
+        for backend in &self.backends {
+            let model = &backend.model;
+            if self.models.iter().any(|own| own.name == *model) {
+                return Err(format!("`backends`: {model:?} is among `models` too"));
+            }
+            if backend.requests_running_max == 0 {
+                return Err(format!(
+                    "`backends`: `requests_running_max` of {model:?} must be at least 1"
+                ));
+            }
         }
         for (field, min, max) in [
             ("ttft_objective_ms", self.ttft_objective_ms_min, self.ttft_ms_max()),

@@ -7,9 +7,10 @@
 //! 3. `access`: API keys and quotas; `reload`: files that may change
 //! 4. `openai`: requests are checked, answers are written; `openapi`: how both look
 //! 5. `text`: chat templates and tokenizers
-//! 6. `serve`: one answer on the cluster, from its place to its last token, and its undoing
-//! 7. `watch`: what operators look at
-//! 8. [`cluster`]: the picture of the nodes, around the placement core in `kvasir-placement`
+//! 6. `proxy`: models of plain OpenAI servers, whose requests are passed on
+//! 7. `serve`: one answer on the cluster, from its place to its last token, and its undoing
+//! 8. `watch`: what operators look at
+//! 9. [`cluster`]: the picture of the nodes, around the placement core in `kvasir-placement`
 
 #![forbid(unsafe_code)]
 
@@ -21,13 +22,14 @@ mod http;
 mod metrics;
 mod openai;
 mod openapi;
+mod proxy;
 mod reload;
 mod run;
 mod serve;
 mod text;
 mod watch;
 
-pub use config::{Config, ModelConfig, TlsConfig};
+pub use config::{BackendConfig, Config, ModelConfig, TlsConfig};
 pub use error::Error;
 pub use openapi::openapi_document;
 pub use run::{Conductor, run};

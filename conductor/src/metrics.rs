@@ -2,10 +2,11 @@
 //! metrics; there is no global one.
 
 use prometheus::{
-    Encoder, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
-    TextEncoder,
+    Encoder, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry, TextEncoder,
 };
 
+use crate::proxy::ProxyMetrics;
 use crate::reload;
 
 /// Counters of the HTTP side and of the orchestration.
@@ -26,6 +27,8 @@ pub(crate) struct Metrics {
     pub over_quota: IntCounterVec,
     /// Files that were read anew, by what they are and how that went.
     pub reloads: IntCounterVec,
+    /// Requests to back ends.
+    pub proxied: ProxyMetrics,
     /// Of request bodies that are being read or worked on; set when it is read.
     pub bodies_bytes: IntGauge,
     /// Choices (one answer to one prompt) that are worked on.
@@ -95,6 +98,20 @@ impl Metrics {
                 "Changed files of keys and certificates, by whether they were taken.",
                 &["file", "result"],
             )?,
+            proxied: ProxyMetrics {
+                requests: counters(
+                    "kvasir_conductor_proxied_total",
+                    "Requests passed on to back ends, by model and the status of the answer.",
+                    &["model", "result"],
+                )?,
+                alive: registered(
+                    &registry,
+                    IntGaugeVec::new(
+                        Opts::new("kvasir_conductor_backends_alive", "Back ends that answer."),
+                        &["model"],
+                    )?,
+                )?,
+            },
             bodies_bytes: gauge(
                 "kvasir_conductor_bodies_bytes",
                 "Request bodies in memory, in steps of 1 KiB.",

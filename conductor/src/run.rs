@@ -20,6 +20,7 @@ use crate::http::{
 };
 use crate::metrics::Metrics;
 use crate::openai::{Limits, unix_seconds};
+use crate::proxy::Proxies;
 use crate::serve::{ServeOptions, Serving};
 use crate::text::Texts;
 use crate::watch::{self, Watch};
@@ -43,6 +44,7 @@ pub struct Conductor {
     grpc: TcpListener,
     watch: TcpListener,
     texts: Texts,
+    proxies: Arc<Proxies>,
     metrics: Arc<Metrics>,
     /// With what was read for it.
     access: Option<(Access, Tenants)>,
@@ -70,7 +72,11 @@ impl Conductor {
         let (models, parallel) = (config.models.clone(), config.tokenize_parallel);
         let load = tokio::task::spawn_blocking(move || Texts::load(&models, parallel));
         let texts = load.await.map_err(|error| Error::Config(error.to_string()))??;
-        Ok(Conductor { config, http, grpc, watch, texts, metrics, access, tls })
+        let (backends, counts) = (config.backends.clone(), metrics.proxied.clone());
+        let load = tokio::task::spawn_blocking(move || Proxies::load(&backends, counts));
+        let proxies = load.await.map_err(|error| Error::Config(error.to_string()))?;
+        let proxies = Arc::new(proxies.map_err(Error::Config)?);
+        Ok(Conductor { config, http, grpc, watch, texts, proxies, metrics, access, tls })
     }
 
     /// Where HTTP is served; the configuration may have left the port open.
@@ -95,7 +101,7 @@ impl Conductor {
     pub async fn serve(self, shutdown: CancellationToken) -> Result<(), Error> {
         let (http_address, grpc_address) = (self.http_address(), self.grpc_address());
         let watch_address = self.watch_address();
-        let Conductor { config, http, grpc, watch, texts, metrics, access, tls } = self;
+        let Conductor { config, http, grpc, watch, texts, proxies, metrics, access, tls } = self;
         // The cluster is followed until the last request has ended.
         let followed = CancellationToken::new();
         let _unfollow = followed.clone().drop_guard();
@@ -121,9 +127,11 @@ impl Conductor {
             tokio::spawn(following);
             tls
         });
+        tokio::spawn(Arc::clone(&proxies).follow(followed.clone()));
         let draining = CancellationToken::new();
         let front = Arc::new(Front {
             texts,
+            proxies,
             serving: Arc::clone(&serving),
             cluster: cluster.clone(),
             metrics: Arc::clone(&metrics),

@@ -26,6 +26,7 @@ use crate::cluster::Cluster;
 use crate::metrics::Metrics;
 use crate::openai::{self, ApiError, Arrival, Limits, shown};
 use crate::openapi::openapi_document;
+use crate::proxy::{self, Endpoint, Proxies};
 use crate::serve::{Failure, Serving};
 use crate::text::Texts;
 
@@ -33,6 +34,7 @@ use crate::text::Texts;
 #[derive(Debug)]
 pub(crate) struct Front {
     pub texts: Texts,
+    pub proxies: Arc<Proxies>,
     pub serving: Arc<Serving>,
     pub cluster: Cluster,
     pub metrics: Arc<Metrics>,
@@ -59,9 +61,9 @@ impl Front {
         if self.draining.is_cancelled() {
             return Some("shutting down");
         }
-        let served = self.cluster.is_ready(self.texts.names());
+        let served = self.cluster.is_ready(self.texts.names()) || self.proxies.is_ready();
         (!served).then_some(
-            "no model of the configuration is served: engines to prefill and decode it must be attached",
+            "no model of the configuration is served: engines to prefill and decode it must be attached, or a back end must answer",
         )
     }
 
@@ -101,11 +103,12 @@ pub(crate) fn router(front: Arc<Front>) -> Router {
 }
 
 /// All there are; each is in the OpenAPI document.
-fn routes() -> [(&'static str, MethodRouter<Arc<Front>>); 10] {
+fn routes() -> [(&'static str, MethodRouter<Arc<Front>>); 11] {
     [
         ("/v1/chat/completions", post(chat)),
         ("/v1/completions", post(complete)),
         ("/v1/responses", post(create_response)),
+        ("/v1/embeddings", post(embed)),
         ("/v1/models", get(models)),
         ("/v1/models/{*name}", get(model)),
         ("/healthz", get(|| async { "ok\n" })),
@@ -119,19 +122,61 @@ fn routes() -> [(&'static str, MethodRouter<Arc<Front>>); 10] {
 async fn chat(State(front): Shared, request: Request) -> Result<Response, ApiError> {
     let (arrival, body, _permits) = admit(&front, request).await?;
     let admission = arrival.admission.clone();
-    settle(admission.as_deref(), openai::chat(&front, arrival, body).await)
+    let answered = match proxied(&front, &body).await? {
+        Some(model) => proxy::forward(&front, arrival, Endpoint::Chat, &model, &body).await,
+        None => openai::chat(&front, arrival, body).await,
+    };
+    settle(admission.as_deref(), answered)
 }
 
 async fn complete(State(front): Shared, request: Request) -> Result<Response, ApiError> {
     let (arrival, body, _permits) = admit(&front, request).await?;
     let admission = arrival.admission.clone();
-    settle(admission.as_deref(), openai::complete(&front, arrival, body).await)
+    let answered = match proxied(&front, &body).await? {
+        Some(model) => proxy::forward(&front, arrival, Endpoint::Completions, &model, &body).await,
+        None => openai::complete(&front, arrival, body).await,
+    };
+    settle(admission.as_deref(), answered)
 }
 
 async fn create_response(State(front): Shared, request: Request) -> Result<Response, ApiError> {
     let (arrival, body, _permits) = admit(&front, request).await?;
     let admission = arrival.admission.clone();
-    settle(admission.as_deref(), openai::create_response(&front, arrival, body).await)
+    let answered = match proxied(&front, &body).await? {
+        Some(model) => proxy::forward(&front, arrival, Endpoint::Responses, &model, &body).await,
+        None => openai::create_response(&front, arrival, body).await,
+    };
+    settle(admission.as_deref(), answered)
+}
+
+async fn embed(State(front): Shared, request: Request) -> Result<Response, ApiError> {
+    let (arrival, body, _permits) = admit(&front, request).await?;
+    let admission = arrival.admission.clone();
+    let answered = match proxied(&front, &body).await? {
+        Some(model) => proxy::forward(&front, arrival, Endpoint::Embeddings, &model, &body).await,
+        None => Err(no_embeddings(&front, &body)),
+    };
+    settle(admission.as_deref(), answered)
+}
+
+fn no_embeddings(front: &Front, body: &[u8]) -> ApiError {
+    match proxy::model_of(body) {
+        None => ApiError::invalid("model", "The body must be a JSON object with a `model`."),
+        Some(model) if front.texts.model(&model).is_some() => {
+            ApiError::unsupported("model", "This model generates text, and makes no embeddings.")
+        }
+        Some(model) => ApiError::model_not_found(&model),
+    }
+}
+
+/// The model that is asked for, if it is one that others serve.
+async fn proxied(front: &Front, body: &Bytes) -> Result<Option<String>, ApiError> {
+    if front.proxies.is_empty() {
+        return Ok(None);
+    }
+    let parse = |body: &[u8]| Ok(proxy::model_of(body));
+    let model = openai::off_reactor_when_large(front, body.clone(), parse).await?;
+    Ok(model.filter(|model| front.proxies.has(model)))
 }
 
 /// A request that may be served, with its body. The permits hold the body's place until the request
@@ -177,7 +222,8 @@ fn arrive(front: &Front, request: &Parts) -> Result<Arrival, ApiError> {
 
 async fn models(State(front): Shared, headers: HeaderMap) -> Result<Response, ApiError> {
     front.tenant(&headers)?;
-    let data: Vec<_> = front.texts.names().map(|name| describe(&front, name)).collect();
+    let names = front.texts.names().chain(front.proxies.names());
+    let data: Vec<_> = names.map(|name| describe(&front, name)).collect();
     Ok(axum::Json(json!({"object": "list", "data": data})).into_response())
 }
 
@@ -189,7 +235,7 @@ async fn model(
     front.tenant(&headers)?;
     // A name that is no UTF-8 is nobody's.
     let Path(name) = name.map_err(|_| ApiError::model_not_found("\u{fffd}"))?;
-    if front.texts.model(&name).is_none() {
+    if front.texts.model(&name).is_none() && !front.proxies.has(&name) {
         return Err(ApiError::model_not_found(&name));
     }
     Ok(axum::Json(describe(&front, &name)).into_response())

@@ -134,7 +134,8 @@ async fn before_deadline<T>(
 /// A body of this size takes a fraction of a millisecond to parse.
 const PARSE_INLINE_BYTES_MAX: usize = 64 << 10;
 
-async fn off_reactor_when_large<T: Send + 'static>(
+/// Parses here, or on a thread that may take its time.
+pub(crate) async fn off_reactor_when_large<T: Send + 'static>(
     front: &Front,
     body: Bytes,
     parse: impl FnOnce(&[u8]) -> Result<T, ApiError> + Send + 'static,

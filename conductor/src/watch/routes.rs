@@ -80,6 +80,7 @@ async fn state(State(watch): Shared) -> axum::Json<Value> {
         },
         "recent": recent(&records, watch.recorder().kept(), now),
         "cluster": watch.front.cluster.overview(),
+        "backends": watch.front.proxies.overview(),
     }))
 }
 

@@ -11,6 +11,7 @@ mod headers;
 mod keys;
 mod life;
 mod limits;
+mod proxying;
 mod responses;
 mod support;
 mod tls;

@@ -1,0 +1,179 @@
+//! Models that plain OpenAI servers answer: requests are passed on as they are, answers come back as
+//! they come. What this adds is the choice of a server, and what the front door does for all requests:
+//! keys, quotas, limits, deadlines.
+//!
+//! - [`backend`]: one server: whether it answers, what is under way there
+//! - [`affinity`]: which server has probably seen the beginning of a prompt
+//! - [`forward`]: one request
+//! - [`passing`]: an answer on its way back
+
+mod affinity;
+mod backend;
+mod forward;
+mod passing;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus::{IntCounterVec, IntGaugeVec};
+use serde::Serialize;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::BackendConfig;
+use affinity::Affinity;
+use backend::{Backend, Flight};
+
+pub(crate) use forward::{Endpoint, forward, model_of};
+
+/// How often it is seen which servers answer.
+const PROBE_EVERY: Duration = Duration::from_secs(2);
+const CONNECT_WITHIN: Duration = Duration::from_secs(2);
+/// A server that has so many more under way than twice the least busy one is not asked for the sake of
+/// what it may have cached.
+const SLACK: usize = 4;
+
+/// All models that are passed on.
+#[derive(Debug)]
+pub(crate) struct Proxies {
+    models: BTreeMap<String, Pool>,
+    client: reqwest::Client,
+    counts: ProxyMetrics,
+}
+
+/// Counters of [`Proxies`].
+#[derive(Debug, Clone)]
+pub(crate) struct ProxyMetrics {
+    /// Requests by model and by how the server answered.
+    pub requests: IntCounterVec,
+    /// Servers that answer, by model.
+    pub alive: IntGaugeVec,
+}
+
+/// The servers of one model.
+#[derive(Debug)]
+struct Pool {
+    backends: Vec<Arc<Backend>>,
+    affinity: Affinity,
+}
+
+/// One server, for people.
+#[derive(Debug, Serialize)]
+pub(crate) struct BackendOverview {
+    model: String,
+    url: String,
+    alive: bool,
+    in_flight: usize,
+}
+
+/// Why no server is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Nobody {
+    /// All that answer have as much under way as they may.
+    Full,
+    NoneAnswers,
+}
+
+impl Proxies {
+    /// Reads the keys for the servers.
+    ///
+    /// # Errors
+    /// A sentence that names what is wrong.
+    pub fn load(configs: &[BackendConfig], counts: ProxyMetrics) -> Result<Proxies, String> {
+        let client = reqwest::Client::builder()
+            .no_proxy()
+            .connect_timeout(CONNECT_WITHIN)
+            .redirect(reqwest::redirect::Policy::none())
+            .build()
+            .map_err(|error| format!("`backends`: {error}"))?;
+        let mut models: BTreeMap<String, Pool> = BTreeMap::new();
+        for config in configs {
+            let backend = Backend::load(config)?;
+            let pool = models
+                .entry(config.model.clone())
+                .or_insert_with(|| Pool { backends: Vec::new(), affinity: Affinity::default() });
+            pool.backends.push(Arc::new(backend));
+        }
+        Ok(Proxies { models, client, counts })
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.models.is_empty()
+    }
+
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.models.keys().map(String::as_str)
+    }
+
+    pub fn has(&self, model: &str) -> bool {
+        self.models.contains_key(model)
+    }
+
+    /// Some server of some model answers.
+    pub fn is_ready(&self) -> bool {
+        self.models.values().flat_map(|pool| &pool.backends).any(|backend| backend.is_alive())
+    }
+
+    pub fn overview(&self) -> Vec<BackendOverview> {
+        let of = |(model, pool): (&String, &Pool)| {
+            let one = |backend: &Arc<Backend>| BackendOverview {
+                model: model.clone(),
+                url: backend.url().to_owned(),
+                alive: backend.is_alive(),
+                in_flight: backend.in_flight(),
+            };
+            pool.backends.iter().map(one).collect::<Vec<_>>()
+        };
+        self.models.iter().flat_map(of).collect()
+    }
+
+    /// Sees again and again who answers, until `until`.
+    pub async fn follow(self: Arc<Self>, until: CancellationToken) {
+        let _ = until.run_until_cancelled(self.probe_for_ever()).await;
+    }
+
+    async fn probe_for_ever(&self) {
+        loop {
+            let all = self.models.values().flat_map(|pool| &pool.backends);
+            futures::future::join_all(all.map(|backend| backend.probe(&self.client))).await;
+            for (model, pool) in &self.models {
+                let alive = pool.backends.iter().filter(|backend| backend.is_alive()).count();
+                self.counts.alive.with_label_values(&[model]).set(alive as i64);
+            }
+            tokio::time::sleep(PROBE_EVERY).await;
+        }
+    }
+}
+
+impl Pool {
+    /// The server for a prompt whose beginning is `pieces`, and a place there; `tried` have failed
+    /// already. The one that saw most of the beginning, unless it is much busier than the others; else
+    /// the least busy one.
+    fn choose(&self, pieces: &[u64], tried: &[usize]) -> Result<(usize, Flight), Nobody> {
+        let mut passed_over = tried.to_vec();
+        loop {
+            let open = |at: &usize| !passed_over.contains(at) && self.backends[*at].is_alive();
+            let alive: Vec<usize> = (0..self.backends.len()).filter(open).collect();
+            let least = alive.iter().map(|&at| self.backends[at].in_flight()).min();
+            let Some(least) = least else {
+                let full = passed_over.len() > tried.len();
+                return Err(if full { Nobody::Full } else { Nobody::NoneAnswers });
+            };
+            let near = self.affinity.seen_by(pieces).filter(|at| alive.contains(at));
+            let near = near.filter(|&at| self.backends[at].in_flight() <= 2 * least + SLACK);
+            let at = near.unwrap_or_else(|| {
+                let first = self.affinity.turn();
+                let of = |&at: &usize| {
+                    let turn = (at + first) % self.backends.len();
+                    (self.backends[at].in_flight(), turn)
+                };
+                alive.iter().copied().min_by_key(of).unwrap_or_default()
+            });
+            if let Some(flight) = self.backends[at].begin() {
+                self.affinity.remember(pieces, at);
+                return Ok((at, flight));
+            }
+            passed_over.push(at);
+        }
+    }
+}

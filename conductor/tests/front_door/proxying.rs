@@ -1,0 +1,345 @@
+//! Models of plain OpenAI servers: what arrives there, what comes back, and who is asked.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, Uri};
+use axum::response::Response;
+use futures::StreamExt;
+use kvasir_conductor::{BackendConfig, Config};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::support::{Harness, config};
+
+/// What arrived.
+#[derive(Debug, Clone)]
+struct Asked {
+    path: String,
+    headers: HeaderMap,
+    body: Value,
+}
+
+/// A server that answers as it is told.
+#[derive(Clone)]
+struct Fake {
+    asked: Arc<Mutex<Vec<Asked>>>,
+    status: Arc<Mutex<StatusCode>>,
+    /// One for each further event of a stream.
+    events: Arc<Semaphore>,
+    /// That are open.
+    streams: Arc<AtomicUsize>,
+}
+
+/// A stream's body, until it is dropped.
+struct Open(Arc<AtomicUsize>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+struct Server {
+    fake: Fake,
+    address: std::net::SocketAddr,
+    _stop: DropGuard,
+}
+
+impl Server {
+    async fn start() -> Server {
+        Server::start_at("127.0.0.1:0").await
+    }
+
+    async fn start_at(address: &str) -> Server {
+        let fake = Fake {
+            asked: Arc::default(),
+            status: Arc::new(Mutex::new(StatusCode::OK)),
+            events: Arc::new(Semaphore::new(0)),
+            streams: Arc::default(),
+        };
+        let listener = TcpListener::bind(address).await.expect("binds");
+        let address = listener.local_addr().expect("an address");
+        let router = Router::new().fallback(answer).with_state(fake.clone());
+        let stop = CancellationToken::new();
+        let stopped = stop.clone();
+        tokio::spawn(async move {
+            // Connections end with it too, as when a process dies.
+            let serving = axum::serve(listener, router);
+            stopped.run_until_cancelled(serving.into_future()).await
+        });
+        Server { fake, address, _stop: stop.drop_guard() }
+    }
+
+    fn asked(&self) -> Vec<Asked> {
+        self.fake.asked.lock().expect("no panic").clone()
+    }
+
+    fn set(&self, status: StatusCode) {
+        *self.fake.status.lock().expect("no panic") = status;
+    }
+}
+
+async fn answer(State(fake): State<Fake>, uri: Uri, headers: HeaderMap, body: Bytes) -> Response {
+    if uri.path() == "/v1/models" {
+        return Response::new(Body::from("{}"));
+    }
+    let body: Value = serde_json::from_slice(&body).expect("JSON");
+    let asked = Asked { path: uri.path().to_owned(), headers, body };
+    fake.asked.lock().expect("no panic").push(asked.clone());
+    let status = *fake.status.lock().expect("no panic");
+    if asked.body["stream"] == true {
+        fake.streams.fetch_add(1, Ordering::SeqCst);
+        let first = (0, Open(Arc::clone(&fake.streams)));
+        let events = futures::stream::unfold(first, move |(at, open)| {
+            let events = Arc::clone(&fake.events);
+            async move {
+                if at > 0 {
+                    events.acquire().await.expect("open").forget();
+                }
+                let event = format!("data: {{\"at\":{at}}}\n\n");
+                Some((Ok::<_, Infallible>(event), (at + 1, open)))
+            }
+        });
+        let kind = ("content-type", "text/event-stream");
+        return Response::builder()
+            .header(kind.0, kind.1)
+            .body(Body::from_stream(events))
+            .expect("one");
+    }
+    let said = json!({"id": "theirs", "status": status.as_u16(), "usage": {"total_tokens": 30}});
+    Response::builder().status(status).body(Body::from(said.to_string())).expect("a response")
+}
+
+fn backend(server: &Server) -> BackendConfig {
+    BackendConfig {
+        model: "other".to_owned(),
+        url: format!("http://{}", server.address),
+        upstream_model: Some("upstream".to_owned()),
+        api_key_file: None,
+        requests_running_max: 8,
+    }
+}
+
+async fn start(servers: &[&Server], change: impl FnOnce(&mut Config)) -> Harness {
+    let mut config = config(&[]);
+    config.backends = servers.iter().map(|server| backend(server)).collect();
+    change(&mut config);
+    Harness::start(config).await
+}
+
+/// Fails when it is never so.
+async fn eventually(is_so: impl AsyncFn() -> bool) {
+    for _ in 0..10_000 {
+        if is_so().await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("it is never so");
+}
+
+/// Without the document: these answers are the server's own.
+async fn post(harness: &Harness, path: &str, key: Option<&str>, body: &Value) -> reqwest::Response {
+    let request = harness.client.post(format!("{}{path}", harness.url)).body(body.to_string());
+    let request = request.header("x-request-id", "mine");
+    let request = key.iter().fold(request, |request, key| request.bearer_auth(key));
+    request.send().await.expect("an answer")
+}
+
+/// A tenant's.
+const KEY: &str = "a key for proxying";
+
+fn chat(text: &str) -> Value {
+    json!({"model": "other", "messages": [{"role": "user", "content": text}], "tools": [{"x": 1}]})
+}
+
+#[tokio::test]
+async fn a_request_is_passed_on_whole_and_its_answer_comes_back_as_it_is() {
+    let server = Server::start().await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let key = folder.path().join("key");
+    std::fs::write(&key, "theirs\n").expect("writes");
+    let harness = start(&[&server], |config| config.backends[0].api_key_file = Some(key)).await;
+    let embed = json!({"model": "other", "input": ["a"]});
+    for (path, body) in [("/v1/chat/completions", chat("hi")), ("/v1/embeddings", embed)] {
+        let answer = post(&harness, path, Some("mine"), &body).await;
+        assert_eq!(answer.status(), 200);
+        assert_eq!(answer.headers()["x-request-id"], "mine");
+        assert_eq!(answer.json::<Value>().await.expect("JSON")["id"], "theirs");
+        let asked = server.asked().pop().expect("it was asked");
+        assert_eq!(asked.path, path);
+        assert_eq!(asked.headers["authorization"], "Bearer theirs");
+        assert_eq!(asked.headers["x-request-id"], "mine");
+        let mut want = body;
+        want["model"] = "upstream".into();
+        assert_eq!(asked.body, want);
+    }
+    server.set(StatusCode::IM_A_TEAPOT);
+    assert_eq!(post(&harness, "/v1/completions", None, &chat("hi")).await.status(), 418);
+    let models = harness.get("/v1/models").await.json();
+    let ids: Vec<&Value> =
+        models["data"].as_array().expect("a list").iter().map(|model| &model["id"]).collect();
+    assert_eq!(ids, ["tiny", "other"]);
+    assert_eq!(harness.get("/v1/models/other").await.status, 200);
+}
+
+#[tokio::test]
+async fn events_come_as_the_server_sends_them_and_a_client_that_leaves_ends_the_request_there() {
+    let server = Server::start().await;
+    let harness = start(&[&server], |_| {}).await;
+    let mut body = chat("hi");
+    body["stream"] = true.into();
+    let answer = post(&harness, "/v1/chat/completions", None, &body).await;
+    assert_eq!(answer.headers()["content-type"], "text/event-stream");
+    let mut events = answer.bytes_stream();
+    for at in 0..3 {
+        let event = events.next().await.expect("an event").expect("bytes");
+        assert_eq!(event, format!("data: {{\"at\":{at}}}\n\n"));
+        // The next one is sent only now.
+        server.fake.events.add_permits(1);
+    }
+    drop(events);
+    // It notices when it sends again.
+    eventually(async || {
+        server.fake.events.add_permits(1);
+        server.fake.streams.load(Ordering::SeqCst) == 0
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn prompts_that_begin_alike_go_to_one_server_and_others_spread() {
+    let (one, two) = (Server::start().await, Server::start().await);
+    let harness = start(&[&one, &two], |_| {}).await;
+    harness.until_metric("kvasir_conductor_backends_alive{model=\"other\"}", |n| n == 2.0).await;
+    for round in 0..4 {
+        for document in 0..4 {
+            let text = format!("{}: question {round}", document.to_string().repeat(2_000));
+            let answer = post(&harness, "/v1/chat/completions", None, &chat(&text)).await;
+            assert_eq!(answer.status(), 200);
+        }
+    }
+    let mut servers: BTreeMap<char, Vec<usize>> = BTreeMap::new();
+    for (at, server) in [&one, &two].into_iter().enumerate() {
+        assert!(!server.asked().is_empty(), "server {at} was never asked");
+        for asked in server.asked() {
+            let text = asked.body["messages"][0]["content"].as_str().expect("text").to_owned();
+            let seen = servers.entry(text.chars().next().expect("text")).or_default();
+            seen.push(at);
+        }
+    }
+    for (document, seen) in servers {
+        assert_eq!(seen.len(), 4);
+        assert!(seen.iter().all(|at| *at == seen[0]), "{document} went to {seen:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_fails_is_passed_over_and_asked_again_when_it_is_back() {
+    let (one, two) = (Server::start().await, Server::start().await);
+    let harness = start(&[&one, &two], |_| {}).await;
+    harness.until_metric("kvasir_conductor_backends_alive{model=\"other\"}", |n| n == 2.0).await;
+    one.set(StatusCode::SERVICE_UNAVAILABLE);
+    for _ in 0..4 {
+        assert_eq!(post(&harness, "/v1/completions", None, &chat("hi")).await.status(), 200);
+    }
+    two.set(StatusCode::TOO_MANY_REQUESTS);
+    let said = post(&harness, "/v1/completions", None, &chat("hi")).await.status();
+    assert!(said == 503 || said == 429, "the last one's own word, not {said}");
+
+    let address = one.address.to_string();
+    drop((one, two));
+    // Connections that were open may bring one more answer.
+    eventually(async || {
+        let answer = post(&harness, "/v1/completions", None, &chat("hi")).await;
+        answer.status() == 503 && answer.text().await.expect("a body").contains("no_instance")
+    })
+    .await;
+    assert_eq!(harness.get("/readyz").await.status, 503);
+    let _back = Server::start_at(&address).await;
+    harness.until_metric("kvasir_conductor_backends_alive{model=\"other\"}", |n| n == 1.0).await;
+    assert_eq!(post(&harness, "/v1/completions", None, &chat("hi")).await.status(), 200);
+}
+
+#[tokio::test]
+async fn no_server_has_more_under_way_than_it_may() {
+    let server = Server::start().await;
+    let harness = start(&[&server], |config| config.backends[0].requests_running_max = 1).await;
+    let mut body = chat("hi");
+    body["stream"] = true.into();
+    let running = post(&harness, "/v1/chat/completions", None, &body).await;
+    let refused = harness.ask("/v1/chat/completions", chat("hi")).await;
+    assert_eq!(refused.status, 429);
+    assert!(refused.headers.contains_key("retry-after"));
+    drop(running);
+    server.fake.events.add_permits(1 << 20);
+    eventually(async || {
+        post(&harness, "/v1/chat/completions", None, &chat("hi")).await.status() == 200
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn tenants_are_kept_apart_and_pay_for_what_the_server_says() {
+    let server = Server::start().await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let keys = folder.path().join("keys.toml");
+    // Of [`KEY`].
+    let hash = "e78f9d852b620a621a4652ff801b79687ef6e417eeb0ae1efa133975e99b5e4b";
+    let tenant = format!(
+        "[[tenants]]\nname = \"acme\"\nkeys = [{{ sha256 = \"{hash}\" }}]\ntokens_per_minute = 50\n"
+    );
+    std::fs::write(&keys, tenant).expect("writes");
+    let harness = start(&[&server], |config| config.api_keys_file = Some(keys)).await;
+    let ask = async || {
+        let mut body = chat("hi");
+        body["cache_salt"] = "another's".into();
+        post(&harness, "/v1/chat/completions", Some(KEY), &body).await
+    };
+    assert_eq!(post(&harness, "/v1/completions", None, &chat("hi")).await.status(), 401);
+    // 30 tokens each, of 50.
+    for _ in 0..2 {
+        let answer = ask().await;
+        assert_eq!(answer.status(), 200);
+        answer.bytes().await.expect("a body");
+    }
+    assert_eq!(server.asked()[0].body["cache_salt"], "acme");
+    assert!(!server.asked()[0].headers.contains_key("authorization"));
+    eventually(async || ask().await.status() == 429).await;
+}
+
+#[tokio::test]
+async fn what_cannot_work_is_refused_at_the_start_and_a_model_without_embeddings_says_so() {
+    let server = Server::start().await;
+    let refused = async |change: fn(&mut BackendConfig), want: &str| {
+        let mut config = config(&[]);
+        let mut backend = backend(&server);
+        change(&mut backend);
+        config.backends = vec![backend];
+        let error =
+            kvasir_conductor::Conductor::bind(config).await.expect_err("refused").to_string();
+        assert!(error.contains(want), "{error}");
+    };
+    refused(|backend| backend.url = "https://x".to_owned(), "must begin with http://").await;
+    refused(|backend| backend.url = "http://x/v1/".to_owned(), "without /v1").await;
+    refused(|backend| backend.model = "tiny".to_owned(), "is among `models` too").await;
+    refused(|backend| backend.api_key_file = Some("/nowhere/key".into()), "/nowhere/key").await;
+
+    let harness = start(&[&server], |_| {}).await;
+    for (body, status) in [
+        (json!({"model": "tiny", "input": "x"}), 400),
+        (json!({"model": "nobody", "input": "x"}), 404),
+        (json!([]), 400),
+    ] {
+        assert_eq!(harness.ask("/v1/embeddings", body).await.status, status);
+    }
+}
