@@ -110,6 +110,25 @@ pub struct Config {
     pub drain_ms: u64,
     /// TLS 1.3 for the HTTP API. The files are read again while the conductor runs.
     pub tls: TlsConfig,
+    /// Attention over blocks that stay on another node.
+    pub routes: RoutesConfig,
+}
+
+/// When the prefix of a prompt stays where it is: the engine then sends its queries there.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct RoutesConfig {
+    /// Whether a prefix that another node has may stay there, where that is predicted to be cheaper than
+    /// fetching or computing it. Only engines that do both, and that say that they can, are asked.
+    pub enabled: bool,
+    /// Let it stay wherever that is possible, whatever it costs.
+    pub always: bool,
+    /// What queries cost on their way until that is measured: a file like those of configs/fabrics. By
+    /// default one of shared memory on one host.
+    pub fabric_file: Option<PathBuf>,
+    /// What a layer costs at the node until that is measured: a file like those of configs/kernels. By
+    /// default one of a server core with AVX-512.
+    pub kernel_file: Option<PathBuf>,
 }
 
 /// Where certificate and key of the HTTP API lie: both or neither.
@@ -228,6 +247,7 @@ impl Default for Config {
             tokenize_parallel: 4,
             drain_ms: 10_000,
             tls: TlsConfig::default(),
+            routes: RoutesConfig::default(),
         }
     }
 }

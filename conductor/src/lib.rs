@@ -33,3 +33,5 @@ pub use config::{BackendConfig, Config, ModelConfig, TlsConfig};
 pub use error::Error;
 pub use openapi::openapi_document;
 pub use run::{Conductor, run};
+
+pub use crate::config::RoutesConfig;

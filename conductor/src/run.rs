@@ -1,19 +1,24 @@
 //! The conductor's life: bind, load, serve, drain.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use prometheus::Registry;
+use serde::de::DeserializeOwned;
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 
 use crate::access::{Access, Tenants};
-use crate::cluster::{Cluster, ClusterError, Objectives, Options, Policy, scheduler_service};
-use crate::config::Config;
+use crate::cluster::attend::Constants;
+use crate::cluster::{
+    Cluster, ClusterError, Objectives, Options, Policy, Routing, scheduler_service,
+};
+use crate::config::{Config, RoutesConfig};
 use crate::error::Error;
 use crate::http::{
     self, Bodies, Door, Front, HttpOptions, ObjectiveBounds, Tls, TlsBytes, TlsFiles,
@@ -106,7 +111,7 @@ impl Conductor {
         let followed = CancellationToken::new();
         let _unfollow = followed.clone().drop_guard();
         let cluster =
-            Cluster::start(cluster_options(&config), metrics.registry(), followed.clone())?;
+            Cluster::start(cluster_options(&config)?, metrics.registry(), followed.clone())?;
         let abandon = CancellationToken::new();
         let options = serve_options(&config);
         let serving = Serving::new(cluster.clone(), options, Arc::clone(&metrics), abandon.clone());
@@ -259,18 +264,44 @@ fn flatten(
     }
 }
 
-fn cluster_options(config: &Config) -> Options {
-    Options {
+fn cluster_options(config: &Config) -> Result<Options, Error> {
+    Ok(Options {
         nodes: config.nodes.clone(),
         policy: Policy {
             selection: config.policy.into(),
             kvcache_balancing_threshold: config.kvcache_balancing_threshold,
             always_fetch: config.always_fetch,
             rank_stretch: config.rank_stretch,
+            routing: routing(&config.routes)?,
             ..Policy::default()
         },
         ..Options::default()
+    })
+}
+
+/// Of the machine that configs/fabrics/one-host-shm.toml names.
+const FABRIC: &str = include_str!("../../configs/fabrics/one-host-shm.toml");
+const KERNEL: &str = include_str!("../../configs/kernels/xeon-avx512.toml");
+
+/// The prices that routing begins with, when it is on.
+fn routing(routes: &RoutesConfig) -> Result<Option<Routing>, Error> {
+    if !routes.enabled {
+        return Ok(None);
     }
+    let fabric = profile("routes.fabric_file", routes.fabric_file.as_deref(), FABRIC)?;
+    let kernel = profile("routes.kernel_file", routes.kernel_file.as_deref(), KERNEL)?;
+    let constants = Constants { fabric, holder: kernel, local: kernel };
+    Ok(Some(Routing { constants, always: routes.always }))
+}
+
+fn profile<T: DeserializeOwned>(
+    field: &str,
+    file: Option<&Path>,
+    default: &str,
+) -> Result<T, Error> {
+    let text = file.map_or_else(|| Ok(default.to_owned()), std::fs::read_to_string);
+    let text = text.map_err(|error| Error::Config(format!("`{field}`: {error}")))?;
+    toml::from_str(&text).map_err(|error| Error::Config(format!("`{field}`: {error}")))
 }
 
 fn serve_options(config: &Config) -> ServeOptions {

@@ -207,6 +207,7 @@ impl<'a> Replay<'a> {
             tie_seed: mix(self.options.seed ^ mix(request as u64)),
             now_us: self.now_us,
             conversation: conversation(keys),
+            may_route: false,
         };
         place(&self.view, &matched, &wanted)
     }
@@ -445,6 +446,7 @@ fn report(cluster: &Cluster, node: NodeIndex, role: Role) -> InstanceReport {
             block_tokens: cluster.block_tokens,
             block_bytes: cluster.block_bytes(),
             layout_hash: 0,
+            routed: None,
         },
         max_running: cluster.decode.running_max,
         slots_total: ROOM,

@@ -7,6 +7,7 @@ use kvasir_proto::{BlockKey, InstanceId, NodeId};
 
 use crate::growth::Growth;
 use crate::index::NodeIndex;
+use crate::routing::{Attended, Route, Routing};
 use crate::selection::Selection;
 use crate::view::{InstanceRef, ModelIndex, Names};
 
@@ -24,6 +25,8 @@ pub struct PlaceRequest<'a> {
     pub now_us: u64,
     /// Prompts that begin alike have the same (see [`conversation`]).
     pub conversation: u64,
+    /// Its prefix may stay elsewhere, where the policy routes at all.
+    pub may_route: bool,
 }
 
 /// A number that the prompts of one conversation share, from the keys of one of them: the first
@@ -70,6 +73,8 @@ pub struct Policy {
     /// Decode instances whose load is within this of the least are equals in load, and the one
     /// with the longest prefix is taken.
     pub decode_load_margin: f64,
+    /// Prefixes may stay on another node, and be attended there.
+    pub routing: Option<Routing>,
     /// The least and the most that a refused caller is told to wait.
     pub retry_after_ms_min: u64,
     pub retry_after_ms_max: u64,
@@ -84,6 +89,7 @@ impl Default for Policy {
             kvcache_balancing_threshold: 1.5,
             always_fetch: false,
             decode_load_margin: 0.1,
+            routing: None,
             retry_after_ms_min: 1_000,
             retry_after_ms_max: 60_000,
         }
@@ -104,9 +110,13 @@ pub struct Placement {
     pub shape: Shape,
     /// Blocks that the prefill side brings from elsewhere before it computes.
     pub fetch: Option<Fetch>,
+    /// The prefix stays there, and is attended there.
+    pub route: Option<Route>,
+    /// What was asked about the prefix, where it could have stayed.
+    pub attended: Option<Attended>,
     /// Prompt tokens that are left to compute.
     pub compute_tokens: u32,
-    /// Prompt tokens that are reused, held or fetched.
+    /// Prompt tokens that are reused: held, fetched or attended elsewhere.
     pub reused_tokens: u32,
     pub queue_us: u64,
     pub transfer_us: u64,

@@ -5,7 +5,9 @@ use std::fmt;
 
 use serde::Serialize;
 
+use crate::attend::Price;
 use crate::decision::{DecodeCandidate, Placement, PrefillCandidate, Shape, Verdict};
+use crate::routing::{Attended, Route};
 use crate::selection::Selection;
 
 impl fmt::Display for Placement {
@@ -13,6 +15,11 @@ impl fmt::Display for Placement {
         writeln!(f, "prompt of {} tokens in {} blocks", self.prompt_tokens, self.prompt_blocks)?;
         self.prefill_candidates.iter().try_for_each(|candidate| self.prefill_line(f, candidate))?;
         self.decode_candidates.iter().try_for_each(|candidate| self.decode_line(f, candidate))?;
+        if let Some(Attended { source, blocks, decision, .. }) = &self.attended {
+            let (_, node) = &self.names.rows[*source as usize];
+            writeln!(f, "prefix of {blocks} blocks on {node}")?;
+            writeln!(f, "{decision}")?;
+        }
         match &self.shape {
             Shape::Whole(chosen) => write!(f, "whole on {}", chosen.instance_id)?,
             Shape::Split { prefill, decode } => {
@@ -22,6 +29,9 @@ impl fmt::Display for Placement {
         if let Some(fetch) = &self.fetch {
             let (from, until) = (fetch.from_block, fetch.until_block);
             write!(f, ", fetch [{from}, {until}) from {}", fetch.source.node_id)?;
+        }
+        if let Some(Route { source, blocks, .. }) = &self.route {
+            write!(f, ", [0, {blocks}) stay on {}", source.node_id)?;
         }
         let (ttft, tbt) = (self.predicted_ttft_us, self.predicted_tbt_us);
         write!(f, ", first token in {ttft} us, then every {tbt} us")?;
@@ -74,7 +84,7 @@ pub struct Explanation {
     pub prompt_tokens: u32,
     /// The last one may be a part of one.
     pub prompt_blocks: u32,
-    /// Of the prompt, what is reused: held by the prefill side or fetched.
+    /// Of the prompt, what is reused: held by the prefill side, fetched, or attended elsewhere.
     pub reused_tokens: u32,
     pub compute_tokens: u32,
     /// The instance that computes the prompt.
@@ -82,6 +92,8 @@ pub struct Explanation {
     /// The instance that decodes; absent when it is the same.
     pub decode: Option<String>,
     pub fetch: Option<FetchExplanation>,
+    /// What became of a prefix that could have stayed on another node.
+    pub prefix: Option<PrefixExplanation>,
     pub queue_us: u64,
     pub transfer_us: u64,
     pub compute_us: u64,
@@ -103,6 +115,29 @@ pub struct FetchExplanation {
     pub from_block: u32,
     pub until_block: u32,
     pub bytes: u64,
+}
+
+/// Blocks `[0, blocks)` that could have stayed where they are, to be attended there.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PrefixExplanation {
+    pub node: String,
+    pub blocks: u32,
+    /// Absent when no way was open.
+    pub chosen: Option<String>,
+    pub ways: Vec<WayExplanation>,
+}
+
+/// What one way to a prefix would have cost.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct WayExplanation {
+    pub way: String,
+    /// Before the first step, of every step, and over all of them.
+    pub once_us: f64,
+    pub step_us: f64,
+    pub total_us: f64,
+    pub moved_bytes: u64,
+    /// Why it was not open.
+    pub closed: Option<String>,
 }
 
 /// What one instance would have cost as the prefill side.
@@ -185,6 +220,7 @@ impl Placement {
                 until_block: fetch.until_block,
                 bytes: fetch.bytes,
             }),
+            prefix: self.attended.as_ref().map(|asked| self.prefix(asked)),
             queue_us: self.queue_us,
             transfer_us: self.transfer_us,
             compute_us: self.compute_us,
@@ -198,10 +234,31 @@ impl Placement {
         }
     }
 
+    fn prefix(&self, asked: &Attended) -> PrefixExplanation {
+        let way = |price: &Price| WayExplanation {
+            way: price.way.to_string(),
+            once_us: price.once_us,
+            step_us: price.step_us,
+            total_us: price.total_us,
+            moved_bytes: price.moved_bytes,
+            closed: price.closed.map(|closed| closed.to_string()),
+        };
+        PrefixExplanation {
+            node: self.names.rows[asked.source as usize].1.to_string(),
+            blocks: asked.blocks,
+            chosen: asked.decision.chosen.map(|way| way.to_string()),
+            ways: asked.decision.prices.iter().map(way).collect(),
+        }
+    }
+
     /// How much of what is cached somewhere the decision uses, and if not all of it, why.
     fn cache_sentence(&self) -> String {
         let blocks = self.prompt_blocks;
         let chosen = self.prefill();
+        if let Some(Route { source, blocks: routed, .. }) = &self.route {
+            let node = &source.node_id;
+            return format!("{routed} of {blocks} blocks stay on {node} and are attended there");
+        }
         let used = self.fetch.as_ref().map_or(chosen.held_blocks, |fetch| fetch.until_block);
         let prefill = self.prefill_candidates.iter().map(|c| (c.held_blocks, c.at));
         let decode = self.decode_candidates.iter().map(|c| (c.held_blocks, c.at));

@@ -10,7 +10,7 @@
 //! 5. [`queue`]: the work that is booked on one instance
 //! 6. `growth`, `drain`: the room that answers will take, and when it comes back
 //! 7. [`explain`]: a decision as text and as values
-//! 8. [`attend`]: move the query, move the cache, or prefill again
+//! 8. [`attend`]: move the query, move the cache, or prefill again; [`routing`]: when a placement asks that
 //!
 //! Everything in here is a hint: a stale index or view costs time, never correctness.
 
@@ -25,6 +25,7 @@ mod growth;
 pub mod index;
 pub mod place;
 pub mod queue;
+pub mod routing;
 pub mod selection;
 pub mod view;
 
@@ -33,11 +34,15 @@ pub use decision::{
     Chosen, DecodeCandidate, Fetch, Keeper, Missing, Objectives, OverloadReason, PlaceRequest,
     Placement, Policy, PrefillCandidate, Refusal, Shape, Verdict, conversation,
 };
-pub use explain::{DecodeExplanation, Explanation, FetchExplanation, PrefillExplanation};
+pub use explain::{
+    DecodeExplanation, Explanation, FetchExplanation, PrefillExplanation, PrefixExplanation,
+    WayExplanation,
+};
 pub use index::{
     BlockSetDigest, IndexLimits, IndexReader, NodeIndex, PrefixMatch, ShadowIndex, Tier,
 };
 pub use place::place;
+pub use routing::{Route, RoutedRows, Routing};
 pub use selection::Selection;
 pub use view::{
     BookingId, ClusterView, InstanceRef, InstanceReport, ModelIndex, ModelSpec, OpenWork,

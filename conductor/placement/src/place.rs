@@ -10,12 +10,14 @@
 //! - An instance that does both serves a request whole. It competes with the pairs.
 //! - A request that nobody can serve in time by estimates alone is a probe of them (see [`place`]).
 
+use crate::attend::Way;
 use crate::decision::{
     Chosen, DecodeCandidate, Fetch, Keeper, Missing, OverloadReason, PlaceRequest, Placement,
     Policy, PrefillCandidate, Refusal, Shape, Verdict,
 };
 use crate::growth::Growth;
 use crate::index::PrefixMatch;
+use crate::routing::{Attended, Question, Route};
 use crate::selection::Selection;
 use crate::view::{ClusterView, Instance, ModelSpec, Role};
 
@@ -570,7 +572,6 @@ impl<'a> Planner<'a> {
         decodes[winner.decode].verdict = Verdict::Chosen;
         let prefill = &prefills[winner.prefill];
         let decode = &decodes[winner.decode];
-        let reused_tokens = prefill.used_blocks * self.spec.block_tokens;
         let chosen_prefill = self.chosen(prefill.at, prefill.held_blocks);
         let shape = if prefill.at == decode.at {
             Shape::Whole(chosen_prefill)
@@ -578,7 +579,31 @@ impl<'a> Planner<'a> {
             let chosen_decode = self.chosen(decode.at, decode.held_blocks);
             Shape::Split { prefill: chosen_prefill, decode: chosen_decode }
         };
-        let fetch = prefill.fetch_from.map(|source| Fetch {
+        let attended = self.attended(prefill, decode);
+        let stays = |asked: &&Attended| asked.decision.chosen == Some(Way::Route);
+        let routed = attended.as_ref().filter(stays);
+        let route = routed.map(|asked| Route {
+            source: self.chosen(asked.source, asked.blocks),
+            blocks: asked.blocks,
+            layer_us: asked.layer_us,
+        });
+        let routed = routed.map(|asked| {
+            let instance = self.at(prefill.at);
+            let compute_us = self.compute_us(instance, asked.blocks) + asked.prefill_us;
+            let step_us = asked.decision.price(Way::Route).step_us as u64;
+            (asked.blocks, compute_us, step_us)
+        });
+        // Without a fetch, and computing what follows the prefix alone.
+        let (used_blocks, transfer_us, compute_us, added_step_us) = match routed {
+            Some((blocks, compute_us, step_us)) => (blocks, 0, compute_us, step_us),
+            None => (prefill.used_blocks, prefill.transfer_us, prefill.compute_us, 0),
+        };
+        let predicted_ttft_us = match routed {
+            Some(_) => prefill.queue_us + compute_us + decode.wait_us,
+            None => winner.ttft_us,
+        };
+        let reused_tokens = used_blocks * self.spec.block_tokens;
+        let fetch = prefill.fetch_from.filter(|_| routed.is_none()).map(|source| Fetch {
             source: self.chosen(source, prefill.used_blocks),
             from_block: prefill.held_blocks,
             until_block: prefill.used_blocks,
@@ -587,14 +612,16 @@ impl<'a> Planner<'a> {
         Placement {
             shape,
             fetch,
+            route,
+            attended,
             compute_tokens: self.prompt_tokens - reused_tokens,
             reused_tokens,
             queue_us: prefill.queue_us,
-            transfer_us: prefill.transfer_us,
-            compute_us: prefill.compute_us,
+            transfer_us,
+            compute_us,
             decode_wait_us: decode.wait_us,
-            predicted_ttft_us: winner.ttft_us,
-            predicted_tbt_us: winner.tbt_us,
+            predicted_ttft_us,
+            predicted_tbt_us: winner.tbt_us + added_step_us,
             probe: false,
             rank_us: prefill.rank_us,
             rank_delay_us: prefill.rank_us - self.request.now_us,
@@ -611,6 +638,38 @@ impl<'a> Planner<'a> {
             prefill_candidates: prefills,
             decode_candidates: decodes,
         }
+    }
+
+    /// What the ways to a prefix that lies elsewhere cost, where it could stay there.
+    fn attended(&self, prefill: &PrefillCandidate, decode: &DecodeCandidate) -> Option<Attended> {
+        let routing = self.view.policy().routing.as_ref()?;
+        let rows = self.spec.routed?;
+        let (_, source) = self.best?;
+        let holder = self.at(source as u32);
+        let blocks = self.memory_blocks(holder);
+        let is_whole = prefill.at == decode.at && prefill.held_blocks == 0;
+        if !self.request.may_route || !is_whole || blocks == 0 {
+            return None;
+        }
+        let instance = self.at(prefill.at);
+        let prefix_tokens = blocks * self.spec.block_tokens;
+        let question = Question {
+            rows,
+            block_bytes: self.spec.block_bytes,
+            block_tokens: self.spec.block_tokens,
+            blocks,
+            flows: holder.routes_out,
+            prefill_tokens: self.prompt_tokens - prefix_tokens,
+            answer_tokens: self.request.max_tokens.min(instance.decode_model.answer_tokens()),
+            step_us: decode.tbt_us,
+            step_max_us: self.request.objectives.tbt_us,
+            free_slots: instance.slots_left(),
+            fetch_us: self.transfer_us(source, instance, blocks),
+            recompute_us: self
+                .compute_us(instance, 0)
+                .saturating_sub(self.compute_us(instance, blocks)),
+        };
+        Some(question.answer(source as u32, routing, self.view.routes.scale()))
     }
 
     fn keeper(&self, prefill: u32, decode: u32) -> Keeper {

@@ -12,6 +12,7 @@ use crate::decision::{Placement, Policy};
 use crate::growth::Growth;
 use crate::index::NodeIndex;
 use crate::queue::{DecodeBookings, PrefillBooking, PrefillQueue, left_share};
+use crate::routing::{RouteModel, RoutedRows};
 
 /// Models that are remembered, at most. When there are more, those that nobody serves go first.
 const MODELS_MAX: usize = 256;
@@ -30,6 +31,8 @@ pub struct ModelSpec {
     pub block_bytes: u64,
     /// A hash of the whole slot layout: pages are exchanged only between equals.
     pub layout_hash: u64,
+    /// Absent when its engines attend no blocks elsewhere.
+    pub routed: Option<RoutedRows>,
 }
 
 /// A model as this view numbers it. Numbers are never used again.
@@ -121,6 +124,8 @@ pub struct Instance {
     /// Of fetches under way.
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
+    /// Requests whose prefix its node attends for others.
+    pub(crate) routes_out: u32,
     /// When its node's way in and out are predicted to be free of what was given to them, each
     /// serving what came first.
     pub(crate) in_free_us: u64,
@@ -288,6 +293,8 @@ pub(crate) struct Booked {
     pub(crate) decode: InstanceRef,
     prompt_tokens: u32,
     fetch: Option<(InstanceRef, u64)>,
+    /// Who attends its prefix, and what a layer of that is predicted to take.
+    route: Option<(InstanceRef, f64)>,
     /// When the prompt is predicted to be computed, and then the answer to end.
     pub(crate) prefill_end_us: u64,
     pub(crate) end_us: u64,
@@ -311,6 +318,7 @@ pub struct ClusterView {
     models: BTreeMap<ModelIndex, ModelSpec>,
     next_model: u32,
     next_instance: u64,
+    pub(crate) routes: RouteModel,
     pub(crate) bookings: BTreeMap<BookingId, Booked>,
 }
 
@@ -324,6 +332,7 @@ impl ClusterView {
             models: BTreeMap::new(),
             next_model: 0,
             next_instance: 0,
+            routes: RouteModel::default(),
             bookings: BTreeMap::new(),
         }
     }
@@ -418,6 +427,8 @@ impl ClusterView {
         let (prefill, decode) = (placement.prefill(), placement.decode());
         let prompt_blocks = placement.prompt_blocks;
         let prefill_end_us = now_us.saturating_add(placement.predicted_ttft_us);
+        // What is attended elsewhere takes no slots here.
+        let routed_blocks = placement.route.as_ref().map_or(0, |route| route.blocks);
         let prefill_slots = prompt_blocks.saturating_sub(prefill.held_blocks);
         let mut booked = Booked {
             prefill: prefill.instance,
@@ -428,12 +439,16 @@ impl ClusterView {
             end_us: prefill_end_us,
             handed_over_us: None,
             prefill_slots: if placement.is_whole() { 0 } else { prefill_slots },
-            decode_slots: prompt_blocks.saturating_sub(decode.held_blocks),
+            route: placement.route.as_ref().map(|route| (route.source.instance, route.layer_us)),
+            decode_slots: prompt_blocks.saturating_sub(decode.held_blocks.max(routed_blocks)),
             prefill_taken: Taken::default(),
             decode_taken: Taken::default(),
             growth: placement.growth,
         };
         let ready_us = self.book_fetch(placement, now_us);
+        if let Some(source) = booked.route.and_then(|(source, _)| self.find(source)) {
+            source.routes_out += 1;
+        }
         let rank_stretch = self.policy.rank_stretch;
         if let Some(instance) = self.find(prefill.instance) {
             let work = PrefillBooking {
@@ -536,6 +551,14 @@ impl ClusterView {
         }
     }
 
+    /// So many layers of decode steps were attended elsewhere, and took so long.
+    pub fn routed(&mut self, id: BookingId, layers: u32, routed_us: u64) {
+        let Some((_, layer_us)) = self.bookings.get(&id).and_then(|booked| booked.route) else {
+            return;
+        };
+        self.routes.observe(layer_us, routed_us as f64 / f64::from(layers));
+    }
+
     /// The answer has so many tokens more.
     pub fn grew(&mut self, id: BookingId, tokens: u32) {
         let Some(booked) = self.bookings.get_mut(&id) else { return };
@@ -565,6 +588,9 @@ impl ClusterView {
     pub fn unbook(&mut self, id: BookingId, completed: Option<u32>, now_us: u64) {
         self.fetched(id, None);
         let Some(booked) = self.bookings.remove(&id) else { return };
+        if let Some(source) = booked.route.and_then(|(source, _)| self.find(source)) {
+            source.routes_out -= 1;
+        }
         if let Some(instance) = self.find(booked.prefill) {
             instance.prefills.remove(id, now_us);
             instance.count_push();
@@ -621,6 +647,7 @@ impl ClusterView {
             link,
             bytes_in: 0,
             bytes_out: 0,
+            routes_out: 0,
             in_free_us: 0,
             out_free_us: 0,
             pushes: None,

@@ -62,6 +62,11 @@ impl Booking {
         self.shared.lock().view.prefilled(self.id, measured, now_us);
     }
 
+    /// So many layers of decode steps were attended elsewhere, and took so long.
+    pub fn routed(&self, layers: u32, routed_us: u64) {
+        self.shared.lock().view.routed(self.id, layers, routed_us);
+    }
+
     /// The first token is there. Only the first call counts.
     pub fn first_token(&mut self) {
         if !self.first_token_seen {

@@ -126,6 +126,8 @@ pub struct PlaceQuery<'a> {
     pub objectives: Objectives,
     /// Instances that failed this request already.
     pub exclude: &'a [InstanceId],
+    /// Its prefix may stay on another node, where that is on.
+    pub may_route: bool,
 }
 
 /// A placed request: whom to call. What is in the handles may be stale by the time of the call.
@@ -137,6 +139,7 @@ pub struct Placed {
     pub prefill: EngineTarget,
     pub decode: Option<EngineTarget>,
     pub fetch: Option<FetchSource>,
+    pub route: Option<RouteHolder>,
     pub booking: Booking,
 }
 
@@ -172,6 +175,13 @@ pub struct FetchSource {
     pub from_block: u32,
     pub until_block: u32,
     pub bytes: u64,
+}
+
+/// The first blocks of the prompt stay with this node, and are attended there.
+#[derive(Debug, Clone)]
+pub struct RouteHolder {
+    pub node: NodeHandle,
+    pub blocks: u32,
 }
 
 /// See the module.
@@ -214,7 +224,7 @@ impl Cluster {
         let mut state = self.shared.lock();
         let now_us = self.shared.now_us();
         let placement = self.decide(&state, query, &matched, now_us)?;
-        let Some((prefill, decode, fetch)) = targets(&state, &placement) else {
+        let Some((prefill, decode, fetch, route)) = targets(&state, &placement) else {
             // Instances and nodes change together under the lock, so this does not happen; were
             // it to, the caller could do no more than with an instance that has just gone.
             let model = query.model.name.to_string();
@@ -226,7 +236,7 @@ impl Cluster {
         drop(state);
         self.shared.metrics.placed(&placement);
         let booking = Booking::new(self.shared.clone(), id, placed_at, placement.predicted_ttft_us);
-        Ok(Placed { placement, prefill, decode, fetch, booking })
+        Ok(Placed { placement, prefill, decode, fetch, route, booking })
     }
 
     /// The same decision without booking it.
@@ -237,7 +247,7 @@ impl Cluster {
         let matched = self.shared.reader.match_prefix(query.keys);
         let state = self.shared.lock();
         let placement = self.decide(&state, query, &matched, self.shared.now_us())?;
-        let (prefill, decode, fetch) = targets(&state, &placement).ok_or_else(|| {
+        let (prefill, decode, fetch, _) = targets(&state, &placement).ok_or_else(|| {
             let model = query.model.name.to_string();
             Refusal::NoInstance { model, missing: kvasir_placement::Missing::Prefill }
         })?;
@@ -260,6 +270,7 @@ impl Cluster {
             tie_seed: self.shared.next_seed(),
             now_us,
             conversation: kvasir_placement::conversation(query.keys),
+            may_route: query.may_route,
         };
         let decided = kvasir_placement::place(&state.view, matched, &request);
         decided.inspect_err(|refusal| self.shared.metrics.refused(refusal))
@@ -377,7 +388,7 @@ pub struct Plan {
     pub fetch: Option<FetchSource>,
 }
 
-type Targets = (EngineTarget, Option<EngineTarget>, Option<FetchSource>);
+type Targets = (EngineTarget, Option<EngineTarget>, Option<FetchSource>, Option<RouteHolder>);
 
 /// The handles of what was chosen.
 fn targets(state: &State, placement: &Placement) -> Option<Targets> {
@@ -395,5 +406,12 @@ fn targets(state: &State, placement: &Placement) -> Option<Targets> {
         None => None,
         Some(fetch) => Some(source(fetch)?),
     };
-    Some((prefill, decode, fetch))
+    let route = match &placement.route {
+        None => None,
+        Some(route) => {
+            let node = state.node_handle(route.source.node)?;
+            Some(RouteHolder { node, blocks: route.blocks })
+        }
+    };
+    Some((prefill, decode, fetch, route))
 }

@@ -20,6 +20,8 @@ pub(super) struct Metrics {
     pub(super) snapshots: IntCounter,
     pub(super) losses: IntCounterVec,
     placements: IntCounterVec,
+    /// By `way`, also `none`.
+    prefixes: IntCounterVec,
     probes: IntCounter,
     refusals: IntCounterVec,
     ttft_predicted: Histogram,
@@ -46,6 +48,11 @@ impl Metrics {
             snapshots: make.counter("index_snapshots_total", "Whole snapshots taken in")?,
             losses: make.counters("node_losses_total", "Ends of a node's events", "reason")?,
             placements: make.counters("placements_total", "Requests placed", "kind")?,
+            prefixes: make.counters(
+                "prefixes_total",
+                "Prefixes that could have stayed on another node, by what was cheapest",
+                "way",
+            )?,
             probes: make.counter(
                 "probes_total",
                 "Requests placed beyond an objective because only estimates forbade it",
@@ -70,7 +77,12 @@ impl Metrics {
     }
 
     pub(super) fn placed(&self, placement: &Placement) {
+        if let Some(asked) = &placement.attended {
+            let way = asked.decision.chosen.map(|way| way.to_string());
+            self.prefixes.with_label_values(&[way.as_deref().unwrap_or("none")]).inc();
+        }
         let kind = match (placement.is_whole(), placement.fetch.is_some()) {
+            (true, false) if placement.route.is_some() => "whole_route",
             (true, false) => "whole",
             (true, true) => "whole_fetch",
             (false, false) => "split",

@@ -27,10 +27,10 @@ mod tests;
 pub use booking::Booking;
 pub use handle::{
     Cluster, ClusterError, EngineTarget, FetchSource, NodeHandle, Options, PlaceQuery, Placed,
-    Plan, ServedModel,
+    Plan, RouteHolder, ServedModel,
 };
 pub use kvasir_placement::{
-    Missing, Objectives, OverloadReason, Placement, Policy, Profile, Refusal,
+    Missing, Objectives, OverloadReason, Placement, Policy, Profile, Refusal, Routing, attend,
 };
 pub use overview::{InstanceOverview, NodeOverview, Overview, SsdOverview};
 pub use service::scheduler_service;

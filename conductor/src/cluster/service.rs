@@ -59,6 +59,8 @@ fn schedule(cluster: &Cluster, request: &v1::ScheduleRequest) -> Result<v1::Sche
             tbt_us: objective_us(request.tbt_objective_ms),
         },
         exclude: &[],
+        // The reply has no place for it.
+        may_route: false,
     };
     let plan = cluster.plan(&query).map_err(|refusal| status(&refusal))?;
     Ok(reply(&plan, model.block_tokens, &keys))

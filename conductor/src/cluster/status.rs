@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvasir_placement::{InstanceReport, ModelSpec, NodeIndex, ReportedLoad, Role};
+use kvasir_placement::{InstanceReport, ModelSpec, NodeIndex, ReportedLoad, Role, RoutedRows};
 use kvasir_proto::{FieldError, InstanceId, LayoutError, NodeId, SlotLayout, v1};
 
 /// Why a status cannot be used.
@@ -81,6 +81,12 @@ fn model_spec(model: &v1::ModelDescription, layout: &SlotLayout) -> Result<Model
         block_tokens: layout.block_tokens(),
         block_bytes: layout.slot_bytes(),
         layout_hash: layout_hash(layout),
+        routed: model.routed.map(|rows| RoutedRows {
+            heads: rows.heads,
+            query_bytes: rows.query_bytes,
+            partial_bytes: rows.partial_bytes,
+            layers: layout.layers() as u32,
+        }),
     })
 }
 

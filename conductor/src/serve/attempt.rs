@@ -26,9 +26,9 @@ use super::outputs::Outlet;
 use super::pace::Pace;
 use super::phase::{Phase, PhaseCell};
 use super::renewal::Renewal;
-use super::reserve::reserve;
+use super::reserve::{pin, reserve};
 use super::transaction::{Transaction, within};
-use crate::cluster::{Booking, EngineTarget, Placed};
+use crate::cluster::{Booking, EngineTarget, Placed, RouteHolder};
 
 /// What an attempt works with.
 #[derive(Debug, Clone, Copy)]
@@ -52,17 +52,24 @@ const BLAME_WITHIN: Duration = Duration::from_millis(200);
 /// Runs it to the end of the answer; all tokens have then been passed on.
 pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, Ended), Fault> {
     let Scene { serving, job, phase, .. } = scene;
-    let Placed { placement, prefill, decode, fetch, booking } = placed;
+    let Placed { placement, prefill, decode, fetch, route, booking } = placed;
     let rank_delay_us = placement.rank_delay_us;
     phase.set(Phase::Allocating);
     let mut shares = vec![(prefill.node.clone(), Side::Prefill)];
     shares.extend(decode.iter().map(|decode| (decode.node.clone(), Side::Decode)));
     shares.extend(fetch.iter().map(|fetch| (fetch.node.clone(), Side::Source)));
-    let transaction = Transaction::begin(serving, phase, shares);
+    shares.extend(route.iter().map(|route| (route.node.clone(), Side::Source)));
+    let mut transaction = Transaction::begin(serving, phase, shares);
     let tx = transaction.tx;
     tracing::Span::current().record("tx", tracing::field::display(tx));
 
-    let reserved = reserve(scene, &transaction, &prefill, decode.as_ref(), fetch.as_ref()).await?;
+    // What cannot stay where it is is computed.
+    let route = match route {
+        Some(holder) if pin(scene, &mut transaction, &holder).await => Some(holder),
+        Some(_) | None => None,
+    };
+    let computing = (&prefill, route.as_ref().map_or(0, |holder| holder.blocks));
+    let reserved = reserve(scene, &transaction, computing, decode.as_ref(), fetch.as_ref()).await?;
     let reused = reserved.reused_blocks().saturating_mul(scene.prompt.block_tokens());
     booking.revise(reused.min(scene.prompt.length().saturating_sub(1)));
     phase.set(if reserved.fetch.is_some() { Phase::Fetching } else { Phase::Prefilling });
@@ -73,8 +80,8 @@ pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, End
         None => (&prefill, v1::Leg::Whole),
     };
     let renewal = Some(transaction.renew());
-    let pace = Pace::new();
-    let mut course = Course { scene, transaction, booking, renewal, pace, cached: &cached };
+    let (pace, routed) = (Pace::new(), route.is_some());
+    let mut course = Course { scene, transaction, booking, renewal, pace, cached: &cached, routed };
     let source_lost = CancellationToken::new();
     let lost = source_lost.clone();
     let mut fetching = pin!(fetch::run(serving, job, tx, &prefill, reserved.fetch, lost));
@@ -86,7 +93,11 @@ pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, End
         Leg::new(&prefill, generate_request(scene, tx, v1::Leg::Prefill, rank_delay_us), trace);
     let mut prefilling = pin!(legs::prefill(prefill_leg, &cached));
     let mut prefilling_done = decode.is_none();
-    let mut answer = Leg::new(answering, generate_request(scene, tx, leg, rank_delay_us), trace);
+    let request = v1::GenerateRequest {
+        routed: route.iter().map(|holder| routed_span(scene, tx, holder)).collect(),
+        ..generate_request(scene, tx, leg, rank_delay_us)
+    };
+    let mut answer = Leg::new(answering, request, trace);
 
     let finished = loop {
         tokio::select! {
@@ -149,6 +160,8 @@ struct Course<'a> {
     renewal: Option<Renewal>,
     pace: Pace,
     cached: &'a OnceLock<u32>,
+    /// A part of the prompt is attended elsewhere.
+    routed: bool,
 }
 
 impl Course<'_> {
@@ -234,8 +247,13 @@ impl Course<'_> {
 
     /// The engines have released their shares, or do so as their calls end.
     fn finish(mut self, finished: v1::Finished, whole: bool) -> (String, Ended) {
+        if finished.routed_layers > 0 {
+            self.booking.routed(finished.routed_layers, finished.routed_us);
+        }
         if whole {
-            self.booking.prefilled(measured(&finished));
+            // What was attended elsewhere says nothing of prefills.
+            let measured = measured(&finished).filter(|_| !self.routed);
+            self.booking.prefilled(measured);
         }
         if let Some(interval_us) = self.pace.rest() {
             self.booking.stepped(interval_us);
@@ -304,6 +322,16 @@ fn generate_request(
         namespace: scene.prompt.namespace().0.to_vec(),
         rank_delay_us,
         routed: Vec::new(),
+    }
+}
+
+fn routed_span(scene: Scene<'_>, tx: kvasir_proto::TxId, holder: &RouteHolder) -> v1::RoutedSpan {
+    v1::RoutedSpan {
+        node: holder.node.address.to_string(),
+        tx: Some(tx.into()),
+        lease_ms: scene.serving.options.lease_ms(),
+        first_block: 0,
+        blocks: holder.blocks,
     }
 }
 

@@ -127,6 +127,7 @@ async fn place(
             max_tokens: job.sampling.max_tokens,
             objectives: job.objectives,
             exclude: &avoided.all(),
+            may_route: !avoided.routes,
         })
     };
     let mut placed = place(avoided);
@@ -175,6 +176,8 @@ struct Avoided {
     /// there is nobody else and it can be reached again.
     broke_off: Vec<InstanceId>,
     lost_before: Vec<InstanceId>,
+    /// A holder could not be asked: the prefix is fetched or computed then.
+    routes: bool,
 }
 
 impl Avoided {
@@ -187,6 +190,10 @@ impl Avoided {
             }
             FaultKind::NoRoom | FaultKind::Lost | FaultKind::Draining => &mut self.certain,
             FaultKind::Refused => &mut self.doubtful,
+            FaultKind::Unrouted => {
+                self.routes = true;
+                return;
+            }
         };
         list.push(instance.clone());
     }
@@ -218,10 +225,11 @@ fn exhausted(serving: &Serving, prompt: &Prompt, fault: InstanceFault) -> Failur
         FaultKind::Lost => format!("instance {instance} does not answer"),
         FaultKind::Refused => format!("instance {instance} refused it"),
         FaultKind::Draining => format!("instance {instance} is draining"),
+        FaultKind::Unrouted => format!("instance {instance} cannot ask for what lies elsewhere"),
     };
     match kind {
         FaultKind::NoRoom => Failure::no_room(&serving.cluster, &instance, prompt, reason),
-        FaultKind::Lost | FaultKind::Refused | FaultKind::Draining => {
+        FaultKind::Lost | FaultKind::Refused | FaultKind::Draining | FaultKind::Unrouted => {
             Failure::NoInstance { reason }
         }
     }

@@ -2,7 +2,7 @@
 //! is the request's, by what its client can do.
 
 use kvasir_proto::InstanceId;
-use kvasir_proto::refusal::{DRAINING, REFUSAL};
+use kvasir_proto::refusal::{DRAINING, REFUSAL, UNROUTED};
 use tonic::{Code, Status};
 
 use super::attempt::Scene;
@@ -112,13 +112,15 @@ pub(super) enum FaultKind {
     Refused,
     /// It takes no new work: the request goes elsewhere.
     Draining,
+    /// The prefix cannot be attended where it is: without that nothing is wrong with the instance.
+    Unrouted,
 }
 
 impl Fault {
     /// What a failed call to an engine means. It sees parameters that nobody checked before.
     pub fn of_engine(status: &Status, instance: &InstanceId, phase: Phase) -> Fault {
         match status.code() {
-            Code::InvalidArgument | Code::OutOfRange => {
+            Code::InvalidArgument | Code::OutOfRange if !says(status, UNROUTED) => {
                 Fault::Final(Failure::Rejected { reason: status.message().to_owned() })
             }
             _ => Fault::of_node(status, instance, phase),
@@ -129,6 +131,7 @@ impl Fault {
     /// nothing it refuses is the client's doing.
     pub fn of_node(status: &Status, instance: &InstanceId, phase: Phase) -> Fault {
         let kind = match status.code() {
+            _ if says(status, UNROUTED) => FaultKind::Unrouted,
             Code::ResourceExhausted => FaultKind::NoRoom,
             Code::Unavailable
             | Code::Unknown
@@ -136,7 +139,7 @@ impl Fault {
             | Code::DeadlineExceeded
             | Code::Internal
             | Code::DataLoss => FaultKind::Lost,
-            _ if is_draining(status) => FaultKind::Draining,
+            _ if says(status, DRAINING) => FaultKind::Draining,
             _ => FaultKind::Refused,
         };
         let message = format!("{:?}: {}", status.code(), status.message());
@@ -150,8 +153,8 @@ impl From<Failure> for Fault {
     }
 }
 
-fn is_draining(status: &Status) -> bool {
-    status.metadata().get(REFUSAL).is_some_and(|why| why == DRAINING)
+fn says(status: &Status, refusal: &str) -> bool {
+    status.metadata().get(REFUSAL).is_some_and(|why| why == refusal)
 }
 
 /// A call to a node of this attempt failed.
@@ -183,7 +186,7 @@ fn in_scene(scene: Scene<'_>, fault: Fault) -> Fault {
             let reason = format!("instance {instance} has no room for more of the answer");
             Failure::no_room(&serving.cluster, &instance, prompt, reason)
         }
-        FaultKind::Lost | FaultKind::Refused | FaultKind::Draining => {
+        FaultKind::Lost | FaultKind::Refused | FaultKind::Draining | FaultKind::Unrouted => {
             Failure::Interrupted { reason: format!("instance {instance} failed") }
         }
     })
@@ -196,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_that_drains_is_not_asked_again_and_one_that_refuses_may_be() {
+    fn what_a_status_says_of_itself_decides_what_is_avoided() {
         let check = |status: &Status, want: FaultKind| {
             let fault = Fault::of_node(status, &InstanceId::from("i"), Phase::Placing);
             let kind = match fault {
@@ -212,5 +215,9 @@ mod tests {
         status.metadata_mut().insert(REFUSAL, MetadataValue::from_static(DRAINING));
         check(&status, FaultKind::Draining);
         check(&Status::resource_exhausted("full"), FaultKind::NoRoom);
+        let mut status = Status::unavailable("the node n1 cannot be asked");
+        check(&status, FaultKind::Lost);
+        status.metadata_mut().insert(REFUSAL, MetadataValue::from_static(UNROUTED));
+        check(&status, FaultKind::Unrouted);
     }
 }

@@ -55,6 +55,12 @@ pub(crate) struct ServeOptions {
     pub decisions_kept: usize,
 }
 
+impl ServeOptions {
+    fn lease_ms(&self) -> u64 {
+        u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
 /// Serves jobs. Shared by all requests.
 #[derive(Debug)]
 pub(crate) struct Serving {

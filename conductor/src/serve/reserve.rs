@@ -7,7 +7,7 @@ use super::attempt::Scene;
 use super::fault::{Fault, node_fault};
 use super::fetch::Fetch;
 use super::transaction::Transaction;
-use crate::cluster::{EngineTarget, FetchSource};
+use crate::cluster::{EngineTarget, FetchSource, RouteHolder};
 
 /// What the nodes answered.
 pub(super) struct Reserved {
@@ -16,42 +16,86 @@ pub(super) struct Reserved {
     pub decode_targets: v1::WriteTargets,
     /// Absent when nothing is to be fetched.
     pub fetch: Option<Fetch>,
+    /// Leading blocks that are attended elsewhere.
+    routed_blocks: u32,
 }
 
 impl Reserved {
     /// Leading blocks that will not be computed, if all goes well.
     pub fn reused_blocks(&self) -> u32 {
         let fetched = self.fetch.as_ref().filter(|fetch| fetch.pinned);
-        fetched.map_or(0, |fetch| fetch.source.until_block).max(self.held_blocks)
+        let held = self.held_blocks + self.routed_blocks;
+        fetched.map_or(0, |fetch| fetch.source.until_block).max(held)
     }
 }
 
-/// Asks all nodes at once; fails when one that is needed does.
+/// What all allocations of an attempt have in common.
+fn request(
+    scene: Scene<'_>,
+    transaction: &Transaction<'_>,
+    side: Side,
+    keys: &[BlockKey],
+) -> v1::TxAllocateRequest {
+    v1::TxAllocateRequest {
+        tx: Some(transaction.tx.into()),
+        side: side.to_wire(),
+        namespace: scene.prompt.namespace().0.to_vec(),
+        keys: BlockKey::concat(keys),
+        prompt_tokens: scene.prompt.length(),
+        lease_ms: scene.serving.options.lease_ms(),
+        ..v1::TxAllocateRequest::default()
+    }
+}
+
+/// Pins the blocks that are to be attended where they are. Answers whether all of them are there: otherwise
+/// nothing is held of them.
+pub(super) async fn pin(
+    scene: Scene<'_>,
+    transaction: &mut Transaction<'_>,
+    holder: &RouteHolder,
+) -> bool {
+    let blocks = holder.blocks as usize;
+    let wanted = v1::TxAllocateRequest {
+        prompt_tokens: holder.blocks * scene.prompt.block_tokens(),
+        ..request(scene, transaction, Side::Source, &scene.prompt.keys()[..blocks])
+    };
+    let reply = transaction.allocate(&holder.node, wanted).await;
+    let pinned = match &reply {
+        Ok(reply) => reply.held_blocks >= holder.blocks,
+        Err(_) => false,
+    };
+    if !pinned {
+        tracing::info!(node = %holder.node.node_id, ?reply, "a prefix cannot stay where it is");
+        transaction.abort_share(Side::Source, "route");
+    }
+    pinned
+}
+
+/// Asks all nodes at once; fails when one that is needed does. The first `routed_blocks` are attended
+/// elsewhere: slots are for what follows.
 pub(super) async fn reserve(
     scene: Scene<'_>,
     transaction: &Transaction<'_>,
-    prefill: &EngineTarget,
+    (prefill, routed_blocks): (&EngineTarget, u32),
     decode: Option<&EngineTarget>,
     source: Option<&FetchSource>,
 ) -> Result<Reserved, Fault> {
     let max_tokens = scene.job.sampling.max_tokens;
-    let keys = BlockKey::concat(scene.prompt.keys());
     let until = source.map_or(0, |source| source.until_block);
-    let request = |side: Side| v1::TxAllocateRequest {
-        tx: Some(transaction.tx.into()),
-        side: side.to_wire(),
-        namespace: scene.prompt.namespace().0.to_vec(),
-        keys: keys.clone(),
-        prompt_tokens: scene.prompt.length(),
-        lease_ms: u64::try_from(scene.serving.options.lease.as_millis()).unwrap_or(u64::MAX),
-        ..v1::TxAllocateRequest::default()
-    };
+    let request = |side: Side| request(scene, transaction, side, scene.prompt.keys());
     let on_prefill = async {
+        let mut request = request(Side::Prefill);
+        if routed_blocks > 0 {
+            request.keys.drain(..routed_blocks as usize * 16);
+            request.prompt_tokens -= routed_blocks * scene.prompt.block_tokens();
+            // Without those before them nobody could find them.
+            request.cache_class = v1::CacheClass::Ephemeral.into();
+        }
         let request = v1::TxAllocateRequest {
             fetch_until_block: until,
             writer_endpoint: source.map_or_else(Vec::new, |s| s.node.endpoint.to_vec()),
             answer_tokens_max: if decode.is_none() { max_tokens } else { 0 },
-            ..request(Side::Prefill)
+            ..request
         };
         let reply = transaction.allocate(&prefill.node, request).await;
         reply.map_err(|status| node_fault(scene, &status, prefill))
@@ -89,5 +133,5 @@ pub(super) async fn reserve(
         targets,
         pinned,
     });
-    Ok(Reserved { held_blocks, decode_targets, fetch })
+    Ok(Reserved { held_blocks, decode_targets, fetch, routed_blocks })
 }

@@ -76,6 +76,7 @@ pub struct ModelCompute {
     exchange: ExchangeOptions,
     step: u32,
     failed: Vec<usize>,
+    exchanged: (u32, u64),
     /// Keeps the slots mapped, and the attachment alive, for as long as the cache points to them.
     _link: Arc<Link>,
 }
@@ -102,7 +103,16 @@ impl ModelCompute {
         // which is dropped with the cache; nobody else uses the rows that it uses, see above.
         let cache = unsafe { Cache::new(spec) };
         let workspace = Workspace::default();
-        ModelCompute { model, workspace, cache, exchange, step: 0, failed: Vec::new(), _link: link }
+        ModelCompute {
+            model,
+            workspace,
+            cache,
+            exchange,
+            step: 0,
+            failed: Vec::new(),
+            exchanged: (0, 0),
+            _link: link,
+        }
     }
 }
 
@@ -113,16 +123,21 @@ impl Compute for ModelCompute {
         routed: &[Option<&RoutedPrefix>],
         on_layer: &mut dyn FnMut(usize),
     ) -> Result<Vec<&[f32]>, StepError> {
-        let ModelCompute { model, workspace, cache, exchange, step, failed, .. } = self;
+        let ModelCompute { model, workspace, cache, exchange, step, failed, exchanged, .. } = self;
         *step = step.wrapping_add(1);
         let mut elsewhere = Exchange::new(*exchange, *step, routed);
         let logits = model.forward_with(workspace, cache, batch, &mut elsewhere, on_layer)?;
+        *exchanged = elsewhere.exchanged();
         *failed = elsewhere.failed();
         Ok(logits.rows().collect())
     }
 
     fn failed(&self) -> &[usize] {
         &self.failed
+    }
+
+    fn exchanged(&self) -> (u32, u64) {
+        self.exchanged
     }
 }
 

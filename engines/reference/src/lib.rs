@@ -38,6 +38,6 @@ mod tail;
 mod text;
 mod worker;
 
-pub use config::{Config, Role};
+pub use config::{Config, Role, Routes};
 pub use error::Error;
 pub use run::run;

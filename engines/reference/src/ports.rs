@@ -55,6 +55,12 @@ pub trait Compute {
     fn failed(&self) -> &[usize] {
         &[]
     }
+
+    /// Layers of the last batch that were attended elsewhere too, and microseconds from sending their queries
+    /// to having all that came back.
+    fn exchanged(&self) -> (u32, u64) {
+        (0, 0)
+    }
 }
 
 /// Monotonic time in microseconds, handed in so that tests decide what time it is.

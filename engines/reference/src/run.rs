@@ -244,6 +244,7 @@ fn attach_options(config: &Config, model: &Model, grpc_address: String) -> Attac
             kv_dtype: config.kv_dtype.name().to_owned(),
             vocab_size: model.config().vocab as u32,
             context_tokens: model.config().positions_max,
+            routed: Some(routes::routed_rows(config, model.config())),
         },
         layout: model.config().layout(config.block_tokens, config.kv_dtype),
         grpc_address,

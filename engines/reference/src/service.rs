@@ -8,9 +8,11 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures::Stream;
+use kvasir_proto::refusal::{REFUSAL, UNROUTED};
 use kvasir_proto::v1;
 use kvasir_proto::v1::engine_server::Engine;
 use tokio::sync::mpsc;
+use tonic::metadata::MetadataValue;
 use tonic::{Request, Response, Status};
 
 use crate::events::{self, EventResult};
@@ -82,7 +84,11 @@ impl<A> EngineService<A> {
             Some(router) => router.open(namespace, wanted).await,
             None => Err(Status::failed_precondition("this engine routes no queries")),
         };
-        opened.map(Some).inspect_err(|_| self.refused("unrouted"))
+        opened.map(Some).map_err(|mut status| {
+            self.refused("unrouted");
+            status.metadata_mut().insert(REFUSAL, MetadataValue::from_static(UNROUTED));
+            status
+        })
     }
 
     fn hand_over(&self, admitted: LetIn) -> Result<GenerateStream<A>, Status> {

@@ -95,6 +95,19 @@ pub struct Flags {
     #[arg(long, value_name = "MS", default_value_t = 5_000)]
     pub lease_ms: u64,
 
+    /// With `--both`: a prefix that another node has may stay there, and be attended there, where that is
+    /// predicted to be cheaper than fetching or computing it.
+    #[arg(long, requires = "both")]
+    pub routes: bool,
+
+    /// For experiments: a prefix that another node has stays there, whatever it costs.
+    #[arg(long, hide = true, requires = "routes")]
+    pub always_route: bool,
+
+    /// For experiments: how long an engine waits for partial results of another node.
+    #[arg(long, hide = true, value_name = "MS", requires = "routes")]
+    pub route_deadline_ms: Option<u32>,
+
     /// For experiments: nodes take part in everything but never push a page.
     #[arg(long, hide = true)]
     pub no_push: bool,

@@ -4,8 +4,8 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use kvasir_conductor::{Config as ConductorConfig, ModelConfig};
-use kvasir_engine_reference::{Config as EngineConfig, Role};
+use kvasir_conductor::{Config as ConductorConfig, ModelConfig, RoutesConfig};
+use kvasir_engine_reference::{Config as EngineConfig, Role, Routes};
 use kvasir_store_node::Config as NodeConfig;
 use kvasir_store_node::config::{Domain, EfaConfig, Ssd, Verify};
 
@@ -206,6 +206,7 @@ fn engine(
         chunk_tokens: flags.chunk_tokens,
         kv_dtype: flags.kv_dtype(),
         threads: common.threads,
+        routes: routes(flags),
         drain_ms: ENGINE_DRAIN_MS,
         layer_log: layer_log(flags, name),
         ..EngineConfig::default()
@@ -217,6 +218,13 @@ fn engine(
         other_addresses: Vec::new(),
         config: toml::to_string(&config)?,
     })
+}
+
+/// All nodes are on this host.
+fn routes(flags: &Flags) -> Routes {
+    let routes = Routes::default();
+    let domain = if flags.domain == "tcp" { Domain::Tcp } else { Domain::Shm };
+    Routes { domain, deadline_ms: flags.route_deadline_ms.unwrap_or(routes.deadline_ms), ..routes }
 }
 
 fn conductor(
@@ -241,6 +249,11 @@ fn conductor(
         ttft_objective_ms: flags.ttft_objective_ms,
         tbt_objective_ms: flags.tbt_objective_ms,
         always_fetch: flags.always_fetch,
+        routes: RoutesConfig {
+            enabled: flags.routes,
+            always: flags.always_route,
+            ..RoutesConfig::default()
+        },
         lease_ms: flags.lease_ms,
         drain_ms: CONDUCTOR_DRAIN_MS.into(),
         ..ConductorConfig::default()

@@ -50,6 +50,22 @@ pub struct ModelDescription {
     /// The longest prompt plus answer, in tokens.
     #[prost(uint32, tag = "5")]
     pub context_tokens: u32,
+    /// Absent when the engine sends no queries to blocks elsewhere.
+    #[prost(message, optional, tag = "6")]
+    pub routed: ::core::option::Option<RoutedRows>,
+}
+/// What travels when blocks are attended where they are, of one token in one layer.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RoutedRows {
+    /// Rows: heads of the rank.
+    #[prost(uint32, tag = "1")]
+    pub heads: u32,
+    /// Of one query row.
+    #[prost(uint32, tag = "2")]
+    pub query_bytes: u32,
+    /// Of its partial.
+    #[prost(uint32, tag = "3")]
+    pub partial_bytes: u32,
 }
 /// An attached engine, as the conductor sees it.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -4008,6 +4024,12 @@ pub struct Finished {
     pub queue_us: u64,
     #[prost(uint64, tag = "7")]
     pub prefill_us: u64,
+    /// Layers of decode steps in which it was attended elsewhere, and microseconds from sending their queries to
+    /// having all that came back.
+    #[prost(uint32, tag = "8")]
+    pub routed_layers: u32,
+    #[prost(uint64, tag = "9")]
+    pub routed_us: u64,
 }
 /// Nested message and enum types in `Finished`.
 pub mod finished {

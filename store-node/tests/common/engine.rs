@@ -29,6 +29,7 @@ pub fn options(attach_dir: &Path, layout: SlotLayout) -> AttachOptions {
             kv_dtype: "f32".into(),
             vocab_size: 1000,
             context_tokens: 4096,
+            routed: None,
         },
         layout,
         grpc_address: "127.0.0.1:1".into(),

@@ -225,6 +225,7 @@ impl Conductor {
             tie_seed: context.chance("tie", plan.id, 0).draw(),
             now_us: context.now_us,
             conversation: kvasir_placement::conversation(&keys),
+            may_route: false,
         };
         let Ok(placement) = place(&self.view, &matched, &asked) else { return };
         // Each request is tried once by one conductor.
@@ -513,6 +514,7 @@ fn report(node: &Node, number: NodeIndex, epoch: u32, running: u32) -> InstanceR
             block_tokens: BLOCK_TOKENS,
             block_bytes: SLOT_BYTES as u64,
             layout_hash: 1,
+            routed: None,
         },
         max_running: 16,
         slots_total: counts.slots,

@@ -7,6 +7,7 @@ pub mod cluster;
 pub mod expected;
 pub mod load;
 pub mod metrics;
+pub mod peers;
 pub mod rest;
 pub mod stored;
 pub mod vectors;

@@ -121,6 +121,21 @@ impl Decision {
     pub fn price(&self, way: Way) -> &Price {
         &self.prices[way as usize]
     }
+
+    /// With what is known better of a way than the profile says: what it costs before the first step.
+    pub fn with_once(mut self, way: Way, once_us: f64) -> Self {
+        let price = &mut self.prices[way as usize];
+        price.total_us += once_us - price.once_us;
+        price.once_us = once_us;
+        self.chosen = cheapest(&self.prices);
+        self
+    }
+}
+
+/// Of those that are open.
+fn cheapest(prices: &[Price; 4]) -> Option<Way> {
+    let open = prices.iter().filter(|price| price.closed.is_none());
+    open.min_by(|a, b| a.total_us.total_cmp(&b.total_us)).map(|price| price.way)
 }
 
 /// Prices every way and takes the cheapest.
@@ -134,8 +149,7 @@ pub fn decide(
     let route = question.route_terms();
     let prices =
         [question.route(&route), question.fetch(), question.gather(), question.recompute()];
-    let open = prices.iter().filter(|price| price.closed.is_none());
-    let chosen = open.min_by(|a, b| a.total_us.total_cmp(&b.total_us)).map(|price| price.way);
+    let chosen = cheapest(&prices);
     let flows_max = constants.fabric.flows_max;
     let replicate = span.holders.iter().any(|holder| holder.flows >= flows_max);
     Decision { prices, route, chosen, replicate }

@@ -42,6 +42,7 @@ pub fn model(name: &str) -> ModelSpec {
         block_tokens: BLOCK_TOKENS,
         block_bytes: 100_000,
         layout_hash: 1,
+        routed: None,
     }
 }
 
@@ -113,6 +114,7 @@ impl World {
             tie_seed: 1,
             now_us: 0,
             conversation: 0,
+            may_route: true,
         };
         change(&mut request);
         place(&self.view, &self.matched, &request)

@@ -34,6 +34,7 @@ pub fn description(node_id: &str, incarnation: u64, role: v1::Role) -> v1::NodeD
                 kv_dtype: "f32".to_string(),
                 vocab_size: 1_000,
                 context_tokens: 4_096,
+                routed: None,
             }),
             grpc_address: "127.0.0.1:9".to_string(),
             attach_epoch: 1,

@@ -67,6 +67,7 @@ impl World {
             max_tokens: 10,
             objectives: Objectives::NONE,
             exclude: &[],
+            may_route: true,
         };
         ask(&self.cluster, &query)
     }

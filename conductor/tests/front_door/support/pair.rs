@@ -103,6 +103,7 @@ impl Fake {
                     kv_dtype: "f32".to_owned(),
                     vocab_size: VOCAB_SIZE,
                     context_tokens: self.script().context_tokens,
+                    routed: None,
                 }),
                 grpc_address: self.address.clone(),
                 attach_epoch: 1,

@@ -43,6 +43,9 @@ pub struct Exchange<'a> {
     /// Of the layer that was sent: which sequences, what is under way, and where its parts go.
     sequences: Vec<usize>,
     flights: Vec<(Flight, Vec<Place>)>,
+    sent_at: Instant,
+    layers: u32,
+    took: Duration,
 }
 
 impl<'a> Exchange<'a> {
@@ -58,7 +61,15 @@ impl<'a> Exchange<'a> {
             failed: vec![false; routed.len()],
             sequences: Vec::new(),
             flights: Vec::new(),
+            sent_at: Instant::now(),
+            layers: 0,
+            took: Duration::ZERO,
         }
+    }
+
+    /// Layers whose partials were waited for, and microseconds that they took.
+    pub fn exchanged(&self) -> (u32, u64) {
+        (self.layers, self.took.as_micros() as u64)
     }
 
     /// Sequences of the batch that lack a partial: what the model made of them means nothing.
@@ -87,6 +98,7 @@ struct Message<'q> {
 
 impl Elsewhere for Exchange<'_> {
     fn send(&mut self, queries: &LayerQueries<'_>) {
+        self.sent_at = Instant::now();
         self.sequences = queries.sequences.iter().map(|queries| queries.sequence).collect();
         let mut messages: Vec<Message<'_>> = Vec::new();
         for (sequence, asked) in queries.sequences.iter().enumerate() {
@@ -144,6 +156,10 @@ impl Elsewhere for Exchange<'_> {
         let (flights, places): (Vec<Flight>, Vec<Vec<Place>>) =
             std::mem::take(&mut self.flights).into_iter().unzip();
         let answers = gather(flights, Instant::now() + self.options.deadline);
+        if !answers.is_empty() {
+            self.layers += 1;
+            self.took += self.sent_at.elapsed();
+        }
         let spans = |&sequence: &usize| {
             self.routed[sequence].map_or(0, |prefix: &RoutedPrefix| prefix.spans.len())
         };

@@ -254,6 +254,16 @@ fn close(channel: Channel, session: u64) {
     });
 }
 
+/// What the engine says of its queries.
+pub fn routed_rows(config: &Config, model: &ModelConfig) -> v1::RoutedRows {
+    let dtype = wire_dtype(config);
+    v1::RoutedRows {
+        heads: model.heads as u32,
+        query_bytes: wire::query_bytes(1, model.row_width(), dtype) as u32,
+        partial_bytes: wire::partial_bytes(1, model.rank, dtype) as u32,
+    }
+}
+
 fn connect(node: &str, timeout: Duration) -> Result<Channel, Status> {
     let endpoint = Endpoint::from_shared(format!("http://{node}"))
         .map_err(|error| Status::invalid_argument(format!("the node {node:?}: {error}")))?;

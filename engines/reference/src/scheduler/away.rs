@@ -13,13 +13,15 @@ pub struct Away {
     tokens: u32,
     /// Slots for those, as they are granted.
     front: Vec<SlotIndex>,
+    /// Layers of decode steps that were attended elsewhere, and microseconds that they took.
+    exchanged: (u32, u64),
 }
 
 impl Away {
     pub fn new(prefix: Option<RoutedPrefix>) -> Self {
         let rows = |prefix: &RoutedPrefix| prefix.spans.iter().map(|span| span.rows).sum();
         let tokens = prefix.as_ref().map_or(0, rows);
-        Away { prefix, tokens, front: Vec::new() }
+        Away { prefix, tokens, ..Away::default() }
     }
 
     /// Who attends them; nobody once they have been given up.
@@ -29,6 +31,18 @@ impl Away {
 
     pub fn tokens(&self) -> u32 {
         self.tokens
+    }
+
+    /// Of one decode step.
+    pub fn exchange(&mut self, (layers, us): (u32, u64)) {
+        if self.prefix.is_some() {
+            self.exchanged.0 += layers;
+            self.exchanged.1 += us;
+        }
+    }
+
+    pub fn exchanged(&self) -> (u32, u64) {
+        self.exchanged
     }
 
     /// Slots that were granted for them and are not in use yet.

@@ -208,6 +208,8 @@ impl Sequence {
             stop_matched: String::new(),
             queue_us: since(self.times.started_us) + self.times.passed_us,
             prefill_us: since(self.times.prefilled_us),
+            routed_layers: self.away.exchanged().0,
+            routed_us: self.away.exchanged().1,
         }
     }
 }

@@ -44,12 +44,17 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
             }
         }
         let failed = self.compute.failed().to_vec();
+        let exchanged = self.compute.exchanged();
         let mut tokens = tokens.into_iter();
         for (index, part) in parts.iter().enumerate() {
             let token = part.samples.then(|| tokens.next().expect("one for each that samples"));
             if failed.contains(&index) {
                 self.recall(part.sequence);
                 continue;
+            }
+            let sequence = self.sequences.get_mut(&part.sequence).expect("parts are of sequences");
+            if sequence.state == State::Decoding {
+                sequence.away.exchange(exchanged);
             }
             self.advance(part, token, begun_us)?;
         }

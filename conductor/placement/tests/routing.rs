@@ -1,0 +1,137 @@
+//! A prefix that another node has stays there when that is cheapest, and the decision says what each way costs.
+
+mod support;
+
+use kvasir_placement::attend::{
+    Congestion, Constants, FabricProfile, GatherProfile, KernelProfile, MergeProfile,
+    SelectedProfile, SpliceProfile, Way,
+};
+use kvasir_placement::{Objectives, Placement, Policy, RoutedRows, Routing};
+use support::World;
+
+/// A layer takes 20 us on the way, 10 at the holder and 5 to merge: of one layer, 35 us a step.
+fn constants() -> Constants {
+    let kernel = KernelProfile {
+        launch_us: 10.0,
+        token_us: 0.0,
+        flat_rows: 1 << 20,
+        row_token_us: 0.0,
+        selected: SelectedProfile { base_factor: 1.0, token_factor: 0.0 },
+    };
+    let fabric = FabricProfile {
+        probe_us: 10.0,
+        turnaround_us: 10.0,
+        bytes_per_us: 1e12,
+        congestion: Congestion { flat_flows: 2, flow_factor: 1.0 },
+        flows_max: 2,
+        splice: SpliceProfile { base_us: 0.0, token_us: 0.0 },
+        gather: GatherProfile { base_us: 0.0, holder_us: 0.0, rows: 1 },
+        merge: MergeProfile { base_us: 5.0, part_us: 0.0 },
+    };
+    Constants { fabric, holder: kernel, local: kernel }
+}
+
+/// `b0` has ten blocks of the prompt, and so long a queue that `b1` is taken.
+fn world(always: bool) -> World {
+    let policy =
+        Policy { routing: Some(Routing { constants: constants(), always }), ..Policy::default() };
+    let routed = Some(RoutedRows { heads: 4, query_bytes: 1, partial_bytes: 1, layers: 1 });
+    World::with_policy(&["b0", "b1"], policy)
+        .held(&[(0, 10)])
+        .reports("b0", |report| {
+            report.model.routed = routed;
+            report.load.waiting_prompt_tokens = 5_120;
+        })
+        .reports("b1", |report| report.model.routed = routed)
+}
+
+fn placed(world: &World, max_tokens: u32) -> Placement {
+    let mut world_model = None;
+    for (index, spec) in world.view.models() {
+        if spec.routed.is_some() {
+            world_model = Some(index);
+        }
+    }
+    let model = world_model.expect("it routes");
+    world
+        .place(|request| (request.model, request.max_tokens) = (model, max_tokens))
+        .expect("a placement")
+}
+
+#[test]
+fn a_short_answer_leaves_the_prefix_where_it_is_and_a_long_one_fetches_it() {
+    // Routed, 35 us once for the rest of the prompt and 35 for each token; fetched, 1,100 us and 10 for each.
+    for (tokens, way) in [(1, Way::Route), (40, Way::Route), (45, Way::Fetch), (256, Way::Fetch)] {
+        let placement = placed(&world(false), tokens);
+        let decision = placement.attended.as_ref().expect("it was asked").decision;
+        assert_eq!(decision.chosen, Some(way), "{tokens} tokens\n{decision}");
+        assert_eq!(placement.route.is_some(), way == Way::Route, "{tokens} tokens");
+        assert_eq!(placement.fetch.is_some(), way == Way::Fetch, "{tokens} tokens");
+        assert_eq!((placement.reused_tokens, placement.compute_tokens), (640, 360));
+    }
+}
+
+#[test]
+fn the_decision_says_what_every_way_costs() {
+    let got = placed(&world(false), 10).to_string();
+    let want = "
+prompt of 1000 tokens in 16 blocks
+prefill b0@n0: held 10, max(queue 61200, transfer 0) + compute 4600 = 65800 us: not the best
+prefill b1@n1: held 0, fetch to 10 from n0, max(queue 0, transfer 1100) + compute 4600 = 5700 us: chosen
+decode b0@n0: held 10, load 0.10, wait 0 us, step 1100 us: not the best
+decode b1@n1: held 0, load 0.10, wait 0 us, step 1100 us: chosen
+prefix of 10 blocks on n0
+route: 35.0 us once, 35.0 a step, 385.0 in all, 80 bytes; a layer takes 20.0 on the way + 10.0 at the holder + 5.0 to merge
+fetch: 1100.0 us once, 10.0 a step, 1200.0 in all, 999680 bytes
+gather: 0.0 us once, 10.0 a step, 100.0 in all, 0 bytes; not open: only a selection is gathered
+recompute: 6400.0 us once, 10.0 a step, 6500.0 in all, 0 bytes
+route
+whole on b1, [0, 10) stay on n0, first token in 4635 us, then every 1135 us";
+    assert_eq!(got, want.trim(), "\n--- got ---\n{got}\n-----------");
+}
+
+#[test]
+fn a_holder_answers_so_many_and_then_its_blocks_are_fetched() {
+    let mut world = world(false);
+    for booked in 0..3 {
+        let placement = placed(&world, 10);
+        assert_eq!(placement.route.is_some(), booked < 2, "{placement}");
+        world.view.book(kvasir_placement::BookingId(booked), &placement, 0);
+    }
+    world.view.unbook(kvasir_placement::BookingId(0), Some(1), 0);
+    // One has ended, and the blocks of the one that fetches are on the way to nobody else.
+    assert!(placed(&world, 10).route.is_some());
+}
+
+#[test]
+fn what_routed_layers_take_replaces_the_profile() {
+    let mut world = world(false);
+    let placement = placed(&world, 10);
+    let id = kvasir_placement::BookingId(1);
+    world.view.book(id, &placement, 0);
+    for _ in 0..50 {
+        // Ten times as long as was thought.
+        world.view.routed(id, 100, 35_000);
+    }
+    world.view.unbook(id, Some(10), 0);
+    let decision = placed(&world, 10).attended.expect("it was asked").decision;
+    let step_us = decision.price(Way::Route).step_us;
+    assert!((330.0..=350.0).contains(&step_us), "{step_us}");
+    assert_eq!(decision.chosen, Some(Way::Fetch), "{decision}");
+}
+
+#[test]
+fn a_prefix_only_stays_where_the_request_and_the_objectives_allow_it() {
+    let world = world(true);
+    assert!(placed(&world, 256).route.is_some(), "whatever it costs");
+    let model = world.view.models().last().expect("a model").0;
+    let with = |may_route, tbt_us| {
+        let placement = world.place(|request| {
+            request.model = model;
+            request.may_route = may_route;
+            request.objectives = Objectives { tbt_us, ..Objectives::NONE };
+        });
+        placement.expect("a placement").route.is_some()
+    };
+    assert_eq!([with(true, 1_136), with(true, 1_134), with(false, 1_136)], [true, false, false]);
+}

@@ -1,0 +1,231 @@
+//! A prefix that stays on other nodes is attended there, and nobody can tell from the tokens; whatever is lost
+//! on the way, the tokens are the same.
+
+mod support;
+
+use futures::future::join_all;
+use rustix::process::Signal;
+use serde_json::json;
+use support::answers::{cached_tokens, check_case, reusable_tokens};
+use support::cluster::Cluster;
+use support::eventually;
+use support::peers::{Ask, Peer, tokens};
+use support::vectors::{BLOCK_TOKENS, Case, ROW_VALUES, Variant, ids};
+
+/// Of both models: heads, layers, and the values of a row that are the value.
+const HEADS: f64 = 4.0;
+const LAYERS: f64 = 3.0;
+const VALUES: f64 = 512.0;
+/// No wait for a holder ends by the time in which a slow machine answers.
+const PATIENT: &str = "--route-deadline-ms 600000";
+const RECALLS: &str = "kvasir_engine_recalls_total";
+const PUSHED: &str = "kvasir_store_pushed_bytes_total";
+
+fn ask(serial: u64, case: &Case) -> Ask {
+    Ask { serial, prompt: case.prompt.clone(), max_tokens: case.greedy.len() as u32 }
+}
+
+/// Those with a full block before their last token.
+fn cases(variant: Variant) -> Vec<Case> {
+    let mut cases = variant.cases();
+    cases.retain(|case| reusable_tokens(case.prompt.len()) > 0);
+    assert!(cases.len() >= 3, "the vectors have long prompts");
+    cases
+}
+
+async fn start(variant: Variant, flags: &str) -> Cluster {
+    Cluster::start(&format!("{flags} --model {}", variant.model().display())).await
+}
+
+async fn peers(cluster: &Cluster, count: usize) -> Vec<Peer> {
+    let names = (1..=count).map(|number| format!("both-{number}"));
+    join_all(names.map(async |name| Peer::of(cluster, &name).await)).await
+}
+
+/// Rows that a request sends to each of its holders. The last layer computes what the logits need alone.
+fn query_rows(case: &Case) -> f64 {
+    let after = (case.prompt.len() - reusable_tokens(case.prompt.len())) as f64;
+    let decoded = case.greedy.len() as f64 - 1.0;
+    HEADS * ((LAYERS - 1.0) * after + 1.0 + LAYERS * decoded)
+}
+
+/// The last of five engines answers; the others have the prompts.
+async fn check_ways(variant: Variant, domain: &str) {
+    let flags = format!("--both 5 --routes {PATIENT} --domain {domain} --arena-bytes 32MiB");
+    let cluster = start(variant, &flags).await;
+    let peers = peers(&cluster, 5).await;
+    let (engine, holders) = peers.split_last().expect("five");
+    let cases = cases(variant);
+    let mut serial = 0;
+    let mut next = |case: &Case| {
+        serial += 1;
+        ask(serial, case)
+    };
+    for holder in holders {
+        for case in &cases {
+            assert_eq!(holder.here(&next(case)).await, case.greedy, "computed");
+        }
+    }
+    for case in &cases {
+        assert_eq!(holders[0].here(&next(case)).await, case.greedy, "local");
+    }
+    // One holder and four; all cases at once, so that messages carry several sequences.
+    let mut rows = 0.0;
+    for count in [1, 4] {
+        let holders: Vec<&Peer> = holders[..count].iter().collect();
+        let asks: Vec<Ask> = cases.iter().map(&mut next).collect();
+        let answers = join_all(asks.iter().map(async |ask| {
+            let events = engine.routed(&holders, ask).await.expect("it is taken");
+            tokens(events, async || ()).await
+        }))
+        .await;
+        for ((case, ask), tokens) in cases.iter().zip(&asks).zip(answers) {
+            let length = case.prompt.len();
+            assert_eq!(tokens, case.greedy, "{length} tokens, {count} holders, {domain}");
+            let each = ask.blocks().div_ceil(count as u32);
+            rows += query_rows(case) * f64::from(ask.blocks().div_ceil(each));
+        }
+    }
+    let near = |got: f64, rows: f64, row_bytes: f64, what: &str| {
+        let want = rows * row_bytes;
+        assert!((got - want).abs() <= 0.05 * want, "{got} bytes of {what}, {want} were expected");
+    };
+    let queries = cluster.sum("-node", "kvasir_route_query_bytes_total", &[]).await;
+    near(queries, rows, ROW_VALUES as f64 * 4.0, "queries");
+    let partials = cluster.sum("-node", "kvasir_route_partial_bytes_total", &[]).await;
+    near(partials, rows, VALUES * 4.0 + 8.0, "partials");
+    assert_eq!(cluster.sum("-node", PUSHED, &[]).await, 0.0, "a routed prefix does not move");
+    assert_eq!(cluster.sum("both-5", RECALLS, &[]).await, 0.0);
+
+    for case in &cases {
+        let tokens = engine.fetched(&holders[1], &next(case)).await;
+        assert_eq!(tokens, case.greedy, "fetched");
+    }
+    assert!(cluster.sum("-node", PUSHED, &[]).await > 0.0);
+    // Mixed: what the engine's own node has, and what others have, in one prompt; and beside that others.
+    let mixed = [engine, &holders[2]];
+    let asks: Vec<(usize, Ask)> = cases.iter().map(&mut next).enumerate().collect();
+    let answers = join_all(asks.iter().map(async |(index, ask)| match index % 3 {
+        0 => engine.here(ask).await,
+        1 => tokens(engine.routed(&mixed, ask).await.expect("taken"), async || ()).await,
+        _ => tokens(engine.routed(&mixed[1..], ask).await.expect("taken"), async || ()).await,
+    }))
+    .await;
+    for (case, tokens) in cases.iter().zip(answers) {
+        assert_eq!(tokens, case.greedy, "mixed, {} tokens", case.prompt.len());
+    }
+    eventually("no share is left", async || {
+        cluster.sum("-node", "kvasir_store_shares", &[]).await == 0.0
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_prefix_local_routed_to_one_and_to_four_fetched_and_mixed_gives_the_same_tokens() {
+    check_ways(Variant::Plain, "shm").await;
+    check_ways(Variant::YarnQlora, "tcp").await;
+}
+
+/// A long answer whose holder comes to grief after the first token, and is asked again when that is over.
+async fn check_grief(
+    flags: &str,
+    grief: impl AsyncFn(&Cluster, &Peer, &Ask),
+    undo: impl Fn(&Cluster, &Peer),
+) {
+    let cluster = start(Variant::Plain, &format!("--both 2 --routes {flags}")).await;
+    let peers = peers(&cluster, 2).await;
+    let (holder, engine) = (&peers[0], &peers[1]);
+    let case = Variant::Plain.longest();
+    assert_eq!(holder.here(&ask(1, &case)).await, case.greedy);
+    let long = |serial| Ask { max_tokens: 600, ..ask(serial, &case) };
+    let expected = engine.here(&long(2)).await;
+    // On a machine that is busy enough an answer may be over before its grief.
+    for serial in 3..20 {
+        let asked = long(serial);
+        let events = engine.routed(&[holder], &asked).await.expect("it is taken");
+        let got = tokens(events, async || grief(&cluster, holder, &asked).await).await;
+        undo(&cluster, holder);
+        assert_eq!(got, expected);
+        if cluster.sum("both-2", RECALLS, &[]).await > 0.0 {
+            break;
+        }
+    }
+    assert_eq!(cluster.sum("both-2", RECALLS, &[]).await, 1.0, "its prefix was computed again");
+    let events = engine.routed(&[holder], &ask(20, &case)).await.expect("it is taken");
+    assert_eq!(tokens(events, async || ()).await, case.greedy);
+}
+
+#[tokio::test]
+async fn a_lease_that_is_lost_in_mid_generation_costs_no_token() {
+    check_grief(PATIENT, async |_, holder, ask| holder.lose_lease(ask).await, |_, _| ()).await;
+}
+
+#[tokio::test]
+async fn a_holder_that_is_late_costs_no_token() {
+    // It stands still, so that neither queries nor partials come on, until the answer has ended.
+    check_grief(
+        "--route-deadline-ms 2000",
+        async |cluster, holder, _| cluster.signal(&holder.node_name, Signal::STOP),
+        |cluster, holder| cluster.signal(&holder.node_name, Signal::CONT),
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_holder_that_is_killed_in_mid_generation_costs_no_token() {
+    let cluster = start(Variant::Plain, &format!("--both 2 --routes {PATIENT}")).await;
+    let peers = peers(&cluster, 2).await;
+    let (holder, engine) = (&peers[0], &peers[1]);
+    let case = Variant::Plain.longest();
+    assert_eq!(holder.here(&ask(1, &case)).await, case.greedy);
+    let long = |serial| Ask { max_tokens: 600, ..ask(serial, &case) };
+    let expected = engine.here(&long(2)).await;
+    let asked = long(3);
+    let events = engine.routed(&[holder], &asked).await.expect("it is taken");
+    let got = tokens(events, async || cluster.kill(&holder.node_name)).await;
+    assert_eq!(got, expected);
+    assert!(cluster.sum("both-2", RECALLS, &[]).await <= 1.0);
+    assert_eq!(engine.here(&ask(4, &case)).await, case.greedy);
+}
+
+/// As it is priced, or wherever it can be.
+#[tokio::test]
+async fn the_conductor_lets_a_prefix_stay_and_says_why() {
+    const AT_ONCE: usize = 8;
+    let variant = Variant::Plain;
+    let flags = format!("--both 2 --routes --always-route {PATIENT} --arena-bytes 192MiB");
+    let cluster = start(variant, &flags).await;
+    let Case { prompt, greedy } = variant.longest();
+    check_case(&cluster, &Case { prompt: prompt.clone(), greedy: greedy.clone() }).await;
+    let blocks = (prompt.len() + greedy.len() - 1) / BLOCK_TOKENS;
+    eventually("the conductor knows the blocks", async || {
+        let entries = "kvasir_conductor_index_entries";
+        cluster.sum("conductor", entries, &[]).await == blocks as f64
+    })
+    .await;
+    let body = json!({
+        "model": cluster.model,
+        "prompt": prompt,
+        "n": AT_ONCE,
+        "max_tokens": greedy.len(),
+        "temperature": 0,
+        "ignore_eos": true,
+        "return_token_ids": true,
+    });
+    let (status, answer) = cluster.post("/v1/completions", &body).await;
+    assert_eq!(status, 200, "{answer}");
+    for choice in answer["choices"].as_array().expect("a list") {
+        assert_eq!(ids(&choice["token_ids"]), greedy, "choice {}", choice["index"]);
+    }
+    assert_eq!(cached_tokens(&answer), reusable_tokens(prompt.len()));
+    let of_conductor = async |metric: &str, label: (&str, &str)| {
+        cluster.sum("conductor", &format!("kvasir_conductor_{metric}"), &[label]).await
+    };
+    let routed = of_conductor("placements_total", ("kind", "whole_route")).await;
+    assert!(routed > 0.0, "nothing was routed");
+    assert_eq!(of_conductor("prefixes_total", ("way", "route")).await, routed);
+    assert_eq!(of_conductor("placements_total", ("kind", "whole_fetch")).await, 0.0);
+    let queries = cluster.sum("-node", "kvasir_route_query_bytes_total", &[]).await;
+    assert!(queries > 0.0, "no query was sent");
+    assert_eq!(cluster.sum("-node", PUSHED, &[]).await, 0.0, "a routed prefix does not move");
+}
