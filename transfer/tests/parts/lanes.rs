@@ -27,6 +27,33 @@ struct Proxy {
     is_closed: Arc<AtomicBool>,
     /// Connections come up, and end when the sender puts something on them.
     is_breaking: Arc<AtomicBool>,
+    fault: Arc<Fault>,
+}
+
+/// What becomes of connections that have carried so much.
+struct Fault {
+    of: What,
+    after_bytes: usize,
+    /// So many connections more.
+    left: AtomicUsize,
+}
+
+enum What {
+    Cut,
+    /// What they carry lands, and nobody hears of it.
+    Deafen,
+}
+
+impl Fault {
+    fn new(of: What, after_bytes: usize, connections: usize) -> Self {
+        Fault { of, after_bytes, left: AtomicUsize::new(connections) }
+    }
+
+    fn is_due(&self, carried_bytes: usize) -> bool {
+        let one_less = |left: usize| left.checked_sub(1);
+        carried_bytes >= self.after_bytes
+            && self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok()
+    }
 }
 
 struct Pipe {
@@ -35,9 +62,8 @@ struct Pipe {
     is_deaf: AtomicBool,
     /// The receiver has said something.
     is_answered: AtomicBool,
-    /// And the sender something since.
-    is_used: AtomicBool,
     is_breaking: Arc<AtomicBool>,
+    fault: Arc<Fault>,
 }
 
 impl Pipe {
@@ -50,13 +76,18 @@ impl Pipe {
 
 impl Proxy {
     fn before(receiver: SocketAddr) -> Self {
+        Self::with_fault(receiver, Fault::new(What::Cut, usize::MAX, 0))
+    }
+
+    fn with_fault(receiver: SocketAddr, fault: Fault) -> Self {
+        let fault = Arc::new(fault);
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("its address");
         let pipes: Arc<Mutex<Vec<Arc<Pipe>>>> = Arc::default();
         let is_closed = Arc::new(AtomicBool::new(false));
         let is_breaking = Arc::new(AtomicBool::new(false));
         let (all, closed) = (Arc::clone(&pipes), Arc::clone(&is_closed));
-        let breaking = Arc::clone(&is_breaking);
+        let (breaking, faulty) = (Arc::clone(&is_breaking), Arc::clone(&fault));
         std::thread::spawn(move || {
             for from in listener.incoming() {
                 if closed.load(Ordering::Relaxed) {
@@ -64,9 +95,9 @@ impl Proxy {
                 }
                 let (Ok(from), Ok(to)) = (from, TcpStream::connect(receiver)) else { return };
                 let ends = [from, to];
-                let [is_deaf, is_answered, is_used] = [(); 3].map(|()| AtomicBool::new(false));
-                let is_breaking = Arc::clone(&breaking);
-                let pipe = Arc::new(Pipe { ends, is_deaf, is_answered, is_used, is_breaking });
+                let [is_deaf, is_answered] = [(); 2].map(|()| AtomicBool::new(false));
+                let (is_breaking, fault) = (Arc::clone(&breaking), Arc::clone(&faulty));
+                let pipe = Arc::new(Pipe { ends, is_deaf, is_answered, is_breaking, fault });
                 all.lock().expect("pipes").push(Arc::clone(&pipe));
                 for back in [false, true] {
                     let pipe = Arc::clone(&pipe);
@@ -74,7 +105,7 @@ impl Proxy {
                 }
             }
         });
-        Proxy { address, pipes, is_closed, is_breaking }
+        Proxy { address, pipes, is_closed, is_breaking, fault }
     }
 
     fn pipes(&self) -> Vec<Arc<Pipe>> {
@@ -86,6 +117,7 @@ fn forward(pipe: &Pipe, back: bool) {
     let [sender, receiver] = &pipe.ends;
     let (mut from, mut to) = if back { (receiver, sender) } else { (sender, receiver) };
     let mut buffer = vec![0; 64 << 10];
+    let mut carried_bytes = 0;
     while let Ok(bytes @ 1..) = from.read(&mut buffer) {
         let breaks = pipe.is_breaking.load(Ordering::Relaxed);
         if !back && breaks && pipe.is_answered.load(Ordering::Acquire) {
@@ -93,9 +125,13 @@ fn forward(pipe: &Pipe, back: bool) {
         }
         if back {
             pipe.is_answered.store(true, Ordering::Release);
-        } else if pipe.is_answered.load(Ordering::Acquire) {
-            pipe.is_used.store(true, Ordering::Release);
+        } else if !pipe.is_deaf.load(Ordering::Relaxed) && pipe.fault.is_due(carried_bytes) {
+            match pipe.fault.of {
+                What::Cut => break,
+                What::Deafen => pipe.is_deaf.store(true, Ordering::Relaxed),
+            }
         }
+        carried_bytes += bytes;
         let swallowed = back && pipe.is_deaf.load(Ordering::Relaxed);
         if !swallowed && to.write_all(&buffer[..bytes]).is_err() {
             break;
@@ -185,9 +221,8 @@ impl Traffic {
         })
     }
 
-    /// Writes everything many times, each time under another immediate, in pages and in long writes;
-    /// meanwhile, once a connection has carried something, `disturb` is called.
-    fn run(&self, endpoint: &Endpoint, mut disturb: impl FnMut()) {
+    /// Writes everything many times, each time under another immediate, in pages and in long writes.
+    fn run(&self, endpoint: &Endpoint) {
         let (handle, _) = self.sender.register(Arc::clone(&self.source)).expect("room");
         let (_region, target) = self.receiver.register(Arc::clone(&self.target)).expect("room");
         let peer = self.sender.connect(endpoint).expect("reachable");
@@ -229,13 +264,7 @@ impl Traffic {
             self.sender.send(peer, bytes, LONG, self.done()).expect("accepted");
         }
         let all = (2 * ROUNDS + MESSAGES) as usize;
-        until("every operation", || {
-            let ended = self.ended.load(Ordering::Acquire);
-            if ended > 0 {
-                disturb();
-            }
-            ended == all
-        });
+        until("every operation", || self.ended.load(Ordering::Acquire) == all);
         assert_eq!(*self.failed.lock().expect("failed"), []);
         self.check_counts(u64::from(pages) + 1);
         self.check_messages();
@@ -283,24 +312,17 @@ fn behind(proxy: &Proxy, receiver: &TransferEngine) -> Endpoint {
 #[test]
 fn connections_that_are_cut_lose_nothing_and_count_nothing_twice() {
     for lanes in [1, 2, 4] {
-        // Half a second of bytes, so that there is something to cut.
-        let paced = TransferConfig { throttle_bytes_per_s: 400_000_000, ..config(lanes) };
-        let traffic = Traffic::new(paced, config(1));
-        let proxy = Proxy::before(traffic.receiver.endpoint().tcp.expect("tcp"));
+        let traffic = Traffic::new(config(lanes), config(1));
+        // All cuts together, and what the last connections carry at most without one, are less than there is to
+        // carry. So each is in the middle.
+        let (cuts, after_bytes) = (12, 8 << 20);
+        assert!((cuts + lanes) * after_bytes < ROUNDS as usize * BYTES);
+        let fault = Fault::new(What::Cut, after_bytes, cuts);
+        let proxy = Proxy::with_fault(traffic.receiver.endpoint().tcp.expect("tcp"), fault);
         let endpoint = behind(&proxy, &traffic.receiver);
-        let (mut cut, mut began) = (0, Instant::now());
-        traffic.run(&endpoint, || {
-            // One more each 5 ms, the oldest that lives. One that is cut before it has come up says nothing of
-            // what was on it, and where all are, the session is rightly given up.
-            let pipes = proxy.pipes();
-            let is_used = pipes.get(cut).is_some_and(|pipe| pipe.is_used.load(Ordering::Acquire));
-            if is_used && cut < 12 && began.elapsed() > Duration::from_millis(5) {
-                pipes[cut].cut();
-                cut += 1;
-                began = Instant::now();
-            }
-        });
-        assert!(traffic.paths_lost() >= 1.0, "{lanes} lanes: none failed");
+        traffic.run(&endpoint);
+        assert_eq!(proxy.fault.left.load(Ordering::Relaxed), 0, "{lanes} lanes");
+        assert!(traffic.paths_lost() >= cuts as f64, "{lanes} lanes");
         assert_eq!(traffic.sessions_lost(), 0.0);
     }
 }
@@ -309,15 +331,12 @@ fn connections_that_are_cut_lose_nothing_and_count_nothing_twice() {
 fn a_connection_that_falls_silent_is_given_up_and_loses_nothing() {
     let sender = TransferConfig { peer_timeout_ms: 100, ..config(2) };
     let traffic = Traffic::new(sender, config(1));
-    let proxy = Proxy::before(traffic.receiver.endpoint().tcp.expect("tcp"));
+    let fault = Fault::new(What::Deafen, 8 << 20, 2);
+    let proxy = Proxy::with_fault(traffic.receiver.endpoint().tcp.expect("tcp"), fault);
     let endpoint = behind(&proxy, &traffic.receiver);
-    traffic.run(&endpoint, || {
-        // The first two, while they carry something: what they carry lands, and nobody hears of it.
-        for pipe in proxy.pipes().iter().take(2) {
-            pipe.is_deaf.store(true, Ordering::Relaxed);
-        }
-    });
-    assert!(traffic.paths_lost() >= 1.0);
+    traffic.run(&endpoint);
+    assert_eq!(proxy.fault.left.load(Ordering::Relaxed), 0);
+    assert!(traffic.paths_lost() >= 2.0);
     assert_eq!(traffic.sessions_lost(), 0.0);
 }
 
