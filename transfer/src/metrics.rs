@@ -28,6 +28,8 @@ pub(crate) struct DomainMetrics {
     /// Paths that failed while they were up.
     pub(crate) paths_lost: IntCounter,
     pub(crate) sessions_lost: IntCounter,
+    /// Ways that have ended again and again, and are left alone for a moment.
+    pub(crate) paused: IntCounter,
     refused: [IntCounter; Refusal::ALL.len()],
 }
 
@@ -92,6 +94,11 @@ impl Metrics {
             "Connections that did not end in peace.",
             &["domain", "reason"],
         )?;
+        let paused = vector(
+            "ways_paused_total",
+            "Connections that are not made anew at once, because those by the same way ended again and again.",
+            &["domain"],
+        )?;
         let told = vector(
             "signalled_total",
             "Transfers of put-with-signal that have ended, by how their peers are told.",
@@ -116,6 +123,7 @@ impl Metrics {
                 silent: closed.with_label_values(&[label, "silent"]),
                 paths_lost: closed.with_label_values(&[label, "path_lost"]),
                 sessions_lost: closed.with_label_values(&[label, "session_lost"]),
+                paused: paused.with_label_values(&[label]),
                 refused: Refusal::ALL.map(|entry| refused.with_label_values(&[label, entry.2])),
             }
         };

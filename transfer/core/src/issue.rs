@@ -155,18 +155,20 @@ impl<P: Clone, C> Sender<P, C> {
 
     fn has_room(&mut self, id: SessionId, index: PathIndex) -> bool {
         let imms_max = self.limits.path_imms_max;
-        let Some(session) = self.sessions.get_mut(&id) else { return false };
-        let Some(path) = session.paths.get_mut(&index) else { return false };
-        if path.ledger.len() >= imms_max {
-            // Worn out. When nothing is on it any more, nothing has to be asked about it.
-            if path.wire.outstanding == 0 && !path.given_up {
-                path.given_up = true;
-                let why = GivenUp::WornOut;
-                self.actions.push_back(Action::GiveUpPath { session: id, path: index, why });
-            }
-            return false;
+        let Some(path) = self.path(id, index).filter(|path| !path.given_up) else { return false };
+        if path.ledger.len() < imms_max {
+            return path.wire.span() < path.limits.frames_max;
         }
-        !path.given_up && path.wire.span() < path.limits.frames_max
+        // Worn out. When nothing is on it any more, nothing has to be asked about it; and as long as nobody needs
+        // another one in its place, its end would be the end of the session.
+        if path.wire.outstanding == 0 && !self.is_idle(id) {
+            if let Some(path) = self.path(id, index) {
+                path.given_up = true;
+            }
+            let why = GivenUp::WornOut;
+            self.actions.push_back(Action::GiveUpPath { session: id, path: index, why });
+        }
+        false
     }
 
     fn next_message(&mut self, id: SessionId) -> Option<Draft> {

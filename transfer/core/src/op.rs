@@ -200,6 +200,14 @@ impl<P, C> Ops<P, C> {
         if slot.generation == id.generation { slot.op.as_mut() } else { None }
     }
 
+    /// Whether more of it may be issued.
+    pub(crate) fn is_running(&self, id: OpId) -> bool {
+        let slot = self.slots.get(id.index as usize);
+        let op =
+            slot.filter(|slot| slot.generation == id.generation).and_then(|slot| slot.op.as_ref());
+        op.is_some_and(|op| !op.stopped)
+    }
+
     /// One of which more may be issued.
     pub(crate) fn running(&mut self, id: OpId) -> Option<&mut Op<P, C>> {
         self.get_mut(id).filter(|op| !op.stopped)

@@ -125,6 +125,9 @@ pub enum Action<C> {
     },
     /// No path has come up for too long: `session_lost`.
     GiveUpSession(SessionId),
+    /// Take frames from `next_frame` once more, for each path of the session: one that was asked has made room for
+    /// another one, which may have had nothing when it was asked.
+    Offer(SessionId),
     /// Ask the receiver, through a path that is up. The answer goes to `path_closed`. It may be asked
     /// for more than once.
     ClosePath {
@@ -220,6 +223,16 @@ impl<P: Clone, C> Sender<P, C> {
         match kind {
             None => session.messages.push_back(op),
             Some(kind) => session.push_write(op, kind),
+        }
+        self.sweep_if_crowded(id);
+    }
+
+    /// What has ended is taken out where it waits when its turn comes. Where that never comes, because no path takes
+    /// it, it is taken out here, before it is more than what has not ended.
+    pub(crate) fn sweep_if_crowded(&mut self, id: SessionId) {
+        let Sender { sessions, ops, .. } = self;
+        if let Some(session) = sessions.get_mut(&id).filter(|session| session.is_crowded()) {
+            session.sweep(|op| ops.is_running(op));
         }
     }
 
@@ -421,7 +434,8 @@ impl<P: Clone, C> Sender<P, C> {
 
     /// Whether the session has nothing to send and waits for nothing.
     pub fn is_idle(&self, id: SessionId) -> bool {
-        self.sessions.get(&id).is_none_or(Session::is_idle)
+        let is_running = |op| self.ops.is_running(op);
+        self.sessions.get(&id).is_none_or(|session| session.is_idle(is_running))
     }
 
     pub fn poll_action(&mut self) -> Option<Action<C>> {
@@ -446,6 +460,8 @@ impl<P: Clone, C> Sender<P, C> {
                 if let Part::Slice { bytes, .. } = frame.part {
                     seal = op.slice_landed(frame.write, bytes);
                     op.queued += usize::from(seal);
+                    // Seals have no pin, and may have to wait for another path: nobody waits in line behind one.
+                    op.is_loose |= seal;
                 }
             }
             // What is wrong with one page need not be wrong with the next.

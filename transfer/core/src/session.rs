@@ -12,6 +12,9 @@ use crate::regions::Target;
 use crate::unsuited::Unsuited;
 use crate::waiting::{Class, Kind, Waiting};
 
+/// However little waits, things that have ended are not looked for among fewer.
+const CROWD_MIN: usize = 1024;
+
 /// Names a session. Chosen by the shell, never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub u64);
@@ -43,6 +46,8 @@ pub(crate) struct Session {
     pub(crate) was_up: bool,
     /// Since when it has had no path.
     pub(crate) pathless_us: u64,
+    /// So much waited when what had ended was taken out last.
+    swept: usize,
     next_message: u64,
     /// Messages that were put on a path and whose fate is open.
     open_messages: BTreeSet<u64>,
@@ -97,6 +102,7 @@ impl Session {
             wanted: false,
             was_up: false,
             pathless_us: now_us,
+            swept: 0,
             next_message: 0,
             open_messages: BTreeSet::new(),
         }
@@ -212,16 +218,40 @@ impl Session {
     }
 
     /// Whether it has nothing to send and waits for nothing.
-    pub(crate) fn is_idle(&self) -> bool {
-        let queued = !self.messages.is_empty()
-            || !self.seals.is_empty()
-            || !self.again.is_empty()
-            || !self.pinned.is_empty()
-            || !self.aside.is_empty()
-            || self.batches > 0
-            || !self.writes.is_empty();
+    pub(crate) fn is_idle(&self, is_running: impl Fn(OpId) -> bool) -> bool {
         let outstanding = self.paths.values().any(|path| path.wire.outstanding > 0);
-        self.was_up && !queued && !outstanding && self.closing.is_empty()
+        let is_waited_for = outstanding || self.batches > 0 || !self.closing.is_empty();
+        // What has ended may lie where no path looks.
+        self.was_up && !is_waited_for && !self.waiting().any(is_running)
+    }
+
+    /// Whose messages and frames wait to be put on a path, once for each of them.
+    fn waiting(&self) -> impl Iterator<Item = OpId> {
+        let ops = self.messages.iter().chain(&self.pinned);
+        let ops = ops.chain(self.aside.iter()).chain(self.writes.iter()).copied();
+        let frames = self.seals.iter().map(|seal| seal.op);
+        ops.chain(frames).chain(self.again.iter().map(|again| again.op))
+    }
+
+    pub(crate) fn waiting_len(&self) -> usize {
+        let Session { messages, pinned, aside, writes, seals, again, .. } = self;
+        messages.len() + pinned.len() + aside.len() + writes.len() + seals.len() + again.len()
+    }
+
+    /// Whether so much waits that more than half of it may have ended.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.waiting_len() > 2 * self.swept + CROWD_MIN
+    }
+
+    /// Takes out what has ended. The time that it takes is paid for by as many things that have come since.
+    pub(crate) fn sweep(&mut self, is_running: impl Fn(OpId) -> bool) {
+        self.messages.retain(|op| is_running(*op));
+        self.pinned.retain(|op| is_running(*op));
+        self.aside.retain(|op| is_running(*op));
+        self.writes.retain(|op| is_running(*op));
+        self.seals.retain(|seal| is_running(seal.op));
+        self.again.retain(|again| is_running(again.op));
+        self.swept = self.waiting_len();
     }
 
     /// Every frame whose fate is open.
@@ -299,6 +329,67 @@ fn used(paths: &BTreeMap<PathIndex, Path>, rails: Rails) -> Up {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::heartbeat::Heartbeats;
+    use crate::op::{Body, Operation};
+    use crate::plan::Shape;
+    use crate::sender::{Limits, Sender};
+
+    #[test]
+    fn what_has_ended_is_taken_out_before_it_is_more_than_the_rest() {
+        let mut session = Session::new(0);
+        let target = Target { incarnation: 1, key: 2 };
+        let kind = Kind { target, rails: Rails::ANY, must_be_placed: false };
+        let op = OpId::default();
+        session.messages.push_back(op);
+        session.pinned.push_back(op);
+        session.push_aside(op, kind);
+        session.push_seal(Seal { op, write: 0 }, kind);
+        let (start, bytes, whole) = (0, 1, true);
+        session.push_again(Again { op, write: 0, start, bytes, whole }, kind);
+        let mut sweeps = 0;
+        for _ in 0..10 * CROWD_MIN {
+            session.push_write(op, kind);
+            assert!(session.waiting().count() == session.waiting_len());
+            if session.is_crowded() {
+                session.sweep(|_| false);
+                sweeps += 1;
+                assert_eq!(session.waiting_len(), 0);
+            }
+        }
+        assert_eq!(sweeps, 9, "each time for as many as have come");
+        // Of those that have not ended nothing is taken out, and they are not looked at again and again.
+        for _ in 0..10 * CROWD_MIN {
+            session.push_write(op, kind);
+            if session.is_crowded() {
+                session.sweep(|_| true);
+                sweeps += 1;
+            }
+        }
+        assert!(session.waiting_len() > 10 * CROWD_MIN && sweeps <= 9 + 4);
+    }
+
+    #[test]
+    fn a_sender_takes_out_what_has_ended_where_no_path_takes_it() {
+        let heartbeats = Heartbeats { interval_us: 1, timeout_us: 1, always: false };
+        let mut sender: Sender<(), ()> = Sender::new(Limits {
+            throttle_bytes_per_s: 0,
+            peer_timeout_us: u64::MAX / 4,
+            grace_us: 1,
+            path_imms_max: 1,
+            heartbeats,
+        });
+        let id = SessionId(1);
+        for _ in 0..5 * CROWD_MIN {
+            let (source_offset, target_offset, bytes, checksum) = (0, 0, 1, None);
+            let shape = Shape::Single { source_offset, target_offset, bytes, checksum };
+            let target = Target { incarnation: 1, key: 2 };
+            let body = Body::Write { shape, target, imm: None, group: 0 };
+            let (deadline_us, payload, rails, done) = (u64::MAX, (), Rails::ANY, ());
+            sender.begin(Operation { session: id, deadline_us, payload, body, rails, done }, 0);
+            sender.drain_group(0, ());
+            assert!(sender.sessions[&id].waiting_len() <= CROWD_MIN + 2);
+        }
+    }
 
     #[test]
     fn no_message_is_so_far_ahead_that_the_receiver_forgets_an_open_one() {

@@ -481,6 +481,7 @@ impl<P: Clone, C> Sender<P, C> {
         let op = self.ops.insert(op);
         of.pinned.push_back(op);
         self.note_deadline(deadline_us);
+        self.sweep_if_crowded(session);
         Some(op)
     }
 
@@ -527,6 +528,7 @@ impl<P: Clone, C> Sender<P, C> {
         let kind = self.ops.running(op_id).and_then(|op| op.kind(Rails::ANY));
         if let (Some(session), Some(kind)) = (self.sessions.get_mut(&id), kind) {
             session.push_aside(op_id, kind);
+            self.actions.push_back(Action::Offer(id));
         }
     }
 

@@ -45,6 +45,8 @@ pub(crate) struct Waiting<T> {
     /// Whose turn it was last, so that none waits for ever behind another one.
     served: Option<Class>,
     next_number: u64,
+    /// Things, of all kinds.
+    things: usize,
 }
 
 #[derive(Debug)]
@@ -57,19 +59,37 @@ struct Queue<T> {
 impl<T> Default for Waiting<T> {
     fn default() -> Self {
         let (kinds, classes) = (BTreeMap::new(), BTreeMap::new());
-        Waiting { kinds, classes, served: None, next_number: 0 }
+        Waiting { kinds, classes, served: None, next_number: 0, things: 0 }
     }
 }
 
 impl<T> Waiting<T> {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.kinds.is_empty()
+    pub(crate) fn len(&self) -> usize {
+        self.things
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.kinds.values().flat_map(|queue| &queue.things).map(|(_, thing)| thing)
+    }
+
+    /// Takes out all others.
+    pub(crate) fn retain(&mut self, is_kept: impl Fn(&T) -> bool) {
+        let Waiting { kinds, classes, things, .. } = self;
+        classes.clear();
+        *things = 0;
+        kinds.retain(|kind, queue| {
+            queue.things.retain(|(_, thing)| is_kept(thing));
+            *things += queue.things.len();
+            let first = queue.things.front().map(|(number, _)| (*number, *kind));
+            first.map(|named| classes.entry(queue.class).or_default().insert(named)).is_some()
+        });
     }
 
     /// `unsuited`: the rails that do not carry its region.
     pub(crate) fn push(&mut self, kind: Kind, unsuited: Up, thing: T) {
         let number = self.next_number;
         self.next_number += 1;
+        self.things += 1;
         if let Some(queue) = self.kinds.get_mut(&kind) {
             queue.things.push_back((number, thing));
             return;
@@ -101,6 +121,7 @@ impl<T> Waiting<T> {
     pub(crate) fn pop(&mut self, kind: Kind) -> Option<T> {
         let queue = self.kinds.get_mut(&kind)?;
         let (number, thing) = queue.things.pop_front()?;
+        self.things -= 1;
         let (class, next) = (queue.class, queue.things.front().map(|(number, _)| *number));
         self.leave(class, (number, kind));
         match next {
@@ -154,6 +175,12 @@ mod tests {
         Kind { target, rails: Rails::ANY, must_be_placed: false }
     }
 
+    fn is_empty(waiting: &Waiting<u64>) -> bool {
+        let (kinds, classes) = (waiting.kinds.is_empty(), waiting.classes.is_empty());
+        assert!(kinds == classes && kinds == (waiting.len() == 0));
+        kinds
+    }
+
     /// All that a path on the rail takes.
     fn take_all(waiting: &mut Waiting<u64>, rail: u8) -> Vec<u64> {
         let mut taken = Vec::new();
@@ -172,7 +199,7 @@ mod tests {
         let Some(first) = waiting.next(|_| true) else { panic!("twelve are there") };
         assert_eq!(waiting.first_mut(first), Some(&mut 0), "looking takes nothing out");
         assert_eq!(take_all(&mut waiting, 0), (0..12).collect::<Vec<u64>>());
-        assert!(waiting.is_empty() && waiting.classes.is_empty());
+        assert!(is_empty(&waiting));
     }
 
     #[test]
@@ -192,7 +219,7 @@ mod tests {
         let mut left = take_all(&mut waiting, 0);
         left.sort_unstable();
         assert_eq!(left, [0, 2, 4, 6, 7]);
-        assert!(waiting.is_empty() && waiting.classes.is_empty());
+        assert!(is_empty(&waiting));
     }
 
     #[test]
@@ -203,6 +230,20 @@ mod tests {
             waiting.push(kind(thing / 3), unsuited, thing);
         }
         assert_eq!(take_all(&mut waiting, 0), [0, 3, 1, 4, 2, 5]);
+    }
+
+    #[test]
+    fn what_is_taken_out_leaves_the_others_in_their_order() {
+        let mut waiting = Waiting::default();
+        for thing in 0..12 {
+            waiting.push(kind(thing % 3), Up::default(), thing);
+        }
+        // All of one region, and the first of another one.
+        waiting.retain(|thing| thing % 3 != 1 && *thing != 0);
+        assert_eq!((waiting.len(), waiting.iter().count()), (7, 7));
+        waiting.push(kind(1), Up::default(), 12);
+        assert_eq!(take_all(&mut waiting, 0), [2, 3, 5, 6, 8, 9, 11, 12]);
+        assert!(is_empty(&waiting));
     }
 
     /// Thousands of frames to send again cost the next one nothing, wherever they may not go.

@@ -368,6 +368,25 @@ fn a_path_that_does_not_answer_is_given_up_and_takes_no_more() {
     assert!(next(&mut sender, B).is_none());
 }
 
+/// Who ends the last path of a session that has no use for it ends the session.
+#[test]
+fn a_path_that_has_counted_enough_is_kept_as_long_as_there_is_nothing_to_send() {
+    let mut sender = sender(1);
+    begin(&mut sender, 1, write(10, Some(1)), LATE);
+    sender.path_up(S, A, LIMITS, 0);
+    let only = frame(&mut sender, A);
+    landed(&mut sender, A, &only);
+    actions(&mut sender);
+    assert!(next(&mut sender, A).is_none());
+    assert_eq!(actions(&mut sender), []);
+    assert!(sender.is_idle(S));
+    begin(&mut sender, 2, write(10, Some(2)), LATE);
+    assert!(next(&mut sender, A).is_none());
+    let replace = Action::GiveUpPath { session: S, path: A, why: GivenUp::WornOut };
+    assert_eq!(actions(&mut sender), [replace]);
+    assert!(!sender.is_idle(S));
+}
+
 #[test]
 fn a_path_that_has_counted_enough_immediates_is_replaced_when_it_is_empty() {
     let mut sender = sender(2);
@@ -528,7 +547,8 @@ impl Run {
                 Action::Connect(_) => self.up(100),
                 Action::Detach { .. }
                 | Action::Heartbeat { .. }
-                | Action::CompleteSignalled { .. } => {}
+                | Action::CompleteSignalled { .. }
+                | Action::Offer(_) => {}
             }
         }
     }

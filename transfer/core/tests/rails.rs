@@ -276,6 +276,20 @@ fn a_path_made_anew_on_the_rail_does_not_carry_the_region_either() {
     assert_eq!(tested.take_all(1).len(), 2);
 }
 
+/// Its connections may be taken for other peers then, and are not made anew.
+#[test]
+fn what_has_ended_where_no_path_takes_it_keeps_no_session_busy() {
+    let mut tested = Tested::new(&[Rail(0)]);
+    tested.write_to(OTHER, 2 * SLICE_BYTES, Rails::ANY);
+    assert_eq!(tested.refuse(0, OTHER), 2);
+    tested.write_to(OTHER, 1, only(0, 1));
+    assert!(tested.take_all(0).is_empty());
+    assert!(!tested.sender.is_idle(S));
+    tested.sender.drain_group(0, 99);
+    assert_eq!(tested.ended(), 2, "the one that it began with, and the drain");
+    assert!(tested.sender.is_idle(S));
+}
+
 /// Who makes the paths is to know that one beside them is needed.
 #[test]
 fn that_a_region_is_kept_off_some_rail_is_known_longer_than_its_paths_last() {

@@ -453,6 +453,65 @@ fn a_signal_whose_word_its_path_does_not_carry_goes_by_another_when_its_puts_hav
     assert_eq!(ended(&mut sender), [(1, Ok(()), Some(Ok(())))]);
 }
 
+/// A seal has no place in the order of the others, and the path that it needs may never come up.
+#[test]
+fn a_signal_does_not_stand_in_the_way_while_the_seal_of_its_put_waits_for_another_path() {
+    let other = Target { incarnation: 1, key: 5 };
+    let mut first = transfer(1, S, &[2500]);
+    first.puts[0].target = other;
+    let transfers = vec![first, transfer(2, S, &[10])];
+    let mut sender = begun(Ordering::RcQueuePair, batch(transfers, OrderedBy::Nic));
+    let puts = frames(&mut sender, A);
+    assert_eq!(words(&puts), ["p1", "p1", "p1", "p2"]);
+    let (first, second) = puts.split_at(3);
+    // It has landed before its signal could go, and its region has left the card since.
+    land(&mut sender, A, first);
+    sender.unsuited(S, A, (other, &[]), 0);
+    post(&mut sender, A, second);
+    let signal = frames(&mut sender, A);
+    assert_eq!(words(&signal).len(), 1, "the first one is not in its way");
+    assert!(matches!(signal[0].kind, FrameKind::Signal { value: 2, .. }));
+    land(&mut sender, A, second);
+    land(&mut sender, A, &signal);
+    assert_eq!(ended(&mut sender), [(2, Ok(()), Some(Ok(())))]);
+    sender.path_up(S, B, PathLimits { rail: Rail(1), ..limits(Ordering::RcQueuePair) }, 0);
+    let seal = frames(&mut sender, B);
+    assert_eq!(words(&seal), ["seal"]);
+    assert!(next(&mut sender, A).is_none(), "its put has not landed");
+    land(&mut sender, B, &seal);
+    let signal = frames(&mut sender, A);
+    assert!(matches!(signal[..], [Frame { kind: FrameKind::Signal { value: 1, .. }, .. }]));
+    land(&mut sender, A, &signal);
+    assert_eq!(ended(&mut sender), [(1, Ok(()), Some(Ok(())))]);
+}
+
+/// Who asks paths in turn and sleeps when none has anything would sleep over it.
+#[test]
+fn what_leaves_the_order_is_offered_to_paths_that_were_asked_before_it_did() {
+    let [other, nowhere] = [5, 6].map(|key| Target { incarnation: 1, key });
+    let mut sender =
+        begun(Ordering::RcQueuePair, batch(vec![transfer(1, S, &[10])], OrderedBy::Nic));
+    sender.path_up(S, B, PathLimits { rail: Rail(1), ..limits(Ordering::RcQueuePair) }, 0);
+    let put = frames(&mut sender, A);
+    assert_eq!(words(&put), ["p1"]);
+    post(&mut sender, A, &put);
+    assert_eq!(words(&frames(&mut sender, A)), ["s1F"], "and nothing has landed yet");
+    for (path, region) in [(A, other), (A, nowhere), (B, nowhere)] {
+        sender.unsuited(S, path, (region, &[]), 0);
+    }
+    for (number, region) in [(2, nowhere), (3, other)] {
+        let mut transfer = transfer(number, S, &[10]);
+        transfer.puts[0].target = region;
+        sender.begin_signalled(batch(vec![transfer], OrderedBy::Nic), 0);
+    }
+    assert!(next(&mut sender, B).is_none(), "the signal of the first one is ahead");
+    assert_eq!(sender.poll_action(), Some(Action::Offer(S)), "its put has left");
+    assert!(!matches!(sender.next_frame(S, A, 0), Next::Frame(_)));
+    let offers = std::iter::from_fn(|| sender.poll_action()).collect::<Vec<_>>();
+    assert_eq!(offers, [Action::Offer(S)]);
+    assert_eq!(words(&frames(&mut sender, B)), ["p3"]);
+}
+
 fn write(bytes: u64) -> Operation<&'static str, u32> {
     let (source_offset, target_offset, checksum) = (0, 900_000, None);
     let shape = Shape::Single { source_offset, target_offset, bytes, checksum };

@@ -73,6 +73,8 @@ pub(crate) struct RdmaOut {
     /// By lane of the pipe: one of its posts has failed. What is told of later ones says nothing of those
     /// before them any more.
     is_broken: Vec<bool>,
+    /// Keys of the regions of which one may have been refused, when posts have failed and it is not known why.
+    doubted: Vec<u64>,
     next_tag: u32,
     /// What the peer's card places may become visible in any order.
     is_relaxed: bool,
@@ -188,6 +190,7 @@ impl RdmaOut {
             pieces: BTreeMap::new(),
             posted: (0..bounds.lanes).map(|_| VecDeque::new()).collect(),
             is_broken: vec![false; bounds.lanes],
+            doubted: Vec::new(),
             next_tag: 0,
             is_relaxed: false,
             settling: VecDeque::new(),
@@ -204,6 +207,11 @@ impl RdmaOut {
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.control.fd()
+    }
+
+    /// Keys of the regions of which the peer may have refused one, which has ended it.
+    pub(crate) fn doubted(&self) -> &[u64] {
+        &self.doubted
     }
 
     pub(crate) fn ready(&mut self, ready: Readiness) {
@@ -474,7 +482,9 @@ impl RdmaOut {
         if !self.bounds.order.acknowledges_in_order() {
             // Which of them the peer has refused, and took the others with it, nobody may know.
             let targets = self.posted[lane].iter().filter_map(|posted| posted.target);
-            targets.for_each(|target| self.doubt(target, hub));
+            let targets: BTreeSet<Target> = targets.collect();
+            targets.iter().for_each(|target| self.doubt(*target, hub));
+            self.doubted.extend(targets.iter().map(|target| target.key));
             return;
         }
         while let Some(posted) = self.posted[lane].pop_front() {
@@ -502,6 +512,7 @@ impl RdmaOut {
             Said::Revoked { key } => {
                 self.regions.remove(&key);
                 self.doubt(Target { incarnation: self.peer_incarnation, key }, hub);
+                hub.refused_regions.push((self.peer_incarnation, key));
                 Ok(())
             }
             Said::Taken { id, taken } => {
@@ -540,8 +551,10 @@ impl RdmaOut {
         if !self.asked.remove(&key) {
             return Err(LinkEnd::Malformed);
         }
-        if let Ok(Some(known)) = found {
-            self.regions.insert(key, known);
+        match found {
+            Ok(Some(known)) => drop(self.regions.insert(key, known)),
+            Ok(None) => {}
+            Err(_) => hub.refused_regions.push((self.peer_incarnation, key)),
         }
         let of_key = |frame: &mut Frame<Payload>| {
             target_of(frame.kind).is_some_and(|target| target.key == key)

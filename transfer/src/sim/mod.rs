@@ -609,16 +609,26 @@ impl World {
         let ids: Vec<NodeId> = alive.map(|(id, _)| *id).collect();
         for id in ids {
             self.act(id);
-            let first = Key { from: id, session: SessionId(0), index: PathIndex(0) };
-            let last = Key { from: id, session: SessionId(u64::MAX), index: PathIndex(u32::MAX) };
-            let own = self.links.range(first..=last);
-            let mut pulling: Vec<Key> =
-                own.filter(|(_, link)| link.is_up()).map(|(key, _)| *key).collect();
-            // Each takes one frame, then the next one does, as long as any can.
-            while !pulling.is_empty() {
-                pulling.retain(|key| self.pull(*key));
+            loop {
+                self.node(id).is_offered = false;
+                self.pull_all(id);
+                self.act(id);
+                if !self.node(id).is_offered {
+                    break;
+                }
             }
-            self.act(id);
+        }
+    }
+
+    /// Each path takes one frame, then the next one does, as long as any can.
+    fn pull_all(&mut self, id: NodeId) {
+        let first = Key { from: id, session: SessionId(0), index: PathIndex(0) };
+        let last = Key { from: id, session: SessionId(u64::MAX), index: PathIndex(u32::MAX) };
+        let own = self.links.range(first..=last);
+        let mut pulling: Vec<Key> =
+            own.filter(|(_, link)| link.is_up()).map(|(key, _)| *key).collect();
+        while !pulling.is_empty() {
+            pulling.retain(|key| self.pull(*key));
         }
     }
 

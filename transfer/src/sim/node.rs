@@ -56,6 +56,8 @@ pub(super) struct SimNode {
     pub(super) counts: SimCounts,
     pub(super) in_flight: Arc<AtomicUsize>,
     pub(super) throttled_until_us: u64,
+    /// Its paths are to be asked for frames once more.
+    pub(super) is_offered: bool,
     pub(super) receiver: Receiver<Waiter>,
     pub(super) messages: Messages,
     pub(super) message_bytes_max: usize,
@@ -99,6 +101,7 @@ impl SimNode {
             counts: SimCounts::default(),
             in_flight: Arc::default(),
             throttled_until_us: u64::MAX,
+            is_offered: false,
             receiver: Receiver::new(EARLY_IMMS_MAX),
             messages: Messages::new(config.message_buffers),
             message_bytes_max: config.message_bytes_max,
@@ -166,7 +169,7 @@ impl SimNode {
     pub(super) fn stop(&mut self) {
         self.alive = false;
         self.sender.shut_down();
-        self.act();
+        while self.act().is_some() {}
         for waiter in self.receiver.imms_mut().drain_waiters() {
             self.calls.done(waiter, Err(WriteError::Cancelled));
         }
@@ -213,6 +216,7 @@ impl SimNode {
                 Action::ClosePath { session, through, close } => {
                     return Some(Wanted::Ask { session, through, close });
                 }
+                Action::Offer(_) => self.is_offered = true,
                 // Frames take their bytes along when they depart.
                 Action::Detach { .. } => {}
             }

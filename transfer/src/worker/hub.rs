@@ -49,6 +49,8 @@ pub(crate) struct Hub {
     routes: BTreeMap<SessionId, Arc<Route>>,
     /// Sessions with a region that a card of theirs does not carry: they need a path without cards, too.
     pub(crate) beside_cards: Vec<SessionId>,
+    /// Regions that their peers have refused in this turn, by incarnation and key.
+    pub(crate) refused_regions: Vec<(u64, u64)>,
     /// Of the current turn.
     pub(crate) now_us: u64,
     regions: RegionTable<Arc<SharedMemory>>,
@@ -78,6 +80,7 @@ impl Hub {
             nearness,
             routes: BTreeMap::new(),
             beside_cards: Vec::new(),
+            refused_regions: Vec::new(),
             now_us: shared.now_us(),
             regions: RegionTable::new(shared.endpoint.incarnation),
             messages: Messages::new(shared.config.message_buffers),

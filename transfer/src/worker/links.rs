@@ -21,6 +21,7 @@ use crate::tcp::incoming::TcpIn;
 use crate::tcp::outgoing::TcpOut;
 use crate::topology::CARDS_MAX;
 
+use super::excuses::Excuses;
 use super::hub::Hub;
 use super::leaving::Leaving;
 use super::link::{Lane, LinkEnd, Readiness, Turn};
@@ -70,6 +71,7 @@ pub(super) struct Links {
     pub(super) avoided: Avoided<(u64, Way)>,
     /// Ways that were of use and have ended, likewise.
     pub(super) flapping: Avoided<(u64, Way)>,
+    pub(super) excuses: Excuses,
     pub(super) incoming: BTreeMap<LinkId, Incoming>,
     pub(super) leaving: Leaving,
     pub(super) owners: BTreeMap<u64, Owner>,
@@ -147,6 +149,14 @@ impl OutLink {
             OutLink::Shm(link) => link.is_up(),
             OutLink::Tcp(link) => link.is_up(),
             OutLink::Rdma(link) => link.is_up(),
+        }
+    }
+
+    /// The keys of the regions for which it may have failed, where that is not known.
+    pub(super) fn doubted(&self) -> &[u64] {
+        match self {
+            OutLink::Shm(_) | OutLink::Tcp(_) => &[],
+            OutLink::Rdma(link) => link.doubted(),
         }
     }
 
@@ -283,6 +293,7 @@ impl Links {
             endpoints: Sieve::default(),
             avoided: Avoided::new(Patience::USELESS),
             flapping: Avoided::new(Patience::FLAPPING),
+            excuses: Excuses::default(),
             incoming: BTreeMap::new(),
             leaving: Leaving::default(),
             owners,

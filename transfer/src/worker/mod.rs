@@ -2,6 +2,7 @@
 //! is something to do and for a short time after, then sleeps until something happens. It never waits
 //! for a peer.
 
+mod excuses;
 pub(crate) mod hub;
 mod inward;
 mod leaving;
@@ -289,6 +290,8 @@ impl Worker {
                 Action::ClosePath { session, through, close } => {
                     self.links.ask(session, through, &close);
                 }
+                // That there was something to do is enough for one more turn of all links.
+                Action::Offer(_) => {}
             }
         }
         any

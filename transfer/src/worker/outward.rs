@@ -95,6 +95,7 @@ impl Links {
             self.end_outgoing(lane, end, hub);
         }
         self.go_beside_cards(hub);
+        self.excuse(hub);
         all
     }
 
@@ -391,6 +392,7 @@ impl Links {
         self.owners.remove(&token);
         let (way, was_up, session) = (link.way(), up_us.is_some() || link.is_up(), lane.session);
         let domain = way.domain;
+        let doubted = link.doubted().to_vec();
         link.close(hub);
         count_end(hub.metrics.of(domain), end);
         if let LinkEnd::Declined { cut_offs: Some(cut_offs) } = end {
@@ -406,7 +408,7 @@ impl Links {
         let has_landed = hub.sender.has_landed(session, lane.path);
         let up_us = up_us.unwrap_or(hub.now_us);
         let was = Was { up: was_up, up_us, idle: was_idle, of_use: has_landed };
-        self.learn_of_way((session, way), (end, was), hub);
+        self.learn_of_way((session, way), (end, was), &doubted, hub);
         if was_up {
             hub.metrics.of(domain).paths_lost.inc();
             hub.sender.path_lost(session, lane.path, hub.now_us);
@@ -436,6 +438,7 @@ impl Links {
                     return;
                 }
                 let pause_us = self.pause_us(session, way, hub);
+                hub.metrics.of(domain).paused.inc_by(u64::from(pause_us > hub.now_us));
                 let Some(lanes) = self.lanes.get_mut(&session) else { return };
                 lanes.domain = Some(domain);
                 if alone {
@@ -474,10 +477,12 @@ impl Links {
         &mut self,
         (session, way): (SessionId, Way),
         (end, was): (LinkEnd, Was),
+        doubted: &[u64],
         hub: &Hub,
     ) {
         let Some(peer) = hub.shared.peers().of_session(session) else { return };
         let named = (peer.incarnation(), way);
+        self.excuses.ended(named, doubted);
         // Those that ended with the last one say nothing that it has not said.
         let ended_since = self.flapping.failed_us(named).is_none_or(|last_us| last_us <= was.up_us);
         if matches!(end, LinkEnd::Lost | LinkEnd::Refused) && was.of_use && ended_since {
@@ -494,6 +499,16 @@ impl Links {
                 self.avoided.broke(named, hub.now_us);
             }
             _ => {}
+        }
+    }
+
+    /// What peers have refused was no fault of the ways by which it was written.
+    fn excuse(&mut self, hub: &mut Hub) {
+        for (incarnation, key) in std::mem::take(&mut hub.refused_regions) {
+            for way in self.excuses.refused(incarnation, key) {
+                self.flapping.forgive((incarnation, way));
+                self.avoided.forgive((incarnation, way));
+            }
         }
     }
 
@@ -775,6 +790,42 @@ mod tests {
         assert_eq!(pauses, wanted);
         assert_eq!(pause_us(60_000_000, &mut hub), 0, "it has worked for a while");
         assert_eq!(pause_us(100, &mut hub), 1_000);
+        assert_eq!(hub.metrics.of(Domain::Tcp).paused.get(), 12);
+    }
+
+    /// As where a card that acknowledges in no order has given a post to the peer that this one refuses.
+    #[test]
+    fn a_way_is_not_left_alone_for_what_the_peer_refuses() {
+        let (mut hub, mut links, session) = begun(None);
+        links.lanes.insert(session, Lanes::default());
+        let was = |hub: &Hub| Was { up: true, up_us: hub.now_us, idle: false, of_use: true };
+        for is_refused in [true, false] {
+            for _ in 0..4 {
+                let now_us = hub.now_us;
+                links.learn_of_way(
+                    (session, BY_CARD),
+                    (LinkEnd::Lost, was(&hub)),
+                    &[TARGET.key],
+                    &hub,
+                );
+                if is_refused {
+                    assert!(links.pause_us(session, BY_CARD, &hub) <= now_us);
+                    hub.refused_regions.push((TARGET.incarnation, TARGET.key));
+                    links.excuse(&mut hub);
+                }
+                hub.now_us += 100;
+            }
+            let is_paused = links.pause_us(session, BY_CARD, &hub) > hub.now_us;
+            assert_eq!(is_paused, !is_refused);
+        }
+        let unused = Was { of_use: false, ..was(&hub) };
+        for _ in 0..2 {
+            links.learn_of_way((session, BY_CARD), (LinkEnd::Lost, unused), &[TARGET.key], &hub);
+        }
+        assert!(links.avoided.is_avoided((7, BY_CARD), hub.now_us));
+        hub.refused_regions.push((TARGET.incarnation, TARGET.key));
+        links.excuse(&mut hub);
+        assert!(!links.avoided.is_avoided((7, BY_CARD), hub.now_us));
     }
 
     /// At the limit of connections, and where none of the ways comes up: shm is tried first, and leads to peers on

@@ -105,6 +105,29 @@ fn what_the_provider_refuses_costs_its_neighbours_a_path_and_no_count() {
     }
 }
 
+/// It ends a path each time, but what the peer refuses is no fault of the way to it.
+#[test]
+fn what_the_provider_refuses_again_and_again_pauses_no_way() {
+    let Some(config) = config() else { return };
+    let (a, b) = (Side::new(config.clone()), Side::new(config));
+    let (_good, descriptor) = b.region(64);
+    let revoked = (0..4).map(|_| {
+        // Before there is a writer who could be told.
+        let (bad, descriptor) = b.region(64);
+        b.revoke(&bad);
+        descriptor
+    });
+    let revoked: Vec<_> = revoked.collect();
+    let peer = a.peer(&b);
+    for (round, bad) in (0..).zip(revoked) {
+        assert_eq!(outcome(&a.write(inline(peer, descriptor, vec![1; 64], round))), Ok(()));
+        let refused = a.write(inline(peer, bad, vec![9; 64], 77));
+        assert_eq!(outcome(&refused), Err(WriteError::Refused(Refusal::Revoked)));
+    }
+    assert!(a.closed_by("efa", "path_lost") >= 2.0, "otherwise this shows nothing");
+    assert_eq!(a.paused(Domain::Efa), 0.0);
+}
+
 /// As where there is not enough locked memory for it. Not even a path is lost by it.
 #[test]
 fn a_region_that_the_card_did_not_take_goes_by_tcp_and_all_others_by_the_card() {

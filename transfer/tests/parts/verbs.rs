@@ -74,6 +74,11 @@ impl Side {
         counter(&self.registry, "kvasir_transfer_connections_closed_total", &labels)
     }
 
+    /// How often a way was left alone for a moment, because it had ended again and again.
+    pub fn paused(&self, domain: Domain) -> f64 {
+        counter(&self.registry, "kvasir_transfer_ways_paused_total", &[domain.label()])
+    }
+
     pub fn sent(&self, domain: Domain) -> f64 {
         counter(&self.registry, "kvasir_transfer_bytes_total", &[domain.label(), "sent"])
     }
