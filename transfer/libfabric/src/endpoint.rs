@@ -513,8 +513,13 @@ impl Endpoint {
         let stays = self.is_shm() && !neighbours::may_close(&self.name.0);
         let is_closed = !stays && {
             let _serial = self.domain.enter();
+            self.queue.0.endpoint_closes();
             // SAFETY: ours, and nothing is bound to it.
-            unsafe { ops::close(self.raw.as_ptr().cast()) == 0 }
+            let is_closed = unsafe { ops::close(self.raw.as_ptr().cast()) == 0 };
+            if !is_closed {
+                self.queue.0.endpoint_stays();
+            }
+            is_closed
         };
         if !is_closed {
             // The provider may go on using what its operations hold: they keep it, with the queue and

@@ -68,6 +68,8 @@ pub(crate) struct QueueInner {
     batch: Mutex<Box<Batch>>,
     has_sources: bool,
     endpoints: AtomicU64,
+    /// Of these, those that are open.
+    open: AtomicU64,
     busy: AtomicU64,
 }
 
@@ -128,6 +130,7 @@ impl CompletionQueue {
             })),
             has_sources,
             endpoints: AtomicU64::new(0),
+            open: AtomicU64::new(0),
             busy: AtomicU64::new(0),
         })))
     }
@@ -208,9 +211,20 @@ impl CompletionQueue {
 }
 
 impl QueueInner {
-    /// A number for an endpoint, by which its operations are known here.
+    /// A number for an endpoint that is open, by which its operations are known here.
     pub fn number_endpoint(&self) -> u64 {
+        self.open.fetch_add(1, Ordering::Relaxed);
         self.endpoints.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// An endpoint is about to be closed.
+    pub fn endpoint_closes(&self) {
+        self.open.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// It was not.
+    pub fn endpoint_stays(&self) {
+        self.open.fetch_add(1, Ordering::Relaxed);
     }
 
     pub fn count_busy(&self) {
@@ -286,9 +300,14 @@ impl QueueInner {
         Some(Completion::Failed { token: held.token, operation: held.operation, error })
     }
 
+    /// Nothing where all endpoints of the queue are closed: `ofi_rxm` looks into the first one for its texts, whether
+    /// or not there is one (seen with 1.17, where it crashes).
     fn provider_text(&self, entry: &fi_cq_err_entry) -> String {
         let mut buffer = [0 as c_char; 256];
         let _serial = self.domain.enter();
+        if self.open.load(Ordering::Relaxed) == 0 {
+            return String::new();
+        }
         // SAFETY: the queue is live, the number and data are the entry's, which was just read, and
         // the buffer's length is told.
         let text = unsafe {

@@ -119,6 +119,34 @@ fn an_endpoint_that_closes_lets_go_of_what_it_had_under_way(setting: Setting) {
     assert_eq!(told, [], "nothing is told of them");
 }
 
+/// What was refused or has lost its peer may be told as an error when its endpoint is closed already, by which some
+/// providers look up what the error is called.
+fn a_queue_may_be_polled_when_its_only_endpoint_is_closed(setting: Setting) {
+    for leave_after in 0..12 {
+        let Some((mut a, mut b)) = pair(setting) else { return };
+        let (from, to) = (a.buffer(256 << 10), b.buffer(256 << 10));
+        let peer = a.peer(&b);
+        let write = |token| write_of(&peer, &from, 256 << 10, to.region.remote(), (0, None, token));
+        post(&mut a, &mut b, |a| a.post(&write(0)));
+        until(&mut a, &mut b, "it is done", |a, _| a.is_done(0));
+        for token in 1..8 {
+            if a.post(&write(token)).is_err() {
+                break;
+            }
+        }
+        let Side { endpoint, .. } = b;
+        drop(endpoint);
+        let Side { mut told, queue, endpoint, .. } = a;
+        // However much of it has been told by then.
+        for _ in 0..leave_after {
+            queue.poll(&mut told, 1).expect("the queue works");
+        }
+        drop(endpoint);
+        while queue.poll(&mut told, 16).expect("the queue works") > 0 {}
+        assert_eq!(queue.counts().outstanding, 0);
+    }
+}
+
 fn everything_closes_in_whatever_order_it_is_dropped(setting: Setting) {
     let Some((mut a, mut b)) = pair(setting) else { return };
     let (from, to) = (a.buffer(64), b.buffer(64));
@@ -180,6 +208,7 @@ over!(over_tcp, TCP,
     closing_the_endpoint_of_one_peer_cuts_off_that_peer_only
     a_region_in_use_is_not_closed
     an_endpoint_that_closes_lets_go_of_what_it_had_under_way
+    a_queue_may_be_polled_when_its_only_endpoint_is_closed
     everything_closes_in_whatever_order_it_is_dropped
 );
 over!(over_shm, SHM,
