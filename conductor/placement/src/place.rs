@@ -580,7 +580,10 @@ impl<'a> Planner<'a> {
             Shape::Split { prefill: chosen_prefill, decode: chosen_decode }
         };
         let attended = self.attended(prefill, decode);
-        let stays = |asked: &&Attended| asked.decision.chosen == Some(Way::Route);
+        let stays = |asked: &&Attended| {
+            asked.decision.chosen == Some(Way::Route)
+                && self.routed_in_time(&winner, prefill, decode, asked)
+        };
         let routed = attended.as_ref().filter(stays);
         let route = routed.map(|asked| Route {
             source: self.chosen(asked.source, asked.blocks),
@@ -641,6 +644,22 @@ impl<'a> Planner<'a> {
     }
 
     /// What the ways to a prefix that lies elsewhere cost, where it could stay there.
+    /// Attending the prefix elsewhere misses no objective that would be met otherwise.
+    fn routed_in_time(
+        &self,
+        winner: &Pair,
+        prefill: &PrefillCandidate,
+        decode: &DecodeCandidate,
+        asked: &Attended,
+    ) -> bool {
+        let objectives = self.request.objectives;
+        let compute_us = self.compute_us(self.at(prefill.at), asked.blocks) + asked.prefill_us;
+        let ttft_us = prefill.queue_us + compute_us + decode.wait_us;
+        let tbt_us = winner.tbt_us + asked.decision.price(Way::Route).step_us as u64;
+        ttft_us <= objectives.ttft_us.max(winner.ttft_us)
+            && tbt_us <= objectives.tbt_us.max(winner.tbt_us)
+    }
+
     fn attended(&self, prefill: &PrefillCandidate, decode: &DecodeCandidate) -> Option<Attended> {
         let routing = self.view.policy().routing.as_ref()?;
         let rows = self.spec.routed?;

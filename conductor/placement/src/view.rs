@@ -287,14 +287,23 @@ struct Taken {
     slots: u32,
 }
 
+/// A prefix that is attended elsewhere.
+#[derive(Debug, Clone, Copy)]
+struct BookedRoute {
+    source: InstanceRef,
+    /// What a layer of it is predicted to take.
+    layer_us: f64,
+    /// What it would take where the request decodes.
+    slots: u32,
+}
+
 #[derive(Debug, Clone)]
 pub(crate) struct Booked {
     pub(crate) prefill: InstanceRef,
     pub(crate) decode: InstanceRef,
     prompt_tokens: u32,
     fetch: Option<(InstanceRef, u64)>,
-    /// Who attends its prefix, and what a layer of that is predicted to take.
-    route: Option<(InstanceRef, f64)>,
+    route: Option<BookedRoute>,
     /// When the prompt is predicted to be computed, and then the answer to end.
     pub(crate) prefill_end_us: u64,
     pub(crate) end_us: u64,
@@ -439,14 +448,18 @@ impl ClusterView {
             end_us: prefill_end_us,
             handed_over_us: None,
             prefill_slots: if placement.is_whole() { 0 } else { prefill_slots },
-            route: placement.route.as_ref().map(|route| (route.source.instance, route.layer_us)),
+            route: placement.route.as_ref().map(|route| BookedRoute {
+                source: route.source.instance,
+                layer_us: route.layer_us,
+                slots: routed_blocks.saturating_sub(decode.held_blocks),
+            }),
             decode_slots: prompt_blocks.saturating_sub(decode.held_blocks.max(routed_blocks)),
             prefill_taken: Taken::default(),
             decode_taken: Taken::default(),
             growth: placement.growth,
         };
         let ready_us = self.book_fetch(placement, now_us);
-        if let Some(source) = booked.route.and_then(|(source, _)| self.find(source)) {
+        if let Some(source) = booked.route.and_then(|route| self.find(route.source)) {
             source.routes_out += 1;
         }
         let rank_stretch = self.policy.rank_stretch;
@@ -492,6 +505,21 @@ impl ClusterView {
             source.out_free_us = free_us;
         }
         ready_us
+    }
+
+    /// Its prefix is not attended elsewhere after all: it takes slots where the request decodes.
+    pub fn unrouted(&mut self, id: BookingId) {
+        let Some(mut booked) = self.bookings.remove(&id) else { return };
+        if let Some(route) = booked.route.take() {
+            if let Some(source) = self.find(route.source) {
+                source.routes_out -= 1;
+            }
+            booked.decode_slots = booked.decode_slots.saturating_add(route.slots);
+            if let Some(instance) = self.find(booked.decode) {
+                instance.take_slots(&mut booked.decode_taken, route.slots);
+            }
+        }
+        self.bookings.insert(id, booked);
     }
 
     /// The node really holds, or will have fetched, this many leading tokens: the rest is to be
@@ -553,7 +581,8 @@ impl ClusterView {
 
     /// So many layers of decode steps were attended elsewhere, and took so long.
     pub fn routed(&mut self, id: BookingId, layers: u32, routed_us: u64) {
-        let Some((_, layer_us)) = self.bookings.get(&id).and_then(|booked| booked.route) else {
+        let booked = self.bookings.get(&id);
+        let Some(BookedRoute { layer_us, .. }) = booked.and_then(|booked| booked.route) else {
             return;
         };
         self.routes.observe(layer_us, routed_us as f64 / f64::from(layers));
@@ -588,7 +617,7 @@ impl ClusterView {
     pub fn unbook(&mut self, id: BookingId, completed: Option<u32>, now_us: u64) {
         self.fetched(id, None);
         let Some(booked) = self.bookings.remove(&id) else { return };
-        if let Some(source) = booked.route.and_then(|(source, _)| self.find(source)) {
+        if let Some(source) = booked.route.and_then(|route| self.find(route.source)) {
             source.routes_out -= 1;
         }
         if let Some(instance) = self.find(booked.prefill) {

@@ -50,6 +50,11 @@ impl Booking {
         self.shared.lock().view.revise(self.id, reused_tokens);
     }
 
+    /// The prefix could not stay where it is.
+    pub fn unrouted(&self) {
+        self.shared.lock().view.unrouted(self.id);
+    }
+
     /// The fetch has ended: so many bytes in this time, or `None` when it failed.
     pub fn fetched(&self, moved: Option<(u64, u64)>) {
         self.shared.lock().view.fetched(self.id, moved);

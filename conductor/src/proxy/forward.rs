@@ -4,11 +4,12 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use serde::Deserialize;
-use serde_json::{Map, Value};
 use tokio::time::{Instant, timeout_at};
 
 use super::backend::Flight;
-use super::{Nobody, Pool, Proxies, passing};
+use super::fields::Fields;
+use super::passing::{self, Held, Usage};
+use super::{Nobody, Pool, Proxies};
 use crate::http::Front;
 use crate::openai::{ApiError, Arrival, off_reactor_when_large};
 use crate::serve::Failure;
@@ -59,10 +60,18 @@ const ELSEWHERE: [StatusCode; 4] = [
     StatusCode::GATEWAY_TIMEOUT,
 ];
 
+/// What a server that all tenants share must not be asked for: to keep something, to go on with what is kept,
+/// or to work on when nobody waits.
+const STATEFUL: [&str; 3] = ["background", "previous_response_id", "conversation"];
+/// Of the prompt, what is looked at for the choice of a server.
+const CHOSEN_BY_BYTES: usize = 256 << 10;
+/// Connections that may break off under one request, before it counts as its fault.
+const BREAKS_MAX: u32 = 2;
+
 /// Passes a request on to a server of its model. The answer is the server's own, good or bad.
 ///
 /// # Errors
-/// [`ApiError`] when no server could be asked, or none has answered by the deadline.
+/// [`ApiError`] when no server could be asked, none has answered by the deadline, or a quota is used up.
 pub(crate) async fn forward(
     front: &Front,
     arrival: Arrival,
@@ -72,92 +81,122 @@ pub(crate) async fn forward(
 ) -> Result<Response, ApiError> {
     let proxies = &front.proxies;
     let pool = proxies.models.get(model).ok_or_else(|| ApiError::model_not_found(model))?;
+    let running = front.serving.running();
+    let deadline = arrival.at + front.request_deadline;
+    let late = || ApiError::from(Failure::Deadline { phase: "waiting for a back end" });
+    let read = timeout_at(deadline, read(front, &arrival, endpoint, body.clone())).await;
+    let mut fields = read.map_err(|_| late())??;
+    let prompt = fields.get(endpoint.prompt()).unwrap_or_default().as_bytes();
+    let prompt_tokens = passing::tokens_of_bytes(prompt.len() as u64);
+    if let Some(admission) = &arrival.admission {
+        admission.take_prompt(prompt_tokens).map_err(|over| front.over_quota(&over))?;
+    }
+    let seen = &prompt[..prompt.len().min(CHOSEN_BY_BYTES)];
+    let pieces = pool.affinity.pieces(&arrival.tenant_salt, seen);
+    let (mut tried, mut breaks, mut last) = (Vec::new(), 0, None);
+    let (answer, flight) = loop {
+        let (at, flight) = match pool.choose(&pieces, &tried) {
+            Ok(chosen) => chosen,
+            Err(nobody) => break last.ok_or_else(|| refusal(front, pool, nobody))?,
+        };
+        fields.set("model", &flight.backend().model());
+        let sent = send(proxies, &arrival, endpoint, fields.to_bytes(), &flight);
+        match timeout_at(deadline, sent).await {
+            Ok(Ok(answer)) => {
+                count(proxies, model, answer.status().as_str());
+                let elsewhere = ELSEWHERE.contains(&answer.status());
+                let answered = (answer, flight);
+                if !elsewhere {
+                    break answered;
+                }
+                tried.push(at);
+                last = Some(answered);
+            }
+            Ok(Err(error)) => {
+                let (unreached, why) = (error.is_connect(), error.without_url().to_string());
+                tracing::warn!(url = flight.backend().url(), why, "a back end did not answer");
+                count(proxies, model, if unreached { "unreached" } else { "broke_off" });
+                if unreached {
+                    flight.backend().lost();
+                    tried.push(at);
+                    continue;
+                }
+                // Servers close connections that are idle, and may do so just now; but a request that
+                // brings servers down is not to meet all of them.
+                breaks += 1;
+                if breaks == BREAKS_MAX {
+                    let reason = "back ends of the model break off over it".to_owned();
+                    return Err(Failure::Interrupted { reason }.into());
+                }
+            }
+            Err(_) => {
+                count(proxies, model, "late");
+                return Err(late());
+            }
+        }
+    };
+    if let Some(admission) = arrival.admission.as_ref().filter(|_| !answer.status().is_success()) {
+        // As for errors of our own: it was no answer.
+        admission.give_all_back();
+    }
+    let usage = Usage::new(arrival.admission, prompt_tokens);
+    Ok(pass(answer, Held { _flight: flight, usage, _running: running }, deadline))
+}
+
+/// The request as it is passed on, but for its model.
+async fn read(
+    front: &Front,
+    arrival: &Arrival,
+    endpoint: Endpoint,
+    body: Bytes,
+) -> Result<Fields, ApiError> {
     let parse = |body: &[u8]| {
-        let fields = serde_json::from_slice::<Map<String, Value>>(body);
+        let fields = serde_json::from_slice::<Fields>(body);
         fields.map_err(|error| {
             ApiError::invalid("body", format!("The body is no JSON object: {error}."))
         })
     };
-    let mut fields = off_reactor_when_large(front, body.clone(), parse).await?;
-    if !arrival.tenant_salt.is_empty() {
-        // Servers that know it keep tenants' caches apart by it; it is not the client's to choose.
-        fields.insert("cache_salt".to_owned(), Value::from(&*arrival.tenant_salt));
-    }
-    let prompt = fields.get(endpoint.prompt()).map(Value::to_string).unwrap_or_default();
-    let pieces = pool.affinity.pieces(&arrival.tenant_salt, prompt.as_bytes());
-    let deadline = arrival.at + front.request_deadline;
-    let mut tried = Vec::new();
-    let mut last = None;
-    loop {
-        let (at, flight) = match pool.choose(&pieces, &tried) {
-            Ok(chosen) => chosen,
-            Err(nobody) => {
-                return last.map_or_else(|| Err(refusal(front, pool, nobody)), Ok);
-            }
-        };
-        // What was answered before is let go only now that somebody else is asked.
-        drop(last.take());
-        tried.push(at);
-        fields.insert("model".to_owned(), Value::from(flight.backend().model()));
-        match send(proxies, &arrival, endpoint, &fields, &flight, deadline).await {
-            Ok(answer) => {
-                let status = answer.status();
-                count(proxies, model, status.as_str());
-                let elsewhere = ELSEWHERE.contains(&status);
-                let response = pass(answer, flight, &arrival, deadline);
-                if !elsewhere {
-                    return Ok(response);
-                }
-                last = Some(response);
-            }
-            Err(Lost::Late) => {
-                count(proxies, model, "late");
-                return Err(Failure::Deadline { phase: "waiting for a back end" }.into());
-            }
-            Err(Lost::Unreached(why)) => {
-                count(proxies, model, "unreached");
-                tracing::warn!(url = flight.backend().url(), why, "a back end did not answer");
-                flight.backend().lost();
+    let mut fields = off_reactor_when_large(front, body, parse).await?;
+    if endpoint == Endpoint::Responses {
+        if let Some(name) = STATEFUL.into_iter().find(|name| fields.has(name)) {
+            let neutral = name == "background" && fields.get(name) == Some("false");
+            if !neutral {
+                let why = format!("Nothing is stored here, so `{name}` cannot be used.");
+                return Err(ApiError::unsupported(name, why));
             }
         }
+        fields.set("store", &false);
     }
+    if !arrival.tenant_salt.is_empty() {
+        // Servers that know it keep tenants' caches apart by it; it is not the client's to choose.
+        fields.set("cache_salt", &&*arrival.tenant_salt);
+    }
+    Ok(fields)
 }
 
 fn count(proxies: &Proxies, model: &str, result: &str) {
     proxies.counts.requests.with_label_values(&[model, result]).inc();
 }
 
-enum Lost {
-    Late,
-    Unreached(String),
-}
-
 async fn send(
     proxies: &Proxies,
     arrival: &Arrival,
     endpoint: Endpoint,
-    fields: &Map<String, Value>,
+    body: Bytes,
     flight: &Flight,
-    deadline: Instant,
-) -> Result<reqwest::Response, Lost> {
+) -> reqwest::Result<reqwest::Response> {
     let url = format!("{}{}", flight.backend().url(), endpoint.path());
-    let mut request = proxies.client.post(url).json(fields);
+    let json = HeaderValue::from_static("application/json");
+    let mut request = proxies.client.post(url).header(header::CONTENT_TYPE, json).body(body);
     request = request.header("x-request-id", &*arrival.request_id);
     if let Some(trace) = &arrival.trace {
         request = request.header("traceparent", trace.child());
     }
-    let sent = timeout_at(deadline, flight.backend().authorized(request).send()).await;
-    let answered = sent.map_err(|_| Lost::Late)?;
-    answered.map_err(|error| Lost::Unreached(error.without_url().to_string()))
+    flight.backend().authorized(request).send().await
 }
 
 /// Status, body, and what else the client needs of the head.
-fn pass(
-    answer: reqwest::Response,
-    flight: Flight,
-    arrival: &Arrival,
-    deadline: Instant,
-) -> Response {
+fn pass(answer: reqwest::Response, held: Held, deadline: Instant) -> Response {
     let status = answer.status();
     let mut headers = HeaderMap::new();
     for name in [header::CONTENT_TYPE, header::RETRY_AFTER, header::CACHE_CONTROL] {
@@ -166,8 +205,7 @@ fn pass(
         }
     }
     headers.entry(header::CONTENT_TYPE).or_insert(HeaderValue::from_static("application/json"));
-    let body = passing::body(answer.bytes_stream(), flight, arrival.admission.clone(), deadline);
-    (status, headers, body).into_response()
+    (status, headers, passing::body(answer.bytes_stream(), held, deadline)).into_response()
 }
 
 fn refusal(front: &Front, pool: &Pool, nobody: Nobody) -> ApiError {

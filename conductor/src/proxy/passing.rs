@@ -6,55 +6,60 @@ use std::sync::Arc;
 use axum::body::Body;
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
+use serde::Deserialize;
 use tokio::time::Instant;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::backend::Flight;
 use crate::access::Admission;
 
-/// Usage stands at the end of an answer.
-const TAIL_BYTES: usize = 4 << 10;
+/// What is kept of an answer to find its usage in it: all of one that is no longer, else its end.
+const KEPT_BYTES: usize = 256 << 10;
+
+/// What an answer holds until it has been passed on.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub _flight: Flight,
+    pub usage: Usage,
+    /// The conductor does not end before it.
+    pub _running: TaskTrackerToken,
+}
 
 /// The body of an answer. It breaks off at the deadline, so that the client sees that it is not whole.
 pub(super) fn body(
     bytes: impl Stream<Item = reqwest::Result<Bytes>> + Send + 'static,
-    flight: Flight,
-    admission: Option<Arc<Admission>>,
+    held: Held,
     deadline: Instant,
 ) -> Body {
-    let passing = Passing { _flight: flight, usage: Usage::new(admission) };
-    let state = (Box::pin(bytes), passing);
-    Body::from_stream(futures::stream::try_unfold(
-        state,
-        move |(mut bytes, mut passing)| async move {
-            match tokio::time::timeout_at(deadline, bytes.next()).await {
-                Ok(None) => Ok(None),
-                Ok(Some(Ok(piece))) => {
-                    passing.usage.read(&piece);
-                    Ok(Some((piece, (bytes, passing))))
-                }
-                Ok(Some(Err(error))) => Err(std::io::Error::other(error.without_url())),
-                Err(_) => Err(std::io::Error::other("the request's deadline passed")),
+    let state = (Box::pin(bytes), held);
+    Body::from_stream(futures::stream::try_unfold(state, move |(mut bytes, mut held)| async move {
+        match tokio::time::timeout_at(deadline, bytes.next()).await {
+            Ok(None) => Ok(None),
+            Ok(Some(Ok(piece))) => {
+                held.usage.read(&piece);
+                Ok(Some((piece, (bytes, held))))
             }
-        },
-    ))
+            Ok(Some(Err(error))) => Err(std::io::Error::other(error.without_url())),
+            Err(_) => Err(std::io::Error::other("the request's deadline passed")),
+        }
+    }))
 }
 
-struct Passing {
-    _flight: Flight,
-    usage: Usage,
-}
-
-/// What an answer costs its tenant: what it says itself, or else its events, each about a token. Counted
-/// when it has ended, in whatever way.
-struct Usage {
+/// What an answer costs its tenant, beyond what was taken for the prompt beforehand. Counted when it has
+/// ended, in whatever way: what it says itself, or else its events, each about a token.
+#[derive(Debug)]
+pub(super) struct Usage {
     admission: Option<Arc<Admission>>,
-    tail: Vec<u8>,
+    /// Taken beforehand.
+    prompt_tokens: u64,
+    kept: Vec<u8>,
     events: u64,
+    bytes: u64,
 }
 
 impl Usage {
-    fn new(admission: Option<Arc<Admission>>) -> Usage {
-        Usage { admission, tail: Vec::new(), events: 0 }
+    pub fn new(admission: Option<Arc<Admission>>, prompt_tokens: u64) -> Usage {
+        Usage { admission, prompt_tokens, kept: Vec::new(), events: 0, bytes: 0 }
     }
 
     fn read(&mut self, piece: &[u8]) {
@@ -63,47 +68,88 @@ impl Usage {
         }
         // An event that lies in two pieces may be missed: it is an estimate.
         self.events += piece.windows(6).filter(|window| *window == b"data: ").count() as u64;
-        self.tail.extend_from_slice(&piece[piece.len().saturating_sub(TAIL_BYTES)..]);
-        let over = self.tail.len().saturating_sub(TAIL_BYTES);
-        self.tail.drain(..over);
+        self.bytes += piece.len() as u64;
+        self.kept.extend_from_slice(piece);
+        if self.kept.len() > 2 * KEPT_BYTES {
+            self.kept.drain(..self.kept.len() - KEPT_BYTES);
+        }
     }
 
+    /// Prompt and answer.
     fn tokens(&self) -> u64 {
-        total_tokens(&String::from_utf8_lossy(&self.tail)).unwrap_or(self.events)
+        let said = std::str::from_utf8(&self.kept).ok().and_then(total_tokens);
+        let guess = match self.events {
+            0 => tokens_of_bytes(self.bytes),
+            events => events,
+        };
+        said.unwrap_or(self.prompt_tokens + guess)
     }
 }
 
 impl Drop for Usage {
     fn drop(&mut self) {
         if let Some(admission) = &self.admission {
-            admission.spend(self.tokens());
+            let tokens = self.tokens();
+            admission.spend(tokens.saturating_sub(self.prompt_tokens));
+            admission.give_back(self.prompt_tokens.saturating_sub(tokens));
         }
     }
 }
 
-/// The last `"total_tokens": N` of a text.
+/// About as many as such a text has.
+pub(super) fn tokens_of_bytes(bytes: u64) -> u64 {
+    bytes.div_ceil(4)
+}
+
+/// What an answer says at its own level, or in the `response` of an event; never what stands deeper in it,
+/// which may be the client's.
+#[derive(Deserialize)]
+struct Answer {
+    usage: Option<TotalTokens>,
+    response: Option<Response>,
+}
+
+#[derive(Deserialize)]
+struct Response {
+    usage: Option<TotalTokens>,
+}
+
+#[derive(Deserialize)]
+struct TotalTokens {
+    total_tokens: u64,
+}
+
+/// Of the whole answer, or of the last event that says it.
 fn total_tokens(text: &str) -> Option<u64> {
-    let (_, after) = text.rsplit_once("\"total_tokens\"")?;
-    let number = after.trim_start().strip_prefix(':')?.trim_start();
-    let end = number.find(|c: char| !c.is_ascii_digit()).unwrap_or(number.len());
-    number[..end].parse().ok()
+    let one = |text: &str| {
+        let answer: Answer = serde_json::from_str(text).ok()?;
+        let of_response = || answer.response.and_then(|response| response.usage);
+        Some(answer.usage.or_else(of_response)?.total_tokens)
+    };
+    one(text)
+        .or_else(|| text.lines().rev().filter_map(|line| line.strip_prefix("data: ")).find_map(one))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn check(text: &str, want: u64) {
+        let mut usage = Usage::new(None, 100);
+        usage.kept = text.into();
+        usage.events = 3;
+        assert_eq!(usage.tokens(), want, "{text}");
+    }
+
     #[test]
-    fn an_answer_says_what_it_cost_wherever_pieces_of_it_end() {
-        let text = br#"data: {"usage":{"total_tokens": 7}} data: {"usage":{"total_tokens" : 19}}"#;
-        for cut in 0..text.len() {
-            let mut usage = Usage { admission: None, tail: Vec::new(), events: 3 };
-            for piece in [&text[..cut], &text[cut..]] {
-                usage.tail.extend_from_slice(piece);
-            }
-            assert_eq!(usage.tokens(), 19);
-        }
-        assert_eq!(total_tokens("no usage"), None);
-        assert_eq!(total_tokens("\"total_tokens\": x"), None);
+    fn an_answer_says_what_it_cost_and_a_client_cannot_say_it_for_it() {
+        check(r#"{"usage":{"total_tokens":7},"metadata":{"usage":{"total_tokens":1}}}"#, 7);
+        check(r#"{"metadata":{"\"total_tokens\"":"x"},"usage":{"total_tokens":7}}"#, 7);
+        let stream =
+            "data: {\"usage\":null}\n\ndata: {\"usage\":{\"total_tokens\":9}}\n\ndata: [DONE]\n\n";
+        check(stream, 9);
+        check("data: {\"type\":\"x\",\"response\":{\"usage\":{\"total_tokens\":11}}}\n\n", 11);
+        check("data: {}\n\ndata: {}\n\ndata: [DONE]\n\n", 103);
+        check("{\"text\":\"usage\"}", 103);
     }
 }

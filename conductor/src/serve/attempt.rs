@@ -66,7 +66,11 @@ pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, End
     // What cannot stay where it is is computed.
     let route = match route {
         Some(holder) if pin(scene, &mut transaction, &holder).await => Some(holder),
-        Some(_) | None => None,
+        Some(_) => {
+            booking.unrouted();
+            None
+        }
+        None => None,
     };
     let computing = (&prefill, route.as_ref().map_or(0, |holder| holder.blocks));
     let reserved = reserve(scene, &transaction, computing, decode.as_ref(), fetch.as_ref()).await?;

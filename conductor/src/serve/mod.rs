@@ -34,6 +34,7 @@ use kvasir_proto::TxId;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::cluster::Cluster;
 use crate::metrics::Metrics;
@@ -127,6 +128,11 @@ impl Serving {
             });
         }
         Ok(outputs)
+    }
+
+    /// The conductor does not end before this is dropped, as long as it drains.
+    pub fn running(&self) -> TaskTrackerToken {
+        self.tasks.token()
     }
 
     /// All choices have ended and all nodes have been told of what was abandoned.

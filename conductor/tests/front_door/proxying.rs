@@ -33,6 +33,8 @@ struct Asked {
 struct Fake {
     asked: Arc<Mutex<Vec<Asked>>>,
     status: Arc<Mutex<StatusCode>>,
+    /// The last body.
+    text: Arc<Mutex<String>>,
     /// One for each further event of a stream.
     events: Arc<Semaphore>,
     /// That are open.
@@ -45,6 +47,12 @@ struct Open(Arc<AtomicUsize>);
 impl Drop for Open {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Fake {
+    fn text(&self) -> String {
+        self.text.lock().expect("no panic").clone()
     }
 }
 
@@ -63,6 +71,7 @@ impl Server {
         let fake = Fake {
             asked: Arc::default(),
             status: Arc::new(Mutex::new(StatusCode::OK)),
+            text: Arc::default(),
             events: Arc::new(Semaphore::new(0)),
             streams: Arc::default(),
         };
@@ -92,6 +101,7 @@ async fn answer(State(fake): State<Fake>, uri: Uri, headers: HeaderMap, body: By
     if uri.path() == "/v1/models" {
         return Response::new(Body::from("{}"));
     }
+    *fake.text.lock().expect("no panic") = String::from_utf8(body.to_vec()).expect("text");
     let body: Value = serde_json::from_slice(&body).expect("JSON");
     let asked = Asked { path: uri.path().to_owned(), headers, body };
     fake.asked.lock().expect("no panic").push(asked.clone());
@@ -183,6 +193,17 @@ async fn a_request_is_passed_on_whole_and_its_answer_comes_back_as_it_is() {
         want["model"] = "upstream".into();
         assert_eq!(asked.body, want);
     }
+    let text = r#"{"model":"other","z":{"b":1.0,"a":2},"n":123456789012345678901}"#;
+    let url = format!("{}/v1/completions", harness.url);
+    harness.client.post(url).body(text).send().await.expect("an answer");
+    let (written, want) = (server.fake.text(), text.replace("other", "upstream"));
+    assert_eq!(written, want, "as it was written");
+    for (field, status) in [("background", 400), ("previous_response_id", 400), ("user", 200)] {
+        let mut body = json!({"model": "other", "input": "x"});
+        body[field] = "x".into();
+        assert_eq!(post(&harness, "/v1/responses", None, &body).await.status(), status, "{field}");
+    }
+    assert_eq!(server.asked().pop().expect("it was asked").body["store"], false);
     server.set(StatusCode::IM_A_TEAPOT);
     assert_eq!(post(&harness, "/v1/completions", None, &chat("hi")).await.status(), 418);
     let models = harness.get("/v1/models").await.json();

@@ -76,6 +76,10 @@ pub enum End {
     RoutesClosed {
         share: Share,
     },
+    /// Who asked for a session for queries had gone when it was made.
+    SessionUnwanted {
+        session: u64,
+    },
 }
 
 /// The end of a group of writes.

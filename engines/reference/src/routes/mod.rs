@@ -210,14 +210,17 @@ impl Router {
             query_bytes_max,
             depth,
         };
-        let opened = RoutesClient::new(channel).open_session(open).await?.into_inner();
+        let opened = RoutesClient::new(channel.clone()).open_session(open).await?.into_inner();
         let grant = Grant {
             session: opened.session,
             endpoint: opened.endpoint,
             queries_region: opened.queries_region,
             query_imm: opened.query_imm,
         };
-        let session = requester.open(prepared, &grant).map_err(failed)?;
+        let session = requester.open(prepared, &grant).map_err(|error| {
+            close(channel, grant.session);
+            failed(error)
+        })?;
         Ok(Arc::clone(place.insert(session)))
     }
 

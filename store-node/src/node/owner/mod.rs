@@ -262,6 +262,9 @@ impl Owner {
             End::Probed { writer, outcome } => self.writer_probed(writer, outcome),
             End::Told { failure, outcome } => self.failure_told(failure, outcome),
             End::RoutesClosed { share } => self.routes_closed(share),
+            End::SessionUnwanted { session } => {
+                self.close_route_session(&kvasir_proto::v1::CloseRouteSessionRequest { session });
+            }
         }
         self.run_actions();
     }

@@ -55,9 +55,11 @@ impl Owner {
             query_bytes_max: request.query_bytes_max,
             depth: request.depth,
         };
+        let post = self.post.clone();
         routing.holder.open_session(
             open,
             Box::new(move |opened| {
+                let session = opened.as_ref().ok().map(|opened| opened.session);
                 let opened =
                     opened.map_err(Refused::from).map(|opened| v1::OpenRouteSessionReply {
                         session: opened.session,
@@ -65,8 +67,12 @@ impl Owner {
                         queries_region: opened.queries_region,
                         query_imm: opened.query_imm,
                     });
-                // Whoever asked may have gone: the session ends with its engine.
-                let _ = reply.send(opened);
+                // Whoever asked may have gone: then nobody knows of the session.
+                if reply.send(opened).is_err()
+                    && let Some(session) = session
+                {
+                    post.end(End::SessionUnwanted { session });
+                }
             }),
         );
     }
