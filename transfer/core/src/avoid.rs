@@ -43,13 +43,12 @@ pub struct Avoided<K> {
     failed: BTreeMap<K, Failed>,
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Failed {
+/// What is held against one way: see [`Avoided::held`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Failed {
     /// 0 for a failure that was let pass.
     for_us: u64,
     until_us: u64,
-    /// The same of the failure before it, if that is remembered.
-    before: Option<(u64, u64)>,
 }
 
 impl<K: Ord + Copy> Avoided<K> {
@@ -78,22 +77,24 @@ impl<K: Ord + Copy> Avoided<K> {
     }
 
     fn avoid(&mut self, way: K, for_us: u64, now_us: u64) {
-        let former = self.failed.get(&way).copied();
-        if former.is_none() && self.failed.len() >= WAYS_MAX {
+        if !self.failed.contains_key(&way) && self.failed.len() >= WAYS_MAX {
             let first = self.failed.iter().min_by_key(|(_, failed)| failed.until_us);
             if let Some(first) = first.map(|(way, _)| *way) {
                 self.failed.remove(&first);
             }
         }
-        let before = former.map(|former| (former.for_us, former.until_us));
-        self.failed.insert(way, Failed { for_us, until_us: now_us.saturating_add(for_us), before });
+        self.failed.insert(way, Failed { for_us, until_us: now_us.saturating_add(for_us) });
     }
 
-    /// Its last failure turns out to have been no fault of its own.
-    pub fn forgive(&mut self, way: K) {
-        let Some(failed) = self.failed.get_mut(&way) else { return };
-        match failed.before.take() {
-            Some((for_us, until_us)) => *failed = Failed { for_us, until_us, before: None },
+    /// What is held against a way now, to be put back when what comes turns out to be no fault of its own.
+    pub fn held(&self, way: K) -> Option<Failed> {
+        self.failed.get(&way).copied()
+    }
+
+    /// Nothing is held against the way but what was when [`Avoided::held`] was asked.
+    pub fn put_back(&mut self, way: K, held: Option<Failed>) {
+        match held {
+            Some(failed) => drop(self.failed.insert(way, failed)),
             None => drop(self.failed.remove(&way)),
         }
     }
@@ -197,20 +198,21 @@ mod tests {
     fn a_failure_that_was_no_fault_of_the_way_counts_for_nothing() {
         let mut avoided = Avoided::new(Patience::FLAPPING);
         for now_us in (5..).step_by(1_000).take(20) {
+            let before = avoided.held('a');
             avoided.broke('a', now_us);
             assert!(!avoided.is_avoided('a', now_us));
-            avoided.forgive('a');
+            avoided.broke('a', now_us);
+            avoided.put_back('a', before);
         }
         assert_eq!(avoided.failed_us('a'), None);
         // Others before it are held against it as before.
         avoided.broke('a', 30_000);
         avoided.broke('a', 31_000);
-        let until_us = avoided.until_us('a');
+        let (until_us, before) = (avoided.until_us('a'), avoided.held('a'));
         avoided.broke('a', 33_000);
         assert!(avoided.until_us('a') > until_us);
-        avoided.forgive('a');
+        avoided.put_back('a', before);
         assert_eq!((avoided.until_us('a'), avoided.failed_us('a')), (until_us, Some(31_000)));
-        avoided.forgive('b');
     }
 
     #[test]

@@ -38,7 +38,7 @@ pub mod throttle;
 mod unsuited;
 mod waiting;
 
-pub use avoid::{Avoided, Patience};
+pub use avoid::{Avoided, Failed, Patience};
 pub use close::{CloseRequest, CloseVerdict, Counted, PathIndex};
 pub use heartbeat::Heartbeats;
 pub use imm::{Expectation, ImmTable, PathId};

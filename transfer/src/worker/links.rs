@@ -25,7 +25,7 @@ use super::excuses::Excuses;
 use super::hub::Hub;
 use super::leaving::Leaving;
 use super::link::{Lane, LinkEnd, Readiness, Turn};
-use super::outward::Lanes;
+use super::outward::{Held, Lanes};
 use super::ways::{Lack, Way};
 
 const TOKEN_OWN_BELL: u64 = 0;
@@ -71,7 +71,7 @@ pub(super) struct Links {
     pub(super) avoided: Avoided<(u64, Way)>,
     /// Ways that were of use and have ended, likewise.
     pub(super) flapping: Avoided<(u64, Way)>,
-    pub(super) excuses: Excuses,
+    pub(super) excuses: Excuses<Held>,
     pub(super) incoming: BTreeMap<LinkId, Incoming>,
     pub(super) leaving: Leaving,
     pub(super) owners: BTreeMap<u64, Owner>,

@@ -89,8 +89,6 @@ pub struct Fabric {
     authority: Authority,
     /// Engines so far.
     nodes: Cell<u32>,
-    /// See [`Fabric::breaks_connections`].
-    breaks: Cell<bool>,
     pub a: Node,
     pub b: Node,
 }
@@ -114,8 +112,16 @@ pub fn provider_of(kind: Kind) -> Option<&'static EfaConfig> {
 }
 
 pub fn config(kind: Kind, options: Options, run_dir: &std::path::Path) -> TransferConfig {
+    let is_card = matches!(kind, Kind::Verbs | Kind::VerbsUd | Kind::EfaTcp | Kind::EfaShm);
+    let default = TransferConfig::default();
     let both = TransferConfig {
         name: "test".into(),
+        // A card whose greeting takes longer is left alone, and tcp is taken: on a host that has much else to do
+        // that says nothing of the card.
+        peer_timeout_ms: match is_card {
+            true => LONG.as_millis() as u64,
+            false => default.peer_timeout_ms,
+        },
         verify: Verify {
             tcp: options.verify,
             shm: options.verify,
@@ -130,7 +136,7 @@ pub fn config(kind: Kind, options: Options, run_dir: &std::path::Path) -> Transf
         heartbeat_interval_ms: options.heartbeat_interval.as_millis() as u64,
         heartbeat_timeout_ms: options.heartbeat_timeout.as_millis() as u64,
         failover_grace_ms: options.failover_grace.as_millis() as u64,
-        ..TransferConfig::default()
+        ..default
     };
     match kind {
         Kind::Shm => {
@@ -197,7 +203,6 @@ impl Fabric {
             run_dir,
             authority: Authority::new(),
             nodes: Cell::new(0),
-            breaks: Cell::new(false),
             a: Node::empty(),
             b: Node::empty(),
         };
@@ -328,19 +333,11 @@ impl Fabric {
         }
     }
 
-    /// The case ends connections again and again. Over efa whose fault that was is known only afterwards,
-    /// so that a way may be left alone for a while, and something may go by another domain.
-    pub fn breaks_connections(&self) {
-        self.breaks.set(true);
-    }
-
     /// Nothing went by another domain than the one that is tested.
     pub fn assert_domain(&self) {
         let is_card =
             self.domain().is_some_and(|domain| [Domain::Verbs, Domain::Efa].contains(&domain));
-        if self.breaks.get() && self.domain() == Some(Domain::Efa) {
-            assert!(self.a.moved_by("efa") > 0, "nothing went by efa");
-        } else if is_card {
+        if is_card {
             assert_eq!((self.a.moved_by("tcp"), self.b.moved_by("tcp")), (0, 0));
         }
     }

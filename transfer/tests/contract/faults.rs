@@ -113,7 +113,6 @@ pub fn a_cut_off_holds_against_connections_that_are_not_made_yet(fabric: &Fabric
 /// would is seen because the stop's completion marks both ends of the target at once, on the worker
 /// that stopped them. With big writes that moment falls into a copy, with small ones between copies.
 fn stop_at_any_moment(fabric: &Fabric, stop: fn(&Fabric, &RegionHandle, Completion)) {
-    fabric.breaks_connections();
     for (bytes, count, rounds) in [(4 << 20, 12, 10u64), (64 << 10, 600, 10)] {
         let (a, b) = (&fabric.a, &fabric.b);
         let (source, _) = a.region(bytes);
