@@ -580,9 +580,11 @@ impl<'a> Planner<'a> {
             Shape::Split { prefill: chosen_prefill, decode: chosen_decode }
         };
         let attended = self.attended(prefill, decode);
+        // Attending the prefix elsewhere misses no objective that would be met otherwise.
+        let ttft_max_us = self.request.objectives.ttft_us.max(winner.ttft_us);
         let stays = |asked: &&Attended| {
             asked.decision.chosen == Some(Way::Route)
-                && self.routed_in_time(&winner, prefill, decode, asked)
+                && self.routed_ttft_us(prefill, decode, asked) <= ttft_max_us
         };
         let routed = attended.as_ref().filter(stays);
         let route = routed.map(|asked| Route {
@@ -590,20 +592,16 @@ impl<'a> Planner<'a> {
             blocks: asked.blocks,
             layer_us: asked.layer_us,
         });
-        let routed = routed.map(|asked| {
-            let instance = self.at(prefill.at);
-            let compute_us = self.compute_us(instance, asked.blocks) + asked.prefill_us;
-            let step_us = asked.decision.price(Way::Route).step_us as u64;
-            (asked.blocks, compute_us, step_us)
-        });
-        // Without a fetch, and computing what follows the prefix alone.
-        let (used_blocks, transfer_us, compute_us, added_step_us) = match routed {
-            Some((blocks, compute_us, step_us)) => (blocks, 0, compute_us, step_us),
-            None => (prefill.used_blocks, prefill.transfer_us, prefill.compute_us, 0),
+        let (used_blocks, transfer_us, compute_us) = match routed {
+            Some(asked) => (asked.blocks, 0, self.routed_compute_us(prefill, asked)),
+            None => (prefill.used_blocks, prefill.transfer_us, prefill.compute_us),
         };
-        let predicted_ttft_us = match routed {
-            Some(_) => prefill.queue_us + compute_us + decode.wait_us,
-            None => winner.ttft_us,
+        let (predicted_ttft_us, added_step_us) = match routed {
+            Some(asked) => (
+                self.routed_ttft_us(prefill, decode, asked),
+                asked.decision.price(Way::Route).step_us as u64,
+            ),
+            None => (winner.ttft_us, 0),
         };
         let reused_tokens = used_blocks * self.spec.block_tokens;
         let fetch = prefill.fetch_from.filter(|_| routed.is_none()).map(|source| Fetch {
@@ -643,23 +641,22 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// What the ways to a prefix that lies elsewhere cost, where it could stay there.
-    /// Attending the prefix elsewhere misses no objective that would be met otherwise.
-    fn routed_in_time(
+    /// The prefill of what follows a prefix that is attended elsewhere.
+    fn routed_compute_us(&self, prefill: &PrefillCandidate, asked: &Attended) -> u64 {
+        self.compute_us(self.at(prefill.at), asked.blocks) + asked.prefill_us
+    }
+
+    /// Nothing is fetched first.
+    fn routed_ttft_us(
         &self,
-        winner: &Pair,
         prefill: &PrefillCandidate,
         decode: &DecodeCandidate,
         asked: &Attended,
-    ) -> bool {
-        let objectives = self.request.objectives;
-        let compute_us = self.compute_us(self.at(prefill.at), asked.blocks) + asked.prefill_us;
-        let ttft_us = prefill.queue_us + compute_us + decode.wait_us;
-        let tbt_us = winner.tbt_us + asked.decision.price(Way::Route).step_us as u64;
-        ttft_us <= objectives.ttft_us.max(winner.ttft_us)
-            && tbt_us <= objectives.tbt_us.max(winner.tbt_us)
+    ) -> u64 {
+        prefill.queue_us + self.routed_compute_us(prefill, asked) + decode.wait_us
     }
 
+    /// What the ways to a prefix that lies elsewhere cost, where it could stay there.
     fn attended(&self, prefill: &PrefillCandidate, decode: &DecodeCandidate) -> Option<Attended> {
         let routing = self.view.policy().routing.as_ref()?;
         let rows = self.spec.routed?;

@@ -135,3 +135,66 @@ fn a_prefix_only_stays_where_the_request_and_the_objectives_allow_it() {
     };
     assert_eq!([with(true, 1_136), with(true, 1_134), with(false, 1_136)], [true, false, false]);
 }
+
+#[test]
+fn a_prefix_does_not_stay_where_that_misses_an_objective_that_is_met_otherwise() {
+    let mut world = world(true);
+    let placement = placed(&world, 10);
+    let id = kvasir_placement::BookingId(1);
+    world.view.book(id, &placement, 0);
+    for _ in 0..200 {
+        // A thousand times as long as was thought.
+        world.view.routed(id, 1, 35_000);
+    }
+    world.view.unbook(id, Some(10), 0);
+    let model = world.view.models().last().expect("a model").0;
+    let with = |ttft_us| {
+        let placement = world.place(|request| {
+            request.model = model;
+            request.objectives = Objectives { ttft_us, ..Objectives::NONE };
+        });
+        placement.expect("a placement")
+    };
+    // To compute takes 4,600 us, and its queries 35,000; to fetch and compute 5,700.
+    let in_time = with(40_000);
+    assert!(in_time.route.is_some(), "{in_time}");
+    assert!((39_000..=39_700).contains(&in_time.predicted_ttft_us), "{in_time}");
+    let late = with(39_000);
+    assert!(late.route.is_none() && late.fetch.is_some(), "{late}");
+    assert_eq!(late.predicted_ttft_us, 5_700);
+    // What no way meets is not a reason: here it is refused before.
+    assert!(with(5_700).fetch.is_some());
+}
+
+#[test]
+fn a_prefix_that_is_not_attended_after_all_frees_its_holder_and_takes_room_here() {
+    // Room for the prompt beside what follows the prefix, 16 blocks and 6, and not beside another whole one.
+    let mut world = world(false).reports("b1", |report| report.slots_available = 28);
+    let placement = placed(&world, 10);
+    assert!(placement.route.is_some(), "{placement}");
+    let (first, second) = (kvasir_placement::BookingId(0), kvasir_placement::BookingId(1));
+    world.view.book(first, &placement, 0);
+    let fits_here = |world: &World| &*placed(world, 10).prefill().instance_id.0 == "b1";
+    assert!(fits_here(&world));
+    world.view.unrouted(first);
+    assert!(!fits_here(&world));
+    // Its slots are those of the whole prompt now, and come back with its end.
+    world.view.unbook(first, Some(1), 0);
+    assert!(fits_here(&world));
+
+    let mut world = world.reports("b1", |report| report.slots_available = 1_000);
+    world.view.book(first, &placement, 0);
+    world.view.book(second, &placement, 0);
+    assert!(placed(&world, 10).route.is_none(), "the holder answers two");
+    // Said again, it changes nothing.
+    world.view.unrouted(first);
+    world.view.unrouted(first);
+    assert!(placed(&world, 10).route.is_some());
+    world.view.unbook(first, Some(1), 0);
+    world.view.unbook(second, Some(1), 0);
+    for id in 2..4 {
+        assert!(placed(&world, 10).route.is_some(), "{id}");
+        world.view.book(kvasir_placement::BookingId(id), &placement, 0);
+    }
+    assert!(placed(&world, 10).route.is_none());
+}
