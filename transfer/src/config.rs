@@ -150,7 +150,8 @@ pub struct TransferConfig {
     /// connections from here. Beyond the first, the one that was idle for longest is closed; beyond the
     /// second, those of the session that SIEVE finds: in either case only what was idle for
     /// `peer_timeout_ms`, and otherwise the new one is closed. (Those from shm peers end with their
-    /// processes.)
+    /// processes.) Whoever has connected and not yet said who it is does not count: a quarter as many, and at
+    /// least 16, may be about to, and take nobody's place.
     pub connections_max: usize,
     /// Of domains where another length of slices is better, in place of `slice_bytes`.
     pub slice_bytes_of: BTreeMap<Domain, usize>,

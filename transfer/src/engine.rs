@@ -497,8 +497,8 @@ impl TransferEngine {
     }
 
     #[cfg(feature = "test-hooks")]
-    pub(crate) fn hooks(&self) -> &crate::hooks::Hooks {
-        &self.shared.hooks
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
     }
 
     /// What wakes the worker: a [`crate::doorbell::Ringer`]'s descriptor, for whoever raises a watched

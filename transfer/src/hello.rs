@@ -1,11 +1,13 @@
 //! How a connection begins, in every domain: the one who connects says who it is and shows the cookie
-//! of the endpoint it was given; the other one admits it or says why not.
+//! of the endpoint it was given, signed by its own [identity](crate::identity); the other one admits it or says
+//! why not.
 
 use kvasir_transfer_core::{PathIndex, SessionId};
 use prost::Message;
 
 use crate::config::Domain;
 use crate::endpoint::{Endpoint, WireError};
+use crate::identity::{Identity, is_signed};
 
 /// A hello is never longer.
 pub(crate) const HELLO_BYTES_MAX: usize = 8192;
@@ -14,7 +16,8 @@ pub(crate) const HELLO_BYTES_MAX: usize = 8192;
 /// 3: messages are acknowledged in shared memory too, and may be refused.
 /// 4: words are stored over tcp.
 /// 5: engines have several cards.
-pub(crate) const VERSION: u32 = 5;
+/// 6: hellos are signed.
+pub(crate) const VERSION: u32 = 6;
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Hello {
@@ -46,6 +49,12 @@ pub(crate) struct Hello {
     /// Which card of the endpoint that is connected to, by its index there.
     #[prost(uint32, tag = "10")]
     pub(crate) to_card: u32,
+    /// The public key of the one who connects. Its digest is the incarnation of `from_endpoint`.
+    #[prost(bytes = "vec", tag = "11")]
+    pub(crate) key: Vec<u8>,
+    /// Of all the other fields. Since `path` is used once, it is of no use to whoever gets hold of it.
+    #[prost(bytes = "vec", tag = "12")]
+    pub(crate) signature: Vec<u8>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
@@ -133,7 +142,22 @@ impl Hello {
             domain: 0,
             card: Vec::new(),
             to_card: 0,
+            key: Vec::new(),
+            signature: Vec::new(),
         }
+    }
+
+    /// As it is sent.
+    pub(crate) fn signed(mut self, identity: &Identity) -> Vec<u8> {
+        self.key = identity.public_key().to_vec();
+        self.signature.clear();
+        self.signature = identity.sign(&self.encode_to_vec());
+        self.encode_to_vec()
+    }
+
+    fn is_signed_by(&mut self, incarnation: u64) -> bool {
+        let signature = std::mem::take(&mut self.signature);
+        is_signed(incarnation, &self.key, &self.encode_to_vec(), &signature)
     }
 
     /// `admit` says whether a peer that knows of so many cut-offs may connect, or how many there were.
@@ -142,7 +166,7 @@ impl Hello {
         here: &Endpoint,
         admit: impl FnOnce(u64, u64) -> Result<(), u64>,
     ) -> Verdict {
-        let Ok(hello) = Hello::decode(bytes) else { return Verdict::Reject };
+        let Ok(mut hello) = Hello::decode(bytes) else { return Verdict::Reject };
         if hello.version != VERSION {
             return Verdict::Decline(HelloReply::declining(Admission::OtherVersion, 0));
         }
@@ -155,6 +179,10 @@ impl Hello {
         }
         let from: Result<Endpoint, WireError> = Endpoint::from_bytes(&hello.from_endpoint);
         let Ok(from) = from else { return Verdict::Reject };
+        // After the cookie, since it costs more: strangers do not get so far.
+        if !hello.is_signed_by(from.incarnation) {
+            return Verdict::Reject;
+        }
         match admit(from.incarnation, hello.cut_offs) {
             Ok(()) => {
                 let (session, path) = (hello.session, PathIndex(hello.path));
@@ -203,10 +231,20 @@ mod tests {
     }
 
     fn judge(change: impl FnOnce(&mut Hello)) -> Verdict {
-        let mut hello = Hello::new(&endpoint(1), &endpoint(2), 3, (SessionId(4), PathIndex(5)));
+        let identity = Identity::from_seed(&[1; 32]);
+        let mut hello = hello(&identity);
         change(&mut hello);
+        judge_bytes(&hello.signed(&identity))
+    }
+
+    fn hello(from: &Identity) -> Hello {
+        let from = endpoint(from.incarnation());
+        Hello::new(&from, &endpoint(2), 3, (SessionId(4), PathIndex(5)))
+    }
+
+    fn judge_bytes(hello: &[u8]) -> Verdict {
         let admit = |_, cut_offs| if cut_offs == 3 { Ok(()) } else { Err(9) };
-        Hello::judge(&hello.encode_to_vec(), &endpoint(2), admit)
+        Hello::judge(hello, &endpoint(2), admit)
     }
 
     fn admission(verdict: &Verdict) -> Option<Admission> {
@@ -232,6 +270,36 @@ mod tests {
         assert_eq!(admission(&unheard_of), Some(Admission::NoCard));
         let version = judge(|hello| hello.version = 1);
         assert_eq!(admission(&version), Some(Admission::OtherVersion));
+    }
+
+    /// Whoever has been given the cookie may not speak for another one who has it too.
+    #[test]
+    fn nobody_connects_in_the_name_of_another_one() {
+        let (victim, other) = (Identity::from_seed(&[1; 32]), Identity::from_seed(&[2; 32]));
+        let admitted = |hello: &[u8]| admission(&judge_bytes(hello)) == Some(Admission::Admitted);
+        assert!(
+            admitted(&hello(&victim).signed(&victim)) && admitted(&hello(&other).signed(&other))
+        );
+        assert!(!admitted(&hello(&victim).signed(&other)), "by its own key");
+        assert!(!admitted(&hello(&victim).encode_to_vec()), "by none");
+        let signed = Hello::decode(&*hello(&victim).signed(&victim)).expect("a hello");
+        let changes: [fn(&mut Hello); 5] = [
+            |hello| hello.session = u64::MAX,
+            |hello| hello.path += 1,
+            |hello| hello.domain = Domain::Verbs.code(),
+            |hello| hello.card = vec![1],
+            |hello| hello.signature[63] ^= 1,
+        ];
+        for change in changes {
+            let mut changed = signed.clone();
+            change(&mut changed);
+            assert!(!admitted(&changed.encode_to_vec()), "{changed:?}");
+        }
+        // With another one's key, and what that one has signed elsewhere.
+        let key = other.public_key().to_vec();
+        let signature =
+            other.sign(&Hello { signature: Vec::new(), ..signed.clone() }.encode_to_vec());
+        assert!(!admitted(&Hello { key, signature, ..signed }.encode_to_vec()));
     }
 
     #[test]

@@ -10,7 +10,7 @@
 //! Reading path: [`engine`] (the handle that callers hold), [`write`](mod@write), [`scatter`] and
 //! [`signalled`] (what they submit), [`completion`]; then [`memory`], [`ring`] and [`doorbell`], which are useful on their own. Inside:
 //! `shared` (between handles and worker), `worker` (the one thread that owns everything; its `hub` is
-//! what all connections share), `hello` and `peers` (who may connect, and cut-offs), then the domains
+//! what all connections share), `identity`, `hello` and `peers` (who may connect, and cut-offs), then the domains
 //! `shm`, `tcp` and `rdma`, each with an outgoing and an incoming end. [`topology`] says which network cards
 //! are near which memory, and [`cuda`] whether there are GPUs. [`sim`] drives the same core under
 //! virtual time. What threads share (`ring`, `sleeping`, `shm/gate`, `parts`, `outcome`) is also compiled by
@@ -30,6 +30,7 @@ pub mod engine;
 pub mod fuzzing;
 mod hello;
 mod hooks;
+mod identity;
 pub mod memory;
 pub mod messages;
 mod metrics;

@@ -14,6 +14,7 @@ use crate::doorbell::{self, Bell, Ringer};
 use crate::endpoint::Endpoint;
 use crate::engine::{PeerId, SubmitError};
 use crate::hooks::Hooks;
+use crate::identity::Identity;
 use crate::memory::SharedMemory;
 use crate::payload::{Payload, Waiter};
 use crate::peers::Peers;
@@ -87,6 +88,7 @@ pub(crate) const REGIONS_MAX: usize = 1024;
 pub(crate) struct Shared {
     pub(crate) config: TransferConfig,
     pub(crate) endpoint: Endpoint,
+    pub(crate) identity: Identity,
     /// Operations under way.
     pub(crate) in_flight: Arc<AtomicUsize>,
     wake: Ringer,
@@ -104,7 +106,6 @@ pub(crate) struct Shared {
     fresh_regions: Mutex<Vec<(u64, Arc<SharedMemory>)>>,
     any_fresh_regions: AtomicBool,
     regions: AtomicUsize,
-    next_key: AtomicU64,
     next_watch: AtomicU64,
     pub(crate) hooks: Hooks,
 }
@@ -128,14 +129,14 @@ impl Shared {
     /// When the process has no descriptors left.
     pub(crate) fn new(
         config: TransferConfig,
-        endpoint: Endpoint,
-        first_key: u64,
+        (endpoint, identity): (Endpoint, Identity),
         memories: Memories,
     ) -> std::io::Result<(Self, Bells)> {
         let ((own, wake), (outside_bell, outside)) = (doorbell::pair()?, doorbell::pair()?);
         let shared = Shared {
             config,
             endpoint,
+            identity,
             in_flight: Arc::default(),
             wake,
             outside,
@@ -150,7 +151,6 @@ impl Shared {
             fresh_regions: Mutex::default(),
             any_fresh_regions: AtomicBool::new(false),
             regions: AtomicUsize::new(0),
-            next_key: AtomicU64::new(first_key),
             next_watch: AtomicU64::new(0),
             hooks: Hooks::default(),
         };
@@ -249,10 +249,9 @@ impl Shared {
             self.region_gone();
             return None;
         }
-        // Spread over all 64 bits, so that a wrong key is not the key of another region by chance. An
-        // odd factor maps different numbers to different keys; 0 is never a key.
-        let number = self.next_key.fetch_add(1, Ordering::Relaxed);
-        let key = number.wrapping_mul(0x9e37_79b9_7f4a_7c15).max(1);
+        // Whoever was given one region's key learns nothing of another's. That two are alike is as
+        // unlikely as that one is guessed; 0 is never a key.
+        let key = rand::random::<u64>().max(1);
         // Before the worker hears of it: it takes the registration over.
         let place = self.register_with_cards(key, &memory, location);
         let mut fresh = self.fresh_regions.lock().unwrap_or_else(PoisonError::into_inner);

@@ -14,6 +14,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use crate::config::{Domain, EfaConfig, TransferConfig, VerbsConfig};
 use crate::endpoint::{Endpoint, ShmAddress};
 use crate::engine::{Handlers, StartError};
+use crate::identity::Identity;
 use crate::messages::MESSAGE_BYTES_MAX;
 use crate::metrics::Metrics;
 use crate::peers::PEERS_MAX;
@@ -39,7 +40,12 @@ pub(crate) fn start(
     registry: &prometheus::Registry,
 ) -> Result<(Arc<Shared>, JoinHandle<()>), StartError> {
     check(&config)?;
-    let (incarnation, cookie, first_key) = random_identity();
+    let no_random = |_| StartError::System {
+        call: "getrandom",
+        source: std::io::Error::other("the system has no random bytes"),
+    };
+    let (identity, cookie) = (Identity::draw().map_err(no_random)?, rand::random());
+    let incarnation = identity.incarnation();
     let mut listeners = Listeners::default();
     let mut endpoint = Endpoint { incarnation, cookie, shm: None, tcp: None, rdma: None };
     if let Some(address) = config.tcp_listen {
@@ -79,7 +85,7 @@ pub(crate) fn start(
     });
     let thread = std::thread::Builder::new().name(format!("xfer-{}", config.name));
     tracing::info!(engine = %config.name, ?endpoint, "transfer engine started");
-    let (shared, bells) = Shared::new(config, endpoint, first_key, memories)
+    let (shared, bells) = Shared::new(config, (endpoint, identity), memories)
         .map_err(|source| StartError::System { call: "socketpair", source })?;
     let shared = Arc::new(shared);
     let mut hub = Hub::new(Arc::clone(&shared), sender, metrics, directory, (cards, nearness));
@@ -186,13 +192,6 @@ fn check(config: &TransferConfig) -> Result<(), StartError> {
     in_range("heartbeat_interval_ms", (1..=3_600_000).contains(&config.heartbeat_interval_ms))?;
     in_range("heartbeat_timeout_ms", (1..=3_600_000).contains(&config.heartbeat_timeout_ms))?;
     in_range("peer_timeout_ms", (1..=3_600_000).contains(&config.peer_timeout_ms))
-}
-
-/// Incarnation, cookie and the number of the first key.
-fn random_identity() -> (u64, [u8; 16], u64) {
-    let (incarnation, cookie, first_key): (u64, [u8; 16], u64) = rand::random();
-    // 0 means "none" wherever an incarnation is optional.
-    (incarnation.max(1), cookie, first_key)
 }
 
 fn listen_tcp(

@@ -21,6 +21,7 @@ use crate::closing::{self, CLOSING_BYTES_MAX};
 use crate::config::Domain;
 use crate::endpoint::{Endpoint, ShmAddress};
 use crate::hello::{self, Admission, HELLO_BYTES_MAX, Hello, HelloReply, Verdict};
+use crate::identity::{Identity, is_signed};
 pub use crate::rdma::fuzzing::{
     efa_greeting, rdma_assembly, rdma_datagram, rdma_piece, rdma_said, rdma_ticket,
 };
@@ -91,8 +92,19 @@ pub fn region(bytes: &[u8]) -> bool {
     true
 }
 
-/// The first words of whoever connects. Nobody is admitted without the cookie.
+/// The first words of whoever connects. Nobody is admitted without the cookie, or for somebody else.
 pub fn hello(bytes: &[u8]) -> bool {
+    // A changed one would not get beyond its signature: it is signed anew, too.
+    let signed = Hello::decode(bytes).map(|hello| hello.signed(&Identity::from_seed(&IDENTITY)));
+    if let Ok(signed) = signed
+        && signed.len() <= HELLO_BYTES_MAX
+    {
+        signed_hello(&signed);
+    }
+    signed_hello(bytes)
+}
+
+fn signed_hello(bytes: &[u8]) -> bool {
     let here = here();
     let admit = |_, cut_offs| if cut_offs == CUT_OFFS { Ok(()) } else { Err(CUT_OFFS) };
     match within(bytes.len(), || Hello::judge(bytes, &here, admit)) {
@@ -100,6 +112,9 @@ pub fn hello(bytes: &[u8]) -> bool {
             let hello = Hello::decode(bytes).expect("it was read before");
             assert_eq!((hello.version, hello.to_incarnation), (hello::VERSION, here.incarnation));
             assert_eq!((hello.cookie.as_slice(), hello.cut_offs), (&here.cookie[..], CUT_OFFS));
+            let (key, signature) = (hello.key.clone(), hello.signature.clone());
+            let unsigned = Hello { signature: Vec::new(), ..hello.clone() }.encode_to_vec();
+            assert!(is_signed(newcomer.peer.incarnation, &key, &unsigned, &signature));
             assert_eq!((newcomer.session, newcomer.path), (hello.session, PathIndex(hello.path)));
             assert_eq!(Endpoint::from_bytes(&newcomer.peer.to_bytes()).ok(), Some(newcomer.peer));
             true
@@ -162,6 +177,8 @@ pub fn topology(bytes: &[u8]) -> bool {
 // ---- what is accepted ----
 
 const CUT_OFFS: u64 = 3;
+/// Whose hellos are tried.
+const IDENTITY: [u8; 32] = [1; 32];
 
 fn here() -> Endpoint {
     let shm = ShmAddress { host_id: "host".to_owned(), socket: "/run/kvasir/shm.sock".into() };
@@ -194,11 +211,12 @@ fn regions() -> Vec<Vec<u8>> {
 }
 
 fn hellos() -> Vec<Vec<u8>> {
-    let from = Endpoint { incarnation: 1, ..here() };
+    let identity = Identity::from_seed(&IDENTITY);
+    let from = Endpoint { incarnation: identity.incarnation(), ..here() };
     let lane = (SessionId(4), PathIndex(5));
     let hello = Hello::new(&from, &here(), CUT_OFFS, lane);
     let by_card = Hello { domain: Domain::Verbs.code(), card: vec![1; 56], ..hello.clone() };
-    vec![hello.encode_to_vec(), by_card.encode_to_vec()]
+    vec![hello.signed(&identity), by_card.signed(&identity)]
 }
 
 fn replies() -> Vec<Vec<u8>> {

@@ -181,7 +181,7 @@ impl RdmaOut {
             pipe,
             bounds,
             peer_incarnation: hello.to_incarnation,
-            state: State::Connecting { hello: hello.encode_to_vec() },
+            state: State::Connecting { hello: hello.signed(&hub.shared.identity) },
             regions: BTreeMap::new(),
             asked: BTreeSet::new(),
             parked: Vec::new(),

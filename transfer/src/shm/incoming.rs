@@ -205,6 +205,7 @@ impl ShmIn {
             Verdict::Decline(reply) => return self.decline(&reply),
             Verdict::Reject => return Err(LinkEnd::Rejected),
         };
+        hub.take_place()?;
         // Without its process we could never be sure that a copy has ended.
         let credentials = rustix::net::sockopt::socket_peercred(&self.socket)?;
         let id = u32::try_from(credentials.pid.as_raw_nonzero().get()).unwrap_or(0);

@@ -21,7 +21,7 @@ use crate::closing;
 use crate::config::Domain;
 use crate::descriptors::{self, DescriptorError};
 use crate::doorbell::Ringer;
-use crate::hello::{Admission, Hello, HelloReply};
+use crate::hello::{Admission, HelloReply};
 use crate::memory::{Access, SharedMemory};
 use crate::payload::Payload;
 use crate::ring::{Producer, PushError};
@@ -88,11 +88,14 @@ enum Landing {
 }
 
 impl ShmOut {
-    pub(crate) fn connect(lane: Lane, path: &Path, hello: &Hello) -> Result<Self, DescriptorError> {
+    pub(crate) fn connect(
+        (lane, peer_incarnation): (Lane, u64),
+        path: &Path,
+        hello: &[u8],
+    ) -> Result<Self, DescriptorError> {
         let socket = super::start_connecting(path)?;
-        descriptors::send(&socket, &hello.encode_to_vec(), &[])?;
+        descriptors::send(&socket, hello, &[])?;
         let (ready, questions, up) = (Readiness::default(), VecDeque::new(), None);
-        let peer_incarnation = hello.to_incarnation;
         Ok(ShmOut { socket, lane, ready, peer_incarnation, questions, up })
     }
 

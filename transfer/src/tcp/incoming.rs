@@ -216,16 +216,20 @@ impl TcpIn {
         });
         let reply = match verdict {
             Verdict::Admit(newcomer) if newcomer.card.is_some() => {
+                hub.take_place()?;
                 self.for_card = Some(Box::new(newcomer));
                 return Ok(true);
             }
-            Verdict::Admit(newcomer) => match hub.open_path(&newcomer) {
-                Ok(path) => {
-                    self.peer = Some((newcomer.peer, path));
-                    HelloReply::admitting()
+            Verdict::Admit(newcomer) => {
+                hub.take_place()?;
+                match hub.open_path(&newcomer) {
+                    Ok(path) => {
+                        self.peer = Some((newcomer.peer, path));
+                        HelloReply::admitting()
+                    }
+                    Err(reply) => reply,
                 }
-                Err(reply) => reply,
-            },
+            }
             Verdict::Decline(reply) => reply,
             Verdict::Reject => return Err(LinkEnd::Rejected),
         };

@@ -18,7 +18,7 @@ use super::tls::Tls;
 use super::{GREETING_BYTES, greeting, greeting_length};
 use crate::closing;
 use crate::config::Domain;
-use crate::hello::{Admission, Hello, HelloReply};
+use crate::hello::{Admission, HelloReply};
 use crate::payload::Payload;
 use crate::worker::hub::{Hub, take_answer};
 use crate::worker::link::{Lane, LinkEnd, Readiness, Turn, path_limits};
@@ -96,14 +96,14 @@ impl TcpOut {
     pub(crate) fn connect(
         lane: Lane,
         address: SocketAddr,
-        hello: &Hello,
+        hello: &[u8],
         tls: Option<&Tls>,
     ) -> Option<Self> {
         let socket = super::start_connecting(address).ok()?;
         Some(TcpOut {
             stream: Stream::connecting(socket, tls).ok()?,
             lane,
-            state: State::Connecting { hello: greeting(&hello.encode_to_vec()) },
+            state: State::Connecting { hello: greeting(hello) },
             ready: Readiness::default(),
             questions: VecDeque::new(),
             wants_heartbeat: false,

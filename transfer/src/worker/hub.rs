@@ -36,6 +36,8 @@ pub(crate) struct Hub {
     pub(crate) draining: Vec<PathId>,
     /// Incoming paths of sessions that others have followed.
     pub(crate) superseded: Vec<PathId>,
+    /// How many more connections may be admitted in this turn.
+    pub(crate) places: usize,
     /// What is to be told to the senders of these paths.
     pub(crate) answers: Vec<(PathId, Vec<u8>)>,
     pub(crate) metrics: Metrics,
@@ -73,6 +75,7 @@ impl Hub {
             receiver: Receiver::new(shared.config.early_imms_max),
             draining: Vec::new(),
             superseded: Vec::new(),
+            places: 0,
             answers: Vec::new(),
             metrics,
             directory,
@@ -271,6 +274,15 @@ impl Hub {
 
     // ---- paths of peers ----
 
+    /// Whoever has said who it is needs a place among those who have.
+    ///
+    /// # Errors
+    /// There is none, and nobody idle who could make room: the connection is closed.
+    pub(crate) fn take_place(&mut self) -> Result<(), LinkEnd> {
+        self.places = self.places.checked_sub(1).ok_or(LinkEnd::Rejected)?;
+        Ok(())
+    }
+
     /// A connection is admitted as a path of its session, or may not be.
     pub(crate) fn open_path(&mut self, newcomer: &Newcomer) -> Result<PathId, HelloReply> {
         let Newcomer { peer, session, path, card: _ } = newcomer;
@@ -361,9 +373,12 @@ pub(crate) mod tests {
     pub(crate) fn hub(directory: Option<Directory>) -> (Hub, Bells) {
         let endpoint =
             Endpoint { incarnation: 9, cookie: [0; 16], shm: None, tcp: None, rdma: None };
-        let (shared, bells) =
-            Shared::new(TransferConfig::default(), endpoint, 1, Memories::default())
-                .expect("descriptors");
+        let (shared, bells) = Shared::new(
+            TransferConfig::default(),
+            (endpoint, crate::identity::Identity::from_seed(&[9; 32])),
+            Memories::default(),
+        )
+        .expect("descriptors");
         let (throttle_bytes_per_s, peer_timeout_us, grace_us, path_imms_max) = (0, 1, 1, 1);
         let heartbeats = Heartbeats { interval_us: 1, timeout_us: 1, always: false };
         let limits =

@@ -37,13 +37,25 @@ pub(super) struct Removed {
     _link: Option<InLink>,
 }
 
+/// How many may be about to say who they are: beyond it the one that takes longest is closed. Enough for a
+/// crowd of peers that comes back at once.
+fn strangers_max(connections_max: usize) -> usize {
+    (connections_max / 4).max(16)
+}
+
 impl Links {
     pub(super) fn turn_inward(&mut self, hub: &mut Hub) -> Turn {
         let mut all = self.accept(hub);
+        hub.places = self.places(hub);
         let mut ended = Vec::new();
         let mut for_card = Vec::new();
-        for (id, into) in &mut self.incoming {
-            match into.link.turn(hub) {
+        let Links { incoming, strangers, .. } = self;
+        for (id, into) in incoming {
+            let turned = into.link.turn(hub);
+            if into.link.peer().is_some() {
+                strangers.remove(id);
+            }
+            match turned {
                 Ok(_) if matches!(&into.link, InLink::Tcp(link) if link.is_for_card()) => {
                     for_card.push(*id);
                 }
@@ -66,6 +78,11 @@ impl Links {
         for (id, end) in ended {
             all.busy = true;
             self.end_incoming(id, (end, Tell::IfLast), hub);
+        }
+        while self.admitted() > hub.shared.config.connections_max
+            && let Some(idle) = self.idle_incoming(hub)
+        {
+            self.end_incoming(idle, (LinkEnd::Idle, Tell::IfLast), hub);
         }
         for path in std::mem::take(&mut hub.draining) {
             all.busy = true;
@@ -114,13 +131,10 @@ impl Links {
     }
 
     fn add_incoming(&mut self, domain: Domain, socket: OwnedFd, hub: &mut Hub) {
-        // Whoever ends connections in the middle of copies does not get more room by it.
-        if self.incoming.len() + self.leaving.len() >= hub.shared.config.connections_max {
-            let Some(idle) = self.idle_incoming(hub) else {
-                hub.metrics.of(domain).not_admitted.inc();
-                return;
-            };
-            self.end_incoming(idle, (LinkEnd::Idle, Tell::IfLast), hub);
+        if self.strangers.len() >= strangers_max(hub.shared.config.connections_max)
+            && let Some(first) = self.strangers.first().copied()
+        {
+            self.end_incoming(first, (LinkEnd::Rejected, Tell::IfLast), hub);
         }
         let (token, bell_token) = (self.next_token, self.next_token + 1);
         self.next_token += 2;
@@ -155,6 +169,7 @@ impl Links {
         let greet_until_us = hub.now_us + hub.shared.config.peer_timeout_ms * 1000;
         let active_us = hub.now_us;
         self.incoming.insert(id, Incoming { bell_token, link, greet_until_us, active_us });
+        self.strangers.insert(id);
     }
 
     /// A connection by TCP has said that a card shall place what its writer sends.
@@ -170,11 +185,29 @@ impl Links {
             Ok(link) => {
                 let (link, active_us) = (InLink::Rdma(link), hub.now_us);
                 self.incoming.insert(id, Incoming { link, active_us, ..into });
+                self.strangers.remove(&id);
             }
             Err(end) => {
                 self.owners.remove(&id.0);
+                self.strangers.remove(&id);
                 count_end(hub.metrics.of(domain), end);
             }
+        }
+    }
+
+    /// Whoever ends connections in the middle of copies does not get more room by it.
+    fn admitted(&self) -> usize {
+        self.incoming.len() - self.strangers.len() + self.leaving.len()
+    }
+
+    /// How many connections may be admitted. Only they make others leave: a stranger cannot.
+    fn places(&self, hub: &Hub) -> usize {
+        if self.strangers.is_empty() {
+            return 0;
+        }
+        match hub.shared.config.connections_max.saturating_sub(self.admitted()) {
+            0 => usize::from(self.idle_incoming(hub).is_some()),
+            free => free,
         }
     }
 
@@ -198,6 +231,7 @@ impl Links {
     /// was under way.
     pub(super) fn remove_incoming(&mut self, id: LinkId, hub: &mut Hub) -> Option<Removed> {
         let into = self.incoming.remove(&id)?;
+        self.strangers.remove(&id);
         self.owners.remove(&id.0);
         into.bell_token.map(|token| self.owners.remove(&token));
         let domain = into.link.domain();

@@ -1,7 +1,7 @@
 //! All connections of a worker, both directions and all domains: whose readiness is whose, and who gets
 //! its turn. How those of peers come and go is in `inward`, how our own do is in `outward`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use kvasir_transfer_core::{Avoided, PathId, Patience, SessionId, Sieve};
@@ -73,6 +73,8 @@ pub(super) struct Links {
     pub(super) flapping: Avoided<(u64, Way)>,
     pub(super) excuses: Excuses<Held>,
     pub(super) incoming: BTreeMap<LinkId, Incoming>,
+    /// Of them, those that have not said who they are.
+    pub(super) strangers: BTreeSet<LinkId>,
     pub(super) leaving: Leaving,
     pub(super) owners: BTreeMap<u64, Owner>,
     pub(super) next_token: u64,
@@ -295,6 +297,7 @@ impl Links {
             flapping: Avoided::new(Patience::FLAPPING),
             excuses: Excuses::default(),
             incoming: BTreeMap::new(),
+            strangers: BTreeSet::new(),
             leaving: Leaving::default(),
             owners,
             next_token: FIRST_TOKEN,

@@ -627,14 +627,17 @@ fn open(
 ) -> Option<OutLink> {
     match way.domain {
         Domain::Tcp => {
-            TcpOut::connect(lane, endpoint.tcp?, hello, hub.tls.as_ref()).map(OutLink::Tcp)
+            let hello = hello.clone().signed(&hub.shared.identity);
+            TcpOut::connect(lane, endpoint.tcp?, &hello, hub.tls.as_ref()).map(OutLink::Tcp)
         }
         Domain::Shm => {
             let (there, here) = (endpoint.shm.as_ref()?, hub.shared.endpoint.shm.as_ref()?);
             if there.host_id != here.host_id {
                 return None;
             }
-            ShmOut::connect(lane, &there.socket, hello).ok().map(OutLink::Shm)
+            let peer_incarnation = hello.to_incarnation;
+            let hello = hello.clone().signed(&hub.shared.identity);
+            ShmOut::connect((lane, peer_incarnation), &there.socket, &hello).ok().map(OutLink::Shm)
         }
         Domain::Verbs | Domain::Efa => {
             let peer = hub.shared.peers().of_session(lane.session)?;

@@ -129,3 +129,30 @@ fn a_session_that_is_wanted_keeps_its_place_however_idle_it_is() {
         assert_ne!(now, wanted, "and has to go when nobody wants it any more");
     }
 }
+
+/// Connections of whoever only knows the port.
+#[test]
+fn strangers_take_nobodys_place() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (receiver, registry) = start(config(Domain::Tcp, dir.path(), PATIENT));
+    let senders: Vec<_> = (0..2).map(|_| start(config(Domain::Tcp, dir.path(), LONG)).0).collect();
+    for sender in &senders {
+        assert_eq!(send(sender, &receiver), Ok(()));
+    }
+    // Both could be made to leave from now on, by another peer.
+    std::thread::sleep(PATIENT + PATIENT / 2);
+    let address = receiver.endpoint().tcp.expect("tcp");
+    let connect = || std::net::TcpStream::connect(address).expect("taken");
+    let mut strangers: Vec<_> = (0..40).map(|_| connect()).collect();
+    let last = strangers.split_off(24);
+    for mut stranger in strangers {
+        stranger.set_read_timeout(Some(LONG)).expect("set");
+        let ended = std::io::Read::read(&mut stranger, &mut [0]);
+        assert!(matches!(ended, Ok(0)), "closed in favour of later ones: {ended:?}");
+    }
+    for sender in &senders {
+        assert_eq!(send(sender, &receiver), Ok(()));
+    }
+    assert_eq!(closed(&registry, Domain::Tcp, "idle"), 0.0);
+    drop(last);
+}

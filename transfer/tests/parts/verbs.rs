@@ -191,22 +191,7 @@ fn rubbish_beside_a_pipe_ends_its_path_and_nothing_else() {
 
 /// The greeting of an engine that wants a card for its writes.
 pub fn greeting(to: &Endpoint, domain: u8, card: &[u8]) -> Vec<u8> {
-    let tap = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let (sender, _) = start(tcp_config());
-    let mut tapped = to.clone();
-    tapped.tcp = Some(tap.local_addr().expect("its address"));
-    let peer = sender.connect(&tapped).expect("reachable");
-    sender.send(peer, b"x".to_vec(), LONG, Completion::Ignore).expect("accepted");
-    let (mut from_sender, _) = tap.accept().expect("the sender");
-    let mut prefix = [0; 8];
-    from_sender.read_exact(&mut prefix).expect("a greeting");
-    let length = u32::from_le_bytes([prefix[4], prefix[5], prefix[6], prefix[7]]) as usize;
-    let mut hello = vec![0; length];
-    from_sender.read_exact(&mut hello).expect("a greeting");
-    // Of a field that stands twice the last one counts.
-    hello.extend([8 << 3, domain, 9 << 3 | 2, card.len() as u8]);
-    hello.extend(card);
-    [b"KVT1".as_slice(), &(hello.len() as u32).to_le_bytes(), &hello].concat()
+    start(tcp_config()).0.greeting(to, domain.into(), card.to_vec())
 }
 
 /// The writer has its descriptor of the revoked region by heart, and no connection by which it would have
