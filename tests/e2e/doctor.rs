@@ -27,8 +27,13 @@ struct Server {
 
 impl Server {
     fn start() -> Server {
+        Server::start_with(&[])
+    }
+
+    fn start_with(flags: &[&str]) -> Server {
         let mut child = Command::new(KVASIR)
             .args(["--log", "warn", "doctor", "--serve", "127.0.0.1:0"])
+            .args(flags)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -128,7 +133,26 @@ fn two_of_them_measure_the_way_between_them_and_strangers_do_not_end_the_server(
     stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("it reads");
     drop(stranger);
     let text = said(&doctor(&["--peer", &server.address()]));
-    assert!(text.contains(&format!("measured: from 127.0.0.1 to {}", server.address())), "{text}");
+    assert!(
+        text.contains(&format!("measured: by shm, from 127.0.0.1 to {}", server.address())),
+        "{text}"
+    );
+}
+
+/// Where libfabric is installed, the domain of EFA is measured by a provider that needs no such network.
+#[test]
+fn the_efa_domain_is_measured_by_the_provider_that_is_named() {
+    let has_libfabric = kvasir_transfer_libfabric::library::Library::open().is_ok();
+    let text = said(&doctor(&["--efa-provider", "tcp"]));
+    assert_eq!(text.contains("measured: efa on this host"), has_libfabric, "{text}");
+    let server = Server::start_with(&["--efa-provider", "tcp"]);
+    let text = said(&doctor(&["--peer", &server.address(), "--efa-provider", "tcp"]));
+    let measured = format!("measured: by efa, from 127.0.0.1 to {}", server.address());
+    assert_eq!(text.contains(&measured), has_libfabric, "{text}");
+    // One side alone has it.
+    let text = said(&doctor(&["--peer", &server.address()]));
+    assert!(!text.contains("measured: by efa"), "{text}");
+    assert_eq!(text.contains("has it, this host not"), has_libfabric, "{text}");
 }
 
 #[test]

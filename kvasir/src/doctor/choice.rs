@@ -1,5 +1,6 @@
 //! What the transfer engine would use, and why: the same order of preference as the engine's own.
 
+use kvasir_transfer_libfabric::library::Library as Libfabric;
 use kvasir_transfer_verbs::Library;
 
 use super::devices::{Devices, RdmaDevice};
@@ -16,12 +17,14 @@ pub fn section(found: &Devices) -> Section {
 }
 
 fn other_hosts(found: &Devices) -> Finding {
+    let active = found.rdma.iter().filter(|device| device.ports.iter().any(|port| port.is_active));
     // EFA is no device for reliable queue pairs.
-    let is_usable = |device: &&RdmaDevice| {
-        device.driver != "efa" && device.ports.iter().any(|port| port.is_active)
-    };
-    let usable: Vec<&str> =
-        found.rdma.iter().filter(is_usable).map(|device| device.name.as_str()).collect();
+    let (efa, others): (Vec<&RdmaDevice>, Vec<_>) =
+        active.partition(|device| device.driver == "efa");
+    let usable: Vec<&str> = others.iter().map(|device| device.name.as_str()).collect();
+    if let (true, Some(first)) = (usable.is_empty(), efa.first()) {
+        return by_efa(&first.name);
+    }
     match usable.first().map(|first| (first, Library::open())) {
         Some((_, Err(unavailable))) => {
             Finding::advice("other hosts", format!("tcp, though there is a device: {unavailable}"))
@@ -47,6 +50,21 @@ fn other_hosts(found: &Devices) -> Finding {
     }
 }
 
+fn by_efa(device: &str) -> Finding {
+    match Libfabric::open() {
+        Err(unavailable) => {
+            Finding::advice("other hosts", format!("tcp, though there is {device}: {unavailable}"))
+        }
+        Ok(_) => Finding::advice(
+            "other hosts",
+            format!(
+                "efa, by {device}, when a store node's `domain` is \"efa\"; otherwise, and to peers that \
+                 it does not reach, tcp"
+            ),
+        ),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -65,8 +83,11 @@ mod tests {
         let says = chosen("mlx5_core", true);
         let is_chosen = says.starts_with("verbs, by card_0");
         assert!(is_chosen || says.contains("libibverbs"), "{says}");
-        for (driver, is_active) in [("mlx5_core", false), ("efa", true)] {
-            let says = chosen(driver, is_active);
+        let says = chosen("efa", true);
+        let is_chosen = says.starts_with("efa, by card_0");
+        assert!(is_chosen || says.starts_with("tcp, though there is card_0"), "{says}");
+        for driver in ["mlx5_core", "efa"] {
+            let says = chosen(driver, false);
             assert!(says.starts_with("tcp: there is no RDMA device"), "{says}");
         }
     }

@@ -25,6 +25,8 @@ use std::error::Error;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use kvasir_transfer::EfaConfig;
+
 use crate::output::{print, say};
 use report::Report;
 
@@ -47,18 +49,29 @@ pub struct Flags {
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub peer: Option<SocketAddr>,
 
+    /// The provider of libfabric by which the EFA domain is measured; "tcp" and "shm" need no such network.
+    #[arg(long, value_name = "NAME", default_value = "efa")]
+    pub efa_provider: String,
+
     /// Only checks the attention kernels of this processor, against files of reference vectors as
     /// `tests/data/mla_partial/generate.py` makes them; fails when one is beyond its tolerance.
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["json", "no_probe", "serve", "peer"])]
     pub attention: Vec<PathBuf>,
 }
 
+impl Flags {
+    fn efa(&self) -> EfaConfig {
+        EfaConfig { provider: self.efa_provider.clone(), ..EfaConfig::default() }
+    }
+}
+
 pub fn run(flags: &Flags, temporary: &Path) -> Result<(), Box<dyn Error>> {
     if !flags.attention.is_empty() {
         return attention::run(&flags.attention);
     }
+    let efa = flags.efa();
     if let Some(address) = flags.serve {
-        return pair::serve(address, temporary);
+        return pair::serve(address, &efa, temporary);
     }
     let root = Path::new("/");
     let found = devices::read(root);
@@ -69,12 +82,14 @@ pub fn run(flags: &Flags, temporary: &Path) -> Result<(), Box<dyn Error>> {
     report.sections.push(libraries::section(&found));
     report.sections.push(choice::section(&found));
     if let Some(peer) = flags.peer {
-        report.probes.push(pair::probe(peer, temporary)?);
+        let mut measured = pair::probe(peer, &efa, temporary)?;
+        report.sections.extend(measured.section());
+        report.probes.extend(measured.probes);
     } else if !flags.no_probe {
         if !flags.json {
             say("measuring, for a few seconds …\n");
         }
-        report.probes.extend(probe::loopback(temporary)?);
+        report.probes.extend(probe::loopback(&efa, temporary)?);
     }
     if flags.json {
         say(&serde_json::to_string_pretty(&report)?);

@@ -1,9 +1,9 @@
 //! A probe between two hosts: one serves a region, the other writes to it and then asks what has
 //! landed there.
 //!
-//! Both talk over a TCP connection of their own, a JSON object a line: the server says where its
-//! engine is and what may be written; the other one asks for a checksum when it is done; the server
-//! answers and forgets the region. One probe at a time.
+//! Both talk over a TCP connection of their own, a JSON object a line: the server says for each way that it
+//! has where an engine is and what may be written; the other one probes those that it has too, and asks for a
+//! checksum after each; when it hangs up the server forgets them. One probe at a time.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -11,28 +11,38 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::time::Duration;
 
-use kvasir_transfer::{Endpoint, RegionDesc, checksum};
+use kvasir_transfer::{Domain, EfaConfig, Endpoint, RegionDesc, checksum};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::probe;
-use super::report::Probe;
+use super::probe::{self, Side, Ways};
+use super::report::{Finding, Probe, Section};
 use crate::output::{complain, say};
 
 /// A probe that says nothing for so long is over.
 const SILENCE: Duration = Duration::from_secs(30);
-const LINE_BYTES_MAX: u64 = 16 << 10;
+const LINE_BYTES_MAX: u64 = 1 << 20;
 /// What is written last and compared.
 const COMPARED_BYTES: usize = 1 << 20;
 
+/// The ways that are probed, and how they are called on the wire.
+const WAYS: [(&str, Ways); 3] = [
+    ("plain", Ways::Plain),
+    ("verbs", Ways::Only(Domain::Verbs)),
+    ("efa", Ways::Only(Domain::Efa)),
+];
+
 #[derive(Serialize, Deserialize)]
 struct Offer {
+    way: String,
     endpoint: Vec<u8>,
     region: Vec<u8>,
 }
 
 #[derive(Serialize, Deserialize)]
 struct Question {
+    /// Which of the offers.
+    offer: usize,
     compared_bytes: usize,
 }
 
@@ -42,7 +52,7 @@ struct Answer {
 }
 
 /// Serves probes until the process is ended.
-pub fn serve(address: SocketAddr, temporary: &Path) -> Result<(), Box<dyn Error>> {
+pub fn serve(address: SocketAddr, efa: &EfaConfig, temporary: &Path) -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(address)
         .map_err(|error| format!("cannot listen on {address}: {error}"))?;
     let address = listener.local_addr()?;
@@ -53,50 +63,120 @@ pub fn serve(address: SocketAddr, temporary: &Path) -> Result<(), Box<dyn Error>
     loop {
         let (stream, from) = listener.accept()?;
         say(&format!("a probe from {from}"));
-        match serve_one(stream, temporary) {
+        match serve_one(stream, efa, temporary) {
             Ok(()) => say(&format!("the probe from {from} is done")),
             Err(error) => complain(&format!("the probe from {from} ended early: {error}")),
         }
     }
 }
 
-fn serve_one(stream: TcpStream, temporary: &Path) -> Result<(), Box<dyn Error>> {
+fn serve_one(stream: TcpStream, efa: &EfaConfig, temporary: &Path) -> Result<(), Box<dyn Error>> {
     let run_dir = tempfile::tempdir_in(temporary)?;
-    let engine = probe::engine("probed", None, stream.local_addr()?.ip(), run_dir.path())?;
-    let (region, descriptor) = probe::region(&engine)?;
+    let here = stream.local_addr()?.ip();
+    let (mut offers, mut offered) = (Vec::new(), Vec::new());
+    for (way, ways) in WAYS {
+        let side = match (ways, probe::side_of("probed", ways, efa, here, run_dir.path())) {
+            // There is no such card here.
+            (Ways::Only(_), Err(_)) => continue,
+            (_, side) => side?,
+        };
+        let (region, descriptor) = probe::region(&side.engine)?;
+        let endpoint = side.engine.endpoint().to_bytes();
+        offers.push(Offer { way: way.to_owned(), endpoint, region: descriptor.to_bytes() });
+        offered.push((side, region));
+    }
     let mut line = Lines::new(stream)?;
-    line.say(&Offer { endpoint: engine.endpoint().to_bytes(), region: descriptor.to_bytes() })?;
-    let Question { compared_bytes } = line.hear()?;
-    let mut bytes = vec![0; compared_bytes.min(probe::REGION_BYTES)];
-    region.memory().copy_to(0, &mut bytes)?;
-    line.say(&Answer { checksum: checksum(&bytes) })
+    line.say(&offers)?;
+    while let Some(Question { offer, compared_bytes }) = line.hear()? {
+        let (_, region) = offered.get(offer).ok_or("it asks for what was not offered")?;
+        let mut bytes = vec![0; compared_bytes.min(probe::REGION_BYTES)];
+        region.memory().copy_to(0, &mut bytes)?;
+        line.say(&Answer { checksum: checksum(&bytes) })?;
+    }
+    Ok(())
 }
 
-/// Probes the way to a host that serves.
-pub fn probe(peer: SocketAddr, temporary: &Path) -> Result<Probe, Box<dyn Error>> {
+/// What was measured, and what could not be.
+#[derive(Default)]
+pub struct Measured {
+    pub probes: Vec<Probe>,
+    pub left_out: Vec<Finding>,
+}
+
+impl Measured {
+    pub fn section(&mut self) -> Option<Section> {
+        let findings = std::mem::take(&mut self.left_out);
+        (!findings.is_empty()).then_some(Section { title: "not measured", findings })
+    }
+}
+
+/// Probes the ways to a host that serves.
+pub fn probe(
+    peer: SocketAddr,
+    efa: &EfaConfig,
+    temporary: &Path,
+) -> Result<Measured, Box<dyn Error>> {
     let unreachable = |error| {
         format!("{peer} cannot be reached ({error}); does `kvasir doctor --serve` run there?")
     };
     let stream = TcpStream::connect_timeout(&peer, SILENCE).map_err(unreachable)?;
     let here = stream.local_addr()?.ip();
     let mut line = Lines::new(stream)?;
-    let offer: Offer = line.hear()?;
+    let offers: Vec<Offer> = line.hear()?.ok_or("the other side has closed the connection")?;
     let run_dir = tempfile::tempdir_in(temporary)?;
-    let engine = probe::engine("probe", None, here, run_dir.path())?;
-    let endpoint = Endpoint::from_bytes(&offer.endpoint)?;
-    let target = RegionDesc::from_bytes(&offer.region)?;
-    let session = engine.connect(&endpoint)?;
-    let way = format!("from {here} to {peer}");
-    let measured = probe::probe(&engine, session, target, way)?;
-    let bytes = probe::write_pattern(&engine, session, target, COMPARED_BYTES)?;
-    line.say(&Question { compared_bytes: COMPARED_BYTES })?;
-    let Answer { checksum: landed } = line.hear()?;
-    if landed != checksum(&bytes) {
-        return Err(
-            format!("what landed at {peer} is not what was written: do not use this way").into()
-        );
+    let mut measured = Measured::default();
+    for (way, ways) in WAYS {
+        let offered = offers.iter().enumerate().find(|(_, offer)| offer.way == way);
+        let side = probe::side_of("probe", ways, efa, here, run_dir.path());
+        let left_out = |why: &str| Some(Finding::advice(way, why));
+        let why_not = match (&offered, &side, ways) {
+            (_, Err(error), Ways::Plain) => return Err(error.to_string().into()),
+            (Some(_), Ok(_), _) => None,
+            (Some(_), Err(error), _) => left_out(&format!("{peer} has it, this host not: {error}")),
+            (None, Ok(_), _) => left_out(&format!("this host has it, {peer} not")),
+            // Neither has it: that is not worth a word.
+            (None, Err(_), _) => continue,
+        };
+        measured.left_out.extend(why_not);
+        let (Some((number, offer)), Ok(side)) = (offered, side) else { continue };
+        let mut probe = write_to(&side, offer)?;
+        let used = side.used()?;
+        if let Ways::Only(domain) = ways
+            && used != domain.label()
+        {
+            let why = format!("the card does not reach {peer}: what was written went by {used}");
+            measured.left_out.push(Finding::advice(way, why));
+            continue;
+        }
+        compare(&side, (number, offer), &mut line)
+            .map_err(|error| format!("by {used}, to {peer}: {error}"))?;
+        probe.way = format!("by {used}, from {here} to {peer}");
+        measured.probes.push(probe);
     }
     Ok(measured)
+}
+
+fn write_to(side: &Side, offer: &Offer) -> Result<Probe, Box<dyn Error>> {
+    let peer = side.engine.connect(&Endpoint::from_bytes(&offer.endpoint)?)?;
+    probe::probe(&side.engine, peer, RegionDesc::from_bytes(&offer.region)?)
+}
+
+/// Whether what lands there is what was written.
+fn compare(
+    side: &Side,
+    (number, offer): (usize, &Offer),
+    line: &mut Lines,
+) -> Result<(), Box<dyn Error>> {
+    let peer = side.engine.connect(&Endpoint::from_bytes(&offer.endpoint)?)?;
+    let target = RegionDesc::from_bytes(&offer.region)?;
+    let bytes = probe::write_pattern(&side.engine, peer, target, COMPARED_BYTES)?;
+    line.say(&Question { offer: number, compared_bytes: COMPARED_BYTES })?;
+    let Answer { checksum: landed } =
+        line.hear()?.ok_or("the other side has closed the connection")?;
+    if landed != checksum(&bytes) {
+        return Err("what has landed is not what was written: do not use this way".into());
+    }
+    Ok(())
 }
 
 /// JSON objects, one a line, in both directions.
@@ -117,13 +197,15 @@ impl Lines {
         Ok(self.reader.get_mut().write_all(&line)?)
     }
 
-    fn hear<T: DeserializeOwned>(&mut self) -> Result<T, Box<dyn Error>> {
+    /// `None` when the other side has hung up.
+    fn hear<T: DeserializeOwned>(&mut self) -> Result<Option<T>, Box<dyn Error>> {
         let mut line = Vec::new();
         (&mut self.reader).take(LINE_BYTES_MAX).read_until(b'\n', &mut line)?;
         if line.is_empty() {
-            return Err("the other side has closed the connection".into());
+            return Ok(None);
         }
         serde_json::from_slice(&line)
+            .map(Some)
             .map_err(|error| format!("the other side is no `kvasir doctor`: {error}").into())
     }
 }

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use kvasir_transfer::memory::Prefault;
 use kvasir_transfer::{
-    Completion, CompletionFuture, Domain, Handlers, PeerId, RegionDesc, RegionHandle, SharedMemory,
-    Source, TransferConfig, TransferEngine, VerbsConfig, Write,
+    Completion, CompletionFuture, Domain, EfaConfig, Handlers, PeerId, RegionDesc, RegionHandle,
+    SharedMemory, Source, TransferConfig, TransferEngine, VerbsConfig, Write,
 };
 
 use super::report::{Point, Probe};
@@ -28,44 +28,89 @@ const POINTS: [(usize, usize); 5] =
 const _: () = assert!((16 << 20) * 2 <= REGION_BYTES);
 
 /// Both sides in this process, by each domain of the engine that this host has.
-pub fn loopback(temporary: &Path) -> Result<Vec<Probe>, Box<dyn Error>> {
+pub fn loopback(efa: &EfaConfig, temporary: &Path) -> Result<Vec<Probe>, Box<dyn Error>> {
     let here = IpAddr::V4(Ipv4Addr::LOCALHOST);
-    // What keeps an RDMA device from being used stands among the devices and the choices.
-    let is_here = |domain: &Domain| {
-        *domain != Domain::Verbs || engine("trial", Some(*domain), here, temporary).is_ok()
-    };
-    [Domain::Shm, Domain::Tcp, Domain::Verbs]
-        .into_iter()
-        .filter(is_here)
-        .map(|domain| {
-            let run_dir = tempfile::tempdir_in(temporary)?;
-            let of = |side: &str| engine(side, Some(domain), here, run_dir.path());
-            let (sender, receiver) = (of("probe")?, of("probed")?);
-            let (_, target) = region(&receiver)?;
-            let peer = sender.connect(&receiver.endpoint())?;
-            let way = format!("{} on this host", domain.label());
-            probe(&sender, peer, target, way)
-        })
-        .collect()
+    let mut probes = Vec::new();
+    for domain in [Domain::Shm, Domain::Tcp, Domain::Verbs, Domain::Efa] {
+        let run_dir = tempfile::tempdir_in(temporary)?;
+        let of = |side: &str| side_of(side, Ways::Only(domain), efa, here, run_dir.path());
+        let sender = match (domain, of("probe")) {
+            // What keeps a card from being used stands among the devices and the choices.
+            (Domain::Verbs | Domain::Efa, Err(_)) => continue,
+            (_, sender) => sender?,
+        };
+        let receiver = of("probed")?;
+        let (_, target) = region(&receiver.engine)?;
+        let peer = sender.engine.connect(&receiver.engine.endpoint())?;
+        let mut probe = probe(&sender.engine, peer, target)?;
+        probe.way = format!("{} on this host", sender.used()?);
+        probes.push(probe);
+    }
+    Ok(probes)
 }
 
-/// An engine for a probe, reachable at `here`. Without a domain it prefers shared memory and is
-/// reachable by TCP too.
-pub fn engine(
+/// By what an engine for a probe may be reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ways {
+    /// Shared memory on the same host, otherwise TCP.
+    Plain,
+    Only(Domain),
+}
+
+/// An engine for a probe.
+pub struct Side {
+    pub engine: TransferEngine,
+    registry: prometheus::Registry,
+}
+
+impl Side {
+    /// The domain by which most of what it sent has gone.
+    pub fn used(&self) -> Result<&'static str, Box<dyn Error>> {
+        let families = self.registry.gather();
+        let bytes = families.iter().find(|family| family.name() == "kvasir_transfer_bytes_total");
+        let sent = |domain: &Domain| -> f64 {
+            let labels = [domain.label(), "sent"];
+            let of_domain =
+                bytes.into_iter().flat_map(|family| family.get_metric()).find(|metric| {
+                    labels
+                        .iter()
+                        .all(|label| metric.get_label().iter().any(|is| is.value() == *label))
+                });
+            of_domain.map_or(0.0, |metric| metric.get_counter().get_value())
+        };
+        let all = [Domain::Shm, Domain::Tcp, Domain::Verbs, Domain::Efa];
+        let most = all.into_iter().max_by(|a, b| sent(a).total_cmp(&sent(b)));
+        Ok(most.filter(|domain| sent(domain) > 0.0).ok_or("nothing was sent")?.label())
+    }
+}
+
+/// An engine that is reachable at `here` by those ways.
+pub fn side_of(
     name: &str,
-    domain: Option<Domain>,
+    ways: Ways,
+    efa: &EfaConfig,
     here: IpAddr,
     run_dir: &Path,
-) -> Result<TransferEngine, Box<dyn Error>> {
+) -> Result<Side, Box<dyn Error>> {
+    let is = |domain| ways == Ways::Only(domain);
+    // Its addresses are those of the host; a device has its own.
+    let address = (efa.provider == "tcp").then(|| here.to_string());
+    let efa = EfaConfig { address, ..efa.clone() };
     let config = TransferConfig {
         name: name.to_owned(),
-        preferred: domain.unwrap_or(Domain::Shm),
-        tcp_listen: (domain != Some(Domain::Shm)).then_some((here, 0).into()),
-        run_dir: matches!(domain, None | Some(Domain::Shm)).then(|| run_dir.to_owned()),
-        verbs: (domain == Some(Domain::Verbs)).then(VerbsConfig::default),
+        preferred: match ways {
+            Ways::Plain => Domain::Shm,
+            Ways::Only(domain) => domain,
+        },
+        tcp_listen: (!is(Domain::Shm)).then_some((here, 0).into()),
+        run_dir: (is(Domain::Shm) || ways == Ways::Plain).then(|| run_dir.to_owned()),
+        verbs: is(Domain::Verbs).then(VerbsConfig::default),
+        efa: is(Domain::Efa).then_some(efa),
         ..TransferConfig::default()
     };
-    Ok(TransferEngine::start(config, Handlers::default(), &prometheus::Registry::new())?)
+    let registry = prometheus::Registry::new();
+    let engine = TransferEngine::start(config, Handlers::default(), &registry)?;
+    Ok(Side { engine, registry })
 }
 
 pub fn region(engine: &TransferEngine) -> Result<(RegionHandle, RegionDesc), Box<dyn Error>> {
@@ -78,7 +123,6 @@ pub fn probe(
     engine: &TransferEngine,
     peer: PeerId,
     target: RegionDesc,
-    way: String,
 ) -> Result<Probe, Box<dyn Error>> {
     let (source, _) = region(engine)?;
     let wires = Wires { engine, peer, source, target };
@@ -87,7 +131,7 @@ pub fn probe(
         "until acknowledged by the receiver; a worker polls for {} us, then sleeps; the caller waits asleep",
         TransferConfig::default().spin_us
     );
-    Ok(Probe { way, conditions, points: points.collect::<Result<_, _>>()? })
+    Ok(Probe { way: String::new(), conditions, points: points.collect::<Result<_, _>>()? })
 }
 
 struct Wires<'a> {
