@@ -418,7 +418,9 @@ impl TransferEngine {
         }
         let deadline_us =
             deadline.map_or(u64::MAX, |from_now| deadline_us(self.shared.now_us(), from_now));
-        let done = Waiter::new(done);
+        let (expecting, max) = (&self.shared.expecting, self.shared.config.operations_max);
+        let permit = Permit::take(expecting, 1, max).ok_or(SubmitError::Full)?;
+        let done = Waiter::with_permit(done, permit);
         self.shared.submit(Command::Expect { imm, count, deadline_us, done })
     }
 

@@ -91,6 +91,8 @@ pub(crate) struct Shared {
     pub(crate) identity: Identity,
     /// Operations under way.
     pub(crate) in_flight: Arc<AtomicUsize>,
+    /// Expectations that wait.
+    pub(crate) expecting: Arc<AtomicUsize>,
     wake: Ringer,
     /// For those outside who raise words that are watched.
     pub(crate) outside: Ringer,
@@ -138,6 +140,7 @@ impl Shared {
             endpoint,
             identity,
             in_flight: Arc::default(),
+            expecting: Arc::default(),
             wake,
             outside,
             stop: AtomicBool::new(false),

@@ -466,11 +466,13 @@ impl SimEngine {
         if count == 0 {
             return Err(SubmitError::Invalid("a count of 0 is reached already"));
         }
+        let max = self.network.world().config.operations_max;
         self.with(|now_us, node| {
+            let permit = Permit::take(&node.expecting, 1, max).ok_or(SubmitError::Full)?;
             let deadline_us = deadline.map_or(u64::MAX, |from_now| deadline_us(now_us, from_now));
-            node.expect(imm, count, deadline_us, Waiter::new(done));
-        });
-        Ok(())
+            node.expect(imm, count, deadline_us, Waiter::with_permit(done, permit));
+            Ok(())
+        })
     }
 
     /// # Errors

@@ -55,6 +55,7 @@ pub(super) struct SimNode {
     pub(super) calls: Calls,
     pub(super) counts: SimCounts,
     pub(super) in_flight: Arc<AtomicUsize>,
+    pub(super) expecting: Arc<AtomicUsize>,
     pub(super) throttled_until_us: u64,
     /// Its paths are to be asked for frames once more.
     pub(super) is_offered: bool,
@@ -100,6 +101,7 @@ impl SimNode {
             calls: Calls::default(),
             counts: SimCounts::default(),
             in_flight: Arc::default(),
+            expecting: Arc::default(),
             throttled_until_us: u64::MAX,
             is_offered: false,
             receiver: Receiver::new(EARLY_IMMS_MAX),

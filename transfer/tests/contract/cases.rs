@@ -379,6 +379,24 @@ pub fn a_full_queue_says_so_and_recovers(fabric: &Fabric) {
     assert_eq!(fabric.outcome(&reached), Ok(()), "exactly what was accepted");
 }
 
+pub fn no_more_expectations_wait_than_may(fabric: &Fabric) {
+    let (a, b) = (&fabric.a, &fabric.b);
+    let waiting: Vec<_> = (0..4).map(|imm| b.expect(imm, 1)).collect();
+    assert!(matches!(b.try_expect(4, 1), Err(SubmitError::Full)), "the fifth at once");
+    // One that is reached makes room, and so does one that is taken back.
+    let (source, _) = a.region(100);
+    let (_target, descriptor) = b.region(100);
+    let peer = a.connect(b);
+    assert_eq!(fabric.outcome(&a.write(whole(peer, &source, descriptor, 0))), Ok(()));
+    assert_eq!(fabric.outcome(&waiting[0]), Ok(()));
+    assert_eq!(fabric.outcome(&b.cancel_imm(1)), Ok(()));
+    assert_eq!(fabric.outcome(&waiting[1]), Err(WriteError::Cancelled));
+    let room = |imm| b.try_expect(imm, 1).is_ok();
+    fabric.until("room for two", || room(4));
+    fabric.until("room for another", || room(5));
+    assert!(!room(6), "and for no more");
+}
+
 pub fn what_cannot_be_sent_is_not_accepted(fabric: &Fabric) {
     let (a, b) = (&fabric.a, &fabric.b);
     let (source, _) = a.region(100);

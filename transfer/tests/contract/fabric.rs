@@ -505,6 +505,13 @@ impl Node {
         self.expect_within(imm, count, None)
     }
 
+    pub fn try_expect(&self, imm: u32, count: u64) -> Result<Arc<CompletionFlag>, SubmitError> {
+        let (done, flag) = Completion::flag();
+        let expect = Expect { imm, count, deadline: None };
+        either!(self, engine => engine.expect_imm(expect, done))?;
+        Ok(flag)
+    }
+
     pub fn expect_within(
         &self,
         imm: u32,

@@ -100,6 +100,7 @@ contract! {
     a_long_write_with_wrong_bytes_is_corrupt(super::Options { verify: true, slice_bytes: 4096, ..super::Options::default() }) in cases;
     a_corrupt_page_does_not_keep_the_others(super::Options { verify: true, ..super::Options::default() }) in cases;
     a_full_queue_says_so_and_recovers(super::Options { operations_max: 4, ..super::Options::default() }) in cases;
+    no_more_expectations_wait_than_may(super::Options { operations_max: 4, ..super::Options::default() }) in cases;
     what_cannot_be_sent_is_not_accepted(super::Options::default()) in cases;
     a_drained_group_is_settled(super::Options { throttle_bytes_per_s: 4 << 20, ..super::Options::default() }) in faults;
     a_write_that_is_not_issued_in_time_never_lands(super::Options { throttle_bytes_per_s: 1 << 20, ..super::Options::default() }) in faults;

@@ -45,11 +45,15 @@ mod parts;
 #[path = "../../src/ring.rs"]
 mod ring;
 #[allow(dead_code)]
+#[path = "../../verbs/src/room.rs"]
+mod room;
+#[allow(dead_code)]
 #[path = "../../src/sleeping.rs"]
 mod sleeping;
 
 mod copying;
 mod ends;
+mod queues;
 mod records;
 mod waking;
 

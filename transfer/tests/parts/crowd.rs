@@ -143,6 +143,21 @@ fn strangers_take_nobodys_place() {
     std::thread::sleep(PATIENT + PATIENT / 2);
     let address = receiver.endpoint().tcp.expect("tcp");
     let connect = || std::net::TcpStream::connect(address).expect("taken");
+    let strangers: Vec<_> = (0..40).map(|_| connect()).collect();
+    for sender in &senders {
+        assert_eq!(send(sender, &receiver), Ok(()));
+    }
+    assert_eq!(closed(&registry, Domain::Tcp, "idle"), 0.0);
+    drop(strangers);
+}
+
+#[test]
+fn of_too_many_strangers_those_that_take_longest_are_closed() {
+    let dir = tempfile::tempdir().expect("a directory");
+    // It would wait for their greetings for longer than this test does.
+    let (receiver, _) = start(config(Domain::Tcp, dir.path(), 10 * LONG));
+    let address = receiver.endpoint().tcp.expect("tcp");
+    let connect = || std::net::TcpStream::connect(address).expect("taken");
     let mut strangers: Vec<_> = (0..40).map(|_| connect()).collect();
     let last = strangers.split_off(24);
     for mut stranger in strangers {
@@ -150,9 +165,7 @@ fn strangers_take_nobodys_place() {
         let ended = std::io::Read::read(&mut stranger, &mut [0]);
         assert!(matches!(ended, Ok(0)), "closed in favour of later ones: {ended:?}");
     }
-    for sender in &senders {
-        assert_eq!(send(sender, &receiver), Ok(()));
-    }
-    assert_eq!(closed(&registry, Domain::Tcp, "idle"), 0.0);
+    let (sender, _) = start(config(Domain::Tcp, dir.path(), LONG));
+    assert_eq!(send(&sender, &receiver), Ok(()));
     drop(last);
 }

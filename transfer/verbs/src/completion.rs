@@ -4,11 +4,12 @@ use std::ffi::c_void;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::bindings::{ibv_comp_channel, ibv_cq, ibv_wc};
 use crate::context::{Context, make_non_blocking, nothing_yet};
 use crate::error::VerbsError;
+use crate::room::Room;
 use crate::status::WorkCompletion;
 
 /// Wakes a thread that sleeps in `epoll` when a completion queue that was armed has something. Cheap to
@@ -105,9 +106,6 @@ impl CqId {
     }
 }
 
-/// See `CqInner::left_behind`.
-const ONCE_LEFT: u64 = 1 << 32;
-
 /// What wakes a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wake {
@@ -127,13 +125,7 @@ pub struct CompletionQueue {
 struct CqInner {
     cq: NonNull<ibv_cq>,
     id: CqId,
-    capacity: u32,
-    /// Room that queue pairs have taken.
-    reserved: AtomicU32,
-    /// The part of it whose queue pairs are destroyed, while completions of theirs may still be here,
-    /// in the low half; in the high half how often that has happened, so that a thread that saw the
-    /// queue empty long ago cannot settle what was left behind since.
-    left_behind: AtomicU64,
+    room: Room,
     /// Held for its lifetime only.
     _channel: Option<CompletionChannel>,
     context: Context,
@@ -180,9 +172,7 @@ impl CompletionQueue {
         let inner = CqInner {
             cq,
             id,
-            capacity,
-            reserved: AtomicU32::new(0),
-            left_behind: AtomicU64::new(0),
+            room: Room::new(capacity),
             _channel: channel.cloned(),
             context: context.clone(),
         };
@@ -195,13 +185,13 @@ impl CompletionQueue {
     }
 
     pub fn capacity(&self) -> u32 {
-        self.inner.capacity
+        self.inner.room.capacity()
     }
 
     /// Room for the completions of so many more work requests. Queue pairs that are destroyed give theirs
     /// back once the queue was polled empty.
     pub fn free(&self) -> u32 {
-        self.inner.capacity.saturating_sub(self.inner.reserved.load(Ordering::Relaxed))
+        self.inner.room.free()
     }
 
     pub(crate) fn raw(&self) -> *mut ibv_cq {
@@ -214,26 +204,19 @@ impl CompletionQueue {
 
     /// Takes room for a queue pair's completions.
     pub(crate) fn reserve(&self, wanted: u32) -> Result<(), VerbsError> {
-        let capacity = self.inner.capacity;
-        let taken =
-            self.inner.reserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |reserved| {
-                reserved.checked_add(wanted).filter(|sum| *sum <= capacity)
-            });
-        taken.map(|_| ()).map_err(|reserved| VerbsError::CompletionQueueTooSmall {
-            wanted,
-            free: capacity.saturating_sub(reserved),
-        })
+        let reserved = self.inner.room.reserve(wanted);
+        reserved.map_err(|free| VerbsError::CompletionQueueTooSmall { wanted, free })
     }
 
     /// Gives room back at once: its queue pair was never made.
     pub(crate) fn cancel(&self, wanted: u32) {
-        self.inner.reserved.fetch_sub(wanted, Ordering::Relaxed);
+        self.inner.room.cancel(wanted);
     }
 
     /// Gives room back once the queue has been seen empty: its queue pair is destroyed, and drivers
     /// leave its completions here.
     pub(crate) fn leave_behind(&self, room: u32) {
-        self.inner.left_behind.fetch_add(ONCE_LEFT + u64::from(room), Ordering::Release);
+        self.inner.room.leave_behind(room);
     }
 
     /// Takes completions, as many as there are and as fit. Never waits.
@@ -244,8 +227,7 @@ impl CompletionQueue {
         &self,
         into: &'a mut [WorkCompletion],
     ) -> Result<&'a [WorkCompletion], VerbsError> {
-        // Before polling: of queue pairs that are destroyed by now.
-        let left_behind = self.inner.left_behind.load(Ordering::Acquire);
+        let left = self.inner.room.left();
         let wanted = i32::try_from(into.len()).unwrap_or(i32::MAX);
         // SAFETY: the queue lives, and `WorkCompletion` is an `ibv_wc` in layout, of which `into` has as
         // many as asked for. The header calls through the same table.
@@ -258,24 +240,10 @@ impl CompletionQueue {
             let source = std::io::Error::from(rustix::io::Errno::IO);
             return Err(VerbsError::DeviceLost { call: "ibv_poll_cq", source });
         };
-        if left_behind as u32 > 0 && count < into.len() {
-            self.settle(left_behind);
+        if count < into.len() {
+            self.inner.room.seen_empty(left);
         }
         Ok(into.get(..count).unwrap_or_default())
-    }
-
-    /// The queue was empty after these were left behind. Another thread may have seen it too.
-    fn settle(&self, left_behind: u64) {
-        let room = left_behind as u32;
-        let settled = self.inner.left_behind.compare_exchange(
-            left_behind,
-            left_behind - u64::from(room),
-            Ordering::Relaxed,
-            Ordering::Relaxed,
-        );
-        if settled.is_ok() {
-            self.inner.reserved.fetch_sub(room, Ordering::Relaxed);
-        }
     }
 
     /// Asks for one event on the channel for the next completion. What has come before does not count:
