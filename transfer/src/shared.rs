@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Instant;
 
 use kvasir_transfer_core::Outcome;
@@ -192,9 +192,26 @@ impl Shared {
         self.queued.load(Ordering::Acquire) > 0
     }
 
-    /// Swaps the queue for an empty one.
+    /// Swaps the queue for an empty one, unless somebody has it at this moment.
+    pub(crate) fn try_take_commands(&self, into: &mut VecDeque<Command>) {
+        match self.queue.try_lock() {
+            Ok(queue) => self.swap_commands(queue, into),
+            Err(TryLockError::Poisoned(poisoned)) => {
+                self.swap_commands(poisoned.into_inner(), into)
+            }
+            Err(TryLockError::WouldBlock) => {}
+        }
+    }
+
     pub(crate) fn take_commands(&self, into: &mut VecDeque<Command>) {
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        self.swap_commands(self.queue.lock().unwrap_or_else(PoisonError::into_inner), into);
+    }
+
+    fn swap_commands(
+        &self,
+        mut queue: MutexGuard<'_, VecDeque<Command>>,
+        into: &mut VecDeque<Command>,
+    ) {
         std::mem::swap(&mut *queue, into);
         self.queued.store(0, Ordering::Release);
     }

@@ -158,7 +158,8 @@ impl Worker {
             return false;
         }
         let mut commands = std::mem::take(&mut self.commands);
-        self.hub.shared.take_commands(&mut commands);
+        // A caller that has the queue and lost its core does not stop the worker: it looks again.
+        self.hub.shared.try_take_commands(&mut commands);
         // Regions come first: a command may name one that was registered a moment ago.
         self.hub.absorb_regions();
         if commands.iter().any(|command| matches!(command, Command::CancelImm { .. })) {
