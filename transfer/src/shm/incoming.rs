@@ -9,8 +9,9 @@ use kvasir_transfer_core::PathId;
 use prost::Message;
 
 use super::{
-    Copying, LinkMemory, Record, RegionAnswer, RegionPlace, RegionQuestion, SOCKET_BYTES_MAX,
-    SOCKET_FULL_US, TAG_CLOSING, TAG_HEARTBEAT, TAG_REGION, TAG_TAKEN, Taken, gate,
+    Copying, DATAGRAMS_PER_TURN, LinkMemory, Record, RegionAnswer, RegionPlace, RegionQuestion,
+    SOCKET_BYTES_MAX, SOCKET_FULL_US, TAG_CLOSING, TAG_HEARTBEAT, TAG_REGION, TAG_TAKEN, Taken,
+    gate,
 };
 use crate::config::Domain;
 use crate::descriptors::{self, DescriptorError};
@@ -152,7 +153,10 @@ impl ShmIn {
             turn.wait_until_us = hub.now_us + SOCKET_FULL_US;
         }
         let mut bytes = Vec::new();
-        while self.ready.readable && self.answers.len() < ANSWERS_WAITING_MAX {
+        for _ in 0..DATAGRAMS_PER_TURN {
+            if !self.ready.readable || self.answers.len() >= ANSWERS_WAITING_MAX {
+                break;
+            }
             bytes.resize(SOCKET_BYTES_MAX, 0);
             match descriptors::recv(&self.socket, &mut bytes) {
                 Ok((length, _)) => {
@@ -308,3 +312,6 @@ impl Up {
         Ok(any)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -161,6 +161,8 @@ const TAG_HEARTBEAT: u8 = 4;
 const SOCKET_BYTES_MAX: usize = 1 + CLOSING_BYTES_MAX;
 /// How long to leave a full socket alone.
 const SOCKET_FULL_US: u64 = 100;
+/// What is read of one socket before others have their turn: whoever always has more to say keeps nobody waiting.
+const DATAGRAMS_PER_TURN: usize = 64;
 
 fn tagged(tag: u8, body: &[u8]) -> Vec<u8> {
     [&[tag], body].concat()

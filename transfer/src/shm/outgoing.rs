@@ -14,8 +14,9 @@ use kvasir_transfer_core::{
 use prost::Message;
 
 use super::{
-    LinkMemory, Record, RegionAnswer, RegionPlace, RegionQuestion, SOCKET_BYTES_MAX,
-    SOCKET_FULL_US, TAG_CLOSING, TAG_HEARTBEAT, TAG_REGION, TAG_TAKEN, Taken, directory, gate,
+    DATAGRAMS_PER_TURN, LinkMemory, Record, RegionAnswer, RegionPlace, RegionQuestion,
+    SOCKET_BYTES_MAX, SOCKET_FULL_US, TAG_CLOSING, TAG_HEARTBEAT, TAG_REGION, TAG_TAKEN, Taken,
+    directory, gate,
 };
 use crate::closing;
 use crate::config::Domain;
@@ -114,7 +115,10 @@ impl ShmOut {
     pub(crate) fn turn(&mut self, hub: &mut Hub) -> Result<Turn, LinkEnd> {
         let mut turn = Turn::default();
         let mut bytes = Vec::new();
-        while self.ready.readable {
+        for _ in 0..DATAGRAMS_PER_TURN {
+            if !self.ready.readable {
+                break;
+            }
             bytes.resize(SOCKET_BYTES_MAX, 0);
             match descriptors::recv(&self.socket, &mut bytes) {
                 Ok((length, fds)) => {

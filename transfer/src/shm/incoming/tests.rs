@@ -1,0 +1,91 @@
+//! One turn at a time, against a peer that does what it likes with what it was given.
+
+use kvasir_transfer_core::{PathIndex, SessionId};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+use super::super::outgoing::ShmOut;
+use super::super::take_connection;
+use super::*;
+use crate::identity::Identity;
+use crate::shm::directory::Directory;
+use crate::worker::hub;
+use crate::worker::link::Lane;
+
+const READY: Readiness = Readiness { readable: true, writable: true };
+const SESSION: SessionId = SessionId(1);
+
+fn hello(hub: &Hub, path: u32) -> Vec<u8> {
+    let identity = Identity::from_seed(&[7; 32]);
+    let (incarnation, cookie) = (identity.incarnation(), [7; 16]);
+    let from = Endpoint { incarnation, cookie, shm: None, tcp: None, rdma: None };
+    Hello::new(&from, &hub.shared.endpoint, 0, (SESSION, PathIndex(path))).signed(&identity)
+}
+
+/// A writer without an engine behind it.
+fn admitted(hub: &mut Hub, path: u32) -> (ShmIn, OwnedFd) {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (own, socket) =
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+            .expect("descriptors");
+    let mut into = ShmIn::new(own).expect("descriptors");
+    descriptors::send(&socket, &hello(hub, path), &[]).expect("sent");
+    turn(&mut into, hub).expect("it is admitted");
+    let mut reply = [0; HELLO_BYTES_MAX];
+    descriptors::recv(&socket, &mut reply).expect("a reply");
+    (into, socket)
+}
+
+fn turn(into: &mut ShmIn, hub: &mut Hub) -> Result<Turn, LinkEnd> {
+    into.ready(READY);
+    hub.places = 1;
+    into.turn(hub)
+}
+
+/// Everything that waits to be read of a socket, one length each.
+fn drained(socket: BorrowedFd<'_>) -> Vec<usize> {
+    let mut bytes = vec![0; SOCKET_BYTES_MAX];
+    let one = || descriptors::recv(socket, &mut bytes).ok().map(|(length, _)| length);
+    std::iter::from_fn(one).collect()
+}
+
+fn with_directory() -> (Hub, crate::shared::Bells) {
+    hub::tests::hub(Some(Directory::create().expect("memory")))
+}
+
+#[test]
+fn whoever_always_has_more_to_ask_has_its_turn_and_no_more() {
+    let (mut hub, _bells) = with_directory();
+    let (mut into, socket) = admitted(&mut hub, 0);
+    for _ in 0..DATAGRAMS_PER_TURN + 3 {
+        descriptors::send(&socket, &[TAG_HEARTBEAT], &[]).expect("it fits");
+    }
+    for answered in [DATAGRAMS_PER_TURN, 3, 0] {
+        let turn = turn(&mut into, &mut hub).expect("nothing is wrong with it");
+        assert_eq!(turn.busy, answered > 0, "the rest is not slept upon");
+        assert_eq!(drained(socket.as_fd()).len(), answered);
+    }
+}
+
+#[test]
+fn whoever_always_has_more_to_tell_has_its_turn_and_no_more() {
+    let (mut hub, _bells) = with_directory();
+    let run_dir = tempfile::tempdir().expect("a directory");
+    let path = run_dir.path().join("tested.sock");
+    let listener = super::super::start_listening(&path).expect("listening");
+    let lane = Lane { session: SESSION, path: PathIndex(0) };
+    let to = (lane, hub.shared.endpoint.incarnation);
+    let mut out = ShmOut::connect(to, &path, &hello(&hub, 0)).expect("connected");
+    let mut into = ShmIn::new(take_connection(&listener).expect("taken")).expect("descriptors");
+    turn(&mut into, &mut hub).expect("it is admitted");
+    out.ready(READY);
+    out.turn(&mut hub).expect("it is admitted");
+    assert!(out.is_up());
+    // They tell of no message at all.
+    for _ in 0..DATAGRAMS_PER_TURN + 3 {
+        descriptors::send(into.fd(), &[TAG_TAKEN], &[]).expect("it fits");
+    }
+    out.ready(READY);
+    let turn = out.turn(&mut hub).expect("nothing is wrong with it");
+    assert!(turn.busy, "the rest is not slept upon");
+    assert_eq!(drained(out.fd()).len(), 3);
+}
