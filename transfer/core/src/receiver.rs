@@ -98,6 +98,9 @@ pub struct Closed {
 const SESSIONS_MAX: usize = 4096;
 /// Of one session, in any state.
 const PATHS_MAX: usize = 128;
+/// Paths through which one answer goes: a sender asks through another one when the one before is lost, and
+/// waits for none that is.
+const ASKERS_MAX: usize = 8;
 /// Immediates, and messages, that one question may name.
 pub const ASKED_MAX: usize = 65_536;
 
@@ -235,6 +238,9 @@ impl<C> Receiver<C> {
             }
             Some(PathState::Draining { askers, .. }) => {
                 if !askers.contains(&asker) {
+                    if askers.len() >= ASKERS_MAX {
+                        askers.remove(0);
+                    }
                     askers.push(asker);
                 }
                 Asked::Waiting
@@ -365,6 +371,19 @@ mod tests {
         }
         assert_eq!(receiver.arrived(other, 5), Some('w'), "three that were sent again");
         assert!(!receiver.message(other, 8) && receiver.message(other, 9));
+    }
+
+    #[test]
+    fn an_answer_goes_to_the_last_few_who_asked_for_it() {
+        let mut receiver = Receiver::<char>::new(8);
+        let failed = open(&mut receiver, 1, 0);
+        let others: Vec<PathId> = (1..100).map(|index| open(&mut receiver, 1, index)).collect();
+        assert_eq!(receiver.ask(others[0], ask(0, 5, 0, 1)), Asked::Drain(failed));
+        for other in &others {
+            assert_eq!(receiver.ask(*other, ask(0, 5, 0, 1)), Asked::Waiting);
+        }
+        let closed = receiver.path_ended(failed).expect("it was asked about");
+        assert_eq!(closed.askers, others[others.len() - ASKERS_MAX..]);
     }
 
     #[test]

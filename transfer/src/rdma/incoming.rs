@@ -137,7 +137,11 @@ impl RdmaIn {
         turn.busy |= self.control.read()?;
         while let Some(said) = self.control.heard()? {
             match said {
-                Said::Closing(question) => hub.asked(self.receiving.path, &question)?,
+                Said::Closing(question) => {
+                    if let Some(answer) = hub.asked(self.receiving.path, &question)? {
+                        self.tell(&answer);
+                    }
+                }
                 Said::Ask { key } => {
                     let found = hub.find_region(self.receiving.card, key);
                     self.control.say(Said::Region { key, found });

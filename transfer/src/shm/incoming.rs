@@ -26,8 +26,10 @@ use crate::worker::link::{LinkEnd, Readiness, Turn};
 
 const RECORDS_PER_TURN: usize = 512;
 const LINK_BYTES_MIN: usize = 256 << 10;
-/// Of what the sender is to be told: while more waits, its ring is not read.
+/// Of what the sender is to be told: while more waits, neither its ring nor its socket is read.
 const ANSWERS_WAITING_MAX: usize = 256;
+/// Likewise. An answer about a failed path may have tens of KiB.
+const ANSWER_BYTES_WAITING_MAX: usize = 256 << 10;
 
 #[derive(Debug)]
 pub(crate) struct ShmIn {
@@ -39,6 +41,8 @@ pub(crate) struct ShmIn {
     ringer: Option<Ringer>,
     /// What the sender is to be told, in order.
     answers: VecDeque<Answer>,
+    /// Of `answers`.
+    answer_bytes: usize,
     up: Option<Up>,
 }
 
@@ -76,7 +80,7 @@ impl ShmIn {
         let (bell, ringer) = doorbell::pair()?;
         let ready = Readiness::default();
         let (ringer, answers) = (Some(ringer), VecDeque::new());
-        Ok(ShmIn { socket, ready, bell, ringer, answers, up: None })
+        Ok(ShmIn { socket, ready, bell, ringer, answers, answer_bytes: 0, up: None })
     }
 
     pub(crate) fn bell(&self) -> &Bell {
@@ -105,7 +109,13 @@ impl ShmIn {
     }
 
     fn answer_with(&mut self, bytes: Vec<u8>, memory: Option<Arc<SharedMemory>>) {
+        self.answer_bytes += bytes.len();
         self.answers.push_back(Answer { bytes, memory });
+    }
+
+    /// Whoever does not take what it is told is not read from.
+    fn is_heard(&self) -> bool {
+        self.answers.len() < ANSWERS_WAITING_MAX && self.answer_bytes < ANSWER_BYTES_WAITING_MAX
     }
 
     /// Tells what became of messages.
@@ -121,10 +131,11 @@ impl ShmIn {
         while let Some(Answer { bytes, memory }) = self.answers.front() {
             let fds: Vec<BorrowedFd<'_>> = memory.iter().map(|memory| memory.fd()).collect();
             match descriptors::send(&self.socket, bytes, &fds) {
-                Ok(()) => self.answers.pop_front(),
+                Ok(()) => self.answer_bytes -= bytes.len(),
                 Err(DescriptorError::WouldBlock) => return Ok(false),
                 Err(_) => return Err(LinkEnd::Lost),
-            };
+            }
+            self.answers.pop_front();
         }
         Ok(true)
     }
@@ -144,8 +155,8 @@ impl ShmIn {
 
     fn serve(&mut self, hub: &mut Hub) -> Result<Turn, LinkEnd> {
         let mut turn = Turn::default();
-        // Whoever does not hear what became of its messages is not read from.
-        if let Some(up) = self.up.as_mut().filter(|_| self.answers.len() < ANSWERS_WAITING_MAX) {
+        let is_heard = self.is_heard();
+        if let Some(up) = self.up.as_mut().filter(|_| is_heard) {
             turn.busy |= up.read_ring(hub, Patience::Waits)?;
         }
         self.tell_taken();
@@ -154,7 +165,7 @@ impl ShmIn {
         }
         let mut bytes = Vec::new();
         for _ in 0..DATAGRAMS_PER_TURN {
-            if !self.ready.readable || self.answers.len() >= ANSWERS_WAITING_MAX {
+            if !self.ready.readable || !self.is_heard() {
                 break;
             }
             bytes.resize(SOCKET_BYTES_MAX, 0);
@@ -169,7 +180,12 @@ impl ShmIn {
                                 let question = RegionQuestion::decode(question);
                                 self.answer(question.ok_or(LinkEnd::Malformed)?, hub)?;
                             }
-                            Some((&TAG_CLOSING, question)) => hub.asked(up.path, question)?,
+                            Some((&TAG_CLOSING, question)) => {
+                                if let Some(answer) = hub.asked(up.path, question)? {
+                                    self.tell(&answer);
+                                    self.flush()?;
+                                }
+                            }
                             Some((&TAG_HEARTBEAT, [])) => {
                                 self.answer_with(vec![TAG_HEARTBEAT], None);
                                 self.flush()?;

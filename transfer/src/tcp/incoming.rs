@@ -27,7 +27,7 @@ const AHEAD_BYTES: usize = GREETING_BYTES + HELLO_BYTES_MAX;
 const BEHIND_PAYLOAD_BYTES: usize = 1024;
 const BYTES_PER_TURN: u64 = 2 << 20;
 const SKIP_BYTES: usize = 64 << 10;
-/// A peer that lets more acknowledgements wait than this is not read from.
+/// A peer that lets more acknowledgements and answers wait than this is not read from.
 const ACKS_WAITING_MAX: usize = 64 << 10;
 
 #[derive(Debug)]
@@ -462,7 +462,9 @@ impl TcpIn {
             }
             Reading::Question { question, .. } => {
                 let (_, path) = self.peer.as_ref().ok_or(LinkEnd::Malformed)?;
-                hub.asked(*path, &question)?;
+                if let Some(answer) = hub.asked(*path, &question)? {
+                    self.tell(&answer);
+                }
                 return Ok(1);
             }
             Reading::Header => return Err(LinkEnd::Malformed),
@@ -547,3 +549,6 @@ fn received(read: Result<usize, Blocked>, ready: &mut Readiness) -> Result<usize
         Err(Blocked::End(end)) => Err(end),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -38,7 +38,8 @@ pub(crate) struct Hub {
     pub(crate) superseded: Vec<PathId>,
     /// How many more connections may be admitted in this turn.
     pub(crate) places: usize,
-    /// What is to be told to the senders of these paths.
+    /// What is to be told to the senders of these paths, about paths that were drained. As many as those
+    /// have askers: a few each.
     pub(crate) answers: Vec<(PathId, Vec<u8>)>,
     pub(crate) metrics: Metrics,
     /// Present when the shm domain is.
@@ -311,17 +312,23 @@ impl Hub {
         self.answers.extend(closed.askers.into_iter().map(|asker| (asker, answer.clone())));
     }
 
-    /// A sender asks, through the path `asker`, what has landed through another one.
-    pub(crate) fn asked(&mut self, asker: PathId, question: &[u8]) -> Result<(), LinkEnd> {
+    /// A sender asks, through the path `asker`, what has landed through another one. An answer that there is
+    /// already goes back the same way, before more is read: it is longer than the question, so what waits
+    /// for one connection is bounded where it waits.
+    pub(crate) fn asked(
+        &mut self,
+        asker: PathId,
+        question: &[u8],
+    ) -> Result<Option<Vec<u8>>, LinkEnd> {
         let request = closing::read_question(question).ok_or(LinkEnd::Malformed)?;
         let index = request.path;
         match self.receiver.ask(asker, request) {
-            Asked::Answer(verdict) => self.answers.push((asker, closing::answer(index, verdict))),
+            Asked::Answer(verdict) => return Ok(Some(closing::answer(index, verdict))),
             Asked::Drain(path) => self.draining.push(path),
             Asked::Waiting => {}
             Asked::Malformed => return Err(LinkEnd::Malformed),
         }
-        Ok(())
+        Ok(None)
     }
 
     // ---- immediates ----

@@ -1,11 +1,12 @@
 //! One turn at a time, against a peer that does what it likes with what it was given.
 
-use kvasir_transfer_core::{PathIndex, SessionId};
+use kvasir_transfer_core::{CloseRequest, Counted, PathIndex, SessionId};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::super::outgoing::ShmOut;
 use super::super::take_connection;
 use super::*;
+use crate::closing;
 use crate::identity::Identity;
 use crate::shm::directory::Directory;
 use crate::worker::hub;
@@ -88,4 +89,47 @@ fn whoever_always_has_more_to_tell_has_its_turn_and_no_more() {
     let turn = out.turn(&mut hub).expect("nothing is wrong with it");
     assert!(turn.busy, "the rest is not slept upon");
     assert_eq!(drained(out.fd()).len(), 3);
+}
+
+#[test]
+fn whoever_asks_and_does_not_listen_has_few_bytes_of_answers_waiting() {
+    let (mut hub, _bells) = with_directory();
+    let failed = admitted(&mut hub, 0).0.path().expect("it is admitted");
+    let (mut into, socket) = admitted(&mut hub, 1);
+    let imms = 0..closing::FRAMES_MAX as u32;
+    imms.clone().for_each(|imm| hub.landed(Domain::Shm, failed, imm));
+    hub.path_ended(failed);
+    // All of them have landed, and are named in each answer.
+    let counted = imms.map(|imm| Counted { imm, landed: 0, undecided: 1 }).collect();
+    let path = PathIndex(0);
+    let first = closing::question(&CloseRequest { path, counted, messages: Vec::new() });
+    let again = closing::question(&CloseRequest { path, counted: vec![], messages: vec![] });
+    let ask = |question: &[u8]| {
+        descriptors::send(&socket, &super::super::tagged(TAG_CLOSING, question), &[])
+    };
+    ask(&first).expect("it fits");
+    turn(&mut into, &mut hub).expect("nothing is wrong with it");
+    let mut asked = 0;
+    for _ in 0..100 {
+        while ask(&again).is_ok() {
+            asked += 1;
+        }
+        turn(&mut into, &mut hub).expect("nothing is wrong with it");
+        let waiting: usize = into.answers.iter().map(|answer| answer.bytes.len()).sum();
+        assert_eq!(waiting, into.answer_bytes);
+        assert!(waiting < ANSWER_BYTES_WAITING_MAX + SOCKET_BYTES_MAX, "{waiting} bytes wait");
+        assert!(hub.answers.is_empty(), "nor do any wait elsewhere");
+    }
+    // All that was asked is answered once somebody listens.
+    let mut answers = Vec::new();
+    loop {
+        let some = drained(socket.as_fd());
+        let turn = turn(&mut into, &mut hub).expect("nothing is wrong with it");
+        if some.is_empty() && !turn.busy && into.answers.is_empty() {
+            break;
+        }
+        answers.extend(some);
+    }
+    assert_eq!(answers.len(), 1 + asked);
+    assert!(answers.iter().all(|length| *length > 4 * closing::FRAMES_MAX));
 }
