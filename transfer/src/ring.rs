@@ -203,6 +203,20 @@ impl Consumer {
         self.shared.word(TAIL).load(Ordering::Acquire) == self.head
     }
 
+    /// How far has been read.
+    pub fn position(&self) -> u64 {
+        self.head
+    }
+
+    /// How far could be read now: what is pushed later lies beyond. Never more than the ring holds.
+    ///
+    /// # Errors
+    /// As [`Consumer::pop`].
+    pub fn end(&mut self) -> Result<u64, Corrupt> {
+        self.refresh()?;
+        Ok(self.tail_seen)
+    }
+
     /// Moves the next record into `record` (its former contents are dropped). `false` when there is
     /// none.
     ///

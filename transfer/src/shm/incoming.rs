@@ -53,14 +53,6 @@ struct Answer {
     memory: Option<Arc<SharedMemory>>,
 }
 
-/// Whether a ring is left alone until its messages have room.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Patience {
-    Waits,
-    /// It is read for the last time: what has landed must be counted.
-    Ends,
-}
-
 #[derive(Debug)]
 struct Up {
     peer: Endpoint,
@@ -157,7 +149,7 @@ impl ShmIn {
         let mut turn = Turn::default();
         let is_heard = self.is_heard();
         if let Some(up) = self.up.as_mut().filter(|_| is_heard) {
-            turn.busy |= up.read_ring(hub, Patience::Waits)?;
+            turn.busy |= up.read_ring(hub)?;
         }
         self.tell_taken();
         if !self.flush()? {
@@ -283,14 +275,13 @@ impl ShmIn {
         self.flush().map(drop)
     }
 
-    /// Reads what the sender has pushed, when it pushes no more.
+    /// Reads for the last time what the sender has pushed: that has landed, and must be counted. One that
+    /// pushes all the same while this goes on does so in vain.
     pub(crate) fn read_rest(&mut self, hub: &mut Hub) -> Result<(), LinkEnd> {
         let Some(up) = &mut self.up else { return Ok(()) };
-        let turns = up.link.0.len() / RECORDS_PER_TURN;
-        for _ in 0..turns {
-            if !up.read_ring(hub, Patience::Ends)? {
-                break;
-            }
+        up.link.cut().store(1, Ordering::SeqCst);
+        let end = up.consumer.end().map_err(|_| LinkEnd::Malformed)?;
+        while up.consumer.position() < end && up.read_record(hub)? {
             // Nobody is told of messages any more: what was taken is asked about on another path.
             up.taken.clear();
         }
@@ -299,33 +290,39 @@ impl ShmIn {
 }
 
 impl Up {
-    fn read_ring(&mut self, hub: &mut Hub, patience: Patience) -> Result<bool, LinkEnd> {
-        let mut any = false;
-        for _ in 0..RECORDS_PER_TURN {
-            if patience == Patience::Waits && hub.must_tell() {
+    /// Whether there was anything, or may be.
+    fn read_ring(&mut self, hub: &mut Hub) -> Result<bool, LinkEnd> {
+        for read in 0..RECORDS_PER_TURN {
+            // Left alone until its messages have room.
+            if hub.must_tell() {
                 return Ok(true);
             }
-            if !self.consumer.pop(&mut self.record).map_err(|_| LinkEnd::Malformed)? {
-                break;
-            }
-            any = true;
-            match Record::decode(&self.record).ok_or(LinkEnd::Malformed)? {
-                Record::Landed { imm } => hub.landed(Domain::Shm, self.path, imm),
-                Record::Message { bytes, .. }
-                    if bytes.len() > hub.shared.config.message_bytes_max =>
-                {
-                    return Err(LinkEnd::Malformed);
-                }
-                Record::Message { sequence, id, bytes } => {
-                    self.buffer.clear();
-                    self.buffer.extend_from_slice(bytes);
-                    let from = (&self.peer, self.path);
-                    let settled = hub.message(Domain::Shm, from, id, &mut self.buffer);
-                    self.taken.extend_from_slice(&Taken { sequence, settled }.encode());
-                }
+            if !self.read_record(hub)? {
+                return Ok(read > 0);
             }
         }
-        Ok(any)
+        Ok(true)
+    }
+
+    /// Whether there was one.
+    fn read_record(&mut self, hub: &mut Hub) -> Result<bool, LinkEnd> {
+        if !self.consumer.pop(&mut self.record).map_err(|_| LinkEnd::Malformed)? {
+            return Ok(false);
+        }
+        match Record::decode(&self.record).ok_or(LinkEnd::Malformed)? {
+            Record::Landed { imm } => hub.landed(Domain::Shm, self.path, imm),
+            Record::Message { bytes, .. } if bytes.len() > hub.shared.config.message_bytes_max => {
+                return Err(LinkEnd::Malformed);
+            }
+            Record::Message { sequence, id, bytes } => {
+                self.buffer.clear();
+                self.buffer.extend_from_slice(bytes);
+                let from = (&self.peer, self.path);
+                let settled = hub.message(Domain::Shm, from, id, &mut self.buffer);
+                self.taken.extend_from_slice(&Taken { sequence, settled }.encode());
+            }
+        }
+        Ok(true)
     }
 }
 

@@ -1,13 +1,18 @@
 //! One turn at a time, against a peer that does what it likes with what it was given.
 
+use std::sync::Barrier;
+use std::sync::atomic::AtomicBool;
+
 use kvasir_transfer_core::{CloseRequest, Counted, PathIndex, SessionId};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::super::outgoing::ShmOut;
-use super::super::take_connection;
+use super::super::{LANDED_BYTES, take_connection};
 use super::*;
 use crate::closing;
 use crate::identity::Identity;
+use crate::memory::Access;
+use crate::ring::Producer;
 use crate::shm::directory::Directory;
 use crate::worker::hub;
 use crate::worker::link::Lane;
@@ -23,7 +28,12 @@ fn hello(hub: &Hub, path: u32) -> Vec<u8> {
 }
 
 /// A writer without an engine behind it.
-fn admitted(hub: &mut Hub, path: u32) -> (ShmIn, OwnedFd) {
+struct Raw {
+    socket: OwnedFd,
+    link: LinkMemory,
+}
+
+fn admitted(hub: &mut Hub, path: u32) -> (ShmIn, Raw) {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (own, socket) =
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
@@ -32,8 +42,10 @@ fn admitted(hub: &mut Hub, path: u32) -> (ShmIn, OwnedFd) {
     descriptors::send(&socket, &hello(hub, path), &[]).expect("sent");
     turn(&mut into, hub).expect("it is admitted");
     let mut reply = [0; HELLO_BYTES_MAX];
-    descriptors::recv(&socket, &mut reply).expect("a reply");
-    (into, socket)
+    let (length, mut fds) = descriptors::recv(&socket, &mut reply).expect("a reply");
+    let reply = HelloReply::decode(&reply[..length]).expect("a reply");
+    let link = SharedMemory::from_fd(fds.remove(0), reply.link_bytes as usize, Access::ReadWrite);
+    (into, Raw { socket, link: LinkMemory(Arc::new(link.expect("mapped"))) })
 }
 
 fn turn(into: &mut ShmIn, hub: &mut Hub) -> Result<Turn, LinkEnd> {
@@ -56,14 +68,14 @@ fn with_directory() -> (Hub, crate::shared::Bells) {
 #[test]
 fn whoever_always_has_more_to_ask_has_its_turn_and_no_more() {
     let (mut hub, _bells) = with_directory();
-    let (mut into, socket) = admitted(&mut hub, 0);
+    let (mut into, raw) = admitted(&mut hub, 0);
     for _ in 0..DATAGRAMS_PER_TURN + 3 {
-        descriptors::send(&socket, &[TAG_HEARTBEAT], &[]).expect("it fits");
+        descriptors::send(&raw.socket, &[TAG_HEARTBEAT], &[]).expect("it fits");
     }
     for answered in [DATAGRAMS_PER_TURN, 3, 0] {
         let turn = turn(&mut into, &mut hub).expect("nothing is wrong with it");
         assert_eq!(turn.busy, answered > 0, "the rest is not slept upon");
-        assert_eq!(drained(socket.as_fd()).len(), answered);
+        assert_eq!(drained(raw.socket.as_fd()).len(), answered);
     }
 }
 
@@ -95,7 +107,7 @@ fn whoever_always_has_more_to_tell_has_its_turn_and_no_more() {
 fn whoever_asks_and_does_not_listen_has_few_bytes_of_answers_waiting() {
     let (mut hub, _bells) = with_directory();
     let failed = admitted(&mut hub, 0).0.path().expect("it is admitted");
-    let (mut into, socket) = admitted(&mut hub, 1);
+    let (mut into, raw) = admitted(&mut hub, 1);
     let imms = 0..closing::FRAMES_MAX as u32;
     imms.clone().for_each(|imm| hub.landed(Domain::Shm, failed, imm));
     hub.path_ended(failed);
@@ -105,7 +117,7 @@ fn whoever_asks_and_does_not_listen_has_few_bytes_of_answers_waiting() {
     let first = closing::question(&CloseRequest { path, counted, messages: Vec::new() });
     let again = closing::question(&CloseRequest { path, counted: vec![], messages: vec![] });
     let ask = |question: &[u8]| {
-        descriptors::send(&socket, &super::super::tagged(TAG_CLOSING, question), &[])
+        descriptors::send(&raw.socket, &super::super::tagged(TAG_CLOSING, question), &[])
     };
     ask(&first).expect("it fits");
     turn(&mut into, &mut hub).expect("nothing is wrong with it");
@@ -123,7 +135,7 @@ fn whoever_asks_and_does_not_listen_has_few_bytes_of_answers_waiting() {
     // All that was asked is answered once somebody listens.
     let mut answers = Vec::new();
     loop {
-        let some = drained(socket.as_fd());
+        let some = drained(raw.socket.as_fd());
         let turn = turn(&mut into, &mut hub).expect("nothing is wrong with it");
         if some.is_empty() && !turn.busy && into.answers.is_empty() {
             break;
@@ -132,4 +144,30 @@ fn whoever_asks_and_does_not_listen_has_few_bytes_of_answers_waiting() {
     }
     assert_eq!(answers.len(), 1 + asked);
     assert!(answers.iter().all(|length| *length > 4 * closing::FRAMES_MAX));
+}
+
+#[test]
+fn what_is_pushed_while_a_ring_is_read_for_the_last_time_is_left() {
+    let (mut hub, _bells) = with_directory();
+    let (mut into, raw) = admitted(&mut hub, 0);
+    let mut producer = Producer::open(&raw.link.0, raw.link.ring()).expect("a ring");
+    let mut pushed = 0;
+    while producer.push(&Record::landed(5)).is_ok() {
+        pushed += 1;
+    }
+    assert!(pushed > raw.link.ring().bytes as u64 / 4 / LANDED_BYTES as u64, "it is full");
+    let (begun, over) = (Barrier::new(2), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            begun.wait();
+            while !over.load(Ordering::Relaxed) {
+                let _ = producer.push(&Record::landed(5));
+            }
+        });
+        begun.wait();
+        into.read_rest(&mut hub).expect("nothing is wrong with it");
+        over.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(hub.metrics.shm.received_writes.get(), pushed);
+    assert_ne!(raw.link.cut().load(Ordering::SeqCst), 0, "and it is told so");
 }
