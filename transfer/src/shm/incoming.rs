@@ -1,6 +1,6 @@
 //! The receiving end of a shm connection: it hands out descriptors and reads the ring.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -65,6 +65,8 @@ struct Up {
     buffer: Vec<u8>,
     /// Encoded: what became of messages that were read and not told of yet.
     taken: Vec<u8>,
+    /// Keys of the regions that it was given, until they are revoked: it copies into no others.
+    given: BTreeSet<u64>,
 }
 
 impl ShmIn {
@@ -194,18 +196,22 @@ impl ShmIn {
         Ok(turn)
     }
 
-    /// Forbids further copies. What may be under way is returned.
-    pub(crate) fn cut(&self) -> Option<Copying> {
-        let up = self.up.as_ref()?;
+    /// Forbids further copies. What may be under way is returned, and the keys of the regions that it may
+    /// go to.
+    pub(crate) fn cut(&mut self) -> Option<(Copying, BTreeSet<u64>)> {
+        let up = self.up.as_mut()?;
         up.link.cut().store(1, Ordering::SeqCst);
-        self.copying()
+        Some((up.copying()?, std::mem::take(&mut up.given)))
     }
 
-    /// The copy that is under way now, if there is one.
-    pub(crate) fn copying(&self) -> Option<Copying> {
-        let up = self.up.as_ref()?;
-        let epoch = gate::under_way(up.link.epoch())?;
-        Some(Copying { link: up.link.clone(), epoch, process: Arc::clone(&up.process) })
+    /// The region may not be written to any more: the copy that may be under way into it.
+    pub(crate) fn revoked(&mut self, key: u64) -> Option<Copying> {
+        let up = self.up.as_mut().filter(|up| up.given.contains(&key))?;
+        let copying = up.copying();
+        if copying.is_none() {
+            up.given.remove(&key);
+        }
+        copying
     }
 
     fn begin(&mut self, hello: &[u8], hub: &mut Hub) -> Result<(), LinkEnd> {
@@ -251,6 +257,7 @@ impl ShmIn {
             record: Vec::new(),
             buffer: Vec::new(),
             taken: Vec::new(),
+            given: BTreeSet::new(),
         });
         let fds = [link.0.fd(), directory.fd(), ringer.as_fd()];
         descriptors::send(&self.socket, &reply.encode_to_vec(), &fds).map_err(|_| LinkEnd::Lost)
@@ -266,6 +273,7 @@ impl ShmIn {
         let (place, memory) = match hub.shm_region(key) {
             Some((memory, slot)) => {
                 let length_bytes = memory.len() as u64;
+                self.up.as_mut().map(|up| up.given.insert(key));
                 (Ok(RegionPlace { slot: slot as u64, length_bytes }), Some(memory))
             }
             None => (Err(hub.why_unknown(key)), None),
@@ -290,6 +298,12 @@ impl ShmIn {
 }
 
 impl Up {
+    /// The copy that is under way now, if there is one.
+    fn copying(&self) -> Option<Copying> {
+        let epoch = gate::under_way(self.link.epoch())?;
+        Some(Copying { link: self.link.clone(), epoch, process: Arc::clone(&self.process) })
+    }
+
     /// Whether there was anything, or may be.
     fn read_ring(&mut self, hub: &mut Hub) -> Result<bool, LinkEnd> {
         for read in 0..RECORDS_PER_TURN {

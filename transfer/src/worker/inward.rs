@@ -239,8 +239,8 @@ impl Links {
         let of = incarnation.zip(into.link.path());
         let (link, rest) = match into.link {
             InLink::Rdma(link) => (None, Some(Rest::Draining(Box::new(link.cut(hub))))),
-            InLink::Shm(link) => {
-                let rest = link.cut().map(Rest::Copying);
+            InLink::Shm(mut link) => {
+                let rest = link.cut().map(|(copying, given)| Rest::Copying { copying, given });
                 (Some(InLink::Shm(link)), rest)
             }
             link @ InLink::Tcp(_) => (Some(link), None),
@@ -295,13 +295,15 @@ impl Links {
         !answers.is_empty()
     }
 
-    /// Nothing more is landed in the region, what is under way apart.
+    /// Nothing more is landed in the region, what is under way apart. Writers that were never given it are
+    /// not waited for: one that stands still in the middle of a copy keeps back what it may write to,
+    /// and nothing else.
     pub(super) fn revoked(&mut self, key: u64, hub: &mut Hub) -> Vec<UnderWay> {
-        let mut under_way = self.leaving.all();
+        let mut under_way = self.leaving.bound_for(key);
         for into in self.incoming.values_mut() {
             match &mut into.link {
                 InLink::Tcp(link) => link.revoked(key),
-                InLink::Shm(link) => under_way.extend(link.copying().map(UnderWay::Copy)),
+                InLink::Shm(link) => under_way.extend(link.revoked(key).map(UnderWay::Copy)),
                 InLink::Rdma(link) => link.revoked(key),
             }
         }

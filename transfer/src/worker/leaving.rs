@@ -3,6 +3,8 @@
 //! what is not counted yet. Until that is over their path has not ended, and nobody is told that nothing
 //! more lands.
 
+use std::collections::BTreeSet;
+
 use kvasir_transfer_core::PathId;
 
 use crate::config::Domain;
@@ -19,21 +21,33 @@ pub(super) struct Leaving(Vec<Writer>);
 /// What is left of a connection.
 #[derive(Debug)]
 pub(super) enum Rest {
-    Copying(Copying),
+    Copying {
+        copying: Copying,
+        /// Keys of the regions that the copy may go to.
+        given: BTreeSet<u64>,
+    },
     Draining(Box<Draining>),
 }
 
 impl Rest {
     fn under_way(&self) -> UnderWay {
         match self {
-            Rest::Copying(copying) => UnderWay::Copy(copying.clone()),
+            Rest::Copying { copying, .. } => UnderWay::Copy(copying.clone()),
             Rest::Draining(draining) => UnderWay::Card(draining.over()),
+        }
+    }
+
+    fn may_land_in(&self, key: u64) -> bool {
+        match self {
+            Rest::Copying { given, .. } => given.contains(&key),
+            // Which regions a card knows is the card's to say.
+            Rest::Draining(_) => true,
         }
     }
 
     fn is_over(&mut self, hub: &mut Hub) -> bool {
         match self {
-            Rest::Copying(copying) => copying.is_over(),
+            Rest::Copying { copying, .. } => copying.is_over(),
             Rest::Draining(draining) => draining.look(hub),
         }
     }
@@ -99,9 +113,10 @@ impl Leaving {
         self.0.len()
     }
 
-    /// Into any region.
-    pub(super) fn all(&self) -> Vec<UnderWay> {
-        self.0.iter().map(|writer| writer.rest.under_way()).collect()
+    /// Whatever may still land in the region.
+    pub(super) fn bound_for(&self, key: u64) -> Vec<UnderWay> {
+        let into_it = self.0.iter().filter(|writer| writer.rest.may_land_in(key));
+        into_it.map(|writer| writer.rest.under_way()).collect()
     }
 
     /// Of one peer.

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use kvasir_transfer::descriptors::{self, DescriptorError};
 use kvasir_transfer::memory::{Access, Prefault};
 use kvasir_transfer::{
-    Completion, CompletionFlag, Domain, Handlers, Loss, PeerEvent, PeerId, SharedMemory, Source,
-    TransferConfig, TransferEngine, Write,
+    Completion, CompletionFlag, Domain, Handlers, Loss, PeerEvent, PeerId, RegionHandle,
+    SharedMemory, Source, TransferConfig, TransferEngine, Write,
 };
 use rustix::fs::OFlags;
 use rustix::net::{AddressFamily, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
@@ -54,6 +54,11 @@ impl Receiver {
 
     fn events(&self) -> Vec<PeerEvent> {
         self.events.lock().expect("events").clone()
+    }
+
+    fn region(&self) -> RegionHandle {
+        let memory = SharedMemory::create("region", 4096, Prefault::No).expect("memory");
+        self.engine.register(Arc::new(memory)).expect("room").0
     }
 }
 
@@ -112,6 +117,16 @@ impl Raw {
 
     fn is_cut(&self) -> bool {
         self.link.atomic_u32(CUT).expect("aligned").load(Ordering::SeqCst) != 0
+    }
+
+    /// It asks for a region, as a writer does before it copies there for the first time.
+    fn given(&self, receiver: &Receiver) -> RegionHandle {
+        let region = receiver.region();
+        let question = [&[1], region.descriptor().key.to_le_bytes().as_slice()].concat();
+        descriptors::send(&self.socket, &question, &[]).expect("sent");
+        let (_, fds) = descriptors::recv(&self.socket, &mut [0; 64]).expect("an answer");
+        assert_eq!(fds.len(), 1, "it may write there");
+        region
     }
 
     /// Says what cannot be: the receiver ends the connection, while this side would go on.
@@ -181,11 +196,9 @@ fn cut_off(receiver: &Receiver, peer: PeerId) -> Arc<CompletionFlag> {
     flag
 }
 
-fn revoke(receiver: &Receiver) -> Arc<CompletionFlag> {
-    let memory = SharedMemory::create("region", 4096, Prefault::No).expect("memory");
-    let (handle, _) = receiver.engine.register(Arc::new(memory)).expect("room");
+fn revoke(receiver: &Receiver, region: &RegionHandle) -> Arc<CompletionFlag> {
     let (done, flag) = Completion::flag();
-    receiver.engine.revoke(&handle, done).expect("accepted");
+    receiver.engine.revoke(region, done).expect("accepted");
     flag
 }
 
@@ -193,10 +206,12 @@ fn revoke(receiver: &Receiver) -> Arc<CompletionFlag> {
 fn a_copy_is_waited_for_when_the_receiver_has_ended_the_connection() {
     let receiver = Receiver::start();
     let raw = Raw::admitted(&receiver);
+    let given = raw.given(&receiver);
     raw.set_epoch(1);
     raw.say_rubbish();
     until("the connection is cut", || raw.is_cut());
-    let waiting = [cut_off(&receiver, raw.peer), revoke(&receiver), cut_off(&receiver, raw.peer)];
+    let revoked = revoke(&receiver, &given);
+    let waiting = [cut_off(&receiver, raw.peer), revoked, cut_off(&receiver, raw.peer)];
     std::thread::sleep(Duration::from_millis(20));
     for flag in &waiting {
         assert_eq!(flag.get(), None, "its bytes may still land");
@@ -210,24 +225,46 @@ fn a_copy_is_waited_for_when_the_receiver_has_ended_the_connection() {
         why: Loss::Misbehaved,
     };
     until("the event", || receiver.events() == [lost]);
-    ends("nothing is under way any more", &revoke(&receiver));
+    ends("nothing is under way any more", &revoke(&receiver, &given));
+}
+
+#[test]
+fn a_writer_that_stands_still_in_a_copy_keeps_back_what_it_was_given_and_nothing_else() {
+    let receiver = Receiver::start();
+    let raw = Raw::admitted(&receiver);
+    let (given, given_too) = (raw.given(&receiver), raw.given(&receiver));
+    ends("nothing is under way", &revoke(&receiver, &raw.given(&receiver)));
+    raw.set_epoch(1);
+    let mut waiting = vec![revoke(&receiver, &given), revoke(&receiver, &given)];
+    ends("it was never given that one", &revoke(&receiver, &receiver.region()));
+    raw.say_rubbish();
+    until("the connection is cut", || raw.is_cut());
+    waiting.extend([revoke(&receiver, &given_too), revoke(&receiver, &given)]);
+    ends("nor this one", &revoke(&receiver, &receiver.region()));
+    std::thread::sleep(Duration::from_millis(20));
+    for flag in &waiting {
+        assert_eq!(flag.get(), None, "its bytes may still land");
+    }
+    raw.set_epoch(2);
+    waiting.iter().for_each(|flag| ends("it has ended", flag));
 }
 
 #[test]
 fn a_copy_is_waited_for_by_everyone_who_asks_after_a_cut_off() {
     let receiver = Receiver::start();
     let raw = Raw::admitted(&receiver);
+    let given = raw.given(&receiver);
     raw.set_epoch(7);
     let first = cut_off(&receiver, raw.peer);
     until("the connection is cut", || raw.is_cut());
-    let waiting = [first, cut_off(&receiver, raw.peer), revoke(&receiver)];
+    let waiting = [first, cut_off(&receiver, raw.peer), revoke(&receiver, &given)];
     std::thread::sleep(Duration::from_millis(20));
     for flag in &waiting {
         assert_eq!(flag.get(), None, "its bytes may still land");
     }
     raw.set_epoch(8);
     waiting.iter().for_each(|flag| ends("it has ended", flag));
-    ends("another peer is not waited for", &revoke(&receiver));
+    ends("it is not waited for any more", &revoke(&receiver, &given));
 }
 
 #[test]
@@ -314,7 +351,7 @@ fn a_writer_that_asks_and_does_not_listen_is_not_read_from() {
             refused_since = Instant::now();
         } else if refused_since.elapsed() > Duration::from_millis(200) {
             // And nobody else is harmed.
-            ends("a revocation", &revoke(&receiver));
+            ends("a revocation", &revoke(&receiver, &receiver.region()));
             return;
         } else {
             std::thread::sleep(Duration::from_micros(100));
