@@ -145,7 +145,8 @@ pub struct TransferConfig {
     /// the best of 15 rounds.) What suits cards is not measured yet.
     pub slice_bytes: usize,
     /// Immediates that nobody waits for: arrived but not expected yet, or reached but not cancelled yet.
-    /// Beyond it the oldest is forgotten.
+    /// Each peer has an equal share of them, and so have those that were reached: beyond it, one that has more
+    /// than its share loses its oldest.
     pub early_imms_max: usize,
     /// Connections of peers to here (ended ones included whose writer has not finished its copy), and
     /// connections from here. Beyond the first, the one that was idle for longest is closed; beyond the

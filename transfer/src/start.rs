@@ -27,7 +27,8 @@ use crate::worker::hub::Hub;
 use crate::worker::{Listeners, Worker};
 
 /// Different immediates on one path, each remembered as long as the path lasts. A receiver remembers a
-/// million, so 128 writers can be that far.
+/// million, in which each peer has an equal share: 128 writers can be that far at once. Of more, the one that
+/// is farthest beyond its share is told, if its path fails, that nobody can say what has landed.
 const PATH_IMMS_MAX: usize = 8_192;
 
 fn system(call: &'static str) -> impl Fn(rustix::io::Errno) -> StartError {

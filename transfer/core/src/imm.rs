@@ -2,20 +2,35 @@
 //! path, so that the counts of a failed path can be taken back before its writes are sent again.
 //!
 //! A counter that was reached stays until it is cancelled: writes that come later are excess, not the
-//! first of a new count. Counters that nobody waits for (early ones and reached ones) are bounded: the
-//! oldest is forgotten.
+//! first of a new count. Counters that nobody waits for (early ones and reached ones) are bounded, and whoever
+//! fills the room for them pays for it; see `idle`.
 //!
 //! What a path has counted for an immediate is remembered until the path is closed, also when the
 //! counter is cancelled or forgotten: its writes may be asked about later, and an immediate that is
-//! used again must not be mistaken for the former one.
+//! used again must not be mistaken for the former one; see `former`.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod former;
+mod idle;
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use self::former::Former;
+use self::idle::{Idle, Place};
 use crate::close::Counted;
 
 /// A connection through which writes arrive. Given by the receiver, never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PathId(pub u64);
+
+/// To whom something is accounted, so that nobody else has to pay for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Maker {
+    /// The one who expects.
+    Here,
+    /// By incarnation.
+    Peer(u64),
+}
 
 /// What an expectation led to.
 #[derive(Debug, PartialEq, Eq)]
@@ -41,10 +56,8 @@ pub(crate) enum Fate {
 #[derive(Debug)]
 pub struct ImmTable<C> {
     counters: BTreeMap<u32, Counter<C>>,
-    /// Counters that nobody waits for, oldest first.
-    idle: BTreeMap<u64, u32>,
-    idle_max: usize,
-    next_serial: u64,
+    /// Counters that nobody waits for.
+    idle: Idle,
     /// No expectation ends before this, those in `expiring` apart.
     earliest_deadline_us: u64,
     /// Found to have run out; still to be given to the caller.
@@ -52,25 +65,29 @@ pub struct ImmTable<C> {
     early_forgotten: u64,
     excess: u64,
     /// Counts of open paths in counters that are no more.
-    former: BTreeMap<(PathId, u32), u64>,
-    former_max: usize,
-    /// Paths of which something in `former` is missing.
-    overflowed: BTreeSet<PathId>,
+    former: Former,
 }
 
 #[derive(Debug)]
 struct Counter<C> {
-    /// Counts of paths that are closed.
-    settled: u64,
-    by_path: Vec<(PathId, u64)>,
+    shares: Vec<Share>,
     state: State<C>,
+}
+
+/// What has come of one maker by one path.
+#[derive(Debug, Clone, Copy)]
+struct Share {
+    maker: Maker,
+    /// `None`: by those that are closed.
+    path: Option<PathId>,
+    count: u64,
 }
 
 #[derive(Debug)]
 enum State<C> {
     /// Nobody expects it yet.
     Early {
-        serial: u64,
+        place: Place,
     },
     Waiting {
         count: u64,
@@ -79,24 +96,31 @@ enum State<C> {
     },
     /// Reached, and not cancelled yet.
     Reached {
-        serial: u64,
+        place: Place,
     },
 }
 
+/// Makers whose counts by closed paths one counter tells apart. Those of later ones are nobody's.
+const SETTLED_MAKERS_MAX: usize = 64;
+
 impl<C> Counter<C> {
     fn total(&self) -> u64 {
-        self.settled + self.by_path.iter().map(|(_, count)| count).sum::<u64>()
+        self.shares.iter().map(|share| share.count).sum()
     }
 
-    fn add(&mut self, path: PathId, arrivals: u64) {
-        match self.by_path.iter_mut().find(|(of, _)| *of == path) {
-            Some((_, count)) => *count += arrivals,
-            None => self.by_path.push((path, arrivals)),
+    fn add(&mut self, path: PathId, arrivals: u64, maker: impl FnOnce() -> Maker) {
+        match self.shares.iter_mut().find(|share| share.path == Some(path)) {
+            Some(share) => share.count += arrivals,
+            None => {
+                let (maker, path) = (maker(), Some(path));
+                self.shares.push(Share { maker, path, count: arrivals });
+            }
         }
     }
 
     fn through(&self, path: PathId) -> u64 {
-        self.by_path.iter().find(|(of, _)| *of == path).map_or(0, |(_, count)| *count)
+        let share = self.shares.iter().find(|share| share.path == Some(path));
+        share.map_or(0, |share| share.count)
     }
 
     fn is_reached(&self) -> bool {
@@ -105,29 +129,39 @@ impl<C> Counter<C> {
 
     /// The path's counts are the path's no more; so many of them do not stand.
     fn fold(&mut self, path: PathId, taken_back: u64) {
-        let Some(at) = self.by_path.iter().position(|(of, _)| *of == path) else { return };
-        let (_, count) = self.by_path.swap_remove(at);
-        self.settled += count - taken_back;
+        let at = self.shares.iter().position(|share| share.path == Some(path));
+        let Some(at) = at else { return };
+        let Share { maker, count, .. } = self.shares.swap_remove(at);
+        if count > taken_back {
+            self.settle(maker, count - taken_back);
+        }
+    }
+
+    fn settle(&mut self, mut maker: Maker, count: u64) {
+        let settled = self.shares.iter().filter(|share| share.path.is_none());
+        if settled.clone().all(|share| share.maker != maker)
+            && settled.count() >= SETTLED_MAKERS_MAX
+        {
+            maker = Maker::Here;
+        }
+        let of_maker = |share: &&mut Share| share.path.is_none() && share.maker == maker;
+        match self.shares.iter_mut().find(of_maker) {
+            Some(share) => share.count += count,
+            None => self.shares.push(Share { maker, path: None, count }),
+        }
     }
 }
-
-/// Entries of `former`: one for each immediate and path, some 30 MiB in all.
-const FORMER_MAX: usize = 1 << 20;
 
 impl<C> ImmTable<C> {
     pub fn new(idle_max: usize) -> Self {
         ImmTable {
             counters: BTreeMap::new(),
-            idle: BTreeMap::new(),
-            idle_max,
-            next_serial: 0,
+            idle: Idle::new(idle_max),
             earliest_deadline_us: u64::MAX,
             expiring: Vec::new(),
             early_forgotten: 0,
             excess: 0,
-            former: BTreeMap::new(),
-            former_max: FORMER_MAX,
-            overflowed: BTreeSet::new(),
+            former: Former::default(),
         }
     }
 
@@ -151,40 +185,52 @@ impl<C> ImmTable<C> {
 
     /// Waits for `count` arrivals, the early ones included, until `deadline_us`.
     pub fn expect(&mut self, imm: u32, count: u64, deadline_us: u64, waiter: C) -> Expectation<C> {
-        let counter = self.counters.entry(imm).or_insert_with(|| Counter {
-            settled: 0,
-            by_path: Vec::new(),
-            state: State::Early { serial: u64::MAX },
-        });
-        match counter.state {
-            State::Early { serial } => {
-                self.idle.remove(&serial);
-                counter.state = State::Waiting { count, deadline_us, waiter };
-                self.earliest_deadline_us = self.earliest_deadline_us.min(deadline_us);
-                self.take_reached(imm).map_or(Expectation::Waiting, Expectation::Reached)
+        let was_early = match self.counters.entry(imm) {
+            Entry::Vacant(entry) => {
+                let state = State::Waiting { count, deadline_us, waiter };
+                entry.insert(Counter { shares: Vec::new(), state });
+                None
             }
-            State::Waiting { .. } | State::Reached { .. } => Expectation::Taken(waiter),
+            Entry::Occupied(mut entry) => {
+                let counter = entry.get_mut();
+                let State::Early { place } = counter.state else {
+                    return Expectation::Taken(waiter);
+                };
+                counter.state = State::Waiting { count, deadline_us, waiter };
+                Some(place)
+            }
+        };
+        if let Some(place) = was_early {
+            self.idle.remove(place);
         }
+        self.earliest_deadline_us = self.earliest_deadline_us.min(deadline_us);
+        self.take_reached(imm).map_or(Expectation::Waiting, Expectation::Reached)
     }
 
-    /// Counts arrivals. Returns the waiter whose count they complete.
-    pub fn arrived(&mut self, path: PathId, imm: u32, arrivals: u64) -> Option<C> {
+    /// Counts arrivals; `maker` says whose the path is. Returns the waiter whose count they complete.
+    pub fn arrived(
+        &mut self,
+        path: PathId,
+        imm: u32,
+        arrivals: u64,
+        maker: impl FnOnce() -> Maker,
+    ) -> Option<C> {
         match self.counters.get_mut(&imm) {
             None => {
-                let serial = self.idle_serial(imm);
-                let by_path = vec![(path, arrivals)];
-                let state = State::Early { serial };
-                self.counters.insert(imm, Counter { settled: 0, by_path, state });
-                self.forget_beyond_bound();
+                let maker = maker();
+                let state = State::Early { place: self.idle.add(maker, imm) };
+                let shares = vec![Share { maker, path: Some(path), count: arrivals }];
+                self.counters.insert(imm, Counter { shares, state });
+                self.forget_beyond_bound(maker);
                 None
             }
             Some(counter) if counter.is_reached() => {
-                counter.add(path, arrivals);
+                counter.add(path, arrivals, maker);
                 self.excess += arrivals;
                 None
             }
             Some(counter) => {
-                counter.add(path, arrivals);
+                counter.add(path, arrivals, maker);
                 self.take_reached(imm)
             }
         }
@@ -193,11 +239,13 @@ impl<C> ImmTable<C> {
     /// Forgets a counter in any state. Returns who waited.
     pub fn cancel(&mut self, imm: u32) -> Option<C> {
         let counter = self.counters.remove(&imm)?;
-        self.remember(imm, &counter.by_path);
+        for share in &counter.shares {
+            self.former.remember(share, imm);
+        }
         match counter.state {
             State::Waiting { waiter, .. } => Some(waiter),
-            State::Early { serial } | State::Reached { serial } => {
-                self.idle.remove(&serial);
+            State::Early { place } | State::Reached { place } => {
+                self.idle.remove(place);
                 None
             }
         }
@@ -217,12 +265,7 @@ impl<C> ImmTable<C> {
         for counter in self.counters.values_mut() {
             counter.fold(path, 0);
         }
-        let of_path = self.former.range((path, 0)..=(path, u32::MAX));
-        let imms: Vec<u32> = of_path.map(|((_, imm), _)| *imm).collect();
-        for imm in imms {
-            self.former.remove(&(path, imm));
-        }
-        self.overflowed.remove(&path);
+        self.former.close(path);
         fates
     }
 
@@ -232,10 +275,7 @@ impl<C> ImmTable<C> {
         if counter.is_some_and(Counter::is_reached) {
             return (Fate::Landed, 0);
         }
-        if self.overflowed.contains(&path) {
-            return (Fate::Unknown, 0);
-        }
-        let former = self.former.get(&(path, counted.imm)).copied().unwrap_or(0);
+        let Some(former) = self.former.count(path, counted.imm) else { return (Fate::Unknown, 0) };
         let arrived = former + counter.map_or(0, |counter| counter.through(path));
         let surplus = arrived.saturating_sub(counted.landed);
         match surplus {
@@ -243,16 +283,6 @@ impl<C> ImmTable<C> {
             all if all == counted.undecided => (Fate::Landed, all),
             _ if former > 0 => (Fate::Unknown, 0),
             some => (Fate::TakenBack, some),
-        }
-    }
-
-    fn remember(&mut self, imm: u32, by_path: &[(PathId, u64)]) {
-        for (path, count) in by_path {
-            if self.former.len() < self.former_max || self.former.contains_key(&(*path, imm)) {
-                *self.former.entry((*path, imm)).or_default() += count;
-            } else {
-                self.overflowed.insert(*path);
-            }
         }
     }
 
@@ -312,30 +342,33 @@ impl<C> ImmTable<C> {
             return None;
         }
         self.excess += total - count;
-        let serial = self.idle_serial(imm);
-        let counter = self.counters.get_mut(&imm)?;
-        let former = std::mem::replace(&mut counter.state, State::Reached { serial });
-        self.forget_beyond_bound();
+        // It stands until the one who expected it cancels it.
+        let place = self.idle.add(Maker::Here, imm);
+        let former = std::mem::replace(&mut counter.state, State::Reached { place });
+        self.forget_beyond_bound(Maker::Here);
         match former {
             State::Waiting { waiter, .. } => Some(waiter),
             State::Early { .. } | State::Reached { .. } => None,
         }
     }
 
-    fn idle_serial(&mut self, imm: u32) -> u64 {
-        let serial = self.next_serial;
-        self.next_serial += 1;
-        self.idle.insert(serial, imm);
-        serial
-    }
-
-    fn forget_beyond_bound(&mut self) {
-        while self.idle.len() > self.idle_max {
-            let Some((_, imm)) = self.idle.pop_first() else { return };
-            let Some(counter) = self.counters.remove(&imm) else { continue };
-            self.remember(imm, &counter.by_path);
-            if matches!(counter.state, State::Early { .. }) {
-                self.early_forgotten += 1;
+    /// `maker` has made the last one.
+    fn forget_beyond_bound(&mut self, maker: Maker) {
+        while let Some((payer, imm)) = self.idle.pop_beyond_bound(maker) {
+            let Entry::Occupied(mut entry) = self.counters.entry(imm) else { continue };
+            let counter = entry.get_mut();
+            let is_reached = counter.is_reached();
+            // What others have put into an early counter is not its maker's to lose.
+            let lost = |share: &mut Share| is_reached || share.maker == payer;
+            for share in counter.shares.extract_if(.., lost) {
+                self.former.remember(&share, imm);
+            }
+            self.early_forgotten += u64::from(!is_reached);
+            match counter.shares.first() {
+                Some(Share { maker: heir, .. }) => {
+                    counter.state = State::Early { place: self.idle.add(*heir, imm) };
+                }
+                None => drop(entry.remove()),
             }
         }
     }
@@ -343,23 +376,41 @@ impl<C> ImmTable<C> {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
     use super::*;
 
     const NEVER: u64 = u64::MAX;
     const A: PathId = PathId(1);
     const B: PathId = PathId(2);
+    /// The second path of A's maker.
+    const A2: PathId = PathId(3);
 
     fn table() -> ImmTable<char> {
         ImmTable::new(4)
     }
 
+    fn maker(path: PathId) -> Maker {
+        Maker::Peer(if path == A2 { A.0 } else { path.0 })
+    }
+
+    fn land<C>(table: &mut ImmTable<C>, path: PathId, imm: u32, arrivals: u64) -> Option<C> {
+        table.arrived(path, imm, arrivals, || maker(path))
+    }
+
+    fn land_each(table: &mut ImmTable<char>, path: PathId, imms: Range<u32>) {
+        for imm in imms {
+            land(table, path, imm, 1);
+        }
+    }
+
     #[test]
     fn arrivals_before_and_after_the_expectation_count_alike() {
         let mut table = table();
-        assert_eq!(table.arrived(A, 5, 2), None);
+        assert_eq!(land(&mut table, A, 5, 2), None);
         assert_eq!(table.expect(5, 3, NEVER, 'w'), Expectation::Waiting);
-        assert_eq!(table.arrived(B, 5, 1), Some('w'));
-        assert_eq!(table.arrived(A, 6, 3), None);
+        assert_eq!(land(&mut table, B, 5, 1), Some('w'));
+        assert_eq!(land(&mut table, A, 6, 3), None);
         assert_eq!(table.expect(6, 3, NEVER, 'x'), Expectation::Reached('x'));
         assert_eq!(table.excess(), 0);
     }
@@ -369,7 +420,7 @@ mod tests {
         let mut table = table();
         assert_eq!(table.expect(5, 1, NEVER, 'a'), Expectation::Waiting);
         assert_eq!(table.expect(5, 1, NEVER, 'b'), Expectation::Taken('b'));
-        assert_eq!(table.arrived(A, 5, 1), Some('a'));
+        assert_eq!(land(&mut table, A, 5, 1), Some('a'));
         assert_eq!(table.expect(5, 1, NEVER, 'c'), Expectation::Taken('c'));
         assert_eq!(table.cancel(5), None);
         assert_eq!(table.expect(5, 1, NEVER, 'd'), Expectation::Waiting);
@@ -380,19 +431,19 @@ mod tests {
     #[test]
     fn a_cancelled_counter_starts_from_nothing() {
         let mut table = table();
-        table.arrived(A, 5, 2);
+        land(&mut table, A, 5, 2);
         table.cancel(5);
         assert_eq!(table.expect(5, 2, NEVER, 'a'), Expectation::Waiting);
-        assert_eq!(table.arrived(A, 5, 1), None);
-        assert_eq!(table.arrived(A, 5, 1), Some('a'));
+        assert_eq!(land(&mut table, A, 5, 1), None);
+        assert_eq!(land(&mut table, A, 5, 1), Some('a'));
     }
 
     #[test]
     fn what_arrives_after_the_count_was_reached_is_excess() {
         let mut table = table();
         table.expect(5, 1, NEVER, 'a');
-        assert_eq!(table.arrived(A, 5, 3), Some('a'));
-        assert_eq!(table.arrived(A, 5, 4), None);
+        assert_eq!(land(&mut table, A, 5, 3), Some('a'));
+        assert_eq!(land(&mut table, A, 5, 4), None);
         assert_eq!(table.excess(), 6);
     }
 
@@ -408,10 +459,10 @@ mod tests {
     fn a_closed_path_keeps_what_is_not_asked_about() {
         let mut table = table();
         table.expect(5, 4, NEVER, 'a');
-        table.arrived(A, 5, 2);
+        land(&mut table, A, 5, 2);
         assert_eq!(table.close_path(A, &[]), []);
-        assert_eq!(table.arrived(B, 5, 1), None);
-        assert_eq!(table.arrived(B, 5, 1), Some('a'));
+        assert_eq!(land(&mut table, B, 5, 1), None);
+        assert_eq!(land(&mut table, B, 5, 1), Some('a'));
     }
 
     #[test]
@@ -430,12 +481,12 @@ mod tests {
         ] {
             let mut table = table();
             table.expect(5, 10, NEVER, 'a');
-            table.arrived(B, 5, 1);
-            table.arrived(A, 5, arrived);
+            land(&mut table, B, 5, 1);
+            land(&mut table, A, 5, arrived);
             assert_eq!(close(&mut table, A, (5, known, undecided)), fate, "{arrived} of {known}");
             let left = 10 - 1 - standing;
-            assert_eq!(table.arrived(B, 5, left - 1), None, "{arrived} arrived, {known} known");
-            assert_eq!(table.arrived(B, 5, 1), Some('a'), "{arrived} arrived, {known} known");
+            assert_eq!(land(&mut table, B, 5, left - 1), None, "{arrived} arrived, {known} known");
+            assert_eq!(land(&mut table, B, 5, 1), Some('a'), "{arrived} arrived, {known} known");
         }
     }
 
@@ -443,7 +494,7 @@ mod tests {
     fn nothing_is_taken_back_from_a_count_that_was_reached() {
         let mut table = table();
         table.expect(5, 2, NEVER, 'a');
-        assert_eq!(table.arrived(A, 5, 2), Some('a'));
+        assert_eq!(land(&mut table, A, 5, 2), Some('a'));
         assert_eq!(close(&mut table, A, (5, 0, 7)), Fate::Landed);
         assert_eq!(table.expect(5, 1, NEVER, 'b'), Expectation::Taken('b'), "it stays finished");
     }
@@ -452,10 +503,10 @@ mod tests {
     fn a_count_that_was_reached_is_remembered_after_it_is_cancelled() {
         let mut table = table();
         table.expect(5, 2, NEVER, 'a');
-        table.arrived(A, 5, 2);
+        land(&mut table, A, 5, 2);
         table.cancel(5);
         assert_eq!(close(&mut table, A, (5, 0, 2)), Fate::Landed, "not to be sent again");
-        table.arrived(B, 5, 2);
+        land(&mut table, B, 5, 2);
         assert_eq!(close(&mut table, A, (5, 0, 2)), Fate::TakenBack, "a closed path is forgotten");
     }
 
@@ -471,29 +522,113 @@ mod tests {
         ] {
             let mut table = table();
             table.expect(5, 3, NEVER, 'a');
-            assert_eq!(table.arrived(A, 5, 3), Some('a'));
+            assert_eq!(land(&mut table, A, 5, 3), Some('a'));
             table.cancel(5);
             table.expect(5, 3, NEVER, 'b');
-            assert_eq!(table.arrived(A, 5, 1), None);
+            assert_eq!(land(&mut table, A, 5, 1), None);
             assert_eq!(close(&mut table, A, (5, known, undecided)), fate, "{known} known");
-            assert_eq!(table.arrived(B, 5, 1), None, "nothing is counted for the former use");
-            assert_eq!(table.arrived(B, 5, 1), Some('b'), "what has arrived stands");
+            assert_eq!(land(&mut table, B, 5, 1), None, "nothing is counted for the former use");
+            assert_eq!(land(&mut table, B, 5, 1), Some('b'), "what has arrived stands");
         }
     }
 
     #[test]
     fn a_path_of_which_too_much_would_have_to_be_remembered_is_asked_in_vain() {
         let mut table = table();
-        table.former_max = 2;
+        table.former.max = 2;
         for imm in 0..3 {
-            table.arrived(A, imm, 1);
+            land(&mut table, A, imm, 1);
             table.cancel(imm);
         }
-        table.arrived(B, 0, 1);
-        assert_eq!(table.former.len(), 2);
+        assert_eq!(table.former.len, 0);
+        land(&mut table, A, 3, 1);
+        table.cancel(3);
+        assert_eq!(table.former.len, 0, "what is not answered for needs no room");
+        land(&mut table, B, 0, 1);
         assert_eq!(close(&mut table, B, (0, 0, 2)), Fate::TakenBack);
         assert_eq!(close(&mut table, A, (1, 1, 1)), Fate::Unknown);
-        assert!(table.former.is_empty() && table.overflowed.is_empty());
+        assert_eq!(close(&mut table, A, (1, 1, 1)), Fate::TakenBack, "a closed path is forgotten");
+    }
+
+    #[test]
+    fn who_fills_what_is_remembered_of_paths_is_asked_in_vain_and_nobody_else() {
+        let mut table = table();
+        table.former.max = 100;
+        let cancelled = |table: &mut ImmTable<char>, path, imm| {
+            land(table, path, imm, 1);
+            table.cancel(imm);
+            assert!(table.former.len <= 100);
+        };
+        // While nobody else needs room, all of it is A's.
+        (0..99).for_each(|imm| cancelled(&mut table, A, imm));
+        assert_eq!(close(&mut table, A2, (0, 0, 1)), Fate::TakenBack);
+        (0..50).for_each(|imm| cancelled(&mut table, B, imm));
+        assert_eq!(table.former.len, 50, "A had the most, and B is within its share");
+        (0..1000).for_each(|imm| cancelled(&mut table, A2, imm));
+        (0..1000).for_each(|imm| cancelled(&mut table, A, imm));
+        assert_eq!(close(&mut table, B, (3, 0, 1)), Fate::Landed);
+        assert_eq!(close(&mut table, A, (3, 0, 1)), Fate::Unknown);
+        assert_eq!(close(&mut table, A2, (3, 0, 1)), Fate::Unknown);
+        assert_eq!(table.former.len, 0);
+    }
+
+    #[test]
+    fn who_makes_too_many_early_counts_loses_its_own_oldest_and_nobody_elses() {
+        let mut table = ImmTable::new(10);
+        land_each(&mut table, B, 0..3);
+        land_each(&mut table, A, 100..200);
+        // Connecting anew makes no difference.
+        land_each(&mut table, A2, 200..300);
+        assert_eq!((table.len(), table.early_forgotten()), (10, 193));
+        // Those within their share take the room that they need from the one that is not.
+        land_each(&mut table, B, 3..5);
+        for imm in (0..5).chain(295..300) {
+            let expected = table.expect(imm, 1, NEVER, 'w');
+            assert_eq!(expected, Expectation::Reached('w'), "{imm} had arrived");
+        }
+        assert_eq!(table.expect(294, 1, NEVER, 'w'), Expectation::Waiting);
+    }
+
+    #[test]
+    fn counts_that_were_reached_and_let_stand_take_no_room_from_peers() {
+        let mut table = ImmTable::new(10);
+        land_each(&mut table, B, 0..3);
+        for imm in 100..200 {
+            table.expect(imm, 1, NEVER, 'w');
+            assert_eq!(land(&mut table, A, imm, 1), Some('w'));
+        }
+        for imm in 0..3 {
+            assert_eq!(table.expect(imm, 1, NEVER, 'w'), Expectation::Reached('w'));
+        }
+    }
+
+    #[test]
+    fn who_loses_an_early_count_loses_what_others_have_put_into_it_for_nobody() {
+        for is_closed in [false, true] {
+            let mut table = table();
+            // A was first, and is to lose it.
+            land(&mut table, A, 5, 7);
+            land(&mut table, B, 5, 2);
+            if is_closed {
+                table.close_path(B, &[]);
+            }
+            land_each(&mut table, A, 100..200);
+            assert_eq!(table.expect(5, 3, NEVER, 'w'), Expectation::Waiting, "A's are forgotten");
+            assert_eq!(land(&mut table, A, 5, 1), Some('w'), "B's are not");
+            let closed = close(&mut table, A, (5, 7, 1));
+            assert_eq!(closed, Fate::Landed, "and what was A's is remembered");
+        }
+    }
+
+    #[test]
+    fn one_counter_tells_so_many_makers_apart_and_forgets_nothing_of_more() {
+        let mut table = table();
+        for peer in 0..1000 {
+            table.arrived(PathId(peer), 5, 1, || Maker::Peer(peer));
+            table.close_path(PathId(peer), &[]);
+        }
+        assert!(table.counters[&5].shares.len() <= SETTLED_MAKERS_MAX + 1);
+        assert_eq!(table.expect(5, 1000, NEVER, 'w'), Expectation::Reached('w'));
     }
 
     #[test]
@@ -501,13 +636,13 @@ mod tests {
         let mut table = table();
         table.expect(100, 2, NEVER, 'w');
         for imm in 0..5 {
-            table.arrived(A, imm, 1);
+            land(&mut table, A, imm, 1);
         }
         assert_eq!(table.early_forgotten(), 1);
         assert_eq!(table.expect(0, 1, NEVER, 'a'), Expectation::Waiting, "0 was the oldest");
         assert_eq!(table.expect(1, 1, NEVER, 'b'), Expectation::Reached('b'));
-        table.arrived(A, 100, 1);
-        assert_eq!(table.arrived(A, 100, 1), Some('w'), "a waiter is never forgotten");
+        land(&mut table, A, 100, 1);
+        assert_eq!(land(&mut table, A, 100, 1), Some('w'), "a waiter is never forgotten");
     }
 
     #[test]
@@ -521,7 +656,7 @@ mod tests {
         assert_eq!(table.poll_expired(50), Some('a'));
         assert_eq!(table.poll_expired(50), None);
         assert_eq!(table.next_deadline_us(), 70);
-        assert_eq!(table.arrived(A, 2, 1), Some('b'));
+        assert_eq!(land(&mut table, A, 2, 1), Some('b'));
         assert_eq!(table.poll_expired(70), None);
         assert_eq!(table.next_deadline_us(), NEVER);
         assert_eq!(table.drain_waiters(), ['c']);

@@ -41,7 +41,7 @@ mod waiting;
 pub use avoid::{Avoided, Failed, Patience};
 pub use close::{CloseRequest, CloseVerdict, Counted, PathIndex};
 pub use heartbeat::Heartbeats;
-pub use imm::{Expectation, ImmTable, PathId};
+pub use imm::{Expectation, ImmTable, Maker, PathId};
 pub use op::{Body, OpId, Operation};
 pub use outcome::{Outcome, Refusal, WriteError};
 pub use path::PathLimits;

@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 
 use crate::close::{CloseRequest, CloseVerdict, PathIndex};
-use crate::imm::{Fate, ImmTable, PathId};
+use crate::imm::{Fate, ImmTable, Maker, PathId};
 use crate::messages::MessageWindow;
 
 #[derive(Debug)]
@@ -268,7 +268,8 @@ impl<C> Receiver<C> {
 
     /// Counts what has landed. Returns the waiter whose count is reached.
     pub fn arrived(&mut self, path: PathId, imm: u32) -> Option<C> {
-        self.imms.arrived(path, imm, 1)
+        let owner = || self.paths.get(&path).map(|owner| owner.incarnation);
+        self.imms.arrived(path, imm, 1, || owner().map_or(Maker::Here, Maker::Peer))
     }
 
     /// Whether the message was delivered before. Asked before one that cannot be delivered is refused.
@@ -455,6 +456,26 @@ mod tests {
         assert_eq!(reused, Err(PathRefusal::UsedIndex));
         // What was forgotten stands: 999 have landed.
         assert_eq!(receiver.imms_mut().expect(5, 999, NEVER, 'a'), Expectation::Reached('a'));
+    }
+
+    #[test]
+    fn early_counts_are_a_peers_own_however_often_it_connects() {
+        let mut receiver = Receiver::new(10);
+        let neighbour = receiver.open_path(99, 1, PathIndex(0)).expect("it is taken").path;
+        (0..5).for_each(|imm| assert_eq!(receiver.arrived(neighbour, imm), None));
+        for index in 0..20 {
+            let nonce = 1 + u64::from(index / 10);
+            let opened = receiver.open_path(PEER, nonce, PathIndex(index)).expect("it is taken");
+            for imm in 100 * index + 100..100 * index + 200 {
+                assert_eq!(receiver.arrived(opened.path, imm), None);
+            }
+            receiver.path_ended(opened.path);
+        }
+        assert_eq!(receiver.imms().len(), 10);
+        for imm in 0..5 {
+            let expected = receiver.imms_mut().expect(imm, 1, NEVER, 'w');
+            assert_eq!(expected, Expectation::Reached('w'), "{imm} had arrived");
+        }
     }
 
     #[test]
