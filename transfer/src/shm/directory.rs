@@ -4,8 +4,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::AtomicU32;
 
+use super::entry::Entry;
 use crate::memory::{MemoryError, RangeError, SharedMemory};
 use crate::shared::REGIONS_MAX;
 
@@ -40,17 +41,15 @@ impl Directory {
 
     pub(crate) fn publish(&mut self, key: u64, length_bytes: u64) {
         let slot = self.free.pop().expect("as many slots as there may be regions");
-        let [word, length] = words(&self.memory, slot).expect("slots lie in the directory");
-        length.store(length_bytes, Ordering::Relaxed);
-        word.store(key, Ordering::Release);
+        let entry = entry(&self.memory, slot).expect("slots lie in the directory");
+        entry.publish(key, length_bytes);
         self.slots.insert(key, slot);
     }
 
     /// No check that begins from now on passes.
     pub(crate) fn withdraw(&mut self, key: u64) {
         let Some(slot) = self.slots.remove(&key) else { return };
-        let [word, _] = words(&self.memory, slot).expect("slots lie in the directory");
-        word.store(0, Ordering::SeqCst);
+        entry(&self.memory, slot).expect("slots lie in the directory").withdraw();
         self.free.push(slot);
     }
 
@@ -65,27 +64,21 @@ pub(super) fn sleeping(directory: &SharedMemory) -> Option<&AtomicU32> {
 }
 
 /// The length of the region in a slot, if it still is this one; never more than is mapped of it here,
-/// because its owner writes what it likes. Read in this order, the length is that of the key.
+/// because its owner writes what it likes.
 pub(super) fn lookup(
     directory: &SharedMemory,
     slot: usize,
     key: u64,
     mapped_bytes: u64,
 ) -> Option<u64> {
-    let [word, length] = words(directory, slot).ok()?;
-    if word.load(Ordering::SeqCst) != key {
-        return None;
-    }
-    let length_bytes = length.load(Ordering::Acquire);
-    (word.load(Ordering::Relaxed) == key).then_some(length_bytes.min(mapped_bytes))
+    let length_bytes = entry(directory, slot).ok()?.length_of(key)?;
+    Some(length_bytes.min(mapped_bytes))
 }
 
-fn words(
-    directory: &SharedMemory,
-    slot: usize,
-) -> Result<[&std::sync::atomic::AtomicU64; 2], RangeError> {
+fn entry(directory: &SharedMemory, slot: usize) -> Result<Entry<'_>, RangeError> {
     let at = SLOTS.saturating_add(slot.saturating_mul(SLOT_BYTES));
-    Ok([directory.atomic_u64(at)?, directory.atomic_u64(at.saturating_add(8))?])
+    let (key, length) = (directory.atomic_u64(at)?, directory.atomic_u64(at.saturating_add(8))?);
+    Ok(Entry { key, length_bytes: length })
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 //! not with anything else: the receiver survives whatever a sender does to the ring.
 
 pub(crate) mod directory;
+mod entry;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod gate;

@@ -33,6 +33,9 @@ mod payload {
 
 // The cases need a part of each.
 #[allow(dead_code)]
+#[path = "../../src/shm/entry.rs"]
+mod entry;
+#[allow(dead_code)]
 #[path = "../../src/shm/gate.rs"]
 mod gate;
 #[allow(dead_code)]
@@ -55,6 +58,7 @@ mod copying;
 mod ends;
 mod queues;
 mod records;
+mod regions;
 mod waking;
 
 /// Runs a case in every order with at most so many switches away from a thread that could go on.
