@@ -197,7 +197,7 @@ impl Shared {
         match self.queue.try_lock() {
             Ok(queue) => self.swap_commands(queue, into),
             Err(TryLockError::Poisoned(poisoned)) => {
-                self.swap_commands(poisoned.into_inner(), into)
+                self.swap_commands(poisoned.into_inner(), into);
             }
             Err(TryLockError::WouldBlock) => {}
         }
