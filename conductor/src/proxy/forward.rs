@@ -65,8 +65,6 @@ const ELSEWHERE: [StatusCode; 4] = [
 const STATEFUL: [&str; 3] = ["background", "previous_response_id", "conversation"];
 /// Of the prompt, what is looked at for the choice of a server.
 const CHOSEN_BY_BYTES: usize = 256 << 10;
-/// Connections that may break off under one request, before it counts as its fault.
-const BREAKS_MAX: u32 = 2;
 
 /// Passes a request on to a server of its model. The answer is the server's own, good or bad.
 ///
@@ -93,9 +91,9 @@ pub(crate) async fn forward(
     }
     let seen = &prompt[..prompt.len().min(CHOSEN_BY_BYTES)];
     let pieces = pool.affinity.pieces(&arrival.tenant_salt, seen);
-    let (mut tried, mut breaks, mut last) = (Vec::new(), 0, None);
+    let (mut tried, mut broke, mut last) = (Vec::new(), None, None);
     let (answer, flight) = loop {
-        let (at, flight) = match pool.choose(&pieces, &tried) {
+        let (at, flight) = match choose(pool, &pieces, &tried, broke) {
             Ok(chosen) => chosen,
             Err(nobody) => break last.ok_or_else(|| refusal(front, pool, nobody))?,
         };
@@ -123,8 +121,7 @@ pub(crate) async fn forward(
                 }
                 // Servers close connections that are idle, and may do so just now; but a request that
                 // brings servers down is not to meet all of them.
-                breaks += 1;
-                if breaks == BREAKS_MAX {
+                if broke.replace(at).is_some() {
                     let reason = "back ends of the model break off over it".to_owned();
                     return Err(Failure::Interrupted { reason }.into());
                 }
@@ -141,6 +138,22 @@ pub(crate) async fn forward(
     }
     let usage = Usage::new(arrival.admission, prompt_tokens);
     Ok(pass(answer, Held { _flight: flight, usage, _running: running }, deadline))
+}
+
+/// A server that has not been tried; the one that broke off is asked again only when there is no other.
+fn choose(
+    pool: &Pool,
+    pieces: &[u64],
+    tried: &[usize],
+    broke: Option<usize>,
+) -> Result<(usize, Flight), Nobody> {
+    if let Some(broke) = broke {
+        let others = [tried, &[broke]].concat();
+        if let Ok(chosen) = pool.choose(pieces, &others) {
+            return Ok(chosen);
+        }
+    }
+    pool.choose(pieces, tried)
 }
 
 /// The request as it is passed on, but for its model.

@@ -14,8 +14,10 @@ use axum::response::Response;
 use futures::StreamExt;
 use kvasir_conductor::{BackendConfig, Config};
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::support::{Harness, config};
@@ -112,8 +114,9 @@ async fn answer(State(fake): State<Fake>, uri: Uri, headers: HeaderMap, body: By
         let events = futures::stream::unfold(first, move |(at, open)| {
             let events = Arc::clone(&fake.events);
             async move {
+                // A closed one ends the stream.
                 if at > 0 {
-                    events.acquire().await.expect("open").forget();
+                    events.acquire().await.ok()?.forget();
                 }
                 let event = format!("data: {{\"at\":{at}}}\n\n");
                 Some((Ok::<_, Infallible>(event), (at + 1, open)))
@@ -129,10 +132,10 @@ async fn answer(State(fake): State<Fake>, uri: Uri, headers: HeaderMap, body: By
     Response::builder().status(status).body(Body::from(said.to_string())).expect("a response")
 }
 
-fn backend(server: &Server) -> BackendConfig {
+fn backend(address: std::net::SocketAddr) -> BackendConfig {
     BackendConfig {
         model: "other".to_owned(),
-        url: format!("http://{}", server.address),
+        url: format!("http://{address}"),
         upstream_model: Some("upstream".to_owned()),
         api_key_file: None,
         requests_running_max: 8,
@@ -141,7 +144,7 @@ fn backend(server: &Server) -> BackendConfig {
 
 async fn start(servers: &[&Server], change: impl FnOnce(&mut Config)) -> Harness {
     let mut config = config(&[]);
-    config.backends = servers.iter().map(|server| backend(server)).collect();
+    config.backends = servers.iter().map(|server| backend(server.address)).collect();
     change(&mut config);
     Harness::start(config).await
 }
@@ -167,6 +170,20 @@ async fn post(harness: &Harness, path: &str, key: Option<&str>, body: &Value) ->
 
 /// A tenant's.
 const KEY: &str = "a key for proxying";
+
+/// For a tenant with [`KEY`].
+async fn start_with_quota(server: &Server, tokens_per_minute: u64) -> (Harness, tempfile::TempDir) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let keys = folder.path().join("keys.toml");
+    // Of [`KEY`].
+    let hash = "e78f9d852b620a621a4652ff801b79687ef6e417eeb0ae1efa133975e99b5e4b";
+    let tenant = format!(
+        "[[tenants]]\nname = \"acme\"\nkeys = [{{ sha256 = \"{hash}\" }}]\n\
+         tokens_per_minute = {tokens_per_minute}\n"
+    );
+    std::fs::write(&keys, tenant).expect("writes");
+    (start(&[server], |config| config.api_keys_file = Some(keys)).await, folder)
+}
 
 fn chat(text: &str) -> Value {
     json!({"model": "other", "messages": [{"role": "user", "content": text}], "tools": [{"x": 1}]})
@@ -312,15 +329,7 @@ async fn no_server_has_more_under_way_than_it_may() {
 #[tokio::test]
 async fn tenants_are_kept_apart_and_pay_for_what_the_server_says() {
     let server = Server::start().await;
-    let folder = tempfile::tempdir().expect("a folder");
-    let keys = folder.path().join("keys.toml");
-    // Of [`KEY`].
-    let hash = "e78f9d852b620a621a4652ff801b79687ef6e417eeb0ae1efa133975e99b5e4b";
-    let tenant = format!(
-        "[[tenants]]\nname = \"acme\"\nkeys = [{{ sha256 = \"{hash}\" }}]\ntokens_per_minute = 50\n"
-    );
-    std::fs::write(&keys, tenant).expect("writes");
-    let harness = start(&[&server], |config| config.api_keys_file = Some(keys)).await;
+    let (harness, _folder) = start_with_quota(&server, 50).await;
     let ask = async || {
         let mut body = chat("hi");
         body["cache_salt"] = "another's".into();
@@ -339,11 +348,209 @@ async fn tenants_are_kept_apart_and_pay_for_what_the_server_says() {
 }
 
 #[tokio::test]
+async fn an_error_of_a_server_costs_a_tenant_nothing() {
+    let server = Server::start().await;
+    let (harness, _folder) = start_with_quota(&server, 50).await;
+    let ask = async || post(&harness, "/v1/completions", Some(KEY), &chat("hi")).await;
+    // Each names 30 tokens, of 50.
+    for status in [400, 418, 422, 500, 503] {
+        server.set(StatusCode::from_u16(status).expect("a status"));
+        for _ in 0..2 {
+            let answer = ask().await;
+            assert_eq!(answer.status(), status);
+            assert_eq!(answer.json::<Value>().await.expect("JSON")["id"], "theirs");
+        }
+    }
+    server.set(StatusCode::OK);
+    assert_eq!(ask().await.status(), 200);
+}
+
+#[tokio::test]
+async fn a_prompt_is_paid_for_before_it_is_sent() {
+    let server = Server::start().await;
+    // Of such a debt nothing to speak of comes back while the test runs.
+    let (harness, _folder) = start_with_quota(&server, 50).await;
+    let mut body = chat(&"word ".repeat(1_000));
+    body["stream"] = true.into();
+    let running = post(&harness, "/v1/chat/completions", Some(KEY), &body).await;
+    assert_eq!(running.status(), 200);
+    let refused = post(&harness, "/v1/chat/completions", Some(KEY), &chat("hi")).await;
+    assert_eq!(refused.status(), 429);
+    assert!(refused.headers().contains_key("retry-after"));
+    let said = refused.json::<Value>().await.expect("JSON");
+    assert_eq!(said["error"]["code"], "rate_limit_exceeded", "{said}");
+    assert_eq!(server.asked().len(), 1, "what is refused is not sent");
+    drop(running);
+}
+
+#[tokio::test]
+async fn draining_waits_for_a_stream_that_is_under_way() {
+    let server = Server::start().await;
+    let harness = start(&[&server], |config| config.drain_ms = 600_000).await;
+    let mut body = chat("hi");
+    body["stream"] = true.into();
+    let answer = post(&harness, "/v1/chat/completions", None, &body).await;
+    let mut events = answer.bytes_stream();
+    events.next().await.expect("an event").expect("bytes");
+    harness.shutdown.cancel();
+    // Only while it drains does it take new connections and refuse what they ask for.
+    let fresh = reqwest::Client::builder().no_proxy().pool_max_idle_per_host(0).build();
+    let fresh = fresh.expect("a client");
+    let ready = async || {
+        let answer = fresh.get(format!("{}/readyz", harness.url)).send().await;
+        answer.expect("it listens").status()
+    };
+    eventually(async || ready().await == 503).await;
+    for at in 1..20 {
+        server.fake.events.add_permits(1);
+        let event = events.next().await.expect("an event").expect("bytes");
+        assert_eq!(event, format!("data: {{\"at\":{at}}}\n\n"));
+        assert_eq!(ready().await, 503);
+    }
+    server.fake.events.close();
+    assert!(events.next().await.is_none(), "it ends, and is not cut off");
+    harness.served.await.expect("no panic").expect("ends well");
+}
+
+/// What accepts a [`Raw`]'s connections, until somebody takes and ends it.
+type Accepting = Arc<Mutex<Option<JoinHandle<()>>>>;
+
+/// What a [`Raw`] does with what is posted.
+#[derive(Clone)]
+enum Then {
+    /// Reads it and closes the connection.
+    BreakOff,
+    /// Answers 429, when nobody can reach the other one any more.
+    RefuseAndEnd(Accepting),
+}
+
+/// A server that takes one request on each connection. Probes find it well.
+struct Raw {
+    address: std::net::SocketAddr,
+    posts: Arc<AtomicUsize>,
+}
+
+impl Raw {
+    async fn start(then: Then, accepting: &Accepting) -> Raw {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("binds");
+        let address = listener.local_addr().expect("an address");
+        let posts = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&posts);
+        let accept = tokio::spawn(async move {
+            while let Ok((socket, _)) = listener.accept().await {
+                tokio::spawn(Raw::answer(socket, then.clone(), Arc::clone(&counted)));
+            }
+        });
+        *accepting.lock().expect("no panic") = Some(accept);
+        Raw { address, posts }
+    }
+
+    async fn answer(mut socket: TcpStream, then: Then, posts: Arc<AtomicUsize>) {
+        let mut read = vec![0; 64 << 10];
+        let mut filled = 0;
+        // These requests end with their JSON.
+        loop {
+            match socket.read(&mut read[filled..]).await {
+                Ok(more) if more > 0 => filled += more,
+                _ => return,
+            }
+            let text = &read[..filled];
+            if text.starts_with(b"GET") && text.ends_with(b"\r\n\r\n") || text.ends_with(b"}") {
+                break;
+            }
+        }
+        let (status, body) = match (read.starts_with(b"GET"), then) {
+            (true, _) => ("200 OK", "{}"),
+            (false, Then::BreakOff) => {
+                posts.fetch_add(1, Ordering::SeqCst);
+                return;
+            }
+            (false, Then::RefuseAndEnd(other)) => {
+                let other = other.lock().expect("no panic").take();
+                if let Some(other) = other {
+                    other.abort();
+                    let _ = other.await;
+                }
+                ("429 Too Many Requests", "{\"id\": \"theirs\"}")
+            }
+        };
+        let length = body.len();
+        let answer = format!(
+            "HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+        );
+        socket.write_all(answer.as_bytes()).await.expect("sends");
+    }
+}
+
+async fn start_before(addresses: &[std::net::SocketAddr]) -> Harness {
+    let mut config = config(&[]);
+    config.backends = addresses.iter().copied().map(backend).collect();
+    let harness = Harness::start(config).await;
+    let all = addresses.len() as f64;
+    harness.until_metric("kvasir_conductor_backends_alive{model=\"other\"}", |n| n == all).await;
+    harness
+}
+
+#[tokio::test]
+async fn a_request_whose_connection_breaks_off_is_tried_once_more_elsewhere() {
+    let (breaks, works) =
+        (Raw::start(Then::BreakOff, &Accepting::default()).await, Server::start().await);
+    let harness = start_before(&[breaks.address, works.address]).await;
+    // Those that begin unlike take turns, the second tries included.
+    for at in 0..8 {
+        let text = at.to_string().repeat(1_000);
+        assert_eq!(post(&harness, "/v1/chat/completions", None, &chat(&text)).await.status(), 200);
+    }
+    assert_eq!(works.asked().len(), 8);
+    assert!(breaks.posts.load(Ordering::SeqCst) > 1, "it is condemned");
+}
+
+#[tokio::test]
+async fn a_request_that_breaks_connections_off_is_given_up_and_no_server_is_condemned_for_it() {
+    let none = Accepting::default();
+    let one = Raw::start(Then::BreakOff, &none).await;
+    let harness = start_before(&[one.address]).await;
+    for round in 1..=5 {
+        let answer = post(&harness, "/v1/chat/completions", None, &chat("hi")).await;
+        assert_eq!(answer.status(), 502);
+        let said = answer.json::<Value>().await.expect("JSON");
+        assert_eq!(said["error"]["code"], "instance_failed", "{said}");
+        assert_eq!(one.posts.load(Ordering::SeqCst), 2 * round, "once more, where none else is");
+    }
+    let all =
+        [one, Raw::start(Then::BreakOff, &none).await, Raw::start(Then::BreakOff, &none).await];
+    let harness = start_before(&all.each_ref().map(|server| server.address)).await;
+    let posts = || all.each_ref().map(|server| server.posts.load(Ordering::SeqCst));
+    // Of one conversation, which otherwise stays where it was.
+    let long = chat(&"word ".repeat(1_000));
+    for _ in 0..5 {
+        let before = posts();
+        assert_eq!(post(&harness, "/v1/chat/completions", None, &long).await.status(), 502);
+        let asked = posts().into_iter().zip(before).map(|(now, before)| now - before);
+        let mut asked: Vec<usize> = asked.collect();
+        asked.sort_unstable();
+        assert_eq!(asked, [0, 1, 1], "two servers, once each");
+    }
+}
+
+#[tokio::test]
+async fn the_last_answer_that_there_was_is_passed_on_when_the_next_server_cannot_be_reached() {
+    let (first, second) = (Accepting::default(), Accepting::default());
+    // Whichever is asked first, the other one has gone then.
+    let one = Raw::start(Then::RefuseAndEnd(Arc::clone(&second)), &first).await;
+    let two = Raw::start(Then::RefuseAndEnd(first), &second).await;
+    let harness = start_before(&[one.address, two.address]).await;
+    let answer = post(&harness, "/v1/chat/completions", None, &chat("hi")).await;
+    assert_eq!(answer.status(), 429);
+    assert_eq!(answer.json::<Value>().await.expect("JSON")["id"], "theirs");
+}
+
+#[tokio::test]
 async fn what_cannot_work_is_refused_at_the_start_and_a_model_without_embeddings_says_so() {
     let server = Server::start().await;
     let refused = async |change: fn(&mut BackendConfig), want: &str| {
         let mut config = config(&[]);
-        let mut backend = backend(&server);
+        let mut backend = backend(server.address);
         change(&mut backend);
         config.backends = vec![backend];
         let error =
