@@ -24,8 +24,9 @@ pub struct Config {
     /// does, as a page and as JSON for `kvasir explain` and `kvasir top`; health and metrics too. It
     /// asks for no keys and changes nothing.
     pub watch_listen: SocketAddr,
-    /// Decisions that are kept for it, the latest ones; about 1 KiB each in a small cluster, and 200
-    /// bytes more for each further instance.
+    /// Decisions that are kept for it, the latest ones: about 1 KiB each with one instance for prefill
+    /// and one for decode, and 72 bytes more for each further one that prefills, 40 for one that
+    /// decodes.
     pub decisions_kept: usize,
     /// Store nodes, as "host:port". Each is asked for what it holds and for its engine.
     pub nodes: Vec<String>,
