@@ -2,27 +2,17 @@
 
 mod support;
 
-use serde_json::json;
-use support::answers::{cached_tokens, check_case, reusable_tokens};
+use support::answers::{cached_tokens, check_case, check_many, reusable_tokens};
 use support::cluster::Cluster;
 use support::expected::Expected;
 use support::vectors::{BLOCK_BYTES, BLOCK_TOKENS, Case, Variant, ids};
-use support::{eventually, lose_cache};
+use support::{hears_of, lose_cache};
 
 const COMPUTED: &str = "kvasir_engine_prompt_tokens_computed_total";
 const PLACED: &str = "kvasir_conductor_placements_total";
 
 async fn placed(cluster: &Cluster, kind: &str) -> f64 {
     cluster.sum("conductor", PLACED, &[("kind", kind)]).await
-}
-
-/// Waits until the conductor has heard of so many blocks, counted once for each node.
-async fn hears_of(cluster: &Cluster, blocks: f64) {
-    let entries = "kvasir_conductor_index_entries";
-    eventually(&format!("the conductor knows {blocks} blocks"), async || {
-        cluster.sum("conductor", entries, &[]).await == blocks
-    })
-    .await;
 }
 
 /// What a node has sent by one way, and what by any other.
@@ -88,25 +78,9 @@ async fn check_spreading(variant: Variant, domain: &str) {
     let model = variant.model();
     let flags = format!("--both 2 --arena-bytes 192MiB --domain {domain}");
     let cluster = Cluster::start(&format!("{flags} --model {}", model.display())).await;
-    let Case { prompt, greedy } = variant.longest();
-    check_case(&cluster, &Case { prompt: prompt.clone(), greedy: greedy.clone() }).await;
-    let blocks = (prompt.len() + greedy.len() - 1) / BLOCK_TOKENS;
-    hears_of(&cluster, blocks as f64).await;
-    let body = json!({
-        "model": cluster.model,
-        "prompt": prompt,
-        "n": AT_ONCE,
-        "max_tokens": greedy.len(),
-        "temperature": 0,
-        "ignore_eos": true,
-        "return_token_ids": true,
-    });
-    let (status, answer) = cluster.post("/v1/completions", &body).await;
-    assert_eq!(status, 200, "{answer}");
-    for choice in answer["choices"].as_array().expect("a list") {
-        assert_eq!(ids(&choice["token_ids"]), greedy, "choice {}", choice["index"]);
-    }
-    assert_eq!(cached_tokens(&answer), reusable_tokens(prompt.len()));
+    let case = variant.longest();
+    check_many(&cluster, &case, AT_ONCE).await;
+    let prompt = case.prompt;
     let fetches = placed(&cluster, "whole_fetch").await;
     assert!(fetches > 0.0, "nothing was fetched over {domain}");
     let wanted = reusable_tokens(prompt.len()) / BLOCK_TOKENS * BLOCK_BYTES;

@@ -5,12 +5,11 @@ mod support;
 
 use futures::future::join_all;
 use rustix::process::Signal;
-use serde_json::json;
-use support::answers::{cached_tokens, check_case, reusable_tokens};
+use support::answers::{check_many, reusable_tokens};
 use support::cluster::Cluster;
 use support::eventually;
 use support::peers::{Ask, Peer, tokens};
-use support::vectors::{BLOCK_TOKENS, Case, ROW_VALUES, Variant, ids};
+use support::vectors::{Case, ROW_VALUES, Variant};
 
 /// Of both models: heads, layers, and the values of a row that are the value.
 const HEADS: f64 = 4.0;
@@ -126,32 +125,52 @@ async fn a_prefix_local_routed_to_one_and_to_four_fetched_and_mixed_gives_the_sa
     check_ways(Variant::YarnQlora, "tcp").await;
 }
 
+/// One engine whose node has a prompt, another one, and that one's long answer to it.
+struct Pair {
+    cluster: Cluster,
+    holder: Peer,
+    engine: Peer,
+    case: Case,
+    expected: Vec<u32>,
+}
+
+impl Pair {
+    /// Two serials are used up.
+    async fn start(flags: &str) -> Pair {
+        let cluster = start(Variant::Plain, &format!("--both 2 --routes {flags}")).await;
+        let [holder, engine] = ["both-1", "both-2"].map(|name| Peer::of(&cluster, name));
+        let (holder, engine) = (holder.await, engine.await);
+        let case = Variant::Plain.longest();
+        assert_eq!(holder.here(&ask(1, &case)).await, case.greedy);
+        let expected = engine.here(&long(2, &case)).await;
+        Pair { cluster, holder, engine, case, expected }
+    }
+}
+
+fn long(serial: u64, case: &Case) -> Ask {
+    Ask { max_tokens: 600, ..ask(serial, case) }
+}
+
 /// A long answer whose holder comes to grief after the first token, and is asked again when that is over.
 async fn check_grief(
     flags: &str,
     grief: impl AsyncFn(&Cluster, &Peer, &Ask),
     undo: impl Fn(&Cluster, &Peer),
 ) {
-    let cluster = start(Variant::Plain, &format!("--both 2 --routes {flags}")).await;
-    let peers = peers(&cluster, 2).await;
-    let (holder, engine) = (&peers[0], &peers[1]);
-    let case = Variant::Plain.longest();
-    assert_eq!(holder.here(&ask(1, &case)).await, case.greedy);
-    let long = |serial| Ask { max_tokens: 600, ..ask(serial, &case) };
-    let expected = engine.here(&long(2)).await;
+    let Pair { cluster, holder, engine, case, expected } = &Pair::start(flags).await;
     // On a machine that is busy enough an answer may be over before its grief.
     for serial in 3..20 {
-        let asked = long(serial);
+        let asked = long(serial, case);
         let events = engine.routed(&[holder], &asked).await.expect("it is taken");
-        let got = tokens(events, async || grief(&cluster, holder, &asked).await).await;
-        undo(&cluster, holder);
-        assert_eq!(got, expected);
+        let got = tokens(events, async || grief(cluster, holder, &asked).await).await;
+        undo(cluster, holder);
+        assert_eq!(got, *expected);
         if cluster.sum("both-2", RECALLS, &[]).await > 0.0 {
             break;
         }
     }
     assert_eq!(cluster.sum("both-2", RECALLS, &[]).await, 1.0, "its prefix was computed again");
-    let events = engine.routed(&[holder], &ask(20, &case)).await.expect("it is taken");
+    let events = engine.routed(&[holder], &ask(20, case)).await.expect("it is taken");
     assert_eq!(tokens(events, async || ()).await, case.greedy);
 }
 
@@ -173,19 +192,13 @@ async fn a_holder_that_is_late_costs_no_token() {
 
 #[tokio::test]
 async fn a_holder_that_is_killed_in_mid_generation_costs_no_token() {
-    let cluster = start(Variant::Plain, &format!("--both 2 --routes {PATIENT}")).await;
-    let peers = peers(&cluster, 2).await;
-    let (holder, engine) = (&peers[0], &peers[1]);
-    let case = Variant::Plain.longest();
-    assert_eq!(holder.here(&ask(1, &case)).await, case.greedy);
-    let long = |serial| Ask { max_tokens: 600, ..ask(serial, &case) };
-    let expected = engine.here(&long(2)).await;
-    let asked = long(3);
+    let Pair { cluster, holder, engine, case, expected } = &Pair::start(PATIENT).await;
+    let asked = long(3, case);
     let events = engine.routed(&[holder], &asked).await.expect("it is taken");
     let got = tokens(events, async || cluster.kill(&holder.node_name)).await;
-    assert_eq!(got, expected);
+    assert_eq!(got, *expected);
     assert!(cluster.sum("both-2", RECALLS, &[]).await <= 1.0);
-    assert_eq!(engine.here(&ask(4, &case)).await, case.greedy);
+    assert_eq!(engine.here(&ask(4, case)).await, case.greedy);
 }
 
 /// As it is priced, or wherever it can be.
@@ -195,29 +208,7 @@ async fn the_conductor_lets_a_prefix_stay_and_says_why() {
     let variant = Variant::Plain;
     let flags = format!("--both 2 --routes --always-route {PATIENT} --arena-bytes 192MiB");
     let cluster = start(variant, &flags).await;
-    let Case { prompt, greedy } = variant.longest();
-    check_case(&cluster, &Case { prompt: prompt.clone(), greedy: greedy.clone() }).await;
-    let blocks = (prompt.len() + greedy.len() - 1) / BLOCK_TOKENS;
-    eventually("the conductor knows the blocks", async || {
-        let entries = "kvasir_conductor_index_entries";
-        cluster.sum("conductor", entries, &[]).await == blocks as f64
-    })
-    .await;
-    let body = json!({
-        "model": cluster.model,
-        "prompt": prompt,
-        "n": AT_ONCE,
-        "max_tokens": greedy.len(),
-        "temperature": 0,
-        "ignore_eos": true,
-        "return_token_ids": true,
-    });
-    let (status, answer) = cluster.post("/v1/completions", &body).await;
-    assert_eq!(status, 200, "{answer}");
-    for choice in answer["choices"].as_array().expect("a list") {
-        assert_eq!(ids(&choice["token_ids"]), greedy, "choice {}", choice["index"]);
-    }
-    assert_eq!(cached_tokens(&answer), reusable_tokens(prompt.len()));
+    check_many(&cluster, &variant.longest(), AT_ONCE).await;
     let of_conductor = async |metric: &str, label: (&str, &str)| {
         cluster.sum("conductor", &format!("kvasir_conductor_{metric}"), &[label]).await
     };

@@ -1,8 +1,9 @@
 //! Greedy answers of a cluster, compared with what they must be.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::cluster::Cluster;
+use super::hears_of;
 use super::vectors::{BLOCK_TOKENS, Case, ids};
 
 /// Asks for a case and compares every token of the answer.
@@ -15,6 +16,31 @@ pub async fn check_case(cluster: &Cluster, case: &Case) -> Value {
     assert_eq!(answer["usage"]["prompt_tokens"], length);
     assert_eq!(answer["usage"]["completion_tokens"], case.greedy.len());
     answer
+}
+
+/// Asks for a case, and then, when the conductor has heard where its blocks are, for so many answers to it
+/// at once. Compares every token, and all that can be reused must be.
+pub async fn check_many(cluster: &Cluster, case: &Case, answers: usize) {
+    check_case(cluster, case).await;
+    let Case { prompt, greedy } = case;
+    hears_of(cluster, ((prompt.len() + greedy.len() - 1) / BLOCK_TOKENS) as f64).await;
+    let body = json!({
+        "model": cluster.model,
+        "prompt": prompt,
+        "n": answers,
+        "max_tokens": greedy.len(),
+        "temperature": 0,
+        "ignore_eos": true,
+        "return_token_ids": true,
+    });
+    let (status, answer) = cluster.post("/v1/completions", &body).await;
+    assert_eq!(status, 200, "{answer}");
+    let choices = answer["choices"].as_array().expect("a list");
+    assert_eq!(choices.len(), answers);
+    for choice in choices {
+        assert_eq!(ids(&choice["token_ids"]), *greedy, "choice {}", choice["index"]);
+    }
+    assert_eq!(cached_tokens(&answer), reusable_tokens(prompt.len()));
 }
 
 /// What the answer says of its prompt.

@@ -40,6 +40,15 @@ where
     }
 }
 
+/// Waits until the conductor has heard of so many blocks, counted once for each node.
+pub async fn hears_of(cluster: &cluster::Cluster, blocks: f64) {
+    let entries = "kvasir_conductor_index_entries";
+    eventually(&format!("the conductor knows {blocks} blocks"), async || {
+        cluster.sum("conductor", entries, &[]).await == blocks
+    })
+    .await;
+}
+
 /// Kills a store node, so that all it held is lost, and waits until its successor is at work.
 pub async fn lose_cache(cluster: &cluster::Cluster, node: &str) {
     let of_conductor = async |metric: &str| cluster.sum("conductor", metric, &[]).await;
