@@ -15,9 +15,7 @@ use tonic::transport::Server;
 
 use crate::access::{Access, Tenants};
 use crate::cluster::attend::Constants;
-use crate::cluster::{
-    Cluster, ClusterError, Objectives, Options, Policy, Routing, scheduler_service,
-};
+use crate::cluster::{Cluster, ClusterError, Objectives, Options, Policy, Routing};
 use crate::config::{Config, RoutesConfig};
 use crate::error::Error;
 use crate::http::{
@@ -26,7 +24,7 @@ use crate::http::{
 use crate::metrics::Metrics;
 use crate::openai::{Limits, unix_seconds};
 use crate::proxy::Proxies;
-use crate::serve::{ServeOptions, Serving};
+use crate::serve::{ServeOptions, Serving, scheduler_service};
 use crate::text::Texts;
 use crate::watch::{self, Watch};
 
@@ -185,7 +183,7 @@ impl Conductor {
             Server::builder()
                 .concurrency_limit_per_connection(SCHEDULE_CALLS_MAX)
                 .max_concurrent_streams(SCHEDULE_STREAMS_MAX)
-                .add_service(scheduler_service(cluster))
+                .add_service(scheduler_service(cluster, Arc::clone(serving.recorder())))
                 .serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned()),
         );
         tracing::info!(http = %http_address, grpc = %grpc_address, watch = %watch_address, "conductor is serving");

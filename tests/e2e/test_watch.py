@@ -1,8 +1,10 @@
 """What a conductor shows to those who run it: the page in a real browser, and the two commands."""
 
+import itertools
 import json
 import shutil
 import subprocess
+import threading
 
 import httpx
 import pytest
@@ -38,18 +40,57 @@ def run(cluster, request):
     return run
 
 
-def test_the_page_shows_nodes_engines_and_decisions_in_a_browser(cluster, asked):
+@pytest.fixture(scope="module")
+def refused(cluster):
+    """The id of a request that was refused: nobody is fast enough for it while others are computed."""
+    url = f"{cluster.url}/v1/completions"
+    over = threading.Event()
+
+    def keep_busy(seed):
+        for at in itertools.count():
+            if over.is_set():
+                return
+            # Nothing of it is cached.
+            prompt = [seed, 5 + at % 200, 5 + at // 200] + list(range(5, 3005))
+            httpx.post(url, json={"model": MODEL, "prompt": prompt, "max_tokens": 1}, timeout=60)
+
+    busy = [threading.Thread(target=keep_busy, args=(seed,)) for seed in (5, 6)]
+    for thread in busy:
+        thread.start()
+    try:
+        for at in range(500):
+            answer = httpx.post(
+                url,
+                json={"model": MODEL, "prompt": list(range(9, 500)), "max_tokens": 1},
+                headers={"x-request-id": f"refused-{at}", "x-llm-d-slo-ttft-ms": "1"},
+                timeout=60,
+            )
+            if answer.status_code == 429:
+                return f"refused-{at}"
+    finally:
+        over.set()
+        for thread in busy:
+            thread.join()
+    raise AssertionError("nothing was refused")
+
+
+def shown_in_browser(cluster, request_id):
+    """The page, and of it the explanation, when its script has run."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         pytest.skip("the page needs a browser: chromium-headless-shell")
     line = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000"]
-    url = f"{cluster.state()['watch']}/#{asked}"
+    url = f"{cluster.state()['watch']}/#{request_id}"
     ran = subprocess.run([*line, "--dump-dom", url], capture_output=True, text=True, timeout=120)
     page = ran.stdout
     assert 'data-ready="yes"' in page, page + ran.stderr
+    return page, page.partition('<pre id="one"')[2].partition("</pre>")[0]
+
+
+def test_the_page_shows_nodes_engines_and_decisions_in_a_browser(cluster, asked):
+    page, explained = shown_in_browser(cluster, asked)
     for shown in ("prefill-1-node", "decode-1-node", "serving", "watched-1", "watched-2"):
         assert f">{shown}<" in page, f"{shown} is not in {page}"
-    explained = page.partition('<pre id="one"')[2].partition("</pre>")[0]
     assert "split prefill-1 -&gt; decode-1" in explained, page
     assert "blocks are reused, held by prefill-1-node" in explained, page
 
@@ -82,3 +123,17 @@ def test_what_is_wrong_is_said(cluster, run, request):
     line = [binary, "top", "--once", "--conductor", cluster.url]
     wrong = subprocess.run(line, capture_output=True, text=True, timeout=60)
     assert wrong.returncode == 1 and "not the address of its API" in wrong.stderr, wrong.stderr
+
+
+def test_a_refusal_shows_each_candidate_in_a_browser_and_in_the_terminal(cluster, run, refused):
+    _, explained = shown_in_browser(cluster, refused)
+    terminal = run("explain", refused).stdout
+    for text in (explained, terminal):
+        assert "prefill prefill-1@prefill-1-node: held" in text, text
+        assert "us: misses the objective for the first token" in text, text
+        assert "us: nobody to prefill in time" in text, text
+        assert "refused: no instance would answer within the objective" in text, text
+    found = json.loads(run("explain", "--json", refused).stdout)["decisions"][-1]
+    (prefill,) = found["refusal"]["prefill_candidates"]
+    assert prefill["instance"] == "prefill-1" and prefill["verdict"] == "misses_ttft"
+    assert prefill["ttft_us"] > 1000

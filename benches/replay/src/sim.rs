@@ -18,7 +18,7 @@ use std::sync::Arc;
 use kvasir_blocks::BlockChange;
 use kvasir_placement::{
     BookingId, ClusterView, IndexLimits, InstanceReport, Keeper, ModelIndex, ModelSpec, NodeIndex,
-    Objectives, PlaceRequest, Placement, Refusal, ReportedLoad, Role, Selection, ShadowIndex, Tier,
+    Objectives, PlaceRequest, Placement, Refused, ReportedLoad, Role, Selection, ShadowIndex, Tier,
     conversation, place,
 };
 use kvasir_proto::{InstanceId, NodeId};
@@ -195,7 +195,7 @@ impl<'a> Replay<'a> {
         }
     }
 
-    fn place(&self, request: usize) -> Result<Placement, Refusal> {
+    fn place(&self, request: usize) -> Result<Placement, Refused> {
         let Request { prompt_tokens, output_tokens, keys, .. } = &self.requests[request];
         let matched = self.index.match_prefix(keys);
         let wanted = PlaceRequest {

@@ -126,10 +126,7 @@ pub struct Placement {
     pub predicted_tbt_us: u64,
     /// It misses an objective by estimates that it is there to correct (see [`crate::place()`]).
     pub probe: bool,
-    /// All that were considered, in the order of the view.
-    pub prefill_candidates: Vec<PrefillCandidate>,
-    pub decode_candidates: Vec<DecodeCandidate>,
-    pub(crate) names: Arc<Names>,
+    pub considered: Considered,
     /// The engine begins the prefill with the least rank first: when it came, and later the longer
     /// it takes, as the policy says.
     pub rank_us: u64,
@@ -137,13 +134,28 @@ pub struct Placement {
     pub rank_delay_us: u64,
     /// Who is to keep the prompt's blocks.
     pub keeper: Keeper,
-    pub(crate) selection: Selection,
-    pub(crate) prompt_tokens: u32,
-    pub(crate) prompt_blocks: u32,
     /// What the prefill side sends to the decode side.
     pub(crate) push_bytes: u64,
     /// Of the answer, on the instance that decodes.
     pub(crate) growth: Growth,
+}
+
+/// All that were considered for a request, in the order of the view.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Considered {
+    pub prompt_tokens: u32,
+    pub prompt_blocks: u32,
+    pub prefill_candidates: Vec<PrefillCandidate>,
+    pub decode_candidates: Vec<DecodeCandidate>,
+    pub(crate) selection: Selection,
+    pub(crate) names: Arc<Names>,
+}
+
+/// A refusal, and who was considered before it. Nobody was for a model that is not known.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Refused {
+    pub refusal: Refusal,
+    pub considered: Considered,
 }
 
 /// Which side's node keeps a prompt's blocks when the request is over. What is there already stays
@@ -258,6 +270,8 @@ pub enum Verdict {
     Draining,
     /// No decode instance could be paired with it.
     NoDecode,
+    /// No prefill instance could be paired with it in time.
+    NoPrefill,
 }
 
 /// Why a request was refused, by what the caller can do.

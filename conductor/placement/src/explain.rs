@@ -3,20 +3,21 @@
 
 use std::fmt;
 
+use kvasir_proto::{InstanceId, NodeId};
 use serde::Serialize;
 
 use crate::attend::Price;
-use crate::decision::{DecodeCandidate, Placement, PrefillCandidate, Shape, Verdict};
+use crate::decision::{
+    Considered, DecodeCandidate, Placement, PrefillCandidate, Refusal, Refused, Shape, Verdict,
+};
 use crate::routing::{Attended, Route};
 use crate::selection::Selection;
 
 impl fmt::Display for Placement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "prompt of {} tokens in {} blocks", self.prompt_tokens, self.prompt_blocks)?;
-        self.prefill_candidates.iter().try_for_each(|candidate| self.prefill_line(f, candidate))?;
-        self.decode_candidates.iter().try_for_each(|candidate| self.decode_line(f, candidate))?;
+        write!(f, "{}", self.considered)?;
         if let Some(Attended { source, blocks, decision, .. }) = &self.attended {
-            let (_, node) = &self.names.rows[*source as usize];
+            let (_, node) = self.considered.name(*source);
             writeln!(f, "prefix of {blocks} blocks on {node}")?;
             writeln!(f, "{decision}")?;
         }
@@ -39,16 +40,36 @@ impl fmt::Display for Placement {
     }
 }
 
-impl Placement {
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}refused: {}", self.considered, self.refusal)
+    }
+}
+
+/// A line each.
+impl fmt::Display for Considered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "prompt of {} tokens in {} blocks", self.prompt_tokens, self.prompt_blocks)?;
+        self.prefill_candidates.iter().try_for_each(|candidate| self.prefill_line(f, candidate))?;
+        self.decode_candidates.iter().try_for_each(|candidate| self.decode_line(f, candidate))
+    }
+}
+
+impl Considered {
+    /// An instance and its node.
+    fn name(&self, at: u32) -> &(InstanceId, NodeId) {
+        &self.names.rows[at as usize]
+    }
+
     fn prefill_line(
         &self,
         f: &mut fmt::Formatter<'_>,
         candidate: &PrefillCandidate,
     ) -> fmt::Result {
-        let (instance, node) = &self.names.rows[candidate.at as usize];
+        let (instance, node) = self.name(candidate.at);
         write!(f, "prefill {instance}@{node}: held {}", candidate.held_blocks)?;
         if let Some(source) = candidate.fetch_from {
-            let (_, source) = &self.names.rows[source as usize];
+            let (_, source) = self.name(source);
             write!(f, ", fetch to {} from {source}", candidate.used_blocks)?;
         }
         let PrefillCandidate { queue_us, transfer_us, compute_us, ttft_us, cost_us, .. } =
@@ -65,7 +86,7 @@ impl Placement {
     }
 
     fn decode_line(&self, f: &mut fmt::Formatter<'_>, candidate: &DecodeCandidate) -> fmt::Result {
-        let (instance, node) = &self.names.rows[candidate.at as usize];
+        let (instance, node) = self.name(candidate.at);
         writeln!(
             f,
             "decode {instance}@{node}: held {}, load {:.2}, wait {} us, step {} us: {}",
@@ -75,6 +96,42 @@ impl Placement {
             candidate.tbt_us,
             candidate.verdict
         )
+    }
+
+    fn explain_prefills(&self) -> Vec<PrefillExplanation> {
+        let explain = |candidate: &PrefillCandidate| {
+            let (instance, node) = self.name(candidate.at);
+            PrefillExplanation {
+                instance: instance.to_string(),
+                node: node.to_string(),
+                held_blocks: candidate.held_blocks,
+                used_blocks: candidate.used_blocks,
+                fetch_from: candidate.fetch_from.map(|source| self.name(source).1.to_string()),
+                queue_us: candidate.queue_us,
+                transfer_us: candidate.transfer_us,
+                compute_us: candidate.compute_us,
+                ttft_us: candidate.ttft_us,
+                cost_us: candidate.cost_us,
+                verdict: candidate.verdict,
+            }
+        };
+        self.prefill_candidates.iter().map(explain).collect()
+    }
+
+    fn explain_decodes(&self) -> Vec<DecodeExplanation> {
+        let explain = |candidate: &DecodeCandidate| {
+            let (instance, node) = self.name(candidate.at);
+            DecodeExplanation {
+                instance: instance.to_string(),
+                node: node.to_string(),
+                held_blocks: candidate.held_blocks,
+                load: candidate.load,
+                wait_us: candidate.wait_us,
+                tbt_us: candidate.tbt_us,
+                verdict: candidate.verdict,
+            }
+        };
+        self.decode_candidates.iter().map(explain).collect()
     }
 }
 
@@ -172,44 +229,48 @@ pub struct DecodeExplanation {
     pub verdict: Verdict,
 }
 
+/// A [`Refused`] as values.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RefusalExplanation {
+    pub prompt_tokens: u32,
+    pub prompt_blocks: u32,
+    /// In a sentence.
+    pub why: String,
+    /// Of the best pair, where it is only now that nobody serves it.
+    pub predicted_ttft_us: Option<u64>,
+    /// When it is worth trying again.
+    pub retry_after_ms: Option<u64>,
+    pub prefill_candidates: Vec<PrefillExplanation>,
+    pub decode_candidates: Vec<DecodeExplanation>,
+}
+
+impl Refused {
+    /// The refusal as values.
+    pub fn explain(&self) -> RefusalExplanation {
+        let now = match self.refusal {
+            Refusal::Overloaded { predicted_ttft_us, retry_after_ms, .. } => {
+                Some((predicted_ttft_us, retry_after_ms))
+            }
+            _ => None,
+        };
+        RefusalExplanation {
+            prompt_tokens: self.considered.prompt_tokens,
+            prompt_blocks: self.considered.prompt_blocks,
+            why: self.refusal.to_string(),
+            predicted_ttft_us: now.map(|(predicted_ttft_us, _)| predicted_ttft_us),
+            retry_after_ms: now.map(|(_, retry_after_ms)| retry_after_ms),
+            prefill_candidates: self.considered.explain_prefills(),
+            decode_candidates: self.considered.explain_decodes(),
+        }
+    }
+}
+
 impl Placement {
     /// The decision as values.
     pub fn explain(&self) -> Explanation {
-        let name = |at: u32| {
-            let (instance, node) = &self.names.rows[at as usize];
-            (instance.to_string(), node.to_string())
-        };
-        let prefill_candidates = self.prefill_candidates.iter().map(|candidate| {
-            let (instance, node) = name(candidate.at);
-            PrefillExplanation {
-                instance,
-                node,
-                held_blocks: candidate.held_blocks,
-                used_blocks: candidate.used_blocks,
-                fetch_from: candidate.fetch_from.map(|source| name(source).1),
-                queue_us: candidate.queue_us,
-                transfer_us: candidate.transfer_us,
-                compute_us: candidate.compute_us,
-                ttft_us: candidate.ttft_us,
-                cost_us: candidate.cost_us,
-                verdict: candidate.verdict,
-            }
-        });
-        let decode_candidates = self.decode_candidates.iter().map(|candidate| {
-            let (instance, node) = name(candidate.at);
-            DecodeExplanation {
-                instance,
-                node,
-                held_blocks: candidate.held_blocks,
-                load: candidate.load,
-                wait_us: candidate.wait_us,
-                tbt_us: candidate.tbt_us,
-                verdict: candidate.verdict,
-            }
-        });
         Explanation {
-            prompt_tokens: self.prompt_tokens,
-            prompt_blocks: self.prompt_blocks,
+            prompt_tokens: self.considered.prompt_tokens,
+            prompt_blocks: self.considered.prompt_blocks,
             reused_tokens: self.reused_tokens,
             compute_tokens: self.compute_tokens,
             prefill: self.prefill().instance_id.to_string(),
@@ -229,8 +290,8 @@ impl Placement {
             predicted_tbt_us: self.predicted_tbt_us,
             probe: self.probe,
             cache: self.cache_sentence(),
-            prefill_candidates: prefill_candidates.collect(),
-            decode_candidates: decode_candidates.collect(),
+            prefill_candidates: self.considered.explain_prefills(),
+            decode_candidates: self.considered.explain_decodes(),
         }
     }
 
@@ -244,7 +305,7 @@ impl Placement {
             closed: price.closed.map(|closed| closed.to_string()),
         };
         PrefixExplanation {
-            node: self.names.rows[asked.source as usize].1.to_string(),
+            node: self.considered.name(asked.source).1.to_string(),
             blocks: asked.blocks,
             chosen: asked.decision.chosen.map(|way| way.to_string()),
             ways: asked.decision.prices.iter().map(way).collect(),
@@ -253,19 +314,20 @@ impl Placement {
 
     /// How much of what is cached somewhere the decision uses, and if not all of it, why.
     fn cache_sentence(&self) -> String {
-        let blocks = self.prompt_blocks;
+        let considered = &self.considered;
+        let blocks = considered.prompt_blocks;
         let chosen = self.prefill();
         if let Some(Route { source, blocks: routed, .. }) = &self.route {
             let node = &source.node_id;
             return format!("{routed} of {blocks} blocks stay on {node} and are attended there");
         }
         let used = self.fetch.as_ref().map_or(chosen.held_blocks, |fetch| fetch.until_block);
-        let prefill = self.prefill_candidates.iter().map(|c| (c.held_blocks, c.at));
-        let decode = self.decode_candidates.iter().map(|c| (c.held_blocks, c.at));
+        let prefill = considered.prefill_candidates.iter().map(|c| (c.held_blocks, c.at));
+        let decode = considered.decode_candidates.iter().map(|c| (c.held_blocks, c.at));
         let Some((most, at)) = prefill.chain(decode).max_by_key(|(held, _)| *held) else {
             return format!("{used} of {blocks} blocks are reused");
         };
-        let (instance, node) = &self.names.rows[at as usize];
+        let (instance, node) = considered.name(at);
         if most == 0 && used == 0 {
             return format!(
                 "no node holds any of its {blocks} blocks, of which only whole ones are ever cached"
@@ -280,7 +342,7 @@ impl Placement {
                 "{used} of {blocks} blocks are reused, {whence}, and nobody holds more"
             );
         }
-        let own = self.prefill_candidates.iter().find(|candidate| candidate.at == at);
+        let own = considered.prefill_candidates.iter().find(|candidate| candidate.at == at);
         let why = match own.map(|candidate| candidate.verdict) {
             None => {
                 format!("{instance} does not prefill, and fetching them costs more than computing")
@@ -309,6 +371,7 @@ impl fmt::Display for Verdict {
             Verdict::RoomUnreported => "idle, and its room is not reported yet",
             Verdict::Draining => "draining",
             Verdict::NoDecode => "nobody to decode",
+            Verdict::NoPrefill => "nobody to prefill in time",
         })
     }
 }

@@ -31,12 +31,13 @@ pub mod view;
 
 pub use cost::{DecodeProfile, LinkProfile, PrefillProfile, Profile, SsdProfile};
 pub use decision::{
-    Chosen, DecodeCandidate, Fetch, Keeper, Missing, Objectives, OverloadReason, PlaceRequest,
-    Placement, Policy, PrefillCandidate, Refusal, Shape, Verdict, conversation,
+    Chosen, Considered, DecodeCandidate, Fetch, Keeper, Missing, Objectives, OverloadReason,
+    PlaceRequest, Placement, Policy, PrefillCandidate, Refusal, Refused, Shape, Verdict,
+    conversation,
 };
 pub use explain::{
     DecodeExplanation, Explanation, FetchExplanation, PrefillExplanation, PrefixExplanation,
-    WayExplanation,
+    RefusalExplanation, WayExplanation,
 };
 pub use index::{
     BlockSetDigest, IndexLimits, IndexReader, NodeIndex, PrefixMatch, ShadowIndex, Tier,

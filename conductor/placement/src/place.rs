@@ -10,16 +10,18 @@
 //! - An instance that does both serves a request whole. It competes with the pairs.
 //! - A request that nobody can serve in time by estimates alone is a probe of them (see [`place`]).
 
+mod refusal;
+
 use crate::attend::Way;
 use crate::decision::{
-    Chosen, DecodeCandidate, Fetch, Keeper, Missing, OverloadReason, PlaceRequest, Placement,
-    Policy, PrefillCandidate, Refusal, Shape, Verdict,
+    Chosen, Considered, DecodeCandidate, Fetch, Keeper, Missing, PlaceRequest, Placement, Policy,
+    PrefillCandidate, Refusal, Refused, Shape, Verdict,
 };
 use crate::growth::Growth;
 use crate::index::PrefixMatch;
 use crate::routing::{Attended, Question, Route};
 use crate::selection::Selection;
-use crate::view::{ClusterView, Instance, ModelSpec, Role};
+use crate::view::{ClusterView, Instance, InstanceReport, ModelSpec, Role};
 
 /// Chooses where a request goes.
 ///
@@ -40,15 +42,15 @@ use crate::view::{ClusterView, Instance, ModelSpec, Role};
 /// for ever.
 ///
 /// # Errors
-/// [`Refusal`] when nobody can serve it, now or at all.
+/// [`Refused`] when nobody can serve it, now or at all.
 pub fn place(
     view: &ClusterView,
     matched: &PrefixMatch,
     request: &PlaceRequest<'_>,
-) -> Result<Placement, Refusal> {
-    let spec = view
-        .model_spec(request.model)
-        .ok_or_else(|| Refusal::UnknownModel { model: format!("number {}", request.model.0) })?;
+) -> Result<Placement, Refused> {
+    let Some(spec) = view.model_spec(request.model) else {
+        return Err(refusal::unknown(view, request));
+    };
     Planner::new(view, spec, matched, request).plan()
 }
 
@@ -127,8 +129,8 @@ impl<'a> Planner<'a> {
         planner
     }
 
-    fn plan(&self) -> Result<Placement, Refusal> {
-        self.check_size()?;
+    fn plan(&self) -> Result<Placement, Refused> {
+        self.check_size().map_err(|refusal| self.refuse_at_all(refusal))?;
         let mut prefills = self.price_prefills();
         let best_split = prefills
             .iter()
@@ -146,7 +148,7 @@ impl<'a> Planner<'a> {
         if let Some(probe) = self.probe(&pairs, &prefills, &decodes) {
             return Ok(Placement { probe: true, ..self.placement(probe, prefills, decodes) });
         }
-        Err(self.refusal(&pairs, &prefills, &decodes))
+        Err(self.refuse(&pairs, prefills, decodes))
     }
 
     fn at(&self, at: u32) -> &'a Instance {
@@ -192,14 +194,13 @@ impl<'a> Planner<'a> {
         x ^ (x >> 31)
     }
 
-    /// Whether any pair could hold it were both empty. Where an answer is decoded, one more block
-    /// than the prompt's is needed for it.
+    /// Whether any pair could hold it were both empty.
     fn check_size(&self) -> Result<(), Refusal> {
         let largest = |does: fn(Role) -> bool, missing| {
             self.members()
                 .map(|(_, instance)| &instance.report)
                 .filter(|report| does(report.role))
-                .map(|report| report.slots_total.saturating_sub(report.role.decodes().into()))
+                .map(prompt_blocks_max)
                 .max()
                 .ok_or_else(|| self.no_instance(missing))
         };
@@ -627,17 +628,27 @@ impl<'a> Planner<'a> {
             rank_us: prefill.rank_us,
             rank_delay_us: prefill.rank_us - self.request.now_us,
             keeper: self.keeper(prefill.at, decode.at),
-            names: self.view.names().clone(),
-            selection: self.view.policy().selection,
-            prompt_tokens: self.prompt_tokens,
-            prompt_blocks: self.prompt_blocks,
             push_bytes: match prefill.at == decode.at {
                 true => 0,
                 false => self.block_bytes(self.prompt_blocks.saturating_sub(decode.held_blocks)),
             },
             growth: self.growth(self.at(decode.at)),
+            considered: self.considered(prefills, decodes),
+        }
+    }
+
+    fn considered(
+        &self,
+        prefills: Vec<PrefillCandidate>,
+        decodes: Vec<DecodeCandidate>,
+    ) -> Considered {
+        Considered {
+            prompt_tokens: self.prompt_tokens,
+            prompt_blocks: self.prompt_blocks,
             prefill_candidates: prefills,
             decode_candidates: decodes,
+            selection: self.view.policy().selection,
+            names: self.view.names().clone(),
         }
     }
 
@@ -709,94 +720,15 @@ impl<'a> Planner<'a> {
             held_blocks,
         }
     }
-
-    fn refusal(
-        &self,
-        pairs: &[Pair],
-        prefills: &[PrefillCandidate],
-        decodes: &[DecodeCandidate],
-    ) -> Refusal {
-        if let Some(best) = pairs.iter().min_by_key(|pair| self.pair_order(pair, prefills)) {
-            let over_us = best.ttft_us.saturating_sub(self.request.objectives.ttft_us);
-            let decode = &decodes[best.decode];
-            let (reason, drain_us) = match over_us {
-                0 => (OverloadReason::Tbt, self.in_step_in_us(self.at(decode.at))),
-                // When all that is queued has ended it is a probe, if no earlier.
-                _ => {
-                    let queued_us = prefills[best.prefill].queue_us.saturating_add(decode.wait_us);
-                    (OverloadReason::Ttft, over_us.min(queued_us))
-                }
-            };
-            return self.overloaded(reason, best.ttft_us, drain_us);
-        }
-        if let Some(drain_us) = self.room_in_us(prefills, decodes) {
-            let least_us = prefills.iter().map(|candidate| candidate.ttft_us).min().unwrap_or(0);
-            return self.overloaded(OverloadReason::NoRoom, least_us, drain_us);
-        }
-        let prefill = prefills.iter().any(|candidate| candidate.verdict == Verdict::NoDecode);
-        self.no_instance(if prefill { Missing::Decode } else { Missing::Prefill })
-    }
-
-    fn overloaded(&self, reason: OverloadReason, ttft_us: u64, drain_us: u64) -> Refusal {
-        let retry_after_ms = self.view.policy().retry_after_ms(drain_us);
-        Refusal::Overloaded { predicted_ttft_us: ttft_us, retry_after_ms, reason }
-    }
-
-    /// How long until so few answers are left on the instance that its steps are short enough with
-    /// one more, or that it is idle.
-    fn in_step_in_us(&self, instance: &Instance) -> u64 {
-        let model = &instance.decode_model;
-        let in_time =
-            |running: &u32| model.predict_step_us(*running) <= self.request.objectives.tbt_us;
-        let running = (1..=instance.report.max_running).rev().find(in_time).unwrap_or(1);
-        instance.answers_left_in_us(running - 1, self.request.now_us)
-    }
-
-    /// How long until both sides have room, when that is what one of them lacks. Of each side only
-    /// the instance that has most is looked at, since refusing must stay cheap.
-    fn room_in_us(
-        &self,
-        prefills: &[PrefillCandidate],
-        decodes: &[DecodeCandidate],
-    ) -> Option<u64> {
-        let prefills = prefills.iter().map(|candidate| {
-            let slots = self.prefill_slots(self.at(candidate.at), candidate.held_blocks);
-            (candidate.at, candidate.verdict, slots)
-        });
-        let decodes = decodes.iter().map(|candidate| {
-            let slots = self.decode_slots(self.at(candidate.at), candidate.held_blocks);
-            (candidate.at, candidate.verdict, slots)
-        });
-        match (self.side_in_us(prefills), self.side_in_us(decodes)) {
-            (None, None) => None,
-            (prefill_us, decode_us) => Some(prefill_us.max(decode_us).unwrap_or(0)),
-        }
-    }
-
-    /// How long until one side has room; `None` when there is somebody who has, or nobody at all.
-    fn side_in_us(&self, side: impl Iterator<Item = (u32, Verdict, u32)>) -> Option<u64> {
-        let mut most: Option<(&Instance, u32)> = None;
-        for (at, verdict, slots) in side {
-            match verdict {
-                Verdict::Excluded | Verdict::Draining => {}
-                Verdict::NoRoom => {
-                    let instance = self.at(at);
-                    let left = |(instance, slots): (&Instance, u32)| {
-                        i64::from(instance.slots_left()) - i64::from(slots)
-                    };
-                    if most.is_none_or(|best| left(best) < left((instance, slots))) {
-                        most = Some((instance, slots));
-                    }
-                }
-                _ => return None,
-            }
-        }
-        let (instance, slots) = most?;
-        Some(self.view.slots_left_in_us(instance, slots, self.request.now_us))
-    }
 }
 
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The longest prompt that it could hold were it idle. Where an answer is decoded, one more block
+/// than the prompt's is needed for it.
+fn prompt_blocks_max(report: &InstanceReport) -> u32 {
+    report.slots_total.saturating_sub(report.role.decodes().into())
+}
 
 /// Whether a candidate may be taken: nothing speaks against it, or nothing that is certain.
 fn eligible(verdict: Verdict) -> bool {

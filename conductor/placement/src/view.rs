@@ -434,7 +434,7 @@ impl ClusterView {
             return;
         }
         let (prefill, decode) = (placement.prefill(), placement.decode());
-        let prompt_blocks = placement.prompt_blocks;
+        let prompt_blocks = placement.considered.prompt_blocks;
         let prefill_end_us = now_us.saturating_add(placement.predicted_ttft_us);
         // What is attended elsewhere takes no slots here.
         let routed_blocks = placement.route.as_ref().map_or(0, |route| route.blocks);
@@ -442,7 +442,7 @@ impl ClusterView {
         let mut booked = Booked {
             prefill: prefill.instance,
             decode: decode.instance,
-            prompt_tokens: placement.prompt_tokens,
+            prompt_tokens: placement.considered.prompt_tokens,
             fetch: placement.fetch.as_ref().map(|fetch| (fetch.source.instance, fetch.bytes)),
             prefill_end_us,
             end_us: prefill_end_us,

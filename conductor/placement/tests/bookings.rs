@@ -57,7 +57,7 @@ fn work_that_was_reported_is_not_counted_twice() {
     let own = world.reports("p0", |report| load(report, 1_000)).reports("d0", |r| load(r, 0));
     let placement = own.place(|_| {}).expect("a placement");
     assert_eq!(placement.queue_us, 11_000);
-    assert!((placement.decode_candidates[0].load - 0.2).abs() < 1e-9);
+    assert!((placement.considered.decode_candidates[0].load - 0.2).abs() < 1e-9);
     let others = own.reports("p0", |report| load(report, 1_512));
     assert_eq!(others.place(|_| {}).expect("a placement").queue_us, 11_000 + 6_120);
 }
@@ -81,7 +81,7 @@ fn decode_load_is_that_of_the_time_when_the_prefill_ends() {
     }
     let wait = |world: &World, now_us| {
         let placement = world.place(|request| request.now_us = now_us).expect("a placement");
-        (placement.decode_candidates[0].load, placement.decode_wait_us)
+        (placement.considered.decode_candidates[0].load, placement.decode_wait_us)
     };
     assert_eq!(wait(&world, 0), (1.1, 100_000), "one too many for a while");
     assert_eq!(wait(&world, 988_999), (1.1, 100_000));
@@ -98,14 +98,17 @@ fn an_answer_lasts_from_its_first_hand_over() {
     world.view.prefilled(id, None, 0);
     world.view.prefilled(id, Some((1_000, 11_000)), 900_000);
     let placement = world.place(|request| request.now_us = 990_000).expect("a placement");
-    assert!((placement.decode_candidates[0].load - 0.1).abs() < 1e-9, "it ends at one second");
+    assert!(
+        (placement.considered.decode_candidates[0].load - 0.1).abs() < 1e-9,
+        "it ends at one second"
+    );
     world.view.unbook(id, Some(100), 4_000_000);
     // The profile's one second and the four that it took, in the mean.
     let (id, _) = world.book(0);
     world.view.prefilled(id, None, 0);
     let load = |now_us| {
         let placement = world.place(|request| request.now_us = now_us).expect("a placement");
-        placement.decode_candidates[0].load
+        placement.considered.decode_candidates[0].load
     };
     assert!((load(2_480_000) - 0.2).abs() < 1e-9);
     assert!((load(2_495_000) - 0.1).abs() < 1e-9);

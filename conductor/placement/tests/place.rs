@@ -178,7 +178,7 @@ fn instances_of_another_model_or_layout_are_never_mixed() {
     world.view.report(holder, 0);
     world.view.report(report("d1", 3, Role::Decode), 0);
     let placement = world.held(&[(2, 15)]).place(|_| {}).expect("a placement");
-    assert_eq!(placement.prefill_candidates.len(), 1);
+    assert_eq!(placement.considered.prefill_candidates.len(), 1);
     assert_eq!(placement.fetch, None, "blocks of another model are no hit");
 }
 
@@ -214,6 +214,62 @@ fn a_request_that_cannot_meet_its_objectives_is_refused_with_the_time_to_wait() 
     });
     let want = overloaded(11_000, 1_000, OverloadReason::NoRoom);
     check_refusal(&no_room, Objectives::NONE, want);
+}
+
+#[test]
+fn a_refusal_shows_what_everybody_would_have_cost_and_why_nobody_was_taken() {
+    let check = |world: &World, change: fn(&mut PlaceRequest<'_>), want: &[&str]| {
+        let refused = world.decide(change).expect_err("refused");
+        assert_eq!(refused.to_string().lines().collect::<Vec<_>>(), want);
+        let explained = refused.explain();
+        assert_eq!(explained.why, refused.refusal.to_string());
+        let lines = explained.prefill_candidates.len() + explained.decode_candidates.len();
+        assert_eq!(lines, want.len() - 2);
+    };
+    let slow = |request: &mut PlaceRequest<'_>| request.objectives.ttft_us = 1_000_000;
+    let world = World::new(&["p0", "p1", "d0", "d1"])
+        .held(&[(1, 15)])
+        .reports("p0", |report| report.load.waiting_prompt_tokens = 256_000)
+        .reports("p1", |report| report.draining = true)
+        .reports("d1", |report| {
+            report.slots_available = 0;
+            report.load.running = 1;
+        });
+    check(
+        &world,
+        slow,
+        &[
+            "prompt of 1000 tokens in 16 blocks",
+            "prefill p0@n0: held 0, max(queue 3060000, transfer 0) + compute 11000 = 3071000 us: misses the objective for the first token",
+            "prefill p1@n1: held 15, max(queue 0, transfer 0) + compute 1400 = 1400 us: draining",
+            "decode d0@n2: held 0, load 0.10, wait 0 us, step 1100 us: nobody to prefill in time",
+            "decode d1@n3: held 0, load 0.10, wait 0 us, step 1100 us: no room",
+            "refused: no instance would answer within the objective for the first token; predicted time to first token 3071000 us; retry after 2071 ms",
+        ],
+    );
+    let small = World::new(&["p0", "d0"]).reports("d0", |report| {
+        report.slots_total = 16;
+        report.slots_available = 16;
+    });
+    check(
+        &small,
+        |_| {},
+        &[
+            "prompt of 1000 tokens in 16 blocks",
+            "prefill p0@n0: held 0, max(queue 0, transfer 0) + compute 11000 = 11000 us: nobody to decode",
+            "decode d0@n1: held 0, load 0.10, wait 0 us, step 1100 us: no room",
+            "refused: it needs 16 blocks of cache, and there is room for 15 at most",
+        ],
+    );
+    check(
+        &World::new(&["d0"]),
+        |_| {},
+        &[
+            "prompt of 1000 tokens in 16 blocks",
+            "decode d0@n0: held 0, load 0.10, wait 0 us, step 1100 us: nobody to prefill in time",
+            "refused: no prefill instance of model `tiny` is available",
+        ],
+    );
 }
 
 #[test]

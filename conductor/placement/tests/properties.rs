@@ -92,7 +92,7 @@ proptest! {
             prop_assert!(fetch.source.node != placement.prefill().node);
             prop_assert_eq!(fetch.until_block * 64, placement.reused_tokens);
         }
-        let chosen = placement.prefill_candidates.iter().map(|candidate| candidate.verdict)
+        let chosen = placement.considered.prefill_candidates.iter().map(|candidate| candidate.verdict)
             .filter(|verdict| *verdict == kvasir_placement::Verdict::Chosen);
         prop_assert_eq!(chosen.count(), 1);
         prop_assert!(!placement.to_string().is_empty());

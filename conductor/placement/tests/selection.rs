@@ -121,7 +121,7 @@ fn short_prefills_pass_long_ones_that_came_a_little_earlier() {
             request.now_us = now_us;
         });
         let placement = placement.expect("a placement");
-        let [candidate] = &placement.prefill_candidates[..] else { panic!("one") };
+        let [candidate] = &placement.considered.prefill_candidates[..] else { panic!("one") };
         (candidate.queue_us, candidate.ttft_us, candidate.cost_us - candidate.ttft_us)
     };
     assert_eq!(price(0.0, 0), (22_000, 23_640, 0), "first come, first served");

@@ -9,7 +9,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use kvasir_placement::{
     Fetch, ModelIndex, ModelSpec, Objectives, PlaceRequest, Placement, Policy, PrefixMatch,
-    Profile, Refusal,
+    Profile, Refusal, Refused,
 };
 use kvasir_proto::v1::engine_client::EngineClient;
 use kvasir_proto::v1::store_node_client::StoreNodeClient;
@@ -217,8 +217,8 @@ impl Cluster {
     /// Places a request and books its work.
     ///
     /// # Errors
-    /// [`Refusal`] by what the caller can do.
-    pub fn place(&self, query: &PlaceQuery<'_>) -> Result<Placed, Refusal> {
+    /// [`Refused`] by what the caller can do.
+    pub fn place(&self, query: &PlaceQuery<'_>) -> Result<Placed, Refused> {
         let placed_at = Instant::now();
         let matched = self.shared.reader.match_prefix(query.keys);
         let mut state = self.shared.lock();
@@ -227,9 +227,7 @@ impl Cluster {
         let Some((prefill, decode, fetch, route)) = targets(&state, &placement) else {
             // Instances and nodes change together under the lock, so this does not happen; were
             // it to, the caller could do no more than with an instance that has just gone.
-            let model = query.model.name.to_string();
-            let missing = kvasir_placement::Missing::Prefill;
-            return Err(Refusal::NoInstance { model, missing });
+            return Err(gone(query, placement));
         };
         let id = state.next_booking();
         state.view.book(id, &placement, now_us);
@@ -242,16 +240,15 @@ impl Cluster {
     /// The same decision without booking it.
     ///
     /// # Errors
-    /// [`Refusal`] by what the caller can do.
-    pub fn plan(&self, query: &PlaceQuery<'_>) -> Result<Plan, Refusal> {
+    /// [`Refused`] by what the caller can do.
+    pub fn plan(&self, query: &PlaceQuery<'_>) -> Result<Plan, Refused> {
         let matched = self.shared.reader.match_prefix(query.keys);
         let state = self.shared.lock();
         let placement = self.decide(&state, query, &matched, self.shared.now_us())?;
-        let (prefill, decode, fetch, _) = targets(&state, &placement).ok_or_else(|| {
-            let model = query.model.name.to_string();
-            Refusal::NoInstance { model, missing: kvasir_placement::Missing::Prefill }
-        })?;
-        Ok(Plan { placement, prefill, decode, fetch })
+        match targets(&state, &placement) {
+            Some((prefill, decode, fetch, _)) => Ok(Plan { placement, prefill, decode, fetch }),
+            None => Err(gone(query, placement)),
+        }
     }
 
     fn decide(
@@ -260,7 +257,7 @@ impl Cluster {
         query: &PlaceQuery<'_>,
         matched: &PrefixMatch,
         now_us: u64,
-    ) -> Result<Placement, Refusal> {
+    ) -> Result<Placement, Refused> {
         let request = PlaceRequest {
             model: query.model.index,
             prompt_tokens: query.prompt_tokens,
@@ -273,7 +270,7 @@ impl Cluster {
             may_route: query.may_route,
         };
         let decided = kvasir_placement::place(&state.view, matched, &request);
-        decided.inspect_err(|refusal| self.shared.metrics.refused(refusal))
+        decided.inspect_err(|refused| self.shared.metrics.refused(&refused.refusal))
     }
 
     /// All models that are or were served, by name. Of several under one name the one that is
@@ -386,6 +383,13 @@ pub struct Plan {
     pub prefill: EngineTarget,
     pub decode: Option<EngineTarget>,
     pub fetch: Option<FetchSource>,
+}
+
+/// There is no handle for what was chosen.
+fn gone(query: &PlaceQuery<'_>, placement: Placement) -> Refused {
+    let model = query.model.name.to_string();
+    let refusal = Refusal::NoInstance { model, missing: kvasir_placement::Missing::Prefill };
+    Refused { refusal, considered: placement.considered }
 }
 
 type Targets = (EngineTarget, Option<EngineTarget>, Option<FetchSource>, Option<RouteHolder>);

@@ -18,7 +18,6 @@ mod follow;
 mod handle;
 mod metrics;
 mod overview;
-mod service;
 mod state;
 mod status;
 #[cfg(test)]
@@ -30,7 +29,7 @@ pub use handle::{
     Plan, RouteHolder, ServedModel,
 };
 pub use kvasir_placement::{
-    Missing, Objectives, OverloadReason, Placement, Policy, Profile, Refusal, Routing, attend,
+    Missing, Objectives, OverloadReason, Placement, Policy, Profile, Refusal, Refused, Routing,
+    attend,
 };
 pub use overview::{InstanceOverview, NodeOverview, Overview, SsdOverview};
-pub use service::scheduler_service;

@@ -15,7 +15,7 @@ use crate::metrics::Metrics;
 const HEADER: HeaderName = HeaderName::from_static("x-request-id");
 const ID_BYTES_MAX: usize = 128;
 
-/// The id of one HTTP request: the client's own when it is fit to be logged, else a new one.
+/// The id of one request: the client's own when it is fit to be logged, else a new one.
 #[derive(Debug, Clone)]
 pub(crate) struct RequestId(pub Arc<str>);
 
@@ -25,7 +25,8 @@ pub(super) async fn identify(
     mut request: Request,
     next: Next,
 ) -> Response {
-    let id = request.headers().get(&HEADER).and_then(fit).unwrap_or_else(new_id);
+    let RequestId(id) =
+        RequestId::of(request.headers().get(&HEADER).and_then(|id| id.to_str().ok()));
     let path = request.extensions().get::<MatchedPath>();
     let path = path.map_or_else(|| "other".to_owned(), |path| path.as_str().to_owned());
     request.extensions_mut().insert(RequestId(Arc::clone(&id)));
@@ -41,12 +42,14 @@ pub(super) async fn identify(
     response
 }
 
-fn fit(header: &HeaderValue) -> Option<Arc<str>> {
-    let text = header.to_str().ok()?;
-    let visible = text.bytes().all(|byte| byte.is_ascii_graphic());
-    (visible && !text.is_empty() && text.len() <= ID_BYTES_MAX).then(|| Arc::from(text))
-}
-
-fn new_id() -> Arc<str> {
-    format!("{:032x}", rand::rng().random::<u128>()).into()
+impl RequestId {
+    /// What the client calls its request, if it does.
+    pub fn of(given: Option<&str>) -> RequestId {
+        let fit = |text: &&str| {
+            let visible = text.bytes().all(|byte| byte.is_ascii_graphic());
+            visible && !text.is_empty() && text.len() <= ID_BYTES_MAX
+        };
+        let new = || format!("{:032x}", rand::rng().random::<u128>()).into();
+        RequestId(given.filter(fit).map_or_else(new, Arc::from))
+    }
 }

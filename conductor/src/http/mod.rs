@@ -23,6 +23,7 @@ mod trace;
 
 pub(crate) use accept::{Door, HttpOptions, serve};
 pub(crate) use body::Bodies;
+pub(crate) use identity::RequestId;
 pub(crate) use objectives::ObjectiveBounds;
 pub(crate) use routes::{Front, router};
 pub(crate) use tls::{Tls, TlsBytes, TlsFiles};

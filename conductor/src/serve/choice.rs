@@ -17,8 +17,8 @@ use super::fault::{Failure, Fault, FaultKind, InstanceFault};
 use super::job::{Ended, Job, Prompt};
 use super::outputs::Outlet;
 use super::phase::{Phase, PhaseCell};
-use super::recorder::Trail;
-use crate::cluster::{PlaceQuery, Placed, Refusal, ServedModel};
+use super::recorder::{Asked, Trail};
+use crate::cluster::{PlaceQuery, Placed, Refusal, Refused, ServedModel};
 
 /// Runs a job and tells its outlet how it ended.
 pub(super) async fn run(serving: Arc<Serving>, job: Job, outlet: Outlet) {
@@ -29,7 +29,12 @@ pub(super) async fn run(serving: Arc<Serving>, job: Job, outlet: Outlet) {
 async fn run_in_span(serving: Arc<Serving>, job: Job, outlet: Outlet) {
     let _in_flight = Counted::new(&serving.metrics.choices_in_flight);
     let phase = PhaseCell::new();
-    let trail = serving.recorder.trail(&job);
+    let trail = serving.recorder.trail(Asked {
+        request_id: Arc::clone(&job.request_id),
+        model: Arc::clone(&job.model),
+        prompt_tokens: job.prompt.length(),
+        is_plan: false,
+    });
     let result = tokio::select! {
         result = attempts(&serving, &job, &phase, &outlet, &trail) => result,
         () = sleep_until(job.deadline) => Err(Failure::Deadline { phase: phase.get().name() }),
@@ -82,9 +87,11 @@ async fn attempts(
         let model = model.ok_or(Failure::UnknownModel)?;
         let prompt = job.prompt.keyed(&model);
         let keys = prompt.keys();
-        let placed = place(serving, job, &model, keys, &mut avoided).await;
-        trail.decided(placed.as_ref().map(|placed| &placed.placement));
-        let placed = placed.map_err(|refusal| refused(serving, &prompt, refusal, last.as_ref()))?;
+        let placed = place(serving, job, &model, keys, &mut avoided).await.map_err(|none| {
+            let refusal = trail.refused(none);
+            refused(serving, &prompt, refusal, last.as_ref())
+        })?;
+        trail.placed(&placed.placement);
         tracing::debug!(placement = %placed.placement, "placed");
         if job.explain {
             outlet.placed(placed.placement.to_string()).await?;
@@ -118,7 +125,7 @@ async fn place(
     model: &ServedModel,
     keys: &[kvasir_proto::BlockKey],
     avoided: &mut Avoided,
-) -> Result<Placed, Refusal> {
+) -> Result<Placed, Refused> {
     let place = |avoided: &Avoided| {
         serving.cluster.place(&PlaceQuery {
             model,
@@ -133,16 +140,24 @@ async fn place(
     let mut placed = place(avoided);
     // Somebody who only said no may have done so for a peer's fault. It is tried again when there is
     // nobody else, and rather than to wait for others that have no time for it.
-    let nobody = matches!(placed, Err(Refusal::NoInstance { .. } | Refusal::Overloaded { .. }));
+    let nobody = matches!(
+        refusal_of(&placed),
+        Some(Refusal::NoInstance { .. } | Refusal::Overloaded { .. })
+    );
     if nobody && !avoided.doubtful.is_empty() {
         avoided.doubtful.clear();
         placed = place(avoided);
     }
-    if matches!(placed, Err(Refusal::NoInstance { .. })) && is_one_back(serving, avoided).await {
+    let nobody = matches!(refusal_of(&placed), Some(Refusal::NoInstance { .. }));
+    if nobody && is_one_back(serving, avoided).await {
         avoided.broke_off.clear();
         placed = place(avoided);
     }
     placed
+}
+
+fn refusal_of(placed: &Result<Placed, Refused>) -> Option<&Refusal> {
+    placed.as_ref().err().map(|refused| &refused.refusal)
 }
 
 /// Waits a moment for the node of one that broke off, if there is any, to be followed again.

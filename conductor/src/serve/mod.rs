@@ -7,7 +7,8 @@
 //! 3. [`attempt`]: one attempt on chosen instances: allocate, fetch, push, both legs
 //! 4. [`transaction`]: what an attempt holds on the nodes; dropped, it gives it all back
 //! 5. [`recorder`]: what was decided, and what came of it
-//! 6. [`reserve`], [`fetch`], [`legs`], [`renewal`], [`abort`], [`fault`], [`pace`]: its parts
+//! 6. [`schedule`]: decisions for callers with a front door of their own
+//! 7. [`reserve`], [`fetch`], [`legs`], [`renewal`], [`abort`], [`fault`], [`pace`]: its parts
 //!
 //! No KV bytes are seen here; only ids, places and tokens.
 
@@ -24,6 +25,7 @@ mod phase;
 mod recorder;
 mod renewal;
 mod reserve;
+mod schedule;
 mod transaction;
 
 use std::sync::Arc;
@@ -43,6 +45,7 @@ pub(crate) use fault::Failure;
 pub(crate) use job::{Ended, FinishReason, Job, Meter, Progress, Prompt};
 pub(crate) use outputs::{Output, Outputs};
 pub(crate) use recorder::{Decision, Record, Recorder, unix_ms};
+pub(crate) use schedule::scheduler_service;
 
 /// Bounds of serving.
 #[derive(Debug, Clone, Copy)]
@@ -68,7 +71,7 @@ pub(crate) struct Serving {
     cluster: Cluster,
     options: ServeOptions,
     metrics: Arc<Metrics>,
-    recorder: Recorder,
+    recorder: Arc<Recorder>,
     /// Drawn when the conductor starts: its transactions are its own.
     incarnation: u64,
     serial: AtomicU64,
@@ -90,7 +93,7 @@ impl Serving {
             cluster,
             options,
             metrics,
-            recorder: Recorder::new(options.decisions_kept),
+            recorder: Arc::new(Recorder::new(options.decisions_kept)),
             incarnation: rand::random(),
             serial: AtomicU64::new(1),
             permits: Arc::new(Semaphore::new(options.choices_running_max)),
@@ -142,7 +145,7 @@ impl Serving {
     }
 
     /// The latest decisions.
-    pub fn recorder(&self) -> &Recorder {
+    pub fn recorder(&self) -> &Arc<Recorder> {
         &self.recorder
     }
 

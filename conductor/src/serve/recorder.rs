@@ -5,11 +5,11 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use kvasir_placement::{Placement, Refusal};
+use kvasir_placement::{Placement, Refusal, Refused};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::job::{Ended, Job};
+use super::job::Ended;
 
 /// See the module.
 #[derive(Debug)]
@@ -25,15 +25,8 @@ impl Recorder {
     }
 
     /// Where the decisions for one answer go.
-    pub fn trail(&self, job: &Job) -> Trail<'_> {
-        Trail {
-            recorder: self,
-            request_id: Arc::clone(&job.request_id),
-            model: Arc::clone(&job.model),
-            prompt_tokens: job.prompt.length(),
-            first_token: Arc::default(),
-            latest: Mutex::default(),
-        }
+    pub fn trail(&self, asked: Asked) -> Trail<'_> {
+        Trail { recorder: self, asked, first_token: Arc::default(), latest: Mutex::default() }
     }
 
     /// How many, at most.
@@ -60,13 +53,21 @@ impl Recorder {
     }
 }
 
+/// What decisions are taken for.
+#[derive(Debug, Clone)]
+pub(crate) struct Asked {
+    pub request_id: Arc<str>,
+    pub model: Arc<str>,
+    pub prompt_tokens: u32,
+    /// By a caller with a front door of its own: nothing is booked, and nobody here hears what comes of it.
+    pub is_plan: bool,
+}
+
 /// The decisions for one answer: one for each attempt at it.
 #[derive(Debug)]
 pub(crate) struct Trail<'a> {
     recorder: &'a Recorder,
-    request_id: Arc<str>,
-    model: Arc<str>,
-    prompt_tokens: u32,
+    asked: Asked,
     first_token: Arc<OnceLock<Duration>>,
     latest: Mutex<Option<Arc<Record>>>,
 }
@@ -77,20 +78,27 @@ impl Trail<'_> {
         &self.first_token
     }
 
-    /// One more decision: its own words, or why there is none.
-    pub fn decided(&self, decided: Result<&Placement, &Refusal>) {
-        if self.recorder.kept == 0 {
-            return;
+    /// One more decision.
+    pub fn placed(&self, placement: &Placement) {
+        if self.recorder.kept > 0 {
+            self.record(Decision::Placed(Box::new(placement.clone())));
         }
-        let decision = match decided {
-            Ok(placement) => Decision::Placed(Box::new(placement.clone())),
-            Err(refusal) => Decision::Refused(refusal.clone()),
-        };
+    }
+
+    /// There is no place for it. Answers with why, and keeps the rest: a cluster that refuses much copies
+    /// nothing for it.
+    pub fn refused(&self, refused: Refused) -> Refusal {
+        let refusal = refused.refusal.clone();
+        if self.recorder.kept > 0 {
+            self.record(Decision::Refused(Box::new(refused)));
+        }
+        refusal
+    }
+
+    fn record(&self, decision: Decision) {
         let record = Arc::new(Record {
             at_unix_ms: unix_ms(),
-            request_id: Arc::clone(&self.request_id),
-            model: Arc::clone(&self.model),
-            prompt_tokens: self.prompt_tokens,
+            asked: self.asked.clone(),
             decision,
             first_token: Arc::clone(&self.first_token),
             outcome: OnceLock::new(),
@@ -120,9 +128,7 @@ impl Trail<'_> {
 #[derive(Debug)]
 pub(crate) struct Record {
     pub at_unix_ms: u64,
-    pub request_id: Arc<str>,
-    pub model: Arc<str>,
-    pub prompt_tokens: u32,
+    pub asked: Asked,
     pub decision: Decision,
     /// Of the request, whichever attempt it came from.
     first_token: Arc<OnceLock<Duration>>,
@@ -133,7 +139,7 @@ pub(crate) struct Record {
 #[derive(Debug)]
 pub(crate) enum Decision {
     Placed(Box<Placement>),
-    Refused(Refusal),
+    Refused(Box<Refused>),
 }
 
 /// What came of a decision.
@@ -170,7 +176,7 @@ impl Record {
                 line["predicted_ttft_ms"] = json!(explained.predicted_ttft_us as f64 / 1e3);
                 line["cache"] = json!(explained.cache);
             }
-            Decision::Refused(refusal) => line["refused"] = json!(refusal.to_string()),
+            Decision::Refused(refused) => line["refused"] = json!(refused.refusal.to_string()),
         }
         line
     }
@@ -183,7 +189,11 @@ impl Record {
                 record["placement"] = json!(placement.explain());
                 record["text"] = json!(placement.to_string());
             }
-            Decision::Refused(refusal) => record["refused"] = json!(refusal.to_string()),
+            Decision::Refused(refused) => {
+                record["refused"] = json!(refused.refusal.to_string());
+                record["refusal"] = json!(refused.explain());
+                record["text"] = json!(refused.to_string());
+            }
         }
         record
     }
@@ -191,9 +201,10 @@ impl Record {
     fn head(&self) -> Value {
         json!({
             "at_unix_ms": self.at_unix_ms,
-            "request_id": &*self.request_id,
-            "model": &*self.model,
-            "prompt_tokens": self.prompt_tokens,
+            "request_id": &*self.asked.request_id,
+            "model": &*self.asked.model,
+            "prompt_tokens": self.asked.prompt_tokens,
+            "is_plan": self.asked.is_plan,
             "ttft_ms": self.ttft_ms(),
             "outcome": self.outcome(),
         })

@@ -15,6 +15,8 @@ pub(super) struct Recent {
     pub window_ms: u64,
     pub requests: u64,
     pub refused: u64,
+    /// Plans for callers with a front door of their own, refusals included; they are no requests here.
+    pub planned: u64,
     /// Answered to their end.
     pub answered: u64,
     /// Ended without an answer though they were placed.
@@ -39,7 +41,11 @@ pub(super) fn recent(records: &[Arc<Record>], kept: usize, now_unix_ms: u64) -> 
         looked_at += 1;
         // Of several attempts at a request the last one stands for it; several answers to one prompt
         // count as one request.
-        let first = seen.insert(Arc::clone(&record.request_id));
+        if record.asked.is_plan {
+            recent.planned += 1;
+            continue;
+        }
+        let first = seen.insert(Arc::clone(&record.asked.request_id));
         recent.requests += u64::from(first);
         if matches!(record.decision, Decision::Refused(_)) {
             recent.refused += u64::from(first);
@@ -51,7 +57,7 @@ pub(super) fn recent(records: &[Arc<Record>], kept: usize, now_unix_ms: u64) -> 
             recent.failed += u64::from(!ok && first);
             recent.answer_tokens += u64::from(outcome.answer_tokens.unwrap_or(0));
             if let Some(tokens) = outcome.cached_tokens {
-                prompt += u64::from(record.prompt_tokens);
+                prompt += u64::from(record.asked.prompt_tokens);
                 cached += u64::from(tokens);
             }
         }

@@ -115,7 +115,7 @@ async fn decision(
     let Path(request_id) =
         request_id.map_err(|rejection| refuse(StatusCode::BAD_REQUEST, &rejection.body_text()))?;
     let records = watch.recorder().latest();
-    let of_it = records.iter().filter(|record| *record.request_id == *request_id);
+    let of_it = records.iter().filter(|record| *record.asked.request_id == *request_id);
     // In the order in which they were taken.
     let mut found: Vec<Value> = of_it.map(|record| record.full()).collect();
     found.reverse();

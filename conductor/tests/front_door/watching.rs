@@ -1,5 +1,7 @@
 //! What operators look at: decisions with what came of them, the state of the cluster, the page.
 
+use kvasir_proto::v1;
+use kvasir_proto::v1::scheduler_client::SchedulerClient;
 use serde_json::{Value, json};
 use tonic::Code;
 
@@ -104,6 +106,48 @@ async fn attempts_that_fail_are_decisions_of_their_own_and_a_refusal_says_why() 
     assert!(how.starts_with("failed while allocating"), "{how}");
     let last = decisions.last().expect("one at least");
     assert!(last["refused"].as_str().is_some_and(|why| why.contains("prefill")), "{last}");
+    let refusal = &last["refusal"];
+    assert_eq!(refusal["why"], last["refused"]);
+    let prefill = &refusal["prefill_candidates"][0];
+    assert_eq!((&prefill["node"], &prefill["verdict"]), (&json!("p"), &json!("excluded")));
+    assert!(prefill["compute_us"].as_u64().is_some_and(|us| us > 0), "{prefill}");
+    assert_eq!(refusal["decode_candidates"][0]["verdict"], "no_prefill");
+    let text = last["text"].as_str().expect("text");
+    assert!(text.contains("prefill engine-p@p: held 1") && text.contains("refused: no"), "{text}");
+}
+
+#[tokio::test]
+async fn plans_for_other_front_doors_are_recorded_and_are_no_requests() {
+    let cluster = cluster(10).await;
+    let mut client = SchedulerClient::connect(format!("http://{}", cluster.harness.grpc))
+        .await
+        .expect("connects");
+    let mut plan = async |id: Option<&'static str>| {
+        let mut request = tonic::Request::new(v1::ScheduleRequest {
+            model: "tiny".to_owned(),
+            prompt: prompt(),
+            max_tokens: 4,
+            ..v1::ScheduleRequest::default()
+        });
+        if let Some(id) = id {
+            request.metadata_mut().insert("x-request-id", id.parse().expect("a value"));
+        }
+        client.schedule(request).await
+    };
+    let reply = plan(Some("planned")).await.expect("a plan");
+    assert_eq!(reply.metadata().get("x-request-id").expect("an id"), "planned");
+    let (_, found) = cluster.look("/decisions/planned").await;
+    let decision = &found["decisions"][0];
+    assert_eq!((&decision["is_plan"], &decision["outcome"]), (&json!(true), &Value::Null));
+    assert_eq!(decision["model"], "tiny");
+    assert_eq!(decision["placement"]["prefill"], "engine-p");
+    assert_eq!(decision["text"], reply.into_inner().explanation);
+    // Without an id of the caller's own, the answer names one.
+    let reply = plan(None).await.expect("a plan");
+    let id = reply.metadata().get("x-request-id").expect("an id").to_str().expect("text");
+    assert_eq!(cluster.look(&format!("/decisions/{id}")).await.0, 200);
+    let (_, state) = cluster.look("/state").await;
+    assert_eq!((&state["recent"]["planned"], &state["recent"]["requests"]), (&json!(2), &json!(0)));
 }
 
 #[tokio::test]

@@ -54,14 +54,16 @@ pub fn whole(decisions: &[Value]) -> String {
             word(&decision["model"]),
         );
         match decision["refused"].as_str() {
+            // The text ends with it.
+            Some(_) if decision["text"].is_string() => {}
             Some(why) => text += &format!("refused: {}\n", plain(why)),
             None => {
                 let cache = decision["placement"]["cache"].as_str().unwrap_or_default();
                 text += &format!("cache: {}\n", plain(cache));
-                for line in decision["text"].as_str().unwrap_or_default().lines() {
-                    text += &format!("  {}\n", plain(line));
-                }
             }
+        }
+        for line in decision["text"].as_str().unwrap_or_default().lines() {
+            text += &format!("  {}\n", plain(line));
         }
         let came = &decision["outcome"];
         text += &format!("outcome: {}", plain(&outcome(decision)));
@@ -87,7 +89,8 @@ fn outcome(one: &Value) -> String {
     if one["refused"].is_string() {
         return "refused".to_owned();
     }
-    one["outcome"]["how"].as_str().unwrap_or("running").to_owned()
+    let how = if one["is_plan"] == true { "planned" } else { "running" };
+    one["outcome"]["how"].as_str().unwrap_or(how).to_owned()
 }
 
 fn word(value: &Value) -> String {
@@ -128,5 +131,15 @@ mod tests {
             whole(std::slice::from_ref(&refused)).contains("refused: no room\noutcome: refused\n")
         );
         assert!(list(&[refused]).contains("no room"));
+        let refused = json!({
+            "request_id": "x", "model": "m", "prompt_tokens": 1, "refused": "no room",
+            "text": "prefill p@n: no room\nrefused: no room",
+        });
+        assert_eq!(
+            whole(&[refused]),
+            "request x: 1 tokens for m\n  prefill p@n: no room\n  refused: no room\noutcome: refused\n"
+        );
+        let plan = json!({"request_id": "x", "is_plan": true, "text": "split p -> d"});
+        assert!(whole(&[plan]).ends_with("outcome: planned\n"));
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use kvasir_placement::{
     BookingId, ClusterView, DecodeProfile, InstanceReport, LinkProfile, ModelIndex, ModelSpec,
     NodeIndex, Objectives, PlaceRequest, Placement, Policy, PrefillProfile, PrefixMatch, Profile,
-    Refusal, ReportedLoad, Role, SsdProfile, place,
+    Refusal, Refused, ReportedLoad, Role, SsdProfile, place,
 };
 use kvasir_proto::{InstanceId, NodeId};
 
@@ -105,6 +105,14 @@ impl World {
         &self,
         change: impl FnOnce(&mut PlaceRequest<'a>),
     ) -> Result<Placement, Refusal> {
+        self.decide(change).map_err(|refused| refused.refusal)
+    }
+
+    /// The same, with who was considered before a refusal.
+    pub fn decide<'a>(
+        &self,
+        change: impl FnOnce(&mut PlaceRequest<'a>),
+    ) -> Result<Placement, Refused> {
         let mut request = PlaceRequest {
             model: self.model,
             prompt_tokens: 1_000,

@@ -47,12 +47,14 @@ async fn a_booking_counts_until_it_is_dropped() {
     first.booking.first_token();
     first.booking.first_token();
     first.booking.prefilled(Some((PROMPT_TOKENS, 1_000)));
-    let decoding = world.plan().expect("placed").placement.decode_candidates[0].load;
+    let decoding = world.plan().expect("placed").placement.considered.decode_candidates[0].load;
     first.booking.stepped(1_000);
     first.booking.complete(10);
     drop(second);
     assert_eq!(queue_us(), 0);
-    assert!(world.plan().expect("placed").placement.decode_candidates[0].load < decoding);
+    assert!(
+        world.plan().expect("placed").placement.considered.decode_candidates[0].load < decoding
+    );
     assert_eq!(world.metric("kvasir_conductor_placements_total"), 2.0);
     let families = world.registry.gather();
     let real = families.iter().find(|f| f.name() == "kvasir_conductor_ttft_real_seconds");

@@ -6,13 +6,15 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use super::*;
-use crate::cluster::scheduler_service;
+use std::sync::Arc;
 
-async fn client(cluster: &Cluster) -> SchedulerClient<Channel> {
+use crate::serve::{Recorder, scheduler_service};
+
+async fn client(cluster: &Cluster, recorder: &Arc<Recorder>) -> SchedulerClient<Channel> {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("bound");
-    let server =
-        tonic::transport::Server::builder().add_service(scheduler_service(cluster.clone()));
+    let service = scheduler_service(cluster.clone(), Arc::clone(recorder));
+    let server = tonic::transport::Server::builder().add_service(service);
     tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
     SchedulerClient::connect(format!("http://{address}")).await.expect("connects")
 }
@@ -44,7 +46,8 @@ async fn a_schedule_names_whom_to_call_and_books_nothing() {
     let to_d = d.subscription().await;
     to_d.snapshot(0, &prompt_keys()).await;
     eventually("placed with a fetch", || world.plan().is_ok_and(|plan| plan.fetch.is_some())).await;
-    let mut client = client(&world.cluster).await;
+    let recorder = Arc::new(Recorder::new(10));
+    let mut client = client(&world.cluster, &recorder).await;
     let reply = ask(&mut client, |_| {}).await.expect("a schedule");
     let again = ask(&mut client, |_| {}).await.expect("a schedule");
     assert_eq!(reply.predicted_ttft_us, again.predicted_ttft_us);
@@ -65,7 +68,8 @@ async fn a_refusal_has_the_code_that_says_what_to_do() {
     let world = World::of(&[&b]);
     let events = followed(&mut b).await;
     eventually("placed", || world.plan().is_ok()).await;
-    let mut client = client(&world.cluster).await;
+    let recorder = Arc::new(Recorder::new(10));
+    let mut client = client(&world.cluster, &recorder).await;
     let mut code = async |change: fn(&mut v1::ScheduleRequest)| {
         ask(&mut client, change).await.expect_err("refused")
     };
@@ -77,10 +81,20 @@ async fn a_refusal_has_the_code_that_says_what_to_do() {
     events
         .status(v1::NodeDescription { load: Some(busy), ..description("b", 1, v1::Role::Both) })
         .await;
-    let is_busy = || world.plan().is_ok_and(|p| p.placement.decode_candidates[0].load > 0.2);
+    let is_busy =
+        || world.plan().is_ok_and(|p| p.placement.considered.decode_candidates[0].load > 0.2);
     eventually("it is busy", is_busy).await;
     let refused = code(|r| r.tbt_objective_ms = 1).await;
     assert_eq!(refused.code(), Code::ResourceExhausted);
+    let recorded = recorder.latest()[0].full();
+    assert_eq!(
+        (&recorded["is_plan"], &recorded["refused"]),
+        (&true.into(), &refused.message().into())
+    );
+    for side in ["prefill", "decode"] {
+        let candidates = &recorded["refusal"][format!("{side}_candidates")];
+        assert_eq!(candidates[0]["verdict"], "misses_tbt", "{recorded}");
+    }
     let retry_after = refused.metadata().get("retry-after-ms").expect("a time to wait");
     let retry_after_ms: u64 = retry_after.to_str().expect("text").parse().expect("a number");
     assert!(retry_after_ms >= 1_000);

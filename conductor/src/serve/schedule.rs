@@ -1,20 +1,32 @@
 //! `kvasir.v1.Scheduler`: decisions for callers with a front door of their own. Plans only;
-//! nothing is booked or reserved.
+//! nothing is booked or reserved. They are recorded like all others, under the call's `x-request-id`.
 
-use kvasir_placement::{Chosen, Objectives, Refusal};
+use std::sync::Arc;
+
+use kvasir_placement::Chosen;
 use kvasir_proto::v1::scheduler_server::{Scheduler, SchedulerServer};
 use kvasir_proto::{BlockKey, keys, v1};
+use tonic::metadata::{Ascii, MetadataValue};
 use tonic::{Code, Request, Response, Status};
 
-use super::handle::{Cluster, EngineTarget, PlaceQuery, Plan};
+use super::recorder::{Asked, Recorder};
+use crate::cluster::{Cluster, EngineTarget, Objectives, PlaceQuery, Plan, Refusal};
+use crate::http::RequestId;
+
+/// As in HTTP: the caller's own id, and in the answer the one by which the decision is found.
+const REQUEST_ID: &str = "x-request-id";
 
 /// The service, ready to be added to a gRPC server.
-pub fn scheduler_service(cluster: Cluster) -> SchedulerServer<impl Scheduler> {
-    SchedulerServer::new(SchedulerService { cluster })
+pub(crate) fn scheduler_service(
+    cluster: Cluster,
+    recorder: Arc<Recorder>,
+) -> SchedulerServer<impl Scheduler> {
+    SchedulerServer::new(SchedulerService { cluster, recorder })
 }
 
 struct SchedulerService {
     cluster: Cluster,
+    recorder: Arc<Recorder>,
 }
 
 #[tonic::async_trait]
@@ -23,20 +35,36 @@ impl Scheduler for SchedulerService {
         &self,
         request: Request<v1::ScheduleRequest>,
     ) -> Result<Response<v1::ScheduleReply>, Status> {
-        let cluster = self.cluster.clone();
+        let (cluster, recorder) = (self.cluster.clone(), Arc::clone(&self.recorder));
+        let id = request.metadata().get(REQUEST_ID).and_then(|id| id.to_str().ok());
+        let RequestId(id) = RequestId::of(id);
+        let header = MetadataValue::<Ascii>::try_from(&*id).ok();
         // Hashing a long prompt takes milliseconds: not on the reactor.
-        let reply = tokio::task::spawn_blocking(move || schedule(&cluster, &request.into_inner()));
-        match reply.await {
+        let schedule = move || schedule(&cluster, &recorder, id, &request.into_inner());
+        let mut reply = match tokio::task::spawn_blocking(schedule).await {
             Ok(reply) => reply.map(Response::new),
             Err(error) => {
                 tracing::error!(%error, "a schedule call broke off");
                 Err(Status::internal("the call broke off"))
             }
+        };
+        if let Some(header) = header {
+            let metadata = match &mut reply {
+                Ok(reply) => reply.metadata_mut(),
+                Err(status) => status.metadata_mut(),
+            };
+            metadata.insert(REQUEST_ID, header);
         }
+        reply
     }
 }
 
-fn schedule(cluster: &Cluster, request: &v1::ScheduleRequest) -> Result<v1::ScheduleReply, Status> {
+fn schedule(
+    cluster: &Cluster,
+    recorder: &Recorder,
+    request_id: Arc<str>,
+    request: &v1::ScheduleRequest,
+) -> Result<v1::ScheduleReply, Status> {
     let model = cluster.model(&request.model).map_err(|refusal| status(&refusal))?;
     let prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
     if prompt_tokens == 0 {
@@ -62,8 +90,16 @@ fn schedule(cluster: &Cluster, request: &v1::ScheduleRequest) -> Result<v1::Sche
         // The reply has no place for it.
         may_route: false,
     };
-    let plan = cluster.plan(&query).map_err(|refusal| status(&refusal))?;
-    Ok(reply(&plan, model.block_tokens, &keys))
+    let model_name = Arc::clone(&model.name);
+    let asked = Asked { request_id, model: model_name, prompt_tokens, is_plan: true };
+    let trail = recorder.trail(asked);
+    match cluster.plan(&query) {
+        Ok(plan) => {
+            trail.placed(&plan.placement);
+            Ok(reply(&plan, model.block_tokens, &keys))
+        }
+        Err(refused) => Err(status(&trail.refused(refused))),
+    }
 }
 
 /// 0 on the wire is no objective.
