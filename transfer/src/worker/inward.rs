@@ -175,6 +175,7 @@ impl Links {
     /// A connection by TCP has said that a card shall place what its writer sends.
     fn give_to_card(&mut self, id: LinkId, hub: &mut Hub) {
         let Some(into) = self.incoming.remove(&id) else { return };
+        self.strangers.remove(&id);
         let given = match into.link {
             InLink::Tcp(link) => link.into_card(),
             InLink::Shm(_) | InLink::Rdma(_) => None,
@@ -185,11 +186,9 @@ impl Links {
             Ok(link) => {
                 let (link, active_us) = (InLink::Rdma(link), hub.now_us);
                 self.incoming.insert(id, Incoming { link, active_us, ..into });
-                self.strangers.remove(&id);
             }
             Err(end) => {
                 self.owners.remove(&id.0);
-                self.strangers.remove(&id);
                 count_end(hub.metrics.of(domain), end);
             }
         }
