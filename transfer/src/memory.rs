@@ -1,9 +1,10 @@
 //! Memory that processes share: a memfd and its mapping. Sealed against resizing, so that no peer can
 //! take pages away under a mapping. It hands out copies, atomics and (unsafe) slices; who may write
-//! which range when is the business of the layers above.
+//! which range when is the business of the layers above. What comes from a socket is placed by the kernel, by
+//! its address: no slice says that nobody else writes there.
 
 use std::ffi::c_void;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -48,6 +49,40 @@ pub struct RangeError {
     pub offset: usize,
     pub bytes: usize,
     pub len: usize,
+}
+
+/// A range that may be written, here and by others.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WritableRange<'a> {
+    memory: &'a SharedMemory,
+    offset: usize,
+    bytes: usize,
+}
+
+impl WritableRange<'_> {
+    /// Reads from a descriptor into the range and, once that is full, into `behind`. Returns how many bytes came.
+    pub(crate) fn read(self, fd: BorrowedFd<'_>, behind: &mut [u8]) -> rustix::io::Result<usize> {
+        let at = self.memory.base.wrapping_add(self.offset);
+        let parts = [
+            libc::iovec { iov_base: at.cast(), iov_len: self.bytes },
+            libc::iovec { iov_base: behind.as_mut_ptr().cast(), iov_len: behind.len() },
+        ];
+        // SAFETY: the first part was checked to lie in the mapping and to be writable, and the mapping is
+        // borrowed; the second one is borrowed exclusively. The kernel writes to both by their addresses.
+        let bytes = unsafe { libc::readv(fd.as_raw_fd(), parts.as_ptr(), 2) };
+        usize::try_from(bytes).map_err(|_| {
+            let error = std::io::Error::last_os_error();
+            rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO)
+        })
+    }
+
+    /// Copies as much as there is room for to its beginning. Returns how many bytes those are.
+    pub(crate) fn fill(self, source: &[u8]) -> usize {
+        let bytes = source.len().min(self.bytes);
+        let copied = self.memory.copy_from(self.offset, &source[..bytes]);
+        debug_assert!(copied.is_ok(), "the range was checked");
+        bytes
+    }
 }
 
 /// A mapped memfd. Unmapped when dropped; the pages live as long as any process maps them.
@@ -231,6 +266,19 @@ impl SharedMemory {
         Ok(())
     }
 
+    /// A range that bytes shall be placed in.
+    ///
+    /// # Errors
+    /// [`RangeError`] when it does not lie inside or the memory is mapped read-only.
+    pub(crate) fn writable(
+        &self,
+        offset: usize,
+        bytes: usize,
+    ) -> Result<WritableRange<'_>, RangeError> {
+        self.check_writable(offset, bytes)?;
+        Ok(WritableRange { memory: self, offset, bytes })
+    }
+
     /// Copies between two memories (or within one, when the ranges do not overlap).
     ///
     /// # Errors
@@ -322,5 +370,42 @@ impl Drop for SharedMemory {
         // SAFETY: our own mapping, and every reference into it borrowed from `self`.
         let unmapped = unsafe { rustix::mm::munmap(self.base.cast(), self.len) };
         debug_assert!(unmapped.is_ok(), "munmap of our own mapping");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_read_goes_to_its_range_and_then_to_what_is_behind() {
+        let memory = SharedMemory::create("test", 4096, Prefault::No).expect("memory");
+        let (reader, writer) = rustix::pipe::pipe().expect("descriptors");
+        rustix::io::write(&writer, b"abcdefgh").expect("it fits");
+        let mut behind = [0; 3];
+        let range = memory.writable(4090, 4).expect("it lies inside");
+        assert_eq!(range.read(reader.as_fd(), &mut behind), Ok(7));
+        assert_eq!(&behind, b"efg");
+        let mut bytes = [1; 6];
+        memory.copy_to(4090, &mut bytes).expect("it fits");
+        assert_eq!(&bytes, b"abcd\0\0");
+        drop(writer);
+        assert_eq!(range.read(reader.as_fd(), &mut behind), Ok(1));
+        assert_eq!(range.read(reader.as_fd(), &mut behind), Ok(0), "the end");
+        let (_reader, writer) = rustix::pipe::pipe().expect("descriptors");
+        assert_eq!(range.read(writer.as_fd(), &mut behind), Err(rustix::io::Errno::BADF));
+        assert_eq!(range.fill(b"12"), 2);
+        assert_eq!(range.fill(b"34567"), 4, "no more than there is room for");
+        memory.copy_to(4090, &mut bytes).expect("it fits");
+        assert_eq!(&bytes, b"3456\0\0");
+    }
+
+    #[test]
+    fn nothing_is_placed_outside_or_in_what_may_only_be_read() {
+        let memory = SharedMemory::create("test", 4096, Prefault::No).expect("memory");
+        assert!(memory.writable(4093, 4).is_err() && memory.writable(usize::MAX, 4).is_err());
+        let fd = memory.fd().try_clone_to_owned().expect("a descriptor");
+        let readers = SharedMemory::from_fd(fd, 4096, Access::ReadOnly).expect("mapped");
+        assert!(readers.writable(0, 4).is_err());
     }
 }

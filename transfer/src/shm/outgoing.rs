@@ -464,8 +464,9 @@ fn copy(
         debug_assert!(copied.is_ok(), "no more is found than is mapped");
     }
     let Some(wanted) = checksum else { return true };
-    // SAFETY: we have just written the range, and nobody else writes it before it is counted: two
-    // writes to one place at once are a mistake of the peers, which the checksum then finds.
+    // SAFETY: the range was checked. We have just written it; another process that may write to the region may do
+    // so meanwhile: the hash takes bytes as numbers only, so that what comes of it is a wrong sum and nothing
+    // else.
     let landed = unsafe { region.memory.slice(offset, whole_bytes as usize) };
     landed.is_ok_and(|landed| crate::checksum(landed) == wanted)
 }

@@ -384,14 +384,15 @@ impl TcpIn {
         if !self.ready.readable {
             return Ok(0);
         }
+        let behind = &mut self.ahead[..BEHIND_PAYLOAD_BYTES];
         let mut scratch = Vec::new();
         let room = match &mut self.reading {
             Reading::Payload { into, left, .. } => {
-                let bytes = usize::try_from((*left).min(BYTES_PER_TURN)).unwrap_or(usize::MAX);
-                // SAFETY: the range was checked against a live region, whose owner registered it for
-                // peers to write; this thread is the only one of this process that lands bytes in it,
-                // and the slice does not outlive the call below.
-                unsafe { into.memory.slice_mut(into.at, bytes) }.map_err(|_| LinkEnd::Malformed)?
+                let wanted = usize::try_from((*left).min(BYTES_PER_TURN)).unwrap_or(usize::MAX);
+                let room = into.memory.writable(into.at, wanted);
+                let room = room.map_err(|_| LinkEnd::Malformed)?;
+                let bytes = received(self.stream.read_placed(room, behind), &mut self.ready)?;
+                return Ok(self.has_read(bytes, wanted, hub));
             }
             Reading::Message { message: into, filled, .. }
             | Reading::Question { question: into, filled } => &mut into[*filled..],
@@ -402,14 +403,18 @@ impl TcpIn {
             Reading::Header | Reading::Verify { .. } => return Ok(0),
         };
         let wanted = room.len();
-        let behind = &mut self.ahead[..BEHIND_PAYLOAD_BYTES];
         let mut slices = [IoSliceMut::new(room), IoSliceMut::new(behind)];
         let bytes = received(self.stream.read_vectored(&mut slices), &mut self.ready)?;
+        Ok(self.has_read(bytes, wanted, hub))
+    }
+
+    /// What was wanted of the payload, and what is behind it.
+    fn has_read(&mut self, bytes: usize, wanted: usize, hub: &Hub) -> u64 {
         let landed = bytes.min(wanted);
         self.ahead_start = 0;
         self.ahead_end = bytes - landed;
         self.account(landed, hub);
-        Ok(bytes as u64)
+        bytes as u64
     }
 
     /// So many bytes of the payload have been placed.
@@ -520,8 +525,9 @@ impl TcpIn {
 impl Hash {
     /// Adds `bytes` that lie in the target from where it stands.
     fn update(&mut self, into: &Landing, bytes: usize) {
-        // SAFETY: the range was checked, and nobody but this thread writes it now: two writes to one
-        // place at once are a mistake of the peers, which the checksum then finds.
+        // SAFETY: the range was checked. This thread writes nothing there now; another process that may write to
+        // the region may do so: the hash takes bytes as numbers only, so that what comes of it is a wrong
+        // sum and nothing else. (To hash a copy would make verified writes slower.)
         if let Ok(landed) = unsafe { into.memory.slice(into.at, bytes) } {
             self.0.update(landed);
         }

@@ -4,7 +4,7 @@
 //! Nothing waits: a call that cannot go on says [`Blocked::Again`], and then the socket's next edge tells
 //! when it can. What was encrypted and is not gone yet goes with the next `flush`.
 
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::io::{self, BufRead, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::{Errno, retry_on_intr};
@@ -12,6 +12,7 @@ use rustix::net::{SendAncillaryBuffer, SendFlags};
 use rustls::Connection;
 
 use super::tls::Tls;
+use crate::memory::WritableRange;
 use crate::worker::link::{LinkEnd, Readiness};
 
 #[derive(Debug)]
@@ -88,6 +89,20 @@ impl Stream {
         }
     }
 
+    /// As [`Stream::read`], into shared memory and then into what is behind it.
+    pub(crate) fn read_placed(
+        &mut self,
+        into: WritableRange<'_>,
+        behind: &mut [u8],
+    ) -> Result<usize, Blocked> {
+        match self {
+            Stream::Plain(socket) => {
+                some(retry_on_intr(|| into.read(socket.as_fd(), &mut *behind)))
+            }
+            Stream::Tls(secured) => secured.read_placed(into),
+        }
+    }
+
     /// As [`Stream::read`], into one after the other.
     pub(crate) fn read_vectored(
         &mut self,
@@ -161,6 +176,22 @@ impl Secured {
             match self.connection.reader().read(into) {
                 Ok(0) => return Err(LinkEnd::Lost.into()),
                 Ok(bytes) => return Ok(bytes),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(_) => return Err(LinkEnd::Lost.into()),
+            }
+            self.decrypt_some()?;
+        }
+    }
+
+    fn read_placed(&mut self, into: WritableRange<'_>) -> Result<usize, Blocked> {
+        loop {
+            match self.connection.reader().into_first_chunk() {
+                Ok([]) => return Err(LinkEnd::Lost.into()),
+                Ok(chunk) => {
+                    let bytes = into.fill(chunk);
+                    self.connection.reader().consume(bytes);
+                    return Ok(bytes);
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(_) => return Err(LinkEnd::Lost.into()),
             }
