@@ -28,6 +28,9 @@ pub struct Config {
     /// and one for decode, and 72 bytes more for each further one that prefills, 40 for one that
     /// decodes.
     pub decisions_kept: usize,
+    /// Memory for what the latest of them were taken from, so that `kvasir replay --decision` can take them
+    /// again (docs/watching.md). 0 keeps nothing of it. The oldest goes first.
+    pub decisions_inputs_bytes: usize,
     /// Store nodes, as "host:port". Each is asked for what it holds and for its engine.
     pub nodes: Vec<String>,
     /// The models that clients may ask for.
@@ -217,6 +220,7 @@ impl Default for Config {
             grpc_listen: SocketAddr::from(([127, 0, 0, 1], 8001)),
             watch_listen: SocketAddr::from(([127, 0, 0, 1], 8002)),
             decisions_kept: 1_000,
+            decisions_inputs_bytes: 0,
             nodes: Vec::new(),
             models: Vec::new(),
             backends: Vec::new(),

@@ -273,6 +273,7 @@ fn cluster_options(config: &Config) -> Result<Options, Error> {
             routing: routing(&config.routes)?,
             ..Policy::default()
         },
+        captures_inputs: config.decisions_kept > 0 && config.decisions_inputs_bytes > 0,
         ..Options::default()
     })
 }
@@ -309,6 +310,7 @@ fn serve_options(config: &Config) -> ServeOptions {
         choices_running_max: config.choices_running_max,
         write_stall: Duration::from_millis(config.write_stall_ms),
         decisions_kept: config.decisions_kept,
+        decisions_inputs_bytes: config.decisions_inputs_bytes,
     }
 }
 

@@ -2,11 +2,12 @@
 //! what came of it. All of the work is in `kvasir_replay`.
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use kvasir_placement::Selection;
+use kvasir_placement::{Difference, RecordedDecision, Selection};
 use kvasir_replay::pool::{Classes, Pool};
 use kvasir_replay::{Cluster, Eviction, Options, Trace, pool, replay, report};
+use serde_json::Value;
 
 use crate::output;
 
@@ -15,12 +16,17 @@ use crate::output;
 pub struct Flags {
     /// The trace: one JSON object a line with `timestamp` (ms), `input_length`, `output_length` and
     /// `hash_ids`; read as zstd when its name ends in `.zst`.
-    #[arg(long, value_name = "FILE")]
-    trace: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "decision")]
+    trace: Option<PathBuf>,
 
     /// The cluster: see `configs/clusters/`.
-    #[arg(long, value_name = "FILE")]
-    cluster: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "decision")]
+    cluster: Option<PathBuf>,
+
+    /// Takes the decisions in this file again, as a conductor's `/decisions/REQUEST_ID/inputs` answers them,
+    /// and compares them field by field; ends with 1 when something is different.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["trace", "cluster"])]
+    decision: Option<PathBuf>,
 
     /// One policy or several: random, least-loaded, longest-match, local, global, kvasir; `all` for
     /// each of them.
@@ -87,6 +93,9 @@ pub struct Flags {
 }
 
 pub fn run(flags: &Flags) -> Result<(), Box<dyn Error>> {
+    if let Some(path) = &flags.decision {
+        return run_decisions(path);
+    }
     let cluster = cluster(flags)?;
     let trace = trace(flags, &cluster)?;
     if !flags.pool_tokens.is_empty() {
@@ -106,6 +115,40 @@ pub fn run(flags: &Flags) -> Result<(), Box<dyn Error>> {
         false => output::say(report::table(&summaries).trim_end()),
     }
     Ok(())
+}
+
+fn run_decisions(path: &Path) -> Result<(), Box<dyn Error>> {
+    let named = |why: &dyn Error| format!("{}: {}", path.display(), output::sentence(why));
+    let text = std::fs::read_to_string(path).map_err(|error| named(&error))?;
+    let mut file: Value = serde_json::from_str(&text).map_err(|error| named(&error))?;
+    let decisions = match file["decisions"].take() {
+        Value::Array(decisions) if !decisions.is_empty() => decisions,
+        _ => return Err(format!("{}: there is no list `decisions` in it", path.display()).into()),
+    };
+    let mut differing = 0;
+    for (at, decision) in (1..).zip(decisions) {
+        let recorded = RecordedDecision::read(decision)
+            .map_err(|error| format!("decision {at}: {}", named(&error)))?;
+        let differences = recorded.replay();
+        output::say(&recorded.explain());
+        let fields = recorded.fields();
+        if differences.is_empty() {
+            output::say(&format!("decision {at}: all {fields} fields as recorded"));
+        } else {
+            differing += 1;
+        }
+        for Difference { field, recorded, replayed } in differences {
+            let [recorded, replayed] =
+                [recorded, replayed].map(|value| value.unwrap_or_else(|| "nothing".to_owned()));
+            output::say(&format!(
+                "decision {at}: {field}: recorded {recorded}, replayed {replayed}"
+            ));
+        }
+    }
+    match differing {
+        0 => Ok(()),
+        _ => Err(format!("{differing} of the decisions came out differently").into()),
+    }
 }
 
 fn run_pools(flags: &Flags, cluster: &Cluster, trace: &Trace) -> Result<(), Box<dyn Error>> {
@@ -154,6 +197,11 @@ fn run_pools(flags: &Flags, cluster: &Cluster, trace: &Trace) -> Result<(), Box<
     Ok(())
 }
 
+/// The line is checked for it before.
+fn given<'a>(path: &'a Option<PathBuf>, flag: &str) -> Result<&'a Path, String> {
+    path.as_deref().ok_or_else(|| format!("{flag} is missing"))
+}
+
 fn evictions(names: &[String]) -> Result<Vec<Eviction>, Box<dyn Error>> {
     let named = |name: &String| match name.as_str() {
         "lru" => Ok(Eviction::Lru),
@@ -171,7 +219,7 @@ fn selections(names: &[String]) -> Result<Vec<Selection>, Box<dyn Error>> {
 }
 
 fn cluster(flags: &Flags) -> Result<Cluster, Box<dyn Error>> {
-    let mut cluster = Cluster::open(&flags.cluster)?;
+    let mut cluster = Cluster::open(given(&flags.cluster, "--cluster")?)?;
     cluster.prefill_nodes = flags.prefill_nodes.unwrap_or(cluster.prefill_nodes);
     cluster.decode_nodes = flags.decode_nodes.unwrap_or(cluster.decode_nodes);
     match evictions(&flags.eviction)?[..] {
@@ -193,7 +241,7 @@ fn trace(flags: &Flags, cluster: &Cluster) -> Result<Trace, Box<dyn Error>> {
     if !flags.speed.is_finite() || flags.speed <= 0.0 {
         return Err("--speed must be more than zero".into());
     }
-    let mut trace = Trace::open(&flags.trace, cluster.block_tokens)?;
+    let mut trace = Trace::open(given(&flags.trace, "--trace")?, cluster.block_tokens)?;
     if let Some(part) = &flags.part {
         let (from, until) = bounds(part)
             .ok_or_else(|| format!("--part {part:?} must read as in 0.5..1, within 0 and 1"))?;

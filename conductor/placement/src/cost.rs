@@ -119,6 +119,12 @@ impl PrefillModel {
         PrefillModel { fit, reused_us: profile.reused_us }
     }
 
+    /// One that has learned this.
+    pub(crate) fn learned(profile: PrefillProfile) -> Self {
+        let PrefillProfile { base_us, token_us, pair_us, reused_us } = profile;
+        PrefillModel { fit: Fit::learned([base_us, token_us, pair_us]), reused_us }
+    }
+
     pub fn predict_us(&self, computed_tokens: u64, reused_tokens: u64) -> u64 {
         let computing_us = self.fit.predict(features(computed_tokens, reused_tokens));
         bounded_us(computing_us.max(self.loading_us(reused_tokens)))
@@ -197,6 +203,28 @@ impl LinkModel {
     pub fn bytes_per_us(&self) -> f64 {
         self.bytes_per_us
     }
+
+    /// What it has learned so far.
+    pub(crate) fn profile(&self) -> LinkProfile {
+        LinkProfile { base_us: self.base_us, bytes_per_us: self.bytes_per_us }
+    }
+
+    /// One that has learned this.
+    pub(crate) fn learned(profile: LinkProfile) -> Self {
+        let LinkProfile { base_us, bytes_per_us } = profile;
+        LinkModel { base_us, bytes_per_us, samples: 0 }
+    }
+}
+
+/// What a [`DecodeModel`] has learned so far.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct LearnedDecode {
+    pub base_us: f64,
+    pub sequence_us: f64,
+    /// Measured over predicted.
+    pub scale: f64,
+    pub answer_us: f64,
+    pub answer_tokens: f64,
 }
 
 /// How long one decode step of an instance takes, how long an answer lasts and how long it is.
@@ -222,6 +250,19 @@ impl DecodeModel {
             answer_tokens,
             answer_samples: 0,
         }
+    }
+
+    pub(crate) fn learned(&self) -> LearnedDecode {
+        let DecodeProfile { base_us, sequence_us, .. } = self.profile;
+        let DecodeModel { scale, answer_us, answer_tokens, .. } = *self;
+        LearnedDecode { base_us, sequence_us, scale, answer_us, answer_tokens }
+    }
+
+    /// One that has learned this.
+    pub(crate) fn from_learned(learned: LearnedDecode) -> Self {
+        let LearnedDecode { base_us, sequence_us, scale, answer_us, answer_tokens } = learned;
+        let profile = DecodeProfile { base_us, sequence_us, answer_us, answer_tokens };
+        DecodeModel { scale, ..DecodeModel::new(profile) }
     }
 
     /// The time between tokens with `running` sequences.

@@ -29,6 +29,14 @@ pub struct PlaceRequest<'a> {
     pub may_route: bool,
 }
 
+impl PlaceRequest<'_> {
+    /// Its conversation is among the share whose prompts may be kept on the decode side alone.
+    pub(crate) fn decode_may_keep(&self, policy: &Policy) -> bool {
+        let share = self.conversation as f64 / u64::MAX as f64;
+        share < policy.decode_keeps
+    }
+}
+
 /// A number that the prompts of one conversation share, from the keys of one of them: the first
 /// block may be a system prompt that many share, the second one tells them apart.
 pub fn conversation(keys: &[BlockKey]) -> u64 {

@@ -7,7 +7,7 @@
 
 use kvasir_proto::InstanceId;
 
-use crate::view::{ClusterView, Instance, InstanceRef};
+use crate::view::{Booked, ClusterView, Instance, InstanceRef};
 
 /// Answers of others that are looked at, at most: beyond it a report is wild.
 const OTHERS_MAX: u32 = 4_096;
@@ -44,14 +44,19 @@ impl ClusterView {
 
     /// `(end, slots)` of what is booked on one instance.
     fn slots_held(&self, instance: InstanceRef) -> impl Iterator<Item = (u64, u32)> {
-        self.bookings.values().flat_map(move |booked| {
-            let prefills = booked.prefill == instance && booked.handed_over_us.is_none();
-            let prefill = (booked.prefill_end_us, booked.prefill_slots);
-            let growth = booked.growth.grown_blocks() + booked.growth.left_blocks();
-            let decode = (booked.end_us, booked.decode_slots.saturating_add(growth));
-            let held = [(prefills, prefill), (booked.decode == instance, decode)];
-            held.into_iter().filter_map(|(is_here, held)| is_here.then_some(held))
-        })
+        let held = self.bookings.values().flat_map(Booked::slots_held);
+        held.filter_map(move |(at, end_us, slots)| (at == instance).then_some((end_us, slots)))
+    }
+}
+
+impl Booked {
+    /// `(instance, end, slots)` of what it holds.
+    pub(crate) fn slots_held(&self) -> impl Iterator<Item = (InstanceRef, u64, u32)> {
+        let prefills = self.handed_over_us.is_none();
+        let prefill = prefills.then_some((self.prefill, self.prefill_end_us, self.prefill_slots));
+        let growth = self.growth.grown_blocks() + self.growth.left_blocks();
+        let decode = (self.decode, self.end_us, self.decode_slots.saturating_add(growth));
+        prefill.into_iter().chain([decode])
     }
 }
 

@@ -5,7 +5,8 @@
 //! Reading path:
 //! 1. [`place`]: the decision, a pure function of the three below; [`selection`]: the policies
 //! 2. [`index`]: the shadow index; one search answers for all nodes how much of a prompt they hold
-//! 3. [`view`]: the instances, their load, and the requests this conductor has sent them
+//! 3. [`view`]: the instances, their load, and the requests this conductor has sent them; [`Inputs`]: all of
+//!    it that one decision reads, to be written down and decided again
 //! 4. [`cost`]: what prefill, transfer and a decode step take, fitted to what was measured
 //! 5. [`queue`]: the work that is booked on one instance
 //! 6. `growth`, `drain`: the room that answers will take, and when it comes back
@@ -46,6 +47,6 @@ pub use place::place;
 pub use routing::{Route, RoutedRows, Routing};
 pub use selection::Selection;
 pub use view::{
-    BookingId, ClusterView, InstanceRef, InstanceReport, ModelIndex, ModelSpec, OpenWork,
-    ReportedLoad, Role,
+    BookingId, ClusterView, Difference, Inputs, InstanceRef, InstanceReport, ModelIndex, ModelSpec,
+    OpenWork, RecordedDecision, RecordedError, ReportedLoad, Role,
 };

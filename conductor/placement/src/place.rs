@@ -654,7 +654,8 @@ impl<'a> Planner<'a> {
 
     /// The prefill of what follows a prefix that is attended elsewhere.
     fn routed_compute_us(&self, prefill: &PrefillCandidate, asked: &Attended) -> u64 {
-        self.compute_us(self.at(prefill.at), asked.blocks) + asked.prefill_us
+        let rest_us = self.compute_us(self.at(prefill.at), asked.blocks);
+        rest_us.saturating_add(asked.prefill_us)
     }
 
     /// Nothing is fetched first.
@@ -664,7 +665,8 @@ impl<'a> Planner<'a> {
         decode: &DecodeCandidate,
         asked: &Attended,
     ) -> u64 {
-        prefill.queue_us + self.routed_compute_us(prefill, asked) + decode.wait_us
+        let compute_us = self.routed_compute_us(prefill, asked);
+        compute_us.saturating_add(prefill.queue_us).saturating_add(decode.wait_us)
     }
 
     /// What the ways to a prefix that lies elsewhere cost, where it could stay there.
@@ -700,14 +702,14 @@ impl<'a> Planner<'a> {
     }
 
     fn keeper(&self, prefill: u32, decode: u32) -> Keeper {
-        let Policy { selection, decode_keeps, .. } = *self.view.policy();
+        let selection = self.view.policy().selection;
         let (instance, block_tokens) = (self.at(prefill), u64::from(self.spec.block_tokens));
         let takes_us = |blocks: u64| instance.prefill_model.predict_us(blocks * block_tokens, 0);
         let computing_us = takes_us(2).saturating_sub(takes_us(1));
         let is_cheap = 2 * instance.link.occupied_us(self.block_bytes(1)) <= computing_us;
-        let share = self.request.conversation as f64 / u64::MAX as f64;
         let splits = selection == Selection::Kvasir && prefill != decode;
-        if splits && is_cheap && share < decode_keeps { Keeper::Decode } else { Keeper::Prefill }
+        let may_keep = self.request.decode_may_keep(self.view.policy());
+        if splits && is_cheap && may_keep { Keeper::Decode } else { Keeper::Prefill }
     }
 
     fn chosen(&self, at: u32, held_blocks: u32) -> Chosen {

@@ -4,6 +4,8 @@
 use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Unbounded};
 
+use serde::{Deserialize, Serialize};
+
 use crate::view::BookingId;
 
 /// One prefill that is booked and not finished.
@@ -36,7 +38,69 @@ pub struct PrefillQueue {
     first_since_us: u64,
 }
 
+/// What a decision reads of a queue: ranks and times.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct QueueParts {
+    first: Option<QueuePart>,
+    first_since_us: u64,
+    waiting: Vec<QueuePart>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct QueuePart {
+    rank_us: u64,
+    predicted_us: u64,
+}
+
+impl QueueParts {
+    /// Memory beside its own.
+    pub fn bytes(&self) -> usize {
+        size_of_val(&*self.waiting)
+    }
+
+    pub fn times_us(&self) -> impl Iterator<Item = u64> {
+        let parts = self.first.iter().chain(&self.waiting);
+        let times = parts.flat_map(|part| [part.rank_us, part.predicted_us]);
+        times.chain([self.first_since_us])
+    }
+}
+
 impl PrefillQueue {
+    pub(crate) fn parts(&self) -> QueueParts {
+        let part = |booking: &PrefillBooking| QueuePart {
+            rank_us: booking.rank_us,
+            predicted_us: booking.predicted_us,
+        };
+        QueueParts {
+            first: self.first.as_ref().map(|(_, first)| part(first)),
+            first_since_us: self.first_since_us,
+            waiting: self.waiting.values().map(part).collect(),
+        }
+    }
+
+    /// A queue that a decision cannot tell from the one that the parts are of.
+    pub(crate) fn from_parts(parts: &QueueParts, rank_stretch: f64) -> PrefillQueue {
+        let booking = |part: &QueuePart| PrefillBooking {
+            computed_tokens: 0,
+            reused_tokens: 0,
+            predicted_us: part.predicted_us,
+            rank_us: part.rank_us,
+            rank_stretch,
+            ready_us: 0,
+            push_bytes: 0,
+        };
+        let waiting = parts.waiting.iter().zip(1..);
+        PrefillQueue {
+            first: parts.first.as_ref().map(|first| (BookingId(0), booking(first))),
+            waiting: waiting.map(|(w, id)| ((w.rank_us, BookingId(id)), booking(w))).collect(),
+            ranks: BTreeMap::new(),
+            tokens: 0,
+            first_since_us: parts.first_since_us,
+        }
+    }
+
     /// Books a prefill. An id that is booked already is replaced.
     pub fn book(&mut self, id: BookingId, booking: PrefillBooking, now_us: u64) {
         self.remove(id, now_us);
@@ -164,6 +228,11 @@ pub struct DecodeBookings {
 }
 
 impl DecodeBookings {
+    /// Answers with these ends, the earliest first.
+    pub(crate) fn from_ends(ends_us: Vec<u64>) -> DecodeBookings {
+        DecodeBookings { ends_us }
+    }
+
     pub fn book(&mut self, end_us: u64) {
         let at = self.ends_us.partition_point(|&end| end < end_us);
         self.ends_us.insert(at, end_us);

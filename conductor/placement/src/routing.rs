@@ -8,6 +8,8 @@
 //! What this cluster has measured replaces the profile: fetches and prefills have the prices of all
 //! placements, and the time of a routed layer is scaled by what routed layers have taken ([`RouteModel`]).
 
+use serde::{Deserialize, Serialize};
+
 use crate::attend::{self, Constants, Decision, Demand, Holder, RowBytes, Span, Way};
 use crate::cost::weight;
 use crate::decision::Chosen;
@@ -22,7 +24,8 @@ pub struct Routing {
 }
 
 /// How queries of a model's engines travel, and their partials: of one token in one layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct RoutedRows {
     /// Rows: heads of the rank.
     pub heads: u32,
@@ -152,6 +155,11 @@ impl RouteModel {
             let sample = sample.clamp(1e-3, 1e3);
             self.scale *= (sample / self.scale).powf(weight(&mut self.samples));
         }
+    }
+
+    /// One that has learned this.
+    pub(crate) fn learned(scale: f64) -> Self {
+        RouteModel { scale, samples: 0 }
     }
 
     pub(crate) fn scale(&self) -> f64 {

@@ -2,10 +2,13 @@
 //! and what this conductor has booked on them since. One owner applies reports and bookings;
 //! [`crate::place()`] only reads. Names are resolved once, so that a decision compares numbers.
 
+mod recorded;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kvasir_proto::{InstanceId, NodeId};
+use serde::{Deserialize, Serialize};
 
 use crate::cost::{DecodeModel, LinkModel, PrefillModel, Profile};
 use crate::decision::{Placement, Policy};
@@ -13,6 +16,8 @@ use crate::growth::Growth;
 use crate::index::NodeIndex;
 use crate::queue::{DecodeBookings, PrefillBooking, PrefillQueue, left_share};
 use crate::routing::{RouteModel, RoutedRows};
+
+pub use recorded::{Difference, FORM, Inputs, RecordedDecision, RecordedError};
 
 /// Models that are remembered, at most. When there are more, those that nobody serves go first.
 const MODELS_MAX: usize = 256;
@@ -48,7 +53,8 @@ pub struct InstanceRef(pub u64);
 pub struct BookingId(pub u64);
 
 /// What an instance does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Role {
     Prefill,
     Decode,

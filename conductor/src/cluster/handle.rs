@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use kvasir_placement::{
-    Fetch, ModelIndex, ModelSpec, Objectives, PlaceRequest, Placement, Policy, PrefixMatch,
+    Fetch, Inputs, ModelIndex, ModelSpec, Objectives, PlaceRequest, Placement, Policy, PrefixMatch,
     Profile, Refusal, Refused,
 };
 use kvasir_proto::v1::engine_client::EngineClient;
@@ -46,6 +46,8 @@ pub struct Options {
     /// node reports for an engine that hangs, too.
     pub failed_avoid_ms: u64,
     pub failed_avoid_ms_max: u64,
+    /// Decisions come with what they were taken from.
+    pub captures_inputs: bool,
 }
 
 impl Default for Options {
@@ -62,6 +64,7 @@ impl Default for Options {
             lost_keep_ms: 1_000,
             failed_avoid_ms: 250,
             failed_avoid_ms_max: 30_000,
+            captures_inputs: false,
         }
     }
 }
@@ -135,6 +138,8 @@ pub struct PlaceQuery<'a> {
 pub struct Placed {
     /// The decision, with all its candidates; `Display` explains it.
     pub placement: Placement,
+    /// What it was decided from, where that is captured.
+    pub inputs: Option<Box<Inputs>>,
     /// Prefill, or all of it when `decode` is absent.
     pub prefill: EngineTarget,
     pub decode: Option<EngineTarget>,
@@ -217,13 +222,13 @@ impl Cluster {
     /// Places a request and books its work.
     ///
     /// # Errors
-    /// [`Refused`] by what the caller can do.
-    pub fn place(&self, query: &PlaceQuery<'_>) -> Result<Placed, Refused> {
+    /// [`NotPlaced`] with what the caller can do.
+    pub fn place(&self, query: &PlaceQuery<'_>) -> Result<Placed, NotPlaced> {
         let placed_at = Instant::now();
         let matched = self.shared.reader.match_prefix(query.keys);
         let mut state = self.shared.lock();
         let now_us = self.shared.now_us();
-        let placement = self.decide(&state, query, &matched, now_us)?;
+        let Decided { placement, inputs } = self.decide(&state, query, &matched, now_us)?;
         let Some((prefill, decode, fetch, route)) = targets(&state, &placement) else {
             // Instances and nodes change together under the lock, so this does not happen; were
             // it to, the caller could do no more than with an instance that has just gone.
@@ -234,19 +239,22 @@ impl Cluster {
         drop(state);
         self.shared.metrics.placed(&placement);
         let booking = Booking::new(self.shared.clone(), id, placed_at, placement.predicted_ttft_us);
-        Ok(Placed { placement, prefill, decode, fetch, route, booking })
+        Ok(Placed { placement, inputs, prefill, decode, fetch, route, booking })
     }
 
     /// The same decision without booking it.
     ///
     /// # Errors
-    /// [`Refused`] by what the caller can do.
-    pub fn plan(&self, query: &PlaceQuery<'_>) -> Result<Plan, Refused> {
+    /// [`NotPlaced`] with what the caller can do.
+    pub fn plan(&self, query: &PlaceQuery<'_>) -> Result<Plan, NotPlaced> {
         let matched = self.shared.reader.match_prefix(query.keys);
         let state = self.shared.lock();
-        let placement = self.decide(&state, query, &matched, self.shared.now_us())?;
+        let now_us = self.shared.now_us();
+        let Decided { placement, inputs } = self.decide(&state, query, &matched, now_us)?;
         match targets(&state, &placement) {
-            Some((prefill, decode, fetch, _)) => Ok(Plan { placement, prefill, decode, fetch }),
+            Some((prefill, decode, fetch, _)) => {
+                Ok(Plan { placement, inputs, prefill, decode, fetch })
+            }
             None => Err(gone(query, placement)),
         }
     }
@@ -257,7 +265,7 @@ impl Cluster {
         query: &PlaceQuery<'_>,
         matched: &PrefixMatch,
         now_us: u64,
-    ) -> Result<Placement, Refused> {
+    ) -> Result<Decided, NotPlaced> {
         let request = PlaceRequest {
             model: query.model.index,
             prompt_tokens: query.prompt_tokens,
@@ -269,8 +277,16 @@ impl Cluster {
             conversation: kvasir_placement::conversation(query.keys),
             may_route: query.may_route,
         };
-        let decided = kvasir_placement::place(&state.view, matched, &request);
-        decided.inspect_err(|refused| self.shared.metrics.refused(&refused.refusal))
+        let captures = self.shared.options.captures_inputs;
+        let inputs = captures.then(|| Inputs::capture(&state.view, matched, &request)).flatten();
+        let inputs = inputs.map(Box::new);
+        match kvasir_placement::place(&state.view, matched, &request) {
+            Ok(placement) => Ok(Decided { placement, inputs }),
+            Err(refused) => {
+                self.shared.metrics.refused(&refused.refusal);
+                Err(NotPlaced { refused, inputs })
+            }
+        }
     }
 
     /// All models that are or were served, by name. Of several under one name the one that is
@@ -376,20 +392,36 @@ impl Cluster {
     }
 }
 
+/// A request that nobody can serve.
+#[derive(Debug, Clone)]
+pub struct NotPlaced {
+    pub refused: Refused,
+    /// What it was decided from, where that is captured.
+    pub inputs: Option<Box<Inputs>>,
+}
+
+/// A decision, and what it was taken from.
+struct Decided {
+    placement: Placement,
+    inputs: Option<Box<Inputs>>,
+}
+
 /// A decision that is not booked.
 #[derive(Debug, Clone)]
 pub struct Plan {
     pub placement: Placement,
+    /// What it was decided from, where that is captured.
+    pub inputs: Option<Box<Inputs>>,
     pub prefill: EngineTarget,
     pub decode: Option<EngineTarget>,
     pub fetch: Option<FetchSource>,
 }
 
 /// There is no handle for what was chosen.
-fn gone(query: &PlaceQuery<'_>, placement: Placement) -> Refused {
+fn gone(query: &PlaceQuery<'_>, placement: Placement) -> NotPlaced {
     let model = query.model.name.to_string();
     let refusal = Refusal::NoInstance { model, missing: kvasir_placement::Missing::Prefill };
-    Refused { refusal, considered: placement.considered }
+    NotPlaced { refused: Refused { refusal, considered: placement.considered }, inputs: None }
 }
 
 type Targets = (EngineTarget, Option<EngineTarget>, Option<FetchSource>, Option<RouteHolder>);

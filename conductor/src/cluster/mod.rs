@@ -25,11 +25,11 @@ mod tests;
 
 pub use booking::Booking;
 pub use handle::{
-    Cluster, ClusterError, EngineTarget, FetchSource, NodeHandle, Options, PlaceQuery, Placed,
-    Plan, RouteHolder, ServedModel,
+    Cluster, ClusterError, EngineTarget, FetchSource, NodeHandle, NotPlaced, Options, PlaceQuery,
+    Placed, Plan, RouteHolder, ServedModel,
 };
 pub use kvasir_placement::{
-    Missing, Objectives, OverloadReason, Placement, Policy, Profile, Refusal, Refused, Routing,
+    Inputs, Missing, Objectives, OverloadReason, Placement, Policy, Profile, Refusal, Routing,
     attend,
 };
 pub use overview::{InstanceOverview, NodeOverview, Overview, SsdOverview};

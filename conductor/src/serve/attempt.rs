@@ -52,7 +52,7 @@ const BLAME_WITHIN: Duration = Duration::from_millis(200);
 /// Runs it to the end of the answer; all tokens have then been passed on.
 pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, Ended), Fault> {
     let Scene { serving, job, phase, .. } = scene;
-    let Placed { placement, prefill, decode, fetch, route, booking } = placed;
+    let Placed { placement, prefill, decode, fetch, route, booking, .. } = placed;
     let rank_delay_us = placement.rank_delay_us;
     phase.set(Phase::Allocating);
     let mut shares = vec![(prefill.node.clone(), Side::Prefill)];

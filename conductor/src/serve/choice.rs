@@ -18,7 +18,7 @@ use super::job::{Ended, Job, Prompt};
 use super::outputs::Outlet;
 use super::phase::{Phase, PhaseCell};
 use super::recorder::{Asked, Trail};
-use crate::cluster::{PlaceQuery, Placed, Refusal, Refused, ServedModel};
+use crate::cluster::{NotPlaced, PlaceQuery, Placed, Refusal, ServedModel};
 
 /// Runs a job and tells its outlet how it ended.
 pub(super) async fn run(serving: Arc<Serving>, job: Job, outlet: Outlet) {
@@ -87,11 +87,11 @@ async fn attempts(
         let model = model.ok_or(Failure::UnknownModel)?;
         let prompt = job.prompt.keyed(&model);
         let keys = prompt.keys();
-        let placed = place(serving, job, &model, keys, &mut avoided).await.map_err(|none| {
+        let mut placed = place(serving, job, &model, keys, &mut avoided).await.map_err(|none| {
             let refusal = trail.refused(none);
             refused(serving, &prompt, refusal, last.as_ref())
         })?;
-        trail.placed(&placed.placement);
+        trail.placed(&placed.placement, placed.inputs.take());
         tracing::debug!(placement = %placed.placement, "placed");
         if job.explain {
             outlet.placed(placed.placement.to_string()).await?;
@@ -125,7 +125,7 @@ async fn place(
     model: &ServedModel,
     keys: &[kvasir_proto::BlockKey],
     avoided: &mut Avoided,
-) -> Result<Placed, Refused> {
+) -> Result<Placed, NotPlaced> {
     let place = |avoided: &Avoided| {
         serving.cluster.place(&PlaceQuery {
             model,
@@ -156,8 +156,8 @@ async fn place(
     placed
 }
 
-fn refusal_of(placed: &Result<Placed, Refused>) -> Option<&Refusal> {
-    placed.as_ref().err().map(|refused| &refused.refusal)
+fn refusal_of(placed: &Result<Placed, NotPlaced>) -> Option<&Refusal> {
+    placed.as_ref().err().map(|none| &none.refused.refusal)
 }
 
 /// Waits a moment for the node of one that broke off, if there is any, to be followed again.

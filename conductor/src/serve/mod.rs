@@ -57,6 +57,8 @@ pub(crate) struct ServeOptions {
     pub write_stall: Duration,
     /// Decisions that are kept to be looked at.
     pub decisions_kept: usize,
+    /// Memory for what they were taken from.
+    pub decisions_inputs_bytes: usize,
 }
 
 impl ServeOptions {
@@ -93,7 +95,10 @@ impl Serving {
             cluster,
             options,
             metrics,
-            recorder: Arc::new(Recorder::new(options.decisions_kept)),
+            recorder: Arc::new(Recorder::new(
+                options.decisions_kept,
+                options.decisions_inputs_bytes,
+            )),
             incarnation: rand::random(),
             serial: AtomicU64::new(1),
             permits: Arc::new(Semaphore::new(options.choices_running_max)),

@@ -5,23 +5,33 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use kvasir_placement::{Placement, Refusal, Refused};
+use kvasir_placement::{Inputs, Placement, RecordedDecision, Refusal, Refused};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::job::Ended;
+use crate::cluster::NotPlaced;
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     kept: usize,
-    ring: Mutex<VecDeque<Arc<Record>>>,
+    inputs_bytes_max: usize,
+    ring: Mutex<Ring>,
+}
+
+#[derive(Debug, Default)]
+struct Ring {
+    records: VecDeque<Arc<Record>>,
+    /// Of them, those that have their inputs yet.
+    with_inputs: VecDeque<Arc<Record>>,
+    inputs_bytes: usize,
 }
 
 impl Recorder {
-    /// Keeps so many decisions; with 0 none.
-    pub fn new(kept: usize) -> Recorder {
-        Recorder { kept, ring: Mutex::default() }
+    /// Keeps so many decisions, with 0 none, and so much of what they were taken from.
+    pub fn new(kept: usize, inputs_bytes_max: usize) -> Recorder {
+        Recorder { kept, inputs_bytes_max, ring: Mutex::default() }
     }
 
     /// Where the decisions for one answer go.
@@ -36,19 +46,35 @@ impl Recorder {
 
     /// The latest first.
     pub fn latest(&self) -> Vec<Arc<Record>> {
-        self.lock().iter().rev().cloned().collect()
+        self.lock().records.iter().rev().cloned().collect()
     }
 
     fn push(&self, record: Arc<Record>) {
         let mut ring = self.lock();
         // What goes is freed after the lock.
-        let oldest = if ring.len() >= self.kept { ring.pop_front() } else { None };
-        ring.push_back(record);
+        let full = ring.records.len() >= self.kept;
+        let oldest = if full { ring.records.pop_front() } else { None };
+        if record.inputs_bytes > 0 {
+            ring.inputs_bytes += record.inputs_bytes;
+            ring.with_inputs.push_back(Arc::clone(&record));
+        }
+        ring.records.push_back(record);
+        let mut forgotten = Vec::new();
+        let is_oldest =
+            |first: &Arc<Record>| oldest.as_ref().is_some_and(|o| Arc::ptr_eq(o, first));
+        while let Some(first) = ring.with_inputs.front()
+            && (ring.inputs_bytes > self.inputs_bytes_max || is_oldest(first))
+        {
+            ring.inputs_bytes -= first.inputs_bytes;
+            forgotten.extend(ring.with_inputs.pop_front());
+        }
         drop(ring);
-        drop(oldest);
+        for record in forgotten {
+            record.inputs().take();
+        }
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<Record>>> {
+    fn lock(&self) -> MutexGuard<'_, Ring> {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -79,27 +105,30 @@ impl Trail<'_> {
     }
 
     /// One more decision.
-    pub fn placed(&self, placement: &Placement) {
+    pub fn placed(&self, placement: &Placement, inputs: Option<Box<Inputs>>) {
         if self.recorder.kept > 0 {
-            self.record(Decision::Placed(Box::new(placement.clone())));
+            self.record(Decision::Placed(Box::new(placement.clone())), inputs);
         }
     }
 
     /// There is no place for it. Answers with why, and keeps the rest: a cluster that refuses much copies
     /// nothing for it.
-    pub fn refused(&self, refused: Refused) -> Refusal {
+    pub fn refused(&self, none: NotPlaced) -> Refusal {
+        let NotPlaced { refused, inputs } = none;
         let refusal = refused.refusal.clone();
         if self.recorder.kept > 0 {
-            self.record(Decision::Refused(Box::new(refused)));
+            self.record(Decision::Refused(Box::new(refused)), inputs);
         }
         refusal
     }
 
-    fn record(&self, decision: Decision) {
+    fn record(&self, decision: Decision, inputs: Option<Box<Inputs>>) {
         let record = Arc::new(Record {
             at_unix_ms: unix_ms(),
             asked: self.asked.clone(),
             decision,
+            inputs_bytes: inputs.as_ref().map_or(0, |inputs| inputs.bytes()),
+            inputs: Mutex::new(inputs),
             first_token: Arc::clone(&self.first_token),
             outcome: OnceLock::new(),
         });
@@ -130,6 +159,9 @@ pub(crate) struct Record {
     pub at_unix_ms: u64,
     pub asked: Asked,
     pub decision: Decision,
+    /// What it was taken from, where that is captured and not forgotten since.
+    inputs: Mutex<Option<Box<Inputs>>>,
+    inputs_bytes: usize,
     /// Of the request, whichever attempt it came from.
     first_token: Arc<OnceLock<Duration>>,
     /// Absent while it runs.
@@ -161,6 +193,19 @@ impl Record {
 
     pub fn outcome(&self) -> Option<&Outcome> {
         self.outcome.get()
+    }
+
+    /// With what it was taken from, to be taken again elsewhere.
+    pub fn recorded(&self) -> Option<RecordedDecision> {
+        let decided = match &self.decision {
+            Decision::Placed(placement) => Ok(&**placement),
+            Decision::Refused(refused) => Err(&**refused),
+        };
+        self.inputs().as_ref().map(|inputs| RecordedDecision::new(inputs, decided))
+    }
+
+    fn inputs(&self) -> MutexGuard<'_, Option<Box<Inputs>>> {
+        self.inputs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// In one line of a list.

@@ -94,11 +94,11 @@ fn schedule(
     let asked = Asked { request_id, model: model_name, prompt_tokens, is_plan: true };
     let trail = recorder.trail(asked);
     match cluster.plan(&query) {
-        Ok(plan) => {
-            trail.placed(&plan.placement);
+        Ok(mut plan) => {
+            trail.placed(&plan.placement, plan.inputs.take());
             Ok(reply(&plan, model.block_tokens, &keys))
         }
-        Err(refused) => Err(status(&trail.refused(refused))),
+        Err(none) => Err(status(&trail.refused(none))),
     }
 }
 

@@ -46,6 +46,7 @@ pub(crate) fn router(watch: Arc<Watch>) -> Router {
         .route("/state", get(state))
         .route("/decisions", get(decisions))
         .route("/decisions/{request_id}", get(decision))
+        .route("/decisions/{request_id}/inputs", get(inputs))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(|State(watch): Shared| async move { watch.front.readiness() }))
         .route("/metrics", get(|State(watch): Shared| async move { watch.front.metrics_text() }))
@@ -125,6 +126,28 @@ async fn decision(
              another conductor, or it was refused before it was placed",
             shown(&request_id),
             records.len(),
+        );
+        return Err(refuse(StatusCode::NOT_FOUND, &why));
+    }
+    Ok(axum::Json(json!({ "decisions": found })))
+}
+
+/// Of each decision for a request what it was taken from, as `kvasir replay --decision` reads it.
+async fn inputs(
+    State(watch): Shared,
+    request_id: Result<Path<String>, PathRejection>,
+) -> Result<axum::Json<Value>, Response> {
+    let Path(request_id) =
+        request_id.map_err(|rejection| refuse(StatusCode::BAD_REQUEST, &rejection.body_text()))?;
+    let records = watch.recorder().latest();
+    let of_it = records.iter().filter(|record| *record.asked.request_id == *request_id);
+    let mut found: Vec<_> = of_it.filter_map(|record| record.recorded()).collect();
+    found.reverse();
+    if found.is_empty() {
+        let why = format!(
+            "what decisions for a request {:?} were taken from is not kept: see \
+             `decisions_inputs_bytes` of the conductor",
+            shown(&request_id),
         );
         return Err(refuse(StatusCode::NOT_FOUND, &why));
     }

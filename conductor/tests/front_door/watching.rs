@@ -1,5 +1,6 @@
 //! What operators look at: decisions with what came of them, the state of the cluster, the page.
 
+use kvasir_placement::RecordedDecision;
 use kvasir_proto::v1;
 use kvasir_proto::v1::scheduler_client::SchedulerClient;
 use serde_json::{Value, json};
@@ -16,6 +17,10 @@ struct Cluster {
 
 /// The prefill side holds the first block of [`prompt`].
 async fn cluster(decisions_kept: usize) -> Cluster {
+    cluster_with(decisions_kept, 0).await
+}
+
+async fn cluster_with(decisions_kept: usize, decisions_inputs_bytes: usize) -> Cluster {
     let world = World::default();
     let keys = prompt_keys(&prompt()[..BLOCK_TOKENS as usize]);
     let holds = Script { held_blocks: 1, keys, ..Script::default() };
@@ -23,6 +28,7 @@ async fn cluster(decisions_kept: usize) -> Cluster {
     let decode = Pair::start(&world, "d", Role::Decode, Script::default()).await;
     let mut config = config(&[&prefill, &decode]);
     config.decisions_kept = decisions_kept;
+    config.decisions_inputs_bytes = decisions_inputs_bytes;
     Cluster { harness: Harness::start(config).await, prefill, _decode: decode }
 }
 
@@ -171,6 +177,26 @@ async fn the_oldest_decisions_go_first_and_none_are_kept_where_none_are_wanted()
     let none = cluster(0).await;
     assert_eq!(none.ask("a").await, 200);
     assert_eq!(none.look("/decisions").await.1["decisions"], json!([]));
+}
+
+#[tokio::test]
+async fn what_decisions_were_taken_from_is_kept_where_it_is_wanted_and_the_oldest_goes_first() {
+    // One takes between one and two KiB.
+    let cluster = cluster_with(10, 2_000).await;
+    for id in ["a", "b"] {
+        assert_eq!(cluster.ask(id).await, 200);
+    }
+    let (status, found) = cluster.look("/decisions/b/inputs").await;
+    assert_eq!(status, 200, "{found}");
+    let decision = found["decisions"][0].clone();
+    assert_eq!(decision["inputs"]["request"]["prompt_tokens"], BLOCK_TOKENS * 5 / 2);
+    assert_eq!(decision["decided"]["prefill"], "engine-p");
+    let recorded = RecordedDecision::read(decision).expect("it can be read");
+    assert_eq!(recorded.replay(), []);
+    let (status, said) = cluster.look("/decisions/a/inputs").await;
+    assert_eq!(status, 404, "{said}");
+    assert!(said["error"].as_str().is_some_and(|why| why.contains("decisions_inputs_bytes")));
+    assert_eq!(cluster.look("/decisions/a").await.0, 200, "the decision itself is kept");
 }
 
 #[tokio::test]

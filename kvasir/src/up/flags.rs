@@ -128,6 +128,10 @@ pub struct Flags {
     #[arg(long, hide = true, requires = "ssd_bytes")]
     pub ssd_faults: bool,
 
+    /// For experiments: the conductor keeps so much of what its decisions were taken from.
+    #[arg(long, hide = true, value_name = "SIZE", value_parser = parse_bytes)]
+    pub decisions_inputs_bytes: Option<u64>,
+
     /// For experiments: a longer prefix elsewhere is fetched even where computing is faster.
     #[arg(long, hide = true)]
     pub always_fetch: bool,

@@ -249,6 +249,7 @@ fn conductor(
         ttft_objective_ms: flags.ttft_objective_ms,
         tbt_objective_ms: flags.tbt_objective_ms,
         always_fetch: flags.always_fetch,
+        decisions_inputs_bytes: flags.decisions_inputs_bytes.unwrap_or(0) as usize,
         routes: RoutesConfig {
             enabled: flags.routes,
             always: flags.always_route,

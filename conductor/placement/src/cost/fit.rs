@@ -49,6 +49,11 @@ impl Fit {
         }
     }
 
+    /// One that has learned these.
+    pub(crate) fn learned(coefficients: [f64; 3]) -> Self {
+        Fit { coefficients, ..Fit::new(coefficients) }
+    }
+
     pub(crate) fn coefficients(&self) -> [f64; 3] {
         self.coefficients
     }

@@ -48,11 +48,11 @@ impl World {
     }
 
     fn plan(&self) -> Result<Plan, Refusal> {
-        self.with_query(|cluster, query| cluster.plan(query).map_err(|refused| refused.refusal))
+        self.with_query(|cluster, query| cluster.plan(query).map_err(|none| none.refused.refusal))
     }
 
     fn place(&self) -> Result<Placed, Refusal> {
-        self.with_query(|cluster, query| cluster.place(query).map_err(|refused| refused.refusal))
+        self.with_query(|cluster, query| cluster.place(query).map_err(|none| none.refused.refusal))
     }
 
     fn with_query<T>(

@@ -46,7 +46,7 @@ async fn a_schedule_names_whom_to_call_and_books_nothing() {
     let to_d = d.subscription().await;
     to_d.snapshot(0, &prompt_keys()).await;
     eventually("placed with a fetch", || world.plan().is_ok_and(|plan| plan.fetch.is_some())).await;
-    let recorder = Arc::new(Recorder::new(10));
+    let recorder = Arc::new(Recorder::new(10, 0));
     let mut client = client(&world.cluster, &recorder).await;
     let reply = ask(&mut client, |_| {}).await.expect("a schedule");
     let again = ask(&mut client, |_| {}).await.expect("a schedule");
@@ -68,7 +68,7 @@ async fn a_refusal_has_the_code_that_says_what_to_do() {
     let world = World::of(&[&b]);
     let events = followed(&mut b).await;
     eventually("placed", || world.plan().is_ok()).await;
-    let recorder = Arc::new(Recorder::new(10));
+    let recorder = Arc::new(Recorder::new(10, 0));
     let mut client = client(&world.cluster, &recorder).await;
     let mut code = async |change: fn(&mut v1::ScheduleRequest)| {
         ask(&mut client, change).await.expect_err("refused")

@@ -1,0 +1,564 @@
+//! A decision with all that it was taken from, as plain values: they can be written down and taken to another
+//! machine, where the same [`crate::place()`] takes the decision again, and every field is compared.
+//!
+//! What is written is what the decision reads and nothing else: of the view the instances of its model with
+//! what is booked on them, of the match how much each of them holds, of the request its lengths and objectives.
+//! No token, no key, no tenant and no id of a request is among it. Of the conversation's number, which is made of
+//! a key, only the lot is written that it draws.
+//!
+//! Numbers are written so that they come back bit by bit.
+
+mod form;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::mem::size_of;
+use std::sync::Arc;
+
+use kvasir_proto::{InstanceId, NodeId};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{
+    Booked, BookingId, ClusterView, Instance, InstanceRef, InstanceReport, ModelIndex, ModelSpec,
+    Names, ReportedLoad, Role, Taken,
+};
+use crate::cost::{
+    DecodeModel, LearnedDecode, LinkModel, LinkProfile, PrefillModel, PrefillProfile, Profile,
+    SsdProfile,
+};
+use crate::decision::{
+    Chosen, Fetch, Keeper, Objectives, PlaceRequest, Placement, Policy, Refused, Shape,
+};
+use crate::growth::Growth;
+use crate::index::{NodeIndex, PrefixMatch};
+use crate::place::place;
+use crate::queue::{DecodeBookings, PrefillQueue, QueueParts};
+use crate::routing::{Route, RouteModel, RoutedRows};
+
+/// The form in which decisions are written. Another one is refused, not guessed at.
+pub const FORM: u32 = 1;
+/// No time that is read back may be later than this, so that sums of times stay numbers: thirty years.
+const US_MAX: u64 = 1_000_000_000_000_000;
+/// Nor may any other number be larger.
+const VALUE_MAX: f64 = 1e12;
+const RUNNING_MAX: u32 = 1 << 20;
+
+/// One decision, and what it was taken from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RecordedDecision {
+    form: u32,
+    inputs: Inputs,
+    /// Every field of it and its value.
+    decided: BTreeMap<String, String>,
+}
+
+/// All that one decision reads.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Inputs {
+    #[serde(with = "form::PolicyForm")]
+    policy: Policy,
+    #[serde(with = "form::SsdForm")]
+    ssd: SsdProfile,
+    model: ModelInputs,
+    /// What routed layers take, over what their profile says.
+    #[serde(with = "form::exact")]
+    route_scale: f64,
+    request: RequestInputs,
+    /// Those of the model, in the order of the view.
+    instances: Vec<InstanceInputs>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ModelInputs {
+    #[serde(with = "form::text")]
+    name: Arc<str>,
+    block_tokens: u32,
+    block_bytes: u64,
+    routed: Option<RoutedRows>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RequestInputs {
+    prompt_tokens: u32,
+    max_tokens: u32,
+    ttft_objective_us: u64,
+    tbt_objective_us: u64,
+    exclude: Vec<String>,
+    tie_seed: u64,
+    now_us: u64,
+    /// Its conversation is among those whose prompts the decode side may keep.
+    decode_may_keep: bool,
+    may_route: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct InstanceInputs {
+    reference: u64,
+    #[serde(with = "form::text")]
+    instance: Arc<str>,
+    node_index: u16,
+    #[serde(with = "form::text")]
+    node: Arc<str>,
+    role: Role,
+    /// Leading blocks of the prompt, and those of them that are not on an SSD.
+    held_blocks: u32,
+    memory_blocks: u32,
+    max_running: u32,
+    slots_total: u32,
+    slots_available: u32,
+    slots_booked: u32,
+    slots_expected: u32,
+    draining: bool,
+    avoided: bool,
+    #[serde(with = "form::PrefillForm")]
+    prefill: PrefillProfile,
+    #[serde(with = "form::DecodeForm")]
+    decode: LearnedDecode,
+    #[serde(with = "form::LinkForm")]
+    link: LinkProfile,
+    bytes_in: u64,
+    bytes_out: u64,
+    routes_out: u32,
+    in_free_us: u64,
+    out_free_us: u64,
+    /// The push of its first prefill is counted in `out_free_us`.
+    pushes: bool,
+    other_tokens: u64,
+    other_answers: u32,
+    prefills: QueueParts,
+    /// When each of its answers is predicted to end.
+    answers_end_us: Vec<u64>,
+    /// When what is booked on it is predicted to end, and the slots that come free then.
+    slots_end_us: Vec<(u64, u32)>,
+}
+
+/// A field that came out differently.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    pub field: String,
+    /// Absent where the decision has no such field.
+    pub recorded: Option<String>,
+    pub replayed: Option<String>,
+}
+
+/// Why a recorded decision cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordedError {
+    #[error("it is no recorded decision: {0}")]
+    Malformed(#[from] serde_json::Error),
+    #[error("it is written in form {found}; this version reads form {FORM}")]
+    Form { found: Value },
+    #[error("`{field}` is out of bounds")]
+    OutOfBounds { field: &'static str },
+}
+
+impl RecordedDecision {
+    pub fn new(inputs: &Inputs, decided: Result<&Placement, &Refused>) -> RecordedDecision {
+        RecordedDecision { form: FORM, inputs: inputs.clone(), decided: fields(decided) }
+    }
+
+    /// Reads what was written.
+    ///
+    /// # Errors
+    /// [`RecordedError`] when it is something else, of another form, or beyond all bounds.
+    pub fn read(value: Value) -> Result<RecordedDecision, RecordedError> {
+        if let Some(found) = value.get("form").filter(|form| **form != FORM) {
+            return Err(RecordedError::Form { found: found.clone() });
+        }
+        let recorded: RecordedDecision = serde_json::from_value(value)?;
+        recorded.inputs.check().map_err(|field| RecordedError::OutOfBounds { field })?;
+        Ok(recorded)
+    }
+
+    /// Takes the decision again, and says what is different. Nothing, where nothing has changed.
+    pub fn replay(&self) -> Vec<Difference> {
+        let again = self.inputs.decide();
+        let (recorded, replayed) = (&self.decided, fields(again.as_ref()));
+        let mut names: Vec<&String> = recorded.keys().chain(replayed.keys()).collect();
+        names.sort_unstable();
+        names.dedup();
+        let values = names.into_iter().map(|name| (name, recorded.get(name), replayed.get(name)));
+        let differ = values.filter(|(_, recorded, replayed)| recorded != replayed);
+        differ
+            .map(|(field, recorded, replayed)| Difference {
+                field: field.clone(),
+                recorded: recorded.cloned(),
+                replayed: replayed.cloned(),
+            })
+            .collect()
+    }
+
+    /// The decision as it is taken again: its own words.
+    pub fn explain(&self) -> String {
+        match self.inputs.decide() {
+            Ok(placement) => placement.to_string(),
+            Err(refused) => refused.to_string(),
+        }
+    }
+
+    /// How many fields are compared.
+    pub fn fields(&self) -> usize {
+        self.decided.len()
+    }
+}
+
+impl Inputs {
+    /// What a decision about this request reads now; nothing when its model is not known.
+    pub fn capture(
+        view: &ClusterView,
+        matched: &PrefixMatch,
+        request: &PlaceRequest<'_>,
+    ) -> Option<Inputs> {
+        let spec = view.model_spec(request.model)?;
+        let mut slots: BTreeMap<InstanceRef, Vec<(u64, u32)>> = BTreeMap::new();
+        for (instance, end_us, count) in view.bookings.values().flat_map(Booked::slots_held) {
+            slots.entry(instance).or_default().push((end_us, count));
+        }
+        let members = view.instances.iter().filter(|instance| instance.model == request.model);
+        let instances = members.map(|instance| {
+            let slots_end_us = slots.remove(&instance.reference).unwrap_or_default();
+            InstanceInputs::capture(instance, matched, slots_end_us)
+        });
+        Some(Inputs {
+            policy: view.policy,
+            ssd: view.profile.ssd,
+            model: ModelInputs {
+                name: Arc::clone(&spec.name),
+                block_tokens: spec.block_tokens,
+                block_bytes: spec.block_bytes,
+                routed: spec.routed,
+            },
+            route_scale: view.routes.scale(),
+            request: RequestInputs {
+                prompt_tokens: request.prompt_tokens,
+                max_tokens: request.max_tokens,
+                ttft_objective_us: request.objectives.ttft_us,
+                tbt_objective_us: request.objectives.tbt_us,
+                exclude: request.exclude.iter().map(ToString::to_string).collect(),
+                tie_seed: request.tie_seed,
+                now_us: request.now_us,
+                decode_may_keep: request.decode_may_keep(&view.policy),
+                may_route: request.may_route,
+            },
+            instances: instances.collect(),
+        })
+    }
+
+    /// Memory that it takes, but for names, which all decisions share.
+    pub fn bytes(&self) -> usize {
+        let exclude = self.request.exclude.iter().map(|id| size_of::<String>() + id.len());
+        let instances = self.instances.iter().map(|instance| {
+            size_of::<InstanceInputs>()
+                + instance.prefills.bytes()
+                + size_of_val(&*instance.answers_end_us)
+                + size_of_val(&*instance.slots_end_us)
+        });
+        size_of::<Inputs>() + exclude.sum::<usize>() + instances.sum::<usize>()
+    }
+
+    fn decide(&self) -> Result<Placement, Refused> {
+        let RequestInputs { prompt_tokens, max_tokens, tie_seed, now_us, may_route, .. } =
+            self.request;
+        let exclude: Vec<InstanceId> =
+            self.request.exclude.iter().map(|id| InstanceId::from(&**id)).collect();
+        let request = PlaceRequest {
+            model: ModelIndex(0),
+            prompt_tokens,
+            max_tokens,
+            objectives: Objectives {
+                ttft_us: self.request.ttft_objective_us,
+                tbt_us: self.request.tbt_objective_us,
+            },
+            exclude: &exclude,
+            tie_seed,
+            now_us,
+            conversation: if self.request.decode_may_keep { 0 } else { u64::MAX },
+            may_route,
+        };
+        let held = self.instances.iter().map(|instance| {
+            (NodeIndex(instance.node_index), instance.held_blocks, instance.memory_blocks)
+        });
+        let matched = PrefixMatch::from_memory_and_all(&held.collect::<Vec<_>>());
+        place(&self.view(), &matched, &request)
+    }
+
+    fn view(&self) -> ClusterView {
+        let ModelInputs { name, block_tokens, block_bytes, routed } = &self.model;
+        let spec = ModelSpec {
+            name: Arc::clone(name),
+            fingerprint: [0; 32],
+            kv_dtype: Arc::from(""),
+            vocab_size: 0,
+            context_tokens: 0,
+            block_tokens: *block_tokens,
+            block_bytes: *block_bytes,
+            layout_hash: 0,
+            routed: *routed,
+        };
+        let profile = Profile { ssd: self.ssd, ..Profile::default() };
+        let mut view = ClusterView::new(self.policy, profile);
+        view.routes = RouteModel::learned(self.route_scale);
+        let row = |instance: &InstanceInputs| {
+            (InstanceId(Arc::clone(&instance.instance)), NodeId(Arc::clone(&instance.node)))
+        };
+        view.names = Arc::new(Names { rows: self.instances.iter().map(row).collect() });
+        for instance in &self.instances {
+            for &(end_us, slots) in &instance.slots_end_us {
+                let booked = held_until(InstanceRef(instance.reference), end_us, slots);
+                view.bookings.insert(BookingId(view.bookings.len() as u64), booked);
+            }
+            view.instances.push(instance.restore(&spec, self.policy.rank_stretch));
+        }
+        view.models.insert(ModelIndex(0), spec);
+        view
+    }
+
+    /// What is beyond all bounds, if anything: sums of what is within them are numbers.
+    fn check(&self) -> Result<(), &'static str> {
+        let Policy { kvcache_balancing_threshold, rank_stretch, .. } = self.policy;
+        let within = |field, values: &[f64]| {
+            let is_within = |value: &f64| value.is_finite() && value.abs() <= VALUE_MAX;
+            if values.iter().all(is_within) { Ok(()) } else { Err(field) }
+        };
+        within("policy", &[kvcache_balancing_threshold])?;
+        if !(0.0..=1e3).contains(&rank_stretch) {
+            return Err("rank_stretch");
+        }
+        within("ssd", &[self.ssd.base_us, self.ssd.bytes_per_us])?;
+        within("route_scale", &[self.route_scale])?;
+        early("now_us", [self.request.now_us])?;
+        for instance in &self.instances {
+            let PrefillProfile { base_us, token_us, pair_us, reused_us } = instance.prefill;
+            within("prefill", &[base_us, token_us, pair_us, reused_us])?;
+            let LearnedDecode { base_us, sequence_us, scale, answer_us, answer_tokens } =
+                instance.decode;
+            within("decode", &[base_us, sequence_us, scale, answer_us, answer_tokens])?;
+            within("link", &[instance.link.base_us, instance.link.bytes_per_us])?;
+            early("in_free_us", [instance.in_free_us])?;
+            early("out_free_us", [instance.out_free_us])?;
+            early("prefills", instance.prefills.times_us())?;
+            early("answers_end_us", instance.answers_end_us.iter().copied())?;
+            early("slots_end_us", instance.slots_end_us.iter().map(|(end_us, _)| *end_us))?;
+            if instance.max_running > RUNNING_MAX {
+                return Err("max_running");
+            }
+            if instance.other_tokens > 1 << 30 {
+                return Err("other_tokens");
+            }
+            if !instance.answers_end_us.is_sorted() {
+                return Err("answers_end_us");
+            }
+        }
+        Ok(())
+    }
+}
+
+fn early(field: &'static str, times_us: impl IntoIterator<Item = u64>) -> Result<(), &'static str> {
+    if times_us.into_iter().all(|us| us <= US_MAX) { Ok(()) } else { Err(field) }
+}
+
+impl InstanceInputs {
+    fn capture(
+        instance: &Instance,
+        matched: &PrefixMatch,
+        slots_end_us: Vec<(u64, u32)>,
+    ) -> InstanceInputs {
+        let report = &instance.report;
+        InstanceInputs {
+            reference: instance.reference.0,
+            instance: Arc::clone(&report.instance_id.0),
+            node_index: report.node.0,
+            node: Arc::clone(&report.node_id.0),
+            role: report.role,
+            held_blocks: matched.held_blocks(report.node),
+            memory_blocks: matched.memory_blocks(report.node),
+            max_running: report.max_running,
+            slots_total: report.slots_total,
+            slots_available: report.slots_available,
+            slots_booked: instance.slots_booked,
+            slots_expected: instance.slots_expected,
+            draining: report.draining,
+            avoided: instance.avoided(),
+            prefill: instance.prefill_model.profile(),
+            decode: instance.decode_model.learned(),
+            link: instance.link.profile(),
+            bytes_in: instance.bytes_in,
+            bytes_out: instance.bytes_out,
+            routes_out: instance.routes_out,
+            in_free_us: instance.in_free_us,
+            out_free_us: instance.out_free_us,
+            pushes: instance.pushes.is_some(),
+            other_tokens: instance.other_tokens,
+            other_answers: instance.other_answers,
+            prefills: instance.prefills.parts(),
+            answers_end_us: instance.decodes.ends_us().to_vec(),
+            slots_end_us,
+        }
+    }
+
+    fn restore(&self, spec: &ModelSpec, rank_stretch: f64) -> Instance {
+        Instance {
+            reference: InstanceRef(self.reference),
+            model: ModelIndex(0),
+            report: InstanceReport {
+                instance_id: InstanceId(Arc::clone(&self.instance)),
+                node: NodeIndex(self.node_index),
+                node_id: NodeId(Arc::clone(&self.node)),
+                attachment: (0, 0),
+                role: self.role,
+                model: spec.clone(),
+                max_running: self.max_running,
+                slots_total: self.slots_total,
+                slots_available: self.slots_available,
+                draining: self.draining,
+                load: ReportedLoad::default(),
+            },
+            prefill_model: PrefillModel::learned(self.prefill),
+            decode_model: DecodeModel::from_learned(self.decode),
+            link: LinkModel::learned(self.link),
+            bytes_in: self.bytes_in,
+            bytes_out: self.bytes_out,
+            routes_out: self.routes_out,
+            in_free_us: self.in_free_us,
+            out_free_us: self.out_free_us,
+            pushes: self.pushes.then_some(BookingId(0)),
+            prefills: PrefillQueue::from_parts(&self.prefills, rank_stretch),
+            decodes: DecodeBookings::from_ends(self.answers_end_us.clone()),
+            other_tokens: self.other_tokens,
+            other_answers: self.other_answers,
+            reports: 0,
+            slots_booked: self.slots_booked,
+            slots_expected: self.slots_expected,
+            avoid_until_us: self.avoided.then_some(0),
+        }
+    }
+}
+
+/// Something that holds so many slots of the instance until then.
+fn held_until(instance: InstanceRef, end_us: u64, slots: u32) -> Booked {
+    Booked {
+        prefill: instance,
+        decode: instance,
+        prompt_tokens: 0,
+        fetch: None,
+        route: None,
+        prefill_end_us: end_us,
+        end_us,
+        handed_over_us: Some(0),
+        prefill_slots: 0,
+        decode_slots: slots,
+        prefill_taken: Taken::default(),
+        decode_taken: Taken::default(),
+        growth: Growth::new(0, 1, 0, 0),
+    }
+}
+
+/// What an explanation leaves out, since nobody reads it who looks at one.
+#[derive(Serialize)]
+struct Unexplained {
+    prefill_instance: u64,
+    decode_instance: u64,
+    fetch_instance: Option<u64>,
+    route_instance: Option<u64>,
+    route_blocks: Option<u32>,
+    route_layer_us: Option<f64>,
+    route_prefill_us: Option<u64>,
+    rank_us: u64,
+    rank_delay_us: u64,
+    decode_keeps: bool,
+    push_bytes: u64,
+    answer_blocks: u32,
+    candidates_rank_us: Vec<u64>,
+}
+
+impl Unexplained {
+    /// By name, so that a field that a placement gains is not forgotten here.
+    fn of(placement: &Placement) -> Unexplained {
+        let Placement {
+            shape,
+            fetch,
+            route,
+            attended,
+            rank_us,
+            rank_delay_us,
+            keeper,
+            push_bytes,
+            growth,
+            considered,
+            // These are explained.
+            compute_tokens: _,
+            reused_tokens: _,
+            queue_us: _,
+            transfer_us: _,
+            compute_us: _,
+            decode_wait_us: _,
+            predicted_ttft_us: _,
+            predicted_tbt_us: _,
+            probe: _,
+        } = placement;
+        let (prefill, decode): (&Chosen, &Chosen) = match shape {
+            Shape::Whole(chosen) => (chosen, chosen),
+            Shape::Split { prefill, decode } => (prefill, decode),
+        };
+        Unexplained {
+            prefill_instance: prefill.instance.0,
+            decode_instance: decode.instance.0,
+            fetch_instance: fetch.as_ref().map(|Fetch { source, .. }| source.instance.0),
+            route_instance: route.as_ref().map(|Route { source, .. }| source.instance.0),
+            route_blocks: route.as_ref().map(|route| route.blocks),
+            route_layer_us: route.as_ref().map(|route| route.layer_us),
+            route_prefill_us: attended.as_ref().map(|attended| attended.prefill_us),
+            rank_us: *rank_us,
+            rank_delay_us: *rank_delay_us,
+            decode_keeps: *keeper == Keeper::Decode,
+            push_bytes: *push_bytes,
+            answer_blocks: growth.left_blocks(),
+            candidates_rank_us: considered.prefill_candidates.iter().map(|c| c.rank_us).collect(),
+        }
+    }
+}
+
+/// Every field of a decision with its value, as in `prefill_candidates.0.queue_us`.
+fn fields(decided: Result<&Placement, &Refused>) -> BTreeMap<String, String> {
+    let mut fields = BTreeMap::new();
+    // These structs have nothing that JSON lacks.
+    let value = |value: Result<Value, _>| value.unwrap_or(Value::Null);
+    match decided {
+        Ok(placement) => {
+            flatten("", value(serde_json::to_value(placement.explain())), &mut fields);
+            flatten("", value(serde_json::to_value(Unexplained::of(placement))), &mut fields);
+        }
+        Err(refused) => {
+            flatten("refused", value(serde_json::to_value(refused.explain())), &mut fields);
+        }
+    }
+    fields
+}
+
+fn flatten(path: &str, value: Value, fields: &mut BTreeMap<String, String>) {
+    let below = |name: &dyn fmt::Display| match path {
+        "" => name.to_string(),
+        path => format!("{path}.{name}"),
+    };
+    match value {
+        Value::Object(members) => {
+            members.into_iter().for_each(|(name, value)| flatten(&below(&name), value, fields));
+        }
+        Value::Array(values) => {
+            let values = values.into_iter().enumerate();
+            values.for_each(|(at, value)| flatten(&below(&at), value, fields));
+        }
+        Value::String(text) => {
+            fields.insert(path.to_owned(), text);
+        }
+        value => {
+            fields.insert(path.to_owned(), value.to_string());
+        }
+    }
+}
