@@ -39,12 +39,12 @@ pub(super) fn recent(records: &[Arc<Record>], kept: usize, now_unix_ms: u64) -> 
     let (mut seen, mut looked_at) = (BTreeSet::new(), 0);
     for record in within {
         looked_at += 1;
-        // Of several attempts at a request the last one stands for it; several answers to one prompt
-        // count as one request.
         if record.asked.is_plan {
             recent.planned += 1;
             continue;
         }
+        // Of several attempts at a request the last one stands for it; several answers to one prompt
+        // count as one request.
         let first = seen.insert(Arc::clone(&record.asked.request_id));
         recent.requests += u64::from(first);
         if matches!(record.decision, Decision::Refused(_)) {

@@ -116,10 +116,7 @@ async fn decision(
     let Path(request_id) =
         request_id.map_err(|rejection| refuse(StatusCode::BAD_REQUEST, &rejection.body_text()))?;
     let records = watch.recorder().latest();
-    let of_it = records.iter().filter(|record| *record.asked.request_id == *request_id);
-    // In the order in which they were taken.
-    let mut found: Vec<Value> = of_it.map(|record| record.full()).collect();
-    found.reverse();
+    let found: Vec<Value> = of_request(&records, &request_id).map(Record::full).collect();
     if found.is_empty() {
         let why = format!(
             "no decision for a request {:?} is among the latest {}: it may be older, it came to \
@@ -140,9 +137,7 @@ async fn inputs(
     let Path(request_id) =
         request_id.map_err(|rejection| refuse(StatusCode::BAD_REQUEST, &rejection.body_text()))?;
     let records = watch.recorder().latest();
-    let of_it = records.iter().filter(|record| *record.asked.request_id == *request_id);
-    let mut found: Vec<_> = of_it.filter_map(|record| record.recorded()).collect();
-    found.reverse();
+    let found: Vec<_> = of_request(&records, &request_id).filter_map(Record::recorded).collect();
     if found.is_empty() {
         let why = format!(
             "what decisions for a request {:?} were taken from is not kept: see \
@@ -152,6 +147,15 @@ async fn inputs(
         return Err(refuse(StatusCode::NOT_FOUND, &why));
     }
     Ok(axum::Json(json!({ "decisions": found })))
+}
+
+/// The decisions for a request, in the order in which they were taken.
+fn of_request<'a>(
+    latest_first: &'a [Arc<Record>],
+    request_id: &'a str,
+) -> impl Iterator<Item = &'a Record> {
+    let in_order = latest_first.iter().rev().map(|record| &**record);
+    in_order.filter(move |record| *record.asked.request_id == *request_id)
 }
 
 async fn nothing(request: Request) -> Response {
