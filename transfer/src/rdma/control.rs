@@ -17,6 +17,9 @@ use crate::worker::link::{LinkEnd, Readiness};
 const READ_BYTES: usize = 16 << 10;
 /// A peer that lets more wait than this is not read from.
 const WAITING_BYTES_MAX: usize = 256 << 10;
+/// Messages through the card are answered here too, and stopping to read would not stop them. A peer that lets more
+/// wait than two hundred thousand of them are told in does not read, and its path ends.
+const UNREAD_BYTES_MAX: usize = 4 << 20;
 /// Nor is one that has said more than this which nobody has heard yet: any greeting and any saying is shorter.
 const UNHEARD_BYTES_MAX: usize = 256 << 10;
 const _: () = assert!(MESSAGE_BYTES_MAX + LENGTH_BYTES <= UNHEARD_BYTES_MAX);
@@ -76,8 +79,14 @@ impl Control {
     }
 
     /// Whether any went out.
+    ///
+    /// # Errors
+    /// Also for a peer that reads nothing of what is said to it.
     pub(crate) fn flush(&mut self) -> Result<bool, LinkEnd> {
         self.stream.flush(&mut self.ready)?;
+        if self.out.len() > UNREAD_BYTES_MAX {
+            return Err(LinkEnd::Silent);
+        }
         if self.out.is_empty() || !self.ready.writable {
             return Ok(false);
         }
@@ -140,5 +149,42 @@ impl Control {
         let said = Said::decode(body).ok_or(LinkEnd::Malformed)?;
         self.used += LENGTH_BYTES + length;
         Ok(Some(said))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use kvasir_transfer_core::Refusal;
+
+    use super::*;
+
+    /// With the other end of its connection, which nobody reads.
+    fn unread() -> (Control, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut control = Control::connect(listener.local_addr().unwrap(), None).unwrap();
+        let (other, _) = listener.accept().unwrap();
+        control.ready(Readiness { readable: false, writable: true });
+        (control, other)
+    }
+
+    #[test]
+    fn answers_that_nobody_reads_do_not_pile_up() {
+        let (mut control, _other) = unread();
+        let mut said = 0;
+        let end = loop {
+            for id in 0..1000 {
+                control.say(Said::Taken { id, taken: Err(Refusal::TooLong) });
+            }
+            said += 1000;
+            assert!(said < 10_000_000, "{} bytes wait", control.out.len());
+            if let Err(end) = control.flush() {
+                break end;
+            }
+        };
+        assert_eq!(end, LinkEnd::Silent);
+        assert!(said > 200_000, "a burst is no reason to go: {said}");
+        assert!(control.out.len() < UNREAD_BYTES_MAX + (64 << 10));
     }
 }

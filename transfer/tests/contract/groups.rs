@@ -201,7 +201,7 @@ pub fn a_scatter_that_cannot_be_sent_is_not_accepted(fabric: &Fabric) {
 
 pub fn a_scatter_is_drained_with_its_group(fabric: &Fabric) {
     let crowd = crowd(fabric);
-    // 70 ms of bytes at the throttle's rate.
+    // 290 ms of bytes at the throttle's rate.
     let whole = |member| ScatterSlice { bytes: 15_000, ..slice(member, 7) };
     let slices = (0..20).map(|at| whole(at % MEMBERS)).collect();
     let (done, outcomes) = fabric.a.scatter(crowd.scatter(slices));

@@ -127,7 +127,7 @@ contract! {
     a_lost_member_fails_its_own_part_only(super::Options::default()) in groups;
     a_refused_slice_fails_its_own_part_only(super::Options::default()) in groups;
     a_scatter_that_cannot_be_sent_is_not_accepted(super::Options { operations_max: 64, ..super::Options::default() }) in groups;
-    a_scatter_is_drained_with_its_group(super::Options { throttle_bytes_per_s: 4 << 20, ..super::Options::default() }) in groups;
+    a_scatter_is_drained_with_its_group(super::Options { throttle_bytes_per_s: 1 << 20, ..super::Options::default() }) in groups;
     a_signal_is_seen_only_behind_its_data(super::Options::default()) in signals;
     whoever_asks_for_the_cards_order_gets_it_or_is_told_of_the_counter(super::Options::default()) in signals;
     a_signal_is_behind_every_slice_of_its_data(super::Options { slice_bytes: 4096, ..super::Options::default() }) in signals;
