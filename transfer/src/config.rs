@@ -128,8 +128,8 @@ pub struct TransferConfig {
     /// Bytes per second that this engine sends at most, over all peers; 0 for no limit.
     pub throttle_bytes_per_s: u64,
     pub verify: Verify,
-    /// Operations that are under way at once, and expectations that wait; beyond either the call answers
-    /// [`Full`](crate::SubmitError::Full).
+    /// Operations that are under way at once, expectations that wait, and words that are watched; beyond
+    /// any of the three the call answers [`Full`](crate::SubmitError::Full).
     pub operations_max: usize,
     /// The longest message that `send` takes here, and the size of the buffers in which messages of peers
     /// are received.

@@ -474,7 +474,8 @@ impl TransferEngine {
     /// Polls a progress word from now on: a change from the value that it has now is told.
     ///
     /// # Errors
-    /// [`SubmitError::Invalid`] when the offsets do not fit the memory, or the flag cannot be set there.
+    /// [`SubmitError::Invalid`] when the offsets do not fit the memory, or the flag cannot be set there;
+    /// [`SubmitError::Full`] while `operations_max` words are watched.
     pub fn watch(&self, watch: Watch) -> Result<WatchId, SubmitError> {
         let invalid = SubmitError::Invalid("the watched words do not fit their memory");
         let word = watch.memory.word(watch.offset).map_err(|_| invalid)?;
@@ -485,8 +486,10 @@ impl TransferEngine {
                 return Err(SubmitError::Invalid("the flag is in memory mapped read-only"));
             }
         }
+        let (watching, max) = (&self.shared.watching, self.shared.config.operations_max);
+        let permit = Permit::take(watching, 1, max).ok_or(SubmitError::Full)?;
         let id = self.shared.next_watch();
-        self.shared.submit(Command::Watch { id, watch, seen })?;
+        self.shared.submit(Command::Watch { id, watch, seen, permit })?;
         Ok(id)
     }
 

@@ -16,7 +16,7 @@ use crate::engine::{PeerId, SubmitError};
 use crate::hooks::Hooks;
 use crate::identity::Identity;
 use crate::memory::SharedMemory;
-use crate::payload::{Payload, Waiter};
+use crate::payload::{Payload, Permit, Waiter};
 use crate::peers::Peers;
 use crate::progress::{Watch, WatchId};
 use crate::rdma::{Memories, Named, RdmaPlace};
@@ -73,6 +73,7 @@ pub(crate) enum Command {
         id: WatchId,
         watch: Watch,
         seen: u64,
+        permit: Permit,
     },
     Unwatch {
         id: WatchId,
@@ -93,6 +94,8 @@ pub(crate) struct Shared {
     pub(crate) in_flight: Arc<AtomicUsize>,
     /// Expectations that wait.
     pub(crate) expecting: Arc<AtomicUsize>,
+    /// Words that are watched.
+    pub(crate) watching: Arc<AtomicUsize>,
     wake: Ringer,
     /// For those outside who raise words that are watched.
     pub(crate) outside: Ringer,
@@ -141,6 +144,7 @@ impl Shared {
             identity,
             in_flight: Arc::default(),
             expecting: Arc::default(),
+            watching: Arc::default(),
             wake,
             outside,
             stop: AtomicBool::new(false),

@@ -25,7 +25,7 @@ use rustix::event::{Timespec, epoll};
 
 use crate::doorbell::{announce_sleep, awake};
 use crate::engine::Handlers;
-use crate::payload::{Payload, Waiter};
+use crate::payload::{Payload, Permit, Waiter};
 use crate::progress::{POLL_EVERY_MIN, Raised, Watch, WatchId};
 use crate::scatter::Part;
 use crate::shared::{Bells, Command};
@@ -64,6 +64,7 @@ pub(crate) struct Worker {
 struct Watched {
     watch: Watch,
     seen: u64,
+    _permit: Permit,
 }
 
 impl Watched {
@@ -205,8 +206,8 @@ impl Worker {
                     self.hub.sender.set_wanted(peer.session_id(), wanted, self.hub.now_us);
                 }
             }
-            Command::Watch { id, watch, seen } => {
-                self.watches.insert(id, Watched { watch, seen });
+            Command::Watch { id, watch, seen, permit } => {
+                self.watches.insert(id, Watched { watch, seen, _permit: permit });
             }
             Command::Unwatch { id, done } => {
                 self.watches.remove(&id);

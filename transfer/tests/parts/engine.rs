@@ -457,6 +457,25 @@ fn a_progress_word_is_told_awake_and_asleep() {
 }
 
 #[test]
+fn no_more_words_are_watched_than_may() {
+    let (engine, _) = start(TransferConfig { operations_max: 2, ..tcp_config() });
+    let memory = region(4096);
+    let watch = |offset| Watch {
+        memory: Arc::clone(&memory).into(),
+        offset,
+        raised: Raised::WithBell { sleeping_offset: 64 },
+        on_progress: Box::new(|_, _| {}),
+    };
+    let first = engine.watch(watch(0)).expect("accepted");
+    engine.watch(watch(8)).expect("accepted");
+    assert!(matches!(engine.watch(watch(16)), Err(SubmitError::Full)));
+    let (done, unwatched) = Completion::future();
+    engine.unwatch(first, done).expect("accepted");
+    assert_eq!(unwatched.wait(), Ok(()));
+    engine.watch(watch(16)).expect("there is room again");
+}
+
+#[test]
 fn a_word_that_nobody_rings_for_is_looked_at_as_often_as_was_asked() {
     let (engine, _) = start(TransferConfig { spin_us: 0, ..tcp_config() });
     // As a device would have it: not shared memory, and nobody who rings.
