@@ -2,7 +2,7 @@
 //! host use them, and moves pages between nodes.
 //!
 //! - [`config`]: what can be set
-//! - [`run`]: starting and ending
+//! - [`mod@run`]: starting and ending
 //! - [`attach`]: what engines and clients link, and the shared memory between the two (a package of its own)
 //! - `ssd`: the thread beside the disk
 //! - `node`: the one thread that decides; `grpc`, `routes`, `admin`, `http` and `attach_server` only carry calls to it

@@ -3,7 +3,7 @@
 //! give the same decisions, here, in the simulator and in the trace replayer.
 //!
 //! Reading path:
-//! 1. [`place`]: the decision, a pure function of the three below; [`selection`]: the policies
+//! 1. [`place()`]: the decision, a pure function of the three below; [`selection`]: the policies
 //! 2. [`index`]: the shadow index; one search answers for all nodes how much of a prompt they hold
 //! 3. [`view`]: the instances, their load, and the requests this conductor has sent them; [`Inputs`]: all of
 //!    it that one decision reads, to be written down and decided again

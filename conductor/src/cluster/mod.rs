@@ -11,7 +11,6 @@
 //! - [`status`]: one status of a node, read and checked
 //! - [`state`]: what the tasks share
 //! - [`overview`]: all of it as values, for people to look at
-//! - [`service`]: the decisions for callers with a front door of their own
 
 mod booking;
 mod follow;

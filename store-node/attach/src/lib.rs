@@ -1,7 +1,7 @@
 //! How processes on a store node's host share its memory: slot memory, control memory and the
 //! descriptors that carry them.
 //!
-//! 1. [`line`]: what every such process has: two rings, doorbells, and the connection that stands for it
+//! 1. [`mod@line`]: what every such process has: two rings, doorbells, and the connection that stands for it
 //! 2. [`engine`]: what an engine links
 //! 3. [`control`]: the control memory of one attach: header, progress word, load, two rings of
 //!    [`kvasir_transfer::ring`]
