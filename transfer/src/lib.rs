@@ -28,6 +28,7 @@ pub mod endpoint;
 pub mod engine;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+mod hash;
 mod hello;
 mod hooks;
 mod identity;
@@ -72,7 +73,9 @@ pub use kvasir_transfer_core::{Outcome, Refusal, WriteError};
 pub use memory::SharedMemory;
 pub use messages::Message;
 pub use progress::{Mirror, Raised, Watch, WatchId, WordMemory};
-pub use rdma::{CardAddress, DeviceSpec, DeviceSpecError, RdmaAddress, RdmaPlace};
+pub use rdma::{
+    CardAddress, DeviceSpec, DeviceSpecError, RdmaAddress, RdmaDevices, RdmaPlace, rdma_devices,
+};
 pub use region::{RegionDesc, RegionHandle};
 pub use scatter::{
     Barrier, GroupError, GroupMember, PartOutcomes, PeerGroup, Scatter, ScatterSlice,

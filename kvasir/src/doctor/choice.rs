@@ -1,9 +1,9 @@
-//! What the transfer engine would use, and why: the same order of preference as the engine's own.
+//! What the transfer engine would use, and why. Of RDMA devices it is asked itself.
 
+use kvasir_transfer::{RdmaDevices, rdma_devices};
 use kvasir_transfer_libfabric::library::Library as Libfabric;
-use kvasir_transfer_verbs::Library;
 
-use super::devices::{Devices, RdmaDevice};
+use super::devices::Devices;
 use super::report::{Finding, Section};
 
 pub fn section(found: &Devices) -> Section {
@@ -12,24 +12,17 @@ pub fn section(found: &Devices) -> Section {
         "shm: the peer's memory is mapped, a write is one copy; falls back to tcp where processes do \
          not share a file system and a boot of the kernel",
     )];
-    findings.push(other_hosts(found));
+    findings.push(other_hosts(found, &rdma_devices()));
     Section { title: "what the transfer engine would choose", findings }
 }
 
-fn other_hosts(found: &Devices) -> Finding {
-    let active = found.rdma.iter().filter(|device| device.ports.iter().any(|port| port.is_active));
-    // EFA is no device for reliable queue pairs.
-    let (efa, others): (Vec<&RdmaDevice>, Vec<_>) =
-        active.partition(|device| device.driver == "efa");
-    let usable: Vec<&str> = others.iter().map(|device| device.name.as_str()).collect();
-    if let (true, Some(first)) = (usable.is_empty(), efa.first()) {
-        return by_efa(&first.name);
-    }
-    match usable.first().map(|first| (first, Library::open())) {
-        Some((_, Err(unavailable))) => {
-            Finding::advice("other hosts", format!("tcp, though there is a device: {unavailable}"))
-        }
-        Some((first, Ok(_))) => {
+fn other_hosts(found: &Devices, by_verbs: &Result<RdmaDevices, String>) -> Finding {
+    let mut active =
+        found.rdma.iter().filter(|device| device.ports.iter().any(|port| port.is_active));
+    let efa = active.clone().find(|device| device.driver == "efa");
+    let what = "other hosts";
+    match (by_verbs, efa) {
+        (Ok(RdmaDevices { usable, .. }), _) if !usable.is_empty() => {
             let others = match usable.len() {
                 1 => String::new(),
                 all => format!(
@@ -38,15 +31,23 @@ fn other_hosts(found: &Devices) -> Finding {
                     usable.join(", ")
                 ),
             };
+            let first = &usable[0];
             Finding::advice(
-                "other hosts",
+                what,
                 format!(
                     "verbs, by {first}, when a store node's `domain` is \"verbs\" (`kvasir up --domain \
                      verbs`){others}; otherwise, and to peers that it does not reach, tcp",
                 ),
             )
         }
-        None => Finding::good("other hosts", "tcp: there is no RDMA device with an active port"),
+        (_, Some(efa)) => by_efa(&efa.name),
+        (Ok(RdmaDevices { unusable, .. }), None) if !unusable.is_empty() => {
+            Finding::good(what, format!("tcp: {}", unusable.join("; ")))
+        }
+        (Err(unavailable), None) if active.next().is_some() => {
+            Finding::advice(what, format!("tcp, though there is a device: {unavailable}"))
+        }
+        _ => Finding::good(what, "tcp: there is no RDMA device with an active port"),
     }
 }
 
@@ -68,27 +69,46 @@ fn by_efa(device: &str) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::devices::Port;
+    use crate::doctor::devices::{Port, RdmaDevice};
 
-    fn chosen(driver: &str, is_active: bool) -> String {
+    fn host(driver: &str, is_active: bool) -> Devices {
         let (link_layer, rate) = ("Ethernet".to_owned(), "100 Gb/sec".to_owned());
         let port = Port { number: 1, is_active, link_layer, rate, gid: None };
         let (name, driver) = ("card_0".to_owned(), driver.to_owned());
         let device = RdmaDevice { name, driver, ports: vec![port] };
-        other_hosts(&Devices { rdma: vec![device], ..Devices::default() }).says
+        Devices { rdma: vec![device], ..Devices::default() }
+    }
+
+    fn verbs(usable: &[&str], unusable: &[&str]) -> Result<RdmaDevices, String> {
+        let all = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        Ok(RdmaDevices { usable: all(usable), unusable: all(unusable) })
     }
 
     #[test]
-    fn an_active_device_is_chosen_or_it_is_said_what_is_missing() {
-        let says = chosen("mlx5_core", true);
-        let is_chosen = says.starts_with("verbs, by card_0");
-        assert!(is_chosen || says.contains("libibverbs"), "{says}");
-        let says = chosen("efa", true);
-        let is_chosen = says.starts_with("efa, by card_0");
-        assert!(is_chosen || says.starts_with("tcp, though there is card_0"), "{says}");
-        for driver in ["mlx5_core", "efa"] {
-            let says = chosen(driver, false);
-            assert!(says.starts_with("tcp: there is no RDMA device"), "{says}");
+    fn what_the_engine_would_take_is_named_and_how_to_have_all() {
+        let one = other_hosts(&host("mlx5_core", true), &verbs(&["card_1"], &[])).says;
+        assert!(one.starts_with("verbs, by card_1, when") && !one.contains("all"), "{one}");
+        let two = other_hosts(&host("mlx5_core", true), &verbs(&["card_1", "card_0"], &[])).says;
+        assert!(two.starts_with("verbs, by card_1, when"), "{two}");
+        assert!(two.contains("by all 2 (card_1, card_0)"), "{two}");
+    }
+
+    #[test]
+    fn where_it_would_take_none_it_is_said_why() {
+        let no_library = || Err("libibverbs.so.1 is not there".to_owned());
+        let says = |driver, is_active, verbs| other_hosts(&host(driver, is_active), &verbs).says;
+        let iwarp = says("siw", true, verbs(&[], &["siw0 is no InfiniBand or RoCE device"]));
+        assert_eq!(iwarp, "tcp: siw0 is no InfiniBand or RoCE device");
+        let missing = says("mlx5_core", true, no_library());
+        assert_eq!(missing, "tcp, though there is a device: libibverbs.so.1 is not there");
+        for nothing in [no_library(), verbs(&[], &[])] {
+            let down = says("mlx5_core", false, nothing);
+            assert!(down.starts_with("tcp: there is no RDMA device"), "{down}");
+        }
+        for by_verbs in [no_library(), verbs(&[], &["card_0 is no InfiniBand or RoCE device"])] {
+            let efa = says("efa", true, by_verbs);
+            let is_chosen = efa.starts_with("efa, by card_0");
+            assert!(is_chosen || efa.starts_with("tcp, though there is card_0"), "{efa}");
         }
     }
 }

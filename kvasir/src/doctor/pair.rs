@@ -7,8 +7,9 @@
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 use kvasir_transfer::{Domain, EfaConfig, Endpoint, RegionDesc, checksum};
@@ -21,6 +22,8 @@ use crate::output::{complain, say};
 
 /// A probe that says nothing for so long is over.
 const SILENCE: Duration = Duration::from_secs(30);
+/// So is one that takes so long: others wait for it.
+const WHOLE: Duration = Duration::from_secs(300);
 const LINE_BYTES_MAX: u64 = 1 << 20;
 /// What is written last and compared.
 const COMPARED_BYTES: usize = 1 << 20;
@@ -63,11 +66,31 @@ pub fn serve(address: SocketAddr, efa: &EfaConfig, temporary: &Path) -> Result<(
     loop {
         let (stream, from) = listener.accept()?;
         say(&format!("a probe from {from}"));
-        match serve_one(stream, efa, temporary) {
+        match within(WHOLE, stream, |stream| serve_one(stream, efa, temporary)) {
             Ok(()) => say(&format!("the probe from {from} is done")),
             Err(error) => complain(&format!("the probe from {from} ended early: {error}")),
         }
     }
+}
+
+/// Closes the connection, and with it whatever is read from it or written to it, when the time is over.
+fn within(
+    time: Duration,
+    stream: TcpStream,
+    serve: impl FnOnce(TcpStream) -> Result<(), Box<dyn Error>>,
+) -> Result<(), Box<dyn Error>> {
+    let (watched, (done, over)) = (stream.try_clone()?, sync_channel::<()>(0));
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            if over.recv_timeout(time) == Err(RecvTimeoutError::Timeout) {
+                // It may have been closed at this moment.
+                let _ = watched.shutdown(Shutdown::Both);
+            }
+        });
+        // Dropped when it has been served, however that ends.
+        let _done = done;
+        serve(stream)
+    })
 }
 
 fn serve_one(stream: TcpStream, efa: &EfaConfig, temporary: &Path) -> Result<(), Box<dyn Error>> {
@@ -207,5 +230,29 @@ impl Lines {
         serde_json::from_slice(&line)
             .map(Some)
             .map_err(|error| format!("the other side is no `kvasir doctor`: {error}").into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_says_a_byte_now_and_then_does_not_keep_the_port() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let slow = std::thread::spawn(move || {
+            let mut stream = TcpStream::connect(address).expect("connected");
+            // Until it is closed.
+            while stream.write_all(b" ").is_ok() {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        });
+        let (stream, _) = listener.accept().expect("a connection");
+        let heard = within(Duration::from_millis(200), stream, |stream| {
+            Lines::new(stream)?.hear::<Question>().map(|_| ())
+        });
+        assert!(heard.is_err(), "it never ends its line");
+        slow.join().expect("closed");
     }
 }

@@ -87,10 +87,33 @@ impl EngineAttachment {
     /// # Errors
     /// [`AttachError::Unreachable`] and [`AttachError::Refused`] say what to do.
     pub async fn connect(options: AttachOptions) -> Result<Self, AttachError> {
-        let socket = options.attach_dir.join("attach.sock");
-        let reply = request(&socket, &options).await?;
-        let dir = options.attach_dir.clone();
-        tokio::task::spawn_blocking(move || EngineAttachment::take_descriptors(&dir, &reply))
+        let request = v1::AttachRequest {
+            instance_id: options.instance_id,
+            role: options.role.into(),
+            model: Some(options.model),
+            layout: Some((&options.layout).into()),
+            grpc_address: options.grpc_address,
+            max_running: options.max_running,
+            pid: 0,
+        };
+        EngineAttachment::request(options.attach_dir, request).await
+    }
+
+    /// Attaches with a request as it goes over the wire, for engines in other languages. Its `pid` is that of
+    /// this process, whatever it says.
+    ///
+    /// # Errors
+    /// As [`EngineAttachment::connect`].
+    pub async fn request(
+        attach_dir: PathBuf,
+        request: v1::AttachRequest,
+    ) -> Result<Self, AttachError> {
+        let socket = attach_dir.join("attach.sock");
+        let request = v1::AttachRequest { pid: std::process::id(), ..request };
+        let channel = line::channel(&socket).await?;
+        let reply = v1::attach_client::AttachClient::new(channel).attach(request).await;
+        let reply = reply.map_err(|status| line::refused(&socket, &status))?.into_inner();
+        tokio::task::spawn_blocking(move || EngineAttachment::take_descriptors(&attach_dir, &reply))
             .await
             .map_err(|error| AttachError::Protocol(error.to_string()))?
     }
@@ -236,6 +259,14 @@ impl Receiver {
         message.map(Some).ok_or_else(|| AttachError::Protocol("an empty message".into()))
     }
 
+    /// The next `NodeToEngine` as the node has encoded it, if there is one.
+    ///
+    /// # Errors
+    /// As [`Receiver::try_recv`], but for what is no message, which is left to the caller.
+    pub fn try_recv_encoded(&mut self) -> Result<Option<&[u8]>, AttachError> {
+        self.from_node.try_recv()
+    }
+
     /// Sleeps until a message is there, somebody called [`Link::wake`], or the time is over.
     ///
     /// # Errors
@@ -243,22 +274,4 @@ impl Receiver {
     pub fn wait(&mut self, timeout: Duration) -> Result<(), AttachError> {
         self.from_node.wait(timeout)
     }
-}
-
-async fn request(
-    socket: &std::path::Path,
-    options: &AttachOptions,
-) -> Result<v1::AttachReply, AttachError> {
-    let channel = line::channel(socket).await?;
-    let request = v1::AttachRequest {
-        instance_id: options.instance_id.clone(),
-        role: options.role.into(),
-        model: Some(options.model.clone()),
-        layout: Some((&options.layout).into()),
-        grpc_address: options.grpc_address.clone(),
-        max_running: options.max_running,
-        pid: std::process::id(),
-    };
-    let reply = v1::attach_client::AttachClient::new(channel).attach(request).await;
-    reply.map(tonic::Response::into_inner).map_err(|status| line::refused(socket, &status))
 }

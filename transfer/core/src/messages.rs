@@ -31,6 +31,11 @@ impl MessageWindow {
         true
     }
 
+    /// How many are remembered one by one.
+    pub(crate) fn out_of_turn(&self) -> usize {
+        self.delivered.len()
+    }
+
     pub(crate) fn has(&self, id: u64) -> bool {
         id < self.floor || self.delivered.contains(&id)
     }

@@ -37,6 +37,8 @@ struct PeerSession {
     paths: BTreeMap<PathIndex, PathState>,
     /// Indexes below were used and may have been forgotten.
     first_index: PathIndex,
+    /// Numbers in the answers that are kept.
+    answered: usize,
     messages: MessageWindow,
     last_use: u64,
 }
@@ -103,6 +105,12 @@ const PATHS_MAX: usize = 128;
 const ASKERS_MAX: usize = 8;
 /// Immediates, and messages, that one question may name.
 pub const ASKED_MAX: usize = 65_536;
+/// Numbers (immediates, ids of messages) in the answers that one session keeps, in case they are asked for
+/// again. The longest answer has as many.
+const ANSWERED_MAX: usize = 2 * ASKED_MAX;
+/// Numbers that all sessions together keep of which no path is left. Whoever may connect may do so under as many
+/// names as he likes.
+const LEFT_BEHIND_MAX: usize = 8 * ANSWERED_MAX;
 
 impl<C> Receiver<C> {
     pub fn new(imms_idle_max: usize) -> Self {
@@ -149,6 +157,7 @@ impl<C> Receiver<C> {
             nonce,
             paths: BTreeMap::new(),
             first_index: PathIndex(0),
+            answered: 0,
             messages: MessageWindow::default(),
             last_use: 0,
         });
@@ -178,9 +187,33 @@ impl<C> Receiver<C> {
         match session.paths.insert(index, PathState::Ended(path)) {
             Some(PathState::Draining { request, askers, .. }) => {
                 let verdict = session.close(path, &request, &mut self.imms);
+                self.forget_left_behind();
                 Some(Closed { askers, index, verdict })
             }
-            _ => None,
+            _ => {
+                self.forget_left_behind();
+                None
+            }
+        }
+    }
+
+    /// The sessions that were used longest ago go first, of those that nobody is connected for.
+    fn forget_left_behind(&mut self) {
+        let gone = self.sessions.iter().filter(|(_, session)| !session.is_open());
+        let mut gone: Vec<(u64, u64, usize)> = gone
+            .map(|(incarnation, session)| (session.last_use, *incarnation, session.numbers()))
+            .collect();
+        let mut numbers: usize = gone.iter().map(|(_, _, numbers)| numbers).sum();
+        if numbers <= LEFT_BEHIND_MAX {
+            return;
+        }
+        gone.sort_unstable();
+        for (_, incarnation, of_session) in gone {
+            if numbers <= LEFT_BEHIND_MAX {
+                break;
+            }
+            numbers -= of_session;
+            self.end_session(incarnation);
         }
     }
 
@@ -301,8 +334,12 @@ impl PeerSession {
             .iter()
             .find(|(_, state)| matches!(state, PathState::Ended(_) | PathState::Closed(_)));
         let index = over.map(|(index, _)| *index).ok_or(PathRefusal::TooMany)?;
-        if let Some(PathState::Ended(path)) = self.paths.remove(&index) {
-            imms.close_path(path, &[]);
+        match self.paths.remove(&index) {
+            Some(PathState::Ended(path)) => {
+                imms.close_path(path, &[]);
+            }
+            Some(PathState::Closed(verdict)) => self.answered -= numbers_in(&verdict),
+            _ => {}
         }
         self.first_index = self.first_index.max(PathIndex(index.0.saturating_add(1)));
         Ok(())
@@ -324,9 +361,24 @@ impl PeerSession {
         }
         let delivered = request.messages.iter().copied().filter(|id| self.messages.has(*id));
         verdict.delivered = delivered.collect();
+        // One that is named twice was delivered once.
+        verdict.delivered.sort_unstable();
+        verdict.delivered.dedup();
+        self.answered += numbers_in(&verdict);
         self.paths.insert(request.path, PathState::Closed(verdict.clone()));
+        while self.answered > ANSWERED_MAX && self.forget_one(imms).is_ok() {}
         verdict
     }
+
+    /// In the answers that are kept, and those of messages that came out of turn.
+    fn numbers(&self) -> usize {
+        self.answered + self.messages.out_of_turn()
+    }
+}
+
+fn numbers_in(verdict: &CloseVerdict) -> usize {
+    let CloseVerdict { landed, unknown, delivered, forgotten: _ } = verdict;
+    landed.len() + unknown.len() + delivered.len()
 }
 
 #[cfg(test)]
@@ -456,6 +508,55 @@ mod tests {
         assert_eq!(reused, Err(PathRefusal::UsedIndex));
         // What was forgotten stands: 999 have landed.
         assert_eq!(receiver.imms_mut().expect(5, 999, NEVER, 'a'), Expectation::Reached('a'));
+    }
+
+    /// As many messages as one question may name, each delivered.
+    fn deliver(receiver: &mut Receiver<char>, path: PathId, step: usize) -> Vec<u64> {
+        let ids: Vec<u64> = (0..ASKED_MAX as u64).step_by(step).collect();
+        ids.iter().for_each(|id| assert!(receiver.message(path, *id)));
+        ids
+    }
+
+    #[test]
+    fn the_answers_that_a_session_keeps_are_bounded_in_numbers() {
+        let mut receiver = Receiver::<char>::new(8);
+        let asker = open(&mut receiver, 1, 0);
+        let ids = deliver(&mut receiver, asker, 1);
+        let ask = |receiver: &mut Receiver<char>, index, messages| {
+            receiver.ask(asker, CloseRequest { path: PathIndex(index), counted: vec![], messages })
+        };
+        for index in 1..20 {
+            let path = open(&mut receiver, 1, index);
+            receiver.path_ended(path);
+            let Asked::Answer(verdict) = ask(&mut receiver, index, ids.clone()) else { panic!() };
+            assert_eq!(verdict.delivered, ids, "it is told all the same");
+            assert!(receiver.sessions[&PEER].answered <= ANSWERED_MAX);
+        }
+        let Asked::Answer(again) = ask(&mut receiver, 19, ids.clone()) else { panic!() };
+        assert_eq!(again.delivered, ids, "the last ones are kept");
+        let Asked::Answer(oldest) = ask(&mut receiver, 1, ids) else { panic!() };
+        assert!(oldest.forgotten);
+        let path = open(&mut receiver, 1, 20);
+        receiver.path_ended(path);
+        let Asked::Answer(once) = ask(&mut receiver, 20, vec![7; ASKED_MAX]) else { panic!() };
+        assert_eq!(once.delivered, [7], "one that is named often was delivered once");
+    }
+
+    #[test]
+    fn what_peers_leave_behind_is_bounded_and_who_is_connected_loses_nothing() {
+        let mut receiver = Receiver::<char>::new(8);
+        let stays = receiver.open_path(1, 1, PathIndex(0)).expect("it is taken").path;
+        deliver(&mut receiver, stays, 2);
+        for incarnation in 100..160 {
+            let path = receiver.open_path(incarnation, 1, PathIndex(0)).expect("it is taken").path;
+            deliver(&mut receiver, path, 2);
+            receiver.path_ended(path);
+            let gone = receiver.sessions.values().filter(|session| !session.is_open());
+            assert!(gone.map(PeerSession::numbers).sum::<usize>() <= LEFT_BEHIND_MAX);
+        }
+        assert!(receiver.sessions.contains_key(&159), "the latest is remembered");
+        assert!(!receiver.sessions.contains_key(&100), "the first is not");
+        assert!(receiver.has_message(stays, 2) && !receiver.has_message(stays, 3));
     }
 
     #[test]

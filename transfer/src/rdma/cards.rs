@@ -9,6 +9,7 @@ use super::janitor::Janitor;
 use super::known::Described;
 use super::nic::CardMemory;
 use super::place::{Named, Places, RdmaPlace};
+use super::seek::{Seekers, Sought};
 use super::{CardError, Known, Rdma};
 use crate::memory::SharedMemory;
 use crate::topology::CARDS_MAX;
@@ -35,6 +36,8 @@ pub(crate) struct Cards {
     described: Described,
     /// Present when there is a card.
     janitor: Option<Janitor>,
+    /// As that.
+    seekers: Option<Seekers>,
 }
 
 impl Cards {
@@ -50,7 +53,8 @@ impl Cards {
         }
         let janitor = Janitor::start(name)
             .map_err(|error| CardError::because("a thread cannot be started", error))?;
-        Ok(Cards { cards, described: Described::default(), janitor: Some(janitor) })
+        let (janitor, seekers) = (Some(janitor), Some(Seekers::new(name)));
+        Ok(Cards { cards, described: Described::default(), janitor, seekers })
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -67,6 +71,14 @@ impl Cards {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (CardId, &Rdma)> {
         (0u8..).map(CardId).zip(&self.cards)
+    }
+
+    /// Before a pipe is connected with what the peer has told of its end. `None` where there is nothing to
+    /// wait for.
+    pub(crate) fn seek(&self, card: CardId, peer: &[u8]) -> Result<Option<Sought>, CardError> {
+        let seek = self.get(card).and_then(|rdma| rdma.card.seek(peer));
+        let (Some(seek), Some(seekers)) = (seek, &self.seekers) else { return Ok(None) };
+        seekers.begin(seek).map(Some)
     }
 
     // ---- memory ----

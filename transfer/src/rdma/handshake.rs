@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use kvasir_transfer_verbs::{Gid, Lid, QKey, QpNum, QueuePairAddress};
 
 use super::config::WRITE_QUEUE_PAIRS_MAX;
-use super::nic::PipeId;
+use super::nic::{CardError, PipeId};
 
 pub(crate) const LANES_MAX: usize = 1 + WRITE_QUEUE_PAIRS_MAX;
 const TICKET_MAGIC: [u8; 4] = *b"KVU1";
@@ -138,6 +138,23 @@ impl Datagram {
     }
 }
 
+/// The queue pairs of the peer, from what it has told.
+pub(super) fn lanes_of(peer: &[u8]) -> Result<Vec<QueuePairAddress>, CardError> {
+    let (addresses, rest) = peer.as_chunks::<{ QueuePairAddress::BYTES }>();
+    if !rest.is_empty() || !(2..=1 + WRITE_QUEUE_PAIRS_MAX).contains(&addresses.len()) {
+        return Err(CardError::new("the peer has told no addresses of queue pairs"));
+    }
+    let read = |bytes: &[u8; QueuePairAddress::BYTES]| QueuePairAddress::from_bytes(bytes);
+    let addresses: Result<Vec<_>, _> = addresses.iter().map(read).collect();
+    let addresses = addresses
+        .map_err(|error| CardError::because("the peer's addresses make no sense", error))?;
+    // The way to one of them was looked for, and is the way to all.
+    if addresses.iter().any(|address| address.gid != addresses[0].gid) {
+        return Err(CardError::new("the peer's queue pairs are at different ports"));
+    }
+    Ok(addresses)
+}
+
 /// One end of a pipe that shakes hands, or has.
 #[derive(Debug)]
 struct Shake {
@@ -241,7 +258,10 @@ impl Handshakes {
         let Some(shake) = self.shakes.get_mut(&to) else { return Heard::Refused };
         let is_peer = |peer: &Ticket| peer.token == token && Some(peer.number) == from;
         let is_for_it = shake.awaits == kind && shake.peer.as_ref().is_some_and(is_peer);
-        if !is_for_it || lanes.len() != shake.own.len() {
+        // The way to the ticket's port was looked for, and leads to all of them.
+        let is_there =
+            |lane: &QueuePairAddress| shake.peer.as_ref().is_some_and(|peer| peer.gid == lane.gid);
+        if !is_for_it || lanes.len() != shake.own.len() || !lanes.iter().all(is_there) {
             return Heard::Refused;
         }
         let pipe = shake.pipe;
@@ -278,7 +298,7 @@ mod tests {
         Ticket {
             number: QpNum::new(number).expect("24 bits"),
             key: QKey(0x1234_5678),
-            gid: Gid([number as u8; 16]),
+            gid: Gid([7; 16]),
             lid: Lid(3),
             lanes,
             token: Token([token; 16]),
@@ -380,6 +400,7 @@ mod tests {
             (number(11), with(|of| of.from = Token([3; 16]))),
             (number(11), with(|of| of.kind = Kind::Answer)),
             (number(11), with(|of| of.lanes.truncate(2))),
+            (number(11), with(|of| of.lanes[1].gid = Gid([8; 16]))),
             (number(12), offer.encode()),
             (None, offer.encode()),
             (number(11), b"nonsense".to_vec()),

@@ -16,11 +16,13 @@ use prost::Message;
 use super::assembly::{Assembly, Put};
 use super::cards::CardId;
 use super::control::Control;
+use super::nic::CardError;
 use super::nic::{Event, PipeId};
+use super::seek::Sought;
 use super::wire::Said;
 use crate::config::Domain;
 use crate::endpoint::Endpoint;
-use crate::hello::{Admission, HelloReply, Newcomer};
+use crate::hello::{Admission, HelloReply, Newcomer, WantedCard};
 use crate::tcp::stream::Stream;
 use crate::worker::hub::Hub;
 use crate::worker::link::{LinkEnd, Readiness, Turn};
@@ -52,25 +54,35 @@ struct Receiving {
 }
 
 impl RdmaIn {
-    /// Takes over a connection whose greeting has asked for a pipe: makes its end of it and replies.
+    /// Begins to look for the way to the card of a newcomer, if that may take a while.
+    pub(crate) fn seek(newcomer: &Newcomer, hub: &Hub) -> Result<Option<Sought>, CardError> {
+        let (wanted, card, _) = wanted(newcomer, hub)?;
+        hub.cards.seek(card, &wanted.writer)
+    }
+
+    /// Takes over a connection whose greeting has asked for a pipe: makes its end of it and replies. `way` is
+    /// what came of looking for it.
     ///
     /// # Errors
     /// The peer was told no.
     pub(crate) fn admit(
-        stream: Stream,
-        newcomer: Newcomer,
+        (stream, newcomer): (Stream, Newcomer),
+        way: Result<(), &CardError>,
         hub: &mut Hub,
     ) -> Result<Self, LinkEnd> {
         // Its edges were told to who had the connection before.
         let mut control = Control::new(stream, Readiness { readable: true, writable: true });
-        let opened = open(&newcomer, hub);
+        let opened = way.map_err(CardError::sentence).and_then(|()| {
+            let opened = open(&newcomer, hub);
+            opened.map_err(|error| error.sentence())
+        });
         let Opened { domain, card, pipe, address, order } = match opened {
             Ok(opened) => opened,
             Err(error) => {
                 tracing::warn!(
                     engine = %hub.shared.config.name,
                     peer = format_args!("{:016x}", newcomer.peer.incarnation),
-                    %error,
+                    error,
                     "a peer's connection does not get its end at the device"
                 );
                 return decline(control, &HelloReply::declining(Admission::NoCard, 0));
@@ -231,14 +243,24 @@ struct Opened {
     order: Ordering,
 }
 
-fn open(newcomer: &Newcomer, hub: &mut Hub) -> Result<Opened, super::CardError> {
-    let missing = || super::CardError::new("there is no such card here");
+/// What the newcomer asks for, and by which of our cards.
+fn wanted<'a>(
+    newcomer: &'a Newcomer,
+    hub: &Hub,
+) -> Result<(&'a WantedCard, CardId, Domain), CardError> {
+    let missing = || CardError::new("there is no such card here");
     let wanted = newcomer.card.as_ref().ok_or_else(missing)?;
     let card = CardId::from_wire(wanted.index).ok_or_else(missing)?;
-    let rdma = hub.cards.get_mut(card).filter(|card| card.domain == wanted.domain);
-    let rdma = rdma.ok_or_else(missing)?;
+    let rdma = hub.cards.get(card).filter(|card| card.domain == wanted.domain);
+    Ok((wanted, card, rdma.ok_or_else(missing)?.domain))
+}
+
+fn open(newcomer: &Newcomer, hub: &mut Hub) -> Result<Opened, CardError> {
+    let (wanted, card, domain) = wanted(newcomer, hub)?;
+    let missing = || CardError::new("there is no such card here");
+    let rdma = hub.cards.get_mut(card).ok_or_else(missing)?;
     let (pipe, address) = rdma.accept(&wanted.writer)?;
-    Ok(Opened { domain: rdma.domain, card, pipe, address, order: rdma.bounds.order })
+    Ok(Opened { domain, card, pipe, address, order: rdma.bounds.order })
 }
 
 fn decline<T>(mut control: Control, reply: &HelloReply) -> Result<T, LinkEnd> {

@@ -39,6 +39,7 @@ mod nic;
 pub(crate) mod outgoing;
 mod pairs;
 mod place;
+pub(crate) mod seek;
 mod verbs;
 mod wire;
 
@@ -71,6 +72,23 @@ use crate::metrics::CardBytes;
 const CATCH_UP_POLLS: usize = 64;
 
 /// One card with what the worker keeps for it.
+/// The RDMA devices of this host, as the domain `verbs` sees them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RdmaDevices {
+    /// By name, in the order in which they are taken: the first one where none is named, all of them for `all`.
+    pub usable: Vec<String>,
+    /// Why others are not, a sentence each.
+    pub unusable: Vec<String>,
+}
+
+/// What `verbs` could use here.
+///
+/// # Errors
+/// A sentence, where libibverbs is missing or cannot say.
+pub fn rdma_devices() -> Result<RdmaDevices, String> {
+    verbs::devices().map_err(|error| error.sentence())
+}
+
 #[derive(Debug)]
 pub(crate) struct Rdma {
     domain: Domain,

@@ -7,7 +7,8 @@
 //! done has landed with its last byte, and an immediate is told when all of its own post has landed. The
 //! host posts: no card here lets a device do it.
 //!
-//! No call waits for a peer. Some take a system call (`open`, `accept`, `connect`, `cut`, `discard`): they are made
+//! No call waits for a peer; what the system may ask the network for is asked before, elsewhere
+//! ([`Card::seek`]). Some take a system call (`open`, `accept`, `connect`, `cut`, `discard`): they are made
 //! when connections come and go. What takes long in proportion to memory (`CardMemory::register`, dropping
 //! what `forget` returns) is never called by the worker.
 
@@ -17,6 +18,7 @@ use std::sync::Arc;
 
 use kvasir_transfer_core::signal::Ordering;
 
+use super::seek::Seek;
 use crate::memory::SharedMemory;
 use crate::payload::Payload;
 
@@ -182,6 +184,11 @@ pub(crate) trait Card: fmt::Debug + Send {
 
     // ---- pipes ----
 
+    /// What is to be done, on a thread that may wait, before `accept` or `connect` with what a peer has told.
+    /// `None` where neither waits for the network.
+    fn seek(&self, _peer: &[u8]) -> Option<Seek> {
+        None
+    }
     /// A writer's end. Returns what the peer must be told.
     fn open(&mut self, pipe: PipeId) -> Result<Vec<u8>, CardError>;
     /// The other end of what a writer has told. Returns what it must be told; from then on what it writes

@@ -6,32 +6,32 @@
 //! its frames are done ends the path ([`RdmaOut::is_reading`]): the queue pairs are destroyed, and then
 //! nobody reads.
 
+mod coming_up;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
-use std::num::NonZeroU32;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use kvasir_transfer_core::regions::check_bounds;
-use kvasir_transfer_core::signal::Ordering;
 use kvasir_transfer_core::{
     CloseRequest, Frame, FrameKind, Next, OpId, Rail, Refusal, Settled, Target,
 };
-use prost::Message;
 
 use super::bounce::{BOUNCE_KEY, CHUNK_BYTES, Chunk};
 use super::cards::CardId;
 use super::control::Control;
 use super::known::Known;
 use super::nic::{Bounds, Event, Failure, From, MESSAGES, PipeId, Place, Post, To};
+use super::seek::Sought;
 use super::wire::{PieceHeader, Said};
 use super::{CardError, CardPair, Rdma};
 use crate::closing;
 use crate::config::Domain;
-use crate::hello::{Admission, Hello, HelloReply};
+use crate::hello::Hello;
 use crate::payload::Payload;
 use crate::worker::hub::{Hub, take_answer};
-use crate::worker::link::{Lane, LinkEnd, Readiness, Turn, path_limits};
+use crate::worker::link::{Lane, LinkEnd, Readiness, Turn};
 
 /// Frames that are checked and wait for room.
 const WAITING_MAX: usize = 64;
@@ -88,6 +88,11 @@ enum State {
         hello: Vec<u8>,
     },
     AwaitingReply,
+    /// The way to the peer's card is looked for, before this is told to ours.
+    Seeking {
+        target: Vec<u8>,
+        sought: Sought,
+    },
     /// The cards tell each other of their queue pairs.
     Shaking {
         again_us: u64,
@@ -237,6 +242,7 @@ impl RdmaOut {
         match &self.state {
             State::Connecting { .. } => turn.busy |= self.greet()?,
             State::AwaitingReply => turn.busy |= self.read_reply(hub)?,
+            State::Seeking { .. } => turn.busy |= self.seek(hub, &mut turn)?,
             State::Shaking { .. } => turn.busy |= self.shake(hub, &mut turn)?,
             State::Trying { .. } | State::Up => {
                 turn.busy |= self.control.read()?;
@@ -267,84 +273,6 @@ impl RdmaOut {
         rdma.discard(self.pipe);
         let posted = self.posted.into_iter().flatten();
         posted.filter_map(|posted| posted.chunk).for_each(|chunk| rdma.bounce.release(chunk));
-    }
-
-    // ---- coming up ----
-
-    fn greet(&mut self) -> Result<bool, LinkEnd> {
-        if !self.control.is_connected()? {
-            return Ok(false);
-        }
-        let State::Connecting { hello } = &self.state else { return Ok(false) };
-        self.control.greet(hello);
-        self.state = State::AwaitingReply;
-        Ok(true)
-    }
-
-    fn read_reply(&mut self, hub: &mut Hub) -> Result<bool, LinkEnd> {
-        let busy = self.control.read()?;
-        let Some(body) = self.control.greeting()? else { return Ok(busy) };
-        let reply = HelloReply::decode(body.as_slice()).map_err(|_| LinkEnd::Malformed)?;
-        match reply.admission() {
-            Admission::Admitted => {}
-            Admission::CutOff => return Err(LinkEnd::Declined { cut_offs: Some(reply.cut_offs) }),
-            // Another domain may do.
-            Admission::NoCard => return Err(LinkEnd::Refused),
-            Admission::OtherIncarnation => return Err(LinkEnd::Replaced),
-            _ => return Err(LinkEnd::Declined { cut_offs: None }),
-        }
-        self.is_relaxed = reply.is_relaxed;
-        let Some(rdma) = hub.cards.get_mut(self.card) else { return Err(LinkEnd::Lost) };
-        if let Err(error) = rdma.card.connect(self.pipe, &reply.card) {
-            let error = error.sentence();
-            tracing::warn!(engine = %hub.shared.config.name, error, "no pipe to a peer");
-            // Such as a route that is gone for a while.
-            return Err(LinkEnd::Lost);
-        }
-        self.state = State::Shaking { again_us: hub.now_us + SHAKE_AGAIN_US };
-        Ok(true)
-    }
-
-    /// Tries the pipe, as soon as both cards know of it.
-    fn shake(&mut self, hub: &mut Hub, turn: &mut Turn) -> Result<bool, LinkEnd> {
-        let State::Shaking { again_us } = &mut self.state else { return Ok(false) };
-        let Some(rdma) = hub.cards.get_mut(self.card) else { return Err(LinkEnd::Lost) };
-        if !rdma.card.is_connected(self.pipe) {
-            if hub.now_us >= *again_us {
-                rdma.card.ask_again(self.pipe);
-                *again_us = hub.now_us + SHAKE_AGAIN_US;
-            }
-            turn.wait_until_us = turn.wait_until_us.min(*again_us);
-            // The end of the connection is the end of the pipe, also now.
-            return self.control.read();
-        }
-        for lane in 0..self.bounds.lanes {
-            let (from, to, imm, is_fenced) = (From::Nothing, To::Nowhere, None, false);
-            let trial = Post { from, to, imm, tag: 0, is_fenced, is_told: true };
-            rdma.post(self.pipe, lane, &[trial]).map_err(|_| LinkEnd::Lost)?;
-        }
-        self.state = State::Trying { lanes: self.bounds.lanes };
-        Ok(true)
-    }
-
-    fn lane_reached(&mut self, hub: &mut Hub) {
-        let State::Trying { lanes } = &mut self.state else { return };
-        *lanes -= 1;
-        if *lanes == 0 {
-            self.state = State::Up;
-            let way = (self.domain, self.rail);
-            let mut limits = path_limits(way, self.write_lanes(), hub);
-            if self.is_relaxed {
-                // Whoever polls memory there may see a word before what was placed before it.
-                limits.ordering = Ordering::None;
-            }
-            hub.sender.path_up(self.lane.session, self.lane.path, limits, hub.now_us);
-        }
-    }
-
-    fn write_lanes(&self) -> NonZeroU32 {
-        let lanes = u32::try_from(self.bounds.lanes.saturating_sub(1)).ok();
-        lanes.and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MIN)
     }
 
     // ---- what the card and the peer say ----

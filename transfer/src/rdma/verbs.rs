@@ -11,22 +11,24 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kvasir_transfer_verbs::{
-    AckTimeout, Buffer, CompletionChannel, CompletionQueue, CompletionQueues, ConnectOptions,
-    Context, DeviceEvent, DeviceInfo, Library, LinkLayer, LocalPath, LocalSlice, MemoryRegion,
-    Operation, Payload, ProtectionDomain, Psn, QpNum, QueuePairAddress, QueuePairOptions, RKey,
-    RcQueuePair, Receive, RegionOptions, RemoteAddress, Request, Side, Template, TemplateRequest,
-    Traffic, Transport, Wake, WcStatus, WorkCompletion, WorkTag,
+    AckTimeout, AddressHandle, Buffer, CompletionChannel, CompletionQueue, CompletionQueues,
+    ConnectOptions, Context, DeviceEvent, DeviceInfo, Library, LinkLayer, LocalPath, LocalSlice,
+    MemoryRegion, Operation, Payload, ProtectionDomain, Psn, QpNum, QueuePairAddress,
+    QueuePairOptions, RKey, RcQueuePair, Receive, RegionOptions, RemoteAddress, Request, Side,
+    Template, TemplateRequest, Traffic, Transport, Wake, WcStatus, WorkCompletion, WorkTag,
 };
 
 use kvasir_transfer_core::signal::Ordering;
 
-use super::config::{DeviceSpec, Handshake, VerbsConfig, WRITE_QUEUE_PAIRS_MAX};
+use super::RdmaDevices;
+use super::config::{DeviceSpec, Handshake, VerbsConfig};
 use super::datagrams::{self, Datagrams};
-use super::handshake::{Handshakes, Heard, Ticket, Token};
+use super::handshake::{Handshakes, Heard, Ticket, Token, lanes_of};
 use super::nic::{
     Bounds, Card, CardError, CardMemory, Event, Failure, From, MESSAGES, Opened, PipeId, Place,
     Post, To,
 };
+use super::seek::Seek;
 use super::wire::PIECE_HEADER_BYTES;
 use crate::memory::SharedMemory;
 use crate::topology::CARDS_MAX;
@@ -182,17 +184,7 @@ struct Chosen {
 
 /// The devices that were named, or the first on which reliable queue pairs work.
 fn choose(wanted: &[DeviceSpec]) -> Result<Vec<Chosen>, CardError> {
-    let library = Library::open().map_err(|error| CardError::because(error.to_string(), error))?;
-    let devices = library
-        .devices()
-        .map_err(|error| CardError::because("RDMA devices cannot be listed", error))?;
-    let (mut usable, mut reasons) = (Vec::new(), Vec::new());
-    for device in &devices {
-        match usable_device(device) {
-            Ok(found) => usable.push(found),
-            Err(reason) => reasons.push((device.name().to_owned(), reason)),
-        }
-    }
+    let (mut usable, reasons) = all_devices()?;
     let mut chosen: Vec<Chosen> = Vec::new();
     for spec in wanted {
         let DeviceSpec::One { name, port, gid_index } = spec else { continue };
@@ -224,6 +216,32 @@ fn choose(wanted: &[DeviceSpec]) -> Result<Vec<Chosen>, CardError> {
         return Err(CardError::new(if reasons.is_empty() { missing } else { reasons.join("; ") }));
     }
     Ok(chosen)
+}
+
+/// A device's name, and why it is of no use.
+type Unusable = (String, String);
+
+/// Those that are of use come in the order in which they are taken.
+fn all_devices() -> Result<(Vec<Chosen>, Vec<Unusable>), CardError> {
+    let library = Library::open().map_err(|error| CardError::because(error.to_string(), error))?;
+    let devices = library
+        .devices()
+        .map_err(|error| CardError::because("RDMA devices cannot be listed", error))?;
+    let (mut usable, mut reasons) = (Vec::new(), Vec::new());
+    for device in &devices {
+        match usable_device(device) {
+            Ok(found) => usable.push(found),
+            Err(reason) => reasons.push((device.name().to_owned(), reason)),
+        }
+    }
+    Ok((usable, reasons))
+}
+
+/// See [`crate::rdma_devices`].
+pub(crate) fn devices() -> Result<RdmaDevices, CardError> {
+    let (usable, reasons) = all_devices()?;
+    let usable = usable.into_iter().map(|device| device.info.name).collect();
+    Ok(RdmaDevices { usable, unusable: reasons.into_iter().map(|(_, reason)| reason).collect() })
 }
 
 /// Or why it is of no use.
@@ -360,7 +378,11 @@ impl VerbsCard {
             Role::Writer => u32::try_from(self.bounds.inline_bytes).unwrap_or(0),
             Role::Target => 0,
         };
-        QueuePairOptions { send_depth, receive_depth, inline_bytes, ..QueuePairOptions::default() }
+        // Nobody writes through a pipe that we write through: a peer that is cut off here could otherwise, for as
+        // long as we write to it.
+        let is_written_to = role == Role::Target;
+        let depths = QueuePairOptions { send_depth, receive_depth, ..QueuePairOptions::default() };
+        QueuePairOptions { inline_bytes, is_written_to, is_read_from: false, ..depths }
     }
 
     fn make_pipe(&mut self, role: Role, lanes: usize) -> Result<Pipe, CardError> {
@@ -543,17 +565,6 @@ impl VerbsCard {
     }
 }
 
-/// The queue pairs of the peer, from what it has told.
-fn lanes_of(peer: &[u8]) -> Result<Vec<QueuePairAddress>, CardError> {
-    let (addresses, rest) = peer.as_chunks::<{ QueuePairAddress::BYTES }>();
-    if !rest.is_empty() || !(2..=1 + WRITE_QUEUE_PAIRS_MAX).contains(&addresses.len()) {
-        return Err(CardError::new("the peer has told no addresses of queue pairs"));
-    }
-    let read = |bytes: &[u8; QueuePairAddress::BYTES]| QueuePairAddress::from_bytes(bytes);
-    let addresses: Result<Vec<_>, _> = addresses.iter().map(read).collect();
-    addresses.map_err(|error| CardError::because("the peer's addresses make no sense", error))
-}
-
 impl Pipe {
     fn addresses(&self) -> Vec<QueuePairAddress> {
         self.lanes.iter().map(RcQueuePair::address).collect()
@@ -620,6 +631,25 @@ impl Card for VerbsCard {
     fn forget(&mut self, key: u64) -> Option<Box<dyn Send>> {
         self.adopt(key);
         self.regions.remove(&key).map(|region| Box::new(region) as Box<dyn Send>)
+    }
+
+    fn seek(&self, peer: &[u8]) -> Option<Seek> {
+        if self.path.link_layer != LinkLayer::Ethernet {
+            return None;
+        }
+        // What makes no sense is refused when it is to be used.
+        let (gid, lid) = if Ticket::is_one(peer) {
+            Ticket::from_bytes(peer).map(|ticket| (ticket.gid, ticket.lid))?
+        } else {
+            lanes_of(peer).ok()?.first().map(|lane| (lane.gid, lane.lid))?
+        };
+        let (pd, path, traffic) = (self.pd.clone(), self.path, self.connect.traffic);
+        // An address handle is what the system makes of an address when it knows the way.
+        Some(Box::new(move || {
+            AddressHandle::new(&pd, &path, gid, lid, traffic)
+                .map(drop)
+                .map_err(broken("there is no way to the peer's device"))
+        }))
     }
 
     fn open(&mut self, pipe: PipeId) -> Result<Vec<u8>, CardError> {

@@ -22,6 +22,7 @@ use crate::closing;
 use crate::config::Domain;
 use crate::descriptors::{self, DescriptorError};
 use crate::doorbell::Ringer;
+use crate::hash::Hash;
 use crate::hello::{Admission, HelloReply};
 use crate::memory::{Access, SharedMemory};
 use crate::payload::Payload;
@@ -464,11 +465,8 @@ fn copy(
         debug_assert!(copied.is_ok(), "no more is found than is mapped");
     }
     let Some(wanted) = checksum else { return true };
-    // SAFETY: the range was checked. We have just written it; another process that may write to the region may do
-    // so meanwhile: the hash takes bytes as numbers only, so that what comes of it is a wrong sum and nothing
-    // else.
-    let landed = unsafe { region.memory.slice(offset, whole_bytes as usize) };
-    landed.is_ok_and(|landed| crate::checksum(landed) == wanted)
+    let mut landed = Hash::default();
+    landed.add(&region.memory, offset, whole_bytes as usize).is_ok() && landed.digest() == wanted
 }
 
 fn map_region(place: RegionPlace, fds: Vec<OwnedFd>) -> Option<Mapped> {

@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use kvasir_transfer_core::{FrameKind, PathId, Refusal, Settled, Target};
 use prost::Message;
-use xxhash_rust::xxh3::Xxh3;
 
 use super::frame::{Ack, Announced, HEADER_BYTES, Header};
 use super::stream::{Blocked, Stream};
 use super::{GREETING_BYTES, greeting, greeting_length};
 use crate::config::Domain;
 use crate::endpoint::Endpoint;
+use crate::hash::Hash;
 use crate::hello::{HELLO_BYTES_MAX, Hello, HelloReply, Newcomer, Verdict};
 use crate::memory::SharedMemory;
 use crate::messages::MESSAGE_BYTES_MAX;
@@ -90,13 +90,11 @@ struct Landing {
     at: usize,
 }
 
-/// Wraps the hasher, which has no `Debug`.
-#[derive(Default)]
-struct Hash(Xxh3);
-
-impl std::fmt::Debug for Hash {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Hash")
+impl Landing {
+    /// So many bytes from where it stands.
+    fn add_to(&self, hash: &mut Hash, bytes: usize) {
+        let added = hash.add(&self.memory, self.at, bytes);
+        debug_assert!(added.is_ok(), "the range was checked");
     }
 }
 
@@ -136,6 +134,11 @@ impl TcpIn {
     /// Whether its greeting asks for another domain; see [`TcpIn::into_card`].
     pub(crate) fn is_for_card(&self) -> bool {
         self.for_card.is_some()
+    }
+
+    /// Who asks for it, and for which card.
+    pub(crate) fn for_card(&self) -> Option<&Newcomer> {
+        self.for_card.as_deref()
     }
 
     /// The connection, with what its greeting said. Nothing was answered yet, and nothing comes before.
@@ -422,7 +425,7 @@ impl TcpIn {
         match &mut self.reading {
             Reading::Payload { into, left, hash, .. } => {
                 if let Some(hash) = hash {
-                    hash.update(into, bytes);
+                    into.add_to(hash, bytes);
                 }
                 into.at += bytes;
                 *left -= bytes as u64;
@@ -437,7 +440,7 @@ impl TcpIn {
     fn verify_some(&mut self) -> u64 {
         let Reading::Verify { into, left, hash, .. } = &mut self.reading else { return 0 };
         let bytes = (*left).min(BYTES_PER_TURN / 4);
-        hash.update(into, bytes as usize);
+        into.add_to(hash, bytes as usize);
         into.at += bytes as usize;
         *left -= bytes;
         bytes
@@ -447,12 +450,10 @@ impl TcpIn {
     fn finish_frame(&mut self, hub: &mut Hub) -> Result<u64, LinkEnd> {
         let (header, settled) = match std::mem::replace(&mut self.reading, Reading::Header) {
             Reading::Payload { header, hash, .. } => {
-                let digest = hash.map(|hash| hash.0.digest());
+                let digest = hash.map(|hash| hash.digest());
                 (header, verdict(&header, digest))
             }
-            Reading::Verify { header, hash, .. } => {
-                (header, verdict(&header, Some(hash.0.digest())))
-            }
+            Reading::Verify { header, hash, .. } => (header, verdict(&header, Some(hash.digest()))),
             Reading::Skip { header, settled, .. } => (header, settled),
             Reading::Message { header, mut message, .. } => {
                 let (peer, path) = self.peer.as_ref().ok_or(LinkEnd::Malformed)?;
@@ -518,18 +519,6 @@ impl TcpIn {
                 Ok(false)
             }
             Err(Blocked::End(end)) => Err(end),
-        }
-    }
-}
-
-impl Hash {
-    /// Adds `bytes` that lie in the target from where it stands.
-    fn update(&mut self, into: &Landing, bytes: usize) {
-        // SAFETY: the range was checked. This thread writes nothing there now; another process that may write to
-        // the region may do so: the hash takes bytes as numbers only, so that what comes of it is a wrong
-        // sum and nothing else. (To hash a copy would make verified writes slower.)
-        if let Ok(landed) = unsafe { into.memory.slice(into.at, bytes) } {
-            self.0.update(landed);
         }
     }
 }

@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use crate::config::Domain;
 use crate::engine::Loss;
 use crate::rdma::incoming::RdmaIn;
+use crate::rdma::seek::Sought;
 use crate::shm::incoming::ShmIn;
 use crate::tcp::incoming::TcpIn;
 use crate::tcp::set_patience;
@@ -72,8 +73,7 @@ impl Links {
             }
         }
         for id in for_card {
-            all.busy = true;
-            self.give_to_card(id, hub);
+            all.add(self.give_to_card(id, hub));
         }
         for (id, end) in ended {
             all.busy = true;
@@ -172,17 +172,41 @@ impl Links {
         self.strangers.insert(id);
     }
 
-    /// A connection by TCP has said that a card shall place what its writer sends.
-    fn give_to_card(&mut self, id: LinkId, hub: &mut Hub) {
-        let Some(into) = self.incoming.remove(&id) else { return };
+    /// A connection by TCP has said that a card shall place what its writer sends. It stays as it is while the
+    /// way to the writer's card is looked for.
+    fn give_to_card(&mut self, id: LinkId, hub: &mut Hub) -> Turn {
+        let way = match self.seeking.remove(&id) {
+            Some(sought) => Ok(Some(sought)),
+            None => match self.incoming.get(&id).map(|into| &into.link) {
+                Some(InLink::Tcp(link)) => {
+                    link.for_card().map_or(Ok(None), |newcomer| RdmaIn::seek(newcomer, hub))
+                }
+                _ => Ok(None),
+            },
+        };
+        let way = match &way {
+            Ok(Some(sought)) => match sought.found() {
+                Some(Ok(())) => Ok(()),
+                Some(Err(error)) => Err(error),
+                None => {
+                    self.seeking.extend(way.into_iter().flatten().map(|sought| (id, sought)));
+                    let wait_until_us = hub.now_us + Sought::LOOK_AGAIN_US;
+                    return Turn { busy: false, wait_until_us };
+                }
+            },
+            Ok(None) => Ok(()),
+            Err(error) => Err(error),
+        };
+        let busy = Turn { busy: true, ..Turn::default() };
+        let Some(into) = self.incoming.remove(&id) else { return busy };
         self.strangers.remove(&id);
         let given = match into.link {
             InLink::Tcp(link) => link.into_card(),
             InLink::Shm(_) | InLink::Rdma(_) => None,
         };
-        let Some((stream, newcomer)) = given else { return };
+        let Some((stream, newcomer)) = given else { return busy };
         let domain = newcomer.card.as_ref().map_or(Domain::Tcp, |card| card.domain);
-        match RdmaIn::admit(stream, newcomer, hub) {
+        match RdmaIn::admit((stream, newcomer), way, hub) {
             Ok(link) => {
                 let (link, active_us) = (InLink::Rdma(link), hub.now_us);
                 self.incoming.insert(id, Incoming { link, active_us, ..into });
@@ -192,6 +216,7 @@ impl Links {
                 count_end(hub.metrics.of(domain), end);
             }
         }
+        busy
     }
 
     /// Whoever ends connections in the middle of copies does not get more room by it.
@@ -231,6 +256,7 @@ impl Links {
     pub(super) fn remove_incoming(&mut self, id: LinkId, hub: &mut Hub) -> Option<Removed> {
         let into = self.incoming.remove(&id)?;
         self.strangers.remove(&id);
+        self.seeking.remove(&id);
         self.owners.remove(&id.0);
         into.bell_token.map(|token| self.owners.remove(&token));
         let domain = into.link.domain();

@@ -13,6 +13,7 @@ use crate::endpoint::Endpoint;
 use crate::metrics::DomainMetrics;
 use crate::rdma::incoming::RdmaIn;
 use crate::rdma::outgoing::RdmaOut;
+use crate::rdma::seek::Sought;
 use crate::rdma::{CardId, Cards};
 use crate::shared::Bells;
 use crate::shm::incoming::ShmIn;
@@ -75,6 +76,8 @@ pub(super) struct Links {
     pub(super) incoming: BTreeMap<LinkId, Incoming>,
     /// Of them, those that have not said who they are.
     pub(super) strangers: BTreeSet<LinkId>,
+    /// Of those, the ways to whose cards are being looked for.
+    pub(super) seeking: BTreeMap<LinkId, Sought>,
     pub(super) leaving: Leaving,
     pub(super) owners: BTreeMap<u64, Owner>,
     pub(super) next_token: u64,
@@ -298,6 +301,7 @@ impl Links {
             excuses: Excuses::default(),
             incoming: BTreeMap::new(),
             strangers: BTreeSet::new(),
+            seeking: BTreeMap::new(),
             leaving: Leaving::default(),
             owners,
             next_token: FIRST_TOKEN,

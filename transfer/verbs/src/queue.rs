@@ -31,6 +31,10 @@ pub struct QueuePairOptions {
     pub receive_slices_max: u32,
     /// The queue pair may take more; see `inline_bytes_max`.
     pub inline_bytes: u32,
+    /// The peer may write through it into regions that take writes. Without, the card refuses it.
+    pub is_written_to: bool,
+    /// The peer may read through it from regions that may be read.
+    pub is_read_from: bool,
 }
 
 impl Default for QueuePairOptions {
@@ -41,6 +45,8 @@ impl Default for QueuePairOptions {
             send_slices_max: 1,
             receive_slices_max: 1,
             inline_bytes: 0,
+            is_written_to: true,
+            is_read_from: true,
         }
     }
 }

@@ -136,7 +136,12 @@ impl RcQueuePair {
         let mut attributes = ibv_qp_attr::zeroed();
         attributes.qp_state = IBV_QPS_INIT;
         attributes.port_num = path.port.0;
-        attributes.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+        let allowed = [
+            (options.is_written_to, IBV_ACCESS_REMOTE_WRITE),
+            (options.is_read_from, IBV_ACCESS_REMOTE_READ),
+        ];
+        let flags = allowed.into_iter().filter_map(|(is_allowed, flag)| is_allowed.then_some(flag));
+        attributes.qp_access_flags = flags.fold(0, |all, flag| all | flag);
         let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
         queue.modify("ibv_modify_qp to initialised", &mut attributes, mask)?;
         Ok(RcQueuePair { queue, path: *path, psn })

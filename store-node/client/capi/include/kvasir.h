@@ -129,6 +129,21 @@ kvasir_status kvasir_put(const kvasir_client *client, size_t count, const kvasir
 kvasir_status kvasir_get(const kvasir_client *client, size_t count, const kvasir_bytes *names,
                          int verify, kvasir_object *objects, kvasir_batch **batch);
 
+/*
+ * As kvasir_get, after what this node lacks was fetched from another one, whose gRPC address is
+ * `node`, as in "10.0.0.7:7401". What neither has stays NULL.
+ */
+kvasir_status kvasir_get_from(const kvasir_client *client, const char *node, size_t count,
+                              const kvasir_bytes *names, kvasir_object *objects, kvasir_batch **batch);
+
+/*
+ * Brings `count` objects to this node from that one; `here` has room for them: 1 for each that is
+ * here now, 0 for one that neither has, or that found no room. KVASIR_REFUSED: the slots of the two
+ * are not alike.
+ */
+kvasir_status kvasir_fetch(const kvasir_client *client, const char *node, size_t count,
+                           const kvasir_bytes *names, int *here);
+
 /* What the batch had pinned must not be read any more. NULL is ignored. */
 void kvasir_release(kvasir_batch *batch);
 

@@ -1,8 +1,12 @@
-//! `kvasir-client` as a C library. `include/kvasir.h` is its documentation; a test compiles a program
-//! against that and runs it, and checks that the two name the same functions and numbers.
+//! A store node's memory for programs that are not written in Rust: `kvasir-client` for whoever keeps objects
+//! there, and the attach of engines (`kvasir-attach`, in [`engine`]). `include/kvasir.h` and
+//! `include/kvasir_engine.h` are the documentation; a test compiles programs against them and runs them, and
+//! checks that headers and source name the same functions and numbers.
 //!
 //! Pointers are the caller's word: each function says which it reads and writes. No panic crosses into C:
 //! one that happens is a [`Status::Protocol`].
+
+mod engine;
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -303,6 +307,49 @@ pub unsafe extern "C" fn kvasir_get(
     objects: *mut CObject,
     batch: *mut *mut Batch,
 ) -> Status {
+    let get = |client: &Client, keys: &[Key]| match verify {
+        0 => client.get(keys),
+        _ => client.get_verified(keys),
+    };
+    // SAFETY: the caller's promises.
+    unsafe { got(client, count, names, objects, batch, get) }
+}
+
+/// # Safety
+/// See `kvasir.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvasir_get_from(
+    client: *const Client,
+    node: *const c_char,
+    count: usize,
+    names: *const Bytes,
+    objects: *mut CObject,
+    batch: *mut *mut Batch,
+) -> Status {
+    // SAFETY: the caller's promise.
+    let node = unsafe { text(node, "`node`") };
+    // SAFETY: the caller's promises.
+    unsafe {
+        got(client, count, names, objects, batch, |client, keys| match node {
+            Ok(Some(node)) => client.get_from(keys, node),
+            Ok(None) => Err(Error::Invalid("`node` is NULL".into())),
+            Err(Failed(_, why)) => Err(Error::Invalid(why)),
+        })
+    }
+}
+
+/// Gets objects in this way, and pins them for the caller.
+///
+/// # Safety
+/// As [`kvasir_get`].
+unsafe fn got(
+    client: *const Client,
+    count: usize,
+    names: *const Bytes,
+    objects: *mut CObject,
+    batch: *mut *mut Batch,
+    get: impl FnOnce(&Client, &[Key]) -> Result<Vec<Option<Object>>, Error>,
+) -> Status {
     guarded(|| {
         // SAFETY: the caller's promises.
         let client = unsafe { open_client(client) }?;
@@ -311,10 +358,7 @@ pub unsafe extern "C" fn kvasir_get(
         if batch.is_null() || (objects.is_null() && count > 0) {
             return Err(invalid("`objects` or `batch` is NULL"));
         }
-        let got = match verify {
-            0 => client.get(&keys)?,
-            _ => client.get_verified(&keys)?,
-        };
+        let got = get(client, &keys)?;
         for (position, object) in got.iter().enumerate() {
             let object = match object {
                 None => {
@@ -358,6 +402,33 @@ pub unsafe extern "C" fn kvasir_is_current(batch: *const Batch, position: usize)
     let objects = unsafe { batch.as_ref() }.map_or(&[][..], |batch| &batch.objects);
     let object = objects.get(position).and_then(Option::as_ref);
     object.is_some_and(Object::is_current).into()
+}
+
+/// # Safety
+/// See `kvasir.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvasir_fetch(
+    client: *const Client,
+    node: *const c_char,
+    count: usize,
+    names: *const Bytes,
+    here: *mut c_int,
+) -> Status {
+    guarded(|| {
+        // SAFETY: the caller's promises.
+        let (client, node) = unsafe { (open_client(client)?, text(node, "`node`")?) };
+        let node = node.ok_or_else(|| invalid("`node` is NULL"))?;
+        // SAFETY: as above.
+        let keys = unsafe { keys(client, count, names) }?;
+        if here.is_null() && count > 0 {
+            return Err(invalid("`here` is NULL"));
+        }
+        for (position, came) in client.fetch(&keys, node)?.into_iter().enumerate() {
+            // SAFETY: there is room for `count`, which is as many as were asked for.
+            unsafe { here.add(position).write(came.into()) };
+        }
+        Ok(())
+    })
 }
 
 /// # Safety

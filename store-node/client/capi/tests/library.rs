@@ -20,42 +20,55 @@ fn library_dir() -> PathBuf {
     folders.iter().copied().find(built).expect("the library was built with its tests").into()
 }
 
-#[test]
-fn a_c_program_compiles_against_the_header_and_runs() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let (program, libraries) = (dir.path().join("program"), library_dir());
+fn compile(source: &str, dir: &Path) -> PathBuf {
+    let program = dir.join("program");
     let compiled = Command::new("cc")
         .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-o"])
         .arg(&program)
         .arg("-I")
         .arg(here().join("include"))
-        .arg(here().join("tests/program.c"))
+        .arg(here().join("tests").join(source))
         .arg("-L")
-        .arg(&libraries)
+        .arg(library_dir())
         .arg("-lkvasir_client_c")
         .output()
         .expect("a C compiler");
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    program
+}
 
-    let any_port = ([127, 0, 0, 1], 0).into();
-    let config = Config {
-        listen: any_port,
-        transfer_listen: any_port,
-        attach_dir: dir.path().join("attach"),
-        arena_bytes: 1 << 20,
-        tail_bytes: 1 << 20,
-        drain_ms: 500,
-        ..Config::default()
-    };
+#[test]
+fn a_c_program_compiles_against_the_header_and_runs() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = compile("program.c", dir.path());
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.expect("a runtime");
-    let mut node = runtime.block_on(start(config)).expect("a node");
+    let mut nodes = Vec::new();
+    let mut arguments = Vec::new();
+    for name in ["attach", "other"] {
+        let any_port = ([127, 0, 0, 1], 0).into();
+        let config = Config {
+            listen: any_port,
+            transfer_listen: any_port,
+            attach_dir: dir.path().join(name),
+            arena_bytes: 1 << 20,
+            tail_bytes: 1 << 20,
+            drain_ms: 500,
+            ..Config::default()
+        };
+        let node = runtime.block_on(start(config)).expect("a node");
+        arguments.push(dir.path().join(name).into_os_string());
+        arguments.push(node.address().to_string().into());
+        nodes.push(node);
+    }
     let ran = Command::new(&program)
-        .arg(dir.path().join("attach"))
-        .env("LD_LIBRARY_PATH", &libraries)
+        .args(&arguments)
+        .env("LD_LIBRARY_PATH", library_dir())
         .output()
         .expect("the program was compiled");
-    runtime.block_on(node.shut_down());
+    for mut node in nodes {
+        runtime.block_on(node.shut_down());
+    }
     let (said, complained) =
         (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
     assert!(ran.status.success() && said == "ok\n", "{said}{complained}");
@@ -78,10 +91,13 @@ fn functions(text: &str, before: &str) -> BTreeSet<String> {
 fn the_header_and_the_source_name_the_same_functions_and_numbers() {
     let read = |name: &str| std::fs::read_to_string(here().join(name)).expect("a file");
     let (header, source) = (read("include/kvasir.h"), read("src/lib.rs"));
-    let exported = functions(&source, "extern \"C\" fn");
-    assert!(exported.len() >= 10, "{exported:?}");
-    let declared = functions(&header, "kvasir_");
-    assert_eq!(declared, exported);
+    let engine = (read("include/kvasir_engine.h"), read("src/engine.rs"));
+    for (header, source) in [(&header, &source), (&engine.0, &engine.1)] {
+        let exported = functions(source, "extern \"C\" fn");
+        assert!(exported.len() >= 10, "{exported:?}");
+        let declared = functions(header, "kvasir_");
+        assert_eq!(declared, exported);
+    }
     // The numbers of the status, which the source writes with other names.
     let numbers = |text: &str| -> BTreeSet<(String, String)> {
         let line = |line: &str| {

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kvasir.h"
+#include "kvasir_engine.h"
 
 #define COUNT 4
 
@@ -15,7 +15,7 @@ static void check(int good, const char *what) {
 }
 
 int main(int argc, char **argv) {
-    check(argc == 2, "the node's directory is the one argument");
+    check(argc == 5, "the arguments are the directory and the address of each of two nodes");
     kvasir_open_options nowhere = {.attach_dir = "/nonexistent"};
     kvasir_client *client = NULL;
     check(kvasir_open(&nowhere, &client) == KVASIR_UNREACHABLE, "nobody is there");
@@ -77,6 +77,43 @@ int main(int argc, char **argv) {
     check(kvasir_get(client, 1, NULL, 0, missed, &misses) == KVASIR_INVALID, "no names");
     context.object_class = (kvasir_class)9;
     check(kvasir_put(client, 1, names, objects, &context, outcomes) == KVASIR_INVALID, "no class");
+
+    /* Another node of the same slots, which fetches from the first one. */
+    kvasir_open_options elsewhere = options;
+    elsewhere.attach_dir = argv[3];
+    kvasir_client *other = NULL;
+    check(kvasir_open(&elsewhere, &other) == KVASIR_OK, "open the other");
+    int here[COUNT];
+    check(kvasir_fetch(other, argv[2], COUNT - 1, names, here) == KVASIR_OK, "fetch");
+    check(!here[0] && !here[1] && here[2], "what is there comes");
+    kvasir_object fetched[COUNT];
+    kvasir_batch *beside = NULL;
+    check(kvasir_get(other, COUNT, names, 0, fetched, &beside) == KVASIR_OK, "get what came");
+    check(fetched[2].bytes == 5 && memcmp(fetched[2].data, "three", 5) == 0, "it is the same");
+    check(fetched[3].data == NULL, "nobody asked for the fourth");
+    kvasir_release(beside);
+    check(kvasir_get_from(other, argv[2], COUNT, names, fetched, &beside) == KVASIR_OK, "get from");
+    check(fetched[3].data != NULL && fetched[0].data == NULL, "the fourth came too");
+    kvasir_release(beside);
+    check(kvasir_fetch(other, NULL, 1, names, here) == KVASIR_INVALID, "no node");
+    check(kvasir_get_from(other, "nowhere", 1, names, fetched, &beside) != KVASIR_OK, "no address");
+    kvasir_close(other);
+
+    /* An engine's request is checked before it is sent. */
+    kvasir_engine *engine = NULL;
+    const uint8_t garbage[] = {0xff, 0xff, 0xff};
+    check(kvasir_engine_attach(argv[1], garbage, sizeof garbage, &engine) == KVASIR_INVALID,
+          "no AttachRequest");
+    check(kvasir_engine_attach("/nonexistent", NULL, 0, &engine) == KVASIR_UNREACHABLE, "no node");
+    check(kvasir_engine_attach(argv[1], NULL, 0, &engine) == KVASIR_REFUSED, "an empty one");
+    kvasir_bytes message;
+    check(kvasir_engine_send(NULL, garbage, 1) == KVASIR_INVALID, "no engine");
+    check(kvasir_engine_receive(NULL, 0, &message) == KVASIR_INVALID, "no engine");
+    check(kvasir_engine_slots(NULL, NULL) == NULL && kvasir_engine_slots_fd(NULL) == -1, "no engine");
+    kvasir_engine_wake(NULL);
+    kvasir_engine_progress(NULL, 1, 1);
+    kvasir_engine_publish_load(NULL, NULL);
+    kvasir_engine_detach(NULL);
 
     kvasir_close(client);
     check(got[2].bytes == 5 && memcmp(got[2].data, "three", 5) == 0, "held beyond the close");

@@ -177,17 +177,39 @@ class Client:
             ))
         return [Outcome(outcome) for outcome in outcomes]
 
-    def get(self, names, *, verify=False):
+    def get(self, names, *, verify=False, node=None):
         """Answers for each name with a read-only view of its object, or None. With `verify` checksums
-        are computed, and an object that has another one is a miss."""
+        are computed, and an object that has another one is a miss. With `node`, the gRPC address of
+        another node as "host:port", what is not here is fetched from there first; what comes is always
+        verified."""
         handle, names = self._open(), [_as_bytes(name) for name in names]
         objects, batch = (_library.Object * len(names))(), ctypes.c_void_p()
         with _library.Buffers(names) as buffers:
-            self._check(self._library.kvasir_get(
-                handle, len(names), buffers.array, int(verify), objects, ctypes.byref(batch)
-            ))
+            wanted = (len(names), buffers.array)
+            if node is None:
+                status = self._library.kvasir_get(
+                    handle, *wanted, int(verify), objects, ctypes.byref(batch)
+                )
+            else:
+                if verify:
+                    raise Invalid("`verify` is for what is here; what comes is always verified")
+                status = self._library.kvasir_get_from(
+                    handle, node.encode(), *wanted, objects, ctypes.byref(batch)
+                )
+            self._check(status)
         pins = _Pins(self._library, batch)
         return [_view(pins, found) if found.data else None for found in objects]
+
+    def fetch(self, names, node):
+        """Brings objects to this node from another one, whose gRPC address is `node`, as in
+        "10.0.0.7:7401"; answers of each whether it is here now."""
+        handle, names = self._open(), [_as_bytes(name) for name in names]
+        here = (ctypes.c_int * len(names))()
+        with _library.Buffers(names) as buffers:
+            self._check(self._library.kvasir_fetch(
+                handle, node.encode(), len(names), buffers.array, here
+            ))
+        return [bool(came) for came in here]
 
     def find(self, names):
         """Where each of these objects can be had fastest."""

@@ -1,4 +1,4 @@
-"""The C library, as its header `kvasir.h` declares it, and the buffers that go into its calls."""
+"""The C library, as its headers `kvasir.h` and `kvasir_engine.h` declare it, and the buffers that go into its calls."""
 
 import ctypes
 import ctypes.util
@@ -35,6 +35,15 @@ class Object(ctypes.Structure):
     ]
 
 
+class Load(ctypes.Structure):
+    _fields_ = [
+        ("running", ctypes.c_uint32),
+        ("waiting", ctypes.c_uint32),
+        ("waiting_prompt_tokens", ctypes.c_uint64),
+        ("computed_prompt_tokens", ctypes.c_uint64),
+    ]
+
+
 _P, _N, _I = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _FUNCTIONS = {
     "kvasir_last_error": (ctypes.c_char_p, []),
@@ -44,10 +53,23 @@ _FUNCTIONS = {
     "kvasir_objects_max": (_N, [_P]),
     "kvasir_put": (_I, [_P, _N, _P, _P, _P, _P]),
     "kvasir_get": (_I, [_P, _N, _P, _I, _P, _P]),
+    "kvasir_get_from": (_I, [_P, _P, _N, _P, _P, _P]),
+    "kvasir_fetch": (_I, [_P, _P, _N, _P, _P]),
     "kvasir_release": (None, [_P]),
     "kvasir_is_current": (_I, [_P, _N]),
     "kvasir_find": (_I, [_P, _N, _P, _P]),
     "kvasir_remove": (_I, [_P, _N, _P, _P]),
+    "kvasir_engine_attach": (_I, [_P, _P, _N, _P]),
+    "kvasir_engine_detach": (None, [_P]),
+    "kvasir_engine_slots": (_P, [_P, _P]),
+    "kvasir_engine_slots_fd": (_I, [_P]),
+    "kvasir_engine_slots_total": (ctypes.c_uint32, [_P]),
+    "kvasir_engine_is_connected": (_I, [_P]),
+    "kvasir_engine_send": (_I, [_P, _P, _N]),
+    "kvasir_engine_receive": (_I, [_P, ctypes.c_uint64, _P]),
+    "kvasir_engine_wake": (None, [_P]),
+    "kvasir_engine_progress": (None, [_P, ctypes.c_uint32, ctypes.c_uint16]),
+    "kvasir_engine_publish_load": (None, [_P, _P]),
 }
 
 

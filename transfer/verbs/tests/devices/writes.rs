@@ -80,6 +80,21 @@ fn inline_bytes_need_no_region_and_may_change_once_posted() {
 }
 
 #[test]
+fn nobody_writes_through_a_queue_pair_that_is_not_written_to() {
+    let Some(lab) = Lab::open() else { return };
+    let options = QueuePairOptions { is_written_to: false, ..QueuePairOptions::default() };
+    let (mut a, _b) = pair(&lab, &lab, options);
+    let (source, target) = (lab.memory(64), lab.memory(64));
+    source.write(0, &[0xee; 64]);
+    let from = [source.slice(0, 64)];
+    let write = Operation::Write { from: Payload::Slices(&from), to: target.at(0, 64) };
+    a.qp.post(&[Request::new(write, WorkTag(1))]).expect("posted");
+    let sent = a.wait(Side::Send, 1);
+    assert!(!sent[0].is_success(), "though the region itself may be written");
+    assert_eq!(target.all(), [0; 64]);
+}
+
+#[test]
 fn a_chain_is_complete_when_its_last_request_is() {
     let Some(lab) = Lab::open() else { return };
     let (mut a, mut b) = pair(&lab, &lab, QueuePairOptions::default());
