@@ -11,14 +11,16 @@
 //! 3. [`attend`]: chooses a kernel and a strategy, splits work over threads
 //! 4. `scalar` (the reference), `narrow` (few query rows: decode), `wide` (many: prefill), `amx`
 //!    (products of bf16 in tiles)
-//! 5. [`vectors`]: kernels against files of reference vectors
-//! 6. `simd`, `exp`, `gather`, [`fp8`], [`matrix`]: what those are made of
+//! 5. [`cuda`]: the same over rows in a GPU's memory
+//! 6. [`vectors`]: kernels against files of reference vectors
+//! 7. `simd`, `exp`, `gather`, [`fp8`], [`matrix`]: what those are made of
 //!
 //! Results are bit-equal for the same kernel, shape, split and number of threads.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
 pub mod attend;
+pub mod cuda;
 mod exp;
 pub mod fp8;
 mod gather;

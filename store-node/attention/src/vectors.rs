@@ -179,6 +179,29 @@ impl Case {
         self.dtype
     }
 
+    /// Values of a row.
+    pub fn d_qk(&self) -> usize {
+        self.d_qk
+    }
+
+    /// Values of an output.
+    pub fn d_v(&self) -> usize {
+        self.d_v
+    }
+
+    pub fn scale(&self) -> f32 {
+        self.scale
+    }
+
+    /// The rows as they are stored, one after another.
+    pub fn rows(&self) -> impl ExactSizeIterator<Item = &[u8]> {
+        let words: &[u64] = &self.rows;
+        // SAFETY: the same memory, borrowed for as long, as bytes.
+        let bytes =
+            unsafe { std::slice::from_raw_parts(words.as_ptr().cast::<u8>(), words.len() * 8) };
+        bytes.chunks_exact(self.dtype.row_bytes(self.d_qk)).take(self.tokens)
+    }
+
     /// Computes the whole, every holder's part and their merge by `kernel`, in pages of
     /// `rows_per_page` rows.
     ///
@@ -207,17 +230,45 @@ impl Case {
         // SAFETY: the memory is the case's own and borrowed for as long as the list is used.
         let pages = unsafe { PageList::new(spec) }?;
         let mut attention = Attention::new(options);
-        let whole = self.attend(&mut attention, &pages, |_| true)?;
+        self.check_by(kernel.precision(), |values, selected| {
+            let pages = match selected {
+                Some(rows) => pages.select(rows)?,
+                None => pages,
+            };
+            let query = Query {
+                values,
+                d_qk: self.d_qk,
+                d_v: self.d_v,
+                scale: self.scale,
+                visible: Visible::All,
+            };
+            let mut out = Partial::empty(query.rows(), self.d_v);
+            attention.attend(&query, &pages, out.as_mut());
+            Ok(out)
+        })
+    }
+
+    /// As [`Case::check`], where `attend` computes: the partial of some query rows over the rows that
+    /// are selected, or over all of [`Case::rows`].
+    ///
+    /// # Errors
+    /// What `attend` returns.
+    pub fn check_by<E>(
+        &self,
+        precision: Precision,
+        mut attend: impl FnMut(&[f32], Option<&[u32]>) -> Result<Partial, E>,
+    ) -> Result<Verdict, E> {
+        let whole = self.attend(&mut attend, |_| true)?;
         let mut errors = Errors::between(&whole, &self.whole);
         let mut parts = Vec::new();
         for (holder, want) in self.parts.iter().enumerate() {
             let mine = |row: u32| self.split[row as usize] as usize == holder;
-            let part = self.attend(&mut attention, &pages, mine)?;
+            let part = self.attend(&mut attend, mine)?;
             errors.add(&part, want);
             parts.push(part);
         }
         errors.add(&merge(&parts, self.d_v), &self.whole);
-        Ok(Verdict { errors, passed: errors.are_within(kernel.precision()) })
+        Ok(Verdict { errors, passed: errors.are_within(precision) })
     }
 
     /// The merge of the file's own parts, which must be its whole as far as f32 carries.
@@ -226,29 +277,20 @@ impl Case {
         Verdict { errors, passed: errors.are_within(Precision::F32) }
     }
 
-    fn attend(
+    fn attend<E>(
         &self,
-        attention: &mut Attention,
-        pages: &PageList<'_>,
+        attend: &mut impl FnMut(&[f32], Option<&[u32]>) -> Result<Partial, E>,
         keep: impl Fn(u32) -> bool,
-    ) -> Result<Partial, CaseError> {
+    ) -> Result<Partial, E> {
         let mut all = Partial::empty(self.queries * self.heads, self.d_v);
         let every: Vec<u32> = (0..self.tokens as u32).collect();
         let step = if self.index.is_some() { 1 } else { self.queries };
         for first in (0..self.queries).step_by(step.max(1)) {
             let seen = self.index.as_ref().map_or(&every, |index| &index[first]);
             let kept: Vec<u32> = seen.iter().copied().filter(|&row| keep(row)).collect();
-            let pages = if kept == every { *pages } else { pages.select(&kept)? };
+            let selected = (kept != every).then_some(kept.as_slice());
             let rows = first * self.heads..(first + step) * self.heads;
-            let query = Query {
-                values: &self.q[rows.start * self.d_qk..rows.end * self.d_qk],
-                d_qk: self.d_qk,
-                d_v: self.d_v,
-                scale: self.scale,
-                visible: Visible::All,
-            };
-            let mut out = Partial::empty(rows.len(), self.d_v);
-            attention.attend(&query, &pages, out.as_mut());
+            let out = attend(&self.q[rows.start * self.d_qk..rows.end * self.d_qk], selected)?;
             all.o[rows.start * self.d_v..rows.end * self.d_v].copy_from_slice(&out.o);
             all.m[rows.clone()].copy_from_slice(&out.m);
             all.l[rows].copy_from_slice(&out.l);

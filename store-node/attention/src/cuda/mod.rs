@@ -1,0 +1,59 @@
+//! Partial attention on NVIDIA GPUs, over rows in device memory where they lie.
+//!
+//! Reading path:
+//! 1. [`variant`]: which kernels there are, and what each needs of a GPU
+//! 2. [`job`]: a query and its rows, by addresses of the device
+//! 3. [`plan`]: which CTA takes which query rows and cached rows; no device needed
+//! 4. `partial.cu`: the kernels, one source for sm_80 and sm_90
+//! 5. [`compile`]: NVRTC, opened at run time
+//! 6. [`driver`]: NVIDIA's driver, opened at run time, and what is used of it
+//! 7. [`attend`]: jobs by device addresses, in order on one stream
+//!
+//! Nothing is linked: a host without a driver or NVRTC gets a sentence, [`CudaError`]. Products are
+//! of bf16 or f16 and sums of f32 ([`Precision::Bf16`](crate::Precision)). Results are bit-equal for
+//! the same kernel, GPU and plan: parts are merged in the order of their rows.
+
+pub mod attend;
+pub mod compile;
+pub mod driver;
+pub mod job;
+pub mod plan;
+pub mod variant;
+
+pub use attend::CudaAttention;
+pub use job::CudaJob;
+pub use variant::Variant;
+
+use crate::pages::RowDtype;
+
+/// Why a GPU does not compute. Its text is a sentence for the person who runs the host.
+#[derive(Debug, thiserror::Error)]
+pub enum CudaError {
+    #[error("{library} cannot be opened: {install}")]
+    Missing {
+        library: &'static str,
+        install: &'static str,
+        #[source]
+        source: libloading::Error,
+    },
+    #[error("{library} has no `{name}`: install a newer one")]
+    TooOld { library: &'static str, name: &'static str },
+    #[error("`{call}` fails with code {code}: {says}")]
+    Failed { call: &'static str, code: i32, says: String },
+    #[error("GPU {index} is asked for, and there are {count}")]
+    NoSuchDevice { index: usize, count: usize },
+    #[error("compute capability {major}.{minor} has no kernel: 8.0 is the least")]
+    TooSmall { major: u32, minor: u32 },
+    #[error("the kernel needs {needed} bytes of shared memory, and a block has {limit}")]
+    SharedMemory { needed: usize, limit: usize },
+    #[error("the source does not compile:\n{log}")]
+    Compile { log: String },
+    #[error("{0:?} rows have no kernel on tensor cores")]
+    Dtype(RowDtype),
+    #[error("values of {d_v} in rows of {d_qk} have no kernel for {dtype:?} rows")]
+    Widths { dtype: RowDtype, d_qk: usize, d_v: usize },
+    #[error("job {job}: {what} is no multiple of 16 bytes")]
+    Unaligned { job: usize, what: &'static str },
+    #[error("job {job}: {what}")]
+    Job { job: usize, what: &'static str },
+}
