@@ -105,7 +105,7 @@ impl Emulated {
             let emulate = self.library.get::<Emulate>("emulate").expect("a function");
             (get("emulate_memory"), get("emulate_forget"), emulate)
         };
-        let pages = rows.pages(rows.address());
+        let pages = rows.pages(address_of(rows.memory()));
         let queries: Vec<Slots> = asks
             .iter()
             .map(|ask| Slots::queries(ask.query, d_qk, self.variant.query_dtype()))
@@ -124,12 +124,12 @@ impl Emulated {
             let (selected, visible) = (ask.selected.unwrap_or(&[]), ask.visible.unwrap_or(&[]));
             memories.extend([bytes_of(query.memory()), bytes_of(selected), bytes_of(visible)]);
             memories.extend([bytes_of(&out.o), bytes_of(&out.m), bytes_of(&out.l)]);
-            let address = |values: &[u32]| Some(values.as_ptr().addr() as u64);
+            let address = |values: &[u32]| Some(address_of(values));
             let job = CudaJob {
-                query: query.pages(query.address()).first().copied().unwrap_or(0),
+                query: query.pages(address_of(query.memory())).first().copied().unwrap_or(0),
                 query_rows: query.rows,
                 query_stride_bytes: query.row_stride_bytes,
-                pages: pages.as_ptr().addr() as u64,
+                pages: address_of(&pages),
                 page_rows: rows.rows,
                 rows_per_page: rows.rows_per_page,
                 row_stride_bytes: rows.row_stride_bytes,
@@ -137,9 +137,9 @@ impl Emulated {
                 selected_rows: selected.len() as u32,
                 visible: ask.visible.and_then(address),
                 scale: ask.scale,
-                o: out.o.as_mut_ptr().addr() as u64,
-                m: out.m.as_mut_ptr().addr() as u64,
-                l: out.l.as_mut_ptr().addr() as u64,
+                o: address_of_mut(&mut out.o),
+                m: address_of_mut(&mut out.m),
+                l: address_of_mut(&mut out.l),
             };
             job.check(&self.variant, jobs.len()).map_err(|error| error.to_string())?;
             jobs.push(job);
@@ -154,8 +154,8 @@ impl Emulated {
         let for_device: Vec<DeviceJob> =
             jobs.iter().zip(&plan.jobs).map(|(job, parts)| job.for_device(*parts)).collect();
         let part_rows = plan.part_rows as usize;
-        let part_o = vec![f32::NAN; part_rows * d_v];
-        let (part_m, part_l) = (vec![f32::NAN; part_rows], vec![f32::NAN; part_rows]);
+        let mut part_o = vec![f32::NAN; part_rows * d_v];
+        let (mut part_m, mut part_l) = (vec![f32::NAN; part_rows], vec![f32::NAN; part_rows]);
         memories.extend([bytes_of(&part_o), bytes_of(&part_m), bytes_of(&part_l)]);
         // SAFETY: jobs and works are as the source has them; all that they name lives through the
         // call, and the emulation checks that nothing else is reached.
@@ -168,9 +168,9 @@ impl Emulated {
                 plan.works.as_ptr(),
                 plan.works.len() as u32,
                 plan.query_rows_max,
-                part_o.as_ptr().addr() as u64,
-                part_m.as_ptr().addr() as u64,
-                part_l.as_ptr().addr() as u64,
+                address_of_mut(&mut part_o),
+                address_of_mut(&mut part_m),
+                address_of_mut(&mut part_l),
                 seed,
                 u32::from(copies_land_early),
             );
@@ -184,7 +184,16 @@ impl Emulated {
 }
 
 fn bytes_of<T>(memory: &[T]) -> (u64, u64) {
-    (memory.as_ptr().addr() as u64, size_of_val(memory) as u64)
+    (address_of(memory), size_of_val(memory) as u64)
+}
+
+/// For another language, which makes a pointer of it again.
+fn address_of<T>(memory: &[T]) -> u64 {
+    memory.as_ptr().expose_provenance() as u64
+}
+
+fn address_of_mut<T>(memory: &mut [T]) -> u64 {
+    memory.as_mut_ptr().expose_provenance() as u64
 }
 
 /// What the scalar kernel makes of it, from the values as they are stored.

@@ -62,10 +62,6 @@ impl Slots {
     pub fn memory(&self) -> &[Unit] {
         &self.memory
     }
-
-    pub fn address(&self) -> u64 {
-        self.memory.as_ptr().addr() as u64
-    }
 }
 
 /// A row of 16-bit values as memory has it.

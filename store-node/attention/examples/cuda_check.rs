@@ -1,0 +1,466 @@
+//! The CUDA kernels on a GPU: correct on files of vectors, and how long they take. Without a GPU it says
+//! so in a sentence and does nothing else. `tests/gpu/run` starts it.
+//!
+//!     cuda_check FOLDER [--nvrtc FILE] [--write FILE] [--short]
+//!
+//! FOLDER has the folders of vectors (`tests/data`). `--write` leaves a case of 2,048 rows with the GPU's
+//! answer for `tests/gpu/compare.py`; `--short` measures nothing.
+
+#![allow(clippy::print_stdout)] // it is what the example is for
+
+#[path = "../tests/support/slots.rs"]
+mod slots;
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use half::bf16;
+use kvasir_attention::cuda::compile::Nvrtc;
+use kvasir_attention::cuda::driver::{Device, Event, Graph, Memory, Stream};
+use kvasir_attention::cuda::{CudaAttention, CudaError, CudaJob, Variant};
+use kvasir_attention::vectors::Case;
+use kvasir_attention::{Partial, RowDtype};
+use slots::Slots;
+
+type Done<T> = Result<T, Box<dyn Error>>;
+
+const D_QK: usize = 576;
+const D_V: usize = 512;
+const SCALE: f32 = 0.072;
+const PAGE_ROWS: usize = 64;
+/// Sets of rows, queries and results that launches take in turn, so that the second-level cache (60 MB)
+/// has none of the 2.4 MB of rows that come next.
+const SETS: usize = 48;
+const REPEATS: usize = 15;
+
+struct Flags {
+    vectors: PathBuf,
+    nvrtc: Option<PathBuf>,
+    write: Option<PathBuf>,
+    short: bool,
+}
+
+struct Gpu {
+    stream: Arc<Stream>,
+    nvrtc: Nvrtc,
+}
+
+fn main() -> Done<()> {
+    let flags = flags()?;
+    let device = match Device::open(0) {
+        Ok(device) => device,
+        Err(error @ (CudaError::Missing { .. } | CudaError::NoSuchDevice { .. })) => {
+            println!("skipped: no GPU: {error}");
+            return Ok(());
+        }
+        Err(error) => return Err(error.into()),
+    };
+    println!(
+        "{}, {} multiprocessors, {}",
+        device.name(),
+        device.multiprocessors(),
+        device.arch().name()
+    );
+    let nvrtc = match &flags.nvrtc {
+        Some(file) => Nvrtc::open_file(file)?,
+        None => Nvrtc::open()?,
+    };
+    let gpu = Gpu { stream: Arc::new(Stream::new(&device)?), nvrtc };
+    let failed = check_vectors(&gpu, &flags.vectors)?;
+    if let Some(file) = &flags.write {
+        write_case(&gpu, file)?;
+    }
+    if !flags.short {
+        measure(&gpu)?;
+    }
+    if failed > 0 { Err(format!("{failed} vectors failed").into()) } else { Ok(()) }
+}
+
+fn flags() -> Done<Flags> {
+    let mut flags = Flags { vectors: PathBuf::new(), nvrtc: None, write: None, short: false };
+    let mut arguments = std::env::args_os().skip(1);
+    while let Some(argument) = arguments.next() {
+        let mut file = || arguments.next().map(PathBuf::from).ok_or("a file's name is missing");
+        match argument.to_str() {
+            Some("--nvrtc") => flags.nvrtc = Some(file()?),
+            Some("--write") => flags.write = Some(file()?),
+            Some("--short") => flags.short = true,
+            _ => flags.vectors = PathBuf::from(argument),
+        }
+    }
+    if flags.vectors.as_os_str().is_empty() {
+        return Err("cuda_check FOLDER [--nvrtc FILE] [--write FILE] [--short]".into());
+    }
+    Ok(flags)
+}
+
+impl Gpu {
+    fn attention(
+        &self,
+        dtype: RowDtype,
+        d_qk: usize,
+        d_v: usize,
+    ) -> Result<CudaAttention, CudaError> {
+        let variant = Variant::new(dtype, d_qk, d_v, self.stream.device().arch())?;
+        CudaAttention::new(variant, &self.nvrtc, self.stream.clone())
+    }
+
+    fn upload<T: Copy>(&self, values: &[T]) -> Result<Memory, CudaError> {
+        let memory = Memory::new(self.stream.device(), size_of_val(values))?;
+        memory.write(values, &self.stream)?;
+        Ok(memory)
+    }
+
+    fn floats(&self, values: &[f32]) -> Result<Memory, CudaError> {
+        self.upload(values)
+    }
+}
+
+/// Rows in device memory.
+struct DeviceRows {
+    _memory: Memory,
+    pages: Memory,
+    rows: u32,
+    rows_per_page: u32,
+    row_stride_bytes: u32,
+}
+
+impl DeviceRows {
+    fn of(gpu: &Gpu, slots: &Slots) -> Result<DeviceRows, CudaError> {
+        let memory = gpu.upload(slots.memory())?;
+        let pages = gpu.upload(&slots.pages(memory.address()))?;
+        Ok(DeviceRows {
+            _memory: memory,
+            pages,
+            rows: slots.rows,
+            rows_per_page: slots.rows_per_page,
+            row_stride_bytes: slots.row_stride_bytes,
+        })
+    }
+}
+
+/// A query and the memory of its result.
+struct DeviceQuery {
+    _query: Memory,
+    _selected: Option<Memory>,
+    o: Memory,
+    m: Memory,
+    l: Memory,
+    job: CudaJob,
+}
+
+impl DeviceQuery {
+    fn new(
+        gpu: &Gpu,
+        rows: &DeviceRows,
+        query: &Slots,
+        selected: Option<&[u32]>,
+        d_v: usize,
+        scale: f32,
+    ) -> Result<DeviceQuery, CudaError> {
+        let count = query.rows as usize;
+        let memory = gpu.upload(query.memory())?;
+        let selected_rows = selected.map_or(0, |selected| selected.len() as u32);
+        let selected = selected.map(|selected| gpu.upload(selected)).transpose()?;
+        // What is not written is NaN afterwards.
+        let o = gpu.floats(&vec![f32::NAN; count * d_v])?;
+        let (m, l) = (gpu.floats(&vec![f32::NAN; count])?, gpu.floats(&vec![f32::NAN; count])?);
+        let job = CudaJob {
+            query: query.pages(memory.address()).first().copied().unwrap_or(0),
+            query_rows: query.rows,
+            query_stride_bytes: query.row_stride_bytes,
+            pages: rows.pages.address(),
+            page_rows: rows.rows,
+            rows_per_page: rows.rows_per_page,
+            row_stride_bytes: rows.row_stride_bytes,
+            selected: selected.as_ref().map(Memory::address),
+            selected_rows,
+            visible: None,
+            scale,
+            o: o.address(),
+            m: m.address(),
+            l: l.address(),
+        };
+        Ok(DeviceQuery { _query: memory, _selected: selected, o, m, l, job })
+    }
+
+    fn read(&self, gpu: &Gpu, d_v: usize) -> Result<Partial, CudaError> {
+        let mut out = Partial::empty(self.job.query_rows as usize, d_v);
+        self.o.read(&mut out.o, &gpu.stream)?;
+        self.m.read(&mut out.m, &gpu.stream)?;
+        self.l.read(&mut out.l, &gpu.stream)?;
+        Ok(out)
+    }
+}
+
+/// All files of vectors, in pages of three sizes; returns how many failed.
+fn check_vectors(gpu: &Gpu, folder: &Path) -> Done<usize> {
+    let mut files = Vec::new();
+    for name in ["mla_partial", "mla_partial_types"] {
+        for entry in std::fs::read_dir(folder.join(name))? {
+            files.push(entry?.path());
+        }
+    }
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "safetensors"));
+    files.sort();
+    let mut failed = 0;
+    println!("\n| case | o, relative | m | ln l | |\n| --- | ---: | ---: | ---: | --- |");
+    for path in files {
+        let case = Case::parse(&std::fs::read(&path)?)?;
+        let (d_qk, d_v, dtype) = (case.d_qk(), case.d_v(), case.dtype());
+        let mut attention = gpu.attention(dtype, d_qk, d_v)?;
+        for rows_per_page in [64, 16, 1] {
+            let slots = Slots::new(case.rows(), dtype.row_bytes(d_qk), rows_per_page);
+            let rows = DeviceRows::of(gpu, &slots)?;
+            let verdict = case.check_by(CudaAttention::PRECISION, |values, selected| {
+                let query = Slots::queries(values, d_qk, attention.variant().query_dtype());
+                let query = DeviceQuery::new(gpu, &rows, &query, selected, d_v, case.scale())?;
+                // SAFETY: all of the job is this process's memory of the device, and lives until its
+                // result is read, which waits.
+                unsafe { attention.attend(&[query.job])? };
+                query.read(gpu, d_v)
+            })?;
+            let errors = verdict.errors;
+            println!(
+                "| {} by {rows_per_page} | {:.1e} | {:.1e} | {:.1e} | {} |",
+                path.file_stem().unwrap_or_default().display(),
+                errors.o_norm,
+                errors.m,
+                errors.l,
+                if verdict.passed { "passed" } else { "FAILED" },
+            );
+            failed += usize::from(!verdict.passed);
+        }
+    }
+    Ok(failed)
+}
+
+/// Values in -1..1 from a seed.
+fn values(seed: u64, count: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bf16::from_f32((state >> 40) as f32 / (1 << 23) as f32 - 1.0).to_f32()
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+/// Rows of a type from a seed, as memory has them.
+fn slots_of(seed: u64, rows: usize, dtype: RowDtype) -> Slots {
+    let row_bytes = dtype.row_bytes(D_QK);
+    let rows: Vec<Vec<u8>> = values(seed, rows * D_QK)
+        .chunks_exact(D_QK)
+        .map(|row| match dtype {
+            // Any bytes but those of no number, scales of 1/256 and zeros where the rotated values are.
+            RowDtype::Fp8Latent => {
+                let latent = row[..512].iter().map(|v| ((v + 1.0) * 100.0) as u8 & 0x77);
+                let scales = [1.0f32 / 256.0; 4].into_iter().flat_map(f32::to_le_bytes);
+                latent.chain(scales).chain([0; 128]).collect()
+            }
+            _ => slots::stored(row, dtype),
+        })
+        .collect();
+    Slots::new(rows.iter().map(Vec::as_slice), row_bytes, PAGE_ROWS)
+}
+
+/// `q`, `ckv`, the GPU's `o`, `m`, `l`: raw f32, one after another, for `compare.py`.
+fn write_case(gpu: &Gpu, file: &Path) -> Done<()> {
+    let (query_rows, rows) = (4 * 128, 2048);
+    let query_values = values(7, query_rows * D_QK);
+    let slots = slots_of(8, rows, RowDtype::Bf16);
+    let on_device = DeviceRows::of(gpu, &slots)?;
+    let mut attention = gpu.attention(RowDtype::Bf16, D_QK, D_V)?;
+    let query = Slots::queries(&query_values, D_QK, RowDtype::Bf16);
+    let query = DeviceQuery::new(gpu, &on_device, &query, None, D_V, SCALE)?;
+    // SAFETY: as in `check_vectors`.
+    unsafe { attention.attend(&[query.job])? };
+    let out = query.read(gpu, D_V)?;
+    let all = [query_values, values(8, rows * D_QK), out.o, out.m, out.l].concat();
+    std::fs::write(file, all.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>())?;
+    println!("\nwrote {query_rows} query rows over {rows} rows to {}", file.display());
+    Ok(())
+}
+
+/// What is measured: requesters with `heads` query rows each.
+#[derive(Clone, Copy)]
+struct Cell {
+    dtype: RowDtype,
+    heads: usize,
+    requesters: usize,
+    /// Rows of the store.
+    rows: usize,
+    /// Each requester's own selection; else all attend all rows, as one job.
+    selected: Option<usize>,
+}
+
+/// One set of memory: jobs that a launch takes, and the kernel with its parts.
+struct Set {
+    attention: CudaAttention,
+    jobs: Vec<CudaJob>,
+    _rows: DeviceRows,
+    queries: Vec<DeviceQuery>,
+}
+
+/// Rows, queries and selections of a cell, before they are on a device.
+struct Host {
+    rows: Slots,
+    queries: Vec<(Slots, Option<Vec<u32>>)>,
+}
+
+impl Host {
+    fn new(cell: Cell, variant: &Variant) -> Host {
+        let (jobs, query_rows) = match cell.selected {
+            None => (1, cell.heads * cell.requesters),
+            Some(_) => (cell.requesters, cell.heads),
+        };
+        let query = |job: usize| {
+            let query = values(job as u64 + 1, query_rows * D_QK);
+            let selected = cell.selected.map(|k| {
+                // Odd steps name no row twice in stores of a power of two.
+                let step = (cell.rows as u32 / 3 + job as u32 * 10) | 1;
+                (0..k as u32).map(|i| i.wrapping_mul(step) % cell.rows as u32).collect()
+            });
+            (Slots::queries(&query, D_QK, variant.query_dtype()), selected)
+        };
+        let rows = slots_of(99, cell.rows, cell.dtype);
+        Host { rows, queries: (0..jobs).map(query).collect() }
+    }
+}
+
+impl Set {
+    fn new(gpu: &Gpu, variant: Variant, cubin: &[u8], host: &Host) -> Result<Set, CudaError> {
+        let attention = CudaAttention::from_cubin(variant, cubin, gpu.stream.clone())?;
+        let rows = DeviceRows::of(gpu, &host.rows)?;
+        let queries: Result<Vec<DeviceQuery>, CudaError> = host
+            .queries
+            .iter()
+            .map(|(query, selected)| {
+                DeviceQuery::new(gpu, &rows, query, selected.as_deref(), D_V, SCALE)
+            })
+            .collect();
+        let queries = queries?;
+        let jobs = queries.iter().map(|query| query.job).collect();
+        Ok(Set { attention, jobs, _rows: rows, queries })
+    }
+}
+
+/// The median time of one launch in a recorded row of launches, in microseconds.
+fn graph_us(gpu: &Gpu, sets: &[&Set]) -> Result<f64, CudaError> {
+    let graph = Graph::record(&gpu.stream, || {
+        sets.iter().try_for_each(|set| {
+            // SAFETY: the sets live until the stream is waited for, and only it uses them.
+            unsafe { set.attention.launch() }
+        })
+    })?;
+    let device = gpu.stream.device();
+    let mut times = Vec::new();
+    for repeat in 0..REPEATS + 3 {
+        let (begin, end) = (Event::new(device)?, Event::new(device)?);
+        begin.record(&gpu.stream)?;
+        // SAFETY: as above.
+        unsafe { graph.launch(&gpu.stream)? };
+        end.record(&gpu.stream)?;
+        let ms = end.ms_after(&begin)?;
+        if repeat >= 3 {
+            times.push(f64::from(ms) * 1e3 / sets.len() as f64);
+        }
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times[times.len() / 2])
+}
+
+/// The median time from a call on the host until its result is there, in microseconds.
+fn host_us(gpu: &Gpu, set: &mut Set) -> Result<f64, CudaError> {
+    let mut times = Vec::new();
+    for _ in 0..REPEATS * 4 {
+        let begin = Instant::now();
+        // SAFETY: as in `graph_us`.
+        unsafe { set.attention.attend(&set.jobs)? };
+        gpu.stream.wait()?;
+        times.push(begin.elapsed().as_secs_f64() * 1e6);
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times[times.len() / 2])
+}
+
+fn measure(gpu: &Gpu) -> Done<()> {
+    let dense =
+        |dtype, heads, requesters| Cell { dtype, heads, requesters, rows: 2048, selected: None };
+    let mut cells = Vec::new();
+    for heads in [16, 128] {
+        for requesters in [1, 2, 4, 8, 16, 32, 64, 256] {
+            cells.push(dense(RowDtype::Bf16, heads, requesters));
+        }
+    }
+    for (heads, requesters) in [(16, 16), (128, 1), (128, 16)] {
+        cells.push(dense(RowDtype::Fp8Latent, heads, requesters));
+        cells.push(dense(RowDtype::F16, heads, requesters));
+    }
+    for k in [512, 2048] {
+        for requesters in [1, 16] {
+            for rows in [2048, 4096, 8192, 16384, 32768] {
+                let dtype = RowDtype::Bf16;
+                cells.push(Cell { dtype, heads: 128, requesters, rows, selected: Some(k) });
+            }
+        }
+    }
+    println!(
+        "\nMicroseconds, medians. Cold: rows from memory. Tiles: of rows for each CTA, tried by hand.\n"
+    );
+    println!(
+        "| rows of | heads | requesters | rows | selected | cold | warm | from the host | TFLOP/s, warm | best tiles, warm |"
+    );
+    println!("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
+    for cell in cells {
+        measure_cell(gpu, cell)?;
+    }
+    Ok(())
+}
+
+fn measure_cell(gpu: &Gpu, cell: Cell) -> Done<()> {
+    let arch = gpu.stream.device().arch();
+    let variant = Variant::new(cell.dtype, D_QK, D_V, arch)?;
+    let cubin = gpu.nvrtc.compile(&variant, arch)?.cubin;
+    // Large stores and many requesters flush the cache with fewer sets, which take long to make.
+    let query_rows = cell.heads * cell.requesters;
+    let count = (SETS * 2048 / cell.rows.max(query_rows)).clamp(4, SETS);
+    let host = Host::new(cell, &variant);
+    let mut sets =
+        (0..count).map(|_| Set::new(gpu, variant, &cubin, &host)).collect::<Result<Vec<_>, _>>()?;
+    for set in &mut sets {
+        set.attention.prepare(&set.jobs)?;
+    }
+    let cold = graph_us(gpu, &sets.iter().collect::<Vec<_>>())?;
+    let warm = graph_us(gpu, &[&sets[0]; 20])?;
+    let called = host_us(gpu, &mut sets[0])?;
+    let mut best = (0, f64::INFINITY);
+    for tiles in [1, 2, 3, 4, 6, 8, 12, 16, 32] {
+        let set = &mut sets[0];
+        set.attention.prepare_tiles(&set.jobs, tiles)?;
+        let us = graph_us(gpu, &[&*set; 20])?;
+        if us < best.1 {
+            best = (tiles, us);
+        }
+    }
+    let attended = cell.selected.unwrap_or(cell.rows);
+    let operations = 2.0 * (query_rows * attended * (D_QK + D_V)) as f64;
+    println!(
+        "| {:?} | {} | {} | {} | {} | {cold:.1} | {warm:.1} | {called:.1} | {:.0} | {}: {:.1} |",
+        cell.dtype,
+        cell.heads,
+        cell.requesters,
+        cell.rows,
+        cell.selected.map_or_else(|| "all".into(), |k| k.to_string()),
+        operations / warm / 1e6,
+        best.0,
+        best.1,
+    );
+    // Nothing that was measured may be wrong in a way that shows at once.
+    let out = sets[0].queries[0].read(gpu, D_V)?;
+    assert!(out.o.iter().all(|value| value.is_finite()), "an output that is no number");
+    Ok(())
+}
