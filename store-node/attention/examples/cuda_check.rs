@@ -8,6 +8,8 @@
 
 #![allow(clippy::print_stdout)] // it is what the example is for
 
+#[path = "../tests/support/device.rs"]
+mod device;
 #[path = "../tests/support/slots.rs"]
 mod slots;
 
@@ -16,12 +18,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use device::{DeviceQuery, DeviceRows};
 use half::bf16;
+use kvasir_attention::RowDtype;
 use kvasir_attention::cuda::compile::Nvrtc;
-use kvasir_attention::cuda::driver::{Device, Event, Graph, Memory, Stream};
+use kvasir_attention::cuda::driver::{Device, Driver, Event, Graph, Stream};
 use kvasir_attention::cuda::{CudaAttention, CudaError, CudaJob, Variant};
 use kvasir_attention::vectors::Case;
-use kvasir_attention::{Partial, RowDtype};
 use slots::Slots;
 
 type Done<T> = Result<T, Box<dyn Error>>;
@@ -49,7 +52,7 @@ struct Gpu {
 
 fn main() -> Done<()> {
     let flags = flags()?;
-    let device = match Device::open(0) {
+    let device = match Driver::open().and_then(|driver| Device::open(driver, 0)) {
         Ok(device) => device,
         Err(error @ (CudaError::Missing { .. } | CudaError::NoSuchDevice { .. })) => {
             println!("skipped: no GPU: {error}");
@@ -106,93 +109,6 @@ impl Gpu {
         let variant = Variant::new(dtype, d_qk, d_v, self.stream.device().arch())?;
         CudaAttention::new(variant, &self.nvrtc, self.stream.clone())
     }
-
-    fn upload<T: Copy>(&self, values: &[T]) -> Result<Memory, CudaError> {
-        let memory = Memory::new(self.stream.device(), size_of_val(values))?;
-        memory.write(values, &self.stream)?;
-        Ok(memory)
-    }
-
-    fn floats(&self, values: &[f32]) -> Result<Memory, CudaError> {
-        self.upload(values)
-    }
-}
-
-/// Rows in device memory.
-struct DeviceRows {
-    _memory: Memory,
-    pages: Memory,
-    rows: u32,
-    rows_per_page: u32,
-    row_stride_bytes: u32,
-}
-
-impl DeviceRows {
-    fn of(gpu: &Gpu, slots: &Slots) -> Result<DeviceRows, CudaError> {
-        let memory = gpu.upload(slots.memory())?;
-        let pages = gpu.upload(&slots.pages(memory.address()))?;
-        Ok(DeviceRows {
-            _memory: memory,
-            pages,
-            rows: slots.rows,
-            rows_per_page: slots.rows_per_page,
-            row_stride_bytes: slots.row_stride_bytes,
-        })
-    }
-}
-
-/// A query and the memory of its result.
-struct DeviceQuery {
-    _query: Memory,
-    _selected: Option<Memory>,
-    o: Memory,
-    m: Memory,
-    l: Memory,
-    job: CudaJob,
-}
-
-impl DeviceQuery {
-    fn new(
-        gpu: &Gpu,
-        rows: &DeviceRows,
-        query: &Slots,
-        selected: Option<&[u32]>,
-        d_v: usize,
-        scale: f32,
-    ) -> Result<DeviceQuery, CudaError> {
-        let count = query.rows as usize;
-        let memory = gpu.upload(query.memory())?;
-        let selected_rows = selected.map_or(0, |selected| selected.len() as u32);
-        let selected = selected.map(|selected| gpu.upload(selected)).transpose()?;
-        // What is not written is NaN afterwards.
-        let o = gpu.floats(&vec![f32::NAN; count * d_v])?;
-        let (m, l) = (gpu.floats(&vec![f32::NAN; count])?, gpu.floats(&vec![f32::NAN; count])?);
-        let job = CudaJob {
-            query: query.pages(memory.address()).first().copied().unwrap_or(0),
-            query_rows: query.rows,
-            query_stride_bytes: query.row_stride_bytes,
-            pages: rows.pages.address(),
-            page_rows: rows.rows,
-            rows_per_page: rows.rows_per_page,
-            row_stride_bytes: rows.row_stride_bytes,
-            selected: selected.as_ref().map(Memory::address),
-            selected_rows,
-            visible: None,
-            scale,
-            o: o.address(),
-            m: m.address(),
-            l: l.address(),
-        };
-        Ok(DeviceQuery { _query: memory, _selected: selected, o, m, l, job })
-    }
-
-    fn read(&self, gpu: &Gpu, d_v: usize) -> Result<Partial, CudaError> {
-        let mut out = Partial::empty(self.job.query_rows as usize, d_v);
-        self.o.read(&mut out.o, &gpu.stream)?;
-        self.m.read(&mut out.m, &gpu.stream)?;
-        self.l.read(&mut out.l, &gpu.stream)?;
-        Ok(out)
-    }
 }
 
 /// All files of vectors, in pages of three sizes; returns how many failed.
@@ -213,14 +129,15 @@ fn check_vectors(gpu: &Gpu, folder: &Path) -> Done<usize> {
         let mut attention = gpu.attention(dtype, d_qk, d_v)?;
         for rows_per_page in [64, 16, 1] {
             let slots = Slots::new(case.rows(), dtype.row_bytes(d_qk), rows_per_page);
-            let rows = DeviceRows::of(gpu, &slots)?;
+            let rows = DeviceRows::of(&gpu.stream, &slots)?;
             let verdict = case.check_by(CudaAttention::PRECISION, |values, selected| {
                 let query = Slots::queries(values, d_qk, attention.variant().query_dtype());
-                let query = DeviceQuery::new(gpu, &rows, &query, selected, d_v, case.scale())?;
+                let query =
+                    DeviceQuery::new(&gpu.stream, &rows, &query, selected, d_v, case.scale())?;
                 // SAFETY: all of the job is this process's memory of the device, and lives until its
                 // result is read, which waits.
                 unsafe { attention.attend(&[query.job])? };
-                query.read(gpu, d_v)
+                query.read(&gpu.stream, d_v)
             })?;
             let errors = verdict.errors;
             println!(
@@ -272,13 +189,13 @@ fn write_case(gpu: &Gpu, file: &Path) -> Done<()> {
     let (query_rows, rows) = (4 * 128, 2048);
     let query_values = values(7, query_rows * D_QK);
     let slots = slots_of(8, rows, RowDtype::Bf16);
-    let on_device = DeviceRows::of(gpu, &slots)?;
+    let on_device = DeviceRows::of(&gpu.stream, &slots)?;
     let mut attention = gpu.attention(RowDtype::Bf16, D_QK, D_V)?;
     let query = Slots::queries(&query_values, D_QK, RowDtype::Bf16);
-    let query = DeviceQuery::new(gpu, &on_device, &query, None, D_V, SCALE)?;
+    let query = DeviceQuery::new(&gpu.stream, &on_device, &query, None, D_V, SCALE)?;
     // SAFETY: as in `check_vectors`.
     unsafe { attention.attend(&[query.job])? };
-    let out = query.read(gpu, D_V)?;
+    let out = query.read(&gpu.stream, D_V)?;
     let all = [query_values, values(8, rows * D_QK), out.o, out.m, out.l].concat();
     std::fs::write(file, all.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>())?;
     println!("\nwrote {query_rows} query rows over {rows} rows to {}", file.display());
@@ -334,12 +251,12 @@ impl Host {
 impl Set {
     fn new(gpu: &Gpu, variant: Variant, cubin: &[u8], host: &Host) -> Result<Set, CudaError> {
         let attention = CudaAttention::from_cubin(variant, cubin, gpu.stream.clone())?;
-        let rows = DeviceRows::of(gpu, &host.rows)?;
+        let rows = DeviceRows::of(&gpu.stream, &host.rows)?;
         let queries: Result<Vec<DeviceQuery>, CudaError> = host
             .queries
             .iter()
             .map(|(query, selected)| {
-                DeviceQuery::new(gpu, &rows, query, selected.as_deref(), D_V, SCALE)
+                DeviceQuery::new(&gpu.stream, &rows, query, selected.as_deref(), D_V, SCALE)
             })
             .collect();
         let queries = queries?;
@@ -460,7 +377,7 @@ fn measure_cell(gpu: &Gpu, cell: Cell) -> Done<()> {
         best.1,
     );
     // Nothing that was measured may be wrong in a way that shows at once.
-    let out = sets[0].queries[0].read(gpu, D_V)?;
+    let out = sets[0].queries[0].read(&gpu.stream, D_V)?;
     assert!(out.o.iter().all(|value| value.is_finite()), "an output that is no number");
     Ok(())
 }

@@ -1,14 +1,14 @@
 //! The CUDA kernels' own source, run on the processor: which CTA, warp and lane has what, against the
 //! reference vectors and the scalar kernel. See `cuda/emulation.cpp`.
 
+#[path = "support/compiler.rs"]
+mod compiler;
 #[path = "support/slots.rs"]
 mod slots;
 
 use std::convert::Infallible;
 use std::ffi::{CStr, c_char};
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::ptr::NonNull;
 
 use kvasir_attention::cuda::job::DeviceJob;
@@ -57,23 +57,7 @@ impl Emulated {
     /// Nothing, and a sentence, where there is no C++ compiler.
     fn build(dtype: RowDtype, d_qk: usize, d_v: usize, arch: Arch) -> Option<Emulated> {
         let variant = Variant::new(dtype, d_qk, d_v, arch).expect("a kernel");
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cuda/emulation.cpp");
-        let name =
-            format!("emulated-{dtype:?}-{d_qk}-{d_v}-{}-{}", arch.name(), std::process::id());
-        let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-        let mut command = Command::new("c++");
-        command.args(["-O1", "-std=c++17", "-Wno-unknown-pragmas", "-shared", "-fPIC"]);
-        // Fibers jump between stacks, which checks of jumps take for a mistake.
-        command.arg("-U_FORTIFY_SOURCE").args(variant.defines().iter().map(|of| format!("-D{of}")));
-        command.arg(source).arg("-o").arg(&file);
-        let output = match command.output() {
-            Ok(output) => output,
-            Err(error) => {
-                writeln!(std::io::stderr(), "skipped: c++ is needed to emulate CUDA: {error}").ok();
-                return None;
-            }
-        };
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let file = compiler::build("emulation.cpp", &variant)?;
         // SAFETY: what was just compiled has no constructors that do anything to this process.
         let library = unsafe { libloading::Library::new(&file) }.expect("what was compiled");
         std::fs::remove_file(&file).expect("it is open, and is not needed by name");

@@ -4,6 +4,7 @@
 //! use too, so that their memory is this one's. Everything else holds its device.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use super::CudaError;
@@ -95,19 +96,39 @@ functions! {
 }
 
 /// The driver, initialised. Its library is never closed: it has threads.
-fn functions() -> Result<&'static Functions, CudaError> {
-    static OPEN: OnceLock<Functions> = OnceLock::new();
-    if let Some(functions) = OPEN.get() {
-        return Ok(functions);
+#[derive(Debug, Clone, Copy)]
+pub struct Driver(&'static Functions);
+
+impl Driver {
+    /// Opens the driver of the system.
+    ///
+    /// # Errors
+    /// [`CudaError::Missing`] says what to install.
+    pub fn open() -> Result<Driver, CudaError> {
+        static OPEN: OnceLock<Driver> = OnceLock::new();
+        if let Some(driver) = OPEN.get() {
+            return Ok(*driver);
+        }
+        Driver::open_file(Path::new(LIBRARY)).inspect(|driver| {
+            OPEN.get_or_init(|| *driver);
+        })
     }
-    // SAFETY: the driver's library under its own name, of the operator's system.
-    let library = unsafe { libloading::Library::new(LIBRARY) }
-        .map_err(|source| CudaError::Missing { library: LIBRARY, install: INSTALL, source })?;
-    // SAFETY: it is the driver.
-    let functions = unsafe { Functions::of(Box::leak(Box::new(library)))? };
-    // SAFETY: it takes flags, of which there are none.
-    functions.checked("cuInit", unsafe { (functions.init)(0) })?;
-    Ok(OPEN.get_or_init(|| functions))
+
+    /// Opens the driver in this file.
+    ///
+    /// # Errors
+    /// [`CudaError`].
+    pub fn open_file(path: &Path) -> Result<Driver, CudaError> {
+        // SAFETY: the driver's library under its own name, or where the operator says that it is.
+        let library = unsafe { libloading::Library::new(path) }
+            .map_err(|source| CudaError::Missing { library: LIBRARY, install: INSTALL, source })?;
+        // SAFETY: it is the driver.
+        let functions = unsafe { Functions::of(Box::leak(Box::new(library)))? };
+        let functions: &'static Functions = Box::leak(Box::new(functions));
+        // SAFETY: it takes flags, of which there are none.
+        functions.checked("cuInit", unsafe { (functions.init)(0) })?;
+        Ok(Driver(functions))
+    }
 }
 
 impl Functions {
@@ -148,9 +169,9 @@ impl Device {
     /// The GPU of this index, in the driver's order.
     ///
     /// # Errors
-    /// [`CudaError`] where there is no driver, no such GPU, or it is too old for the kernels.
-    pub fn open(index: usize) -> Result<Arc<Device>, CudaError> {
-        let driver = functions()?;
+    /// [`CudaError`] where there is no such GPU, or it is too old for the kernels.
+    pub fn open(driver: Driver, index: usize) -> Result<Arc<Device>, CudaError> {
+        let Driver(driver) = driver;
         let (mut count, mut number) = (0, 0);
         // SAFETY: it writes one number, which lives through the call.
         driver.checked("cuDeviceGetCount", unsafe { (driver.device_count)(&mut count) })?;
