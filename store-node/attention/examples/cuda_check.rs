@@ -332,22 +332,24 @@ fn measure(gpu: &Gpu) -> Done<()> {
         "| rows of | heads | requesters | rows | selected | cold | warm | from the host | TFLOP/s, warm | best tiles, warm |"
     );
     println!("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
-    for cell in cells {
-        measure_cell(gpu, cell)?;
+    let arch = gpu.stream.device().arch();
+    for dtype in [RowDtype::Bf16, RowDtype::F16, RowDtype::Fp8Latent] {
+        let variant = Variant::new(dtype, D_QK, D_V, arch)?;
+        let cubin = gpu.nvrtc.compile(&variant, arch)?.cubin;
+        for cell in cells.iter().filter(|cell| cell.dtype == dtype) {
+            measure_cell(gpu, variant, &cubin, *cell)?;
+        }
     }
     Ok(())
 }
 
-fn measure_cell(gpu: &Gpu, cell: Cell) -> Done<()> {
-    let arch = gpu.stream.device().arch();
-    let variant = Variant::new(cell.dtype, D_QK, D_V, arch)?;
-    let cubin = gpu.nvrtc.compile(&variant, arch)?.cubin;
+fn measure_cell(gpu: &Gpu, variant: Variant, cubin: &[u8], cell: Cell) -> Done<()> {
     // Large stores and many requesters flush the cache with fewer sets, which take long to make.
     let query_rows = cell.heads * cell.requesters;
     let count = (SETS * 2048 / cell.rows.max(query_rows)).clamp(4, SETS);
     let host = Host::new(cell, &variant);
     let mut sets =
-        (0..count).map(|_| Set::new(gpu, variant, &cubin, &host)).collect::<Result<Vec<_>, _>>()?;
+        (0..count).map(|_| Set::new(gpu, variant, cubin, &host)).collect::<Result<Vec<_>, _>>()?;
     for set in &mut sets {
         set.attention.prepare(&set.jobs)?;
     }

@@ -254,7 +254,7 @@ fn every_vector_agrees_whole_split_selected_and_merged() {
     assert_eq!(files.len(), 13, "cases");
     for (at, path) in files.into_iter().enumerate() {
         let case = Case::parse(&std::fs::read(&path).expect("test data")).expect("a case");
-        // Each generation has half of the cases, and every other shape a page of its own size.
+        // Each generation has half of the cases, and they take turns at the sizes of pages.
         let arch = Arch::ALL[at % 2];
         let of = |emulated: &Emulated| {
             let variant = &emulated.variant;
@@ -283,13 +283,22 @@ fn every_vector_agrees_whole_split_selected_and_merged() {
 
 #[test]
 fn rows_end_are_limited_and_are_left_out_where_they_should_be() {
-    for (dtype, arch) in [(RowDtype::Bf16, Arch::Sm90), (RowDtype::F16, Arch::Sm80)] {
-        let Some(emulated) = Emulated::build(dtype, 80, 64, arch) else { return };
-        for (query_rows, rows) in [(1, 1), (64, 64), (65, 63), (33, 200), (130, 129), (3, 0)] {
+    let many = [(1, 1), (64, 64), (65, 63), (33, 200), (130, 129), (3, 0)];
+    for (dtype, d_qk, d_v, arch, sizes) in [
+        (RowDtype::Bf16, 80, 64, Arch::Sm90, &many[..]),
+        (RowDtype::F16, 80, 64, Arch::Sm80, &many),
+        // By warpgroups.
+        (RowDtype::Bf16, 576, 512, Arch::Sm90, &[(65, 130), (3, 0)]),
+        (RowDtype::F16, 530, 512, Arch::Sm90, &[(17, 65)]),
+    ] {
+        let Some(emulated) = Emulated::build(dtype, d_qk, d_v, arch) else { return };
+        assert_eq!(emulated.variant.by_warpgroups(), d_v == 512);
+        for &(query_rows, rows) in sizes {
             for tiles in [None, Some(1), Some(3)] {
-                let query = values(query_rows as u64, query_rows * 80);
+                let query = values(query_rows as u64, query_rows * d_qk);
                 let slots = rows_of(rows as u64 + 99, rows, &emulated.variant, 48);
-                let all = Ask { query: &query, selected: None, visible: None, scale: 0.4, tiles };
+                let scale = 3.5 / d_qk as f32;
+                let all = Ask { query: &query, selected: None, visible: None, scale, tiles };
                 let visible: Vec<u32> =
                     (0..query_rows as u32).map(|row| row * 37 % (rows as u32 + 2)).collect();
                 let some: Vec<u32> =

@@ -42,8 +42,8 @@ pub enum CudaError {
     Failed { call: &'static str, code: i32, says: String },
     #[error("GPU {index} is asked for, and there are {count}")]
     NoSuchDevice { index: usize, count: usize },
-    #[error("compute capability {major}.{minor} has no kernel: 8.0 is the least")]
-    TooSmall { major: u32, minor: u32 },
+    #[error("compute capability {major}.{minor} has no kernel: 8.0, 8.7 and 9.0 have")]
+    Capability { major: u32, minor: u32 },
     #[error("the kernel needs {needed} bytes of shared memory, and a block has {limit}")]
     SharedMemory { needed: usize, limit: usize },
     #[error("the source does not compile:\n{log}")]

@@ -8,14 +8,16 @@
 //     o_i  = sum_t exp(s_it - m_i) * v_t / l_i
 //
 // One CTA of 256 threads takes one `Work`: up to 64 query rows against a range of cached rows, ROWS at a
-// time. Its 8 warps stand in 2 groups of 4: group g has query rows 32 g to 32 g + 31; warp w of a group
-// has the scores of ROWS / 4 cached rows, and the outputs of a quarter of D_V. Where a job's rows are
-// split over CTAs, each leaves a partial and `kvasir_merge` merges them in the order of the splits.
+// time. Its 8 warps stand in groups that share query rows; a group's parties each have the scores of
+// some of the cached rows, and some of the outputs. By `mma`, there are 2 groups of 32 query rows, and
+// each of a group's 4 warps is a party. By `wgmma` (sm_90a), which reads all from shared memory, there is
+// 1 group, and its 2 warpgroups are the parties. Where a job's rows are split over CTAs, each leaves a
+// partial and `kvasir_merge` merges them in the order of the splits.
 //
 // The source has three readers: NVRTC for sm_80, NVRTC for sm_90, and a C++ compiler, for which
 // `tests/cuda/emulation.cpp` gives the functions of "what the machine does" another meaning. So it
 // includes nothing. Defined by whoever compiles it: D_QK, D_V, ROWS (64, or 32 where shared memory is
-// small), DTYPE (0 bf16, 1 f16, 2 rows of fp8 as `fp8.rs` has them, with queries of bf16), and SHARED, the
+// small), WGMMA (1 for sm_90a, with D_V 512 and rows of bf16 or f16), DTYPE (0 bf16, 1 f16, 2 rows of fp8 as `fp8.rs` has them, with queries of bf16), and SHARED, the
 // bytes of shared memory that it launches with.
 
 typedef unsigned int u32;
@@ -60,8 +62,15 @@ struct alignas(8) Pair {
 
 static constexpr u32 THREADS = 256;
 static constexpr u32 QUERIES = 64;  // query rows of a CTA
-static constexpr u32 GROUP_WARPS = 4;
+#if WGMMA
+static constexpr u32 PARTIES = 2;
+static constexpr u32 GROUP_QUERIES = 64;
+static constexpr u32 GROUP_THREADS = 256;
+#else
+static constexpr u32 PARTIES = 4;
+static constexpr u32 GROUP_QUERIES = 32;
 static constexpr u32 GROUP_THREADS = 128;
+#endif
 
 // Tiles in shared memory are columns of 64 values: a column has the tile's rows one after another, each
 // 128 bytes, whose 16-byte parts are swapped by the row's last three bits, so that 8 rows read at one
@@ -101,20 +110,21 @@ static constexpr u32 RAW_AT = TILES_AT + STAGES * TILE_BYTES;
 static constexpr u32 WEIGHTS_AT = RAW_AT + RAW_BYTES;
 static constexpr u32 SCALES_AT = WEIGHTS_AT + QUERIES * ROWS * 2;
 static constexpr u32 EXCHANGE_AT = SCALES_AT + SCALES_BYTES;
-static constexpr u32 ATTENDED_AT = EXCHANGE_AT + GROUP_WARPS * QUERIES * 4;
+static constexpr u32 ATTENDED_AT = EXCHANGE_AT + 4 * QUERIES * 4;
 static constexpr u32 SHARED_BYTES = ATTENDED_AT + 2 * ROWS * 4;
 
 static constexpr u32 COPY_LANES = 8;  // threads that copy one row
 static constexpr u32 COPY_ROWS = THREADS / COPY_LANES;
 static constexpr u32 COPY_PASSES = ROWS / COPY_ROWS;
 
-static constexpr u32 M_TILES = 2;                  // of 16 query rows, in a warp
-static constexpr u32 S_TILES = ROWS / 32;          // of 8 cached rows, in a warp
-static constexpr u32 O_TILES = D_V_PADDED / 32;    // of 8 outputs, in a warp
-static constexpr u32 O_COLUMNS = D_V_PADDED / GROUP_WARPS;
+static constexpr u32 M_TILES = WGMMA ? 1 : 2;              // of 16 query rows, in a warp
+static constexpr u32 S_TILES = ROWS / PARTIES / 8;         // of 8 cached rows, in a party
+static constexpr u32 O_COLUMNS = D_V_PADDED / PARTIES;     // of a party
+static constexpr u32 O_TILES = O_COLUMNS / 8;
 static constexpr u32 K_STEPS = (D_QK + 15) / 16;
 static constexpr u32 T_STEPS = ROWS / 16;
 static_assert(ROWS == 32 || ROWS == 64, "a warp has 8 or 16 cached rows");
+static_assert(!WGMMA || (ROWS == 64 && D_V == 512 && DTYPE != FP8), "the instructions are of one size");
 static_assert(SHARED_BYTES == SHARED, "whoever launches counts shared memory otherwise");
 
 // What the machine does.
@@ -155,6 +165,8 @@ DEVICE void barrier_of(u32 id, u32 threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 DEVICE float shuffle_xor(float value, u32 mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
+// The same value in all lanes, which the compiler then keeps once for the warp.
+DEVICE u32 of_warp(u32 value) { return __shfl_sync(0xffffffffu, value, 0); }
 DEVICE bool any_lane(bool value) { return __any_sync(0xffffffffu, value); }
 
 // Four matrices of 8 × 8 values of 16 bits: lane i names a row, of matrix i / 8; each lane gets of every
@@ -190,6 +202,97 @@ DEVICE void multiply_add(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+#if WGMMA
+#if DTYPE == F16
+#define WGMMA_TYPES "f16.f16"
+#else
+#define WGMMA_TYPES "bf16.bf16"
+#endif
+// What this thread has written to shared memory is seen by products that begin after a barrier.
+DEVICE void products_will_read() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void products_wait() {
+    asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+// d (+)= a · b of a warpgroup, 64 × 16 by 16 × 32 values, where descriptors of shared memory say; b has
+// 16 values of a column side by side. A thread's four values of d for every 8 columns are those of `mma`.
+DEVICE void multiply_32(float (&d)[16], u64 a, u64 b, bool adds) {
+    asm volatile(
+        "{\n.reg .pred adds;\nsetp.ne.b32 adds, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32." WGMMA_TYPES " {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, "
+        "%8, %9, %10, %11, %12, %13, %14, %15"
+        "}, %16, %17, adds, 1, 1, 0, 0;\n}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
+          "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+          "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+        : "l"(a), "l"(b), "r"((u32)adds));
+}
+// The same by 16 × 256 values; b has 64 values of a row side by side.
+DEVICE void multiply_256(float (&d)[128], u64 a, u64 b, bool adds) {
+    asm volatile(
+        "{\n.reg .pred adds;\nsetp.ne.b32 adds, %130, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32." WGMMA_TYPES " {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, "
+        "%8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, "
+        "%24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, "
+        "%40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, "
+        "%56, %57, %58, %59, %60, %61, %62, %63, "
+        "%64, %65, %66, %67, %68, %69, %70, %71, "
+        "%72, %73, %74, %75, %76, %77, %78, %79, "
+        "%80, %81, %82, %83, %84, %85, %86, %87, "
+        "%88, %89, %90, %91, %92, %93, %94, %95, "
+        "%96, %97, %98, %99, %100, %101, %102, %103, "
+        "%104, %105, %106, %107, %108, %109, %110, %111, "
+        "%112, %113, %114, %115, %116, %117, %118, %119, "
+        "%120, %121, %122, %123, %124, %125, %126, %127"
+        "}, %128, %129, adds, 1, 1, 0, 1;\n}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
+          "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+          "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]),
+          "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
+          "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+          "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]),
+          "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+          "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]),
+          "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]),
+          "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
+          "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]),
+          "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]),
+          "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]),
+          "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]),
+          "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]),
+          "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]),
+          "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]),
+          "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]),
+          "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]),
+          "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]),
+          "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]),
+          "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]),
+          "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]),
+          "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
+          "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]),
+          "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
+        : "l"(a), "l"(b), "r"((u32)adds));
+}
+// Lines are swapped by bits of their address.
+DEVICE void check_shared_memory() {
+    if (shared_address(0) % 1024 != 0) asm volatile("trap;");
+}
+#else
+DEVICE void products_will_read() {}
+DEVICE void check_shared_memory() {}
+#endif
 // Two values of 16 bits, the first in the lower half.
 DEVICE u32 pack(float low, float high) {
     u32 both;
@@ -325,24 +428,68 @@ DEVICE void widen_rows() {
 }
 #endif
 
+#if WGMMA
+DEVICE u32 own_group() { return 0; }
+DEVICE u32 own_party() { return thread_index() / 128; }
+#else
+DEVICE u32 own_group() { return thread_index() / 128; }
+DEVICE u32 own_party() { return thread_index() / 32 % 4; }
+#endif
+
 typedef float Scores[M_TILES][S_TILES][4];
 typedef float Outputs[M_TILES][O_TILES][4];
 
+#if WGMMA
+// Where `wgmma` finds a matrix: in lines of 128 bytes that are swapped as tiles have them. Eight lines
+// are a block; `stride` bytes on is the next block of lines, and `leading` bytes on the next column.
+DEVICE u64 matrix_at(u32 at, u32 leading, u32 stride) {
+    return (u64)((shared_address(at) & 0x3ffff) >> 4) | (u64)(leading >> 4) << 16 | (u64)(stride >> 4) << 32 |
+           1ull << 62;
+}
+
+// How much is added to it for a matrix so many bytes on.
+DEVICE u64 matrix_offset(u32 bytes) { return bytes >> 4; }
+static constexpr u32 BLOCK_BYTES = 8 * LINE_BYTES;
+
+// Products of all query rows with the cached rows of this warpgroup.
+DEVICE void scores(Scores& s, u32 tile) {
+    u64 a = matrix_at(QUERY_AT, 16, BLOCK_BYTES);
+    u64 b = matrix_at(of_warp(tile) + of_warp(own_party()) * (ROWS / PARTIES) * LINE_BYTES, 16, BLOCK_BYTES);
+    products_begin();
+    UNROLL for (u32 step = 0; step < K_STEPS; step++) {
+        u32 column = step / 4, within = step % 4 * 32;
+        multiply_32(*(float(*)[16])&s, a + matrix_offset(column * QUERY_COLUMN_BYTES + within),
+                    b + matrix_offset(column * COLUMN_BYTES + within), step > 0);
+    }
+    products_wait();
+}
+
+// Adds the weighted values of a tile to this warpgroup's outputs.
+DEVICE void add_values(Outputs& o, u32 tile) {
+    u64 a = matrix_at(WEIGHTS_AT, 16, BLOCK_BYTES);
+    u64 b = matrix_at(of_warp(tile) + of_warp(own_party()) * (O_COLUMNS / 64) * COLUMN_BYTES, COLUMN_BYTES, BLOCK_BYTES);
+    products_begin();
+    UNROLL for (u32 step = 0; step < T_STEPS; step++)
+        multiply_256(*(float(*)[128])&o, a + matrix_offset(step * 32),
+                     b + matrix_offset(step * 16 * LINE_BYTES), true);
+    products_wait();
+}
+#else
 // Adds the products of this warp's query rows with its cached rows over 16 values.
 DEVICE void score_step(Scores& s, u32 tile, u32 step) {
-    u32 lane = thread_index() % 32, warp = thread_index() / 32;
+    u32 lane = thread_index() % 32;
     u32 a[M_TILES][4];
     UNROLL for (u32 mt = 0; mt < M_TILES; mt++) {
-        u32 row = warp / GROUP_WARPS * 32 + mt * 16 + lane % 16;
+        u32 row = own_group() * GROUP_QUERIES + mt * 16 + lane % 16;
         load_matrices(a[mt], QUERY_AT + tile_at<QUERIES>(row, step * 2 + lane / 16));
     }
     u32 part = step * 2 + lane / 8 % 2;
     u32 b[S_TILES * 2];
     if constexpr (S_TILES == 2) {
-        u32 row = warp % GROUP_WARPS * 16 + lane % 8 + lane / 16 * 8;
+        u32 row = own_party() * 16 + lane % 8 + lane / 16 * 8;
         load_matrices(*(u32(*)[4])&b, tile + tile_at<ROWS>(row, part));
     } else {
-        u32 row = warp % GROUP_WARPS * 8 + lane % 8;
+        u32 row = own_party() * 8 + lane % 8;
         load_two_matrices(b[0], b[1], tile + tile_at<ROWS>(row, part));
     }
     UNROLL for (u32 mt = 0; mt < M_TILES; mt++)
@@ -358,13 +505,13 @@ DEVICE void scores(Scores& s, u32 tile) {
             UNROLL for (u32 e = 0; e < 4; e++) s[mt][nt][e] = 0.0f;
 #if DTYPE == FP8
     // A group's products are summed before its scale is applied, in f32: nothing is rounded.
-    u32 lane = thread_index() % 32, warp = thread_index() / 32;
+    u32 lane = thread_index() % 32;
     UNROLL_1 for (u32 group = 0; group < FP8_GROUPS; group++) {
         Scores of_group = {};
         UNROLL for (u32 step = 0; step < 8; step++) score_step(of_group, tile, group * 8 + step);
         UNROLL for (u32 nt = 0; nt < S_TILES; nt++)
             UNROLL for (u32 odd = 0; odd < 2; odd++) {
-                u32 row = warp % GROUP_WARPS * (S_TILES * 8) + nt * 8 + lane % 4 * 2 + odd;
+                u32 row = own_party() * (S_TILES * 8) + nt * 8 + lane % 4 * 2 + odd;
                 float scale = load_shared<float>(SCALES_AT + (group * ROWS + row) * 4);
                 UNROLL for (u32 mt = 0; mt < M_TILES; mt++)
                     UNROLL for (u32 half = 0; half < 2; half++) {
@@ -381,18 +528,18 @@ DEVICE void scores(Scores& s, u32 tile) {
 
 // Adds the weighted values of a tile to this warp's outputs.
 DEVICE void add_values(Outputs& o, u32 tile) {
-    u32 lane = thread_index() % 32, warp = thread_index() / 32;
+    u32 lane = thread_index() % 32;
     UNROLL for (u32 step = 0; step < T_STEPS; step++) {
         u32 a[M_TILES][4];
         UNROLL for (u32 mt = 0; mt < M_TILES; mt++) {
-            u32 row = warp / GROUP_WARPS * 32 + mt * 16 + lane % 16;
+            u32 row = own_group() * GROUP_QUERIES + mt * 16 + lane % 16;
             load_matrices(a[mt], weights_at(row, step * 2 + lane / 16));
         }
 #if DTYPE == FP8
         // This warp's values are of one group: its scales go to the weights.
         UNROLL for (u32 half = 0; half < 2; half++) {
             u32 row = step * 16 + half * 8 + lane % 4 * 2;
-            u32 at = SCALES_AT + (warp % GROUP_WARPS * ROWS + row) * 4;
+            u32 at = SCALES_AT + (own_party() * ROWS + row) * 4;
             float low = load_shared<float>(at), high = load_shared<float>(at + 4);
             UNROLL for (u32 mt = 0; mt < M_TILES; mt++)
                 UNROLL for (u32 of = 0; of < 2; of++) {
@@ -404,7 +551,7 @@ DEVICE void add_values(Outputs& o, u32 tile) {
 #endif
         u32 row = step * 16 + lane % 16;
         UNROLL for (u32 pair = 0; pair < O_TILES / 2; pair++) {
-            u32 part = (warp % GROUP_WARPS * O_COLUMNS + pair * 16) / 8 + lane / 16;
+            u32 part = (own_party() * O_COLUMNS + pair * 16) / 8 + lane / 16;
             u32 b[4];
             load_matrices_transposed(b, tile + tile_at<ROWS>(row, part));
             UNROLL for (u32 mt = 0; mt < M_TILES; mt++) {
@@ -415,7 +562,9 @@ DEVICE void add_values(Outputs& o, u32 tile) {
     }
 }
 
-// What a thread keeps of its four query rows: r / 2 is the tile of 16, r % 2 the half of it.
+#endif
+
+// What a thread keeps of its query rows: r / 2 is the tile of 16, r % 2 the half of it.
 static constexpr u32 OWN_ROWS = M_TILES * 2;
 
 struct Softmax {
@@ -425,16 +574,18 @@ struct Softmax {
 };
 
 DEVICE u32 own_query(u32 r) {
-    return thread_index() / 32 / GROUP_WARPS * 32 + r / 2 * 16 + r % 2 * 8 + thread_index() % 32 / 4;
+    u32 warp = thread_index() / 32, lane = thread_index() % 32;
+    u32 first = WGMMA ? warp % 4 * 16 : own_group() * GROUP_QUERIES;
+    return first + r / 2 * 16 + r % 2 * 8 + lane / 4;
 }
 
 // From products to weights in shared memory; outputs and denominators follow the new maximum.
 DEVICE void weigh(Scores& s, Softmax& softmax, Outputs& o, u32 first, u32 stage, float scale_log2) {
-    u32 lane = thread_index() % 32, warp = thread_index() / 32;
-    u32 group = warp / GROUP_WARPS, of_group = warp % GROUP_WARPS;
+    u32 lane = thread_index() % 32;
+    u32 group = own_group(), party = own_party();
     UNROLL for (u32 nt = 0; nt < S_TILES; nt++)
         UNROLL for (u32 odd = 0; odd < 2; odd++) {
-            u32 row = of_group * (S_TILES * 8) + nt * 8 + lane % 4 * 2 + odd;
+            u32 row = party * (S_TILES * 8) + nt * 8 + lane % 4 * 2 + odd;
             bool is_row = load_shared<u32>(ATTENDED_AT + (stage * ROWS + row) * 4) != 0;
             UNROLL for (u32 r = 0; r < OWN_ROWS; r++)
                 if (!is_row || first + row >= softmax.end[r])
@@ -446,14 +597,14 @@ DEVICE void weigh(Scores& s, Softmax& softmax, Outputs& o, u32 first, u32 stage,
             m = larger(m, larger(s[r / 2][nt][r % 2 * 2], s[r / 2][nt][r % 2 * 2 + 1]));
         m = larger(m, shuffle_xor(m, 1));
         m = larger(m, shuffle_xor(m, 2));
-        if (lane % 4 == 0) store_shared<float>(EXCHANGE_AT + (of_group * QUERIES + own_query(r)) * 4, m);
+        if (lane % 4 == 0) store_shared<float>(EXCHANGE_AT + (party * QUERIES + own_query(r)) * 4, m);
     }
     barrier_of(1 + group, GROUP_THREADS);
     float keep[OWN_ROWS];
     bool changes = false;
     UNROLL for (u32 r = 0; r < OWN_ROWS; r++) {
         float m = softmax.m[r];
-        UNROLL for (u32 w = 0; w < GROUP_WARPS; w++)
+        UNROLL for (u32 w = 0; w < PARTIES; w++)
             m = larger(m, load_shared<float>(EXCHANGE_AT + (w * QUERIES + own_query(r)) * 4));
         // Without a row yet everything is relative to 0, and every weight comes out as 0.
         float base = m == minus_infinity() ? 0.0f : m * scale_log2;
@@ -465,7 +616,7 @@ DEVICE void weigh(Scores& s, Softmax& softmax, Outputs& o, u32 first, u32 stage,
             float low = power_of_2(multiply_add(of[0], scale_log2, -base));
             float high = power_of_2(multiply_add(of[1], scale_log2, -base));
             l += low + high;
-            u32 part = of_group * S_TILES + nt;
+            u32 part = party * S_TILES + nt;
             store_shared<u32>(weights_at(own_query(r), part) + lane % 4 * 4, pack(low, high));
         }
         softmax.m[r] = m;
@@ -475,19 +626,20 @@ DEVICE void weigh(Scores& s, Softmax& softmax, Outputs& o, u32 first, u32 stage,
         UNROLL for (u32 mt = 0; mt < M_TILES; mt++)
             UNROLL for (u32 nt = 0; nt < O_TILES; nt++)
                 UNROLL for (u32 e = 0; e < 4; e++) o[mt][nt][e] *= keep[mt * 2 + e / 2];
+    products_will_read();
     barrier_of(1 + group, GROUP_THREADS);
 }
 
 // Normalises and writes to the job's result, or to the parts where there are several.
 DEVICE void write_out(const Job& job, const Work& work, Softmax& softmax, Outputs& o, u64 part_o,
                       u64 part_m, u64 part_l) {
-    u32 lane = thread_index() % 32, warp = thread_index() / 32;
-    u32 group = warp / GROUP_WARPS, of_group = warp % GROUP_WARPS;
+    u32 lane = thread_index() % 32;
+    u32 group = own_group(), party = own_party();
     UNROLL for (u32 r = 0; r < OWN_ROWS; r++) {
         float l = softmax.l[r];
         l += shuffle_xor(l, 1);
         l += shuffle_xor(l, 2);
-        if (lane % 4 == 0) store_shared<float>(EXCHANGE_AT + (of_group * QUERIES + own_query(r)) * 4, l);
+        if (lane % 4 == 0) store_shared<float>(EXCHANGE_AT + (party * QUERIES + own_query(r)) * 4, l);
     }
     barrier_of(1 + group, GROUP_THREADS);
     bool is_whole = job.splits == 1;
@@ -497,18 +649,18 @@ DEVICE void write_out(const Job& job, const Work& work, Softmax& softmax, Output
     u64 first = is_whole ? 0 : job.part_row + (u64)work.split * job.query_rows;
     UNROLL for (u32 r = 0; r < OWN_ROWS; r++) {
         float l = 0.0f;
-        UNROLL for (u32 w = 0; w < GROUP_WARPS; w++)
+        UNROLL for (u32 w = 0; w < PARTIES; w++)
             l += load_shared<float>(EXCHANGE_AT + (w * QUERIES + own_query(r)) * 4);
         u32 query = work.query_first + own_query(r);
         if (query >= job.query_rows) continue;
         u64 row = first + query;
         float inverse = l > 0.0f ? 1.0f / l : 0.0f;
-        if (of_group == 0 && lane % 4 == 0) {
+        if (party == 0 && lane % 4 == 0) {
             store_global<float>(to_m + row * 4, l > 0.0f ? softmax.m[r] * job.scale : minus_infinity());
             store_global<float>(to_l + row * 4, l);
         }
         UNROLL for (u32 nt = 0; nt < O_TILES; nt++) {
-            u32 value = of_group * O_COLUMNS + nt * 8 + lane % 4 * 2;
+            u32 value = party * O_COLUMNS + nt * 8 + lane % 4 * 2;
             u64 at = to_o + (row * D_V + value) * 4;
             Pair pair = {o[r / 2][nt][r % 2 * 2] * inverse, o[r / 2][nt][r % 2 * 2 + 1] * inverse};
             if constexpr (D_V % 2 == 0) {
@@ -525,9 +677,9 @@ KERNEL void BOUNDS kvasir_partial(const Job* jobs, const Work* works, u64 part_o
     const Work work = works[block_x()];
     // Read again where it is used: registers are scarcer than reads that hit the cache.
     const Job& job = jobs[work.job];
-    u32 group = thread_index() / 32 / GROUP_WARPS;
+    check_shared_memory();
     // A group without query rows only copies.
-    bool attends = work.query_first + group * 32 < job.query_rows;
+    bool attends = work.query_first + own_group() * GROUP_QUERIES < job.query_rows;
     float scale_log2 = job.scale * LOG2_E;
 
     Softmax softmax;
@@ -553,6 +705,7 @@ KERNEL void BOUNDS kvasir_partial(const Job* jobs, const Work* works, u64 part_o
     u32 stage = 0;
     for (; first < work.row_end; first += ROWS) {
         copies_wait();
+        products_will_read();
         // This tile has landed for all; nobody reads the one before any more.
         barrier_all();
 #if DTYPE == FP8

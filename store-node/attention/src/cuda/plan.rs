@@ -56,16 +56,17 @@ pub struct Machine {
     pub multiprocessors: u32,
 }
 
-/// Estimates for an H200, of 64 query rows against 64 cached rows: from bytes through shared memory
-/// (592 KB a tile at 128 bytes a clock, 1.8 GHz) and from bytes of the second-level cache; not
-/// measured.
-const TILE_NS: u64 = 2_600;
+/// Estimates for an H200 at 1.8 GHz, not measured. A tile of 64 query rows against 64 cached rows: 72
+/// products of 3 KB through shared memory at 128 bytes a clock, 8 of 128 clocks, and some 800 clocks
+/// in which weights are computed and nothing is multiplied.
+const TILE_NS: u64 = 2_000;
 /// Beginning and end of a CTA: queries and the first tile come, and 128 KB of outputs go.
 const CTA_NS: u64 = 3_500;
 /// The second launch.
 const MERGE_NS: u64 = 2_500;
-/// A row of a part (2 KiB), written and read.
-const PART_ROW_NS_PER_1024: u64 = 1_024;
+/// For 1,024 rows of parts (2 KiB each) that the merge reads, from the second-level cache at some 4 TB/s;
+/// writing them is in [`CTA_NS`].
+const PART_ROWS_1024_NS: u64 = 512;
 
 impl Plan {
     /// Plans jobs in their order.
@@ -85,8 +86,7 @@ impl Plan {
                 shapes.iter().map(plan_of).fold((0, 0), |sum, of| (sum.0 + of.0, sum.1 + of.1));
             let rounds = ctas.div_ceil(u64::from(machine.multiprocessors));
             let tile_ns = TILE_NS * u64::from(machine.tile_rows) / 64;
-            let merge_ns =
-                if parts > 0 { MERGE_NS + parts * PART_ROW_NS_PER_1024 / 1024 } else { 0 };
+            let merge_ns = if parts > 0 { MERGE_NS + parts * PART_ROWS_1024_NS / 1024 } else { 0 };
             rounds * (CTA_NS + u64::from(tiles) * tile_ns) + merge_ns
         };
         let tiles = (1..=tiles_max).min_by_key(estimate_ns).unwrap_or(1);

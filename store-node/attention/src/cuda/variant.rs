@@ -24,24 +24,24 @@ const D_V_MAX: usize = 512;
 /// A GPU's generation: what it computes, and how much shared memory a block may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arch {
-    /// A100 and what follows it, up to Ada.
+    /// A100, and Orin.
     Sm80,
-    /// H100 and H200, and what follows them.
+    /// H100 and H200.
     Sm90,
 }
 
 impl Arch {
     pub const ALL: [Arch; 2] = [Arch::Sm80, Arch::Sm90];
 
-    /// The newest one that a GPU of this compute capability runs.
+    /// The one whose code a GPU of this compute capability runs, and whose shared memory it has.
     ///
     /// # Errors
-    /// [`CudaError::TooSmall`] below 8.0.
+    /// [`CudaError::Capability`] where there is none.
     pub fn of(major: u32, minor: u32) -> Result<Arch, CudaError> {
-        match major {
-            0..8 => Err(CudaError::TooSmall { major, minor }),
-            8 => Ok(Arch::Sm80),
-            _ => Ok(Arch::Sm90),
+        match (major, minor) {
+            (8, 0 | 7) => Ok(Arch::Sm80),
+            (9, 0) => Ok(Arch::Sm90),
+            _ => Err(CudaError::Capability { major, minor }),
         }
     }
 
@@ -49,7 +49,8 @@ impl Arch {
     pub fn name(self) -> &'static str {
         match self {
             Arch::Sm80 => "sm_80",
-            Arch::Sm90 => "sm_90",
+            // With the instructions of warpgroups, which no later generation has.
+            Arch::Sm90 => "sm_90a",
         }
     }
 
@@ -143,6 +144,15 @@ impl Variant {
         query_columns * QUERY_ROWS * LINE_BYTES + tiles + weights + exchange + attended
     }
 
+    /// Whether products are those of warpgroups (`wgmma`), which read all from shared memory. Rows of
+    /// fp8 have scales that go to weights of one half of the outputs and not of the other, and
+    /// narrow values would need instructions of another size.
+    pub fn by_warpgroups(&self) -> bool {
+        self.tile_rows == Arch::Sm90.tile_rows()
+            && self.dtype != RowDtype::Fp8Latent
+            && self.d_v == D_V_MAX
+    }
+
     /// What the source asks its compiler to define, as `NAME=VALUE`.
     pub fn defines(&self) -> Vec<String> {
         let dtype = match self.dtype {
@@ -155,6 +165,7 @@ impl Variant {
             format!("D_V={}", self.d_v),
             format!("ROWS={}", self.tile_rows),
             format!("DTYPE={dtype}"),
+            format!("WGMMA={}", u8::from(self.by_warpgroups())),
             format!("SHARED={}", self.shared_bytes()),
         ]
     }
@@ -192,11 +203,13 @@ mod tests {
 
     #[test]
     fn generations_follow_compute_capabilities() {
-        assert!(matches!(Arch::of(7, 5), Err(CudaError::TooSmall { major: 7, minor: 5 })));
-        for (major, minor, arch) in
-            [(8, 0, Arch::Sm80), (8, 9, Arch::Sm80), (9, 0, Arch::Sm90), (10, 0, Arch::Sm90)]
-        {
+        for (major, minor, arch) in [(8, 0, Arch::Sm80), (8, 7, Arch::Sm80), (9, 0, Arch::Sm90)] {
             assert_eq!(Arch::of(major, minor).expect("a kernel"), arch);
+        }
+        // 8.9 has too little shared memory, and 10.0 runs no code of 9.0.
+        for (major, minor) in [(7, 5), (8, 9), (9, 1), (10, 0)] {
+            let error = Arch::of(major, minor).expect_err("no kernel");
+            assert!(error.to_string().contains(&format!("{major}.{minor}")), "{error}");
         }
     }
 }

@@ -36,12 +36,21 @@ struct Copy {
     bool is_in_group;
 };
 
+// One product of a warpgroup that has begun.
+struct Product {
+    float* d;
+    uint64_t a, b;
+    unsigned columns;
+    bool b_is_by_rows, adds;
+};
+
 struct Thread {
     ucontext_t start;
     jmp_buf at;
     bool is_started, is_done, is_waiting;
     const void* operand;
     std::vector<Copy> copies;
+    std::vector<Product> products;
     std::vector<char> stack;
 };
 
@@ -61,6 +70,8 @@ struct Memory {
 
 static std::vector<Memory> memories;
 static std::vector<uint8_t> shared;
+// For each 16 bytes of it, 1 + the thread that wrote there and has not said that products will read it.
+static std::vector<uint16_t> unseen;
 static Thread threads[THREADS_MAX];
 static Warp warps[THREADS_MAX / LANES];
 static Barrier barriers[16];
@@ -128,6 +139,7 @@ static void barrier(unsigned id, unsigned count) {
 }
 
 static void land(const Copy& copy) {
+    unseen[copy.at / 16] = uint16_t(1 + current);
     memset(&shared[copy.at], 0, 16);
     memcpy(&shared[copy.at], (const void*)copy.from, copy.bytes);
 }
@@ -166,12 +178,14 @@ static bool run(unsigned count, unsigned x, unsigned y, size_t shared_size) {
     block[0] = x;
     block[1] = y;
     shared.assign(shared_size, 0xff);
+    unseen.assign(shared_size / 16, 0);
     for (Warp& warp : warps) warp = {};
     for (Barrier& barrier : barriers) barrier = {};
     for (unsigned i = 0; i < count; i++) {
         Thread& thread = threads[i];
         thread.stack.resize(STACK_BYTES);
         thread.copies.clear();
+        thread.products.clear();
         thread.is_started = thread.is_done = thread.is_waiting = false;
         getcontext(&thread.start);
         thread.start.uc_stack.ss_sp = thread.stack.data();
@@ -247,6 +261,7 @@ template <typename T> static T load_shared(unsigned at) {
 
 template <typename T> static void store_shared(unsigned at, T value) {
     machine::check_shared(at, sizeof(T));
+    machine::unseen[at / 16] = uint16_t(1 + machine::current);
     memcpy(&machine::shared[at], &value, sizeof(T));
 }
 
@@ -302,6 +317,8 @@ static float shuffle_xor(float value, unsigned mask) {
     });
     return own.got;
 }
+
+static unsigned of_warp(unsigned value) { return value; }
 
 static bool any_lane(bool value) {
     struct Operand {
@@ -385,6 +402,84 @@ static void multiply_add(float (&d)[4], const unsigned (&a)[4], unsigned b0, uns
                 operand.d[e] += sum[lane / 4 + e / 2 * 8][lane % 4 * 2 + e % 2];
         }
     });
+}
+
+static unsigned shared_address(unsigned at) { return at; }
+
+static void check_shared_memory() {}
+
+static void products_will_read() {
+    if (!WGMMA) return;
+    for (uint16_t& writer : machine::unseen)
+        if (writer == 1 + machine::current) writer = 0;
+}
+
+// A value of a matrix that `wgmma` is told of: lines of 128 bytes in blocks of eight, of which the address'
+// bits 7 to 9 swap bits 4 to 6. Without `by_rows` value k of line n; with it value n of line k.
+static float value_at(uint64_t matrix, unsigned n, unsigned k, bool by_rows) {
+    if (matrix >> 62 != 1) machine::fail("not the swapping of 128 bytes");
+    uint64_t at = (matrix & 0x3fff) << 4, leading = (matrix >> 16 & 0x3fff) << 4, stride = (matrix >> 32 & 0x3fff) << 4;
+    at += by_rows ? n / 64 * leading + n % 64 * 2 + k / 8 * stride + k % 8 * 128 : n / 8 * stride + n % 8 * 128 + k * 2;
+    at ^= (at >> 7 & 7) << 4;
+    machine::check_shared(at, 2);
+    if (machine::unseen[at / 16]) machine::fail("wgmma reads what it may not see yet");
+    uint16_t bits;
+    memcpy(&bits, &machine::shared[at], 2);
+    return widen(bits);
+}
+
+// A warp's sixteen rows of a product; `operands` are the lanes' products.
+static void finish(const machine::Product* const* products) {
+    const machine::Product& first = *products[0];
+    unsigned row = machine::current / machine::LANES % 4 * 16;
+    static float a[16][16], b[256][16];
+    for (unsigned k = 0; k < 16; k++) {
+        for (unsigned i = 0; i < 16; i++) a[i][k] = value_at(first.a, row + i, k, false);
+        for (unsigned j = 0; j < first.columns; j++) b[j][k] = value_at(first.b, j, k, first.b_is_by_rows);
+    }
+    for (unsigned lane = 0; lane < machine::LANES; lane++) {
+        const machine::Product& product = *products[lane];
+        if (product.a != first.a || product.b != first.b || product.columns != first.columns)
+            machine::fail("lanes of a warpgroup multiply different matrices");
+        for (unsigned e = 0; e < first.columns / 2; e++) {
+            unsigned i = lane / 4 + e / 2 % 2 * 8, j = e / 4 * 8 + lane % 4 * 2 + e % 2;
+            float sum = 0.0f;
+            for (unsigned k = 0; k < 16; k++) sum += a[i][k] * b[j][k];
+            product.d[e] = product.adds ? product.d[e] + sum : sum;
+        }
+    }
+}
+
+// All that the warp has begun, in its order.
+static void finish_products() {
+    machine::together("wgmma", &machine::threads[machine::current].products, [](const void** operands) {
+        typedef std::vector<machine::Product> Products;
+        size_t count = ((const Products*)operands[0])->size();
+        for (size_t at = 0; at < count; at++) {
+            const machine::Product* products[machine::LANES];
+            for (unsigned lane = 0; lane < machine::LANES; lane++) {
+                const Products& of = *(const Products*)operands[lane];
+                if (of.size() != count) machine::fail("lanes of a warp have begun different products");
+                products[lane] = &of[at];
+            }
+            finish(products);
+        }
+    });
+    machine::threads[machine::current].products.clear();
+}
+
+static void products_begin() {}
+static void products_wait() { finish_products(); }
+
+static void begin_product(const machine::Product& product) {
+    machine::threads[machine::current].products.push_back(product);
+    if (machine::copies_land_early) finish_products();
+}
+static void multiply_32(float (&d)[16], uint64_t a, uint64_t b, bool adds) {
+    begin_product({d, a, b, 32, false, adds});
+}
+static void multiply_256(float (&d)[128], uint64_t a, uint64_t b, bool adds) {
+    begin_product({d, a, b, 256, true, adds});
 }
 
 static unsigned pack(float low, float high) {

@@ -16,7 +16,7 @@ pub fn build(source: &str, variant: &Variant) -> Option<PathBuf> {
     let name = format!("emulated-{}-{number}.so", std::process::id());
     let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let mut command = Command::new("c++");
-    command.args(["-O1", "-std=c++17", "-Wno-unknown-pragmas", "-shared", "-fPIC"]);
+    command.args(["-O2", "-std=c++17", "-Wno-unknown-pragmas", "-shared", "-fPIC"]);
     // Fibers jump between stacks, which checks of jumps take for a mistake.
     command.arg("-U_FORTIFY_SOURCE").args(variant.defines().iter().map(|of| format!("-D{of}")));
     command.arg(source).arg("-o").arg(&file);
