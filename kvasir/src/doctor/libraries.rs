@@ -1,6 +1,9 @@
-//! What is opened at run time: libibverbs, libfabric with its providers, the CUDA driver. A host that lacks
-//! one is told in a sentence what it is good for and how to get it.
+//! What is opened at run time: libibverbs, libfabric with its providers, the CUDA driver and
+//! its compiler. A host that lacks one is told in a sentence what it is good for and how to get it.
 
+use kvasir_attention::cuda::CudaError;
+use kvasir_attention::cuda::compile::Nvrtc;
+use kvasir_attention::cuda::variant::Arch;
 use kvasir_transfer::cuda::{CudaDriver, CudaUnavailable};
 use kvasir_transfer_libfabric::info::{InfoError, InfoRequest};
 use kvasir_transfer_libfabric::library::{Library as Libfabric, Unavailable};
@@ -14,6 +17,7 @@ pub fn section(found: &Devices) -> Section {
     let driver = CudaDriver::ask();
     findings.push(peer_memory(found.peer_memory, driver.as_ref().ok()));
     findings.push(cuda(&driver));
+    findings.push(nvrtc(Nvrtc::open()));
     Section { title: "libraries, opened at run time", findings }
 }
 
@@ -105,6 +109,17 @@ fn cuda(driver: &Result<CudaDriver, CudaUnavailable>) -> Finding {
     }
 }
 
+/// It makes the attention kernels of GPUs.
+fn nvrtc(opened: Result<Nvrtc, CudaError>) -> Finding {
+    match opened {
+        Err(missing) => Finding::absent("NVRTC", missing.to_string()),
+        Ok(_) => {
+            let archs = Arch::ALL.map(Arch::name).join(" and ");
+            Finding::good("NVRTC", format!("opened; attention kernels are made for {archs}"))
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use kvasir_transfer::cuda::CudaDevice;
@@ -116,7 +131,10 @@ mod tests {
     fn every_library_is_found_or_its_absence_is_a_sentence() {
         let section = section(&Devices::default());
         let whats: Vec<&str> = section.findings.iter().map(|of| of.what.as_str()).collect();
-        assert_eq!(whats, ["libibverbs", "libfabric", "EFA", "peer memory", "CUDA driver"]);
+        assert_eq!(
+            whats,
+            ["libibverbs", "libfabric", "EFA", "peer memory", "CUDA driver", "NVRTC"]
+        );
         for finding in &section.findings {
             assert!(finding.says.contains(' '), "{finding:?}");
         }
