@@ -4,7 +4,7 @@
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
-use kvasir_placement::{Difference, RecordedDecision, Selection};
+use kvasir_placement::{Admission, Difference, Objectives, RecordedDecision, Selection};
 use kvasir_replay::pool::{Classes, Pool};
 use kvasir_replay::{Cluster, Eviction, Options, Trace, pool, replay, report};
 use serde_json::Value;
@@ -32,6 +32,20 @@ pub struct Flags {
     /// each of them.
     #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "kvasir")]
     policy: Vec<String>,
+
+    /// Refuses requests whose first token is predicted to come later, and counts those whose does.
+    #[arg(long, value_name = "MS")]
+    ttft_objective_ms: Option<u64>,
+
+    /// The same for the time between tokens: of a request the mean of its longest tenth of intervals.
+    #[arg(long, value_name = "MS")]
+    tbt_objective_ms: Option<u64>,
+
+    /// By what load of the decode side requests are refused, one or several: late (what decodes when
+    /// their prefill has ended), early (what decodes when they come), predicted (what will decode when
+    /// their prefill ends), calibrated (how likely they meet their objective); `all` for each of them.
+    #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "calibrated")]
+    admission: Vec<String>,
 
     /// Prints one JSON object and nothing else. Of several policies it has an object `policies`.
     #[arg(long)]
@@ -102,17 +116,32 @@ pub fn run(flags: &Flags) -> Result<(), Box<dyn Error>> {
         return run_pools(flags, &cluster, &trace);
     }
     let selections = selections(&flags.policy)?;
+    let objective_us = |ms: Option<u64>| ms.map_or(u64::MAX, |ms| ms.saturating_mul(1_000));
+    let objectives = Objectives {
+        ttft_us: objective_us(flags.ttft_objective_ms),
+        tbt_us: objective_us(flags.tbt_objective_ms),
+    };
+    let admissions = admissions(&flags.admission)?;
     let mut summaries = Vec::new();
     for selection in selections {
-        let options = Options { seed: flags.seed, ..Options::new(selection) };
-        summaries.push(replay(&trace, &cluster, options)?);
+        for &admission in &admissions {
+            let options =
+                Options { seed: flags.seed, objectives, admission, ..Options::new(selection) };
+            summaries.push(replay(&trace, &cluster, options)?);
+        }
     }
     if let Some(path) = &flags.plot {
         std::fs::write(path, report::ttft_plot(&summaries))?;
     }
     match flags.json {
         true => output::say(&report::json(&summaries).to_string()),
-        false => output::say(report::table(&summaries).trim_end()),
+        false => {
+            output::say(report::table(&summaries).trim_end());
+            let effects = report::effects(&summaries);
+            if !effects.is_empty() {
+                output::say(&format!("\n{}", effects.trim_end()));
+            }
+        }
     }
     Ok(())
 }
@@ -218,6 +247,20 @@ fn selections(names: &[String]) -> Result<Vec<Selection>, Box<dyn Error>> {
     Ok(names.iter().map(|name| name.parse()).collect::<Result<_, _>>()?)
 }
 
+fn admissions(names: &[String]) -> Result<Vec<Admission>, Box<dyn Error>> {
+    if names.iter().any(|name| name == "all") {
+        return Ok(Admission::ALL.to_vec());
+    }
+    let named = |name: &String| {
+        let found = Admission::ALL.into_iter().find(|admission| admission.name() == name);
+        found.ok_or_else(|| {
+            let all = Admission::ALL.map(Admission::name).join(", ");
+            format!("--admission {name}: there are {all}").into()
+        })
+    };
+    names.iter().map(named).collect()
+}
+
 fn cluster(flags: &Flags) -> Result<Cluster, Box<dyn Error>> {
     let mut cluster = Cluster::open(given(&flags.cluster, "--cluster")?)?;
     cluster.prefill_nodes = flags.prefill_nodes.unwrap_or(cluster.prefill_nodes);
@@ -276,5 +319,8 @@ mod tests {
         assert_eq!(read(&["local", "kvasir"]).ok(), Some(2));
         assert_eq!(read(&["all"]).ok(), Some(6));
         assert!(read(&["best"]).is_err());
+        let read = |name: &str| admissions(&[name.to_owned()]).map(|read| read.len());
+        assert_eq!((read("late").ok(), read("all").ok()), (Some(1), Some(4)));
+        assert!(read("never").is_err());
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use kvasir_blocks::Eviction;
 use kvasir_placement::{
-    DecodeProfile, LinkProfile, Policy, PrefillProfile, Profile, Selection, SsdProfile,
+    Admission, DecodeProfile, LinkProfile, Policy, PrefillProfile, Profile, Selection, SsdProfile,
 };
 use serde::{Deserialize, Serialize};
 
@@ -218,9 +218,10 @@ impl Cluster {
 
     /// The policy of this name with the file's constants. Algorithm 1 as it is printed fetches
     /// above its threshold whatever that costs.
-    pub fn policy(&self, selection: Selection) -> Policy {
+    pub fn policy(&self, selection: Selection, admission: Admission) -> Policy {
         Policy {
             selection,
+            admission,
             kvcache_balancing_threshold: self.policy.kvcache_balancing_threshold,
             always_fetch: selection == Selection::Global,
             rank_stretch: self.policy.rank_stretch,

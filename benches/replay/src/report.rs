@@ -33,12 +33,47 @@ pub fn table(summaries: &[Summary]) -> String {
     text
 }
 
+/// What became of the requests by their objectives, as Markdown; nothing where there were none.
+pub fn effects(summaries: &[Summary]) -> String {
+    let mut text = String::from(
+        "| policy | effective | refused | dropped | late | slow | prefill GPU s wasted: all | dropped | missed | useful | \
+         prefill load: mean | deviation | TBT prediction: error | bias | likely: predicted | measured | error |\n\
+         | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
+    );
+    for summary in summaries {
+        let Some(effect) = summary.effect else { return String::new() };
+        let load = summary.prefill_load;
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} | {} | {} | {} | {:.0} | {:.0} | {:.0} | {:.0} | {:.3} | {:.4} | {:.2} | {:+.2} | {:.3} | {:.3} | {:.3} |",
+            summary.name(),
+            effect.effective,
+            summary.rejected,
+            effect.dropped,
+            effect.missed_ttft,
+            effect.missed_tbt,
+            effect.wasted_prefill_gpu_s,
+            effect.dropped_prefill_gpu_s,
+            effect.missed_prefill_gpu_s,
+            effect.useful_prefill_gpu_s,
+            load.mean,
+            load.deviation,
+            effect.tbt_prediction_error,
+            effect.tbt_prediction_bias,
+            effect.likely_predicted,
+            effect.likely_measured,
+            effect.likely_error,
+        );
+    }
+    text
+}
+
 /// One run as an object; of several, an object `policies` with one of each.
 pub fn json(summaries: &[Summary]) -> Value {
     match summaries {
         [one] => json!(one),
         several => {
-            let named = several.iter().map(|s| (s.policy.to_string(), json!(s)));
+            let named = several.iter().map(|s| (s.name(), json!(s)));
             json!({ "policies": named.collect::<serde_json::Map<_, _>>() })
         }
     }

@@ -17,9 +17,9 @@ use std::sync::Arc;
 
 use kvasir_blocks::BlockChange;
 use kvasir_placement::{
-    BookingId, ClusterView, IndexLimits, InstanceReport, Keeper, ModelIndex, ModelSpec, NodeIndex,
-    Objectives, PlaceRequest, Placement, Refused, ReportedLoad, Role, Selection, ShadowIndex, Tier,
-    conversation, place,
+    Admission, BookingId, ClusterView, IndexLimits, InstanceReport, Keeper, ModelIndex, ModelSpec,
+    NodeIndex, Objectives, PlaceRequest, Placement, Refused, ReportedLoad, Role, Selection,
+    ShadowIndex, Tier, Verdict, conversation, place,
 };
 use kvasir_proto::{InstanceId, NodeId};
 
@@ -28,20 +28,28 @@ use crate::decode::{DecodeNode, Finished, Sequence};
 use crate::link::Way;
 use crate::model::{DecodeTime, PrefillTime};
 use crate::node::{NodeCache, PrefillNode, Running};
-use crate::summary::{Outcome, Summary};
+use crate::summary::{Outcome, PrefillLoad, Summary};
 use crate::trace::{Request, Trace, mix};
 
 /// How a trace is replayed.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
     pub selection: Selection,
+    /// What requests must meet, to be let in and to count as effective.
     pub objectives: Objectives,
+    /// All but [`Admission::Calibrated`] look again when a prefill has ended, as *Mooncake* has it.
+    pub admission: Admission,
     pub seed: u64,
 }
 
 impl Options {
     pub fn new(selection: Selection) -> Self {
-        Options { selection, objectives: Objectives::NONE, seed: 1 }
+        Options {
+            selection,
+            objectives: Objectives::NONE,
+            admission: Admission::default(),
+            seed: 1,
+        }
     }
 }
 
@@ -59,7 +67,7 @@ pub enum ReplayError {
 pub fn replay(trace: &Trace, cluster: &Cluster, options: Options) -> Result<Summary, ReplayError> {
     let mut replay = Replay::new(trace, cluster, options)?;
     replay.run();
-    Ok(Summary::new(options.selection, trace, &replay.outcomes))
+    Ok(Summary::new(options, trace, &replay.outcomes, replay.prefill_load()))
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -115,18 +123,25 @@ struct Replay<'a> {
     events: BinaryHeap<Reverse<(u64, Event)>>,
     jobs: Vec<Option<Job>>,
     outcomes: Vec<Outcome>,
+    /// Of all prefill nodes together, by the minute.
+    busy_us: Vec<u64>,
     now_us: u64,
 }
 
 /// A node with so much room that room decides nothing: queued prompts hold no memory here.
 const ROOM: u32 = 1 << 30;
 
+const MINUTE_US: u64 = 60_000_000;
+
 impl<'a> Replay<'a> {
     fn new(trace: &'a Trace, cluster: &Cluster, options: Options) -> Result<Self, ReplayError> {
         let (prefills, decodes) = (cluster.prefill_nodes, cluster.decode_nodes);
         let nodes = u32::from(prefills) + u32::from(decodes);
         let mut index = ShadowIndex::new(IndexLimits::default());
-        let mut view = ClusterView::new(cluster.policy(options.selection), cluster.profile());
+        let mut view = ClusterView::new(
+            cluster.policy(options.selection, options.admission),
+            cluster.profile(),
+        );
         for number in 0..nodes {
             let role = if number < prefills.into() { Role::Prefill } else { Role::Decode };
             let node = index.add_node().map_err(|_| ReplayError::TooManyNodes { nodes })?;
@@ -166,6 +181,7 @@ impl<'a> Replay<'a> {
                 .collect(),
             jobs: vec![None; trace.requests.len()],
             outcomes: vec![Outcome::default(); trace.requests.len()],
+            busy_us: Vec::new(),
             now_us: 0,
         })
     }
@@ -216,6 +232,10 @@ impl<'a> Replay<'a> {
         let now_us = self.now_us;
         self.view.book(BookingId(request as u64), placement, now_us);
         self.outcomes[request].predicted_ttft_us = placement.predicted_ttft_us;
+        self.outcomes[request].predicted_tbt_us = placement.predicted_tbt_us;
+        let mut decodes = placement.considered.decode_candidates.iter();
+        let chosen = decodes.find(|candidate| candidate.verdict == Verdict::Chosen);
+        self.outcomes[request].likely = chosen.and_then(|candidate| candidate.likely);
         let prefill = usize::from(placement.prefill().node.0);
         let mut job = Job {
             prefill,
@@ -322,7 +342,35 @@ impl<'a> Replay<'a> {
             }
             place.running = None;
             place.queue.insert((rank_us, running.request));
+            self.was_busy(running.began_us, now_us);
             self.begin_prefill(node);
+        }
+    }
+
+    /// Of the minutes in which arrivals neither begin nor end.
+    fn prefill_load(&self) -> PrefillLoad {
+        let last = self.requests.last().map_or(0, |last| last.arrival_us - self.began_us());
+        let minutes = (last / MINUTE_US) as usize;
+        let whole = self.busy_us.get(1..minutes).unwrap_or_default();
+        PrefillLoad::new(whole, self.prefills.len(), MINUTE_US)
+    }
+
+    fn began_us(&self) -> u64 {
+        self.requests.first().map_or(0, |first| first.arrival_us)
+    }
+
+    /// A node has prefilled from then to then.
+    fn was_busy(&mut self, from_us: u64, until_us: u64) {
+        let mut at_us = from_us - self.began_us();
+        let until_us = until_us - self.began_us();
+        while at_us < until_us {
+            let minute = (at_us / MINUTE_US) as usize;
+            let end_us = until_us.min((at_us / MINUTE_US + 1) * MINUTE_US);
+            if self.busy_us.len() <= minute {
+                self.busy_us.resize(minute + 1, 0);
+            }
+            self.busy_us[minute] += end_us - at_us;
+            at_us = end_us;
         }
     }
 
@@ -336,6 +384,8 @@ impl<'a> Replay<'a> {
         let request = running.request;
         let Some(job) = self.jobs[request] else { return };
         place.running = None;
+        self.was_busy(running.began_us, now_us);
+        let place = &mut self.prefills[node];
         let Request { prompt_tokens, keys, .. } = &self.requests[request];
         let kept = match (self.options.selection, job.keeper) {
             // A partial last block cannot be told from others by what comes after it.
@@ -377,7 +427,27 @@ impl<'a> Replay<'a> {
         }
     }
 
+    /// Whether the decode side takes it, where one looks when its prefill has ended.
+    fn is_taken(&mut self, request: usize) -> bool {
+        if self.options.admission == Admission::Calibrated {
+            return true;
+        }
+        let id = BookingId(request as u64);
+        let tbt_us = self.view.look_again(id, self.now_us).unwrap_or(0);
+        self.outcomes[request].predicted_tbt_us = tbt_us;
+        let taken = tbt_us <= self.options.objectives.tbt_us;
+        if !taken {
+            self.outcomes[request].dropped = true;
+            self.view.unbook(id, None, self.now_us);
+            self.jobs[request] = None;
+        }
+        taken
+    }
+
     fn joins(&mut self, request: usize) {
+        if !self.is_taken(request) {
+            return;
+        }
         let Some(job) = self.jobs[request] else { return };
         let Request { prompt_tokens, output_tokens, .. } = self.requests[request];
         let sequence = Sequence {
@@ -419,6 +489,7 @@ impl<'a> Replay<'a> {
         if let Some(finished) = finished {
             self.outcomes[request].tbt_us = finished.tbt_us;
             self.view.stepped(id, finished.interval_us, self.now_us);
+            self.view.paced(id, finished.tbt_us, self.now_us);
         }
         self.outcomes[request].ended_us = Some(self.now_us);
         self.view.unbook(id, Some(self.requests[request].output_tokens), self.now_us);

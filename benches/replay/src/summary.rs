@@ -1,15 +1,22 @@
 //! What a run comes to.
 
-use kvasir_placement::Selection;
+use kvasir_placement::Objectives;
 use serde::Serialize;
 
+use crate::sim::Options;
 use crate::trace::Trace;
 
 /// What became of one request.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Outcome {
+    /// Refused when it came.
     pub(crate) rejected: bool,
+    /// Refused when its prefill had ended.
+    pub(crate) dropped: bool,
     pub(crate) predicted_ttft_us: u64,
+    pub(crate) predicted_tbt_us: u64,
+    /// How likely it was to meet the objective between tokens.
+    pub(crate) likely: Option<f64>,
     pub(crate) ttft_us: Option<u64>,
     pub(crate) tbt_us: u64,
     pub(crate) prefill_us: u64,
@@ -36,7 +43,45 @@ pub struct GpuSeconds {
     pub sum: f64,
 }
 
-/// See the module. Times are of requests that were not refused.
+/// What became of the requests by their objectives.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+pub struct Effect {
+    /// How the decode side's load was looked at.
+    pub admission: &'static str,
+    /// Requests that met both objectives.
+    pub effective: usize,
+    /// Refused when their prefill had ended.
+    pub dropped: usize,
+    pub missed_ttft: usize,
+    pub missed_tbt: usize,
+    /// Of requests that met both objectives.
+    pub useful_prefill_gpu_s: f64,
+    pub dropped_prefill_gpu_s: f64,
+    pub missed_prefill_gpu_s: f64,
+    /// Of the two before: all that was of no use.
+    pub wasted_prefill_gpu_s: f64,
+    /// Of time between tokens, of those that were answered: the mean of what its prediction was
+    /// off, and of how much too high it was, over the mean.
+    pub tbt_prediction_error: f64,
+    pub tbt_prediction_bias: f64,
+    /// Of those that were let in by how likely they were in time between tokens: how likely that was in
+    /// the mean, and the share that was.
+    pub likely_predicted: f64,
+    pub likely_measured: f64,
+    /// In ten groups of equal size by how likely they were: the mean of what a group's share was off.
+    pub likely_error: f64,
+}
+
+/// Busy share of the nodes that prefill, by whole minutes from the second on to the one before the last
+/// arrival.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+pub struct PrefillLoad {
+    pub mean: f64,
+    /// The standard deviation of the minutes' means.
+    pub deviation: f64,
+}
+
+/// See the module. Times are of requests whose prefill was not refused.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Summary {
     pub policy: &'static str,
@@ -54,12 +99,21 @@ pub struct Summary {
     pub ttft_prediction_error: f64,
     pub fetched_bytes: u64,
     pub duration_s: f64,
+    pub prefill_load: PrefillLoad,
+    /// Where there are objectives.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub effect: Option<Effect>,
     #[serde(skip)]
     pub ttfts_s: Vec<f64>,
 }
 
 impl Summary {
-    pub(crate) fn new(selection: Selection, trace: &Trace, outcomes: &[Outcome]) -> Self {
+    pub(crate) fn new(
+        options: Options,
+        trace: &Trace,
+        outcomes: &[Outcome],
+        prefill_load: PrefillLoad,
+    ) -> Self {
         let done: Vec<_> =
             trace.requests.iter().zip(outcomes).filter(|(_, o)| o.ttft_us.is_some()).collect();
         let ttfts_s: Vec<f64> = sorted(done.iter().filter_map(|(_, o)| o.ttft_us));
@@ -75,7 +129,7 @@ impl Summary {
         let per = |sum: f64, count: usize| if count == 0 { 0.0 } else { sum / count as f64 };
         let ttft_s = Spread::of(&ttfts_s);
         Summary {
-            policy: selection.name(),
+            policy: options.selection.name(),
             requests: outcomes.len(),
             completed: outcomes.iter().filter(|o| o.ended_us.is_some()).count(),
             rejected: outcomes.iter().filter(|o| o.rejected).count(),
@@ -86,8 +140,84 @@ impl Summary {
             ttft_prediction_error: per(off_s.sum::<f64>(), done.len()) / ttft_s.mean.max(1e-9),
             fetched_bytes: outcomes.iter().map(|o| o.fetched_bytes).sum(),
             duration_s: ended_us.saturating_sub(began_us) as f64 / 1e6,
+            prefill_load,
+            effect: (options.objectives != Objectives::NONE)
+                .then(|| Effect::new(options, outcomes)),
             ttfts_s,
         }
+    }
+
+    /// What it is called beside others.
+    pub fn name(&self) -> String {
+        match self.effect {
+            Some(effect) => format!("{}/{}", self.policy, effect.admission),
+            None => self.policy.to_owned(),
+        }
+    }
+}
+
+impl Effect {
+    fn new(options: Options, outcomes: &[Outcome]) -> Effect {
+        let Objectives { ttft_us, tbt_us } = options.objectives;
+        let answered = || outcomes.iter().filter(|o| o.ended_us.is_some() && !o.dropped);
+        let late = |o: &Outcome| o.ttft_us.is_some_and(|us| us > ttft_us);
+        let slow = |o: &Outcome| o.tbt_us > tbt_us;
+        let gpu_s = |of: &dyn Fn(&Outcome) -> bool| {
+            outcomes.iter().filter(|o| of(o)).fold(0.0, |sum, o| sum + o.prefill_us as f64 / 1e6)
+        };
+        let useful_prefill_gpu_s =
+            gpu_s(&|o| o.ended_us.is_some() && !o.dropped && !late(o) && !slow(o));
+        let dropped_prefill_gpu_s = gpu_s(&|o| o.dropped);
+        let wasted_prefill_gpu_s = gpu_s(&|_| true) - useful_prefill_gpu_s;
+        let paced = || answered().filter(|o| o.tbt_us > 0);
+        let sum_us: f64 = paced().map(|o| o.tbt_us as f64).sum();
+        let off_us = |o: &Outcome| o.predicted_tbt_us as f64 - o.tbt_us as f64;
+        let over = |sum: f64, of: f64| if of > 0.0 { sum / of } else { 0.0 };
+        let mut likely: Vec<(f64, bool)> =
+            paced().filter_map(|o| Some((o.likely?, !slow(o)))).collect();
+        likely.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let (likely_predicted, likely_measured) = means(&likely);
+        let groups = likely.chunks(likely.len().div_ceil(10).max(1));
+        let off = groups.clone().map(|group| {
+            let (predicted, measured) = means(group);
+            (predicted - measured).abs()
+        });
+        Effect {
+            admission: options.admission.name(),
+            effective: answered().filter(|o| !late(o) && !slow(o)).count(),
+            dropped: outcomes.iter().filter(|o| o.dropped).count(),
+            missed_ttft: answered().filter(|o| late(o)).count(),
+            missed_tbt: answered().filter(|o| slow(o)).count(),
+            useful_prefill_gpu_s,
+            dropped_prefill_gpu_s,
+            missed_prefill_gpu_s: wasted_prefill_gpu_s - dropped_prefill_gpu_s,
+            wasted_prefill_gpu_s,
+            tbt_prediction_error: over(paced().map(|o| off_us(o).abs()).sum(), sum_us),
+            tbt_prediction_bias: over(paced().map(off_us).sum(), sum_us),
+            likely_predicted,
+            likely_measured,
+            likely_error: over(off.sum(), groups.len() as f64),
+        }
+    }
+}
+
+/// Of how likely it was, and of what came of it.
+fn means(likely: &[(f64, bool)]) -> (f64, f64) {
+    let count = likely.len().max(1) as f64;
+    let predicted = likely.iter().fold(0.0, |sum, (likely, _)| sum + likely);
+    let measured = likely.iter().filter(|(_, in_time)| *in_time).count() as f64;
+    (predicted / count, measured / count)
+}
+
+impl PrefillLoad {
+    /// From what the nodes worked together in each minute.
+    pub(crate) fn new(busy_us: &[u64], nodes: usize, minute_us: u64) -> PrefillLoad {
+        let all_us = (nodes as u64 * minute_us).max(1) as f64;
+        let shares: Vec<f64> = busy_us.iter().map(|us| *us as f64 / all_us).collect();
+        let count = shares.len().max(1) as f64;
+        let mean = shares.iter().sum::<f64>() / count;
+        let variance = shares.iter().map(|share| (share - mean).powi(2)).sum::<f64>() / count;
+        PrefillLoad { mean, deviation: variance.sqrt() }
     }
 }
 

@@ -5,11 +5,18 @@
 //!   computed and the reused tokens, which Algorithm 1 calls `EstimatePrefillExecutionTime`.
 //! - Transfer: *Mooncake* Algorithm 1's `EstimateKVCacheTransferTime`: bytes, those in flight
 //!   before them, over the measured bandwidth.
-//! - Decode: one step over `running` sequences, for the objective between tokens (*Mooncake* §4.3).
+//! - Decode: one step over `running` sequences, and what an answer sees of the time between tokens, for
+//!   the objective on it (*Mooncake* §4.3).
 
 pub(crate) mod fit;
+pub(crate) mod odds;
+pub(crate) mod tbt;
 
 use fit::Fit;
+
+pub(crate) use odds::BINS;
+pub(crate) use tbt::LearnedTbt;
+pub use tbt::{DecodeLoad, TbtModel};
 
 /// The longest time that any estimate gives: an hour.
 const ESTIMATE_US_MAX: f64 = 3.6e9;
@@ -109,7 +116,7 @@ impl SsdProfile {
 /// How long one instance takes to prefill.
 #[derive(Debug, Clone)]
 pub struct PrefillModel {
-    fit: Fit,
+    fit: Fit<3>,
     reused_us: f64,
 }
 

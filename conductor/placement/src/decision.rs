@@ -4,7 +4,9 @@
 use std::sync::Arc;
 
 use kvasir_proto::{BlockKey, InstanceId, NodeId};
+use serde::{Deserialize, Serialize};
 
+use crate::cost::DecodeLoad;
 use crate::growth::Growth;
 use crate::index::NodeIndex;
 use crate::routing::{Attended, Route, Routing};
@@ -58,9 +60,47 @@ impl Objectives {
     pub const NONE: Objectives = Objectives { ttft_us: u64::MAX, tbt_us: u64::MAX };
 }
 
+/// By what load of the decode side a request is refused.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Admission {
+    /// None: when its prefill has ended, whoever runs it looks (see
+    /// [`ClusterView::look_again`](crate::ClusterView::look_again)).
+    Late,
+    /// What decodes now (*Mooncake* §4.3, early rejection).
+    Early,
+    /// What will decode when this request's prefill ends: of those that decode now who will not have
+    /// ended, if all answers take one time, and those whose prefill will have ended (early
+    /// rejection based on prediction).
+    Predicted,
+    /// By how likely the request is to meet its objective, beside all that were sent there: see
+    /// [`crate::cost::TbtModel`].
+    #[default]
+    Calibrated,
+}
+
+impl Admission {
+    pub const ALL: [Admission; 4] =
+        [Admission::Late, Admission::Early, Admission::Predicted, Admission::Calibrated];
+
+    /// As it is written on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Admission::Late => "late",
+            Admission::Early => "early",
+            Admission::Predicted => "predicted",
+            Admission::Calibrated => "calibrated",
+        }
+    }
+}
+
 /// How decisions are taken.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Policy {
+    /// By what load of the decode side a request is refused.
+    pub admission: Admission,
     /// By what the prefill instance is chosen.
     pub selection: Selection,
     /// With [`Selection::Global`], an instance whose own prefix is shorter than the best one by
@@ -91,6 +131,7 @@ pub struct Policy {
 impl Default for Policy {
     fn default() -> Self {
         Policy {
+            admission: Admission::default(),
             selection: Selection::default(),
             rank_stretch: 0.0,
             decode_keeps: 0.0,
@@ -146,6 +187,8 @@ pub struct Placement {
     pub(crate) push_bytes: u64,
     /// Of the answer, on the instance that decodes.
     pub(crate) growth: Growth,
+    /// There, when it begins to decode.
+    pub(crate) decode_load: DecodeLoad,
 }
 
 /// All that were considered for a request, in the order of the view.
@@ -238,6 +281,7 @@ pub struct PrefillCandidate {
     pub transfer_us: u64,
     pub compute_us: u64,
     pub ttft_us: u64,
+    pub(crate) latest_ttft_us: u64,
     /// What is compared, unless the policy looks at something else than time.
     pub cost_us: u64,
     pub(crate) rank_us: u64,
@@ -254,6 +298,10 @@ pub struct DecodeCandidate {
     pub load: f64,
     pub wait_us: u64,
     pub tbt_us: u64,
+    /// How likely it meets the objective between tokens, where that has been learned.
+    pub likely: Option<f64>,
+    pub(crate) misses_tbt: bool,
+    pub(crate) decode_load: DecodeLoad,
     pub verdict: Verdict,
 }
 

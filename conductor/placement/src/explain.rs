@@ -89,11 +89,12 @@ impl Considered {
         let (instance, node) = self.name(candidate.at);
         writeln!(
             f,
-            "decode {instance}@{node}: held {}, load {:.2}, wait {} us, step {} us: {}",
+            "decode {instance}@{node}: held {}, load {:.2}, wait {} us, step {} us{}: {}",
             candidate.held_blocks,
             candidate.load,
             candidate.wait_us,
             candidate.tbt_us,
+            candidate.likely.map_or(String::new(), |likely| format!(" (in time {likely:.2})")),
             candidate.verdict
         )
     }
@@ -128,6 +129,7 @@ impl Considered {
                 load: candidate.load,
                 wait_us: candidate.wait_us,
                 tbt_us: candidate.tbt_us,
+                likely: candidate.likely,
                 verdict: candidate.verdict,
             }
         };
@@ -226,6 +228,9 @@ pub struct DecodeExplanation {
     pub load: f64,
     pub wait_us: u64,
     pub tbt_us: u64,
+    /// That it meets the objective between tokens, where that has been learned.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub likely: Option<f64>,
     pub verdict: Verdict,
 }
 

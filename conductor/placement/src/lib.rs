@@ -32,9 +32,9 @@ pub mod view;
 
 pub use cost::{DecodeProfile, LinkProfile, PrefillProfile, Profile, SsdProfile};
 pub use decision::{
-    Chosen, Considered, DecodeCandidate, Fetch, Keeper, Missing, Objectives, OverloadReason,
-    PlaceRequest, Placement, Policy, PrefillCandidate, Refusal, Refused, Shape, Verdict,
-    conversation,
+    Admission, Chosen, Considered, DecodeCandidate, Fetch, Keeper, Missing, Objectives,
+    OverloadReason, PlaceRequest, Placement, Policy, PrefillCandidate, Refusal, Refused, Shape,
+    Verdict, conversation,
 };
 pub use explain::{
     DecodeExplanation, Explanation, FetchExplanation, PrefillExplanation, PrefixExplanation,

@@ -14,8 +14,8 @@ mod refusal;
 
 use crate::attend::Way;
 use crate::decision::{
-    Chosen, Considered, DecodeCandidate, Fetch, Keeper, Missing, PlaceRequest, Placement, Policy,
-    PrefillCandidate, Refusal, Refused, Shape, Verdict,
+    Admission, Chosen, Considered, DecodeCandidate, Fetch, Keeper, Missing, Objectives,
+    PlaceRequest, Placement, Policy, PrefillCandidate, Refusal, Refused, Shape, Verdict,
 };
 use crate::growth::Growth;
 use crate::index::PrefixMatch;
@@ -59,6 +59,8 @@ struct Planner<'a> {
     spec: &'a ModelSpec,
     matched: &'a PrefixMatch,
     request: &'a PlaceRequest<'a>,
+    /// What is looked at of the request's own.
+    objectives: Objectives,
     prompt_tokens: u32,
     prompt_blocks: u32,
     /// At least one token is always computed.
@@ -86,7 +88,10 @@ struct Pair {
     prefill: usize,
     decode: usize,
     ttft_us: u64,
+    /// When others that come later have passed it: what the objective is held against.
+    latest_ttft_us: u64,
     tbt_us: u64,
+    misses_tbt: bool,
     decode_wait_us: u64,
 }
 
@@ -101,7 +106,9 @@ impl Pair {
             prefill,
             decode,
             ttft_us: prefill_side.ttft_us + decode_side.wait_us,
+            latest_ttft_us: prefill_side.latest_ttft_us + decode_side.wait_us,
             tbt_us: decode_side.tbt_us,
+            misses_tbt: decode_side.misses_tbt,
             decode_wait_us: decode_side.wait_us,
         }
     }
@@ -115,11 +122,16 @@ impl<'a> Planner<'a> {
         request: &'a PlaceRequest<'a>,
     ) -> Self {
         let prompt_tokens = request.prompt_tokens.max(1);
+        let tbt_us = match view.policy().admission {
+            Admission::Late => u64::MAX,
+            _ => request.objectives.tbt_us,
+        };
         let mut planner = Planner {
             view,
             spec,
             matched,
             request,
+            objectives: Objectives { tbt_us, ..request.objectives },
             prompt_tokens,
             prompt_blocks: prompt_tokens.div_ceil(spec.block_tokens.max(1)),
             reusable_blocks: (prompt_tokens - 1) / spec.block_tokens.max(1),
@@ -308,8 +320,14 @@ impl<'a> Planner<'a> {
             Selection::Kvasir => instance.prefills.behind(rank_us, now_us) as u64,
             _ => 0,
         };
+        // While there is work that ranks later, what comes may go before it until its rank has come.
+        let passed_us = match self.view.policy().admission {
+            Admission::Calibrated => (rank_us - now_us).min(instance.queue_us(u64::MAX, now_us)),
+            _ => 0,
+        };
         PrefillCandidate {
             at: at as u32,
+            latest_ttft_us: ttft_us.max(passed_us + compute_us),
             held_blocks,
             used_blocks: reuse.used_blocks,
             fetch_from: reuse.fetch_from,
@@ -395,13 +413,18 @@ impl<'a> Planner<'a> {
         let running = instance.answers_at(ready_us, self.request.now_us) + 1.0;
         let over = (running - running_max).max(0.0);
         let wait_us = over * instance.decode_model.answer_us() as f64 / running_max;
-        let at_once = running.min(running_max).ceil() as u32;
+        let admission = self.view.policy().admission;
+        let decode_load =
+            instance.decode_load(admission, self.prompt_tokens, ready_us, self.request.now_us);
         DecodeCandidate {
             at: at as u32,
             held_blocks,
             load: running / running_max,
             wait_us: wait_us as u64,
-            tbt_us: instance.decode_model.predict_step_us(at_once),
+            tbt_us: instance.predict_tbt_us(decode_load),
+            likely: instance.in_time(decode_load, self.objectives.tbt_us),
+            misses_tbt: instance.misses_tbt(admission, decode_load, self.objectives.tbt_us),
+            decode_load,
             verdict: self.gate(instance, self.decode_slots(instance, held_blocks)),
         }
     }
@@ -416,14 +439,20 @@ impl<'a> Planner<'a> {
             decodes.iter().enumerate().filter(move |(_, candidate)| taken(candidate))
         };
         let rank = (0..=LAST_RESORT).find(|rank| usable(*rank).next().is_some())?;
-        let misses =
-            |candidate: &DecodeCandidate| candidate.tbt_us > self.request.objectives.tbt_us;
+        let misses = |candidate: &DecodeCandidate| candidate.misses_tbt;
         let all_miss = usable(rank).all(|(_, candidate)| misses(candidate));
         let in_time = || usable(rank).filter(|(_, candidate)| all_miss || !misses(candidate));
-        let least = in_time().map(|(_, candidate)| candidate.load).min_by(f64::total_cmp)?;
+        let load = |candidate: &DecodeCandidate| match self.view.policy().admission {
+            // What decides is what is refused by.
+            Admission::Calibrated if candidate.likely.is_some() => {
+                candidate.tbt_us as f64 / self.objectives.tbt_us.max(1) as f64
+            }
+            _ => candidate.load,
+        };
+        let least = in_time().map(|(_, candidate)| load(candidate)).min_by(f64::total_cmp)?;
         let near = least + self.view.policy().decode_load_margin;
         in_time()
-            .filter(|(_, candidate)| candidate.load <= near)
+            .filter(|(_, candidate)| load(candidate) <= near)
             .max_by_key(|(_, candidate)| {
                 let instance = self.at(candidate.at);
                 let slots = instance.slots_left();
@@ -447,7 +476,7 @@ impl<'a> Planner<'a> {
         decodes: &mut [DecodeCandidate],
         split_decode: Option<usize>,
     ) -> Vec<Pair> {
-        let objectives = self.request.objectives;
+        let objectives = self.objectives;
         let mut pairs = Vec::with_capacity(prefills.len());
         for (prefill, candidate) in prefills.iter_mut().enumerate() {
             if !eligible(candidate.verdict) {
@@ -462,15 +491,15 @@ impl<'a> Planner<'a> {
                 continue;
             };
             let pair = Pair::new(prefill, candidate, decode, &decodes[decode]);
-            if pair.ttft_us > objectives.ttft_us {
+            if pair.latest_ttft_us > objectives.ttft_us {
                 candidate.verdict = Verdict::MissesTtft;
-            } else if pair.tbt_us > objectives.tbt_us {
+            } else if pair.misses_tbt {
                 candidate.verdict = Verdict::MissesTbt;
             }
             pairs.push(pair);
         }
         for decode in decodes.iter_mut() {
-            if eligible(decode.verdict) && decode.tbt_us > objectives.tbt_us {
+            if eligible(decode.verdict) && decode.misses_tbt {
                 decode.verdict = Verdict::MissesTbt;
             }
         }
@@ -523,9 +552,9 @@ impl<'a> Planner<'a> {
         let unqueued = self.at(prefill.at).is_idle()
             && decode.wait_us == 0
             && !prefill.fetch_from.is_some_and(sends);
-        let objectives = self.request.objectives;
-        (pair.ttft_us <= objectives.ttft_us || unqueued)
-            && (pair.tbt_us <= objectives.tbt_us || self.at(decode.at).is_idle())
+        let objectives = self.objectives;
+        (pair.latest_ttft_us <= objectives.ttft_us || unqueued)
+            && (!pair.misses_tbt || self.at(decode.at).is_idle())
     }
 
     fn idle_decode(&self, decodes: &[DecodeCandidate]) -> Option<usize> {
@@ -582,7 +611,7 @@ impl<'a> Planner<'a> {
         };
         let attended = self.attended(prefill, decode);
         // Attending the prefix elsewhere misses no objective that would be met otherwise.
-        let ttft_max_us = self.request.objectives.ttft_us.max(winner.ttft_us);
+        let ttft_max_us = self.objectives.ttft_us.max(winner.ttft_us);
         let stays = |asked: &&Attended| {
             asked.decision.chosen == Some(Way::Route)
                 && self.routed_ttft_us(prefill, decode, asked) <= ttft_max_us
@@ -633,6 +662,7 @@ impl<'a> Planner<'a> {
                 false => self.block_bytes(self.prompt_blocks.saturating_sub(decode.held_blocks)),
             },
             growth: self.growth(self.at(decode.at)),
+            decode_load: decode.decode_load,
             considered: self.considered(prefills, decodes),
         }
     }
@@ -691,7 +721,7 @@ impl<'a> Planner<'a> {
             prefill_tokens: self.prompt_tokens - prefix_tokens,
             answer_tokens: self.request.max_tokens.min(instance.decode_model.answer_tokens()),
             step_us: decode.tbt_us,
-            step_max_us: self.request.objectives.tbt_us,
+            step_max_us: self.objectives.tbt_us,
             free_slots: instance.slots_left(),
             fetch_us: self.transfer_us(source, instance, blocks),
             recompute_us: self

@@ -225,24 +225,79 @@ impl PrefillBooking {
 #[derive(Debug, Clone, Default)]
 pub struct DecodeBookings {
     ends_us: Vec<u64>,
+    /// When those that have not begun are predicted to.
+    begins_us: Vec<u64>,
+    /// Of all their prompts, and of the prompts of those that have begun.
+    tokens: u64,
+    begun_tokens: u64,
+}
+
+/// One answer that is booked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DecodeBooking {
+    /// When it is predicted to begin; nothing once it has begun.
+    pub begins_us: Option<u64>,
+    pub end_us: u64,
+    pub prompt_tokens: u32,
 }
 
 impl DecodeBookings {
-    /// Answers with these ends, the earliest first.
-    pub(crate) fn from_ends(ends_us: Vec<u64>) -> DecodeBookings {
-        DecodeBookings { ends_us }
+    /// Answers with these ends and beginnings, the earliest first.
+    pub(crate) fn from_parts(
+        ends_us: Vec<u64>,
+        begins_us: Vec<u64>,
+        tokens: u64,
+        begun_tokens: u64,
+    ) -> DecodeBookings {
+        DecodeBookings { ends_us, begins_us, tokens, begun_tokens }
     }
 
-    pub fn book(&mut self, end_us: u64) {
-        let at = self.ends_us.partition_point(|&end| end < end_us);
-        self.ends_us.insert(at, end_us);
+    /// When those that have not begun are predicted to, the earliest first.
+    pub(crate) fn begins_us(&self) -> &[u64] {
+        &self.begins_us
     }
 
-    /// Takes back what was booked with this end.
-    pub fn remove(&mut self, end_us: u64) {
-        if let Ok(at) = self.ends_us.binary_search(&end_us) {
-            self.ends_us.remove(at);
+    /// Of all their prompts.
+    pub fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    pub fn book(&mut self, booking: DecodeBooking) {
+        let DecodeBooking { begins_us, end_us, prompt_tokens } = booking;
+        insert(&mut self.ends_us, end_us);
+        self.tokens += u64::from(prompt_tokens);
+        match begins_us {
+            Some(begins_us) => insert(&mut self.begins_us, begins_us),
+            None => self.begun_tokens += u64::from(prompt_tokens),
         }
+    }
+
+    /// Takes back what was booked so.
+    pub fn remove(&mut self, booking: DecodeBooking) {
+        let DecodeBooking { begins_us, end_us, prompt_tokens } = booking;
+        if !remove(&mut self.ends_us, end_us) {
+            return;
+        }
+        self.tokens -= u64::from(prompt_tokens);
+        match begins_us {
+            Some(begins_us) => _ = remove(&mut self.begins_us, begins_us),
+            None => self.begun_tokens -= u64::from(prompt_tokens),
+        }
+    }
+
+    /// Those that have begun, and the tokens of their prompts.
+    pub fn begun(&self) -> (usize, u64) {
+        (self.ends_us.len() - self.begins_us.len(), self.begun_tokens)
+    }
+
+    /// How many will not have begun at `at_us`.
+    pub fn begin_after(&self, at_us: u64) -> usize {
+        self.begins_us.len() - self.begins_us.partition_point(|&begin| begin <= at_us)
+    }
+
+    /// Of their prompts in the mean.
+    pub fn mean_tokens(&self) -> Option<f64> {
+        (!self.is_empty()).then(|| self.tokens as f64 / self.len() as f64)
     }
 
     pub fn len(&self) -> usize {
@@ -265,6 +320,15 @@ impl DecodeBookings {
         let ended = self.ends_us.partition_point(|&end| end <= at_us.max(now_us));
         (self.ends_us.len() - ended) as f64 + overdue as f64 * left_share(at_us, now_us, answer_us)
     }
+}
+
+fn insert(times_us: &mut Vec<u64>, time_us: u64) {
+    times_us.insert(times_us.partition_point(|&time| time < time_us), time_us);
+}
+
+fn remove(times_us: &mut Vec<u64>, time_us: u64) -> bool {
+    let at = times_us.binary_search(&time_us);
+    at.map(|at| times_us.remove(at)).is_ok()
 }
 
 /// Of answers that began at unknown times and all take `answer_us`, the share that is left at

@@ -2,6 +2,7 @@
 //! and what this conductor has booked on them since. One owner applies reports and bookings;
 //! [`crate::place()`] only reads. Names are resolved once, so that a decision compares numbers.
 
+mod decoding;
 mod recorded;
 
 use std::collections::BTreeMap;
@@ -10,13 +11,14 @@ use std::sync::Arc;
 use kvasir_proto::{InstanceId, NodeId};
 use serde::{Deserialize, Serialize};
 
-use crate::cost::{DecodeModel, LinkModel, PrefillModel, Profile};
+use crate::cost::{DecodeLoad, DecodeModel, LinkModel, PrefillModel, Profile, TbtModel};
 use crate::decision::{Placement, Policy};
 use crate::growth::Growth;
 use crate::index::NodeIndex;
 use crate::queue::{DecodeBookings, PrefillBooking, PrefillQueue, left_share};
 use crate::routing::{RouteModel, RoutedRows};
 
+pub(crate) use decoding::Sent;
 pub use recorded::{Difference, FORM, Inputs, RecordedDecision, RecordedError};
 
 /// Models that are remembered, at most. When there are more, those that nobody serves go first.
@@ -125,6 +127,10 @@ pub struct Instance {
     pub(crate) report: InstanceReport,
     pub(crate) prefill_model: PrefillModel,
     pub(crate) decode_model: DecodeModel,
+    pub(crate) tbt_model: TbtModel,
+    /// Tokens of all prompts whose answers began there.
+    joined_tokens: u64,
+    sent: Sent,
     /// Of the way to its node.
     pub(crate) link: LinkModel,
     /// Of fetches under way.
@@ -314,6 +320,10 @@ pub(crate) struct Booked {
     pub(crate) prefill_end_us: u64,
     pub(crate) end_us: u64,
     pub(crate) handed_over_us: Option<u64>,
+    /// What its answer was expected to be decoded beside.
+    decode_load: Option<DecodeLoad>,
+    /// When its answer began: what had joined there, and how many ran.
+    begun: Option<(u64, usize)>,
     /// Slots of the prompt on an instance that only prefills, until the hand-over.
     pub(crate) prefill_slots: u32,
     /// Slots of the prompt on the instance that decodes.
@@ -453,6 +463,8 @@ impl ClusterView {
             prefill_end_us,
             end_us: prefill_end_us,
             handed_over_us: None,
+            decode_load: Some(placement.decode_load),
+            begun: None,
             prefill_slots: if placement.is_whole() { 0 } else { prefill_slots },
             route: placement.route.as_ref().map(|route| BookedRoute {
                 source: route.source.instance,
@@ -485,7 +497,8 @@ impl ClusterView {
         }
         if let Some(instance) = self.find(decode.instance) {
             booked.end_us = booked.end_us.saturating_add(instance.decode_model.answer_us());
-            instance.decodes.book(booked.end_us);
+            instance.decodes.book(booked.decode_booking());
+            instance.is_sent(booked.prompt_tokens, now_us);
             instance.take_slots(&mut booked.decode_taken, booked.decode_slots);
             instance.slots_expected += booked.growth.left_blocks();
         }
@@ -576,11 +589,15 @@ impl ClusterView {
             }
         }
         if first_time && let Some(instance) = self.find(booked.decode) {
-            instance.decodes.remove(booked.end_us);
+            let begun = Booked { handed_over_us: None, ..booked };
+            instance.decodes.remove(begun.decode_booking());
             let end_us = now_us.saturating_add(instance.decode_model.answer_us());
-            instance.decodes.book(end_us);
+            instance.decodes.book(Booked { end_us, ..booked }.decode_booking());
+            instance.joined_tokens += u64::from(booked.prompt_tokens);
+            let begun = (instance.joined_tokens, instance.decodes.begun().0);
             if let Some(booked) = self.bookings.get_mut(&id) {
                 booked.end_us = end_us;
+                booked.begun = Some(begun);
             }
         }
     }
@@ -632,7 +649,7 @@ impl ClusterView {
             instance.give_slots_back(booked.prefill_taken);
         }
         if let Some(instance) = self.find(booked.decode) {
-            instance.decodes.remove(booked.end_us);
+            instance.decodes.remove(booked.decode_booking());
             instance.give_slots_back(booked.decode_taken);
             instance.slots_expected -= booked.growth.left_blocks();
             if let Some(since_us) = booked.handed_over_us {
@@ -667,9 +684,14 @@ impl ClusterView {
         now_us: u64,
     ) -> Instance {
         let Profile { prefill, decode, link, ssd: _ } = self.profile;
-        let (prefill_model, decode_model, link) = match learned {
-            Some(old) => (old.prefill_model, old.decode_model, old.link),
-            None => (PrefillModel::new(prefill), DecodeModel::new(decode), LinkModel::new(link)),
+        let (prefill_model, decode_model, tbt_model, link) = match learned {
+            Some(old) => (old.prefill_model, old.decode_model, old.tbt_model, old.link),
+            None => (
+                PrefillModel::new(prefill),
+                DecodeModel::new(decode),
+                TbtModel::new(decode),
+                LinkModel::new(link),
+            ),
         };
         let reference = InstanceRef(self.next_instance);
         self.next_instance += 1;
@@ -679,6 +701,9 @@ impl ClusterView {
             report: report.clone(),
             prefill_model,
             decode_model,
+            tbt_model,
+            joined_tokens: 0,
+            sent: Sent::default(),
             link,
             bytes_in: 0,
             bytes_out: 0,

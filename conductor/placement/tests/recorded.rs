@@ -4,8 +4,8 @@ mod support;
 
 use kvasir_placement::attend::Constants;
 use kvasir_placement::{
-    BookingId, Inputs, NodeIndex, Objectives, PlaceRequest, Policy, PrefixMatch, RecordedDecision,
-    RecordedError, RoutedRows, Routing, Selection, place,
+    Admission, BookingId, Inputs, NodeIndex, Objectives, PlaceRequest, Policy, PrefixMatch,
+    RecordedDecision, RecordedError, RoutedRows, Routing, Selection, place,
 };
 use kvasir_proto::InstanceId;
 use proptest::prelude::*;
@@ -15,15 +15,47 @@ use support::World;
 /// What happens to a cluster before a decision.
 #[derive(Debug, Clone, Copy)]
 enum Step {
-    Report { which: u8, waiting_tokens: u64, running: u32, slots: u32, draining: bool },
-    Book { prompt_tokens: u32 },
-    Prefilled { which: u8, took_us: u64 },
-    Fetched { which: u8, took_us: u64 },
-    Grew { which: u8, tokens: u32 },
-    Stepped { which: u8, took_us: u64 },
-    Ended { which: u8, tokens: Option<u32> },
-    Failed { which: u8 },
-    Routed { which: u8, took_us: u64 },
+    Report {
+        which: u8,
+        waiting_tokens: u64,
+        running: u32,
+        slots: u32,
+        draining: bool,
+    },
+    Book {
+        prompt_tokens: u32,
+    },
+    Prefilled {
+        which: u8,
+        took_us: u64,
+    },
+    Fetched {
+        which: u8,
+        took_us: u64,
+    },
+    Grew {
+        which: u8,
+        tokens: u32,
+    },
+    Stepped {
+        which: u8,
+        took_us: u64,
+    },
+    Ended {
+        which: u8,
+        tokens: Option<u32>,
+    },
+    Failed {
+        which: u8,
+    },
+    Routed {
+        which: u8,
+        took_us: u64,
+    },
+    /// Answers come and go, from which the time between tokens is learned.
+    Taught {
+        took_us: u64,
+    },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -46,6 +78,7 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(which, tokens)| Step::Ended { which, tokens }),
         1 => any::<u8>().prop_map(|which| Step::Failed { which }),
         1 => (any::<u8>(), took_us).prop_map(|(which, took_us)| Step::Routed { which, took_us }),
+        1 => (500u64..5_000).prop_map(|took_us| Step::Taught { took_us }),
     ]
 }
 
@@ -54,16 +87,22 @@ fn policy() -> impl Strategy<Value = Policy> {
         3 => Just(Selection::Kvasir),
         1 => prop::sample::select(&Selection::ALL[..]),
     ];
-    (selection, any::<bool>(), 0.0..4.0, 0.0..1.0, prop::option::of(any::<bool>())).prop_map(
-        |(selection, always_fetch, rank_stretch, decode_keeps, always)| Policy {
-            selection,
-            always_fetch,
-            rank_stretch,
-            decode_keeps,
-            routing: always.map(|always| Routing { constants: constants(), always }),
-            ..Policy::default()
-        },
-    )
+    let admission = prop_oneof![
+        3 => Just(Admission::Calibrated),
+        1 => prop::sample::select(&Admission::ALL[..]),
+    ];
+    (selection, any::<bool>(), 0.0..4.0, 0.0..1.0, prop::option::of(any::<bool>()), admission)
+        .prop_map(|(selection, always_fetch, rank_stretch, decode_keeps, always, admission)| {
+            Policy {
+                admission,
+                selection,
+                always_fetch,
+                rank_stretch,
+                decode_keeps,
+                routing: always.map(|always| Routing { constants: constants(), always }),
+                ..Policy::default()
+            }
+        })
 }
 
 fn constants() -> Constants {
@@ -146,6 +185,20 @@ fn world(names: &[&str], policy: Policy, steps: &[Step]) -> (World, u64) {
             Step::Routed { which, took_us } => {
                 if let Some(id) = of(which, &booked) {
                     view.routed(id, 27, took_us);
+                }
+            }
+            Step::Taught { took_us } => {
+                for number in 0..60 {
+                    let id = BookingId(1_000_000 + number);
+                    let placed = world.place(|request| {
+                        request.now_us = now_us;
+                        request.tie_seed = number;
+                    });
+                    let Ok(placement) = placed else { continue };
+                    world.view.book(id, &placement, now_us);
+                    world.view.prefilled(id, None, now_us);
+                    world.view.paced(id, took_us + 10 * number, now_us + 500_000);
+                    world.view.unbook(id, Some(100), now_us);
                 }
             }
         }
@@ -255,7 +308,7 @@ fn what_is_no_recorded_decision_is_refused_and_says_why() {
         let error: RecordedError = RecordedDecision::read(changed).expect_err("refused");
         assert!(error.to_string().contains(want), "{error} lacks {want}");
     };
-    check("/form", 2.into(), "form 2; this version reads form 1");
+    check("/form", 1.into(), "form 1; this version reads form 2");
     check("/form", "x".into(), "form \"x\"");
     check("/inputs/request", Value::Null, "no recorded decision");
     check("/inputs/instances/0/in_free_us", u64::MAX.into(), "`in_free_us` is out of bounds");

@@ -8,7 +8,7 @@ use crate::cost::weight;
 #[derive(Debug, Clone)]
 pub struct FabricModel {
     profile: FabricProfile,
-    line: Fit,
+    line: Fit<3>,
 }
 
 impl FabricModel {

@@ -62,7 +62,7 @@ impl Planner<'_> {
         decodes: &[DecodeCandidate],
     ) -> Refusal {
         if let Some(best) = pairs.iter().min_by_key(|pair| self.pair_order(pair, prefills)) {
-            let over_us = best.ttft_us.saturating_sub(self.request.objectives.ttft_us);
+            let over_us = best.latest_ttft_us.saturating_sub(self.objectives.ttft_us);
             let decode = &decodes[best.decode];
             let (reason, drain_us) = match over_us {
                 0 => (OverloadReason::Tbt, self.in_step_in_us(self.at(decode.at))),
@@ -72,7 +72,7 @@ impl Planner<'_> {
                     (OverloadReason::Ttft, over_us.min(queued_us))
                 }
             };
-            return self.overloaded(reason, best.ttft_us, drain_us);
+            return self.overloaded(reason, best.latest_ttft_us, drain_us);
         }
         if let Some(drain_us) = self.room_in_us(prefills, decodes) {
             let least_us = prefills.iter().map(|candidate| candidate.ttft_us).min().unwrap_or(0);
@@ -91,8 +91,7 @@ impl Planner<'_> {
     /// one more, or that it is idle.
     fn in_step_in_us(&self, instance: &Instance) -> u64 {
         let model = &instance.decode_model;
-        let in_time =
-            |running: &u32| model.predict_step_us(*running) <= self.request.objectives.tbt_us;
+        let in_time = |running: &u32| model.predict_step_us(*running) <= self.objectives.tbt_us;
         let running = (1..=instance.report.max_running).rev().find(in_time).unwrap_or(1);
         instance.answers_left_in_us(running - 1, self.request.now_us)
     }

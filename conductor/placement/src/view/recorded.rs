@@ -21,11 +21,11 @@ use serde_json::Value;
 
 use super::{
     Booked, BookingId, ClusterView, Instance, InstanceRef, InstanceReport, ModelIndex, ModelSpec,
-    Names, ReportedLoad, Role, Taken,
+    Names, ReportedLoad, Role, Sent, Taken,
 };
 use crate::cost::{
-    DecodeModel, LearnedDecode, LinkModel, LinkProfile, PrefillModel, PrefillProfile, Profile,
-    SsdProfile,
+    BINS, DecodeModel, LearnedDecode, LearnedTbt, LinkModel, LinkProfile, PrefillModel,
+    PrefillProfile, Profile, SsdProfile, TbtModel,
 };
 use crate::decision::{
     Chosen, Fetch, Keeper, Objectives, PlaceRequest, Placement, Policy, Refused, Shape,
@@ -37,7 +37,7 @@ use crate::queue::{DecodeBookings, PrefillQueue, QueueParts};
 use crate::routing::{Route, RouteModel, RoutedRows};
 
 /// The form in which decisions are written. Another one is refused, not guessed at.
-pub const FORM: u32 = 1;
+pub const FORM: u32 = 2;
 /// No time that is read back may be later than this, so that sums of times stay numbers: thirty years.
 const US_MAX: u64 = 1_000_000_000_000_000;
 /// Nor may any other number be larger.
@@ -81,6 +81,16 @@ struct ModelInputs {
     routed: Option<RoutedRows>,
 }
 
+/// What has been learned of the time between tokens.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TbtInputs {
+    #[serde(with = "form::exacts")]
+    coefficients: [f64; 4],
+    #[serde(with = "form::exacts")]
+    off: [f64; BINS],
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RequestInputs {
@@ -120,6 +130,11 @@ struct InstanceInputs {
     prefill: PrefillProfile,
     #[serde(with = "form::DecodeForm")]
     decode: LearnedDecode,
+    /// Absent until enough answers have taught it.
+    tbt: Option<TbtInputs>,
+    #[serde(with = "form::exact")]
+    sent_tokens: f64,
+    sent_at_us: u64,
     #[serde(with = "form::LinkForm")]
     link: LinkProfile,
     bytes_in: u64,
@@ -134,6 +149,11 @@ struct InstanceInputs {
     prefills: QueueParts,
     /// When each of its answers is predicted to end.
     answers_end_us: Vec<u64>,
+    /// When those of them that have not begun are predicted to.
+    answers_begin_us: Vec<u64>,
+    /// Of all their prompts, and of those that have begun.
+    answers_tokens: u64,
+    answers_begun_tokens: u64,
     /// When what is booked on it is predicted to end, and the slots that come free then.
     slots_end_us: Vec<(u64, u32)>,
 }
@@ -257,6 +277,7 @@ impl Inputs {
             size_of::<InstanceInputs>()
                 + instance.prefills.bytes()
                 + size_of_val(&*instance.answers_end_us)
+                + size_of_val(&*instance.answers_begin_us)
                 + size_of_val(&*instance.slots_end_us)
         });
         size_of::<Inputs>() + exclude.sum::<usize>() + instances.sum::<usize>()
@@ -339,11 +360,19 @@ impl Inputs {
             let LearnedDecode { base_us, sequence_us, scale, answer_us, answer_tokens } =
                 instance.decode;
             within("decode", &[base_us, sequence_us, scale, answer_us, answer_tokens])?;
+            if let Some(TbtInputs { coefficients, off }) = &instance.tbt {
+                within("tbt", coefficients)?;
+                within("tbt", off)?;
+            }
+            within("sent_tokens", &[instance.sent_tokens])?;
+            early("sent_at_us", [instance.sent_at_us])?;
             within("link", &[instance.link.base_us, instance.link.bytes_per_us])?;
             early("in_free_us", [instance.in_free_us])?;
             early("out_free_us", [instance.out_free_us])?;
             early("prefills", instance.prefills.times_us())?;
             early("answers_end_us", instance.answers_end_us.iter().copied())?;
+            early("answers_begin_us", instance.answers_begin_us.iter().copied())?;
+            early("answers_tokens", [instance.answers_tokens, instance.answers_begun_tokens])?;
             early("slots_end_us", instance.slots_end_us.iter().map(|(end_us, _)| *end_us))?;
             if instance.max_running > RUNNING_MAX {
                 return Err("max_running");
@@ -353,6 +382,11 @@ impl Inputs {
             }
             if !instance.answers_end_us.is_sorted() {
                 return Err("answers_end_us");
+            }
+            if !instance.answers_begin_us.is_sorted()
+                || instance.answers_begin_us.len() > instance.answers_end_us.len()
+            {
+                return Err("answers_begin_us");
             }
         }
         Ok(())
@@ -387,6 +421,12 @@ impl InstanceInputs {
             avoided: instance.avoided(),
             prefill: instance.prefill_model.profile(),
             decode: instance.decode_model.learned(),
+            tbt: instance.tbt_model.learned().map(|learned| {
+                let LearnedTbt { coefficients, off } = learned;
+                TbtInputs { coefficients, off }
+            }),
+            sent_tokens: instance.sent.tokens,
+            sent_at_us: instance.sent.at_us,
             link: instance.link.profile(),
             bytes_in: instance.bytes_in,
             bytes_out: instance.bytes_out,
@@ -398,6 +438,9 @@ impl InstanceInputs {
             other_answers: instance.other_answers,
             prefills: instance.prefills.parts(),
             answers_end_us: instance.decodes.ends_us().to_vec(),
+            answers_begin_us: instance.decodes.begins_us().to_vec(),
+            answers_tokens: instance.decodes.tokens(),
+            answers_begun_tokens: instance.decodes.begun().1,
             slots_end_us,
         }
     }
@@ -421,6 +464,13 @@ impl InstanceInputs {
             },
             prefill_model: PrefillModel::learned(self.prefill),
             decode_model: DecodeModel::from_learned(self.decode),
+            joined_tokens: 0,
+            sent: Sent { tokens: self.sent_tokens, at_us: self.sent_at_us },
+            tbt_model: TbtModel::from_learned(
+                self.tbt
+                    .as_ref()
+                    .map(|tbt| LearnedTbt { coefficients: tbt.coefficients, off: tbt.off }),
+            ),
             link: LinkModel::learned(self.link),
             bytes_in: self.bytes_in,
             bytes_out: self.bytes_out,
@@ -429,7 +479,12 @@ impl InstanceInputs {
             out_free_us: self.out_free_us,
             pushes: self.pushes.then_some(BookingId(0)),
             prefills: PrefillQueue::from_parts(&self.prefills, rank_stretch),
-            decodes: DecodeBookings::from_ends(self.answers_end_us.clone()),
+            decodes: DecodeBookings::from_parts(
+                self.answers_end_us.clone(),
+                self.answers_begin_us.clone(),
+                self.answers_tokens,
+                self.answers_begun_tokens,
+            ),
             other_tokens: self.other_tokens,
             other_answers: self.other_answers,
             reports: 0,
@@ -451,6 +506,8 @@ fn held_until(instance: InstanceRef, end_us: u64, slots: u32) -> Booked {
         prefill_end_us: end_us,
         end_us,
         handed_over_us: Some(0),
+        decode_load: None,
+        begun: None,
         prefill_slots: 0,
         decode_slots: slots,
         prefill_taken: Taken::default(),
@@ -474,6 +531,8 @@ struct Unexplained {
     decode_keeps: bool,
     push_bytes: u64,
     answer_blocks: u32,
+    decode_running: f64,
+    decode_joining: f64,
     candidates_rank_us: Vec<u64>,
 }
 
@@ -490,6 +549,7 @@ impl Unexplained {
             keeper,
             push_bytes,
             growth,
+            decode_load,
             considered,
             // These are explained.
             compute_tokens: _,
@@ -519,6 +579,8 @@ impl Unexplained {
             decode_keeps: *keeper == Keeper::Decode,
             push_bytes: *push_bytes,
             answer_blocks: growth.left_blocks(),
+            decode_running: decode_load.running,
+            decode_joining: decode_load.joining,
             candidates_rank_us: considered.prefill_candidates.iter().map(|c| c.rank_us).collect(),
         }
     }

@@ -8,7 +8,7 @@ use crate::attend::{
     SelectedProfile, SpliceProfile,
 };
 use crate::cost::{LearnedDecode, LinkProfile, PrefillProfile, SsdProfile};
-use crate::decision::Policy;
+use crate::decision::{Admission, Policy};
 use crate::routing::Routing;
 use crate::selection::Selection;
 
@@ -23,6 +23,30 @@ pub(super) mod exact {
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
         let text = String::deserialize(deserializer)?;
         text.parse().map_err(|_| D::Error::custom(format_args!("{text:?} is no number")))
+    }
+}
+
+/// Numbers as texts.
+pub(super) mod exacts {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub fn serialize<S: Serializer, const N: usize>(
+        values: &[f64; N],
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(values.iter().map(|value| format!("{value:?}")))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>, const N: usize>(
+        deserializer: D,
+    ) -> Result<[f64; N], D::Error> {
+        let texts = Vec::<String>::deserialize(deserializer)?;
+        let values: Result<Vec<f64>, _> = texts.iter().map(|text| text.parse()).collect();
+        let values = values.map_err(|_| D::Error::custom("a text is no number"))?;
+        let wrong = |values: Vec<f64>| {
+            D::Error::custom(format_args!("{} numbers in place of {N}", values.len()))
+        };
+        values.try_into().map_err(wrong)
     }
 }
 
@@ -67,6 +91,7 @@ mod routing {
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Policy", deny_unknown_fields)]
 pub(super) struct PolicyForm {
+    admission: Admission,
     selection: Selection,
     #[serde(with = "exact")]
     kvcache_balancing_threshold: f64,

@@ -1,0 +1,123 @@
+//! Refusing before prefill by what decoding will be like, and by what is still to pass a prefill.
+
+mod support;
+
+use kvasir_placement::{Admission, BookingId, Objectives, Policy, Refusal};
+use support::World;
+
+fn world(admission: Admission) -> World {
+    let policy = Policy { admission, ..Policy::default() };
+    World::with_policy(&["p0", "d0"], policy)
+        .reports("p0", |report| report.slots_available = 1_000_000)
+        .reports("d0", |report| {
+            (report.slots_total, report.slots_available) = (1_000_000, 1_000_000);
+            report.max_running = 1_000;
+        })
+}
+
+/// Teaches that a token that joins within the second of an answer costs each of its tenth longest
+/// intervals 2 us, on 2,000 us. Answers with the time when that is over.
+fn teach(world: &mut World) -> u64 {
+    let mut now_us = 0;
+    for round in 0..60 {
+        let together = 1 + round % 5;
+        let ids: Vec<BookingId> = (0..together).map(|_| world.book(now_us).0).collect();
+        now_us += 100_000;
+        ids.iter().for_each(|id| world.view.prefilled(*id, None, now_us));
+        now_us += 1_000_000;
+        for (id, joined_after) in ids.into_iter().zip((0..together).rev()) {
+            world.view.paced(id, 2_000 + 2_000 * joined_after, now_us);
+            world.view.unbook(id, Some(256), now_us);
+        }
+    }
+    now_us + 20_000_000
+}
+
+fn asks(world: &World, prompt_tokens: u32, tbt_us: u64, now_us: u64) -> Result<(), Refusal> {
+    let placed = world.place(|request| {
+        request.prompt_tokens = prompt_tokens;
+        request.objectives = Objectives { tbt_us, ..Objectives::NONE };
+        request.now_us = now_us;
+    });
+    placed.map(|_| ())
+}
+
+#[test]
+fn what_was_sent_to_decode_a_moment_ago_refuses_and_what_was_sent_long_ago_does_not() {
+    let mut world = world(Admission::Calibrated);
+    let now_us = teach(&mut world);
+    let mut sent = 0;
+    while asks(&world, 1_000, 8_000, now_us).is_ok() {
+        world.book(now_us);
+        sent += 1;
+        assert!(sent < 20, "three others join within what the objective allows");
+    }
+    assert!(sent >= 2, "one that joins is within it: {sent}");
+    assert!(asks(&world, 1_000, 8_000, now_us + 10_000_000).is_ok());
+}
+
+#[test]
+fn a_long_prompt_is_refused_where_a_short_one_is_let_in() {
+    let mut world = world(Admission::Calibrated);
+    let now_us = teach(&mut world);
+    world.book(now_us);
+    assert!(asks(&world, 500, 8_000, now_us).is_ok());
+    assert!(matches!(asks(&world, 8_000, 8_000, now_us), Err(Refusal::Overloaded { .. })));
+    assert!(asks(&world, 8_000, u64::MAX, now_us).is_ok(), "it is the objective that refuses");
+}
+
+#[test]
+fn each_admission_looks_at_another_moment() {
+    let refused = |admission, handed_over: bool| {
+        let mut world = world(admission);
+        let now_us = teach(&mut world);
+        let ids: Vec<BookingId> = (0..12).map(|_| world.book(now_us).0).collect();
+        if handed_over {
+            ids.iter().for_each(|id| world.view.prefilled(*id, None, now_us));
+        }
+        asks(&world, 1_000, 8_000, now_us).is_err()
+    };
+    assert!(!refused(Admission::Late, true), "it looks when the prefill has ended");
+    assert!(refused(Admission::Early, true));
+    assert!(!refused(Admission::Early, false), "those on their way are not seen");
+    assert!(refused(Admission::Predicted, false), "their prefills will have ended");
+    assert!(refused(Admission::Calibrated, false));
+}
+
+#[test]
+fn a_second_look_sees_what_decodes_by_then() {
+    let mut world = world(Admission::Late);
+    let now_us = teach(&mut world);
+    let (first, _) = world.book(now_us);
+    let alone_us = world.view.look_again(first, now_us).expect("it is booked");
+    let ids: Vec<BookingId> = (0..12).map(|_| world.book(now_us).0).collect();
+    assert_eq!(world.view.look_again(first, now_us), Some(alone_us), "none of them decodes");
+    ids.iter().for_each(|id| world.view.prefilled(*id, None, now_us));
+    let crowded_us = world.view.look_again(first, now_us).expect("it is booked");
+    assert!(crowded_us > alone_us + 10_000, "{crowded_us} after {alone_us}");
+    assert_eq!(world.view.look_again(BookingId(9_999), now_us), None);
+}
+
+#[test]
+fn a_prefill_that_many_will_pass_is_held_against_its_objective_as_if_they_had() {
+    let ask = |admission| {
+        let policy = Policy { admission, rank_stretch: 5.0, ..Policy::default() };
+        let mut world = World::with_policy(&["p0", "d0"], policy)
+            .reports("p0", |report| report.slots_available = 1_000_000)
+            .reports("d0", |report| report.slots_available = 1_000_000);
+        // Half a second of long prompts, all of which rank later.
+        for number in 0..10 {
+            let long = world.place(|request| request.prompt_tokens = 5_000).expect("a placement");
+            world.view.book(BookingId(1_000 + number), &long, 0);
+        }
+        let placed = world.place(|request| {
+            request.prompt_tokens = 4_000;
+            request.objectives = Objectives { ttft_us: 150_000, ..Objectives::NONE };
+        });
+        placed.map(|placement| placement.predicted_ttft_us)
+    };
+    let soon_us = ask(Admission::Early).expect("nothing goes before it now");
+    assert!(soon_us < 150_000, "{soon_us}");
+    let refused = ask(Admission::Calibrated);
+    assert!(matches!(refused, Err(Refusal::Overloaded { .. })), "{refused:?}");
+}
