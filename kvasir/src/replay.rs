@@ -5,8 +5,9 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use kvasir_placement::{Admission, Difference, Objectives, RecordedDecision, Selection};
+use kvasir_replay::coupled::Chunks;
 use kvasir_replay::pool::{Classes, Pool};
-use kvasir_replay::{Cluster, Eviction, Options, Trace, pool, replay, report};
+use kvasir_replay::{Cluster, Eviction, Options, Trace, coupled, pool, replay, report};
 use serde_json::Value;
 
 use crate::output;
@@ -29,8 +30,8 @@ pub struct Flags {
     decision: Option<PathBuf>,
 
     /// One policy or several: random, least-loaded, longest-match, local, global, kvasir; `all` for
-    /// each of them.
-    #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "kvasir")]
+    /// each of them. `kvasir` when it is absent.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
     policy: Vec<String>,
 
     /// Refuses requests whose first token is predicted to come later, and counts those whose does.
@@ -46,6 +47,12 @@ pub struct Flags {
     /// their prefill ends), calibrated (how likely they meet their objective); `all` for each of them.
     #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "calibrated")]
     admission: Vec<String>,
+
+    /// Replays over the same nodes without disaggregation: each prefills and decodes, chooses by the policy
+    /// `local` unless `--policy` says otherwise, and computes whole prompts (`whole`) or so many tokens in
+    /// each step beside decoding; one or several.
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
+    coupled: Vec<String>,
 
     /// Prints one JSON object and nothing else. Of several policies it has an object `policies`.
     #[arg(long)]
@@ -115,7 +122,11 @@ pub fn run(flags: &Flags) -> Result<(), Box<dyn Error>> {
     if !flags.pool_tokens.is_empty() {
         return run_pools(flags, &cluster, &trace);
     }
-    let selections = selections(&flags.policy)?;
+    let default = if flags.coupled.is_empty() { Selection::Kvasir } else { Selection::Local };
+    let selections = match selections(&flags.policy)? {
+        named if named.is_empty() => vec![default],
+        named => named,
+    };
     let objective_us = |ms: Option<u64>| ms.map_or(u64::MAX, |ms| ms.saturating_mul(1_000));
     let objectives = Objectives {
         ttft_us: objective_us(flags.ttft_objective_ms),
@@ -123,8 +134,13 @@ pub fn run(flags: &Flags) -> Result<(), Box<dyn Error>> {
     };
     let admissions = admissions(&flags.admission)?;
     let mut summaries = Vec::new();
+    let coupled = coupled_chunks(&flags.coupled)?;
     for selection in selections {
-        for &admission in &admissions {
+        for &chunks in &coupled {
+            let options = Options { seed: flags.seed, objectives, ..Options::new(selection) };
+            summaries.push(coupled::replay(&trace, &cluster, chunks, options)?);
+        }
+        for &admission in admissions.iter().filter(|_| coupled.is_empty()) {
             let options =
                 Options { seed: flags.seed, objectives, admission, ..Options::new(selection) };
             summaries.push(replay(&trace, &cluster, options)?);
@@ -261,6 +277,15 @@ fn admissions(names: &[String]) -> Result<Vec<Admission>, Box<dyn Error>> {
     names.iter().map(named).collect()
 }
 
+fn coupled_chunks(names: &[String]) -> Result<Vec<Chunks>, Box<dyn Error>> {
+    let named = |name: &String| match (name.as_str(), name.parse()) {
+        ("whole", _) => Ok(Chunks::Whole),
+        (_, Ok(tokens)) if tokens > 0 => Ok(Chunks::Tokens(tokens)),
+        _ => Err(format!("--coupled {name}: it is `whole` or a number of tokens").into()),
+    };
+    names.iter().map(named).collect()
+}
+
 fn cluster(flags: &Flags) -> Result<Cluster, Box<dyn Error>> {
     let mut cluster = Cluster::open(given(&flags.cluster, "--cluster")?)?;
     cluster.prefill_nodes = flags.prefill_nodes.unwrap_or(cluster.prefill_nodes);
@@ -322,5 +347,9 @@ mod tests {
         let read = |name: &str| admissions(&[name.to_owned()]).map(|read| read.len());
         assert_eq!((read("late").ok(), read("all").ok()), (Some(1), Some(4)));
         assert!(read("never").is_err());
+        let read = |name: &str| coupled_chunks(&[name.to_owned()]).ok();
+        assert_eq!(read("512"), Some(vec![Chunks::Tokens(512)]));
+        assert_eq!(read("whole"), Some(vec![Chunks::Whole]));
+        assert_eq!((read("0"), read("half")), (None, None));
     }
 }

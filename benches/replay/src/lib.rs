@@ -10,10 +10,12 @@
 //! 2. [`model`]: how long things take, with their sources
 //! 3. [`sim`]: the events, in order; `node`, `link`, `decode`: what happens on one node
 //! 4. [`pool`]: one cache alone, for eviction policies
-//! 5. [`summary`]: what is reported of a run; [`report`]: as a table, as JSON and as plots
+//! 5. [`coupled`]: the same cluster without disaggregation, to compare with
+//! 6. [`summary`]: what is reported of a run; [`report`]: as a table, as JSON and as plots
 #![forbid(unsafe_code)]
 
 pub mod cluster;
+pub mod coupled;
 mod decode;
 mod link;
 pub mod model;

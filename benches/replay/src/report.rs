@@ -18,7 +18,7 @@ pub fn table(summaries: &[Summary]) -> String {
         let _ = writeln!(
             text,
             "| {} | {:.3} | {:.3} | {:.2} | {:.2} | {:.0} | {:.0} | {:.3} | {:.3} | {} |",
-            summary.policy,
+            summary.name(),
             ttft.mean,
             ttft.p50,
             ttft.p90,

@@ -137,14 +137,13 @@ impl<'a> Replay<'a> {
     fn new(trace: &'a Trace, cluster: &Cluster, options: Options) -> Result<Self, ReplayError> {
         let (prefills, decodes) = (cluster.prefill_nodes, cluster.decode_nodes);
         let nodes = u32::from(prefills) + u32::from(decodes);
-        let mut index = ShadowIndex::new(IndexLimits::default());
+        let (index, members) = shadow_index(nodes)?;
         let mut view = ClusterView::new(
             cluster.policy(options.selection, options.admission),
             cluster.profile(),
         );
-        for number in 0..nodes {
-            let role = if number < prefills.into() { Role::Prefill } else { Role::Decode };
-            let node = index.add_node().map_err(|_| ReplayError::TooManyNodes { nodes })?;
+        for node in members {
+            let role = if node.0 < prefills { Role::Prefill } else { Role::Decode };
             view.report(report(cluster, node, role), 0);
         }
         let model = view.models().map(|(model, _)| model).next().unwrap_or(ModelIndex(0));
@@ -497,7 +496,14 @@ impl<'a> Replay<'a> {
     }
 }
 
-fn report(cluster: &Cluster, node: NodeIndex, role: Role) -> InstanceReport {
+/// An index of so many nodes.
+pub(crate) fn shadow_index(nodes: u32) -> Result<(ShadowIndex, Vec<NodeIndex>), ReplayError> {
+    let mut index = ShadowIndex::new(IndexLimits::default());
+    let added: Result<Vec<_>, _> = (0..nodes).map(|_| index.add_node()).collect();
+    Ok((index, added.map_err(|_| ReplayError::TooManyNodes { nodes })?))
+}
+
+pub(crate) fn report(cluster: &Cluster, node: NodeIndex, role: Role) -> InstanceReport {
     let name = match role {
         Role::Prefill => format!("prefill-{:04}", node.0),
         Role::Decode | Role::Both => format!("decode-{:04}", node.0),

@@ -3,6 +3,7 @@
 use kvasir_placement::Objectives;
 use serde::Serialize;
 
+use crate::coupled::Chunks;
 use crate::sim::Options;
 use crate::trace::Trace;
 
@@ -85,6 +86,9 @@ pub struct PrefillLoad {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Summary {
     pub policy: &'static str,
+    /// Where every node prefills and decodes: see [`crate::coupled`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub coupled: Option<Chunks>,
     pub requests: usize,
     pub completed: usize,
     pub rejected: usize,
@@ -130,6 +134,7 @@ impl Summary {
         let ttft_s = Spread::of(&ttfts_s);
         Summary {
             policy: options.selection.name(),
+            coupled: None,
             requests: outcomes.len(),
             completed: outcomes.iter().filter(|o| o.ended_us.is_some()).count(),
             rejected: outcomes.iter().filter(|o| o.rejected).count(),
@@ -149,9 +154,11 @@ impl Summary {
 
     /// What it is called beside others.
     pub fn name(&self) -> String {
-        match self.effect {
-            Some(effect) => format!("{}/{}", self.policy, effect.admission),
-            None => self.policy.to_owned(),
+        match (self.coupled, self.effect) {
+            (Some(Chunks::Whole), _) => format!("{}/coupled", self.policy),
+            (Some(Chunks::Tokens(tokens)), _) => format!("{}/coupled-{tokens}", self.policy),
+            (None, Some(effect)) => format!("{}/{}", self.policy, effect.admission),
+            (None, None) => self.policy.to_owned(),
         }
     }
 }
