@@ -12,12 +12,14 @@
 //! 6. `growth`, `drain`: the room that answers will take, and when it comes back
 //! 7. [`explain`]: a decision as text and as values
 //! 8. [`attend`]: move the query, move the cache, or prefill again; [`routing`]: when a placement asks that
+//! 9. [`balance`]: how many instances prefill and how many decode
 //!
 //! Everything in here is a hint: a stale index or view costs time, never correctness.
 
 #![forbid(unsafe_code)]
 
 pub mod attend;
+pub mod balance;
 pub mod cost;
 pub mod decision;
 mod drain;
