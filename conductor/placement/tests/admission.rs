@@ -121,3 +121,46 @@ fn a_prefill_that_many_will_pass_is_held_against_its_objective_as_if_they_had() 
     let refused = ask(Admission::Calibrated);
     assert!(matches!(refused, Err(Refusal::Overloaded { .. })), "{refused:?}");
 }
+
+/// Whether a request is let in beside so many others that decode, sent long ago, and how likely it is in
+/// time; by objectives between tokens, the shortest first.
+fn by_objective(others: usize, prompt_tokens: u32) -> Vec<(u64, bool, f64)> {
+    let mut world = world(Admission::Calibrated);
+    let booked_us = teach(&mut world);
+    for _ in 0..others {
+        let (id, _) = world.book(booked_us);
+        world.view.prefilled(id, None, booked_us);
+    }
+    let decide = |tbt_us| {
+        let placed = world.decide(|request| {
+            request.prompt_tokens = prompt_tokens;
+            request.objectives = Objectives { tbt_us, ..Objectives::NONE };
+            request.now_us = booked_us + 20_000_000;
+        });
+        let (is_in, considered) = match placed {
+            Ok(placement) => (true, placement.considered),
+            Err(refused) => (false, refused.considered),
+        };
+        (tbt_us, is_in, considered.decode_candidates[0].likely.expect("it has been learned"))
+    };
+    (1_000..40_000).step_by(100).map(decide).collect()
+}
+
+#[test]
+fn a_request_that_is_not_likely_in_time_is_refused_though_it_harms_nobody() {
+    let decided = by_objective(1, 1);
+    let unlikely = || decided.iter().filter(|(_, _, likely)| *likely < 0.8);
+    assert!(unlikely().any(|(_, _, likely)| *likely > 0.5), "{decided:?}");
+    assert!(unlikely().all(|(_, is_in, _)| !is_in), "{decided:?}");
+    assert!(decided.iter().any(|(_, is_in, _)| *is_in), "{decided:?}");
+}
+
+#[test]
+fn a_likely_request_that_makes_more_others_miss_than_it_is_worth_is_refused() {
+    let refused_though_likely = |others| {
+        let decided = by_objective(others, 1_500);
+        decided.into_iter().filter(|(_, is_in, likely)| !is_in && *likely > 0.86).count()
+    };
+    assert_eq!(refused_though_likely(1), 0);
+    assert!(refused_though_likely(60) > 0);
+}
