@@ -2,18 +2,24 @@
 //! under way long enough to be overtaken, so this needs two with a wire between them, and a slow one to
 //! show that it is the pinning that does it: `tests/verbs-vm/run` has both.
 
+use std::io::{ErrorKind, Read, Write as _};
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use kvasir_transfer::{
     Completion, DeviceSpec, Domain, Fallback, Handshake, OrderedBy, Outcome, PeerId, Put,
     PutWithSignal, Refusal, RegionDesc, RegionHandle, Signal, SignalMode, SignalOutcomes,
     SignalledPut, Source, VerbsConfig, Write, WriteError,
 };
-use kvasir_transfer_verbs::{Device, Library, ProtectionDomain};
+use kvasir_transfer_verbs::{
+    Device, Gid, Library, Lid, Mtu, ProtectionDomain, Psn, QpNum, QueuePairAddress,
+};
 
 use crate::device;
-use crate::verbs::{LONG, Side, config, outcome};
+use crate::engine::tcp_config;
+use crate::verbs::{LONG, Side, config, greeting, outcome};
 
 /// More than a queue pair of `rdma_rxe` sends before it waits for an acknowledgement, which is 128 packets of
 /// 4 KiB: the rest is a round trip later.
@@ -232,4 +238,49 @@ fn at_a_peer_whose_memory_is_written_in_any_order_puts_are_counted() {
         assert_eq!(outcomes.told(at), Some(told), "{device:?}");
         assert!(wire.word(at) == word && wire.is_whole(at, 3), "{device:?}");
     }
+}
+
+/// A writer says that its card has an address on the wire that nobody has: the system asks there for a second.
+/// Whoever has to do with the engine meanwhile is served.
+#[test]
+fn nobody_waits_while_the_way_to_another_card_is_looked_for() {
+    let Some((device, _)) = device::wire() else { return };
+    let target = end(&device);
+    let neighbour = Side::new(tcp_config());
+    let peer = neighbour.peer(&target);
+    let say = || {
+        let (done, told) = Completion::future();
+        neighbour.engine.send(peer, b"x".to_vec(), LONG, done).expect("accepted");
+        assert_eq!(outcome(&told), Ok(()));
+    };
+    say();
+    let lane = |number| {
+        let (number, psn) = (QpNum::new(number).expect("24 bits"), Psn::new(1).expect("24 bits"));
+        let gid: Gid = "10.0.1.77".parse().expect("an address");
+        let mtu = Mtu::from_code(3).expect("1024");
+        QueuePairAddress { number, psn, gid, lid: Lid(0), mtu }.to_bytes()
+    };
+    let endpoint = target.engine.endpoint();
+    let card = [lane(0x70_0000), lane(0x70_0001)].concat();
+    // On a machine that stands still for a second the answer may be there already.
+    for _ in 0..5 {
+        let mut stream = TcpStream::connect(endpoint.tcp.expect("tcp")).expect("taken");
+        stream.write_all(&greeting(&endpoint, 3, &card)).expect("sent");
+        for _ in 0..20 {
+            say();
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        stream.set_nonblocking(true).expect("set");
+        let early = stream.read(&mut [0]);
+        if early.is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
+            stream.set_nonblocking(false).expect("set");
+            stream.set_read_timeout(Some(LONG)).expect("set");
+            let mut reply = Vec::new();
+            stream.read_to_end(&mut reply).expect("an end, and no silence");
+            // `Admission::NoCard`, as the first field.
+            assert_eq!(reply.get(8..10), Some([8, 6].as_slice()), "{reply:?}");
+            return;
+        }
+    }
+    panic!("the worker does nothing else before it has answered");
 }

@@ -131,7 +131,7 @@ struct InstanceInputs {
     #[serde(with = "form::DecodeForm")]
     decode: LearnedDecode,
     /// Absent until enough answers have taught it.
-    tbt: Option<TbtInputs>,
+    tbt: Option<Box<TbtInputs>>,
     #[serde(with = "form::exact")]
     sent_tokens: f64,
     sent_at_us: u64,
@@ -275,6 +275,7 @@ impl Inputs {
         let exclude = self.request.exclude.iter().map(|id| size_of::<String>() + id.len());
         let instances = self.instances.iter().map(|instance| {
             size_of::<InstanceInputs>()
+                + instance.tbt.as_deref().map_or(0, size_of_val)
                 + instance.prefills.bytes()
                 + size_of_val(&*instance.answers_end_us)
                 + size_of_val(&*instance.answers_begin_us)
@@ -360,7 +361,7 @@ impl Inputs {
             let LearnedDecode { base_us, sequence_us, scale, answer_us, answer_tokens } =
                 instance.decode;
             within("decode", &[base_us, sequence_us, scale, answer_us, answer_tokens])?;
-            if let Some(TbtInputs { coefficients, off }) = &instance.tbt {
+            if let Some(TbtInputs { coefficients, off }) = instance.tbt.as_deref() {
                 within("tbt", coefficients)?;
                 within("tbt", off)?;
             }
@@ -423,7 +424,7 @@ impl InstanceInputs {
             decode: instance.decode_model.learned(),
             tbt: instance.tbt_model.learned().map(|learned| {
                 let LearnedTbt { coefficients, off } = learned;
-                TbtInputs { coefficients, off }
+                Box::new(TbtInputs { coefficients, off })
             }),
             sent_tokens: instance.sent.tokens,
             sent_at_us: instance.sent.at_us,
