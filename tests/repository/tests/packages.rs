@@ -44,7 +44,7 @@ const MAY_USE: [(&str, &[&str]); 20] = [
     ),
     // A client links the line and nothing of the daemon; its tests start one.
     ("kvasir-client", &["kvasir-proto", "kvasir-transfer", "kvasir-attach", "kvasir-store-node"]),
-    ("kvasir-client-c", &["kvasir-client", "kvasir-store-node"]),
+    ("kvasir-client-c", &["kvasir-client", "kvasir-attach", "kvasir-proto", "kvasir-store-node"]),
     ("kvasir-conductor", &["kvasir-proto", "kvasir-placement"]),
     ("kvasir-replay", &["kvasir-proto", "kvasir-blocks", "kvasir-placement"]),
     (
