@@ -17,8 +17,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use kvasir_placement::{
-    Admission, BookingId, ClusterView, NodeIndex, PlaceRequest, Role, ShadowIndex, Tier,
-    conversation, place,
+    Admission, BookingId, ClusterView, NodeIndex, Role, ShadowIndex, Tier, place,
 };
 
 use serde::Serialize;
@@ -26,9 +25,9 @@ use serde::Serialize;
 use crate::cluster::Cluster;
 use crate::model::{DecodeTime, PrefillTime};
 use crate::node::NodeCache;
-use crate::sim::{Options, ReplayError, report, shadow_index};
+use crate::sim::{Options, ReplayError, report, shadow_index, wanted};
 use crate::summary::{Outcome, PrefillLoad, Summary};
-use crate::trace::{Request, Trace, mix};
+use crate::trace::{Request, Trace};
 
 /// How a node that does both prefills.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -157,20 +156,9 @@ impl<'a> Replay<'a> {
     }
 
     fn arrives(&mut self, request: usize) {
-        let Request { prompt_tokens, output_tokens, keys, .. } = &self.requests[request];
-        let matched = self.index.match_prefix(keys);
+        let matched = self.index.match_prefix(&self.requests[request].keys);
         let Some(model) = self.view.models().map(|(model, _)| model).next() else { return };
-        let wanted = PlaceRequest {
-            model,
-            prompt_tokens: *prompt_tokens,
-            max_tokens: *output_tokens,
-            objectives: self.options.objectives,
-            exclude: &[],
-            tie_seed: mix(self.options.seed ^ mix(request as u64)),
-            now_us: self.now_us,
-            conversation: conversation(keys),
-            may_route: false,
-        };
+        let wanted = wanted(model, (request, &self.requests[request]), &self.options, self.now_us);
         let Ok(placement) = place(&self.view, &matched, &wanted) else {
             self.outcomes[request].rejected = true;
             return;

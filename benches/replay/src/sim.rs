@@ -60,6 +60,26 @@ pub enum ReplayError {
     TooManyNodes { nodes: u32 },
 }
 
+/// What is asked of a cluster for one request of a trace, by its place in the trace.
+pub(crate) fn wanted(
+    model: ModelIndex,
+    (at, request): (usize, &Request),
+    options: &Options,
+    now_us: u64,
+) -> PlaceRequest<'static> {
+    PlaceRequest {
+        model,
+        prompt_tokens: request.prompt_tokens,
+        max_tokens: request.output_tokens,
+        objectives: options.objectives,
+        exclude: &[],
+        tie_seed: mix(options.seed ^ mix(at as u64)),
+        now_us,
+        conversation: conversation(&request.keys),
+        may_route: false,
+    }
+}
+
 /// Replays a trace from its first arrival until the last answer has ended.
 ///
 /// # Errors
@@ -211,19 +231,9 @@ impl<'a> Replay<'a> {
     }
 
     fn place(&self, request: usize) -> Result<Placement, Refused> {
-        let Request { prompt_tokens, output_tokens, keys, .. } = &self.requests[request];
-        let matched = self.index.match_prefix(keys);
-        let wanted = PlaceRequest {
-            model: self.model,
-            prompt_tokens: *prompt_tokens,
-            max_tokens: *output_tokens,
-            objectives: self.options.objectives,
-            exclude: &[],
-            tie_seed: mix(self.options.seed ^ mix(request as u64)),
-            now_us: self.now_us,
-            conversation: conversation(keys),
-            may_route: false,
-        };
+        let matched = self.index.match_prefix(&self.requests[request].keys);
+        let request = (request, &self.requests[request]);
+        let wanted = wanted(self.model, request, &self.options, self.now_us);
         place(&self.view, &matched, &wanted)
     }
 

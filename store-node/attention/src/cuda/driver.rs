@@ -334,8 +334,8 @@ impl Stream {
     /// [`CudaError::Failed`].
     pub fn new(device: &Arc<Device>) -> Result<Stream, CudaError> {
         let mut handle = std::ptr::null_mut();
+        // SAFETY: a place for a handle.
         device.call("cuStreamCreate", |f| unsafe {
-            // SAFETY: a place for a handle.
             (f.stream_create)(&mut handle, STREAM_NON_BLOCKING)
         })?;
         Ok(Stream { device: device.clone(), handle, is_own: true })
