@@ -25,6 +25,10 @@ use tracing_subscriber::EnvFilter;
 
 use args::{Cli, Command};
 
+/// Why: docs/decisions/0040-an-allocator-of-its-own.md.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// What is logged when neither `--log` nor `RUST_LOG` says otherwise: of daemons, and of commands whose
 /// answer is what they print.
 const LOG_DEFAULT: &str = "info";

@@ -1,0 +1,165 @@
+//! A cluster that serves for long: nothing grows, and nothing is left over whenever it comes to rest.
+//!
+//! Rounds of load: new prompts that make old blocks leave memory, some for the SSD; conversations that find
+//! theirs again; clients that go away in the middle of an answer. After each round the cluster comes to rest (no
+//! pin, share, quarantined slot, counter or operation anywhere), and each process is looked at: private memory,
+//! descriptors, threads. A minute at most by default; twenty are
+//! `KVASIR_SOAK_S=1200 cargo test --release -p kvasir --test soak -- --nocapture`.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+use serde_json::json;
+use support::cluster::Cluster;
+use support::rest::comes_to_rest;
+
+const ROUNDS: usize = 12;
+/// What is not looked at: caches fill, pools of threads and connections come up.
+const ROUNDS_WARM: usize = 4;
+const CLIENTS: u64 = 4;
+const CONVERSATIONS: usize = 16;
+const CONVERSATION_TOKENS_MAX: usize = 2_000;
+const REST_WITHIN: Duration = Duration::from_secs(30);
+
+/// What the last rounds may have more of than those before them.
+const GROWTH_KIB_MAX: u64 = 6 << 10;
+const GROWTH_DESCRIPTORS_MAX: u64 = 8;
+const GROWTH_THREADS_MAX: u64 = 4;
+
+fn soak() -> Duration {
+    #[allow(clippy::disallowed_methods, reason = "a test, and how long it runs, is set by hand")]
+    let text = std::env::var("KVASIR_SOAK_S").ok();
+    Duration::from_secs(text.map_or(24, |text| text.parse().expect("a number of seconds")))
+}
+
+/// What one process has.
+#[derive(Debug, Clone, Copy)]
+struct Held {
+    /// Memory of its own: what is shared has a size that is configured.
+    private_kib: u64,
+    descriptors: u64,
+    threads: u64,
+}
+
+impl Held {
+    fn of(pid: u32) -> Held {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+        let number = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            let word = line.and_then(|line| line.split_whitespace().next());
+            word.and_then(|word| word.parse().ok()).expect("a number")
+        };
+        let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("it is ours");
+        Held {
+            private_kib: number("RssAnon:"),
+            descriptors: descriptors.count() as u64,
+            threads: number("Threads:"),
+        }
+    }
+}
+
+/// The least of some rounds: what is only there for a moment is not what is kept.
+fn least(held: &[Held]) -> Held {
+    let of = |value: fn(&Held) -> u64| held.iter().map(value).min().expect("some rounds");
+    Held {
+        private_kib: of(|held| held.private_kib),
+        descriptors: of(|held| held.descriptors),
+        threads: of(|held| held.threads),
+    }
+}
+
+fn tokens(random: &mut ChaCha8Rng, count: usize) -> Vec<u32> {
+    (0..count).map(|_| 3 + random.next_u32() % 1_000).collect()
+}
+
+/// Asks one request after the other until then; answers with how many were answered.
+async fn client(cluster: &Cluster, seed: u64, until: Instant) -> u64 {
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    let mut conversations = vec![Vec::new(); CONVERSATIONS];
+    let mut answered = 0;
+    while Instant::now() < until {
+        let which = random.next_u32() as usize;
+        let length = 100 + which % 700;
+        let fresh = tokens(&mut random, length);
+        match which % 8 {
+            0..=3 => {
+                let conversation = &mut conversations[which / 8 % CONVERSATIONS];
+                if conversation.len() > CONVERSATION_TOKENS_MAX {
+                    conversation.clear();
+                }
+                conversation.extend(&fresh[..100]);
+                let (status, answer) = cluster.complete(conversation, 8).await;
+                assert_eq!(status, 200, "{answer}");
+            }
+            4..=6 => {
+                let (status, answer) = cluster.complete(&fresh, 4).await;
+                assert_eq!(status, 200, "{answer}");
+            }
+            _ => leave(cluster, &fresh).await,
+        }
+        answered += 1;
+    }
+    answered
+}
+
+/// Asks for a long answer and goes away after its first events.
+async fn leave(cluster: &Cluster, prompt: &[u32]) {
+    let body = json!({
+        "model": cluster.model, "prompt": prompt, "max_tokens": 500, "stream": true, "ignore_eos": true,
+    });
+    let url = format!("{}/v1/completions", cluster.url);
+    let reply = cluster.client.post(url).json(&body).send().await.expect("an answer");
+    assert_eq!(reply.status().as_u16(), 200);
+    let mut events = reply.bytes_stream();
+    for _ in 0..3 {
+        events.next().await.expect("it goes on").expect("it goes on");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_that_serves_for_long_keeps_nothing_of_what_it_has_served() {
+    let cluster =
+        Cluster::start("--prefill 1 --decode 1 --arena-bytes 4MiB --ssd-bytes 64MiB").await;
+    let round = soak() / ROUNDS as u32;
+    let mut held: BTreeMap<String, Vec<Held>> = BTreeMap::new();
+    for at in 0..ROUNDS {
+        let until = Instant::now() + round;
+        let clients = (0..CLIENTS).map(|client_at| {
+            let seed = at as u64 * CLIENTS + client_at;
+            client(&cluster, seed, until)
+        });
+        let answered: u64 = futures::future::join_all(clients).await.into_iter().sum();
+        assert!(answered > 0);
+        comes_to_rest(&cluster, REST_WITHIN).await;
+        let mut line = format!("round {at}: {answered} requests");
+        for name in cluster.process_names() {
+            let of = Held::of(cluster.pid(&name).expect("it runs"));
+            line += &format!(
+                "; {name} {} KiB, {} fds, {} threads",
+                of.private_kib, of.descriptors, of.threads
+            );
+            held.entry(name).or_default().push(of);
+        }
+        #[allow(clippy::print_stdout, reason = "what a long run is like, for whoever started it")]
+        {
+            println!("{line}");
+        }
+    }
+    let evicted =
+        cluster.sum("-node", "kvasir_store_core_events_total", &[("event", "evicted")]).await;
+    assert!(evicted > 0.0, "there was room for everything");
+    for (name, rounds) in &held {
+        let rounds = &rounds[ROUNDS_WARM..];
+        let (before, after) = rounds.split_at(rounds.len() / 2);
+        let (before, after) = (least(before), least(after));
+        let grew = |value: fn(&Held) -> u64, most: u64| value(&after) > value(&before) + most;
+        assert!(!grew(|held| held.private_kib, GROWTH_KIB_MAX), "{name} grows: {rounds:#?}");
+        assert!(!grew(|held| held.descriptors, GROWTH_DESCRIPTORS_MAX), "{name}: {rounds:#?}");
+        assert!(!grew(|held| held.threads, GROWTH_THREADS_MAX), "{name}: {rounds:#?}");
+    }
+}
