@@ -19,7 +19,7 @@ use kvasir_blocks::BlockChange;
 use kvasir_placement::{
     Admission, BookingId, ClusterView, IndexLimits, InstanceReport, Keeper, ModelIndex, ModelSpec,
     NodeIndex, Objectives, PlaceRequest, Placement, Refused, ReportedLoad, Role, Selection,
-    ShadowIndex, Tier, Verdict, conversation, place,
+    ShadowIndex, Tier, conversation, place,
 };
 use kvasir_proto::{InstanceId, NodeId};
 
@@ -242,9 +242,7 @@ impl<'a> Replay<'a> {
         self.view.book(BookingId(request as u64), placement, now_us);
         self.outcomes[request].predicted_ttft_us = placement.predicted_ttft_us;
         self.outcomes[request].predicted_tbt_us = placement.predicted_tbt_us;
-        let mut decodes = placement.considered.decode_candidates.iter();
-        let chosen = decodes.find(|candidate| candidate.verdict == Verdict::Chosen);
-        self.outcomes[request].likely = chosen.and_then(|candidate| candidate.likely);
+        self.outcomes[request].likely = placement.likely();
         let prefill = usize::from(placement.prefill().node.0);
         let mut job = Job {
             prefill,

@@ -11,12 +11,14 @@
 pub(crate) mod fit;
 pub(crate) mod odds;
 pub(crate) mod tbt;
+pub(crate) mod tenth;
 
 use fit::Fit;
 
 pub(crate) use odds::BINS;
 pub(crate) use tbt::LearnedTbt;
 pub use tbt::{DecodeLoad, TbtModel};
+pub use tenth::LongestTenth;
 
 /// The longest time that any estimate gives: an hour.
 const ESTIMATE_US_MAX: f64 = 3.6e9;

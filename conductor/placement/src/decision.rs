@@ -266,6 +266,12 @@ impl Placement {
     pub fn is_whole(&self) -> bool {
         matches!(self.shape, Shape::Whole(_))
     }
+
+    /// How likely the answer meets its objective between tokens, where that has been learned.
+    pub fn likely(&self) -> Option<f64> {
+        let mut decodes = self.considered.decode_candidates.iter();
+        decodes.find(|candidate| candidate.verdict == Verdict::Chosen)?.likely
+    }
 }
 
 /// What one instance would cost as the prefill side.

@@ -13,6 +13,7 @@
 //! 7. [`explain`]: a decision as text and as values
 //! 8. [`attend`]: move the query, move the cache, or prefill again; [`routing`]: when a placement asks that
 //! 9. [`balance`]: how many instances prefill and how many decode
+//! 10. [`calibration`]: how true predictions were
 //!
 //! Everything in here is a hint: a stale index or view costs time, never correctness.
 
@@ -20,6 +21,7 @@
 
 pub mod attend;
 pub mod balance;
+pub mod calibration;
 pub mod cost;
 pub mod decision;
 mod drain;
@@ -32,7 +34,7 @@ pub mod routing;
 pub mod selection;
 pub mod view;
 
-pub use cost::{DecodeProfile, LinkProfile, PrefillProfile, Profile, SsdProfile};
+pub use cost::{DecodeProfile, LinkProfile, LongestTenth, PrefillProfile, Profile, SsdProfile};
 pub use decision::{
     Admission, Chosen, Considered, DecodeCandidate, Fetch, Keeper, Missing, Objectives,
     OverloadReason, PlaceRequest, Placement, Policy, PrefillCandidate, Refusal, Refused, Shape,

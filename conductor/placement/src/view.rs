@@ -131,6 +131,8 @@ pub struct Instance {
     /// Tokens of all prompts whose answers began there.
     joined_tokens: u64,
     sent: Sent,
+    /// When an answer that it decoded last said what it saw.
+    paced_us: u64,
     /// Of the way to its node.
     pub(crate) link: LinkModel,
     /// Of fetches under way.
@@ -309,6 +311,14 @@ struct BookedRoute {
     slots: u32,
 }
 
+/// What an instance did when an answer began there.
+#[derive(Debug, Clone, Copy)]
+struct Begun {
+    joined_tokens: u64,
+    running: usize,
+    others: u32,
+}
+
 #[derive(Debug, Clone)]
 pub(crate) struct Booked {
     pub(crate) prefill: InstanceRef,
@@ -322,8 +332,8 @@ pub(crate) struct Booked {
     pub(crate) handed_over_us: Option<u64>,
     /// What its answer was expected to be decoded beside.
     decode_load: Option<DecodeLoad>,
-    /// When its answer began: what had joined there, and how many ran.
-    begun: Option<(u64, usize)>,
+    /// What was there when its answer began.
+    begun: Option<Begun>,
     /// Slots of the prompt on an instance that only prefills, until the hand-over.
     pub(crate) prefill_slots: u32,
     /// Slots of the prompt on the instance that decodes.
@@ -345,6 +355,8 @@ pub struct ClusterView {
     next_instance: u64,
     pub(crate) routes: RouteModel,
     pub(crate) bookings: BTreeMap<BookingId, Booked>,
+    /// In this time half of what is known is forgotten of how far predictions were off.
+    half_life_us: Option<u64>,
 }
 
 impl ClusterView {
@@ -359,7 +371,15 @@ impl ClusterView {
             next_instance: 0,
             routes: RouteModel::default(),
             bookings: BTreeMap::new(),
+            half_life_us: None,
         }
+    }
+
+    /// What is known of how far predictions of the time between tokens were off is forgotten with time, half
+    /// of it in this one. Where little is let in little is learned, and what a machine that stood still for
+    /// a moment has taught would be believed for long.
+    pub fn forget_in(&mut self, half_life_us: u64) {
+        self.half_life_us = Some(half_life_us.max(1));
     }
 
     /// An instance as it is now. A new attachment, role or model makes a new member: what was
@@ -571,21 +591,29 @@ impl ClusterView {
     }
 
     /// The prompt is computed and handed over. `measured` is what the engine said: computed
-    /// tokens and its time for them.
-    pub fn prefilled(&mut self, id: BookingId, measured: Option<(u32, u64)>, now_us: u64) {
+    /// tokens and its time for them. Answers with what that was predicted to be.
+    pub fn prefilled(
+        &mut self,
+        id: BookingId,
+        measured: Option<(u32, u64)>,
+        now_us: u64,
+    ) -> Option<u64> {
         self.fetched(id, None);
-        let Some(booked) = self.bookings.get_mut(&id) else { return };
+        let booked = self.bookings.get_mut(&id)?;
         let first_time = booked.handed_over_us.is_none();
         booked.handed_over_us = Some(booked.handed_over_us.unwrap_or(now_us));
         let prefill_taken = std::mem::take(&mut booked.prefill_taken);
         let booked = booked.clone();
+        let mut predicted_us = None;
         if let Some(instance) = self.find(booked.prefill) {
             instance.prefills.remove(id, now_us);
             instance.count_push();
             instance.give_slots_back(prefill_taken);
             if let Some((computed_tokens, prefill_us)) = measured {
                 let reused = booked.prompt_tokens.saturating_sub(computed_tokens);
-                instance.prefill_model.observe(computed_tokens.into(), reused.into(), prefill_us);
+                let model = &mut instance.prefill_model;
+                predicted_us = Some(model.predict_us(computed_tokens.into(), reused.into()));
+                model.observe(computed_tokens.into(), reused.into(), prefill_us);
             }
         }
         if first_time && let Some(instance) = self.find(booked.decode) {
@@ -594,12 +622,17 @@ impl ClusterView {
             let end_us = now_us.saturating_add(instance.decode_model.answer_us());
             instance.decodes.book(Booked { end_us, ..booked }.decode_booking());
             instance.joined_tokens += u64::from(booked.prompt_tokens);
-            let begun = (instance.joined_tokens, instance.decodes.begun().0);
+            let begun = Begun {
+                joined_tokens: instance.joined_tokens,
+                running: instance.decodes.begun().0,
+                others: instance.other_answers,
+            };
             if let Some(booked) = self.bookings.get_mut(&id) {
                 booked.end_us = end_us;
                 booked.begun = Some(begun);
             }
         }
+        predicted_us
     }
 
     /// So many layers of decode steps were attended elsewhere, and took so long.
@@ -704,6 +737,7 @@ impl ClusterView {
             tbt_model,
             joined_tokens: 0,
             sent: Sent::default(),
+            paced_us: now_us,
             link,
             bytes_in: 0,
             bytes_out: 0,

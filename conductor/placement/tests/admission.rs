@@ -2,7 +2,7 @@
 
 mod support;
 
-use kvasir_placement::{Admission, BookingId, Objectives, Policy, Refusal};
+use kvasir_placement::{Admission, BookingId, Objectives, OverloadReason, Policy, Refusal};
 use support::World;
 
 fn world(admission: Admission) -> World {
@@ -23,7 +23,7 @@ fn teach(world: &mut World) -> u64 {
         let together = 1 + round % 5;
         let ids: Vec<BookingId> = (0..together).map(|_| world.book(now_us).0).collect();
         now_us += 100_000;
-        ids.iter().for_each(|id| world.view.prefilled(*id, None, now_us));
+        ids.iter().for_each(|id| _ = world.view.prefilled(*id, None, now_us));
         now_us += 1_000_000;
         for (id, joined_after) in ids.into_iter().zip((0..together).rev()) {
             world.view.paced(id, 2_000 + 2_000 * joined_after, now_us);
@@ -73,7 +73,7 @@ fn each_admission_looks_at_another_moment() {
         let now_us = teach(&mut world);
         let ids: Vec<BookingId> = (0..12).map(|_| world.book(now_us).0).collect();
         if handed_over {
-            ids.iter().for_each(|id| world.view.prefilled(*id, None, now_us));
+            ids.iter().for_each(|id| _ = world.view.prefilled(*id, None, now_us));
         }
         asks(&world, 1_000, 8_000, now_us).is_err()
     };
@@ -92,7 +92,7 @@ fn a_second_look_sees_what_decodes_by_then() {
     let alone_us = world.view.look_again(first, now_us).expect("it is booked");
     let ids: Vec<BookingId> = (0..12).map(|_| world.book(now_us).0).collect();
     assert_eq!(world.view.look_again(first, now_us), Some(alone_us), "none of them decodes");
-    ids.iter().for_each(|id| world.view.prefilled(*id, None, now_us));
+    ids.iter().for_each(|id| _ = world.view.prefilled(*id, None, now_us));
     let crowded_us = world.view.look_again(first, now_us).expect("it is booked");
     assert!(crowded_us > alone_us + 10_000, "{crowded_us} after {alone_us}");
     assert_eq!(world.view.look_again(BookingId(9_999), now_us), None);
@@ -163,4 +163,81 @@ fn a_likely_request_that_makes_more_others_miss_than_it_is_worth_is_refused() {
     };
     assert_eq!(refused_though_likely(1), 0);
     assert!(refused_though_likely(60) > 0);
+}
+
+#[test]
+fn beside_another_conductor_each_learns_what_both_send() {
+    let mut world = world(Admission::Calibrated);
+    // Both send alike; of the other one's answers only the number is reported. What joins costs 2 us a token.
+    let mut now_us = 0;
+    for round in 0..60_u64 {
+        let together = 1 + round % 5;
+        let ids: Vec<BookingId> = (0..together).map(|_| world.book(now_us).0).collect();
+        world = world.reports("d0", |report| report.load.running = 2 * together as u32);
+        now_us += 100_000;
+        ids.iter().for_each(|id| _ = world.view.prefilled(*id, None, now_us));
+        now_us += 1_000_000;
+        for (id, joined_after) in ids.into_iter().zip((0..together).rev()) {
+            world.view.paced(id, 2_000 + 2_000 * (joined_after + together), now_us);
+            world.view.unbook(id, Some(256), now_us);
+        }
+        now_us += 10_000_000;
+    }
+    for _ in 0..2 {
+        world.book(now_us);
+    }
+    let world = world.reports("d0", |report| report.load.running = 4);
+    let placed = world.decide(|request| request.now_us = now_us).expect("no objective is set");
+    // Five thousand tokens in the second of an answer: two of ours before, two of theirs, this one.
+    let tbt_us = placed.considered.decode_candidates[0].tbt_us;
+    assert!((9_500..15_000).contains(&tbt_us), "{tbt_us} in place of 12000");
+}
+
+#[test]
+fn what_a_machine_taught_that_stood_still_is_forgotten_with_time() {
+    let refused_after = |half_life_us: Option<u64>| {
+        let mut world = world(Admission::Calibrated);
+        half_life_us.into_iter().for_each(|us| world.view.forget_in(us));
+        let mut now_us = teach(&mut world);
+        let mut answer = |world: &mut World, tbt_us| {
+            let (id, _) = world.book(now_us);
+            world.view.prefilled(id, None, now_us);
+            now_us += 1_000_000;
+            world.view.paced(id, tbt_us, now_us);
+            world.view.unbook(id, Some(256), now_us);
+            now_us += 9_000_000;
+            now_us
+        };
+        for _ in 0..60 {
+            answer(&mut world, 12_000);
+        }
+        let now_us = (0..40).map(|_| answer(&mut world, 2_000)).last().expect("forty");
+        // Beside one that decodes, so that it is no probe.
+        let (id, _) = world.book(now_us - 8_000_000);
+        world.view.prefilled(id, None, now_us - 8_000_000);
+        asks(&world, 1_000, 10_000, now_us).is_err()
+    };
+    assert!(refused_after(None));
+    assert!(!refused_after(Some(10_000_000)));
+}
+
+#[test]
+fn who_is_refused_between_tokens_is_told_when_what_was_sent_joins_no_more() {
+    let policy = Policy { retry_after_ms_min: 1, ..Policy::default() };
+    let mut world = World::with_policy(&["p0", "d0"], policy)
+        .reports("p0", |report| report.slots_available = 1_000_000)
+        .reports("d0", |report| {
+            (report.slots_total, report.slots_available) = (1_000_000, 1_000_000);
+            report.max_running = 1_000;
+        });
+    let now_us = teach(&mut world);
+    (0..4).for_each(|_| _ = world.book(now_us));
+    let refused = asks(&world, 1_000, 8_000, now_us).expect_err("four were sent");
+    let Refusal::Overloaded { retry_after_ms, reason: OverloadReason::Tbt, .. } = refused else {
+        panic!("{refused:?}")
+    };
+    let in_us = retry_after_ms * 1_000;
+    assert!(in_us < 800_000, "before they have ended: after {in_us} us");
+    assert!(asks(&world, 1_000, 8_000, now_us + in_us).is_ok(), "after {in_us} us");
+    assert!(asks(&world, 1_000, 8_000, now_us + in_us / 4).is_err(), "before {in_us} us");
 }

@@ -5,16 +5,44 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use kvasir_placement::BookingId;
+use kvasir_placement::{BookingId, Objectives, Placement};
 
 use super::state::Shared;
+
+/// What was predicted of a request when it was placed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Predicted {
+    pub(super) ttft_us: u64,
+    pub(super) tbt_us: u64,
+    /// How likely it meets its objective between tokens, where that is known.
+    pub(super) likely: Option<f64>,
+    pub(super) tbt_objective_us: u64,
+}
+
+impl Predicted {
+    pub(super) fn of(placement: &Placement, objectives: Objectives) -> Predicted {
+        Predicted {
+            ttft_us: placement.predicted_ttft_us,
+            tbt_us: placement.predicted_tbt_us,
+            likely: placement.likely(),
+            tbt_objective_us: objectives.tbt_us,
+        }
+    }
+}
+
+/// What a prefill took by its engine's own word, and what was predicted of one of its lengths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PrefillTime {
+    pub predicted_us: u64,
+    pub measured_us: u64,
+}
 
 /// One placed request. Dropping it takes its work out of the view.
 pub struct Booking {
     shared: Arc<Shared>,
     id: BookingId,
     placed_at: Instant,
-    predicted_ttft_us: u64,
+    predicted: Predicted,
     first_token_seen: bool,
     /// Tokens of the answer that the view has not been told of.
     grown_tokens: u32,
@@ -31,13 +59,13 @@ impl Booking {
         shared: Arc<Shared>,
         id: BookingId,
         placed_at: Instant,
-        predicted_ttft_us: u64,
+        predicted: Predicted,
     ) -> Self {
         Booking {
             shared,
             id,
             placed_at,
-            predicted_ttft_us,
+            predicted,
             first_token_seen: false,
             grown_tokens: 0,
             completed: None,
@@ -62,9 +90,12 @@ impl Booking {
 
     /// The prompt is computed. `measured` is what the engine said: tokens it computed and the
     /// microseconds it took for them, without its queue.
-    pub fn prefilled(&self, measured: Option<(u32, u64)>) {
+    pub fn prefilled(&self, measured: Option<(u32, u64)>) -> Option<PrefillTime> {
         let now_us = self.shared.now_us();
-        self.shared.lock().view.prefilled(self.id, measured, now_us);
+        let predicted_us = self.shared.lock().view.prefilled(self.id, measured, now_us)?;
+        let (_, measured_us) = measured?;
+        self.shared.metrics.prefilled(predicted_us, measured_us);
+        Some(PrefillTime { predicted_us, measured_us })
     }
 
     /// So many layers of decode steps were attended elsewhere, and took so long.
@@ -76,7 +107,7 @@ impl Booking {
     pub fn first_token(&mut self) {
         if !self.first_token_seen {
             self.first_token_seen = true;
-            self.shared.metrics.first_token(self.predicted_ttft_us, self.placed_at.elapsed());
+            self.shared.metrics.first_token(self.predicted.ttft_us, self.placed_at.elapsed());
         }
     }
 
@@ -93,6 +124,13 @@ impl Booking {
     pub fn stepped(&self, interval_us: u64) {
         let now_us = self.shared.now_us();
         self.shared.lock().view.stepped(self.id, interval_us, now_us);
+    }
+
+    /// The answer saw so much between its tokens: the mean of the longest tenth of its intervals.
+    pub fn paced(&self, tbt_us: u64) {
+        let now_us = self.shared.now_us();
+        self.shared.metrics.paced(&self.predicted, tbt_us);
+        self.shared.lock().view.paced(self.id, tbt_us, now_us);
     }
 
     /// The answer has reached its end, with so many tokens. Without it the request counts as

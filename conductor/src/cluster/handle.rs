@@ -18,7 +18,7 @@ use prometheus::Registry;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
-use super::booking::Booking;
+use super::booking::{Booking, Predicted};
 use super::follow;
 use super::metrics::Metrics;
 use super::state::{Failed, Shared, State};
@@ -238,7 +238,8 @@ impl Cluster {
         state.view.book(id, &placement, now_us);
         drop(state);
         self.shared.metrics.placed(&placement);
-        let booking = Booking::new(self.shared.clone(), id, placed_at, placement.predicted_ttft_us);
+        let predicted = Predicted::of(&placement, query.objectives);
+        let booking = Booking::new(self.shared.clone(), id, placed_at, predicted);
         Ok(Placed { placement, inputs, prefill, decode, fetch, route, booking })
     }
 

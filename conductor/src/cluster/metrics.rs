@@ -1,12 +1,16 @@
 //! The cluster's metrics, beside what they measure.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use kvasir_placement::calibration::{LikelyError, TimeError};
 use kvasir_placement::{OverloadReason, Placement, Refusal};
 use prometheus::{
-    Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
+    Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
     exponential_buckets,
 };
+
+use super::booking::Predicted;
 
 pub(super) struct Metrics {
     pub(super) nodes_up: IntGauge,
@@ -27,12 +31,33 @@ pub(super) struct Metrics {
     ttft_predicted: Histogram,
     ttft_real: Histogram,
     ttft_ratio: Histogram,
+    prefill_ratio: Histogram,
+    tbt_predicted: Histogram,
+    tbt_real: Histogram,
+    tbt_ratio: Histogram,
+    errors: Mutex<Errors>,
+    /// By `of`, the thing predicted.
+    prediction_error: GaugeVec,
+    prediction_bias: GaugeVec,
+    tbt_likely_predicted: Gauge,
+    tbt_likely_measured: Gauge,
+    tbt_likely_error: Gauge,
+}
+
+/// How true predictions were lately.
+#[derive(Debug, Default)]
+struct Errors {
+    ttft: TimeError,
+    prefill: TimeError,
+    tbt: TimeError,
+    likely: LikelyError,
 }
 
 impl Metrics {
     pub(super) fn new(registry: &Registry) -> prometheus::Result<Self> {
         let seconds = exponential_buckets(0.001, 2.0, 18)?;
         let ratio = exponential_buckets(1.0 / 16.0, 2f64.sqrt(), 17)?;
+        let tenths = exponential_buckets(0.001, 2f64.sqrt(), 28)?;
         let make = Maker { registry };
         Ok(Metrics {
             nodes_up: make.gauge("nodes_up", "Store nodes whose events are followed")?,
@@ -71,7 +96,50 @@ impl Metrics {
             ttft_ratio: make.histogram(
                 "ttft_real_over_predicted_ratio",
                 "Real over predicted time to first token, of one request",
+                ratio.clone(),
+            )?,
+            prefill_ratio: make.histogram(
+                "prefill_real_over_predicted_ratio",
+                "What a prefill took by its engine's word over what was predicted for its length",
+                ratio.clone(),
+            )?,
+            tbt_predicted: make.histogram(
+                "tbt_predicted_seconds",
+                "Time between tokens as predicted when the request was placed, of finished answers",
+                tenths.clone(),
+            )?,
+            tbt_real: make.histogram(
+                "tbt_real_seconds",
+                "Time between tokens of a finished answer: the mean of the longest tenth of its intervals",
+                tenths,
+            )?,
+            tbt_ratio: make.histogram(
+                "tbt_real_over_predicted_ratio",
+                "Real over predicted time between tokens, of one finished answer",
                 ratio,
+            )?,
+            errors: Mutex::default(),
+            prediction_error: make.gauges(
+                "prediction_error_ratio",
+                "Of the latest predictions, the mean of what they were off, over the mean of what came",
+                "of",
+            )?,
+            prediction_bias: make.gauges(
+                "prediction_bias_ratio",
+                "The same with its sign: above 0 more is predicted than comes",
+                "of",
+            )?,
+            tbt_likely_predicted: make.ratio(
+                "tbt_likely_predicted_ratio",
+                "How likely the latest answers were to meet their objective between tokens, as predicted",
+            )?,
+            tbt_likely_measured: make.ratio(
+                "tbt_likely_measured_ratio",
+                "The share of them that met it",
+            )?,
+            tbt_likely_error: make.ratio(
+                "tbt_likely_error_ratio",
+                "Calibration error: in groups about equally likely, the mean of what a group's share was off",
             )?,
         })
     }
@@ -109,6 +177,45 @@ impl Metrics {
         self.ttft_predicted.observe(predicted);
         self.ttft_real.observe(real.as_secs_f64());
         self.ttft_ratio.observe(real.as_secs_f64() / predicted);
+        let real_us = u64::try_from(real.as_micros()).unwrap_or(u64::MAX);
+        self.came("ttft", predicted_us, real_us, |errors| &mut errors.ttft);
+    }
+
+    /// What a prefill took by its engine's word.
+    pub(super) fn prefilled(&self, predicted_us: u64, measured_us: u64) {
+        self.prefill_ratio.observe(measured_us as f64 / predicted_us.max(1) as f64);
+        self.came("prefill", predicted_us, measured_us, |errors| &mut errors.prefill);
+    }
+
+    /// What an answer saw between its tokens.
+    pub(super) fn paced(&self, predicted: &Predicted, tbt_us: u64) {
+        let seconds = |us: u64| Duration::from_micros(us.max(1)).as_secs_f64();
+        self.tbt_predicted.observe(seconds(predicted.tbt_us));
+        self.tbt_real.observe(seconds(tbt_us));
+        self.tbt_ratio.observe(seconds(tbt_us) / seconds(predicted.tbt_us));
+        self.came("tbt", predicted.tbt_us, tbt_us, |errors| &mut errors.tbt);
+        if let Some(likely) = predicted.likely {
+            let mut errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
+            errors.likely.came(likely, tbt_us <= predicted.tbt_objective_us);
+            let set = |gauge: &Gauge, value: Option<f64>| gauge.set(value.unwrap_or(0.0));
+            set(&self.tbt_likely_predicted, errors.likely.predicted());
+            set(&self.tbt_likely_measured, errors.likely.measured());
+            set(&self.tbt_likely_error, errors.likely.error());
+        }
+    }
+
+    fn came(
+        &self,
+        of: &str,
+        predicted_us: u64,
+        real_us: u64,
+        which: impl FnOnce(&mut Errors) -> &mut TimeError,
+    ) {
+        let mut errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
+        let error = which(&mut errors);
+        error.came(predicted_us, real_us);
+        self.prediction_error.with_label_values(&[of]).set(error.error().unwrap_or(0.0));
+        self.prediction_bias.with_label_values(&[of]).set(error.bias().unwrap_or(0.0));
     }
 }
 
@@ -134,6 +241,18 @@ impl Maker<'_> {
         let counters = IntCounterVec::new(Opts::new(full(name), help), &[label])?;
         self.registry.register(Box::new(counters.clone()))?;
         Ok(counters)
+    }
+
+    fn ratio(&self, name: &str, help: &str) -> prometheus::Result<Gauge> {
+        let gauge = Gauge::new(full(name), help)?;
+        self.registry.register(Box::new(gauge.clone()))?;
+        Ok(gauge)
+    }
+
+    fn gauges(&self, name: &str, help: &str, label: &str) -> prometheus::Result<GaugeVec> {
+        let gauges = GaugeVec::new(Opts::new(full(name), help), &[label])?;
+        self.registry.register(Box::new(gauges.clone()))?;
+        Ok(gauges)
     }
 
     fn histogram(

@@ -22,13 +22,13 @@ mod status;
 #[cfg(test)]
 mod tests;
 
-pub use booking::Booking;
+pub use booking::{Booking, PrefillTime};
 pub use handle::{
     Cluster, ClusterError, EngineTarget, FetchSource, NodeHandle, NotPlaced, Options, PlaceQuery,
     Placed, Plan, RouteHolder, ServedModel,
 };
 pub use kvasir_placement::{
-    Inputs, Missing, Objectives, OverloadReason, Placement, Policy, Profile, Refusal, Routing,
-    attend,
+    Inputs, LongestTenth, Missing, Objectives, OverloadReason, Placement, Policy, Profile, Refusal,
+    Routing, attend,
 };
 pub use overview::{InstanceOverview, NodeOverview, Overview, SsdOverview};

@@ -27,6 +27,10 @@ use super::metrics::Metrics;
 /// Store nodes that one conductor follows, at most.
 pub(super) const NODES_MAX: u16 = 1024;
 
+/// In this time half of what answers have taught is forgotten, of how far predictions of the time between
+/// tokens were off.
+const FORGETS_IN_US: u64 = 60_000_000;
+
 pub(super) struct Shared {
     pub(super) options: Options,
     pub(super) metrics: Metrics,
@@ -43,8 +47,10 @@ impl Shared {
     pub(super) fn new(options: Options, metrics: Metrics) -> Self {
         let limits = IndexLimits { keys_max: options.index_keys_max, nodes_max: NODES_MAX };
         let index = ShadowIndex::new(limits);
+        let mut view = ClusterView::new(options.policy, options.profile);
+        view.forget_in(FORGETS_IN_US);
         let state = State {
-            view: ClusterView::new(options.policy, options.profile),
+            view,
             nodes: options.nodes.iter().map(|_| None).collect(),
             unsettled: (0..options.nodes.len()).collect(),
             failures: BTreeMap::new(),

@@ -28,7 +28,7 @@ use super::phase::{Phase, PhaseCell};
 use super::renewal::Renewal;
 use super::reserve::{pin, reserve};
 use super::transaction::{Transaction, within};
-use crate::cluster::{Booking, EngineTarget, Placed, RouteHolder};
+use crate::cluster::{Booking, EngineTarget, Placed, PrefillTime, RouteHolder};
 
 /// What an attempt works with.
 #[derive(Debug, Clone, Copy)]
@@ -85,7 +85,16 @@ pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, End
     };
     let renewal = Some(transaction.renew());
     let (pace, routed) = (Pace::new(), route.is_some());
-    let mut course = Course { scene, transaction, booking, renewal, pace, cached: &cached, routed };
+    let mut course = Course {
+        scene,
+        transaction,
+        booking,
+        renewal,
+        pace,
+        cached: &cached,
+        routed,
+        prefill: None,
+    };
     let source_lost = CancellationToken::new();
     let lost = source_lost.clone();
     let mut fetching = pin!(fetch::run(serving, job, tx, &prefill, reserved.fetch, lost));
@@ -166,6 +175,7 @@ struct Course<'a> {
     cached: &'a OnceLock<u32>,
     /// A part of the prompt is attended elsewhere.
     routed: bool,
+    prefill: Option<PrefillTime>,
 }
 
 impl Course<'_> {
@@ -214,12 +224,12 @@ impl Course<'_> {
     }
 
     fn prefilled(
-        &self,
+        &mut self,
         prefilled: Result<v1::Finished, Status>,
         prefill: &EngineTarget,
     ) -> Result<(), Fault> {
         match prefilled {
-            Ok(finished) => self.booking.prefilled(measured(&finished)),
+            Ok(finished) => self.prefill = self.booking.prefilled(measured(&finished)),
             Err(_) if self.is_handed_over() => {}
             Err(status) => return Err(engine_fault(self.scene, &status, prefill)),
         }
@@ -257,14 +267,20 @@ impl Course<'_> {
         if whole {
             // What was attended elsewhere says nothing of prefills.
             let measured = measured(&finished).filter(|_| !self.routed);
-            self.booking.prefilled(measured);
+            self.prefill = self.booking.prefilled(measured);
         }
         if let Some(interval_us) = self.pace.rest() {
             self.booking.stepped(interval_us);
         }
+        let tbt_us = self.pace.seen_us();
+        // What others do where it decodes is not all that it waited for.
+        if let Some(tbt_us) = tbt_us.filter(|_| !self.routed) {
+            self.booking.paced(tbt_us);
+        }
         self.transaction.finish();
         self.booking.complete(finished.answer_tokens);
-        ending(finished, self.cached.get().copied().unwrap_or(0))
+        let (text, ended) = ending(finished, self.cached.get().copied().unwrap_or(0));
+        (text, Ended { tbt_us, prefill: self.prefill, ..ended })
     }
 }
 
@@ -354,7 +370,8 @@ fn ending(finished: v1::Finished, cached_tokens: u32) -> (String, Ended) {
     };
     let stop_matched = Some(finished.stop_matched).filter(|stop| !stop.is_empty());
     let answer_tokens = finished.answer_tokens;
-    (finished.text, Ended { reason, stop_matched, cached_tokens, answer_tokens })
+    let ended = Ended { reason, stop_matched, cached_tokens, answer_tokens, ..Ended::default() };
+    (finished.text, ended)
 }
 
 #[cfg(test)]

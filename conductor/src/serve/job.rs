@@ -7,7 +7,7 @@ use kvasir_proto::{BlockKey, Namespace, keys, v1};
 use tokio::time::Instant;
 
 use crate::access::Admission;
-use crate::cluster::{Objectives, ServedModel};
+use crate::cluster::{Objectives, PrefillTime, ServedModel};
 use crate::http::Trace;
 
 /// A prompt with the keys of its blocks; made once, shared by its choices and attempts.
@@ -126,6 +126,10 @@ pub(crate) struct Ended {
     /// Tokens of the prompt that were not computed for it.
     pub cached_tokens: u32,
     pub answer_tokens: u32,
+    /// Between its tokens: the mean of the longest tenth of the intervals. Absent where there was none.
+    pub tbt_us: Option<u64>,
+    /// Absent where its engine did not say.
+    pub prefill: Option<PrefillTime>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -1,11 +1,13 @@
 //! The time between the tokens of one answer, as its engine makes them: what a slow client adds
 //! is left out. What the cluster learns of its steps begins at the second token: before it an engine
-//! may have waited for a place in its batch, which is no step.
+//! may have waited for a place in its batch, which is no step. What an answer saw counts all of them, as its
+//! objective does.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::cluster::LongestTenth;
 use crate::metrics::Metrics;
 
 /// Passing a token on takes microseconds; longer means that the client was waited for.
@@ -22,11 +24,12 @@ pub(super) struct Pace {
     came: u8,
     sum: Duration,
     tokens: u32,
+    seen: LongestTenth,
 }
 
 impl Pace {
     pub fn new() -> Pace {
-        Pace { last: None, came: 0, sum: Duration::ZERO, tokens: 0 }
+        Pace { last: None, came: 0, sum: Duration::ZERO, tokens: 0, seen: LongestTenth::default() }
     }
 
     /// Tokens came. Now and then, the mean time between the latest ones in microseconds.
@@ -41,6 +44,7 @@ impl Pace {
         let tokens = u32::try_from(tokens).ok().filter(|tokens| *tokens > 0)?;
         let each = now.saturating_duration_since(last) / tokens;
         metrics.time_between_tokens.observe(each.as_secs_f64());
+        self.seen.came(u64::try_from(each.as_micros()).unwrap_or(u64::MAX), tokens);
         if !steps {
             return None;
         }
@@ -54,6 +58,11 @@ impl Pace {
         let mean = self.sum.checked_div(self.tokens)?;
         (self.sum, self.tokens) = (Duration::ZERO, 0);
         Some(u64::try_from(mean.as_micros()).unwrap_or(u64::MAX))
+    }
+
+    /// What the answer saw of it so far: the mean of the longest tenth.
+    pub fn seen_us(&self) -> Option<u64> {
+        self.seen.mean_us()
     }
 
     /// The tokens that came were passed on.
@@ -93,6 +102,7 @@ mod tests {
             assert_eq!(came(&mut pace, at_ms), None);
         }
         assert_eq!(pace.rest(), Some(20_000));
+        assert_eq!(pace.seen_us(), Some(25_000_000), "it was waited for");
         assert_eq!(metrics.time_between_tokens.get_sample_count(), 3, "the client waited, too");
         let mut short = Pace::new();
         for at_ms in [0, 10] {

@@ -138,12 +138,16 @@ impl Trail<'_> {
 
     /// How the latest decision ended: "ok", or in a word or a sentence why not.
     pub fn ended(&self, how: &str, ended: Option<&Ended>) {
+        let prefill = ended.and_then(|ended| ended.prefill);
         if let Some(record) = &*self.latest() {
             let _ = record.outcome.set(Outcome {
                 how: how.to_owned(),
                 after_ms: unix_ms().saturating_sub(record.at_unix_ms),
                 cached_tokens: ended.map(|ended| ended.cached_tokens),
                 answer_tokens: ended.map(|ended| ended.answer_tokens),
+                tbt_us: ended.and_then(|ended| ended.tbt_us),
+                prefill_us: prefill.map(|prefill| prefill.measured_us),
+                prefill_predicted_us: prefill.map(|prefill| prefill.predicted_us),
             });
         }
     }
@@ -183,6 +187,11 @@ pub(crate) struct Outcome {
     pub after_ms: u64,
     pub cached_tokens: Option<u32>,
     pub answer_tokens: Option<u32>,
+    /// What became of what was predicted: of the time between tokens the mean of the longest tenth, and what
+    /// the prefill took by its engine's word beside what was predicted for what it really computed.
+    pub tbt_us: Option<u64>,
+    pub prefill_us: Option<u64>,
+    pub prefill_predicted_us: Option<u64>,
 }
 
 impl Record {

@@ -81,6 +81,9 @@ async fn a_decision_is_explained_with_what_came_of_it() {
     let outcome = &decision["outcome"];
     assert_eq!((&outcome["how"], &outcome["answer_tokens"]), (&json!("ok"), &json!(2)));
     assert_eq!(outcome["cached_tokens"], BLOCK_TOKENS);
+    assert!(outcome["tbt_us"].is_u64(), "{outcome}");
+    assert_eq!(outcome["prefill_us"], 1_000, "as its engine says");
+    assert!(outcome["prefill_predicted_us"].is_u64(), "{outcome}");
     assert!(decision["ttft_ms"].as_f64().is_some_and(|ms| ms > 0.0), "{decision}");
     let placement = &decision["placement"];
     assert_eq!(placement["prefill"], "engine-p");

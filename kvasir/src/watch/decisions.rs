@@ -75,6 +75,12 @@ pub fn whole(decisions: &[Value]) -> String {
             let predicted = predicted.map(|us| format!(", predicted {:.1} ms", us / 1e3));
             text += &format!("; first token after {ttft:.1} ms{}", predicted.unwrap_or_default());
         }
+        if let Some(tbt_us) = came["tbt_us"].as_f64() {
+            let predicted = decision["placement"]["predicted_tbt_us"].as_f64();
+            let predicted = predicted.map(|us| format!(", predicted {:.1} ms", us / 1e3));
+            let predicted = predicted.unwrap_or_default();
+            text += &format!("; between tokens {:.1} ms{predicted}", tbt_us / 1e3);
+        }
         if let (Some(cached), Some(answer)) =
             (came["cached_tokens"].as_u64(), came["answer_tokens"].as_u64())
         {
@@ -115,15 +121,15 @@ mod tests {
     fn a_decision_says_why_and_what_came_of_it() {
         let decision = json!({
             "at_unix_ms": 5, "request_id": "abc", "model": "m", "prompt_tokens": 130, "ttft_ms": 12.5,
-            "outcome": {"how": "ok", "after_ms": 40, "cached_tokens": 64, "answer_tokens": 7},
-            "placement": {"cache": "1 blocks are reused", "predicted_ttft_us": 11_000},
+            "outcome": {"how": "ok", "after_ms": 40, "cached_tokens": 64, "answer_tokens": 7, "tbt_us": 2_500},
+            "placement": {"cache": "1 blocks are reused", "predicted_ttft_us": 11_000, "predicted_tbt_us": 2_400},
             "text": "prompt of 130 tokens\nsplit p -> d",
         });
         assert_eq!(
             whole(&[decision]),
             "request abc: 130 tokens for m\ncache: 1 blocks are reused\n  prompt of 130 tokens\n  \
              split p -> d\noutcome: ok after 40 ms; first token after 12.5 ms, predicted 11.0 ms; \
-             64 tokens came from the cache, 7 were answered\n"
+             between tokens 2.5 ms, predicted 2.4 ms; 64 tokens came from the cache, 7 were answered\n"
         );
         let refused =
             json!({"request_id": "x", "model": "m", "prompt_tokens": 1, "refused": "no room"});

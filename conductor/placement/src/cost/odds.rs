@@ -29,10 +29,20 @@ impl Odds {
         Odds { up_to, ..self }
     }
 
+    /// How much it knows, in samples.
+    pub(crate) fn samples(&self) -> f64 {
+        self.up_to[BINS - 1]
+    }
+
+    /// Only such a share of what is known stays.
+    pub(crate) fn forget(&mut self, stays: f64) {
+        self.up_to.iter_mut().for_each(|mass| *mass *= stays);
+    }
+
     pub(crate) fn observe(&mut self, off: f64) {
         if off.is_finite() {
             let bin = self.place(off).min(BINS as f64 - 1.0) as usize;
-            self.up_to.iter_mut().for_each(|mass| *mass *= FADE);
+            self.forget(FADE);
             self.up_to[bin..].iter_mut().for_each(|mass| *mass += 1.0);
         }
     }

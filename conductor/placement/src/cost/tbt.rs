@@ -80,6 +80,12 @@ impl TbtModel {
         self.off.within((objective_us.max(1) as f64 / predicted_us as f64).ln())
     }
 
+    /// Only such a share stays of what is known of how far predictions are off, or what a few samples say.
+    pub(crate) fn forget(&mut self, stays: f64) {
+        let few = f64::from(LEARNED_AFTER) / self.off.samples().max(1.0);
+        self.off.forget(stays.max(few).min(1.0));
+    }
+
     /// One that was placed beside `guessed` ran beside `load` and saw so much.
     pub fn observe(&mut self, guessed: DecodeLoad, load: DecodeLoad, measured_us: u64) {
         if measured_us == 0 {

@@ -65,7 +65,7 @@ impl Planner<'_> {
             let over_us = best.latest_ttft_us.saturating_sub(self.objectives.ttft_us);
             let decode = &decodes[best.decode];
             let (reason, drain_us) = match over_us {
-                0 => (OverloadReason::Tbt, self.in_step_in_us(self.at(decode.at))),
+                0 => (OverloadReason::Tbt, self.in_step_in_us(decode.at)),
                 // When all that is queued has ended it is a probe, if no earlier.
                 _ => {
                     let queued_us = prefills[best.prefill].queue_us.saturating_add(decode.wait_us);
@@ -87,13 +87,10 @@ impl Planner<'_> {
         Refusal::Overloaded { predicted_ttft_us: ttft_us, retry_after_ms, reason }
     }
 
-    /// How long until so few answers are left on the instance that its steps are short enough with
-    /// one more, or that it is idle.
-    fn in_step_in_us(&self, instance: &Instance) -> u64 {
-        let model = &instance.decode_model;
-        let in_time = |running: &u32| model.predict_step_us(*running) <= self.objectives.tbt_us;
-        let running = (1..=instance.report.max_running).rev().find(in_time).unwrap_or(1);
-        instance.answers_left_in_us(running - 1, self.request.now_us)
+    fn in_step_in_us(&self, decode: u32) -> u64 {
+        let admission = self.view.policy().admission;
+        let (tbt_us, now_us) = (self.objectives.tbt_us, self.request.now_us);
+        self.at(decode).in_step_in_us(admission, self.prompt_tokens, tbt_us, now_us)
     }
 
     /// How long until both sides have room, when that is what one of them lacks. Of each side only

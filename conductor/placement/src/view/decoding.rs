@@ -1,7 +1,7 @@
 //! What an answer is decoded beside: as it is expected when a request is placed, as it is when its
 //! prefill has ended, and as it was in the end.
 
-use super::{Booked, BookingId, ClusterView, Instance};
+use super::{Begun, Booked, BookingId, ClusterView, Instance};
 use crate::cost::DecodeLoad;
 use crate::decision::Admission;
 use crate::queue::DecodeBooking;
@@ -49,8 +49,7 @@ impl Instance {
                 (running, running * mean_tokens)
             }
             Admission::Calibrated => {
-                let sent = self.sent.tokens_at(now_us, answer_s);
-                (self.answers_at(at_us, now_us), sent + others * mean_tokens)
+                return self.sent_load(prompt_tokens, at_us, now_us, now_us);
             }
         };
         let prompt_tokens = f64::from(prompt_tokens);
@@ -59,6 +58,55 @@ impl Instance {
             joining: (tokens + prompt_tokens) / answer_s,
             prompt_tokens,
         }
+    }
+
+    /// The same by what runs at one time, and by what will have been sent for the last time at another one.
+    fn sent_load(
+        &self,
+        prompt_tokens: u32,
+        at_us: u64,
+        sent_at_us: u64,
+        now_us: u64,
+    ) -> DecodeLoad {
+        let answer_s = self.answer_s();
+        let mean_tokens = self.decodes.mean_tokens().unwrap_or(prompt_tokens.into());
+        let others = f64::from(self.other_answers) * mean_tokens;
+        let prompt_tokens = f64::from(prompt_tokens);
+        let sent = self.sent.tokens_at(sent_at_us, answer_s);
+        DecodeLoad {
+            running: self.answers_at(at_us, now_us) + 1.0,
+            joining: (sent + others + prompt_tokens) / answer_s,
+            prompt_tokens,
+        }
+    }
+
+    /// How long until a request is let in by the time between tokens, if nothing else is sent here before:
+    /// when what was sent joins no more, or, at the latest, when nothing is left that it would be beside.
+    pub(crate) fn in_step_in_us(
+        &self,
+        admission: Admission,
+        prompt_tokens: u32,
+        objective_us: u64,
+        now_us: u64,
+    ) -> u64 {
+        let idle_us = self.answers_left_in_us(0, now_us);
+        let is_known = admission == Admission::Calibrated && {
+            let load = self.sent_load(prompt_tokens, now_us, now_us, now_us);
+            self.in_time(load, objective_us).is_some()
+        };
+        if !is_known {
+            let model = &self.decode_model;
+            let in_time = |running: &u32| model.predict_step_us(*running) <= objective_us;
+            let running = (1..=self.report.max_running).rev().find(in_time).unwrap_or(1);
+            return self.answers_left_in_us(running - 1, now_us);
+        }
+        let quarters = (1..=16).map(|quarters| self.decode_model.answer_us() / 4 * quarters);
+        let in_time = |in_us: &u64| {
+            let later_us = now_us.saturating_add(*in_us);
+            let load = self.sent_load(prompt_tokens, later_us, later_us, now_us);
+            !self.misses_tbt(admission, load, objective_us)
+        };
+        quarters.take_while(|in_us| *in_us < idle_us).find(in_time).unwrap_or(idle_us)
     }
 
     /// The time between tokens that an answer sees which is decoded beside this.
@@ -138,18 +186,30 @@ impl ClusterView {
     pub fn paced(&mut self, id: BookingId, tbt_us: u64, now_us: u64) {
         let Some(booked) = self.bookings.get(&id) else { return };
         let (decode, prompt_tokens) = (booked.decode, f64::from(booked.prompt_tokens));
-        let (Some(expected), Some((joined_tokens, ran)), Some(since_us)) =
+        let (Some(expected), Some(begun), Some(since_us)) =
             (booked.decode_load, booked.begun, booked.handed_over_us)
         else {
             return;
         };
+        let half_life_us = self.half_life_us;
         let Some(instance) = self.find(decode) else { return };
         let lasted_s = now_us.saturating_sub(since_us).max(1_000) as f64 / 1e6;
+        let Begun { joined_tokens, running, others } = begun;
+        // Of the work of others only the number is known, now and then. What they bring is taken to be
+        // like ours, as it was when this request was placed.
+        let others = f64::from(others + instance.other_answers) / 2.0;
+        let mean_tokens = instance.decodes.mean_tokens().unwrap_or(prompt_tokens);
+        let joined = instance.joined_tokens.saturating_sub(joined_tokens) as f64;
         let load = DecodeLoad {
-            running: (ran + instance.decodes.begun().0) as f64 / 2.0,
-            joining: instance.joined_tokens.saturating_sub(joined_tokens) as f64 / lasted_s,
+            running: (running + instance.decodes.begun().0) as f64 / 2.0 + others,
+            joining: joined / lasted_s + others * mean_tokens / instance.answer_s(),
             prompt_tokens,
         };
+        if let Some(half_life_us) = half_life_us {
+            let since_us = now_us.saturating_sub(instance.paced_us) as f64;
+            instance.tbt_model.forget((-since_us / half_life_us as f64).exp2());
+        }
+        instance.paced_us = now_us;
         instance.tbt_model.observe(expected, load, tbt_us);
     }
 }

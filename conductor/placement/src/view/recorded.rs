@@ -467,6 +467,7 @@ impl InstanceInputs {
             decode_model: DecodeModel::from_learned(self.decode),
             joined_tokens: 0,
             sent: Sent { tokens: self.sent_tokens, at_us: self.sent_at_us },
+            paced_us: 0,
             tbt_model: TbtModel::from_learned(
                 self.tbt
                     .as_ref()

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use kvasir_placement::OverloadReason;
 use kvasir_proto::InstanceId;
 
 use super::*;
@@ -193,4 +194,56 @@ async fn what_is_placed_takes_its_room_until_it_ends() {
     assert!(matches!(world.plan(), Err(Refusal::Overloaded { .. })));
     drop(placed);
     assert!(world.plan().is_ok());
+}
+
+#[tokio::test]
+async fn what_answers_saw_refuses_by_the_time_between_tokens() {
+    let mut b = node("b", v1::Role::Both).await;
+    let world = World::of(&[&b]);
+    let _events = followed(&mut b).await;
+    eventually("placed", || world.plan().is_ok()).await;
+    let answer = |tbt_us| {
+        let mut placed = world.place().expect("placed");
+        placed.booking.first_token();
+        let prefill = placed.booking.prefilled(Some((PROMPT_TOKENS, 1_000)));
+        assert_eq!(prefill.map(|prefill| prefill.measured_us), Some(1_000));
+        placed.booking.paced(tbt_us);
+        placed.booking.complete(10);
+    };
+    let asks = || {
+        let objectives = Objectives { tbt_us: 100_000, ..Objectives::NONE };
+        world.with_query(|cluster, query| {
+            let query = PlaceQuery { objectives, ..query.clone() };
+            cluster.plan(&query).map_err(|none| none.refused.refusal)
+        })
+    };
+    // Beside one that decodes: alone it would be a probe.
+    let mut other = world.place().expect("placed");
+    other.booking.first_token();
+    other.booking.prefilled(None);
+    assert!(asks().is_ok(), "by the profile a step is short");
+    (0..60).for_each(|_| answer(900_000));
+    let refused = asks().expect_err("nine times as long as it may be");
+    assert!(
+        matches!(refused, Refusal::Overloaded { reason: OverloadReason::Tbt, .. }),
+        "{refused:?}"
+    );
+    let samples = |name: &str| {
+        let families = world.registry.gather();
+        let family = families.iter().find(|family| family.name() == name).expect("registered");
+        family.get_metric()[0].get_histogram().get_sample_count()
+    };
+    assert_eq!(samples("kvasir_conductor_tbt_real_seconds"), 60);
+    assert_eq!(samples("kvasir_conductor_tbt_real_over_predicted_ratio"), 60);
+    assert_eq!(samples("kvasir_conductor_prefill_real_over_predicted_ratio"), 60);
+    let error = |of: &str| {
+        let families = world.registry.gather();
+        let name = "kvasir_conductor_prediction_error_ratio";
+        let family = families.iter().find(|family| family.name() == name).expect("registered");
+        let mut metrics = family.get_metric().iter();
+        let of_it = metrics.find(|metric| metric.get_label()[0].value() == of);
+        of_it.map(|metric| metric.get_gauge().get_value())
+    };
+    assert!(error("tbt").is_some_and(|error| error > 0.0), "the first ones were off");
+    assert!(error("ttft").is_some() && error("prefill").is_some());
 }
