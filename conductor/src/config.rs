@@ -83,8 +83,8 @@ pub struct Config {
     pub lease_ms: u64,
     /// Attempts at one request, the first included, as long as nothing of the answer was sent.
     pub attempts_max: u32,
-    /// Requests (each prompt and each of `n` counts) that are worked on at once; more are refused
-    /// with 429.
+    /// Requests (each prompt and each of `n` counts) that are worked on at once; more wait where
+    /// requests wait, and else are refused with 429.
     pub choices_running_max: usize,
     /// Prompts times `n` of one request.
     pub choices_max: usize,
@@ -116,6 +116,37 @@ pub struct Config {
     pub tls: TlsConfig,
     /// Attention over blocks that stay on another node.
     pub routes: RoutesConfig,
+    /// Where API keys are asked for, requests wait here for their tenant's turn when they cannot go at once
+    /// (docs/front-door.md). Without keys they go or are refused.
+    pub waiting: WaitingConfig,
+}
+
+/// How tenants take turns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct WaitingConfig {
+    /// Requests (each prompt and each of `n` counts) that wait for one model; beyond it those of the tenant
+    /// that has most waiting for its weight are refused with 429. With 0 nobody waits and nobody takes turns.
+    pub requests_max: usize,
+    /// A request goes to an engine when its prefill is predicted to begin there within so long, or within an
+    /// eighth of the time that it has waited. More keeps engines busier, less lets a tenant that comes have
+    /// its turn sooner.
+    pub ahead_ms: u64,
+    /// Tokens, of prompts and expected answers, that a tenant of weight 1 may use in a round. At least 1.
+    pub quantum_tokens: u64,
+    /// A request that has waited for so long counts as of the next higher priority. At least 1.
+    pub aging_ms: u64,
+}
+
+impl Default for WaitingConfig {
+    fn default() -> Self {
+        WaitingConfig {
+            requests_max: 1_024,
+            ahead_ms: 1_000,
+            quantum_tokens: 2_048,
+            aging_ms: 10_000,
+        }
+    }
 }
 
 /// When the prefix of a prompt stays where it is: the engine then sends its queries there.
@@ -253,6 +284,7 @@ impl Default for Config {
             drain_ms: 10_000,
             tls: TlsConfig::default(),
             routes: RoutesConfig::default(),
+            waiting: WaitingConfig::default(),
         }
     }
 }
@@ -292,6 +324,8 @@ impl Config {
             ("write_stall_ms", self.write_stall_ms),
             ("tls.handshake_ms", self.tls.handshake_ms),
             ("tokenize_parallel", self.tokenize_parallel as u64),
+            ("waiting.quantum_tokens", self.waiting.quantum_tokens),
+            ("waiting.aging_ms", self.waiting.aging_ms),
         ];
         for (field, value) in positive {
             if value == 0 {

@@ -1,9 +1,10 @@
 //! What the front door counts. The registry is made by `run` and shared with the cluster's own
 //! metrics; there is no global one.
 
+use kvasir_placement::waiting::Priority;
 use prometheus::{
-    Encoder, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    Registry, TextEncoder,
+    Encoder, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
 use crate::proxy::ProxyMetrics;
@@ -25,6 +26,12 @@ pub(crate) struct Metrics {
     pub unauthenticated: IntCounter,
     /// Requests of tenants that had used up a quota.
     pub over_quota: IntCounterVec,
+    /// Requests that wait for their turn, by priority.
+    pub waiting: IntGaugeVec,
+    /// Requests that waited, if only for a moment, by how that ended.
+    pub waited: IntCounterVec,
+    /// For how long, by priority.
+    pub waited_seconds: HistogramVec,
     /// Files that were read anew, by what they are and how that went.
     pub reloads: IntCounterVec,
     /// Requests to back ends.
@@ -92,6 +99,32 @@ impl Metrics {
                 "kvasir_conductor_over_quota_total",
                 "Requests refused because a tenant had used up a quota, by quota.",
                 &["quota"],
+            )?,
+            waiting: registered(
+                &registry,
+                IntGaugeVec::new(
+                    Opts::new(
+                        "kvasir_conductor_waiting_requests",
+                        "Requests that wait for their tenant's turn, by priority.",
+                    ),
+                    &["priority"],
+                )?,
+            )?,
+            waited: counters(
+                "kvasir_conductor_waited_total",
+                "Requests that came to where others wait, by how that ended.",
+                &["how"],
+            )?,
+            waited_seconds: registered(
+                &registry,
+                HistogramVec::new(
+                    HistogramOpts::new(
+                        "kvasir_conductor_waited_seconds",
+                        "How long requests waited for their tenant's turn, by priority.",
+                    )
+                    .buckets(buckets()),
+                    &["priority"],
+                )?,
             )?,
             reloads: counters(
                 "kvasir_conductor_reloads_total",
@@ -176,6 +209,12 @@ impl Metrics {
     /// For the metrics of others.
     pub fn registry(&self) -> &Registry {
         &self.registry
+    }
+
+    /// Requests that wait for their turn.
+    pub fn waiting_now(&self) -> i64 {
+        let of = |priority: Priority| self.waiting.with_label_values(&[priority.name()]).get();
+        Priority::ALL.into_iter().map(of).sum()
     }
 
     /// The counters of one followed file.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
+use kvasir_placement::waiting::LineOptions;
 use prometheus::Registry;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpListener;
@@ -16,7 +17,7 @@ use tonic::transport::Server;
 use crate::access::{Access, Tenants};
 use crate::cluster::attend::Constants;
 use crate::cluster::{Cluster, ClusterError, Objectives, Options, Policy, Routing};
-use crate::config::{Config, RoutesConfig};
+use crate::config::{Config, RoutesConfig, WaitingConfig};
 use crate::error::Error;
 use crate::http::{
     self, Bodies, Door, Front, HttpOptions, ObjectiveBounds, Tls, TlsBytes, TlsFiles,
@@ -24,7 +25,7 @@ use crate::http::{
 use crate::metrics::Metrics;
 use crate::openai::{Limits, unix_seconds};
 use crate::proxy::Proxies;
-use crate::serve::{ServeOptions, Serving, scheduler_service};
+use crate::serve::{ServeOptions, Serving, WaitOptions, scheduler_service};
 use crate::text::Texts;
 use crate::watch::{self, Watch};
 
@@ -130,6 +131,7 @@ impl Conductor {
             tokio::spawn(following);
             tls
         });
+        tokio::spawn(Arc::clone(&serving).call_waiting(followed.clone()));
         tokio::spawn(Arc::clone(&proxies).follow(followed.clone()));
         let draining = CancellationToken::new();
         let front = Arc::new(Front {
@@ -311,7 +313,22 @@ fn serve_options(config: &Config) -> ServeOptions {
         write_stall: Duration::from_millis(config.write_stall_ms),
         decisions_kept: config.decisions_kept,
         decisions_inputs_bytes: config.decisions_inputs_bytes,
+        wait: wait_options(config),
     }
+}
+
+/// Where no keys are asked for there is nobody to take turns.
+fn wait_options(config: &Config) -> Option<WaitOptions> {
+    let WaitingConfig { requests_max, ahead_ms, quantum_tokens, aging_ms } = config.waiting;
+    let line = LineOptions {
+        requests_max,
+        quantum_tokens,
+        aging_us: aging_ms.saturating_mul(1_000),
+        passed_us: aging_ms.saturating_mul(1_000),
+        ..LineOptions::default()
+    };
+    let options = WaitOptions { line, ahead: Duration::from_millis(ahead_ms) };
+    (config.api_keys_file.is_some() && requests_max > 0).then_some(options)
 }
 
 fn objectives(config: &Config) -> ObjectiveBounds {

@@ -14,6 +14,7 @@
 //! 8. [`attend`]: move the query, move the cache, or prefill again; [`routing`]: when a placement asks that
 //! 9. [`balance`]: how many instances prefill and how many decode
 //! 10. [`calibration`]: how true predictions were
+//! 11. [`waiting`]: whose turn it is where requests wait
 //!
 //! Everything in here is a hint: a stale index or view costs time, never correctness.
 
@@ -33,6 +34,7 @@ pub mod queue;
 pub mod routing;
 pub mod selection;
 pub mod view;
+pub mod waiting;
 
 pub use cost::{DecodeProfile, LinkProfile, LongestTenth, PrefillProfile, Profile, SsdProfile};
 pub use decision::{

@@ -696,6 +696,14 @@ impl ClusterView {
         }
     }
 
+    /// How many tokens an answer of this model has, in the mean of those that decode it.
+    pub fn answer_tokens(&self, model: &str) -> u32 {
+        let decodes = |i: &&Instance| i.report.role.decodes() && *i.report.model.name == *model;
+        let all = || self.instances.iter().filter(decodes);
+        let sum: u64 = all().map(|i| u64::from(i.decode_model.answer_tokens())).sum();
+        (sum / all().count().max(1) as u64) as u32
+    }
+
     /// Requests that are booked.
     pub fn bookings(&self) -> usize {
         self.bookings.len()

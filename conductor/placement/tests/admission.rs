@@ -241,3 +241,29 @@ fn who_is_refused_between_tokens_is_told_when_what_was_sent_joins_no_more() {
     assert!(asks(&world, 1_000, 8_000, now_us + in_us).is_ok(), "after {in_us} us");
     assert!(asks(&world, 1_000, 8_000, now_us + in_us / 4).is_err(), "before {in_us} us");
 }
+
+#[test]
+fn a_decode_side_that_is_full_is_not_taken_for_what_it_holds() {
+    let roomy = |report: &mut kvasir_placement::InstanceReport| {
+        (report.slots_total, report.slots_available) = (1_000_000, 1_000_000);
+    };
+    let mut world = World::new(&["p0", "d0", "d1"])
+        .reports("p0", roomy)
+        .reports("d0", roomy)
+        .reports("d1", roomy);
+    let now_us = teach(&mut world);
+    let mut world = world.held(&[(1, 10)]);
+    let mut sent_to = |number| {
+        let placed = world.decide(|request| {
+            request.now_us = now_us;
+            request.objectives = Objectives { tbt_us: 10_000_000, ..Objectives::NONE };
+        });
+        let placed = placed.expect("a placement");
+        assert!(placed.likely().is_some(), "both have learned");
+        world.view.book(BookingId(5_000 + number), &placed, now_us);
+        placed.decode().instance_id.to_string()
+    };
+    let decodes: Vec<String> = (0..13_u64).map(&mut sent_to).collect();
+    assert_eq!(decodes[..10], ["d0"; 10], "it holds a part of the prompt, and all are in time");
+    assert_eq!(decodes[12], "d1", "ten decode there at once: {decodes:?}");
+}

@@ -7,6 +7,9 @@
 //! requests_per_minute = 600
 //! tokens_per_minute = 200000
 //! requests_running_max = 32
+//! weight = 2
+//! priority = "normal"
+//! priority_max = "high"
 //! keys = [{ sha256 = "<64 hex digits>" }]
 //! ```
 
@@ -14,17 +17,19 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use kvasir_placement::waiting::Priority;
 use ring::digest::{SHA256, digest};
 use serde::Deserialize;
 
 use super::KeyHash;
-use super::tenant::Quotas;
+use super::tenant::{Quotas, Standing};
 use crate::reload::{ReadError, read_bounded};
 
 /// Bytes of the file; also bounds how many keys there are.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 const KEY_BYTES_MAX: u64 = 4 << 10;
 const NAME_BYTES_MAX: usize = 128;
+const WEIGHT_MAX: u32 = 1_000;
 /// Keys that are examples or accidents; their hashes are known to everybody.
 const KEYS_OF_EVERYBODY: [&str; 3] = ["", "secret", "test"];
 
@@ -46,6 +51,7 @@ pub(super) struct OneTenant {
     pub name: Arc<str>,
     pub keys: Vec<KeyHash>,
     pub quotas: Quotas,
+    pub standing: Standing,
 }
 
 #[derive(Deserialize)]
@@ -62,6 +68,9 @@ struct Entry {
     requests_per_minute: Option<u64>,
     tokens_per_minute: Option<u64>,
     requests_running_max: Option<u32>,
+    weight: Option<u32>,
+    priority: Option<Priority>,
+    priority_max: Option<Priority>,
 }
 
 #[derive(Deserialize)]
@@ -126,6 +135,7 @@ fn check(entry: Entry, folder: &Path, seen: &mut HashSet<KeyHash>) -> Result<One
     if let Some((field, _)) = limits.iter().find(|(_, limit)| *limit == Some(0)) {
         return Err(format!("`{field}` must be at least 1; a tenant without keys is shut out"));
     }
+    let standing = standing(&entry)?;
     let mut keys = Vec::with_capacity(entry.keys.len());
     for (index, key) in entry.keys.iter().enumerate() {
         let hash = hash_of(key, folder).map_err(|reason| format!("`keys[{index}]`: {reason}"))?;
@@ -139,7 +149,22 @@ fn check(entry: Entry, folder: &Path, seen: &mut HashSet<KeyHash>) -> Result<One
     }
     let Entry { name, requests_per_minute, tokens_per_minute, requests_running_max, .. } = entry;
     let quotas = Quotas { requests_per_minute, tokens_per_minute, requests_running_max };
-    Ok(OneTenant { name: name.into(), keys, quotas })
+    Ok(OneTenant { name: name.into(), keys, quotas, standing })
+}
+
+fn standing(entry: &Entry) -> Result<Standing, String> {
+    let default = Standing::default();
+    let weight = entry.weight.unwrap_or(default.weight);
+    if !(1..=WEIGHT_MAX).contains(&weight) {
+        return Err(format!("`weight` must be between 1 and {WEIGHT_MAX}"));
+    }
+    let priority = entry.priority.unwrap_or(default.priority);
+    let priority_max = entry.priority_max.unwrap_or(priority);
+    if priority_max > priority {
+        let (most, own) = (priority_max.name(), priority.name());
+        return Err(format!("`priority_max`, {most}, must not be less than `priority`, {own}"));
+    }
+    Ok(Standing { weight, priority, priority_max })
 }
 
 fn hash_of(key: &Key, folder: &Path) -> Result<KeyHash, String> {

@@ -27,6 +27,8 @@ use crate::openai::ApiError;
 use crate::reload;
 
 pub(crate) use file::{FileError, Tenants};
+#[cfg(test)]
+pub(crate) use tenant::Standing;
 pub(crate) use tenant::{Admission, OverQuota, Tenant};
 
 /// The SHA-256 of a key.
@@ -112,6 +114,7 @@ impl Access {
             let tenant = before.tenants.get(&one.name).map(Arc::clone);
             let tenant = tenant.unwrap_or_else(|| Arc::new(Tenant::new(Arc::clone(&one.name))));
             tenant.set_quotas(one.quotas);
+            tenant.set_standing(one.standing);
             for hash in &one.keys {
                 valid.keys.insert(self.blind(hash), Arc::clone(&tenant));
             }

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use kvasir_placement::waiting::Priority;
 use tokio::time::Instant;
 
 use super::bucket::Bucket;
@@ -14,6 +15,23 @@ pub(crate) struct Quotas {
     /// Of prompts and answers together.
     pub tokens_per_minute: Option<u64>,
     pub requests_running_max: Option<u32>,
+}
+
+/// What a tenant is worth where requests wait for their turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Standing {
+    pub weight: u32,
+    /// Of requests that ask for none.
+    pub priority: Priority,
+    /// The highest that they may ask for.
+    pub priority_max: Priority,
+}
+
+impl Default for Standing {
+    fn default() -> Self {
+        let (priority, priority_max) = (Priority::Normal, Priority::Normal);
+        Standing { weight: 1, priority, priority_max }
+    }
 }
 
 /// See the module.
@@ -29,6 +47,7 @@ struct Used {
     tokens: Option<Bucket>,
     running: u32,
     running_max: Option<u32>,
+    standing: Standing,
 }
 
 /// Which quota is used up, and when it is worth trying again.
@@ -68,6 +87,14 @@ impl Tenant {
     /// client can name another's.
     pub fn salt(&self) -> Arc<str> {
         Arc::clone(&self.name)
+    }
+
+    pub fn standing(&self) -> Standing {
+        self.used().standing
+    }
+
+    pub fn set_standing(&self, standing: Standing) {
+        self.used().standing = standing;
     }
 
     pub fn set_quotas(&self, quotas: Quotas) {

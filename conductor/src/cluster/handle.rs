@@ -224,15 +224,35 @@ impl Cluster {
     /// # Errors
     /// [`NotPlaced`] with what the caller can do.
     pub fn place(&self, query: &PlaceQuery<'_>) -> Result<Placed, NotPlaced> {
+        match self.place_within(query, u64::MAX) {
+            Ok(placed) => Ok(placed),
+            Err(NotNow::Queues { placement }) => Err(gone(query, *placement)),
+            Err(NotNow::Refused(none)) => {
+                self.count_refused(&none.refused.refusal);
+                Err(none)
+            }
+        }
+    }
+
+    /// The same for a request that may wait here: it is placed when its prefill is predicted to begin
+    /// within so long. A refusal is not counted as one, since the caller may ask again.
+    ///
+    /// # Errors
+    /// [`NotNow`].
+    pub fn place_within(&self, query: &PlaceQuery<'_>, ahead_us: u64) -> Result<Placed, NotNow> {
         let placed_at = Instant::now();
         let matched = self.shared.reader.match_prefix(query.keys);
         let mut state = self.shared.lock();
         let now_us = self.shared.now_us();
-        let Decided { placement, inputs } = self.decide(&state, query, &matched, now_us)?;
+        let decided = self.decide(&state, query, &matched, now_us);
+        let Decided { placement, inputs } = decided.map_err(NotNow::Refused)?;
+        if placement.queue_us > ahead_us {
+            return Err(NotNow::Queues { placement: Box::new(placement) });
+        }
         let Some((prefill, decode, fetch, route)) = targets(&state, &placement) else {
             // Instances and nodes change together under the lock, so this does not happen; were
             // it to, the caller could do no more than with an instance that has just gone.
-            return Err(gone(query, placement));
+            return Err(NotNow::Refused(gone(query, placement)));
         };
         let id = state.next_booking();
         state.view.book(id, &placement, now_us);
@@ -251,7 +271,9 @@ impl Cluster {
         let matched = self.shared.reader.match_prefix(query.keys);
         let state = self.shared.lock();
         let now_us = self.shared.now_us();
-        let Decided { placement, inputs } = self.decide(&state, query, &matched, now_us)?;
+        let decided = self.decide(&state, query, &matched, now_us);
+        let Decided { placement, inputs } =
+            decided.inspect_err(|none| self.count_refused(&none.refused.refusal))?;
         match targets(&state, &placement) {
             Some((prefill, decode, fetch, _)) => {
                 Ok(Plan { placement, inputs, prefill, decode, fetch })
@@ -283,11 +305,18 @@ impl Cluster {
         let inputs = inputs.map(Box::new);
         match kvasir_placement::place(&state.view, matched, &request) {
             Ok(placement) => Ok(Decided { placement, inputs }),
-            Err(refused) => {
-                self.shared.metrics.refused(&refused.refusal);
-                Err(NotPlaced { refused, inputs })
-            }
+            Err(refused) => Err(NotPlaced { refused, inputs }),
         }
+    }
+
+    /// A request was refused for good.
+    pub fn count_refused(&self, refusal: &Refusal) {
+        self.shared.metrics.refused(refusal);
+    }
+
+    /// How many tokens an answer of this model has, in the mean of what its instances have seen.
+    pub fn answer_tokens(&self, model: &str) -> u32 {
+        self.shared.lock().view.answer_tokens(model)
     }
 
     /// All models that are or were served, by name. Of several under one name the one that is
@@ -399,6 +428,15 @@ pub struct NotPlaced {
     pub refused: Refused,
     /// What it was decided from, where that is captured.
     pub inputs: Option<Box<Inputs>>,
+}
+
+/// Why a request that may wait is not placed now.
+#[derive(Debug)]
+pub enum NotNow {
+    /// Its prefill would wait at its instance for too long. This is where it would go.
+    Queues { placement: Box<Placement> },
+    /// Nobody can serve it.
+    Refused(NotPlaced),
 }
 
 /// A decision, and what it was taken from.

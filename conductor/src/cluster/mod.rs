@@ -24,8 +24,8 @@ mod tests;
 
 pub use booking::{Booking, PrefillTime};
 pub use handle::{
-    Cluster, ClusterError, EngineTarget, FetchSource, NodeHandle, NotPlaced, Options, PlaceQuery,
-    Placed, Plan, RouteHolder, ServedModel,
+    Cluster, ClusterError, EngineTarget, FetchSource, NodeHandle, NotNow, NotPlaced, Options,
+    PlaceQuery, Placed, Plan, RouteHolder, ServedModel,
 };
 pub use kvasir_placement::{
     Inputs, LongestTenth, Missing, Objectives, OverloadReason, Placement, Policy, Profile, Refusal,

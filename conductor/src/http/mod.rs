@@ -7,7 +7,7 @@
 //! - [`patience`]: how long a connection waits to be asked
 //! - [`body`]: reads a request body within its limits
 //! - [`identity`]: request ids, the span and the counters of each request
-//! - [`objectives`], [`trace`]: what else headers say
+//! - [`objectives`], [`priority`], [`trace`]: what else headers say
 //! - [`routes`]: what is answered where
 
 mod accept;
@@ -16,6 +16,7 @@ mod identity;
 mod objectives;
 mod patience;
 mod places;
+mod priority;
 mod routes;
 mod stall;
 mod tls;

@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use super::body::Bodies;
 use super::identity::{RequestId, identify};
 use super::objectives::ObjectiveBounds;
+use super::priority::claim_of;
 use super::trace::Trace;
 use crate::access::{Access, Admission, OverQuota, Tenant};
 use crate::cluster::Cluster;
@@ -210,6 +211,7 @@ fn arrive(front: &Front, request: &Parts) -> Result<Arrival, ApiError> {
     let tenant = front.tenant(&request.headers)?;
     let objectives = front.objectives.of(&request.headers)?;
     let tenant_salt = tenant.as_ref().map_or_else(|| "".into(), |tenant| tenant.salt());
+    let claim = tenant.as_ref().map(|tenant| claim_of(&request.headers, tenant)).transpose()?;
     let admission = tenant.map(|tenant| tenant.admit()).transpose();
     let admission = admission.map_err(|over| front.over_quota(&over))?.map(Arc::new);
     let trace = request.extensions.get::<Trace>().cloned();
@@ -217,7 +219,7 @@ fn arrive(front: &Front, request: &Parts) -> Result<Arrival, ApiError> {
     let request_id = id.map_or_else(|| "".into(), |id| Arc::clone(&id.0));
     let explain = request.headers.contains_key("x-kvasir-explain");
     let at = Instant::now();
-    Ok(Arrival { request_id, at, explain, objectives, trace, admission, tenant_salt })
+    Ok(Arrival { request_id, at, explain, objectives, trace, admission, tenant_salt, claim })
 }
 
 async fn models(State(front): Shared, headers: HeaderMap) -> Result<Response, ApiError> {

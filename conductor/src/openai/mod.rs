@@ -39,7 +39,7 @@ pub(crate) use prepare::unix_seconds;
 use crate::access::Admission;
 use crate::cluster::Objectives;
 use crate::http::{Front, Trace};
-use crate::serve::{Failure, Job, Progress};
+use crate::serve::{Claim, Failure, Job, Progress};
 use response::ResponseWriter;
 use responses::ResponseRequest;
 use writer::Writer;
@@ -57,6 +57,8 @@ pub(crate) struct Arrival {
     pub admission: Option<Arc<Admission>>,
     /// Separates the blocks of tenants; empty where no keys are asked for.
     pub tenant_salt: Arc<str>,
+    /// What it may claim where requests wait; absent where no keys are asked for.
+    pub claim: Option<Claim>,
 }
 
 /// Answers `/v1/chat/completions`.

@@ -177,6 +177,7 @@ fn assemble(
                 objectives: arrival.objectives,
                 trace: arrival.trace.clone(),
                 meter: Meter::new(arrival.admission.clone()),
+                claim: arrival.claim.clone(),
                 arrived: arrival.at,
                 deadline,
             });

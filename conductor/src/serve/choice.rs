@@ -11,23 +11,22 @@ use prometheus::IntGauge;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::Instrument;
 
-use super::Serving;
 use super::attempt::{self, Scene};
 use super::fault::{Failure, Fault, FaultKind, InstanceFault};
 use super::job::{Ended, Job, Prompt};
 use super::outputs::Outlet;
 use super::phase::{Phase, PhaseCell};
 use super::recorder::{Asked, Trail};
+use super::{Entry, Serving, turn};
 use crate::cluster::{NotPlaced, PlaceQuery, Placed, Refusal, ServedModel};
 
 /// Runs a job and tells its outlet how it ended.
-pub(super) async fn run(serving: Arc<Serving>, job: Job, outlet: Outlet) {
+pub(super) async fn run(serving: Arc<Serving>, job: Job, outlet: Outlet, entry: Entry) {
     let span = tracing::info_span!("choice", id = &*job.request_id, tx = tracing::field::Empty);
-    run_in_span(serving, job, outlet).instrument(span).await;
+    run_in_span(serving, job, outlet, entry).instrument(span).await;
 }
 
-async fn run_in_span(serving: Arc<Serving>, job: Job, outlet: Outlet) {
-    let _in_flight = Counted::new(&serving.metrics.choices_in_flight);
+async fn run_in_span(serving: Arc<Serving>, job: Job, outlet: Outlet, entry: Entry) {
     let phase = PhaseCell::new();
     let trail = serving.recorder.trail(Asked {
         request_id: Arc::clone(&job.request_id),
@@ -36,7 +35,7 @@ async fn run_in_span(serving: Arc<Serving>, job: Job, outlet: Outlet) {
         is_plan: false,
     });
     let result = tokio::select! {
-        result = attempts(&serving, &job, &phase, &outlet, &trail) => result,
+        result = begin(&serving, &job, &phase, &outlet, &trail, entry) => result,
         () = sleep_until(job.deadline) => Err(Failure::Deadline { phase: phase.get().name() }),
         () = outlet.closed() => Err(Failure::ClientGone),
         () = serving.abandon.cancelled() => Err(Failure::Draining),
@@ -64,12 +63,36 @@ async fn run_in_span(serving: Arc<Serving>, job: Job, outlet: Outlet) {
     }
 }
 
+/// Waits for its turn where it has to.
+async fn begin(
+    serving: &Arc<Serving>,
+    job: &Job,
+    phase: &PhaseCell,
+    outlet: &Outlet,
+    trail: &Trail<'_>,
+    entry: Entry,
+) -> Result<(String, Ended), Failure> {
+    let (first, _permit) = match entry {
+        Entry::Begins(permit) => (None, permit),
+        Entry::Waits(ticket) => {
+            phase.set(Phase::Waiting);
+            // Not held for as long as it runs.
+            let (placed, permit) = Box::pin(turn::wait(serving, job, trail, ticket)).await?;
+            (Some(placed), permit)
+        }
+    };
+    let _in_flight = Counted::new(&serving.metrics.choices_in_flight);
+    attempts(serving, job, phase, outlet, trail, first).await
+}
+
+/// `first` is where it goes first, when that was decided with its turn.
 async fn attempts(
     serving: &Arc<Serving>,
     job: &Job,
     phase: &PhaseCell,
     outlet: &Outlet,
     trail: &Trail<'_>,
+    mut first: Option<Placed>,
 ) -> Result<(String, Ended), Failure> {
     let mut avoided = Avoided::default();
     let mut last: Option<InstanceFault> = None;
@@ -87,7 +110,11 @@ async fn attempts(
         let model = model.ok_or(Failure::UnknownModel)?;
         let prompt = job.prompt.keyed(&model);
         let keys = prompt.keys();
-        let mut placed = place(serving, job, &model, keys, &mut avoided).await.map_err(|none| {
+        let placed = match first.take() {
+            Some(placed) => Ok(placed),
+            None => place(serving, job, &model, keys, &mut avoided).await,
+        };
+        let mut placed = placed.map_err(|none| {
             let refusal = trail.refused(none);
             refused(serving, &prompt, refusal, last.as_ref())
         })?;

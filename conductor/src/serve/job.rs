@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use kvasir_proto::{BlockKey, Namespace, keys, v1};
 use tokio::time::Instant;
 
+use super::line::Claim;
 use crate::access::Admission;
 use crate::cluster::{Objectives, PrefillTime, ServedModel};
 use crate::http::Trace;
@@ -97,6 +98,8 @@ pub(crate) struct Job {
     pub objectives: Objectives,
     pub trace: Option<Trace>,
     pub meter: Meter,
+    /// Absent where nobody waits for a turn.
+    pub claim: Option<Claim>,
     pub arrived: Instant,
     pub deadline: Instant,
 }

@@ -3,12 +3,13 @@
 //!
 //! Reading path:
 //! 1. [`job`]: what is to be served and what comes out
-//! 2. [`choice`]: one answer from start to end: attempts, deadline, cancelling
-//! 3. [`attempt`]: one attempt on chosen instances: allocate, fetch, push, both legs
-//! 4. [`transaction`]: what an attempt holds on the nodes; dropped, it gives it all back
-//! 5. [`recorder`]: what was decided, and what came of it
-//! 6. [`schedule`]: decisions for callers with a front door of their own
-//! 7. [`reserve`], [`fetch`], [`legs`], [`renewal`], [`abort`], [`fault`], [`pace`]: its parts
+//! 2. [`choice`]: one answer from start to end: its turn, attempts, deadline, cancelling
+//! 3. [`line`], [`turn`]: where requests of several tenants wait for their turn
+//! 4. [`attempt`]: one attempt on chosen instances: allocate, fetch, push, both legs
+//! 5. [`transaction`]: what an attempt holds on the nodes; dropped, it gives it all back
+//! 6. [`recorder`]: what was decided, and what came of it
+//! 7. [`schedule`]: decisions for callers with a front door of their own
+//! 8. [`reserve`], [`fetch`], [`legs`], [`renewal`], [`abort`], [`fault`], [`pace`]: its parts
 //!
 //! No KV bytes are seen here; only ids, places and tokens.
 
@@ -19,6 +20,7 @@ mod fault;
 mod fetch;
 mod job;
 mod legs;
+mod line;
 mod outputs;
 mod pace;
 mod phase;
@@ -27,22 +29,25 @@ mod renewal;
 mod reserve;
 mod schedule;
 mod transaction;
+mod turn;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use kvasir_proto::TxId;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::cluster::Cluster;
 use crate::metrics::Metrics;
+use line::{Lines, Ticket};
 
 pub(crate) use fault::Failure;
 pub(crate) use job::{Ended, FinishReason, Job, Meter, Progress, Prompt};
+pub(crate) use line::{Claim, WaitOptions};
 pub(crate) use outputs::{Output, Outputs};
 pub(crate) use recorder::{Decision, Record, Recorder, unix_ms};
 pub(crate) use schedule::scheduler_service;
@@ -59,12 +64,22 @@ pub(crate) struct ServeOptions {
     pub decisions_kept: usize,
     /// Memory for what they were taken from.
     pub decisions_inputs_bytes: usize,
+    /// How requests wait for their turn; without it nobody does.
+    pub wait: Option<WaitOptions>,
 }
 
 impl ServeOptions {
     fn lease_ms(&self) -> u64 {
         u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX)
     }
+}
+
+/// How a job begins.
+#[derive(Debug)]
+enum Entry {
+    /// It is one of those that are worked on.
+    Begins(OwnedSemaphorePermit),
+    Waits(Ticket),
 }
 
 /// Serves jobs. Shared by all requests.
@@ -77,6 +92,7 @@ pub(crate) struct Serving {
     /// Drawn when the conductor starts: its transactions are its own.
     incarnation: u64,
     serial: AtomicU64,
+    lines: Option<Arc<Lines>>,
     permits: Arc<Semaphore>,
     /// Choices and aborts: what must end before the conductor does.
     tasks: TaskTracker,
@@ -91,9 +107,11 @@ impl Serving {
         metrics: Arc<Metrics>,
         abandon: CancellationToken,
     ) -> Serving {
+        let lines = options.wait.map(|wait| Arc::new(Lines::new(wait, Arc::clone(&metrics))));
         Serving {
             cluster,
             options,
+            lines,
             metrics,
             recorder: Arc::new(Recorder::new(
                 options.decisions_kept,
@@ -119,23 +137,51 @@ impl Serving {
                 format!("it asks for {asked} answers, and at most {at_once} are made at once here");
             return Err(Failure::Rejected { reason });
         }
-        let mut permits = Vec::with_capacity(asked);
-        for had in 0..asked {
-            let permit = Arc::clone(&self.permits).try_acquire_owned();
-            permits.push(permit.map_err(|_| Failure::Overloaded {
-                reason: "too many requests are being served".to_owned(),
-                retry_after_ms: self.cluster.requests_end_in_ms(asked - had),
-            })?);
-        }
+        let entries = self.enter(&jobs)?;
         let (outlets, outputs) = outputs::channel(jobs.len());
-        for ((job, outlet), permit) in jobs.into_iter().zip(outlets).zip(permits) {
+        for ((job, outlet), entry) in jobs.into_iter().zip(outlets).zip(entries) {
             let serving = Arc::clone(self);
-            self.tasks.spawn(async move {
-                choice::run(serving, job, outlet).await;
-                drop(permit);
-            });
+            self.tasks.spawn(choice::run(serving, job, outlet, entry));
         }
         Ok(outputs)
+    }
+
+    /// Each of them may begin, or has a place where it waits; or none of them has.
+    fn enter(&self, jobs: &[Job]) -> Result<Vec<Entry>, Failure> {
+        if let Some(first) = jobs.first()
+            && let (Some(lines), Some(claim)) = (&self.lines, &first.claim)
+        {
+            let answer_tokens = self.cluster.answer_tokens(&first.model);
+            let cost = |job: &Job| {
+                let answer_tokens = job.sampling.max_tokens.min(answer_tokens);
+                u64::from(job.prompt.length()) + u64::from(answer_tokens)
+            };
+            let costs: Vec<u64> = jobs.iter().map(cost).collect();
+            let tickets = lines.enter(&first.model, claim, &costs);
+            let tickets = tickets.map_err(|full| self.refused_turn(full.to_string()))?;
+            return Ok(tickets.into_iter().map(Entry::Waits).collect());
+        }
+        let mut entries = Vec::with_capacity(jobs.len());
+        for had in 0..jobs.len() {
+            let permit = Arc::clone(&self.permits).try_acquire_owned();
+            entries.push(Entry::Begins(permit.map_err(|_| Failure::Overloaded {
+                reason: "too many requests are being served".to_owned(),
+                retry_after_ms: self.cluster.requests_end_in_ms(jobs.len() - had),
+            })?));
+        }
+        Ok(entries)
+    }
+
+    /// It has no turn: it is told when one of those that are served is predicted to end.
+    fn refused_turn(&self, reason: String) -> Failure {
+        Failure::Overloaded { reason, retry_after_ms: self.cluster.requests_end_in_ms(1) }
+    }
+
+    /// Calls those that wait, until `shutdown`. Returns at once when nobody does.
+    pub async fn call_waiting(self: Arc<Self>, shutdown: CancellationToken) {
+        if let Some(lines) = &self.lines {
+            Arc::clone(lines).run(shutdown).await;
+        }
     }
 
     /// The conductor does not end before this is dropped, as long as it drains.

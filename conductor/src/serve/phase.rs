@@ -1,14 +1,15 @@
 //! Where a request is. One way forward, and out of every phase into the end:
 //!
 //! ```text
-//! Placing -> Allocating -> [Fetching ->] Prefilling -> Decoding -> Ended
-//!    ^___________|_____________|_____________|_ _ _ _ _ _ _|   (another attempt)
+//! [Waiting ->] Placing -> Allocating -> [Fetching ->] Prefilling -> Decoding -> Ended
+//!                 ^___________|_____________|_____________|_ _ _ _ _ _ _|   (another attempt)
 //! ```
 //!
 //! From Decoding only an answer that is not streamed goes back: nothing of it was sent.
 //!
 //! | phase | held on nodes | renewed by |
 //! | --- | --- | --- |
+//! | Waiting | nothing; it has a place in a line | |
 //! | Placing | nothing | |
 //! | Allocating | perhaps a share on each node | |
 //! | Fetching | prefill, decode and source share | conductor |
@@ -22,6 +23,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Phase {
+    Waiting,
     Placing,
     Allocating,
     Fetching,
@@ -31,7 +33,8 @@ pub(crate) enum Phase {
 }
 
 impl Phase {
-    const ALL: [Phase; 6] = [
+    const ALL: [Phase; 7] = [
+        Phase::Waiting,
         Phase::Placing,
         Phase::Allocating,
         Phase::Fetching,
@@ -43,6 +46,7 @@ impl Phase {
     /// For labels and messages.
     pub fn name(self) -> &'static str {
         match self {
+            Phase::Waiting => "waiting for its turn",
             Phase::Placing => "placing",
             Phase::Allocating => "allocating",
             Phase::Fetching => "fetching",

@@ -74,6 +74,7 @@ async fn state(State(watch): Shared) -> axum::Json<Value> {
         "up_s": watch.started.elapsed().as_secs(),
         "ready": watch.front.unready().is_none(),
         "answers_in_flight": metrics.choices_in_flight.get(),
+        "answers_waiting": metrics.waiting_now(),
         "tokens": {
             "prompt": tokens("prompt"),
             "cached": tokens("cached"),

@@ -319,6 +319,18 @@ async fn a_file_that_cannot_be_right_keeps_the_conductor_from_starting() {
             "twice",
         ),
         (format!("{0}{0}", "[[tenants]]\nname = \"a\"\nkeys = []\n"), "stands in it twice"),
+        (
+            "[[tenants]]\nname = \"a\"\nkeys = []\nweight = 0".to_owned(),
+            "`weight` must be between 1 and 1000",
+        ),
+        (
+            "[[tenants]]\nname = \"a\"\nkeys = []\npriority = \"secret\"".to_owned(),
+            "unknown variant in line",
+        ),
+        (
+            "[[tenants]]\nname = \"a\"\nkeys = []\npriority_max = \"low\"".to_owned(),
+            "`priority_max`, low, must not be less than `priority`, normal",
+        ),
     ] {
         std::fs::write(&file, &text).expect("writes");
         let said = start().await;

@@ -15,4 +15,5 @@ mod proxying;
 mod responses;
 mod support;
 mod tls;
+mod turns;
 mod watching;

@@ -30,11 +30,12 @@ pub fn text(state: &Value) -> String {
         value.as_f64().map_or_else(|| "-".to_owned(), |ratio| format!("{:.1} %", ratio * 100.0))
     };
     format!(
-        "kvasir {}, up {} s, {ready}, {} answers in flight, {} blocks in the index ({} MiB)\n\
+        "kvasir {}, up {} s, {ready}, {} answers in flight, {} wait for their turn, {} blocks in the index ({} MiB)\n\
          {window}: {} requests, {} refused, {} failed, {} of prompt tokens cached, first token p50 {} ms, p99 {} ms\n\n{}",
         state["version"].as_str().unwrap_or("?"),
         number(&state["up_s"], 1.0, 0),
         number(&state["answers_in_flight"], 1.0, 0),
+        number(&state["answers_waiting"], 1.0, 0),
         number(&state["cluster"]["index_entries"], 1.0, 0),
         number(&state["cluster"]["index_bytes"], 1024.0 * 1024.0, 1),
         number(&recent["requests"], 1.0, 0),

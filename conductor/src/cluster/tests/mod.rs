@@ -12,7 +12,7 @@ use kvasir_proto::{BlockKey, keys, v1};
 use prometheus::Registry;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::{Cluster, Options, PlaceQuery, Placed, Plan};
+use super::{Cluster, NotNow, Options, PlaceQuery, Placed, Plan};
 use fake_node::{BLOCK_TOKENS, FakeNode, Subscription, description};
 
 /// A cluster that ends with the test.

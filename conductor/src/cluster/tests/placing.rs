@@ -247,3 +247,28 @@ async fn what_answers_saw_refuses_by_the_time_between_tokens() {
     assert!(error("tbt").is_some_and(|error| error > 0.0), "the first ones were off");
     assert!(error("ttft").is_some() && error("prefill").is_some());
 }
+
+#[tokio::test]
+async fn who_may_wait_here_is_placed_when_its_prefill_would_begin_soon() {
+    let mut b = node("b", v1::Role::Both).await;
+    let world = World::of(&[&b]);
+    let _events = followed(&mut b).await;
+    eventually("placed", || world.plan().is_ok()).await;
+    let within = |ahead_us| {
+        world.with_query(|cluster, query| match cluster.place_within(query, ahead_us) {
+            Ok(placed) => Ok(Some(placed)),
+            Err(NotNow::Queues { placement }) => {
+                assert!(placement.queue_us > ahead_us);
+                Ok(None)
+            }
+            Err(NotNow::Refused(none)) => Err(none.refused.refusal),
+        })
+    };
+    let first = within(0).expect("a place").expect("nothing is before it");
+    assert!(within(0).expect("a place").is_none(), "it would wait for the first");
+    let second = within(3_600_000_000).expect("a place").expect("not for that long");
+    assert_eq!(world.metric("kvasir_conductor_placements_total"), 2.0);
+    drop((first, second));
+    assert!(within(0).expect("a place").is_some());
+    assert_eq!(world.metric("kvasir_conductor_refusals_total"), 0.0, "waiting is no refusal");
+}
