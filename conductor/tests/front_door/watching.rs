@@ -85,6 +85,12 @@ async fn a_decision_is_explained_with_what_came_of_it() {
     assert_eq!(outcome["prefill_us"], 1_000, "as its engine says");
     assert!(outcome["prefill_predicted_us"].is_u64(), "{outcome}");
     assert!(decision["ttft_ms"].as_f64().is_some_and(|ms| ms > 0.0), "{decision}");
+    // What came of it has been learned from.
+    let metrics = cluster.open("/metrics").await.text().await.expect("text");
+    for of in ["ttft", "tbt", "prefill"] {
+        let error = format!("kvasir_conductor_prediction_error_ratio{{of=\"{of}\"}}");
+        assert!(metrics.contains(&error), "{error} is not among {metrics}");
+    }
     let placement = &decision["placement"];
     assert_eq!(placement["prefill"], "engine-p");
     assert_eq!(placement["decode"], "engine-d");
