@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use axum::http::{HeaderValue, header};
-use reqwest::RequestBuilder;
+use axum::http::{HeaderValue, Uri, header};
 
+use super::forward::Endpoint;
+use super::upstream::Upstream;
 use crate::config::BackendConfig;
 
 const PROBE_WITHIN: Duration = Duration::from_secs(2);
@@ -16,6 +17,9 @@ const PROBE_WITHIN: Duration = Duration::from_secs(2);
 pub(super) struct Backend {
     /// Without a slash at its end.
     url: String,
+    /// The paths of all endpoints there, in the order of [`Endpoint::ALL`].
+    uris: Vec<Uri>,
+    upstream: Arc<Upstream>,
     /// What the server calls the model.
     model: String,
     /// "Bearer …", where the server asks for it.
@@ -43,12 +47,25 @@ impl Backend {
                 "must begin with http://: servers that speak TLS alone need a proxy beside them",
             ));
         }
-        if parsed.host_str().is_none() || parsed.query().is_some() || parsed.fragment().is_some() {
+        let is_base = parsed.query().is_none()
+            && parsed.fragment().is_none()
+            && parsed.username().is_empty()
+            && parsed.password().is_none();
+        let (true, Some(host), Some(port)) =
+            (is_base, parsed.host_str(), parsed.port_or_known_default())
+        else {
             return Err(wrong("must be a base as in http://host:8000, without /v1"));
-        }
+        };
         if parsed.path().trim_end_matches('/').ends_with("/v1") {
             return Err(wrong("must be given without /v1"));
         }
+        let prefix = parsed.path().trim_end_matches('/');
+        let uri = |endpoint: Endpoint| format!("{prefix}{}", endpoint.path()).parse();
+        let uris = Endpoint::ALL.into_iter().map(uri).collect::<Result<Vec<Uri>, _>>();
+        let uris = uris.map_err(|error| wrong(&format!("is wrong: {error}")))?;
+        let authority = HeaderValue::from_str(&format!("{host}:{port}"));
+        let authority = authority.map_err(|error| wrong(&format!("is wrong: {error}")))?;
+        let address = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let authorization = api_key_file.as_ref().map(|file| {
             let said = |why: String| format!("`backends`: the key in {}: {why}", file.display());
             let key = std::fs::read_to_string(file).map_err(|error| said(error.to_string()))?;
@@ -59,6 +76,8 @@ impl Backend {
         });
         Ok(Backend {
             url: url.trim_end_matches('/').to_owned(),
+            uris,
+            upstream: Arc::new(Upstream::new(address, port, authority)),
             model: upstream_model.clone().unwrap_or_else(|| model.clone()),
             authorization: authorization.transpose()?,
             running_max: *requests_running_max,
@@ -95,18 +114,28 @@ impl Backend {
         Some(Flight { backend: Arc::clone(self) })
     }
 
-    /// With the server's own key, whatever key the client had.
-    pub fn authorized(&self, request: RequestBuilder) -> RequestBuilder {
-        match &self.authorization {
-            Some(value) => request.header(header::AUTHORIZATION, value),
-            None => request,
-        }
+    /// Where an endpoint is, as a path.
+    pub fn uri(&self, endpoint: Endpoint) -> &Uri {
+        &self.uris[endpoint as usize]
+    }
+
+    pub fn upstream(&self) -> &Arc<Upstream> {
+        &self.upstream
+    }
+
+    /// The server's own key, whatever key the client had.
+    pub fn authorization(&self) -> Option<&HeaderValue> {
+        self.authorization.as_ref()
     }
 
     /// It is alive when it answers, be it that it refuses.
     pub async fn probe(&self, client: &reqwest::Client) {
-        let request = client.get(format!("{}/v1/models", self.url)).timeout(PROBE_WITHIN);
-        let answer = self.authorized(request).send().await;
+        self.upstream.prune();
+        let mut request = client.get(format!("{}/v1/models", self.url)).timeout(PROBE_WITHIN);
+        if let Some(key) = &self.authorization {
+            request = request.header(header::AUTHORIZATION, key);
+        }
+        let answer = request.send().await;
         self.set_alive(answer.is_ok_and(|answer| !answer.status().is_server_error()));
     }
 

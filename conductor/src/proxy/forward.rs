@@ -1,14 +1,16 @@
 //! One request: read for its model and its prompt, changed in what is the server's to say, sent on.
 
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use http_body_util::Full;
 use serde::Deserialize;
 use tokio::time::{Instant, timeout_at};
 
 use super::backend::Flight;
 use super::fields::Fields;
 use super::passing::{self, Held, Usage};
+use super::upstream::{AskError, Pieces};
 use super::{Nobody, Pool, Proxies};
 use crate::http::Front;
 use crate::openai::{ApiError, Arrival, off_reactor_when_large};
@@ -24,7 +26,10 @@ pub(crate) enum Endpoint {
 }
 
 impl Endpoint {
-    fn path(self) -> &'static str {
+    pub const ALL: [Endpoint; 4] =
+        [Endpoint::Chat, Endpoint::Completions, Endpoint::Responses, Endpoint::Embeddings];
+
+    pub fn path(self) -> &'static str {
         match self {
             Endpoint::Chat => "/v1/chat/completions",
             Endpoint::Completions => "/v1/completions",
@@ -98,7 +103,7 @@ pub(crate) async fn forward(
             Err(nobody) => break last.ok_or_else(|| refusal(front, pool, nobody))?,
         };
         fields.set("model", &flight.backend().model());
-        let sent = send(proxies, &arrival, endpoint, fields.to_bytes(), &flight);
+        let sent = send(&arrival, endpoint, fields.to_bytes(), &flight);
         match timeout_at(deadline, sent).await {
             Ok(Ok(answer)) => {
                 count(proxies, model, answer.status().as_str());
@@ -111,8 +116,8 @@ pub(crate) async fn forward(
                 last = Some(answered);
             }
             Ok(Err(error)) => {
-                let (unreached, why) = (error.is_connect(), error.without_url().to_string());
-                tracing::warn!(url = flight.backend().url(), why, "a back end did not answer");
+                let unreached = matches!(error, AskError::Unreached(_));
+                tracing::warn!(url = flight.backend().url(), %error, "a back end did not answer");
                 count(proxies, model, if unreached { "unreached" } else { "broke_off" });
                 if unreached {
                     flight.backend().lost();
@@ -192,33 +197,41 @@ fn count(proxies: &Proxies, model: &str, result: &str) {
 }
 
 async fn send(
-    proxies: &Proxies,
     arrival: &Arrival,
     endpoint: Endpoint,
     body: Bytes,
     flight: &Flight,
-) -> reqwest::Result<reqwest::Response> {
-    let url = format!("{}{}", flight.backend().url(), endpoint.path());
-    let json = HeaderValue::from_static("application/json");
-    let mut request = proxies.client.post(url).header(header::CONTENT_TYPE, json).body(body);
-    request = request.header("x-request-id", &*arrival.request_id);
-    if let Some(trace) = &arrival.trace {
-        request = request.header("traceparent", trace.child());
+) -> Result<Response<Pieces>, AskError> {
+    let mut request = Request::new(Full::new(body));
+    *request.method_mut() = Method::POST;
+    *request.uri_mut() = flight.backend().uri(endpoint).clone();
+    let headers = request.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    if let Ok(id) = HeaderValue::from_str(&arrival.request_id) {
+        headers.insert("x-request-id", id);
     }
-    flight.backend().authorized(request).send().await
+    if let Some(trace) = &arrival.trace
+        && let Ok(child) = HeaderValue::from_str(&trace.child())
+    {
+        headers.insert("traceparent", child);
+    }
+    if let Some(key) = flight.backend().authorization() {
+        headers.insert(header::AUTHORIZATION, key.clone());
+    }
+    flight.backend().upstream().ask(request).await
 }
 
 /// Status, body, and what else the client needs of the head.
-fn pass(answer: reqwest::Response, held: Held, deadline: Instant) -> Response {
-    let status = answer.status();
+fn pass(answer: Response<Pieces>, held: Held, deadline: Instant) -> Response {
+    let (head, pieces) = answer.into_parts();
     let mut headers = HeaderMap::new();
     for name in [header::CONTENT_TYPE, header::RETRY_AFTER, header::CACHE_CONTROL] {
-        if let Some(value) = answer.headers().get(&name) {
+        if let Some(value) = head.headers.get(&name) {
             headers.insert(name, value.clone());
         }
     }
     headers.entry(header::CONTENT_TYPE).or_insert(HeaderValue::from_static("application/json"));
-    (status, headers, passing::body(answer.bytes_stream(), held, deadline)).into_response()
+    (head.status, headers, passing::body(pieces, held, deadline)).into_response()
 }
 
 fn refusal(front: &Front, pool: &Pool, nobody: Nobody) -> ApiError {

@@ -5,6 +5,7 @@
 //! - [`backend`]: one server: whether it answers, what is under way there
 //! - [`affinity`]: which server has probably seen the beginning of a prompt
 //! - [`forward`]: one request; [`fields`]: its members, as they were written
+//! - [`upstream`]: connections to a server
 //! - [`passing`]: an answer on its way back
 
 mod affinity;
@@ -12,6 +13,7 @@ mod backend;
 mod fields;
 mod forward;
 mod passing;
+mod upstream;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,8 +32,6 @@ pub(crate) use forward::{Endpoint, forward, model_of};
 /// How often it is seen which servers answer.
 const PROBE_EVERY: Duration = Duration::from_secs(2);
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
-/// Servers in Python close connections that are idle for 5 seconds.
-const IDLE_MAX: Duration = Duration::from_secs(4);
 /// A server that has so many more under way than twice the least busy one is not asked for the sake of
 /// what it may have cached.
 const SLACK: usize = 4;
@@ -86,7 +86,8 @@ impl Proxies {
         let client = reqwest::Client::builder()
             .no_proxy()
             .connect_timeout(CONNECT_WITHIN)
-            .pool_idle_timeout(IDLE_MAX)
+            // Of probes: requests have connections of their own.
+            .pool_max_idle_per_host(0)
             .redirect(reqwest::redirect::Policy::none())
             .build()
             .map_err(|error| format!("`backends`: {error}"))?;

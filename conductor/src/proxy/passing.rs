@@ -1,20 +1,26 @@
 //! An answer on its way back, as it comes. What the client does not take is not read; a client that has
 //! gone ends the request at the server.
 
+use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
 use axum::body::Body;
-use bytes::Bytes;
-use futures::{Stream, StreamExt};
+use bytes::{Bytes, BytesMut};
+use http_body::{Body as HttpBody, Frame, SizeHint};
 use serde::Deserialize;
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::backend::Flight;
+use super::upstream::Pieces;
 use crate::access::Admission;
 
 /// What is kept of an answer to find its usage in it: all of one that is no longer, else its end.
 const KEPT_BYTES: usize = 256 << 10;
+/// Pieces that come one upon the other go out together, up to about this much.
+const WRITE_BYTES: usize = 16 << 10;
 
 /// What an answer holds until it has been passed on.
 #[derive(Debug)]
@@ -26,23 +32,108 @@ pub(super) struct Held {
 }
 
 /// The body of an answer. It breaks off at the deadline, so that the client sees that it is not whole.
-pub(super) fn body(
-    bytes: impl Stream<Item = reqwest::Result<Bytes>> + Send + 'static,
+pub(super) fn body(pieces: Pieces, held: Held, deadline: Instant) -> Body {
+    let deadline = Box::pin(sleep_until(deadline));
+    let left = pieces.length();
+    Body::new(Passing { pieces, left, joined: Joined::default(), end: None, deadline, held })
+}
+
+/// See [`body`].
+struct Passing {
+    pieces: Pieces,
+    /// What is still to come of a length that is known.
+    left: Option<u64>,
+    joined: Joined,
+    end: Option<io::Result<()>>,
+    deadline: Pin<Box<Sleep>>,
     held: Held,
-    deadline: Instant,
-) -> Body {
-    let state = (Box::pin(bytes), held);
-    Body::from_stream(futures::stream::try_unfold(state, move |(mut bytes, mut held)| async move {
-        match tokio::time::timeout_at(deadline, bytes.next()).await {
-            Ok(None) => Ok(None),
-            Ok(Some(Ok(piece))) => {
-                held.usage.read(&piece);
-                Ok(Some((piece, (bytes, held))))
+}
+
+impl Passing {
+    /// Takes what is there. Ready when it is to go out: nothing more is there now, there is enough of it, or it
+    /// was the last.
+    fn poll_pieces(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        while self.end.is_none() && self.joined.len() < WRITE_BYTES {
+            match self.pieces.poll_next(cx) {
+                Poll::Ready(Some(Ok(piece))) => {
+                    self.held.usage.read(&piece);
+                    self.left = self.left.map(|left| left.saturating_sub(piece.len() as u64));
+                    self.joined.push(piece);
+                }
+                Poll::Ready(Some(Err(error))) => self.end = Some(Err(io::Error::other(error))),
+                Poll::Ready(None) => self.end = Some(Ok(())),
+                Poll::Pending if self.deadline.as_mut().poll(cx).is_ready() => {
+                    self.end = Some(Err(io::Error::other("the request's deadline passed")));
+                }
+                Poll::Pending if self.joined.is_empty() => return Poll::Pending,
+                Poll::Pending => break,
             }
-            Ok(Some(Err(error))) => Err(std::io::Error::other(error.without_url())),
-            Err(_) => Err(std::io::Error::other("the request's deadline passed")),
         }
-    }))
+        Poll::Ready(())
+    }
+}
+
+impl HttpBody for Passing {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        ready!(self.poll_pieces(cx));
+        if !self.joined.is_empty() {
+            return Poll::Ready(Some(Ok(Frame::data(self.joined.take()))));
+        }
+        // Asked again after an error, it has ended.
+        let end = self.end.replace(Ok(()));
+        Poll::Ready(end.and_then(Result::err).map(Err))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.left == Some(0) && self.joined.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let exact = |left| SizeHint::with_exact(left + self.joined.len() as u64);
+        self.left.map_or_else(SizeHint::default, exact)
+    }
+}
+
+/// Pieces in their order. One that is alone is not copied.
+#[derive(Debug, Default)]
+struct Joined {
+    first: Bytes,
+    more: BytesMut,
+}
+
+impl Joined {
+    fn len(&self) -> usize {
+        self.first.len() + self.more.len()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn push(&mut self, piece: Bytes) {
+        if self.is_empty() {
+            self.first = piece;
+            return;
+        }
+        if !self.first.is_empty() {
+            self.more.extend_from_slice(&std::mem::take(&mut self.first));
+        }
+        self.more.extend_from_slice(&piece);
+    }
+
+    fn take(&mut self) -> Bytes {
+        if self.more.is_empty() {
+            std::mem::take(&mut self.first)
+        } else {
+            self.more.split().freeze()
+        }
+    }
 }
 
 /// What an answer costs its tenant, beyond what was taken for the prompt beforehand. Counted when it has
