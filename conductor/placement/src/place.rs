@@ -443,10 +443,10 @@ impl<'a> Planner<'a> {
         let all_miss = usable(rank).all(|(_, candidate)| misses(candidate));
         let in_time = || usable(rank).filter(|(_, candidate)| all_miss || !misses(candidate));
         let load = |candidate: &DecodeCandidate| match self.view.policy().admission {
-            // What decides is what is refused by, and whether there is a place at once.
+            // What decides is what is refused by, and where all are far from it how many run there.
             Admission::Calibrated if candidate.likely.is_some() => {
-                let over = (candidate.load - 1.0).max(0.0);
-                over + candidate.tbt_us as f64 / self.objectives.tbt_us.max(1) as f64
+                let slow = candidate.tbt_us as f64 / self.objectives.tbt_us.max(1) as f64;
+                slow.max(candidate.load)
             }
             _ => candidate.load,
         };

@@ -264,6 +264,7 @@ fn a_decode_side_that_is_full_is_not_taken_for_what_it_holds() {
         placed.decode().instance_id.to_string()
     };
     let decodes: Vec<String> = (0..13_u64).map(&mut sent_to).collect();
-    assert_eq!(decodes[..10], ["d0"; 10], "it holds a part of the prompt, and all are in time");
-    assert_eq!(decodes[12], "d1", "ten decode there at once: {decodes:?}");
+    assert_eq!(decodes[0], "d0", "it holds a part of the prompt");
+    let there = decodes.iter().filter(|decode| *decode == "d0").count();
+    assert!((6..=9).contains(&there), "all are in time, and they are spread: {decodes:?}");
 }
