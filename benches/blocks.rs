@@ -141,6 +141,7 @@ impl Table {
             fetch_until_block: 0,
             has_remote_writer: false,
             is_ephemeral: false,
+            leaves_ssd: false,
         }
     }
 

@@ -301,6 +301,11 @@ pub struct Ssd {
     /// The part of the slots that shall be free, or be had at once because the SSD has the block as
     /// well, in percent: blocks are written ahead of need.
     pub sink_ahead_percent: u32,
+    /// Chains that are read into memory ahead of need at once, on hints of conductors and lookups of engines; 0
+    /// for none.
+    pub prefetch_chains_max: u32,
+    /// What was used within this time, in milliseconds, makes no room for what is read ahead.
+    pub prefetch_spares_ms: u64,
     /// An operation that takes longer, in milliseconds, is not waited for: requests compute what they
     /// lack, and nothing is begun with the SSD until it has ended.
     pub timeout_ms: u64,
@@ -333,6 +338,8 @@ impl Default for Ssd {
             context_percent: 50,
             tenant_bytes_max: 1 << 30,
             sink_ahead_percent: 25,
+            prefetch_chains_max: 16,
+            prefetch_spares_ms: 1_000,
             timeout_ms: 2_000,
             io: SsdIo::Auto,
             faults: None,

@@ -116,6 +116,14 @@ impl StoreNode for NodeService {
         Ok(Response::new(self.node.ask(|reply| Command::KeepContext(request, reply)).await?))
     }
 
+    async fn prefetch(
+        &self,
+        request: Request<v1::PrefetchRequest>,
+    ) -> Result<Response<v1::PrefetchReply>, Status> {
+        let request = request.into_inner();
+        Ok(Response::new(self.node.ask(|reply| Command::Prefetch(request, reply)).await?))
+    }
+
     async fn replicate(
         &self,
         request: Request<v1::ReplicateRequest>,

@@ -181,6 +181,11 @@ impl Metrics {
             ("ssd_lost", counts.ssd_lost_total),
             ("context_expired", counts.context_expired_total),
             ("evicted_unsunk", counts.evicted_unsunk_total),
+            ("hint", counts.hints_total),
+            ("hint_refused", counts.hints_refused_total),
+            ("prefetched", counts.prefetched_total),
+            ("prefetched_used", counts.prefetched_used_total),
+            ("prefetched_unused", counts.prefetched_unused_total),
         ];
         let tiers = [
             ("blocks", u64::from(counts.ssd_blocks)),

@@ -219,6 +219,8 @@ fn make_parts(
         eviction: config.eviction,
         ssd_timeout_ms: config.ssd.timeout_ms,
         sink_ahead_percent: config.ssd.sink_ahead_percent,
+        prefetch_chains_max: config.ssd.prefetch_chains_max as usize,
+        prefetch_spares_ms: config.ssd.prefetch_spares_ms,
         replicas: ReplicaOptions {
             copies_max: config.replicas.copies_max as usize,
             hot_asks: config.replicas.hot_asks,

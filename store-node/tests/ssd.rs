@@ -35,6 +35,8 @@ fn with_ssd(dir: &Path, io: SsdIo) -> impl FnOnce(&mut Config) {
         config.ssd.bytes = 64 * SEGMENT_BYTES + 8192;
         config.ssd.timeout_ms = 200;
         config.ssd.sink_ahead_percent = 60;
+        // How old something is must not decide here.
+        config.ssd.prefetch_spares_ms = 0;
         config.ssd.io = io;
     }
 }
@@ -273,6 +275,135 @@ async fn a_source_sends_what_it_has_on_its_ssd() {
     engine.release(P(1));
     target.is_quiet().await;
     source.node.is_quiet().await;
+}
+
+/// A source whose SSD goes bad when it is asked: the target is told what came of it, and computes.
+async fn a_source_with_a_bad_disk(words: &str) {
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut source = Tiered::start(dir.path(), SsdIo::Auto).await;
+    let prompt = prompt(1, 3 * BLOCK_TOKENS + 9);
+    source.prefill(&prompt).await;
+    source.push_out(&prompt).await;
+    source.settled().await;
+    let mut target = TestNode::start(Domain::Shm).await;
+    let mut engine = FakeEngine::attach(&target).await;
+    Tiered::faults(dir.path(), words).await;
+    let held = source.node.allocate(allocate(S(1), &prompt)).await.expect("allocated");
+    assert_eq!(held.held_blocks, 3, "{words}: nobody knows yet");
+    let mut request = allocate(P(1), &prompt);
+    request.fetch_until_block = 3;
+    request.writer_endpoint = source.node.endpoint().await;
+    let targets = target.allocate(request).await.expect("allocated").targets;
+    engine.ask_bind(P(1));
+    let pushed = source.node.push(S(1), targets).await.expect("an answer");
+    assert_eq!((pushed.good_blocks, pushed.corrupt_blocks), (0, 0), "{words}");
+    target.commit(P(1), pushed.good_blocks, false).await.expect("settled");
+    assert_eq!(engine.bound(P(1)).await.cached_tokens, 0, "{words}");
+    engine.release(P(1));
+    target.is_quiet().await;
+    Tiered::faults(dir.path(), "").await;
+    source.node.is_quiet().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_source_whose_ssd_hangs_says_so_in_time() {
+    a_source_with_a_bad_disk("hang").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_source_sends_nothing_that_its_ssd_has_spoiled() {
+    a_source_with_a_bad_disk("wrong").await;
+}
+
+async fn prefetch(node: &mut TestNode, prompt: &[u32]) -> Result<v1::PrefetchReply, tonic::Status> {
+    let request = v1::PrefetchRequest {
+        namespace: namespace().0.to_vec(),
+        keys: kvasir_proto::BlockKey::concat(&chain(prompt)),
+    };
+    node.client.prefetch(request).await.map(tonic::Response::into_inner)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_hinted_at_is_in_memory_before_it_is_asked_for() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut tiered = Tiered::start(dir.path(), SsdIo::Auto).await;
+    let prompt = prompt(1, 5 * BLOCK_TOKENS + 9);
+    tiered.prefill(&prompt).await;
+    tiered.push_out(&prompt).await;
+    let reply = prefetch(&mut tiered.node, &prompt).await.expect("it reads");
+    assert_eq!((reply.memory_blocks, reply.rising_blocks), (0, 5));
+    tiered.node.has_blocks(&chain(&prompt)).await;
+    tiered.node.is_quiet().await;
+    let of = |event: &str| format!("core_events_total{{event=\"{event}\"}}");
+    tiered.node.shows(&of("prefetched"), 5.0).await;
+    let risen = tiered.node.metric(&of("risen")).await;
+    assert_eq!(tiered.prefill(&prompt).await, 5 * BLOCK_TOKENS);
+    tiered.node.shows(&of("prefetched_used"), 5.0).await;
+    assert_eq!(tiered.node.metric(&of("risen")).await, risen, "it was there already");
+    let reply = prefetch(&mut tiered.node, &prompt).await.expect("it is there");
+    assert_eq!((reply.memory_blocks, reply.rising_blocks), (5, 0));
+    tiered.node.is_quiet().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_looks_again_finds_what_was_on_the_ssd() {
+    use v1::engine_to_node::Message as ToNode;
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut tiered = Tiered::start(dir.path(), SsdIo::Auto).await;
+    let prompt = prompt(1, 4 * BLOCK_TOKENS + 9);
+    tiered.prefill(&prompt).await;
+    tiered.push_out(&prompt).await;
+    let keys = kvasir_proto::BlockKey::concat(&chain(&prompt));
+    let engine = &mut tiered.engine;
+    engine.send(ToNode::Get(v1::GetBlocks { handle: 1, keys: keys.clone() }));
+    let got = engine.got(1).await;
+    assert_eq!((got.slots.len(), got.rising_blocks), (0, 4));
+    tiered.node.has_blocks(&chain(&prompt)).await;
+    engine.send(ToNode::Get(v1::GetBlocks { handle: 2, keys }));
+    let got = engine.got(2).await;
+    assert_eq!((got.slots.len(), got.rising_blocks), (4, 0));
+    engine.holds(&prompt, &got.slots, 0..4);
+    engine.send(ToNode::Unpin(v1::UnpinBlocks { handle: 2 }));
+    tiered.node.is_quiet().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hint_that_cannot_be_followed_is_refused_with_the_reason() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let off = |config: &mut Config| {
+        with_ssd(dir.path(), SsdIo::Auto)(config);
+        config.ssd.prefetch_chains_max = 0;
+    };
+    let node = TestNode::start_with(Domain::Shm, off).await;
+    let engine = FakeEngine::attach(&node).await;
+    let mut tiered = Tiered { node, engine, serial: 0 };
+    until("the SSD is ready", async || {
+        tiered.node.describe().await.ssd.is_some_and(|ssd| ssd.usable).then_some(())
+    })
+    .await;
+    let prompt = prompt(1, 2 * BLOCK_TOKENS + 9);
+    tiered.prefill(&prompt).await;
+    tiered.push_out(&prompt).await;
+    let refused = prefetch(&mut tiered.node, &prompt).await.map_err(|status| status.code());
+    assert_eq!(refused, Err(tonic::Code::ResourceExhausted));
+    assert_eq!(tiered.node.blocks(&chain(&prompt)).await, []);
+    let mut without = TestNode::start(Domain::Shm).await;
+    let refused = prefetch(&mut without, &prompt).await.map_err(|status| status.code());
+    assert_eq!(refused, Err(tonic::Code::FailedPrecondition));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_told_to_leave_the_ssd_reads_nothing() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut tiered = Tiered::start(dir.path(), SsdIo::Auto).await;
+    let prompt = prompt(1, 3 * BLOCK_TOKENS + 9);
+    tiered.prefill(&prompt).await;
+    tiered.push_out(&prompt).await;
+    let request = v1::TxAllocateRequest { leave_ssd: true, ..allocate(P(1), &prompt) };
+    assert_eq!(tiered.node.allocate(request).await.expect("allocated").held_blocks, 0);
+    assert_eq!(tiered.engine.bind(P(1)).await.cached_tokens, 0);
+    tiered.engine.release(P(1));
+    tiered.node.is_quiet().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

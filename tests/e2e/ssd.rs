@@ -4,11 +4,12 @@
 mod support;
 
 use kvasir_proto::v1;
+use kvasir_proto::v1::scheduler_client::SchedulerClient;
 use support::answers::{cached_tokens, check_case, reusable_tokens};
 use support::cluster::Cluster;
 use support::stored::Stored;
 use support::vectors::{BLOCK_TOKENS, Case, Variant};
-use support::{eventually, lose_cache};
+use support::{eventually, hears_of, lose_cache};
 
 const RISEN: &str = "kvasir_store_core_events_total";
 
@@ -73,4 +74,42 @@ async fn a_bad_disk_costs_no_answer_and_is_used_again_when_it_is_good() {
         .await;
         check_case(&cluster, &case).await;
     }
+}
+
+/// Where the conductor answers callers with a front door of their own.
+fn scheduler_address(cluster: &Cluster) -> String {
+    let config = cluster.run_dir().join("conductor.toml");
+    let config = std::fs::read_to_string(config).expect("its configuration");
+    let line = config.lines().find_map(|line| line.strip_prefix("grpc_listen = "));
+    format!("http://{}", line.expect("an address").trim_matches('"'))
+}
+
+#[tokio::test]
+async fn what_is_planned_is_read_from_the_ssd_before_the_request_comes() {
+    let cluster = Cluster::start("--ssd-bytes 256MiB").await;
+    let case = kept_case(&cluster).await;
+    lose_cache(&cluster, "decode-1-node").await;
+    lose_cache(&cluster, "prefill-1-node").await;
+    eventually("the SSD is ready", async || ssd_of(&cluster, "prefill-1-node").await.usable).await;
+    let blocks = case.prompt.len() / BLOCK_TOKENS;
+    hears_of(&cluster, blocks as f64).await;
+    let events =
+        async |event: &str| cluster.sum("prefill-1-node", RISEN, &[("event", event)]).await;
+    assert_eq!(events("risen").await, 0.0);
+
+    let scheduler = SchedulerClient::connect(scheduler_address(&cluster)).await;
+    let plan = v1::ScheduleRequest {
+        model: cluster.model.clone(),
+        prompt: case.prompt.clone(),
+        max_tokens: 1,
+        ..v1::ScheduleRequest::default()
+    };
+    scheduler.expect("it answers").schedule(plan).await.expect("a plan");
+    eventually("it is in memory", async || events("prefetched").await > 0.0).await;
+    let read_ahead = events("prefetched").await;
+
+    let answer = check_case(&cluster, &case).await;
+    assert_eq!(cached_tokens(&answer), reusable_tokens(case.prompt.len()));
+    assert_eq!(events("risen").await, read_ahead, "nothing was left to read");
+    assert_eq!(events("prefetched_used").await, read_ahead);
 }

@@ -160,6 +160,7 @@ impl NodeCache {
             fetch_until_block: 0,
             has_remote_writer: false,
             is_ephemeral: class == RequestClass::Ephemeral,
+            leaves_ssd: false,
         };
         self.blocks.allocate(now_ms, &request).expect("nothing is pinned between two prompts");
         self.act(now_ms);

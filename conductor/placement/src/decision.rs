@@ -161,6 +161,8 @@ pub struct Placement {
     pub fetch: Option<Fetch>,
     /// The prefix stays there, and is attended there.
     pub route: Option<Route>,
+    /// The prefill side is to leave what only its SSD has there: to fetch or to compute it takes less time.
+    pub leaves_ssd: bool,
     /// What was asked about the prefix, where it could have stayed.
     pub attended: Option<Attended>,
     /// Prompt tokens that are left to compute.
@@ -237,6 +239,8 @@ pub struct Chosen {
     pub node_id: NodeId,
     /// Leading blocks of the prompt that its node holds, as far as is known here.
     pub held_blocks: u32,
+    /// Of them, those in memory.
+    pub memory_blocks: u32,
 }
 
 /// Blocks `[from_block, until_block)` come from this instance's node.
@@ -280,8 +284,11 @@ pub struct PrefillCandidate {
     /// Its position among the names of the placement.
     pub(crate) at: u32,
     pub held_blocks: u32,
+    pub(crate) memory_blocks: u32,
     /// Blocks that would not be computed: held, or held and fetched.
     pub used_blocks: u32,
+    /// Its SSD has some that would be fetched or computed nevertheless.
+    pub(crate) leaves_ssd: bool,
     pub(crate) fetch_from: Option<u32>,
     pub queue_us: u64,
     pub transfer_us: u64,
@@ -298,6 +305,7 @@ pub struct PrefillCandidate {
 #[derive(Debug, Clone, PartialEq)]
 pub struct DecodeCandidate {
     pub(crate) at: u32,
+    /// In memory: it does not wait for its SSD.
     pub held_blocks: u32,
     /// Predicted sequences over the most it decodes at once, this one included, at the time the
     /// prefill ends.

@@ -326,7 +326,8 @@ impl Placement {
             let node = &source.node_id;
             return format!("{routed} of {blocks} blocks stay on {node} and are attended there");
         }
-        let used = self.fetch.as_ref().map_or(chosen.held_blocks, |fetch| fetch.until_block);
+        let held = if self.leaves_ssd { chosen.memory_blocks } else { chosen.held_blocks };
+        let used = self.fetch.as_ref().map_or(held, |fetch| fetch.until_block);
         let prefill = considered.prefill_candidates.iter().map(|c| (c.held_blocks, c.at));
         let decode = considered.decode_candidates.iter().map(|c| (c.held_blocks, c.at));
         let Some((most, at)) = prefill.chain(decode).max_by_key(|(held, _)| *held) else {
@@ -354,6 +355,9 @@ impl Placement {
             }
             Some(Verdict::Worse) => {
                 format!("prefill on {instance} costs more, and so does fetching them")
+            }
+            Some(Verdict::Chosen) => {
+                format!("reading the others from the SSD of {node} costs more than computing them")
             }
             Some(verdict) => {
                 format!("{instance}: {verdict}; fetching them costs more than computing")

@@ -12,14 +12,16 @@
 //! 6. `growth`, `drain`: the room that answers will take, and when it comes back
 //! 7. [`explain`]: a decision as text and as values
 //! 8. [`attend`]: move the query, move the cache, or prefill again; [`routing`]: when a placement asks that
-//! 9. [`balance`]: how many instances prefill and how many decode
-//! 10. [`calibration`]: how true predictions were
-//! 11. [`waiting`]: whose turn it is where requests wait
+//! 9. `ahead`: what a node should read from its SSD before it is asked
+//! 10. [`balance`]: how many instances prefill and how many decode
+//! 11. [`calibration`]: how true predictions were
+//! 12. [`waiting`]: whose turn it is where requests wait
 //!
 //! Everything in here is a hint: a stale index or view costs time, never correctness.
 
 #![forbid(unsafe_code)]
 
+mod ahead;
 pub mod attend;
 pub mod balance;
 pub mod calibration;
@@ -36,6 +38,7 @@ pub mod selection;
 pub mod view;
 pub mod waiting;
 
+pub use ahead::Ahead;
 pub use cost::{DecodeProfile, LinkProfile, LongestTenth, PrefillProfile, Profile, SsdProfile};
 pub use decision::{
     Admission, Chosen, Considered, DecodeCandidate, Fetch, Keeper, Missing, Objectives,

@@ -67,6 +67,8 @@ struct Planner<'a> {
     reusable_blocks: u32,
     /// The longest prefix anywhere and the instance to fetch it from.
     best: Option<(u32, usize)>,
+    /// The longest one in memory, where that is another: it is shorter, and need not be read first.
+    best_in_memory: Option<(u32, usize)>,
 }
 
 /// What of a prompt would not be computed, and what that costs before computing begins.
@@ -74,11 +76,13 @@ struct Reuse {
     used_blocks: u32,
     fetch_from: Option<u32>,
     transfer_us: u64,
+    /// What the instance's own SSD has is read.
+    reads_ssd: bool,
 }
 
 impl Reuse {
-    fn held(used_blocks: u32, transfer_us: u64) -> Self {
-        Reuse { used_blocks, fetch_from: None, transfer_us }
+    fn held(used_blocks: u32, transfer_us: u64, reads_ssd: bool) -> Self {
+        Reuse { used_blocks, fetch_from: None, transfer_us, reads_ssd }
     }
 }
 
@@ -136,8 +140,14 @@ impl<'a> Planner<'a> {
             prompt_blocks: prompt_tokens.div_ceil(spec.block_tokens.max(1)),
             reusable_blocks: (prompt_tokens - 1) / spec.block_tokens.max(1),
             best: None,
+            best_in_memory: None,
         };
-        planner.best = planner.best_holder();
+        planner.best = planner.best_holder(|instance| planner.held_blocks(instance));
+        planner.best_in_memory = match planner.best {
+            // Nothing is better than all of it from memory.
+            Some((blocks, at)) if planner.memory_blocks(planner.at(at as u32)) == blocks => None,
+            _ => planner.best_holder(|instance| planner.memory_blocks(instance)),
+        };
         planner
     }
 
@@ -176,20 +186,23 @@ impl<'a> Planner<'a> {
         self.matched.held_blocks(instance.report.node).min(self.reusable_blocks)
     }
 
-    /// Whom to fetch from: the longest prefix, of equals the one that sends least now.
-    fn best_holder(&self) -> Option<(u32, usize)> {
+    /// Whom to fetch from: the longest prefix, of equals the one that has most of it in memory, then the one
+    /// that sends least now.
+    fn best_holder(&self, blocks: impl Fn(&Instance) -> u32) -> Option<(u32, usize)> {
         self.members()
-            .map(|(at, instance)| (self.held_blocks(instance), at, instance))
-            .filter(|(held_blocks, _, instance)| {
-                *held_blocks > 0 && !instance.report.draining && !self.excluded(instance)
+            .map(|(at, instance)| (blocks(instance), at, instance))
+            .filter(|(blocks, _, instance)| {
+                *blocks > 0 && !instance.report.draining && !self.excluded(instance)
             })
-            .max_by_key(|(held_blocks, _, instance)| {
+            .max_by_key(|(blocks, _, instance)| {
                 let busy_us = instance.out_waits_us(self.request.now_us);
-                (*held_blocks, std::cmp::Reverse((busy_us, self.tie(instance))))
+                let idle = std::cmp::Reverse((busy_us, self.tie(instance)));
+                (*blocks, self.memory_blocks(instance), idle)
             })
-            .map(|(held_blocks, at, _)| (held_blocks, at))
+            .map(|(blocks, at, _)| (blocks, at))
     }
 
+    /// Leading blocks that this node has in memory: others take slots there, also those that are on its SSD.
     fn memory_blocks(&self, instance: &Instance) -> u32 {
         self.matched.memory_blocks(instance.report.node).min(self.reusable_blocks)
     }
@@ -246,20 +259,20 @@ impl<'a> Planner<'a> {
     }
 
     /// Slots that the request takes on an instance that prefills it, and perhaps decodes it too.
-    fn prefill_slots(&self, instance: &Instance, held_blocks: u32) -> u32 {
+    fn prefill_slots(&self, instance: &Instance, memory_blocks: u32) -> u32 {
         match instance.report.role {
-            Role::Both => self.decode_slots(instance, held_blocks),
-            Role::Prefill | Role::Decode => self.prompt_blocks - held_blocks,
+            Role::Both => self.decode_slots(instance, memory_blocks),
+            Role::Prefill | Role::Decode => self.prompt_blocks - memory_blocks,
         }
     }
 
-    fn decode_slots(&self, instance: &Instance, held_blocks: u32) -> u32 {
+    fn decode_slots(&self, instance: &Instance, memory_blocks: u32) -> u32 {
         // An answer that is alone has all the room there is, and may well be shorter than others.
         let growth_blocks = match instance.is_idle() {
             true => 1,
             false => self.growth(instance).left_blocks(),
         };
-        (self.prompt_blocks - held_blocks).saturating_add(growth_blocks)
+        (self.prompt_blocks - memory_blocks).saturating_add(growth_blocks)
     }
 
     fn growth(&self, instance: &Instance) -> Growth {
@@ -280,7 +293,7 @@ impl<'a> Planner<'a> {
         let memory_blocks = self.memory_blocks(instance);
         let selection = self.view.policy().selection;
         let own_ssd_us = self.ssd_us(held_blocks - memory_blocks);
-        let own = self.priced(at, instance, Reuse::held(held_blocks, own_ssd_us));
+        let own = self.priced(at, instance, Reuse::held(held_blocks, own_ssd_us, true));
         if selection != Selection::Kvasir {
             let fetched = self.fetch_above_threshold(at, instance, held_blocks);
             return fetched
@@ -289,14 +302,17 @@ impl<'a> Planner<'a> {
                 .unwrap_or(own);
         }
         // What lies on the node's own SSD may be dearer to read than to compute, or to fetch.
-        let in_memory = (memory_blocks < held_blocks).then(|| Reuse::held(memory_blocks, 0));
+        let in_memory = (memory_blocks < held_blocks).then(|| Reuse::held(memory_blocks, 0, false));
         if self.view.policy().always_fetch
-            && let Some(reuse) = self.fetch_from_best(at, instance, held_blocks)
+            && let Some(best) = self.best.filter(|(blocks, _)| *blocks > held_blocks)
+            && let Some(reuse) = self.fetch_from(best, at, instance)
         {
             return self.priced(at, instance, reuse);
         }
-        let others = [in_memory, self.fetch_from_best(at, instance, held_blocks)];
-        let others = others.into_iter().flatten();
+        let best = self.best.and_then(|best| self.fetch_from(best, at, instance));
+        let best_in_memory =
+            self.best_in_memory.and_then(|best| self.fetch_from(best, at, instance));
+        let others = [in_memory, best, best_in_memory].into_iter().flatten();
         others
             .map(|reuse| self.priced(at, instance, reuse))
             .fold(own, |best, other| if other.cost_us < best.cost_us { other } else { best })
@@ -306,6 +322,7 @@ impl<'a> Planner<'a> {
         let Policy { selection, rank_stretch, .. } = *self.view.policy();
         let now_us = self.request.now_us;
         let held_blocks = self.held_blocks(instance);
+        let memory_blocks = self.memory_blocks(instance);
         let compute_us = self.compute_us(instance, reuse.used_blocks);
         let rank_us = match selection {
             Selection::Kvasir if rank_stretch > 0.0 => {
@@ -329,7 +346,9 @@ impl<'a> Planner<'a> {
             at: at as u32,
             latest_ttft_us: ttft_us.max(passed_us + compute_us),
             held_blocks,
+            memory_blocks,
             used_blocks: reuse.used_blocks,
+            leaves_ssd: !reuse.reads_ssd && memory_blocks < held_blocks,
             fetch_from: reuse.fetch_from,
             queue_us,
             transfer_us: reuse.transfer_us,
@@ -337,7 +356,7 @@ impl<'a> Planner<'a> {
             ttft_us,
             cost_us: ttft_us + passed * compute_us,
             rank_us,
-            verdict: self.gate(instance, self.prefill_slots(instance, held_blocks)),
+            verdict: self.gate(instance, self.prefill_slots(instance, memory_blocks)),
         }
     }
 
@@ -351,20 +370,28 @@ impl<'a> Planner<'a> {
         let Policy { selection, kvcache_balancing_threshold: threshold, .. } = *self.view.policy();
         let (best_blocks, _) = self.best.filter(|_| selection.fetches())?;
         let above = f64::from(best_blocks) > threshold * f64::from(held_blocks);
-        above.then(|| self.fetch_from_best(at, instance, held_blocks)).flatten()
+        let above = above && best_blocks > held_blocks;
+        self.best.filter(|_| above).and_then(|best| self.fetch_from(best, at, instance))
     }
 
-    /// The best prefix on this instance, when another one has it.
-    fn fetch_from_best(&self, at: usize, instance: &Instance, held_blocks: u32) -> Option<Reuse> {
-        let (best_blocks, source) = self.best?;
-        (best_blocks > held_blocks && source != at).then(|| {
-            let from_memory = self.memory_blocks(self.at(source as u32)).max(held_blocks);
-            let ssd_us = self.ssd_us(best_blocks.saturating_sub(from_memory));
-            let way_us = self.transfer_us(source, instance, best_blocks - held_blocks);
+    /// What another node has, on this instance. That node reads from its SSD what it has not in memory, also
+    /// of what is held here, and sends while it reads; what is on the SSD here is left there.
+    fn fetch_from(
+        &self,
+        (blocks, source): (u32, usize),
+        at: usize,
+        instance: &Instance,
+    ) -> Option<Reuse> {
+        let memory_blocks = self.memory_blocks(instance);
+        (blocks > memory_blocks && source != at).then(|| {
+            let from_memory = self.memory_blocks(self.at(source as u32)).min(blocks);
+            let ssd_us = self.ssd_us(blocks - from_memory);
+            let way_us = self.transfer_us(source, instance, blocks - memory_blocks);
             Reuse {
-                used_blocks: best_blocks,
+                used_blocks: blocks,
                 fetch_from: Some(source as u32),
                 transfer_us: way_us.max(ssd_us),
+                reads_ssd: false,
             }
         })
     }
@@ -408,7 +435,8 @@ impl<'a> Planner<'a> {
     }
 
     fn price_decode(&self, at: usize, instance: &Instance, ready_us: u64) -> DecodeCandidate {
-        let held_blocks = self.matched.held_blocks(instance.report.node).min(self.prompt_blocks);
+        // The decode side does not wait for its SSD: what it lacks in memory is sent to it.
+        let held_blocks = self.matched.memory_blocks(instance.report.node).min(self.prompt_blocks);
         let running_max = f64::from(instance.report.max_running.max(1));
         let running = instance.answers_at(ready_us, self.request.now_us) + 1.0;
         let over = (running - running_max).max(0.0);
@@ -603,11 +631,11 @@ impl<'a> Planner<'a> {
         decodes[winner.decode].verdict = Verdict::Chosen;
         let prefill = &prefills[winner.prefill];
         let decode = &decodes[winner.decode];
-        let chosen_prefill = self.chosen(prefill.at, prefill.held_blocks);
+        let chosen_prefill = self.chosen(prefill.at, prefill.held_blocks, prefill.memory_blocks);
         let shape = if prefill.at == decode.at {
             Shape::Whole(chosen_prefill)
         } else {
-            let chosen_decode = self.chosen(decode.at, decode.held_blocks);
+            let chosen_decode = self.chosen(decode.at, decode.held_blocks, decode.held_blocks);
             Shape::Split { prefill: chosen_prefill, decode: chosen_decode }
         };
         let attended = self.attended(prefill, decode);
@@ -619,7 +647,7 @@ impl<'a> Planner<'a> {
         };
         let routed = attended.as_ref().filter(stays);
         let route = routed.map(|asked| Route {
-            source: self.chosen(asked.source, asked.blocks),
+            source: self.chosen(asked.source, asked.blocks, asked.blocks),
             blocks: asked.blocks,
             layer_us: asked.layer_us,
         });
@@ -635,16 +663,20 @@ impl<'a> Planner<'a> {
             None => (winner.ttft_us, 0),
         };
         let reused_tokens = used_blocks * self.spec.block_tokens;
-        let fetch = prefill.fetch_from.filter(|_| routed.is_none()).map(|source| Fetch {
-            source: self.chosen(source, prefill.used_blocks),
-            from_block: prefill.held_blocks,
-            until_block: prefill.used_blocks,
-            bytes: self.block_bytes(prefill.used_blocks - prefill.held_blocks),
+        let fetch = prefill.fetch_from.filter(|_| routed.is_none()).map(|source| {
+            let in_memory = self.memory_blocks(self.at(source)).min(prefill.used_blocks);
+            Fetch {
+                source: self.chosen(source, prefill.used_blocks, in_memory),
+                from_block: prefill.memory_blocks,
+                until_block: prefill.used_blocks,
+                bytes: self.block_bytes(prefill.used_blocks - prefill.memory_blocks),
+            }
         });
         Placement {
             shape,
             fetch,
             route,
+            leaves_ssd: prefill.leaves_ssd,
             attended,
             compute_tokens: self.prompt_tokens - reused_tokens,
             reused_tokens,
@@ -704,7 +736,7 @@ impl<'a> Planner<'a> {
     fn attended(&self, prefill: &PrefillCandidate, decode: &DecodeCandidate) -> Option<Attended> {
         let routing = self.view.policy().routing.as_ref()?;
         let rows = self.spec.routed?;
-        let (_, source) = self.best?;
+        let (_, source) = self.best_in_memory.or(self.best)?;
         let holder = self.at(source as u32);
         let blocks = self.memory_blocks(holder);
         let is_whole = prefill.at == decode.at && prefill.held_blocks == 0;
@@ -743,7 +775,7 @@ impl<'a> Planner<'a> {
         if splits && is_cheap && may_keep { Keeper::Decode } else { Keeper::Prefill }
     }
 
-    fn chosen(&self, at: u32, held_blocks: u32) -> Chosen {
+    fn chosen(&self, at: u32, held_blocks: u32, memory_blocks: u32) -> Chosen {
         let instance = self.at(at);
         Chosen {
             instance: instance.reference,
@@ -751,6 +783,7 @@ impl<'a> Planner<'a> {
             node: instance.report.node,
             node_id: instance.report.node_id.clone(),
             held_blocks,
+            memory_blocks,
         }
     }
 }

@@ -474,7 +474,7 @@ impl ClusterView {
         let prefill_end_us = now_us.saturating_add(placement.predicted_ttft_us);
         // What is attended elsewhere takes no slots here.
         let routed_blocks = placement.route.as_ref().map_or(0, |route| route.blocks);
-        let prefill_slots = prompt_blocks.saturating_sub(prefill.held_blocks);
+        let prefill_slots = prompt_blocks.saturating_sub(prefill.memory_blocks);
         let mut booked = Booked {
             prefill: prefill.instance,
             decode: decode.instance,
@@ -489,9 +489,9 @@ impl ClusterView {
             route: placement.route.as_ref().map(|route| BookedRoute {
                 source: route.source.instance,
                 layer_us: route.layer_us,
-                slots: routed_blocks.saturating_sub(decode.held_blocks),
+                slots: routed_blocks.saturating_sub(decode.memory_blocks),
             }),
-            decode_slots: prompt_blocks.saturating_sub(decode.held_blocks.max(routed_blocks)),
+            decode_slots: prompt_blocks.saturating_sub(decode.memory_blocks.max(routed_blocks)),
             prefill_taken: Taken::default(),
             decode_taken: Taken::default(),
             growth: placement.growth,

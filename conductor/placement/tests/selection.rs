@@ -204,6 +204,79 @@ fn what_lies_on_ssd_is_read_only_where_that_is_cheaper() {
     assert_eq!(busy.place(|_| {}).expect("a placement").transfer_us, 5_000);
 }
 
+/// What two nodes hold of 15 blocks: so many in memory, and so many in all.
+fn on_two(of: [(usize, usize); 2]) -> PrefixMatch {
+    let keys: Vec<BlockKey> = (1..=15u8).map(|n| BlockKey([n; 16])).collect();
+    let mut index = ShadowIndex::new(IndexLimits::default());
+    for (in_memory, in_all) in of {
+        let node = index.add_node().expect("room");
+        index.insert(node, Tier::Dram, &keys[..in_memory]);
+        index.insert(node, Tier::Ssd, &keys[in_memory..in_all]);
+    }
+    index.match_prefix(&keys)
+}
+
+#[test]
+fn of_equal_prefixes_the_one_in_memory_is_fetched_even_where_the_ssd_has_it_too() {
+    let mut world = World::new(&["p0", "p1", "d0"])
+        .reports("p0", |report| report.load.waiting_prompt_tokens = 256_000);
+    // 15 blocks are read in 7,500 us and sent in 1,600.
+    world.matched = on_two([(15, 15), (0, 15)]);
+    let placement = world.place(|_| {}).expect("a placement");
+    let fetch = placement.fetch.as_ref().expect("a fetch");
+    assert_eq!((&*fetch.source.node_id.0, fetch.from_block, fetch.until_block), ("n0", 0, 15));
+    assert_eq!((placement.transfer_us, placement.leaves_ssd), (1_600, true));
+    // Where nobody has it in memory it is read where it is used.
+    world.matched = on_two([(0, 15), (0, 15)]);
+    let placement = world.place(|_| {}).expect("a placement");
+    assert_eq!((placement.fetch.is_none(), placement.transfer_us), (true, 7_500));
+    assert!(!placement.leaves_ssd);
+}
+
+#[test]
+fn a_shorter_prefix_in_memory_is_fetched_where_the_longest_one_is_slow_to_read() {
+    let mut world = World::new(&["p0", "p1", "p2", "d0"]);
+    for busy in ["p0", "p1"] {
+        world = world.reports(busy, |report| report.load.waiting_prompt_tokens = 256_000);
+    }
+    // Node 0 has one block more than node 1, all on its SSD.
+    world.matched = on_two([(0, 15), (14, 14)]);
+    let fetch = world.place(|_| {}).expect("a placement").fetch.expect("a fetch");
+    assert_eq!((&*fetch.source.node_id.0, fetch.until_block), ("n1", 14));
+}
+
+#[test]
+fn a_source_reads_also_what_the_target_has() {
+    let mut world = World::new(&["p0", "p1", "d0"])
+        .reports("p0", |report| report.load.waiting_prompt_tokens = 256_000);
+    // Ten blocks are here; the source has them on its SSD, and those that follow: 15 to read, 5 to send.
+    world.matched = on_two([(0, 15), (10, 10)]);
+    let placement = world.place(|_| {}).expect("a placement");
+    // 5 blocks are computed in 3,200 us.
+    assert!(placement.fetch.is_none(), "{placement}");
+    assert_eq!(placement.reused_tokens, 640);
+}
+
+#[test]
+fn what_lies_on_ssd_takes_slots_as_what_is_computed_does() {
+    // The prompt has 16 blocks.
+    let place = |slots: u32, in_memory: usize, on: &str| {
+        let mut world = World::new(&["p0", "d0"]).reports(on, |report| {
+            report.slots_available = slots;
+            // It is not idle, so that its report decides.
+            report.load.running = 1;
+        });
+        world.matched = match on {
+            "p0" => on_two([(in_memory, 15), (0, 0)]),
+            _ => on_two([(0, 0), (in_memory, 15)]),
+        };
+        world.place(|_| {}).is_ok()
+    };
+    assert!(place(1, 15, "p0") && !place(1, 14, "p0") && place(2, 14, "p0"));
+    // What the decode side has on its SSD is sent to it.
+    assert!(!place(8, 0, "d0") && place(100, 0, "d0"));
+}
+
 #[test]
 fn a_policy_is_known_by_its_name() {
     for selection in Selection::ALL {

@@ -27,6 +27,8 @@ pub(super) struct Metrics {
     /// By `way`, also `none`.
     prefixes: IntCounterVec,
     probes: IntCounter,
+    /// By what became of them.
+    pub(super) hints: IntCounterVec,
     refusals: IntCounterVec,
     ttft_predicted: Histogram,
     ttft_real: Histogram,
@@ -81,6 +83,11 @@ impl Metrics {
             probes: make.counter(
                 "probes_total",
                 "Requests placed beyond an objective because only estimates forbade it",
+            )?,
+            hints: make.counters(
+                "hints_total",
+                "Hints to nodes to read from their SSD ahead of a request",
+                "outcome",
             )?,
             refusals: make.counters("refusals_total", "Requests refused", "reason")?,
             ttft_predicted: make.histogram(

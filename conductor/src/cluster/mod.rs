@@ -6,6 +6,7 @@
 //! await.
 //!
 //! - [`handle`]: places requests, answers what is served and whether all is ready
+//! - [`hint`]: what a node is told to read ahead
 //! - [`booking`]: a placed request's work, counted until it is dropped
 //! - [`follow`]: connect, subscribe, apply, and start anew when anything is amiss
 //! - [`status`]: one status of a node, read and checked
@@ -15,6 +16,7 @@
 mod booking;
 mod follow;
 mod handle;
+mod hint;
 mod metrics;
 mod overview;
 mod state;
@@ -27,6 +29,7 @@ pub use handle::{
     Cluster, ClusterError, EngineTarget, FetchSource, NodeHandle, NotNow, NotPlaced, Options,
     PlaceQuery, Placed, Plan, RouteHolder, ServedModel,
 };
+pub use hint::Expected;
 pub use kvasir_placement::{
     Inputs, LongestTenth, Missing, Objectives, OverloadReason, Placement, Policy, Profile, Refusal,
     Routing, attend,

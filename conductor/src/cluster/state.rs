@@ -19,9 +19,11 @@ use kvasir_proto::v1;
 use kvasir_proto::v1::engine_client::EngineClient;
 use kvasir_proto::v1::store_node_client::StoreNodeClient;
 use kvasir_proto::{Incarnation, InstanceId, NodeId};
+use tokio::sync::Semaphore;
 use tonic::transport::Channel;
 
 use super::handle::{EngineTarget, NodeHandle, Options};
+use super::hint::HINTS_MAX;
 use super::metrics::Metrics;
 
 /// Store nodes that one conductor follows, at most.
@@ -36,6 +38,8 @@ pub(super) struct Shared {
     pub(super) metrics: Metrics,
     /// What decisions match on.
     pub(super) reader: IndexReader,
+    /// Permits to send one.
+    pub(super) hints: Arc<Semaphore>,
     index: Mutex<ShadowIndex>,
     state: Mutex<State>,
     started: Instant,
@@ -60,6 +64,7 @@ impl Shared {
             options,
             metrics,
             reader: index.reader(),
+            hints: Arc::new(Semaphore::new(HINTS_MAX)),
             index: Mutex::new(index),
             state: Mutex::new(state),
             started: Instant::now(),
@@ -150,6 +155,12 @@ impl State {
             endpoint: node.endpoint.clone(),
             client: node.client.clone(),
         })
+    }
+
+    /// Of a node that is followed.
+    pub(super) fn client_of(&self, node_id: &NodeId) -> Option<StoreNodeClient<Channel>> {
+        let mut followed = self.nodes.iter().flatten().filter(|node| node.lost_us.is_none());
+        followed.find(|node| node.node_id == *node_id).map(|node| node.client.clone())
     }
 
     pub(super) fn engine_target(&self, chosen: &Chosen) -> Option<EngineTarget> {

@@ -26,7 +26,7 @@ use super::outputs::Outlet;
 use super::pace::Pace;
 use super::phase::{Phase, PhaseCell};
 use super::renewal::Renewal;
-use super::reserve::{pin, reserve};
+use super::reserve::{Computing, pin, reserve};
 use super::transaction::{Transaction, within};
 use crate::cluster::{Booking, EngineTarget, Placed, PrefillTime, RouteHolder};
 
@@ -53,7 +53,7 @@ const BLAME_WITHIN: Duration = Duration::from_millis(200);
 pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, Ended), Fault> {
     let Scene { serving, job, phase, .. } = scene;
     let Placed { placement, prefill, decode, fetch, route, booking, .. } = placed;
-    let rank_delay_us = placement.rank_delay_us;
+    let (rank_delay_us, leave_ssd) = (placement.rank_delay_us, placement.leaves_ssd);
     phase.set(Phase::Allocating);
     let mut shares = vec![(prefill.node.clone(), Side::Prefill)];
     shares.extend(decode.iter().map(|decode| (decode.node.clone(), Side::Decode)));
@@ -72,7 +72,8 @@ pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, End
         }
         None => None,
     };
-    let computing = (&prefill, route.as_ref().map_or(0, |holder| holder.blocks));
+    let routed_blocks = route.as_ref().map_or(0, |holder| holder.blocks);
+    let computing = Computing { target: &prefill, routed_blocks, leave_ssd };
     let reserved = reserve(scene, &transaction, computing, decode.as_ref(), fetch.as_ref()).await?;
     let reused = reserved.reused_blocks().saturating_mul(scene.prompt.block_tokens());
     booking.revise(reused.min(scene.prompt.length().saturating_sub(1)));

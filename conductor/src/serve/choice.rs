@@ -18,7 +18,7 @@ use super::outputs::Outlet;
 use super::phase::{Phase, PhaseCell};
 use super::recorder::{Asked, Trail};
 use super::{Entry, Serving, turn};
-use crate::cluster::{NotPlaced, PlaceQuery, Placed, Refusal, ServedModel};
+use crate::cluster::{Expected, NotPlaced, PlaceQuery, Placed, Refusal, ServedModel};
 
 /// Runs a job and tells its outlet how it ended.
 pub(super) async fn run(serving: Arc<Serving>, job: Job, outlet: Outlet, entry: Entry) {
@@ -115,6 +115,7 @@ async fn attempts(
             None => place(serving, job, &model, keys, &mut avoided).await,
         };
         let mut placed = placed.map_err(|none| {
+            serving.cluster.hint(&Expected::Refused(&none.refused), prompt.namespace(), keys);
             let refusal = trail.refused(none);
             refused(serving, &prompt, refusal, last.as_ref())
         })?;

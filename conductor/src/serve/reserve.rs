@@ -71,12 +71,21 @@ pub(super) async fn pin(
     pinned
 }
 
-/// Asks all nodes at once; fails when one that is needed does. The first `routed_blocks` are attended
-/// elsewhere: slots are for what follows.
+/// The prefill side of an attempt.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Computing<'a> {
+    pub target: &'a EngineTarget,
+    /// The first ones are attended elsewhere: slots are for what follows.
+    pub routed_blocks: u32,
+    /// What only its SSD has is fetched or computed.
+    pub leave_ssd: bool,
+}
+
+/// Asks all nodes at once; fails when one that is needed does.
 pub(super) async fn reserve(
     scene: Scene<'_>,
     transaction: &Transaction<'_>,
-    (prefill, routed_blocks): (&EngineTarget, u32),
+    Computing { target: prefill, routed_blocks, leave_ssd }: Computing<'_>,
     decode: Option<&EngineTarget>,
     source: Option<&FetchSource>,
 ) -> Result<Reserved, Fault> {
@@ -95,6 +104,7 @@ pub(super) async fn reserve(
             fetch_until_block: until,
             writer_endpoint: source.map_or_else(Vec::new, |s| s.node.endpoint.to_vec()),
             answer_tokens_max: if decode.is_none() { max_tokens } else { 0 },
+            leave_ssd,
             ..request
         };
         let reply = transaction.allocate(&prefill.node, request).await;

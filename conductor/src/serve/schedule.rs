@@ -1,5 +1,5 @@
 //! `kvasir.v1.Scheduler`: decisions for callers with a front door of their own. Plans only;
-//! nothing is booked or reserved. They are recorded like all others, under the call's `x-request-id`.
+//! nothing is booked or reserved, but a node that has to read from its SSD for a plan is told to begin. They are recorded like all others, under the call's `x-request-id`.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::{Code, Request, Response, Status};
 
 use super::recorder::{Asked, Recorder};
-use crate::cluster::{Cluster, EngineTarget, Objectives, PlaceQuery, Plan, Refusal};
+use crate::cluster::{Cluster, EngineTarget, Expected, Objectives, PlaceQuery, Plan, Refusal};
 use crate::http::RequestId;
 
 /// As in HTTP: the caller's own id, and in the answer the one by which the decision is found.
@@ -96,9 +96,13 @@ fn schedule(
     match cluster.plan(&query) {
         Ok(mut plan) => {
             trail.placed(&plan.placement, plan.inputs.take());
+            cluster.hint(&Expected::Planned(&plan.placement), model.namespace(""), &keys);
             Ok(reply(&plan, model.block_tokens, &keys))
         }
-        Err(none) => Err(status(&trail.refused(none))),
+        Err(none) => {
+            cluster.hint(&Expected::Refused(&none.refused), model.namespace(""), &keys);
+            Err(status(&trail.refused(none)))
+        }
     }
 }
 

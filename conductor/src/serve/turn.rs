@@ -16,7 +16,7 @@ use super::fault::Failure;
 use super::job::Job;
 use super::line::Ticket;
 use super::recorder::Trail;
-use crate::cluster::{NotNow, Objectives, OverloadReason, PlaceQuery, Placed, Refusal};
+use crate::cluster::{Expected, NotNow, Objectives, OverloadReason, PlaceQuery, Placed, Refusal};
 
 /// Waits until it is placed, and counts it among those that are worked on.
 pub(super) async fn wait(
@@ -28,6 +28,7 @@ pub(super) async fn wait(
     // What does not fit into a clock's range ends with the request's deadline.
     let in_time = job.arrived.checked_add(Duration::from_micros(job.objectives.ttft_us));
     let too_late = in_time.map_or(job.deadline, |in_time| in_time.min(job.deadline));
+    let mut is_hinted = false;
     loop {
         tokio::select! {
             turn = ticket.turn() => turn.map_err(|_| {
@@ -58,17 +59,28 @@ pub(super) async fn wait(
             exclude: &[],
             may_route: true,
         };
+        // While it waits what it will need can be read; once, since it may be called often.
+        let mut hint = |expected: &Expected<'_>| {
+            if !std::mem::replace(&mut is_hinted, true) {
+                serving.cluster.hint(expected, prompt.namespace(), prompt.keys());
+            }
+        };
         match serving.cluster.place_within(&query, ticket.ahead_us()) {
             Ok(placed) => {
                 ticket.go();
                 return Ok((placed, permit));
             }
-            Err(NotNow::Queues { .. }) => ticket.set_aside(Aside::Nobody),
+            Err(NotNow::Queues { placement }) => {
+                hint(&Expected::Planned(&placement));
+                ticket.set_aside(Aside::Nobody);
+            }
             Err(NotNow::Refused(none)) => match none.refused.refusal {
                 Refusal::Overloaded { reason: OverloadReason::NoRoom, .. } => {
+                    hint(&Expected::Refused(&none.refused));
                     ticket.set_aside(Aside::NoRoom);
                 }
                 Refusal::Overloaded { reason: OverloadReason::Tbt, .. } => {
+                    hint(&Expected::Refused(&none.refused));
                     ticket.set_aside(Aside::Unfit);
                 }
                 _ => {

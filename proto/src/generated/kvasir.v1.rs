@@ -288,6 +288,10 @@ pub struct TxAllocateRequest {
     /// this one's when nothing is to be written.
     #[prost(bool, tag = "11")]
     pub replica: bool,
+    /// Prefill side: blocks that only the SSD has are not read but fetched or
+    /// computed, because that is thought to take less time.
+    #[prost(bool, tag = "12")]
+    pub leave_ssd: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TxAllocateReply {
@@ -512,6 +516,24 @@ pub struct KeepContextRequest {
     pub tenant_hash: u64,
     #[prost(uint64, tag = "6")]
     pub until_unix_ms: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PrefetchRequest {
+    /// 16 bytes: the hash of the namespace.
+    #[prost(bytes = "vec", tag = "1")]
+    pub namespace: ::prost::alloc::vec::Vec<u8>,
+    /// 16 bytes each, from the first block of the chain on.
+    #[prost(bytes = "vec", tag = "2")]
+    pub keys: ::prost::alloc::vec::Vec<u8>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PrefetchReply {
+    /// Leading blocks that are in memory.
+    #[prost(uint32, tag = "1")]
+    pub memory_blocks: u32,
+    /// Blocks after them that are being read.
+    #[prost(uint32, tag = "2")]
+    pub rising_blocks: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReplicateRequest {
@@ -866,6 +888,32 @@ pub mod store_node_client {
                 .insert(GrpcMethod::new("kvasir.v1.StoreNode", "KeepContext"));
             self.inner.unary(req, path, codec).await
         }
+        /// Blocks that are about to be asked for: what of them only the SSD has is read
+        /// into memory, as far as there is room that nobody wants more. A hint: it
+        /// holds nothing, promises nothing and may be lost. Answers at once.
+        /// Errors: RESOURCE_EXHAUSTED (no room, or too many hints), FAILED_PRECONDITION
+        /// (no SSD that can be used now, draining).
+        pub async fn prefetch(
+            &mut self,
+            request: impl tonic::IntoRequest<super::PrefetchRequest>,
+        ) -> std::result::Result<tonic::Response<super::PrefetchReply>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kvasir.v1.StoreNode/Prefetch",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kvasir.v1.StoreNode", "Prefetch"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Sends a copy of the leading blocks of a chain that are here to another node,
         /// and answers when they are there. Two such copies are under way at once, the
         /// others wait for their turn.
@@ -999,6 +1047,15 @@ pub mod store_node_server {
             tonic::Response<super::KeepContextReply>,
             tonic::Status,
         >;
+        /// Blocks that are about to be asked for: what of them only the SSD has is read
+        /// into memory, as far as there is room that nobody wants more. A hint: it
+        /// holds nothing, promises nothing and may be lost. Answers at once.
+        /// Errors: RESOURCE_EXHAUSTED (no room, or too many hints), FAILED_PRECONDITION
+        /// (no SSD that can be used now, draining).
+        async fn prefetch(
+            &self,
+            request: tonic::Request<super::PrefetchRequest>,
+        ) -> std::result::Result<tonic::Response<super::PrefetchReply>, tonic::Status>;
         /// Sends a copy of the leading blocks of a chain that are here to another node,
         /// and answers when they are there. Two such copies are under way at once, the
         /// others wait for their turn.
@@ -1434,6 +1491,51 @@ pub mod store_node_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = KeepContextSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kvasir.v1.StoreNode/Prefetch" => {
+                    #[allow(non_camel_case_types)]
+                    struct PrefetchSvc<T: StoreNode>(pub Arc<T>);
+                    impl<
+                        T: StoreNode,
+                    > tonic::server::UnaryService<super::PrefetchRequest>
+                    for PrefetchSvc<T> {
+                        type Response = super::PrefetchReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::PrefetchRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as StoreNode>::prefetch(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = PrefetchSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
@@ -2856,6 +2958,10 @@ pub struct GotBlocks {
     pub handle: u64,
     #[prost(uint32, repeated, tag = "2")]
     pub slots: ::prost::alloc::vec::Vec<u32>,
+    /// Blocks after these that only the SSD has, and that are being read: whoever
+    /// asks again a little later may find them here.
+    #[prost(uint32, tag = "3")]
+    pub rising_blocks: u32,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct UnpinBlocks {

@@ -44,6 +44,10 @@ pub struct Options {
     pub sinks_max: usize,
     /// Blocks that are read from it at once; what is more than that counts as not held.
     pub rises_max: usize,
+    /// Chains that are read ahead at once; a hint that would be one more is refused. 0: none is followed.
+    pub prefetch_chains_max: usize,
+    /// What was used within this time makes no room for what is read ahead.
+    pub prefetch_spares_ms: u64,
     /// A read or write of the SSD that takes longer is not waited for, and nothing new is begun with
     /// the SSD until it has ended.
     pub ssd_timeout_ms: u64,
@@ -72,6 +76,8 @@ impl Default for Options {
             get_pins_max: 65_536,
             sinks_max: 64,
             rises_max: 1_024,
+            prefetch_chains_max: 16,
+            prefetch_spares_ms: 1_000,
             ssd_timeout_ms: 2_000,
             sink_retry_ms: 1_000,
             sink_ahead_percent: 25,
@@ -100,6 +106,8 @@ pub struct Allocate {
     pub has_remote_writer: bool,
     /// What it computes is kept for nobody else.
     pub is_ephemeral: bool,
+    /// Prefill side: what only the SSD has is not read. It is fetched or computed, which takes less time.
+    pub leaves_ssd: bool,
 }
 
 /// Objects that a client is about to write, or (one of them) to be read from the SSD.
@@ -320,8 +328,9 @@ pub enum Action {
     Rise { rise: u64, slot: SlotIndex, key: BlockKey },
     /// The SSD need not keep this block.
     Forget { key: BlockKey },
-    /// Source side: what a share waited for from the SSD has come. It has this many blocks now.
-    Risen { share: Share, blocks: u32 },
+    /// Source side: of what a share waits for from the SSD some has come, and its first blocks are there, this
+    /// many. Given again as more comes; when `is_all` is set no more will.
+    Risen { share: Share, blocks: u32, is_all: bool },
     /// What `keep` began is over: so many blocks are durable, or not all became so.
     Kept { keep: u64, blocks: Option<u32> },
 }
@@ -395,6 +404,28 @@ pub enum KeepError {
 pub enum Tier {
     Dram,
     Ssd,
+}
+
+/// What a hint has brought about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Prefetched {
+    /// Leading blocks that are in memory.
+    pub memory_blocks: u32,
+    /// Blocks after them that are being read from the SSD, by this hint or for somebody else.
+    pub rising_blocks: u32,
+}
+
+/// Why a hint was not followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PrefetchError {
+    #[error("this node has no SSD that can be used now")]
+    NoSsd,
+    #[error("the node is draining")]
+    Draining,
+    #[error("{0} chains are being read ahead already")]
+    TooMany(usize),
+    #[error("there is no room that nobody wants more")]
+    NoRoom,
 }
 
 /// Why a lookup by an engine pinned nothing.
@@ -527,6 +558,13 @@ pub struct Counts {
     pub context_expired_total: u64,
     /// Blocks that were evicted before the SSD had them, while there was one.
     pub evicted_unsunk_total: u64,
+    pub hints_total: u64,
+    pub hints_refused_total: u64,
+    /// Blocks that were read ahead of need.
+    pub prefetched_total: u64,
+    /// Of them, those that were asked for, and those that left memory before anybody asked.
+    pub prefetched_used_total: u64,
+    pub prefetched_unused_total: u64,
     /// Tombstones forgotten before their time, because there were too many.
     pub tombstones_forgotten_total: u64,
     /// Ended shares forgotten before their time, because there were too many.

@@ -3,6 +3,7 @@
 //! It alone changes them. Each of its concerns has a file: [`admin`] serves administrators, [`replication`] plans copies on other nodes, [`allocate`] reserves, [`engine`] serves
 //! the local engine, [`arrival`] settles what a remote writer sent, [`ending`] ends shares, [`tiers`] moves blocks to and
 //! from the SSD,
+//! [`prefetch`] reads ahead,
 //! [`objects`] serves clients that are no engines, and [`invariants`] says what must hold between any two calls.
 
 mod admin;
@@ -12,6 +13,7 @@ mod ending;
 mod engine;
 mod invariants;
 mod objects;
+mod prefetch;
 mod replication;
 mod tiers;
 
@@ -90,8 +92,10 @@ pub struct Blocks {
     extent_bytes: u64,
     sinks: Sinks,
     rises: Rises,
-    /// Bounded by the shares, each of which adds every action at most once, and by the blocks of the
-    /// SSD, each of which is forgotten once.
+    /// Shares that are hints.
+    hints: usize,
+    /// Bounded by the shares, each of which adds every action at most once (and once for each block that
+    /// rises for it), and by the blocks of the SSD, each of which is forgotten once.
     actions: VecDeque<Action>,
     totals: Totals,
 }
@@ -112,6 +116,10 @@ struct Totals {
     ssd_evicted: u64,
     ssd_lost: u64,
     expired: u64,
+    hints: u64,
+    hints_refused: u64,
+    prefetched: u64,
+    prefetched_used: u64,
 }
 
 impl Blocks {
@@ -133,6 +141,7 @@ impl Blocks {
             extent_bytes: 0,
             sinks: Sinks::default(),
             rises: Rises::default(),
+            hints: 0,
             actions: VecDeque::new(),
             totals: Totals::default(),
             options,
@@ -280,6 +289,11 @@ impl Blocks {
             ssd_lost_total: self.totals.ssd_lost,
             context_expired_total: self.totals.expired,
             evicted_unsunk_total: self.cache.evicted_unsunk_total(),
+            hints_total: self.totals.hints,
+            hints_refused_total: self.totals.hints_refused,
+            prefetched_total: self.totals.prefetched,
+            prefetched_used_total: self.totals.prefetched_used,
+            prefetched_unused_total: self.cache.index().prefetched_unused(),
             tombstones_forgotten_total: self.tombstones.forgotten_total(),
             finished_forgotten_total: self.finished.forgotten_total(),
         }

@@ -175,6 +175,22 @@ impl Cache {
         }
     }
 
+    /// Drops a hint's pin, which was no use of the block. Answers whether the hint has brought it, and nobody
+    /// else has it.
+    pub(crate) fn unpin_hinted(&mut self, slot: SlotIndex, rose: bool) -> bool {
+        self.unpin_unused(slot);
+        let is_idle = self.slots.state(slot) == Some(SlotState::Committed { pins: 0 });
+        if rose && is_idle {
+            self.index.set_prefetched(slot, true);
+        }
+        rose && is_idle
+    }
+
+    /// A block is asked for: whether it was read ahead, once.
+    pub(crate) fn take_prefetched(&mut self, slot: SlotIndex) -> bool {
+        self.index.set_prefetched(slot, false)
+    }
+
     pub(crate) fn quarantine(&mut self, slot: SlotIndex) {
         self.slots.apply(slot, SlotEvent::Quarantine);
     }

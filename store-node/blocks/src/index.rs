@@ -116,6 +116,9 @@ pub(crate) struct Index {
     /// (last use, slot) of idle blocks that the SSD has not.
     unsunk: BTreeSet<(u64, SlotIndex)>,
     tick: u64,
+    /// Blocks that were read ahead, and that nobody has asked for since.
+    prefetched: BTreeSet<SlotIndex>,
+    prefetched_unused: u64,
     /// `None` where what was used longest ago goes.
     density: Option<HitDensity>,
 }
@@ -129,6 +132,8 @@ impl Index {
             leaves: Default::default(),
             unsunk: BTreeSet::new(),
             tick: 0,
+            prefetched: BTreeSet::new(),
+            prefetched_unused: 0,
             density: (eviction == Eviction::HitDensity).then(|| HitDensity::new(slots)),
         }
     }
@@ -233,6 +238,19 @@ impl Index {
         }
     }
 
+    /// Answers with what was said of it before.
+    pub(crate) fn set_prefetched(&mut self, slot: SlotIndex, prefetched: bool) -> bool {
+        match prefetched {
+            true => !self.prefetched.insert(slot),
+            false => self.prefetched.remove(&slot),
+        }
+    }
+
+    /// Blocks that were read ahead and left before anybody asked for them.
+    pub(crate) fn prefetched_unused(&self) -> u64 {
+        self.prefetched_unused
+    }
+
     /// The SSD has a copy.
     pub(crate) fn is_sunk(&self, slot: SlotIndex) -> bool {
         self.held(slot).is_some_and(|held| held.sunk)
@@ -288,6 +306,12 @@ impl Index {
     /// The idle leaf that goes next.
     pub(crate) fn next_out(&self) -> Option<SlotIndex> {
         self.going().next()
+    }
+
+    /// How long ago the idle leaf that goes next was used.
+    pub(crate) fn next_out_age_ms(&self) -> Option<u64> {
+        let held = self.held(self.next_out()?)?;
+        Some(time_ms(self.tick).saturating_sub(time_ms(held.last_use)))
     }
 
     /// The idle leaves in the order in which they would go now.
@@ -363,6 +387,7 @@ impl Index {
         assert!(self.is_leaf(slot), "slot {slot} has blocks after it");
         let held = self.by_slot[slot.0 as usize].take().expect("the caller names an indexed slot");
         self.namespaces.give_back(held.namespace);
+        self.prefetched_unused += u64::from(self.prefetched.remove(&slot));
         self.leaves[held.class()].remove(&(held.last_use, slot));
         self.unsunk.remove(&(held.last_use, slot));
         if let Some(elder) = held.elder.slot() {

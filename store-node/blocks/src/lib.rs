@@ -11,6 +11,7 @@
 //! 3. `blocks/allocate.rs`, `engine.rs`, `arrival.rs`, `ending.rs`: what the owner does with them.
 //! 4. `blocks/tiers.rs`: what sinks to the SSD and rises from it; `ssd.rs` and `tier_work.rs`: what
 //!    it remembers for that.
+//!    `blocks/prefetch.rs`: what rises on a hint.
 //!    `blocks/objects.rs`: objects of clients that are no engines.
 //! 5. `blocks/admin.rs`: what administrators ask for; `admin.rs`: its words.
 //!    `blocks/replication.rs`: copies on other nodes, and draining; `replicas.rs`: what it remembers.
@@ -48,8 +49,8 @@ pub use admin::{
 pub use api::{
     AbortOutcome, AbortReason, Action, Allocate, AllocateError, Allocated, Arrival, AttachEpoch,
     BindError, Binding, BlockChange, BlockView, Bound, Busy, Changes, Commit, Counts, GetError,
-    GrowError, KeepError, KeepRequest, Options, Outcome, ReserveObjects, RiseError, ShareError,
-    ShareView, SinkError, Snapshot, SsdSize, Tier,
+    GrowError, KeepError, KeepRequest, Options, Outcome, PrefetchError, Prefetched, ReserveObjects,
+    RiseError, ShareError, ShareView, SinkError, Snapshot, SsdSize, Tier,
 };
 pub use blocks::Blocks;
 pub use eviction::Eviction;

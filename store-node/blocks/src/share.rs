@@ -67,6 +67,8 @@ pub(crate) struct ShareRecord {
     pub(crate) aborted: Option<Aborted>,
     /// Its blocks follow no other, and nobody asks for it once it has ended.
     pub(crate) of_objects: bool,
+    /// It only waits for what is read ahead, and nobody asks for it at all.
+    pub(crate) is_hint: bool,
 }
 
 #[derive(Debug, Clone)]

@@ -47,6 +47,8 @@ pub enum Command {
     Renew(v1::RenewRequest, Reply<v1::RenewReply>),
     /// Answered when it is durable.
     KeepContext(v1::KeepContextRequest, Reply<v1::KeepContextReply>),
+    /// A hint: answered at once.
+    Prefetch(v1::PrefetchRequest, Reply<v1::PrefetchReply>),
     ListBlocks(v1::ListBlocksRequest, Reply<v1::ListBlocksReply>),
     /// Answered on the thread that answers queries, as the next one is.
     OpenRouteSession(v1::OpenRouteSessionRequest, Reply<v1::OpenRouteSessionReply>),

@@ -19,6 +19,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 use v1::store_node_client::StoreNodeClient;
 
+use super::SERIALS_OF_COPIES;
 use super::command::{Command, NodeHandle, Refused};
 use super::inbox::NotTaken;
 
@@ -58,7 +59,7 @@ impl Copier {
             runtime,
             node,
             lease_ms: LEASE_MS.min(lease_ms_max),
-            serial: Arc::new(AtomicU64::new(1)),
+            serial: Arc::new(AtomicU64::new(SERIALS_OF_COPIES)),
             clients: HashMap::new(),
         }
     }

@@ -189,6 +189,7 @@ mod tests {
             fetch_until_block: 0,
             has_remote_writer: false,
             is_ephemeral: false,
+            leaves_ssd: false,
         };
         blocks.allocate(0, &request).expect("room");
         blocks.bind(share, AttachEpoch(1)).expect("bound");

@@ -111,6 +111,14 @@ impl FakeEngine {
         .await
     }
 
+    pub async fn got(&mut self, handle: u64) -> v1::GotBlocks {
+        self.wait("got", |message| match message {
+            FromNode::Got(got) if got.handle == handle => Some(got.clone()),
+            _ => None,
+        })
+        .await
+    }
+
     pub async fn stopped(&mut self, share: Share) -> String {
         self.wait("stop", |message| match message {
             FromNode::Stop(stop)

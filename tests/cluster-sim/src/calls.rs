@@ -33,6 +33,11 @@ pub enum Call {
         shares: Vec<Share>,
         lease_ms: u64,
     },
+    /// A hint that these will be asked for.
+    Prefetch {
+        namespace: Namespace,
+        keys: Vec<BlockKey>,
+    },
     Keep {
         namespace: Namespace,
         keys: Vec<BlockKey>,
@@ -55,6 +60,7 @@ pub struct AllocateCall {
     pub fetch_until_block: u32,
     pub writer: Option<Endpoint>,
     pub is_ephemeral: bool,
+    pub leaves_ssd: bool,
 }
 
 /// What an engine is to do for a request.

@@ -232,6 +232,7 @@ impl Conductor {
         let serial = plan.id + 1;
         self.view.book(BookingId(serial), &placement, context.now_us);
         let tx = TxId { conductor_incarnation: self.incarnation, serial };
+        self.hint(context, serial, (request, &placement), &keys);
         let job = self.reserve(context, serial, (request, tx), (&placement, &keys), nodes);
         self.jobs.insert(serial, job);
         let (conductor, incarnation) = (self.index, self.incarnation);
@@ -239,6 +240,25 @@ impl Conductor {
         let deadline_us = plan.abort_after_us.unwrap_or(u64::MAX).min(plan.deadline_us);
         context.after(deadline_us, give_up);
         context.after(RENEW_US, Event::Renew { conductor, incarnation, serial });
+    }
+
+    /// Now and then a node is told first, also when nothing has to be read there; that may come late, twice or
+    /// never.
+    fn hint(
+        &mut self,
+        context: &mut Context,
+        serial: u64,
+        (request, placement): (usize, &Placement),
+        keys: &[BlockKey],
+    ) {
+        let plan = context.plan.requests[request].clone();
+        if !context.chance("hint", plan.id, 0).percent(30) {
+            return;
+        }
+        let number = |node: &NodeId| node.0[1..].parse::<usize>().expect("named by its number");
+        let to = number(&placement.prefill().node_id);
+        let call = Call::Prefetch { namespace: plan.label(), keys: keys.to_vec() };
+        self.call(context, serial, to, What::Rest, call);
     }
 
     /// Asks all nodes that take part, at once.
@@ -272,6 +292,7 @@ impl Conductor {
             fetch_until_block,
             writer: writer.and_then(endpoint),
             is_ephemeral: plan.ephemeral,
+            leaves_ssd: placement.leaves_ssd,
         };
         let mut calls = vec![(prefill, wanted(Side::Prefill, fetch_until_block, source))];
         calls.extend(decode.map(|decode| (decode, wanted(Side::Decode, 0, Some(prefill)))));
@@ -481,6 +502,7 @@ fn number(serial: u64, call: &Call) -> u64 {
         Call::Commit { .. } => 16,
         Call::Keep { .. } => 17,
         Call::Renew { .. } => 18,
+        Call::Prefetch { .. } => 19,
     };
     serial * 32 + kind
 }

@@ -9,7 +9,7 @@ use kvasir_cluster_sim::world::Summary;
 const SEEDS: u64 = 100;
 
 /// What these seeds must meet, at least once each: every fault, and what seldom comes of them.
-const COVERED: [&str; 34] = [
+const COVERED: [&str; 37] = [
     "a call comes twice",
     "a call is lost",
     "a call is tried again",
@@ -22,6 +22,8 @@ const COVERED: [&str; 34] = [
     "a disk lies",
     "a disk rots",
     "a fetch is settled with less",
+    "a hint is followed",
+    "a hint is refused",
     "a host crashes",
     "a kept block is asked for",
     "a node is killed",
@@ -29,6 +31,7 @@ const COVERED: [&str; 34] = [
     "a node stands still",
     "a push was stopped before it began",
     "a receiver is told that a push has failed",
+    "a source sends while its SSD reads",
     "a tombstone is left",
     "a tombstone is met",
     "a writer is not there any more",

@@ -101,7 +101,7 @@ impl Planner<'_> {
         decodes: &[DecodeCandidate],
     ) -> Option<u64> {
         let prefills = prefills.iter().map(|candidate| {
-            let slots = self.prefill_slots(self.at(candidate.at), candidate.held_blocks);
+            let slots = self.prefill_slots(self.at(candidate.at), candidate.memory_blocks);
             (candidate.at, candidate.verdict, slots)
         });
         let decodes = decodes.iter().map(|candidate| {

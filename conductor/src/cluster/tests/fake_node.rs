@@ -55,6 +55,8 @@ pub fn description(node_id: &str, incarnation: u64, role: v1::Role) -> v1::NodeD
 pub struct FakeNode {
     pub address: SocketAddr,
     pub described: Arc<Mutex<v1::NodeDescription>>,
+    /// What it was told to read ahead.
+    pub hints: Arc<Mutex<Vec<v1::PrefetchRequest>>>,
     subscriptions: mpsc::Receiver<Subscription>,
     _stop: DropGuard,
 }
@@ -77,7 +79,9 @@ impl FakeNode {
         let described = Arc::new(Mutex::new(described));
         let (subscribed, subscriptions) = mpsc::channel(64);
         let stop = CancellationToken::new();
-        let service = Service { described: described.clone(), subscribed };
+        let hints = Arc::default();
+        let service =
+            Service { described: described.clone(), subscribed, hints: Arc::clone(&hints) };
         let stopped = stop.clone();
         tokio::spawn(async move {
             let server = tonic::transport::Server::builder()
@@ -89,7 +93,7 @@ impl FakeNode {
                 () = stopped.cancelled() => {}
             }
         });
-        FakeNode { address, described, subscriptions, _stop: stop.drop_guard() }
+        FakeNode { address, described, hints, subscriptions, _stop: stop.drop_guard() }
     }
 
     pub async fn subscription(&mut self) -> Subscription {
@@ -113,6 +117,14 @@ impl Subscription {
 
     pub async fn snapshot(&self, sequence: u64, keys: &[BlockKey]) {
         self.part(sequence, keys, true, true).await;
+    }
+
+    /// These are on its SSD, and nothing is in memory.
+    pub async fn snapshot_of_ssd(&self, keys: &[BlockKey]) {
+        let keys = BlockKey::concat(keys);
+        let tier = v1::Tier::Ssd.into();
+        let snapshot = v1::Snapshot { sequence: 0, first: true, last: true, keys, tier };
+        self.send(Event::Snapshot(snapshot)).await;
     }
 
     pub async fn part(&self, sequence: u64, keys: &[BlockKey], first: bool, last: bool) {
@@ -142,6 +154,7 @@ impl Subscription {
 struct Service {
     described: Arc<Mutex<v1::NodeDescription>>,
     subscribed: mpsc::Sender<Subscription>,
+    hints: Arc<Mutex<Vec<v1::PrefetchRequest>>>,
 }
 
 impl Service {
@@ -212,6 +225,15 @@ impl StoreNode for Service {
         _: Request<v1::KeepContextRequest>,
     ) -> Result<Response<v1::KeepContextReply>, Status> {
         Err(Status::unimplemented("it keeps nothing"))
+    }
+
+    async fn prefetch(
+        &self,
+        request: Request<v1::PrefetchRequest>,
+    ) -> Result<Response<v1::PrefetchReply>, Status> {
+        let blocks = request.get_ref().keys.len() as u32 / 16;
+        self.hints.lock().expect("no test panicked with it").push(request.into_inner());
+        Ok(Response::new(v1::PrefetchReply { memory_blocks: 0, rising_blocks: blocks }))
     }
 
     async fn replicate(

@@ -5,6 +5,7 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
+use super::super::hint::HINTS_MAX;
 use super::*;
 use std::sync::Arc;
 
@@ -108,4 +109,63 @@ async fn a_refusal_has_the_code_that_says_what_to_do() {
     events.status(detached).await;
     eventually("detached", || matches!(world.plan(), Err(Refusal::NoInstance { .. }))).await;
     assert_eq!(code(|_| {}).await.code(), Code::Unavailable);
+}
+
+/// A node that does all, with the prompt on its SSD and nothing in memory.
+async fn with_prompt_on_ssd() -> (FakeNode, World, Subscription) {
+    let mut b = node("b", v1::Role::Both).await;
+    let world = World::of(&[&b]);
+    let events = b.subscription().await;
+    events.snapshot_of_ssd(&prompt_keys()).await;
+    eventually("its blocks are known", || world.held() == Some(10)).await;
+    (b, world, events)
+}
+
+fn hinted(node: &FakeNode) -> Vec<Vec<u8>> {
+    let hints = node.hints.lock().expect("no test panicked with it");
+    hints.iter().map(|hint| hint.keys.clone()).collect()
+}
+
+#[tokio::test]
+async fn a_plan_has_the_node_read_from_its_ssd_before_the_request_comes() {
+    let (b, world, _events) = with_prompt_on_ssd().await;
+    assert_eq!(hinted(&b).len(), 0, "nobody said that it comes");
+    let mut client = client(&world.cluster, &Arc::new(Recorder::new(10, 0))).await;
+    ask(&mut client, |_| {}).await.expect("a schedule");
+    let keys = BlockKey::concat(&prompt_keys());
+    eventually("it is told", || hinted(&b) == [keys.clone()]).await;
+    eventually("it has answered", || world.metric("kvasir_conductor_hints_total") == 1.0).await;
+}
+
+#[tokio::test]
+async fn nobody_is_told_to_read_what_is_in_memory() {
+    let mut b = node("b", v1::Role::Both).await;
+    let world = World::of(&[&b]);
+    b.subscription().await.snapshot(0, &prompt_keys()).await;
+    eventually("its blocks are known", || world.held() == Some(10)).await;
+    let mut client = client(&world.cluster, &Arc::new(Recorder::new(10, 0))).await;
+    ask(&mut client, |_| {}).await.expect("a schedule");
+    assert_eq!(world.metric("kvasir_conductor_hints_total"), 0.0);
+    assert_eq!(world.cluster.shared().hints.available_permits(), HINTS_MAX, "none is on its way");
+}
+
+#[tokio::test]
+async fn who_is_told_to_come_again_finds_read_what_was_on_the_ssd() {
+    let (b, world, events) = with_prompt_on_ssd().await;
+    let mut client = client(&world.cluster, &Arc::new(Recorder::new(10, 0))).await;
+    // As above: busy, and too slow by the profile.
+    let busy = v1::InstanceLoad { running: 1, ..v1::InstanceLoad::default() };
+    events
+        .status(v1::NodeDescription { load: Some(busy), ..description("b", 1, v1::Role::Both) })
+        .await;
+    let is_busy =
+        || world.plan().is_ok_and(|p| p.placement.considered.decode_candidates[0].load > 0.2);
+    eventually("it is busy", is_busy).await;
+    let refused = ask(&mut client, |r| r.tbt_objective_ms = 1).await.expect_err("refused");
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    let keys = BlockKey::concat(&prompt_keys());
+    eventually("it is told", || hinted(&b) == [keys.clone()]).await;
+    // Who can never be served is not expected again.
+    let never = ask(&mut client, |r| r.max_tokens = u32::MAX).await.expect_err("refused");
+    assert_eq!((never.code(), hinted(&b).len()), (Code::InvalidArgument, 1));
 }

@@ -293,6 +293,13 @@ impl StoreNode for Fake {
         Err(Status::unimplemented("it keeps nothing"))
     }
 
+    async fn prefetch(
+        &self,
+        _: Request<v1::PrefetchRequest>,
+    ) -> Result<Response<v1::PrefetchReply>, Status> {
+        Err(Status::unimplemented("it has no SSD"))
+    }
+
     async fn replicate(
         &self,
         _: Request<v1::ReplicateRequest>,

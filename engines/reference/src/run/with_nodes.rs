@@ -152,6 +152,7 @@ impl Host {
             answer_tokens_max: ask.max_tokens,
             cache_class: v1::CacheClass::Unspecified.into(),
             replica: false,
+            leave_ssd: false,
         };
         self.node_client.clone().tx_allocate(request).await.expect("room").into_inner()
     }

@@ -27,7 +27,8 @@ impl Blocks {
     /// answer and changes nothing.
     ///
     /// What follows the committed prefix on the SSD is read into slots and counts as held, except on
-    /// the decode side (what it lacks is on its way anyhow) and where a fetch brings more.
+    /// the decode side (what it lacks is on its way anyhow), where a fetch brings more, and where the
+    /// request says that it is to be left there.
     ///
     /// - Prefill: pins the committed prefix but leaves at least one token to compute into a private
     ///   slot; reserves every other page. With `fetch_until_block` beyond what is held, the pages
@@ -139,7 +140,10 @@ impl Blocks {
         let held = self.cache.index().prefix(Some(request.namespace), keys);
         let first = held.len() as u32;
         let targets = first..request.fetch_until_block.min(reuse_max).max(first);
-        let rising = self.could_rise(now_ms, request.namespace, keys, held.len());
+        let rising = match request.leaves_ssd {
+            true => 0,
+            false => self.could_rise(now_ms, request.namespace, keys, held.len()),
+        };
         // One of the two: what comes from elsewhere could not follow blocks that never rise.
         let (rising, targets) = match targets.len() as u32 > rising {
             true => (0, targets),
@@ -163,6 +167,7 @@ impl Blocks {
     fn take(&mut self, now_ms: u64, request: &Allocate, plan: Plan) -> Allocated {
         let share = request.share;
         // Pinned before anything is evicted, so that room is not made of what is reused.
+        self.note_prefetched_use(&plan.held);
         plan.held.iter().for_each(|&slot| self.cache.pin(slot));
         let cached_blocks = plan.held.len() as u32;
         let mut pages: Vec<Page> =
@@ -196,6 +201,7 @@ impl Blocks {
             lease_until_ms,
             aborted: None,
             of_objects: false,
+            is_hint: false,
         };
         let allocated = record.allocated();
         self.leases.insert((lease_until_ms, share));

@@ -182,10 +182,16 @@ impl Blocks {
         }
         self.cache.set_now(now_ms);
         let mut kept = Vec::new();
+        let (is_hint, rising) = (record.is_hint, record.rising.clone());
         let pages = std::mem::take(&mut record.pages);
         for (index, page) in (0..pages.len() as u32).zip(pages) {
-            if let Some(slot) = page.pinned() {
-                self.cache.unpin(slot);
+            match page.pinned() {
+                Some(slot) if is_hint => {
+                    let was_read = self.cache.unpin_hinted(slot, rising.contains(&index));
+                    self.totals.prefetched += u64::from(was_read);
+                }
+                Some(slot) => self.cache.unpin(slot),
+                None => {}
             }
             match page.private() {
                 Some(_) if record.may_be_written_remotely(index) => kept.push(page),
@@ -215,7 +221,8 @@ impl Blocks {
                 Outcome::Aborted
             }
         };
-        if !record.of_objects {
+        self.hints -= usize::from(record.is_hint);
+        if !record.of_objects && !record.is_hint {
             self.finished.insert(now_ms, share, outcome);
         }
         self.actions.push_back(Action::Ended { share, imm: record.imm, outcome });

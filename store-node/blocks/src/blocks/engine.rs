@@ -107,6 +107,7 @@ impl Blocks {
         let slots = self.cache.index().prefix(None, keys);
         self.gets.check(epoch, handle, slots.len())?;
         if !slots.is_empty() {
+            self.note_prefetched_use(&slots);
             slots.iter().for_each(|&slot| self.cache.pin(slot));
             self.gets.insert(epoch, handle, slots.clone());
         }

@@ -23,6 +23,9 @@ impl Blocks {
         self.check_pins()?;
         self.check_imms()?;
         self.check_times()?;
+        if self.hints != self.shares.values().filter(|record| record.is_hint).count() {
+            return Err("the hints are not counted rightly".to_owned());
+        }
         self.shares.keys().try_for_each(|&share| self.check_share(share))
     }
 

@@ -154,6 +154,7 @@ impl Blocks {
                 fetch_until_block: 0,
                 has_remote_writer: false,
                 is_ephemeral: false,
+                leaves_ssd: false,
             },
             state,
             held_blocks: rising.end,
@@ -166,6 +167,7 @@ impl Blocks {
             lease_until_ms,
             aborted: None,
             of_objects: true,
+            is_hint: false,
         };
         self.leases.insert((lease_until_ms, share));
         self.shares.insert(share, record);

@@ -181,7 +181,11 @@ impl Blocks {
 
     fn poll_hot(&mut self, now_ms: u64) -> Option<CopyPlan> {
         self.replicas.hot.forget(now_ms, &self.options.replicas);
-        let pushes = self.shares.keys().filter(|share| share.side == Side::Source).count();
+        let pushes = self
+            .shares
+            .iter()
+            .filter(|(share, of)| share.side == Side::Source && !of.is_hint)
+            .count();
         if pushes < self.options.replicas.hot_pushes || self.replicas.peers.is_empty() {
             return None;
         }

@@ -514,13 +514,13 @@ impl Blocks {
                 }
                 continue;
             }
-            self.land(rise, parent_slot.flatten());
+            self.land(now_ms, rise, parent_slot.flatten());
             let follows = |(id, of): (&u64, &Rise)| (of.parent == Some(key)).then_some(*id);
             next.extend(self.rises.all.iter().filter_map(follows));
         }
     }
 
-    fn land(&mut self, rise: u64, parent: Option<SlotIndex>) {
+    fn land(&mut self, now_ms: u64, rise: u64, parent: Option<SlotIndex>) {
         let Some(of) = self.rises.remove(rise) else { return };
         let Rise { key, namespace, slot, landed, waiters, .. } = of;
         self.totals.risen += 1;
@@ -544,7 +544,7 @@ impl Blocks {
             }
         }
         for (share, _) in waiters {
-            self.look_after_rising(share);
+            self.look_after_rising(now_ms, share);
         }
     }
 
@@ -611,30 +611,42 @@ impl Blocks {
                 record.pages[page as usize] = Page { slot, hold: Hold::Private };
             }
         }
-        self.look_after_rising(share);
+        self.look_after_rising(now_ms, share);
     }
 
-    /// When nothing of a share rises any more, it has what it got.
-    fn look_after_rising(&mut self, share: Share) {
+    /// When nothing of a share rises any more, it has what it got. A source sends what it has meanwhile: to
+    /// read and to send take the longer of both times.
+    fn look_after_rising(&mut self, now_ms: u64, share: Share) {
         let Some(record) = self.shares.get_mut(&share) else { return };
         let slots = self.cache.slots();
         let rises = |page: u32| {
             let slot = record.page(page).map(|page| page.slot);
             matches!(slot.and_then(|slot| slots.state(slot)), Some(SlotState::Rising { .. }))
         };
-        if record.is_aborted() || !record.state.rising || record.rising.clone().any(rises) {
+        if record.is_aborted() || !record.state.rising {
             return;
         }
-        record.cached_blocks = record.rising.end;
-        let blocks = record.cached_blocks;
+        let blocks = record.rising.clone().find(|page| rises(*page)).unwrap_or(record.rising.end);
+        if blocks < record.rising.end {
+            let sends = share.side == Side::Source && !record.is_hint;
+            if sends && blocks > record.cached_blocks {
+                record.cached_blocks = blocks;
+                self.actions.push_back(Action::Risen { share, blocks, is_all: false });
+            }
+            return;
+        }
+        record.cached_blocks = blocks;
         // Refused by no state.
         let Ok(asks) = record.state.on(ShareEvent::Risen) else { return };
         if let Some(epoch) = asks.bound {
             let bound = record.bound(self.block_tokens);
             self.actions.push_back(Action::Bound { share, epoch, bound });
         }
-        if share.side == Side::Source {
-            self.actions.push_back(Action::Risen { share, blocks });
+        if record.is_hint {
+            // Refused by no state.
+            let _ = self.apply(now_ms, share, ShareEvent::Release, AbortReason::NoRoom);
+        } else if share.side == Side::Source {
+            self.actions.push_back(Action::Risen { share, blocks, is_all: true });
         }
     }
 }

@@ -8,6 +8,7 @@ mod checker;
 mod committing;
 mod ending;
 mod objects;
+mod prefetching;
 mod replicating;
 mod serving;
 mod sim_ssd;

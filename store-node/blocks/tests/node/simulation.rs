@@ -2,7 +2,7 @@
 //! asked to stop, until they confirm. The books of [`Checker`] must always balance, and in the end
 //! nothing may be left.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use kvasir_blocks::{
@@ -99,6 +99,8 @@ pub struct World {
     serial: u64,
     pub now_ms: u64,
     ended_total: [u64; 2],
+    /// Shares of the node's own.
+    hints: BTreeSet<Share>,
 }
 
 impl World {
@@ -118,6 +120,8 @@ impl World {
             ssd_timeout_ms: 60,
             sink_retry_ms: 50,
             sink_ahead_percent: 60,
+            prefetch_chains_max: 2,
+            prefetch_spares_ms: 5,
             ..Options::default()
         };
         World {
@@ -135,6 +139,7 @@ impl World {
             serial: 0,
             now_ms: 0,
             ended_total: [0; 2],
+            hints: BTreeSet::new(),
         }
     }
 
@@ -159,7 +164,8 @@ impl World {
             26..30 => self.with_one(World::push),
             30..32 => self.with_one(World::release),
             32 if self.random.one_in(3) => self.with_one(World::abort),
-            33 | 79 => self.with_one(World::renew),
+            79 => self.hint(),
+            33 => self.with_one(World::renew),
             34 => self.time_passes(),
             35 | 36 => self.get_or_unpin(),
             37 if self.random.one_in(8) => self.corrupt(),
@@ -207,7 +213,7 @@ impl World {
             }
             Action::Forget { key } => drop(self.ssd.stored.remove(&key)),
             Action::Kept { keep, blocks } => self.kept(keep, blocks),
-            Action::Risen { share, blocks } => {
+            Action::Risen { share, blocks, is_all: _ } => {
                 // It may have ended in the same call: that it has comes next.
                 let Some(view) = self.blocks.share(share) else { return };
                 let open = self.open.get_mut(&share).expect("an open share");
@@ -237,6 +243,7 @@ impl World {
                 assert_eq!(open.allocated.imm, Some(imm));
                 open.aborted = true;
             }
+            Action::Ended { share, .. } if self.hints.remove(&share) => {}
             Action::Ended { share, imm, outcome } => {
                 let open = self.open.remove(&share).expect("an open share");
                 assert_eq!(open.engine, Engine::None, "{share} ended under its engine");
@@ -277,6 +284,7 @@ impl World {
             fetch_until_block: self.random.below(8) as u32,
             has_remote_writer: true,
             is_ephemeral: self.random.one_in(16),
+            leaves_ssd: self.random.one_in(16),
         };
         let available = self.blocks.available();
         match self.blocks.allocate(self.now_ms, &request) {
@@ -290,9 +298,23 @@ impl World {
                     self.blocks.stop_draining();
                 }
             }
-            Err(AllocateError::TooManyShares(_)) => assert!(self.open.len() >= 10),
+            Err(AllocateError::TooManyShares(_)) => {
+                assert!(self.open.len() + self.hints.len() >= 10);
+            }
             Err(other) => panic!("{other}"),
         }
+    }
+
+    fn hint(&mut self) {
+        self.serial += 1;
+        let tx = TxId { conductor_incarnation: 1, serial: self.serial };
+        let share = Share { tx, side: Side::Source };
+        let blocks = self.random.below(7);
+        let (namespace, keys) = self.keys(blocks);
+        let namespace = Some(namespace).filter(|_| !self.random.one_in(4));
+        // What it answers is a guess; that it keeps every promise is checked.
+        let _ = self.blocks.prefetch(self.now_ms, share, namespace, &keys);
+        self.hints.extend(self.blocks.share(share).map(|_| share));
     }
 
     fn opened(&mut self, request: Allocate, allocated: Allocated) {
@@ -754,12 +776,14 @@ impl World {
         assert_eq!((c.rising, c.sinking, c.rises_late), (0, 0, 0), "{c:?}");
         assert!(self.ssd.keeps.is_empty());
         assert_eq!((c.evictable, c.free + c.committed), (c.committed, c.slots), "{c:?}");
-        assert!(self.open.is_empty() && self.blocks.poll_action().is_none());
+        assert!(
+            self.open.is_empty() && self.hints.is_empty() && self.blocks.poll_action().is_none()
+        );
     }
 }
 
 /// What a run met, so that a simulation that no longer does anything is noticed.
-fn run(seed: u64, steps: u32) -> [u64; 14] {
+fn run(seed: u64, steps: u32) -> [u64; 15] {
     let mut world = World::new(seed);
     (0..steps).for_each(|_| world.step());
     world.end();
@@ -770,12 +794,13 @@ fn run(seed: u64, steps: u32) -> [u64; 14] {
     let [a, b, d, e] = met;
     let [f, g, h] = [c.sunk_total, c.risen_total, c.rises_failed_total];
     let [i, j, k] = [c.rises_late_total, world.ssd.kept_total, world.evicted_by_hand];
-    [a, b, d, e, c.leases_over_total, released, aborted, snapshots, f, g, h, i, j, k]
+    let l = c.prefetched_used_total;
+    [a, b, d, e, c.leases_over_total, released, aborted, snapshots, f, g, h, i, j, k, l]
 }
 
 #[test]
 fn random_calls_keep_every_promise() {
-    let mut met = [0; 14];
+    let mut met = [0; 15];
     for seed in 0..60 {
         let result = std::panic::catch_unwind(|| run(seed, 10_000));
         let Ok(of_seed) = result else { panic!("seed {seed}: paste it into `this_seed`") };

@@ -70,6 +70,7 @@ pub fn request(name: &str, prompt: &str, rest: u32) -> Allocate {
         fetch_until_block: 0,
         has_remote_writer: share.side == Side::Decode,
         is_ephemeral: false,
+        leaves_ssd: false,
     }
 }
 
@@ -194,7 +195,10 @@ impl Node {
                     self.kept.push((keep, blocks));
                     continue;
                 }
-                Action::Risen { share, blocks } => (format!("Risen/{blocks}"), share),
+                Action::Risen { share, blocks, is_all: false } => {
+                    (format!("Rises/{blocks}"), share)
+                }
+                Action::Risen { share, blocks, is_all: true } => (format!("Risen/{blocks}"), share),
                 Action::Ended { share, outcome: Outcome::Released, .. } => {
                     ("Released".to_owned(), share)
                 }

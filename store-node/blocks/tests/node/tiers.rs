@@ -218,9 +218,25 @@ fn a_source_learns_what_it_has_to_send() {
         node.actions();
         node.assert_idle();
     };
-    check(None, "Risen/3(3s)");
+    check(None, "Rises/1(3s) Rises/2(3s) Risen/3(3s)");
     check(Some(0), "Risen/0(3s)");
-    check(Some(2), "Risen/2(3s)");
+    check(Some(2), "Rises/1(3s) Rises/2(3s) Risen/2(3s)");
+}
+
+#[test]
+fn a_share_that_leaves_the_ssd_computes_or_fetches() {
+    let mut node = node_with_abc_on_ssd();
+    let leaves =
+        |name: &str| kvasir_blocks::Allocate { leaves_ssd: true, ..request(name, "abcd", 1) };
+    let allocated = node.allocate(&leaves("3p")).expect("room");
+    assert_eq!((allocated.held_blocks, allocated.targets), (0, 0..0));
+    node.blocks.abort(node.now_ms, share("3p"), kvasir_blocks::AbortReason::LeaseOver);
+    node.actions();
+    assert_eq!(node.rises, []);
+    let fetches =
+        kvasir_blocks::Allocate { fetch_until_block: 3, has_remote_writer: true, ..leaves("4p") };
+    let allocated = node.allocate(&fetches).expect("room");
+    assert_eq!((allocated.held_blocks, allocated.targets), (0, 0..3));
 }
 
 #[test]

@@ -17,6 +17,7 @@ use crate::attach::doorbell;
 use crate::attach::handover::Token;
 use crate::clock;
 use crate::config::ARENA_SLOTS_MIN;
+use crate::node::SERIALS_OF_CLIENTS;
 use crate::node::client::{Client, OWN_NUMBERS};
 use crate::node::command::Refused;
 use crate::node::generations::Generations;
@@ -104,7 +105,6 @@ impl Watch {
 }
 
 impl Clients {
-    /// `first_serial` begins the numbers of this incarnation's own transactions.
     pub fn new() -> Self {
         Clients {
             list: Vec::new(),
@@ -112,7 +112,7 @@ impl Clients {
             watch: None,
             generations: None,
             next_epoch: FIRST_EPOCH,
-            next_serial: 0,
+            next_serial: SERIALS_OF_CLIENTS,
             next_number: OWN_NUMBERS,
             shares: BTreeMap::new(),
             keeps: BTreeMap::new(),

@@ -303,13 +303,19 @@ impl Owner {
                 }
             }
             FromEngine::Get(v1::GetBlocks { handle, keys }) => {
-                let got = self.blocks.get(epoch, handle, &BlockKey::list(&keys)?);
+                let keys = BlockKey::list(&keys)?;
+                let got = self.blocks.get(epoch, handle, &keys);
                 let slots = got.unwrap_or_else(|error| {
                     tracing::warn!(handle, %error, "the engine's lookup was refused");
                     Vec::new()
                 });
+                // What it has not found it may find when it looks again.
+                let rising_blocks = match slots.len() < keys.len() {
+                    true => self.read_ahead(None, &keys).map_or(0, |ahead| ahead.rising_blocks),
+                    false => 0,
+                };
                 let slots = slots.iter().map(|slot| slot.0).collect();
-                self.tell_engine(ToEngine::Got(v1::GotBlocks { handle, slots }));
+                self.tell_engine(ToEngine::Got(v1::GotBlocks { handle, slots, rising_blocks }));
             }
             FromEngine::Unpin(v1::UnpinBlocks { handle }) => {
                 self.blocks.unpin(epoch, handle);

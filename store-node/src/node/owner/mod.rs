@@ -279,6 +279,7 @@ impl Owner {
             Command::Abort(request, reply) => drop(reply.send(self.abort(request))),
             Command::Renew(request, reply) => drop(reply.send(self.renew(&request))),
             Command::KeepContext(request, reply) => self.keep_context(&request, reply),
+            Command::Prefetch(request, reply) => drop(reply.send(self.prefetch(&request))),
             Command::OpenRouteSession(request, reply) => self.open_route_session(request, reply),
             Command::CloseRouteSession(request) => self.close_route_session(&request),
             Command::OpenRoute(request, reply) => self.open_route(&request, reply),

@@ -96,6 +96,7 @@ impl Owner {
             fetch_until_block: request.fetch_until_block,
             has_remote_writer: endpoint.is_some(),
             is_ephemeral: request.cache_class() == v1::CacheClass::Ephemeral,
+            leaves_ssd: request.leave_ssd,
         };
         if self.legs.contains_key(&share) {
             // The same again gives the same answer; anything else is refused by the core.
@@ -332,7 +333,9 @@ impl Owner {
                     Job::Rise { rise, slot, key, shape }
                 }),
                 Action::Forget { key } => self.forget_on_ssd(key),
-                Action::Risen { share, blocks } => self.source_risen(share, blocks),
+                Action::Risen { share, blocks, is_all } => {
+                    self.source_risen(share, blocks, is_all);
+                }
                 Action::Kept { keep, blocks } => self.kept(keep, blocks),
             }
         }

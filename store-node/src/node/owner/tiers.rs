@@ -4,13 +4,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kvasir_blocks::{KeepError, KeepRequest, RiseError, SinkError, SsdBlock, SsdSize};
+use kvasir_blocks::{
+    KeepError, KeepRequest, PrefetchError, Prefetched, RiseError, SinkError, SsdBlock, SsdSize,
+};
 use kvasir_log::{Counts, Recovered, extent_pages};
-use kvasir_proto::{BlockKey, Namespace, Share, SlotLayout, Tenant, v1};
+use kvasir_proto::{BlockKey, Namespace, Share, Side, SlotLayout, Tenant, TxId, v1};
 use prost::Message;
 
 use super::Owner;
 use crate::clock;
+use crate::node::SERIALS_OF_HINTS;
 use crate::node::command::{Refused, Reply};
 use crate::ssd::thread::{Job, Report, Shape, SsdThread};
 
@@ -28,6 +31,17 @@ impl From<KeepError> for Refused {
             KeepError::NotHere => Refused::NotFound(why),
             KeepError::OverQuota { .. } | KeepError::NoRoom => Refused::NoSpace(why),
             KeepError::Busy => Refused::Unavailable(why),
+        }
+    }
+}
+
+impl From<PrefetchError> for Refused {
+    fn from(error: PrefetchError) -> Self {
+        let why = error.to_string();
+        match error {
+            PrefetchError::NoSsd => Refused::Precondition(why),
+            PrefetchError::Draining => Refused::Draining(why),
+            PrefetchError::TooMany(_) | PrefetchError::NoRoom => Refused::NoSpace(why),
         }
     }
 }
@@ -51,6 +65,7 @@ pub struct Tiers {
     shape: Option<Shape>,
     counts: Counts,
     keeps: BTreeMap<u64, Reply<v1::KeepContextReply>>,
+    next_hint: u64,
 }
 
 impl Tiers {
@@ -64,6 +79,7 @@ impl Tiers {
             shape: None,
             counts: Counts::default(),
             keeps: BTreeMap::new(),
+            next_hint: SERIALS_OF_HINTS,
         }
     }
 }
@@ -269,18 +285,46 @@ impl Owner {
         let _ = reply.send(blocks.map(kept).ok_or_else(failed));
     }
 
-    /// Source side: what was on its way from the SSD is there, or never will be.
-    pub(super) fn source_risen(&mut self, share: Share, blocks: u32) {
-        if self.object_risen(share) {
+    /// A conductor says what will be asked for.
+    pub(super) fn prefetch(
+        &mut self,
+        request: &v1::PrefetchRequest,
+    ) -> Result<v1::PrefetchReply, Refused> {
+        let namespace = Namespace::try_from(request.namespace.as_slice())?;
+        let ahead = self.read_ahead(Some(namespace), &BlockKey::list(&request.keys)?)?;
+        let Prefetched { memory_blocks, rising_blocks } = ahead;
+        Ok(v1::PrefetchReply { memory_blocks, rising_blocks })
+    }
+
+    pub(super) fn read_ahead(
+        &mut self,
+        namespace: Option<Namespace>,
+        keys: &[BlockKey],
+    ) -> Result<Prefetched, PrefetchError> {
+        if self.drain_until_ms.is_some() {
+            return Err(PrefetchError::Draining);
+        }
+        let tiers = self.tiers.as_mut().ok_or(PrefetchError::NoSsd)?;
+        let tx = TxId { conductor_incarnation: self.incarnation, serial: tiers.next_hint };
+        tiers.next_hint += 1;
+        let share = Share { tx, side: Side::Source };
+        self.blocks.prefetch(clock::now_ms(), share, namespace, keys)
+    }
+
+    /// Source side: some of what was on its way from the SSD is there; or (`is_all`) the rest never will be.
+    pub(super) fn source_risen(&mut self, share: Share, blocks: u32, is_all: bool) {
+        if is_all && self.object_risen(share) {
             return;
         }
         // It may have ended in the same call: that it has comes next.
         let Some(slots) = self.blocks.share(share).map(|view| view.slots) else { return };
         let Some(leg) = self.legs.get_mut(&share) else { return };
         leg.pages.set_slots(&slots);
-        leg.held_pages = blocks;
-        if let Some(outgoing) = &mut leg.outgoing {
-            outgoing.leaving.push_mut().end_at(blocks);
+        if is_all {
+            leg.held_pages = blocks;
+            if let Some(outgoing) = &mut leg.outgoing {
+                outgoing.leaving.push_mut().end_at(blocks);
+            }
         }
         self.set_cached(share, blocks);
         self.pump(share);

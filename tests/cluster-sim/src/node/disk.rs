@@ -105,6 +105,7 @@ impl Running {
             fetch_until_block: 0,
             has_remote_writer: false,
             is_ephemeral: false,
+            leaves_ssd: false,
         };
         // Whatever it answers, the block is there afterwards or not.
         let _ = self.blocks.allocate(context.now_ms(), &wanted);

@@ -146,6 +146,7 @@ pub struct Running {
     keeps: BTreeMap<u64, (Caller, Vec<BlockKey>, u64)>,
     next_push: u64,
     next_group: u64,
+    next_hint: u64,
     pub incarnation: u64,
     /// Bits that were flipped in its memory, and flip back.
     flips: Vec<(u32, usize, u8)>,
@@ -246,6 +247,8 @@ impl Node {
             ssd_timeout_ms: 200,
             sink_retry_ms: 50,
             sink_ahead_percent: 40,
+            prefetch_chains_max: 4,
+            prefetch_spares_ms: 20,
             ..Options::default()
         };
         let mut running = Running {
@@ -267,6 +270,7 @@ impl Node {
             keeps: BTreeMap::new(),
             next_push: 1,
             next_group: 1,
+            next_hint: 0,
             incarnation: random.draw(),
             flips: Vec::new(),
             suspects: Vec::new(),
@@ -564,6 +568,7 @@ impl Running {
             fetch_until_block: 0,
             has_remote_writer: false,
             is_ephemeral: true,
+            leaves_ssd: false,
         };
         let has_room = self.blocks.allocate(now_ms, &wanted);
         let has_room = has_room.map(|_| ()).map_err(|error| error.to_string());

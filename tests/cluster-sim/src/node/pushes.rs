@@ -360,15 +360,26 @@ impl Running {
         self.blocks.push_stopped(context.now_ms(), share);
     }
 
-    /// Source side: what was on its way from the SSD is there, or never will be.
-    pub(super) fn source_risen(&mut self, context: &mut Context, share: Share, blocks: u32) {
+    /// Source side: some of what was on its way from the SSD is there; or (`is_all`) the rest never will be.
+    pub(super) fn source_risen(
+        &mut self,
+        context: &mut Context,
+        share: Share,
+        blocks: u32,
+        is_all: bool,
+    ) {
+        if !is_all {
+            context.covers("a source sends while its SSD reads");
+        }
         // It may have ended in the same call: that it has comes next.
         let Some(slots) = self.blocks.share(share).map(|view| view.slots) else { return };
         let Some(leg) = self.legs.get_mut(&share) else { return };
         leg.pages.set_slots(&slots);
-        leg.held_pages = blocks;
-        if let Some(outgoing) = &mut leg.outgoing {
-            outgoing.leaving.push_mut().end_at(blocks);
+        if is_all {
+            leg.held_pages = blocks;
+            if let Some(outgoing) = &mut leg.outgoing {
+                outgoing.leaving.push_mut().end_at(blocks);
+            }
         }
         self.set_cached(share, blocks);
         self.pump(context, share);

@@ -4,13 +4,13 @@ use kvasir_blocks::moving::pages::Pages;
 use kvasir_blocks::moving::tail;
 use kvasir_blocks::moving::tail_space::TailRange;
 use kvasir_blocks::{
-    AbortOutcome, AbortReason, Action, Allocate, AllocateError, Allocated, KeepRequest,
+    AbortOutcome, AbortReason, Action, Allocate, AllocateError, Allocated, KeepRequest, Prefetched,
 };
-use kvasir_proto::{BlockKey, Imm, Namespace, Share, Side, SlotIndex, Tenant};
+use kvasir_proto::{BlockKey, Imm, Namespace, Share, Side, SlotIndex, Tenant, TxId};
 use kvasir_transfer::Completion;
 use kvasir_transfer::engine::Expect;
 
-use super::{End, Incoming, IncomingState, Leg, Running};
+use super::{End, Incoming, IncomingState, LEASE_MS_MAX, Leg, Running};
 use crate::calls::{AllocateCall, Call, Caller, Reply, Targets, ToEngine};
 use crate::content::{BLOCK_TOKENS, LAYERS};
 use crate::context::{Context, Event};
@@ -41,6 +41,10 @@ impl Running {
                 for share in shares {
                     self.renew(context, share, lease_ms);
                 }
+                self.answer(context, from, Reply::Done);
+            }
+            Call::Prefetch { namespace, keys } => {
+                self.prefetch(context, namespace, &keys);
                 self.answer(context, from, Reply::Done);
             }
             Call::Keep { namespace, keys, tenant, ttl_ms } => {
@@ -81,6 +85,7 @@ impl Running {
             fetch_until_block: call.fetch_until_block,
             has_remote_writer: call.writer.is_some(),
             is_ephemeral: call.is_ephemeral,
+            leaves_ssd: call.leaves_ssd,
         };
         let now_ms = context.now_ms();
         if self.legs.contains_key(&share) {
@@ -243,6 +248,22 @@ impl Running {
         })
     }
 
+    fn prefetch(&mut self, context: &mut Context, namespace: Namespace, keys: &[BlockKey]) {
+        self.next_hint += 1;
+        let tx = TxId { conductor_incarnation: self.incarnation, serial: self.next_hint };
+        let (share, at) = (Share { tx, side: Side::Source }, self.at);
+        let result = self.blocks.prefetch(context.now_ms(), share, Some(namespace), keys);
+        if self.blocks.share(share).is_some() {
+            let (lease_ms, waits_for_others) = (LEASE_MS_MAX, false);
+            context.see(Seen::Allocated { at, share, lease_ms, waits_for_others });
+        }
+        match result {
+            Ok(Prefetched { rising_blocks: 1.., .. }) => context.covers("a hint is followed"),
+            Ok(_) => {}
+            Err(_) => context.covers("a hint is refused"),
+        }
+    }
+
     fn keep(
         &mut self,
         context: &mut Context,
@@ -299,7 +320,9 @@ impl Running {
                     self.rise(context, rise, slot, key);
                 }
                 Action::Forget { key } => self.forget(context, key),
-                Action::Risen { share, blocks } => self.source_risen(context, share, blocks),
+                Action::Risen { share, blocks, is_all } => {
+                    self.source_risen(context, share, blocks, is_all);
+                }
                 Action::Kept { keep, blocks } => self.keep_ended(context, keep, blocks),
             }
         }

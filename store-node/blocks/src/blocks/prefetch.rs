@@ -1,0 +1,152 @@
+//! Reading blocks of the SSD ahead, on a hint that they are about to be asked for.
+//!
+//! A hint is a share of the node's own: it pins what of the chain is in memory and what rises after it, so
+//! that the one does not go while the other comes, and ends by itself when all has come. Then nothing is held, and
+//! what was read makes room for others like any block that was just brought.
+//!
+//! It never stands in the way of anybody who asks: it leaves a quarter of the slots and half of the reads to
+//! them, evicts nothing that was used a moment ago, and is refused when there are too many.
+
+use kvasir_proto::{BlockKey, Namespace, Share, Side, SlotIndex};
+
+use super::Blocks;
+use crate::api::{Allocate, PrefetchError, Prefetched};
+use crate::share::{Hold, Page, ShareRecord};
+use crate::share_state::ShareState;
+
+impl Blocks {
+    /// Somebody will soon ask for these blocks: begins to read those that only the SSD has. The share is
+    /// drawn by the shell and never used again; it is one of the source side, of which only
+    /// [`Action::Ended`](crate::Action::Ended) is heard. Without a namespace it is that of the first block.
+    ///
+    /// # Errors
+    /// [`PrefetchError`]; then nothing is read.
+    pub fn prefetch(
+        &mut self,
+        now_ms: u64,
+        share: Share,
+        namespace: Option<Namespace>,
+        keys: &[BlockKey],
+    ) -> Result<Prefetched, PrefetchError> {
+        self.forget_until(now_ms);
+        self.totals.hints += 1;
+        let result = self.follow_hint(now_ms, share, namespace, keys);
+        self.totals.hints_refused += u64::from(result.is_err());
+        result
+    }
+
+    fn follow_hint(
+        &mut self,
+        now_ms: u64,
+        share: Share,
+        namespace: Option<Namespace>,
+        keys: &[BlockKey],
+    ) -> Result<Prefetched, PrefetchError> {
+        if self.is_draining() {
+            return Err(PrefetchError::Draining);
+        }
+        if !self.ssd_is_usable(now_ms) {
+            return Err(PrefetchError::NoSsd);
+        }
+        let Some(namespace) = namespace.or_else(|| self.namespace_of(*keys.first()?)) else {
+            return Ok(Prefetched::default());
+        };
+        let held = self.cache.index().prefix(Some(namespace), keys);
+        let first = held.len();
+        let parent = first.checked_sub(1).map(|before| keys[before]);
+        let there = self.cache.ssd().prefix(namespace, self.layout, parent, &keys[first..]);
+        let wanted = &keys[first..first + there];
+        let known = Prefetched { memory_blocks: first as u32, rising_blocks: there as u32 };
+        if wanted.iter().all(|key| self.rises.of_key(*key).is_some()) {
+            return Ok(known);
+        }
+        let is_full = self.shares.len() >= self.options.shares_max;
+        if is_full || self.hints >= self.options.prefetch_chains_max {
+            return Err(PrefetchError::TooMany(self.hints));
+        }
+        let reads_left = (self.options.rises_max / 2).saturating_sub(self.rises.all.len());
+        let others = self.cache.slots().len() / 4;
+        let slots_left = self.cache.available_beside(&held).saturating_sub(others) as usize;
+        let wanted = &wanted[..there.min(reads_left).min(slots_left)];
+
+        held.iter().for_each(|slot| self.cache.pin(*slot));
+        let mut pages: Vec<Page> =
+            held.iter().map(|slot| Page { slot: *slot, hold: Hold::Pinned }).collect();
+        for (page, key) in (first as u32..).zip(wanted) {
+            if self.rises.of_key(*key).is_none() && !self.has_unwanted_slot() {
+                break;
+            }
+            let Some(risen) = self.rise_page(now_ms, share, page, *key) else { break };
+            pages.push(risen);
+        }
+        if pages.len() == first {
+            held.iter().for_each(|slot| self.cache.unpin_unused(*slot));
+            return Err(PrefetchError::NoRoom);
+        }
+        let rising_blocks = (pages.len() - first) as u32;
+        self.open_hint(now_ms, (share, namespace), keys, pages, held.len() as u32);
+        Ok(Prefetched { rising_blocks, ..known })
+    }
+
+    fn namespace_of(&self, key: BlockKey) -> Option<Namespace> {
+        let slot = self.cache.index().find(key);
+        let in_memory = slot.and_then(|slot| self.cache.index().entry(slot));
+        let on_ssd = || self.cache.ssd().get(key).map(|block| block.namespace);
+        in_memory.map(|entry| entry.namespace).or_else(on_ssd)
+    }
+
+    /// A slot is free, or has a block that goes next and was not used lately.
+    fn has_unwanted_slot(&self) -> bool {
+        let spares_ms = self.options.prefetch_spares_ms;
+        self.cache.slots().tally().free > 0
+            || self.cache.index().next_out_age_ms().is_some_and(|age_ms| age_ms >= spares_ms)
+    }
+
+    fn open_hint(
+        &mut self,
+        now_ms: u64,
+        (share, namespace): (Share, Namespace),
+        keys: &[BlockKey],
+        pages: Vec<Page>,
+        held_blocks: u32,
+    ) {
+        debug_assert_eq!(share.side, Side::Source);
+        let blocks = pages.len() as u32;
+        let lease_ms = self.options.lease_ms_max;
+        let lease_until_ms = now_ms.saturating_add(lease_ms);
+        let record = ShareRecord {
+            request: Allocate {
+                share,
+                namespace,
+                keys: keys[..pages.len()].to_vec(),
+                prompt_tokens: blocks.saturating_mul(self.block_tokens),
+                lease_ms,
+                fetch_until_block: 0,
+                has_remote_writer: false,
+                is_ephemeral: false,
+                leaves_ssd: false,
+            },
+            state: ShareState::new(false, false, true),
+            held_blocks: blocks,
+            cached_blocks: held_blocks,
+            rising: held_blocks..blocks,
+            prompt_pages: blocks,
+            pages,
+            targets: 0..0,
+            imm: None,
+            lease_until_ms,
+            aborted: None,
+            of_objects: false,
+            is_hint: true,
+        };
+        self.hints += 1;
+        self.leases.insert((lease_until_ms, share));
+        self.shares.insert(share, record);
+    }
+
+    /// These blocks are asked for.
+    pub(super) fn note_prefetched_use(&mut self, slots: &[SlotIndex]) {
+        let used = slots.iter().filter(|slot| self.cache.take_prefetched(**slot)).count();
+        self.totals.prefetched_used += used as u64;
+    }
+}
