@@ -23,7 +23,7 @@ const ROUNDS: usize = 12;
 const ROUNDS_WARM: usize = 4;
 const CLIENTS: u64 = 4;
 const CONVERSATIONS: usize = 16;
-const CONVERSATION_TOKENS_MAX: usize = 2_000;
+const CONVERSATION_TOKENS_MAX: usize = 1_500;
 const REST_WITHIN: Duration = Duration::from_secs(30);
 
 /// What the last rounds may have more of than those before them.
@@ -134,8 +134,7 @@ async fn leave(cluster: &Cluster, prompt: &[u32]) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_that_serves_for_long_keeps_nothing_of_what_it_has_served() {
-    let cluster =
-        Cluster::start("--prefill 1 --decode 1 --arena-bytes 12MiB --ssd-bytes 64MiB").await;
+    let cluster = Cluster::start("--arena-bytes 48MiB --ssd-bytes 512MiB").await;
     let round = soak() / ROUNDS as u32;
     let mut held: BTreeMap<String, Vec<Held>> = BTreeMap::new();
     for at in 0..ROUNDS {

@@ -13,12 +13,13 @@ use crate::view::{Booked, ClusterView, Instance, InstanceRef};
 const OTHERS_MAX: u32 = 4_096;
 
 impl ClusterView {
-    /// How long until so many of the booked requests have ended, whatever they are. 0 when fewer
-    /// are booked: the others have not begun or are ending.
+    /// How long until so many of the booked requests have ended, whatever they are; the last of them when
+    /// fewer are booked.
     pub fn requests_end_in_us(&self, count: usize, now_us: u64) -> u64 {
         let ends = self.bookings.values().map(|booked| (booked.end_us, 1));
         let answer_us = self.instances().iter().map(|i| i.decode_model.answer_us()).min();
-        Drain::new(ends, 0, now_us, answer_us.unwrap_or(0)).until(count as u64).unwrap_or(0)
+        let drain = Drain::new(ends, 0, now_us, answer_us.unwrap_or(0));
+        drain.until(count as u64).unwrap_or_else(|| drain.last_us())
     }
 
     /// How long until what ends on this instance has freed so many slots, when it has said that it

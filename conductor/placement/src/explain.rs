@@ -356,6 +356,9 @@ impl Placement {
             Some(Verdict::Worse) => {
                 format!("prefill on {instance} costs more, and so does fetching them")
             }
+            Some(Verdict::Chosen) if !self.leaves_ssd => {
+                "of the last one a token is computed, for the first of the answer".to_owned()
+            }
             Some(Verdict::Chosen) => {
                 format!("reading the others from the SSD of {node} costs more than computing them")
             }

@@ -12,7 +12,8 @@
 //!   nobody waits for ever. Where no higher priority waits, age makes no difference between tenants. Among a
 //!   tenant's own requests a priority is worth the same time.
 //! - *Bounds.* So many requests wait, at most. When the line is full, one that comes takes the place of the
-//!   latest of the tenant that has most waiting for its weight, unless that is its own.
+//!   latest of the tenant that has most waiting for its weight; where that is its own, of the latest that is less
+//!   urgent. A tenant's share of those that are set aside is bounded too.
 //!
 //! Who cannot go although it is its turn is set aside until [`Line::resume`], and others pass it. One that lacks
 //! room is passed until it has waited for `passed_us`, and then by nobody.
@@ -134,6 +135,9 @@ struct Tenant {
     deficit_tokens: u64,
     /// Its place in the ring: the least is next.
     turn: u64,
+    aside: usize,
+    /// Of those that are not set aside, by priority.
+    ready: [usize; Priority::ALL.len()],
 }
 
 impl Tenant {
@@ -163,8 +167,6 @@ pub struct Line {
     turns: u64,
     aside: usize,
     is_stopped: bool,
-    /// Of those that are not set aside, by priority.
-    ready: [usize; Priority::ALL.len()],
 }
 
 impl Line {
@@ -176,7 +178,6 @@ impl Line {
             turns: 0,
             aside: 0,
             is_stopped: false,
-            ready: [0; Priority::ALL.len()],
         }
     }
 
@@ -204,21 +205,28 @@ impl Line {
         let mut displaced = None;
         if self.keys.len() >= self.options.requests_max {
             let waiting = self.keys.len();
-            displaced = Some(self.latest_of_most(&waiter).ok_or(LineFull { waiting })?);
+            let less = self.latest_of_most(&waiter).or_else(|| self.later_of_own(&waiter));
+            displaced = Some(less.ok_or(LineFull { waiting })?);
         }
         if let Some(displaced) = displaced {
             self.remove(displaced);
         }
-        let steps_us = waiter.priority.steps().saturating_mul(self.options.aging_us);
-        let key_us = waiter.arrived_us.saturating_add(steps_us);
+        let key_us = self.key_us(&waiter);
         self.keys.insert(id, (Arc::clone(&waiter.tenant), key_us));
         let turns = &mut self.turns;
         let tenant = self.tenants.entry(Arc::clone(&waiter.tenant)).or_insert_with(|| {
             *turns += 1;
-            Tenant { weight: 1, waiting: BTreeMap::new(), deficit_tokens: 0, turn: *turns }
+            Tenant {
+                weight: 1,
+                waiting: BTreeMap::new(),
+                deficit_tokens: 0,
+                turn: *turns,
+                aside: 0,
+                ready: [0; Priority::ALL.len()],
+            }
         });
         tenant.weight = waiter.weight.max(1);
-        self.ready[waiter.priority as usize] += 1;
+        tenant.ready[waiter.priority as usize] += 1;
         tenant.waiting.insert((key_us, id), Waiting { waiter, is_aside: false });
         Ok(displaced)
     }
@@ -228,12 +236,20 @@ impl Line {
         if self.is_stopped || self.aside >= self.options.aside_max {
             return None;
         }
-        let Line { options, tenants, ready, .. } = self;
-        let highest = ready.iter().position(|ready| *ready > 0)? as u64;
+        let Line { options, tenants, .. } = self;
+        // One whose requests cannot go leaves tries for the others.
+        let aside_of_one = (options.aside_max / tenants.len().max(1)).max(1);
+        let may_try = |tenant: &&mut Tenant| tenant.aside < aside_of_one;
+        let mut tried: Vec<&mut Tenant> = tenants.values_mut().filter(may_try).collect();
+        let highest = |tenant: &&mut Tenant| tenant.ready.iter().position(|ready| *ready > 0);
+        let highest = tried.iter().filter_map(highest).min()? as u64;
         // Whose key this is has been here for as long as it takes to count as of the highest.
         let latest_us = now_us.saturating_add(highest.saturating_mul(options.aging_us));
+        // Whatever the clock says, it is somebody's turn while anybody may be tried.
+        let firsts = tried.iter().filter_map(|tenant| tenant.first());
+        let latest_us = latest_us.max(firsts.map(|((key_us, _), _)| key_us).min()?);
         let mut turns: Vec<(&mut Tenant, WaiterId, u64)> = Vec::new();
-        for tenant in tenants.values_mut() {
+        for tenant in tried.drain(..) {
             if let Some(((key_us, id), cost)) = tenant.first()
                 && key_us <= latest_us
             {
@@ -267,10 +283,8 @@ impl Line {
     /// It cannot go now, and others may be able to.
     pub fn set_aside(&mut self, id: WaiterId, why: Aside, now_us: u64) {
         let Some((name, key_us)) = self.keys.get(&id) else { return };
-        let tenant = self.tenants.get_mut(name);
-        let Some(waiting) = tenant.and_then(|tenant| tenant.waiting.get_mut(&(*key_us, id))) else {
-            return;
-        };
+        let Some(tenant) = self.tenants.get_mut(name) else { return };
+        let Some(waiting) = tenant.waiting.get_mut(&(*key_us, id)) else { return };
         let waited_us = now_us.saturating_sub(waiting.waiter.arrived_us);
         self.is_stopped |= match why {
             Aside::Nobody => true,
@@ -280,7 +294,8 @@ impl Line {
         if !waiting.is_aside {
             waiting.is_aside = true;
             self.aside += 1;
-            self.ready[waiting.waiter.priority as usize] -= 1;
+            tenant.aside += 1;
+            tenant.ready[waiting.waiter.priority as usize] -= 1;
         }
     }
 
@@ -290,9 +305,10 @@ impl Line {
         if self.aside > 0 {
             self.aside = 0;
             for tenant in self.tenants.values_mut() {
+                tenant.aside = 0;
                 for waiting in tenant.waiting.values_mut().filter(|waiting| waiting.is_aside) {
                     waiting.is_aside = false;
-                    self.ready[waiting.waiter.priority as usize] += 1;
+                    tenant.ready[waiting.waiter.priority as usize] += 1;
                 }
             }
         }
@@ -304,14 +320,30 @@ impl Line {
         let tenant = self.tenants.get_mut(&name)?;
         let Waiting { waiter, is_aside } = tenant.waiting.remove(&(key_us, id))?;
         match is_aside {
-            true => self.aside -= 1,
-            false => self.ready[waiter.priority as usize] -= 1,
+            true => {
+                self.aside -= 1;
+                tenant.aside -= 1;
+            }
+            false => tenant.ready[waiter.priority as usize] -= 1,
         }
         if tenant.waiting.is_empty() {
             // Who comes back begins anew: what was not used is not saved up.
             self.tenants.remove(&name);
         }
         Some(waiter)
+    }
+
+    /// When it came, later by `aging_us` for each priority below the highest.
+    fn key_us(&self, waiter: &Waiter) -> u64 {
+        let steps_us = waiter.priority.steps().saturating_mul(self.options.aging_us);
+        waiter.arrived_us.saturating_add(steps_us)
+    }
+
+    /// The last one of its own tenant, if that one's turn would come later: what is urgent to a tenant is not
+    /// refused for what is not.
+    fn later_of_own(&self, comes: &Waiter) -> Option<WaiterId> {
+        let ((key_us, id), _) = self.tenants.get(&comes.tenant)?.waiting.last_key_value()?;
+        (*key_us > self.key_us(comes)).then_some(*id)
     }
 
     /// The last one of the tenant that has most waiting for its weight, if that is more than the one that

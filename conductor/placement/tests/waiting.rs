@@ -135,6 +135,42 @@ fn only_so_many_are_tried() {
 }
 
 #[test]
+fn one_who_came_after_what_the_clock_says_has_its_turn_too() {
+    let mut line = Line::new(options());
+    push(&mut line, 1, Waiter { arrived_us: 101, ..waiter("a", QUANTUM) });
+    assert_eq!(line.next(100), Some(WaiterId(1)));
+    // Beside one of a higher priority, which goes first.
+    push(
+        &mut line,
+        2,
+        Waiter { arrived_us: 102, priority: Priority::High, ..waiter("b", QUANTUM) },
+    );
+    assert_eq!(drain(&mut line, 100), [2, 1]);
+}
+
+#[test]
+fn a_tenant_whose_requests_cannot_go_leaves_tries_for_others() {
+    let mut line = Line::new(LineOptions { aside_max: 8, ..options() });
+    let urgent = || Waiter { priority: Priority::High, ..waiter("stuck", QUANTUM) };
+    (0..20).for_each(|id| push(&mut line, id, urgent()));
+    push(&mut line, 100, waiter("other", QUANTUM));
+    for tried in 0..4 {
+        assert_eq!(line.next(0), Some(WaiterId(tried)));
+        line.set_aside(WaiterId(tried), Aside::Unfit, 0);
+    }
+    assert_eq!(line.next(0), Some(WaiterId(100)), "though it is less urgent");
+}
+
+#[test]
+fn what_is_urgent_to_a_tenant_takes_the_place_of_what_is_not() {
+    let mut line = Line::new(LineOptions { requests_max: 2, ..options() });
+    let low = || Waiter { priority: Priority::Low, ..waiter("one", QUANTUM) };
+    (0..2).for_each(|id| push(&mut line, id, low()));
+    assert_eq!(line.push(WaiterId(2), low()), Err(LineFull { waiting: 2 }));
+    assert_eq!(line.push(WaiterId(3), waiter("one", QUANTUM)), Ok(Some(WaiterId(1))));
+}
+
+#[test]
 fn a_full_line_takes_from_whom_has_most_for_its_weight() {
     let mut line = Line::new(LineOptions { requests_max: 4, ..options() });
     let heavy = || Waiter { weight: 4, ..waiter("heavy", 1) };

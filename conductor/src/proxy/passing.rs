@@ -53,7 +53,9 @@ impl Passing {
     /// Takes what is there. Ready when it is to go out: nothing more is there now, there is enough of it, or it
     /// was the last.
     fn poll_pieces(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        while self.end.is_none() && self.joined.len() < WRITE_BYTES {
+        // What has come whole is read to its end, so that its connection is for others.
+        let has_room = |of: &Passing| of.joined.len() < WRITE_BYTES || of.left == Some(0);
+        while self.end.is_none() && has_room(self) {
             match self.pieces.poll_next(cx) {
                 Poll::Ready(Some(Ok(piece))) => {
                     self.held.usage.read(&piece);
@@ -91,7 +93,7 @@ impl HttpBody for Passing {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.left == Some(0) && self.joined.is_empty()
+        self.left == Some(0) && self.joined.is_empty() && self.end.is_some()
     }
 
     fn size_hint(&self) -> SizeHint {

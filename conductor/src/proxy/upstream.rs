@@ -8,6 +8,7 @@
 
 use std::future::poll_fn;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -21,7 +22,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::TrySendError;
 use hyper::client::conn::http1::{Connection, SendRequest, handshake};
 use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, lookup_host};
 use tokio::time::{Instant, timeout};
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
@@ -130,12 +131,28 @@ impl Upstream {
 
 impl Line {
     async fn connect(host: &str, port: u16) -> io::Result<Line> {
-        let connecting = timeout(CONNECT_WITHIN, TcpStream::connect((host, port)));
-        let stream = connecting.await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+        let late = || io::Error::from(io::ErrorKind::TimedOut);
+        let stream = timeout(CONNECT_WITHIN, Line::connect_any(host, port));
+        let stream = stream.await.map_err(|_| late())??;
         stream.set_nodelay(true)?;
         let (sender, connection) =
             handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
         Ok(Line { sender, connection: Some(Box::pin(connection)) })
+    }
+
+    /// Every address of the host has its share of the time: one that swallows everything does not use it up.
+    async fn connect_any(host: &str, port: u16) -> io::Result<TcpStream> {
+        let addresses: Vec<SocketAddr> = lookup_host((host, port)).await?.collect();
+        let share = CONNECT_WITHIN / u32::try_from(addresses.len().max(1)).unwrap_or(u32::MAX);
+        let mut last = io::Error::from(io::ErrorKind::NotFound);
+        for address in addresses {
+            match timeout(share, TcpStream::connect(address)).await {
+                Ok(Ok(stream)) => return Ok(stream),
+                Ok(Err(error)) => last = error,
+                Err(_) => last = io::Error::from(io::ErrorKind::TimedOut),
+            }
+        }
+        Err(last)
     }
 
     async fn ask(
@@ -225,8 +242,6 @@ impl Pieces {
 
 #[cfg(test)]
 mod tests {
-    use std::net::SocketAddr;
-
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
 

@@ -102,8 +102,10 @@ impl Lines {
             loop {
                 self.aside.notified().await;
                 sleep(AGAIN).await;
+                let mut lines = self.lock();
+                // Not before: who has entered meanwhile came earlier than now.
                 let now_us = self.now_us();
-                for line in self.lock().lines.values_mut() {
+                for line in lines.lines.values_mut() {
                     line.line.resume();
                     line.call_next(now_us);
                 }
@@ -122,8 +124,8 @@ impl Lines {
         claim: &Claim,
         costs_tokens: &[u64],
     ) -> Result<Vec<Ticket>, LineFull> {
-        let now_us = self.now_us();
         let mut lines = self.lock();
+        let now_us = self.now_us();
         let ByModel { lines, tickets } = &mut *lines;
         let options = self.options.line;
         let line = lines.entry(Arc::clone(model)).or_insert_with(|| OneLine {
@@ -178,6 +180,16 @@ impl Lines {
         Ok(tickets)
     }
 
+    /// So many wait for a model, at most.
+    pub fn requests_max(&self) -> usize {
+        self.options.line.requests_max
+    }
+
+    /// How many wait for a model.
+    pub fn waiting(&self, model: &str) -> usize {
+        self.lock().lines.get(model).map_or(0, |line| line.line.len())
+    }
+
     fn now_us(&self) -> u64 {
         u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
@@ -188,8 +200,8 @@ impl Lines {
 
     /// Changes a line, if it is there, and calls whose turn it is then.
     fn change(&self, model: &str, change: impl FnOnce(&mut OneLine, u64)) {
-        let now_us = self.now_us();
         let mut lines = self.lock();
+        let now_us = self.now_us();
         if let Some(line) = lines.lines.get_mut(model) {
             change(line, now_us);
             line.call_next(now_us);

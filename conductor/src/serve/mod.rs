@@ -137,6 +137,13 @@ impl Serving {
                 format!("it asks for {asked} answers, and at most {at_once} are made at once here");
             return Err(Failure::Rejected { reason });
         }
+        let wait_at_once = self.lines.as_ref().map_or(usize::MAX, |lines| lines.requests_max());
+        if asked > wait_at_once {
+            let reason = format!(
+                "it asks for {asked} answers, and at most {wait_at_once} wait at once here"
+            );
+            return Err(Failure::Rejected { reason });
+        }
         let entries = self.enter(&jobs)?;
         let (outlets, outputs) = outputs::channel(jobs.len());
         for ((job, outlet), entry) in jobs.into_iter().zip(outlets).zip(entries) {
@@ -158,7 +165,8 @@ impl Serving {
             };
             let costs: Vec<u64> = jobs.iter().map(cost).collect();
             let tickets = lines.enter(&first.model, claim, &costs);
-            let tickets = tickets.map_err(|full| self.refused_turn(full.to_string()))?;
+            let tickets =
+                tickets.map_err(|full| self.refused_turn(&first.model, full.to_string()))?;
             return Ok(tickets.into_iter().map(Entry::Waits).collect());
         }
         let mut entries = Vec::with_capacity(jobs.len());
@@ -172,9 +180,11 @@ impl Serving {
         Ok(entries)
     }
 
-    /// It has no turn: it is told when one of those that are served is predicted to end.
-    fn refused_turn(&self, reason: String) -> Failure {
-        Failure::Overloaded { reason, retry_after_ms: self.cluster.requests_end_in_ms(1) }
+    /// It has no turn: it is told when as many of those that are served are predicted to end as wait for it.
+    fn refused_turn(&self, model: &str, reason: String) -> Failure {
+        let waiting = self.lines.as_ref().map_or(0, |lines| lines.waiting(model));
+        let retry_after_ms = self.cluster.requests_end_in_ms(waiting + 1);
+        Failure::Overloaded { reason, retry_after_ms }
     }
 
     /// Calls those that wait, until `shutdown`. Returns at once when nobody does.

@@ -32,12 +32,13 @@ pub(super) async fn wait(
     loop {
         tokio::select! {
             turn = ticket.turn() => turn.map_err(|_| {
-                serving.refused_turn("requests of others wait that have less waiting".to_owned())
+                let reason = "requests of others wait that have less waiting";
+                serving.refused_turn(&job.model, reason.to_owned())
             })?,
             () = sleep_until(too_late) => {
                 ticket.refused();
                 let reason = "its first token would come too late after its turn";
-                return Err(serving.refused_turn(reason.to_owned()));
+                return Err(serving.refused_turn(&job.model, reason.to_owned()));
             }
         }
         let Ok(permit) = Arc::clone(&serving.permits).try_acquire_owned() else {
@@ -72,7 +73,8 @@ pub(super) async fn wait(
             }
             Err(NotNow::Queues { placement }) => {
                 hint(&Expected::Planned(&placement));
-                ticket.set_aside(Aside::Nobody);
+                // The instance that is best for this one is busy; for others another one may be.
+                ticket.set_aside(Aside::NoRoom);
             }
             Err(NotNow::Refused(none)) => match none.refused.refusal {
                 Refusal::Overloaded { reason: OverloadReason::NoRoom, .. } => {

@@ -533,6 +533,47 @@ async fn a_request_that_breaks_connections_off_is_given_up_and_no_server_is_cond
     }
 }
 
+/// Answers what is asked on a connection, one after the other, with so many bytes of JSON. Counts connections on
+/// which something was posted.
+async fn answer_at_length(mut socket: TcpStream, bytes: usize, posted_on: Arc<AtomicUsize>) {
+    let (mut read, mut is_counted) = (Vec::new(), false);
+    while socket.read_buf(&mut read).await.is_ok_and(|more| more > 0) {
+        let is_get = read.starts_with(b"GET");
+        // A post ends with its JSON.
+        if !(is_get && read.ends_with(b"\r\n\r\n") || read.ends_with(b"}")) {
+            continue;
+        }
+        if !is_get && !std::mem::replace(&mut is_counted, true) {
+            posted_on.fetch_add(1, Ordering::SeqCst);
+        }
+        let body = format!("{:<bytes$}", "{}");
+        let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {bytes}\r\n\r\n{body}");
+        socket.write_all(answer.as_bytes()).await.expect("sends");
+        read.clear();
+    }
+}
+
+#[tokio::test]
+async fn an_answer_of_known_length_is_read_to_its_end_and_leaves_its_connection_to_the_next() {
+    const BYTES: usize = 40_000;
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("binds");
+    let address = listener.local_addr().expect("an address");
+    let posted_on = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&posted_on);
+    tokio::spawn(async move {
+        while let Ok((socket, _)) = listener.accept().await {
+            tokio::spawn(answer_at_length(socket, BYTES, Arc::clone(&counted)));
+        }
+    });
+    let harness = start_before(&[address]).await;
+    for _ in 0..5 {
+        let answer = post(&harness, "/v1/chat/completions", None, &chat("hi")).await;
+        assert_eq!(answer.headers()["content-length"], BYTES.to_string().as_str());
+        assert_eq!(answer.bytes().await.expect("all of it").len(), BYTES);
+    }
+    assert_eq!(posted_on.load(Ordering::SeqCst), 1, "one connection served them all");
+}
+
 #[tokio::test]
 async fn the_last_answer_that_there_was_is_passed_on_when_the_next_server_cannot_be_reached() {
     let (first, second) = (Accepting::default(), Accepting::default());

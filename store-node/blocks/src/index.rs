@@ -308,9 +308,10 @@ impl Index {
         self.going().next()
     }
 
-    /// How long ago the idle leaf that goes next was used.
-    pub(crate) fn next_out_age_ms(&self) -> Option<u64> {
-        let held = self.held(self.next_out()?)?;
+    /// How long ago the idle leaf that goes next was used, if it is on the SSD as well.
+    pub(crate) fn next_out_age_if_sunk_ms(&self) -> Option<u64> {
+        let slot = self.next_out().filter(|slot| self.is_sunk(*slot))?;
+        let held = self.held(slot)?;
         Some(time_ms(self.tick).saturating_sub(time_ms(held.last_use)))
     }
 

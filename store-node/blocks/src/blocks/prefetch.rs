@@ -4,8 +4,8 @@
 //! that the one does not go while the other comes, and ends by itself when all has come. Then nothing is held, and
 //! what was read makes room for others like any block that was just brought.
 //!
-//! It never stands in the way of anybody who asks: it leaves a quarter of the slots and half of the reads to
-//! them, evicts nothing that was used a moment ago, and is refused when there are too many.
+//! It stands little in the way of those who ask: it begins no read beyond the 32nd that is under way, leaves a
+//! quarter of the slots, and makes room only where a block is on the SSD too and was not used a moment ago.
 
 use kvasir_proto::{BlockKey, Namespace, Share, Side, SlotIndex};
 
@@ -13,6 +13,10 @@ use super::Blocks;
 use crate::api::{Allocate, PrefetchError, Prefetched};
 use crate::share::{Hold, Page, ShareRecord};
 use crate::share_state::ShareState;
+
+/// Reads under way at once of which any is of a hint. Reads are done in their order, so those of somebody who asks wait for
+/// these; and while an SSD hangs, their slots are nobody's.
+const HINTED_READS_MAX: usize = 32;
 
 impl Blocks {
     /// Somebody will soon ask for these blocks: begins to read those that only the SSD has. The share is
@@ -57,14 +61,23 @@ impl Blocks {
         let there = self.cache.ssd().prefix(namespace, self.layout, parent, &keys[first..]);
         let wanted = &keys[first..first + there];
         let known = Prefetched { memory_blocks: first as u32, rising_blocks: there as u32 };
-        if wanted.iter().all(|key| self.rises.of_key(*key).is_some()) {
+        let rises = |key: &&BlockKey| self.rises.of_key(**key).is_some();
+        let rising = wanted.iter().take_while(rises).count() as u32;
+        if rising as usize == wanted.len() {
             return Ok(known);
         }
+        // Who looks again hears of what is read already, whether or not more can be.
+        let or_rising = |why: PrefetchError| match rising {
+            0 => Err(why),
+            rising_blocks => Ok(Prefetched { rising_blocks, ..known }),
+        };
         let is_full = self.shares.len() >= self.options.shares_max;
-        if is_full || self.hints >= self.options.prefetch_chains_max {
-            return Err(PrefetchError::TooMany(self.hints));
+        let is_known = self.shares.contains_key(&share);
+        if is_full || is_known || self.hints >= self.options.prefetch_chains_max {
+            return or_rising(PrefetchError::TooMany(self.hints));
         }
-        let reads_left = (self.options.rises_max / 2).saturating_sub(self.rises.all.len());
+        let reads_max = HINTED_READS_MAX.min(self.options.rises_max / 2);
+        let reads_left = reads_max.saturating_sub(self.rises.all.len());
         let others = self.cache.slots().len() / 4;
         let slots_left = self.cache.available_beside(&held).saturating_sub(others) as usize;
         let wanted = &wanted[..there.min(reads_left).min(slots_left)];
@@ -81,7 +94,7 @@ impl Blocks {
         }
         if pages.len() == first {
             held.iter().for_each(|slot| self.cache.unpin_unused(*slot));
-            return Err(PrefetchError::NoRoom);
+            return or_rising(PrefetchError::NoRoom);
         }
         let rising_blocks = (pages.len() - first) as u32;
         self.open_hint(now_ms, (share, namespace), keys, pages, held.len() as u32);
@@ -95,11 +108,12 @@ impl Blocks {
         in_memory.map(|entry| entry.namespace).or_else(on_ssd)
     }
 
-    /// A slot is free, or has a block that goes next and was not used lately.
+    /// A slot is free, or has a block that goes next, was not used lately, and is on the SSD too: nothing is lost
+    /// for what may never be asked for.
     fn has_unwanted_slot(&self) -> bool {
         let spares_ms = self.options.prefetch_spares_ms;
-        self.cache.slots().tally().free > 0
-            || self.cache.index().next_out_age_ms().is_some_and(|age_ms| age_ms >= spares_ms)
+        let next_out_ms = self.cache.index().next_out_age_if_sunk_ms();
+        self.cache.slots().tally().free > 0 || next_out_ms.is_some_and(|age_ms| age_ms >= spares_ms)
     }
 
     fn open_hint(
