@@ -50,6 +50,9 @@ pub struct Booking {
     completed: Option<u32>,
 }
 
+/// The time between tokens is learned from answers that have so many, at least.
+const LEARNED_FROM_TOKENS: u32 = 64;
+
 /// Telling the view of fewer tokens than this is not worth its lock: an answer takes slots by
 /// blocks.
 const GROWN_TOKENS: u32 = 16;
@@ -126,11 +129,15 @@ impl Booking {
         self.shared.lock().view.stepped(self.id, interval_us, now_us);
     }
 
-    /// The answer saw so much between its tokens: the mean of the longest tenth of its intervals.
-    pub fn paced(&self, tbt_us: u64) {
+    /// The answer, of so many tokens, saw so much between them: the mean of the longest tenth of its
+    /// intervals. Of a short one that is an interval or two, which say more of a moment than of what is
+    /// under way: it is counted and not learned from.
+    pub fn paced(&self, tbt_us: u64, answer_tokens: u32) {
         let now_us = self.shared.now_us();
         self.shared.metrics.paced(&self.predicted, tbt_us);
-        self.shared.lock().view.paced(self.id, tbt_us, now_us);
+        if answer_tokens >= LEARNED_FROM_TOKENS {
+            self.shared.lock().view.paced(self.id, tbt_us, now_us);
+        }
     }
 
     /// The answer has reached its end, with so many tokens. Without it the request counts as

@@ -30,9 +30,6 @@ use super::reserve::{Computing, pin, reserve};
 use super::transaction::{Transaction, within};
 use crate::cluster::{Booking, EngineTarget, Placed, PrefillTime, RouteHolder};
 
-/// The time between tokens is learned from answers that have so many, at least.
-const LEARNED_FROM_TOKENS: u32 = 64;
-
 /// What an attempt works with.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Scene<'a> {
@@ -277,11 +274,9 @@ impl Course<'_> {
             self.booking.stepped(interval_us);
         }
         let tbt_us = self.pace.seen_us();
-        // What others do where it decodes is not all that it waited for. And of a short answer the longest
-        // tenth is an interval or two, which say more of a moment than of what is under way.
-        let says_much = !self.routed && finished.answer_tokens >= LEARNED_FROM_TOKENS;
-        if let Some(tbt_us) = tbt_us.filter(|_| says_much) {
-            self.booking.paced(tbt_us);
+        // Where it was routed, what others do where it decodes is not all that it waited for.
+        if let Some(tbt_us) = tbt_us.filter(|_| !self.routed) {
+            self.booking.paced(tbt_us, finished.answer_tokens);
         }
         self.transaction.finish();
         self.booking.complete(finished.answer_tokens);

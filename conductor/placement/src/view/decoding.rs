@@ -111,17 +111,21 @@ impl Instance {
 
     /// The time between tokens that an answer sees which is decoded beside this.
     pub(crate) fn predict_tbt_us(&self, load: DecodeLoad) -> u64 {
-        self.tbt_model.predict_us(load).unwrap_or_else(|| {
-            let running_max = f64::from(self.report.max_running.max(1));
-            self.decode_model.predict_step_us(load.running.min(running_max).ceil() as u32)
-        })
+        let step_us = self.step_us(load);
+        self.tbt_model.predict_us(load, step_us).unwrap_or(step_us)
+    }
+
+    /// How long a step takes then, by the step model.
+    fn step_us(&self, load: DecodeLoad) -> u64 {
+        let running_max = f64::from(self.report.max_running.max(1));
+        self.decode_model.predict_step_us(load.running.min(running_max).ceil() as u32)
     }
 
     /// How likely it meets the objective; nothing while there is little to tell it from.
     pub(crate) fn in_time(&self, load: DecodeLoad, objective_us: u64) -> Option<f64> {
         match objective_us {
             u64::MAX => None,
-            _ => self.tbt_model.in_time(load, objective_us),
+            _ => self.tbt_model.in_time(load, self.step_us(load), objective_us),
         }
     }
 
@@ -210,6 +214,7 @@ impl ClusterView {
             instance.tbt_model.forget((-since_us / half_life_us as f64).exp2());
         }
         instance.paced_us = now_us;
-        instance.tbt_model.observe(expected, load, tbt_us);
+        let predicted_us = instance.tbt_model.predict_us(expected, instance.step_us(expected));
+        instance.tbt_model.observe(predicted_us, load, tbt_us);
     }
 }

@@ -37,7 +37,7 @@ use crate::queue::{DecodeBookings, PrefillQueue, QueueParts};
 use crate::routing::{Route, RouteModel, RoutedRows};
 
 /// The form in which decisions are written. Another one is refused, not guessed at.
-pub const FORM: u32 = 3;
+pub const FORM: u32 = 4;
 /// No time that is read back may be later than this, so that sums of times stay numbers: thirty years.
 const US_MAX: u64 = 1_000_000_000_000_000;
 /// Nor may any other number be larger.
@@ -89,6 +89,8 @@ struct TbtInputs {
     coefficients: [f64; 4],
     #[serde(with = "form::exacts")]
     off: [f64; BINS],
+    #[serde(with = "form::exact")]
+    slowest_us: f64,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -361,7 +363,8 @@ impl Inputs {
             let LearnedDecode { base_us, sequence_us, scale, answer_us, answer_tokens } =
                 instance.decode;
             within("decode", &[base_us, sequence_us, scale, answer_us, answer_tokens])?;
-            if let Some(TbtInputs { coefficients, off }) = instance.tbt.as_deref() {
+            if let Some(TbtInputs { coefficients, off, slowest_us }) = instance.tbt.as_deref() {
+                within("tbt", &[*slowest_us])?;
                 within("tbt", coefficients)?;
                 within("tbt", off)?;
             }
@@ -423,8 +426,8 @@ impl InstanceInputs {
             prefill: instance.prefill_model.profile(),
             decode: instance.decode_model.learned(),
             tbt: instance.tbt_model.learned().map(|learned| {
-                let LearnedTbt { coefficients, off } = learned;
-                Box::new(TbtInputs { coefficients, off })
+                let LearnedTbt { coefficients, off, slowest_us } = learned;
+                Box::new(TbtInputs { coefficients, off, slowest_us })
             }),
             sent_tokens: instance.sent.tokens,
             sent_at_us: instance.sent.at_us,
@@ -468,11 +471,10 @@ impl InstanceInputs {
             joined_tokens: 0,
             sent: Sent { tokens: self.sent_tokens, at_us: self.sent_at_us },
             paced_us: 0,
-            tbt_model: TbtModel::from_learned(
-                self.tbt
-                    .as_ref()
-                    .map(|tbt| LearnedTbt { coefficients: tbt.coefficients, off: tbt.off }),
-            ),
+            tbt_model: TbtModel::from_learned(self.tbt.as_ref().map(|tbt| {
+                let TbtInputs { coefficients, off, slowest_us } = **tbt;
+                LearnedTbt { coefficients, off, slowest_us }
+            })),
             link: LinkModel::learned(self.link),
             bytes_in: self.bytes_in,
             bytes_out: self.bytes_out,

@@ -202,13 +202,13 @@ async fn what_answers_saw_refuses_by_the_time_between_tokens() {
     let world = World::of(&[&b]);
     let _events = followed(&mut b).await;
     eventually("placed", || world.plan().is_ok()).await;
-    let answer = |tbt_us| {
+    let answer = |tbt_us, tokens| {
         let mut placed = world.place().expect("placed");
         placed.booking.first_token();
         let prefill = placed.booking.prefilled(Some((PROMPT_TOKENS, 1_000)));
         assert_eq!(prefill.map(|prefill| prefill.measured_us), Some(1_000));
-        placed.booking.paced(tbt_us);
-        placed.booking.complete(10);
+        placed.booking.paced(tbt_us, tokens);
+        placed.booking.complete(tokens);
     };
     let asks = || {
         let objectives = Objectives { tbt_us: 100_000, ..Objectives::NONE };
@@ -222,7 +222,9 @@ async fn what_answers_saw_refuses_by_the_time_between_tokens() {
     other.booking.first_token();
     other.booking.prefilled(None);
     assert!(asks().is_ok(), "by the profile a step is short");
-    (0..60).for_each(|_| answer(900_000));
+    (0..60).for_each(|_| answer(900_000, 63));
+    assert!(asks().is_ok(), "short answers teach nothing of it");
+    (0..60).for_each(|_| answer(900_000, 64));
     let refused = asks().expect_err("nine times as long as it may be");
     assert!(
         matches!(refused, Refusal::Overloaded { reason: OverloadReason::Tbt, .. }),
@@ -233,9 +235,9 @@ async fn what_answers_saw_refuses_by_the_time_between_tokens() {
         let family = families.iter().find(|family| family.name() == name).expect("registered");
         family.get_metric()[0].get_histogram().get_sample_count()
     };
-    assert_eq!(samples("kvasir_conductor_tbt_real_seconds"), 60);
-    assert_eq!(samples("kvasir_conductor_tbt_real_over_predicted_ratio"), 60);
-    assert_eq!(samples("kvasir_conductor_prefill_real_over_predicted_ratio"), 60);
+    assert_eq!(samples("kvasir_conductor_tbt_real_seconds"), 120);
+    assert_eq!(samples("kvasir_conductor_tbt_real_over_predicted_ratio"), 120);
+    assert_eq!(samples("kvasir_conductor_prefill_real_over_predicted_ratio"), 120);
     let error = |of: &str| {
         let families = world.registry.gather();
         let name = "kvasir_conductor_prediction_error_ratio";
