@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use kvasir_placement::{
     BookingId, ClusterView, InstanceReport, ModelIndex, ModelSpec, NodeIndex, Objectives,
-    PlaceRequest, Policy, PrefixMatch, Profile, ReportedLoad, Role, place,
+    PlaceRequest, Policy, PrefixMatch, Profile, ReportedLoad, Role, Steering, place,
 };
 use kvasir_proto::{InstanceId, NodeId};
 
@@ -61,6 +61,8 @@ fn request(tie_seed: u64, now_us: u64) -> PlaceRequest<'static> {
         now_us,
         conversation: tie_seed,
         may_route: true,
+        is_endless: false,
+        steering: Steering::default(),
     }
 }
 

@@ -116,6 +116,9 @@ pub struct Config {
     pub tls: TlsConfig,
     /// Attention over blocks that stay on another node.
     pub routes: RoutesConfig,
+    /// Whether requests may name the instance that serves them and say what becomes of their prefix, in headers
+    /// (docs/front-door.md). For experiments: who may do so can put all load on one engine.
+    pub steering_enabled: bool,
     /// Where API keys are asked for, requests wait here for their tenant's turn when they cannot go at once
     /// (docs/front-door.md). Without keys they go or are refused.
     pub waiting: WaitingConfig,
@@ -284,6 +287,7 @@ impl Default for Config {
             drain_ms: 10_000,
             tls: TlsConfig::default(),
             routes: RoutesConfig::default(),
+            steering_enabled: false,
             waiting: WaitingConfig::default(),
         }
     }

@@ -151,6 +151,7 @@ impl Conductor {
             },
             request_deadline: Duration::from_millis(config.request_deadline_ms),
             objectives: objectives(&config),
+            steering_enabled: config.steering_enabled,
             started_unix_s: unix_seconds(),
             access,
             draining: draining.clone(),

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use crate::admin::Flags as AdminFlags;
 use crate::daemon;
+use crate::demo::Demo;
 use crate::doctor::Flags as DoctorFlags;
 use crate::replay::Flags as ReplayFlags;
 use crate::up::flags::Flags as UpFlags;
@@ -38,6 +39,11 @@ pub enum Command {
     Config(ConfigFlags),
     /// Says what this host offers, what the transfer engine would choose, and measures it.
     Doctor(DoctorFlags),
+    /// Shows on a cluster of its own what is decided, beside what is measured.
+    Demo {
+        #[command(subcommand)]
+        demo: Demo,
+    },
     /// Replays a trace of requests over a cluster that a file describes, in virtual time, and says
     /// how its users would have fared.
     Replay(Box<ReplayFlags>),

@@ -2,13 +2,14 @@
 //! `engine` are the daemons it starts, each also for use alone; `config` prints the reference
 //! configuration of a daemon, `doctor` says what a host offers, `admin` looks into a store node and
 //! drains it, `explain` and `top` ask a conductor what it did and does, `replay` says what a cluster
-//! would do with a trace. Nothing below this file reads the environment.
+//! would do with a trace, `demo` shows on a cluster of its own what it decides beside what it measures. Nothing below this file reads the environment.
 #![forbid(unsafe_code)]
 
 mod admin;
 mod args;
 mod config;
 mod daemon;
+mod demo;
 mod doctor;
 mod memory;
 mod output;
@@ -41,7 +42,8 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     }
     let outcome = match cli.command {
-        Command::Up(flags) => run_up(&flags, cli.log),
+        Command::Up(flags) => setting(cli.log).and_then(|setting| up::run(&flags, setting)),
+        Command::Demo { demo } => setting(cli.log).and_then(|setting| demo::run(&demo, &setting)),
         Command::Conductor(flags) => daemon::run(daemon::Kind::Conductor, &flags),
         Command::StoreNode(flags) => daemon::run(daemon::Kind::StoreNode, &flags),
         Command::Engine(flags) => daemon::run(daemon::Kind::Engine, &flags),
@@ -61,9 +63,9 @@ fn main() -> ExitCode {
     }
 }
 
-fn run_up(flags: &up::flags::Flags, log_filter: Option<String>) -> Result<(), Box<dyn Error>> {
-    let program = std::env::current_exe()?;
-    up::run(flags, up::Setting { log_filter, temporary: std::env::temp_dir(), program })
+fn setting(log_filter: Option<String>) -> Result<up::Setting, Box<dyn Error>> {
+    let (temporary, program) = (std::env::temp_dir(), std::env::current_exe()?);
+    Ok(up::Setting { log_filter, temporary, program, quiet: false })
 }
 
 fn default_filter(command: &Command) -> &'static str {

@@ -268,6 +268,7 @@ fn start_routing(
         tcp_listen: Some(routes.listen),
         tcp_tls: config.transfer_tls.files().map_err(Error::Config)?,
         run_dir: Some(config.attach_dir.clone()),
+        throttle_bytes_per_s: config.throttle_bytes_per_s,
         flows_max: routes.flows_max as usize,
         sessions_max: routes.sessions_max as usize,
         routes_max: routes.routes_max as usize,

@@ -20,7 +20,7 @@ mod decode;
 mod link;
 pub mod model;
 mod node;
-mod plot;
+pub mod plot;
 pub mod pool;
 pub mod report;
 pub mod sim;

@@ -1,4 +1,4 @@
-//! Cumulative distributions on a logarithmic axis, as SVG.
+//! On a logarithmic axis, as SVG: cumulative distributions, and rows of dots.
 
 use std::fmt::Write;
 
@@ -65,6 +65,74 @@ pub(crate) fn distribution(label: &str, curves: &[Curve<'_>]) -> String {
             WIDTH - RIGHT + 10.0,
             curve.name
         );
+    }
+    svg.push_str("</svg>\n");
+    svg
+}
+
+/// One thing that was measured in several ways.
+#[derive(Debug)]
+pub struct Row {
+    pub label: String,
+    /// One for each of the names.
+    pub marks: Vec<Mark>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct Mark {
+    pub value: f64,
+    pub is_ringed: bool,
+}
+
+const LABEL: f64 = 210.0;
+const ROW_HEIGHT: f64 = 22.0;
+
+/// Rows from top to bottom, each with a dot of its colour for every name.
+pub fn rows(label: &str, names: &[&str], rows: &[Row]) -> String {
+    let values = || rows.iter().flat_map(|row| &row.marks).map(|mark| mark.value);
+    let values = || values().filter(|value| value.is_finite() && *value > 0.0);
+    let least = values().fold(f64::INFINITY, f64::min).min(1e9);
+    let most = values().fold(0.0, f64::max).max(least);
+    let from = least.log10().floor();
+    let to = most.log10().ceil().max(from + 1.0);
+    let x = |value: f64| {
+        LABEL + (value.max(least).log10() - from) / (to - from) * (WIDTH - LABEL - RIGHT)
+    };
+    let height = TOP + BOTTOM + ROW_HEIGHT * rows.len() as f64;
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
+         font-family=\"sans-serif\" font-size=\"12\">\n\
+         <rect width=\"{WIDTH}\" height=\"{height}\" fill=\"white\"/>\n"
+    );
+    for decade in from as i32..=to as i32 {
+        let at = x(10f64.powi(decade));
+        line(&mut svg, (at, TOP), (at, height - BOTTOM));
+        text(&mut svg, (at, height - BOTTOM + 16.0), "middle", &format!("{}", 10f64.powi(decade)));
+    }
+    text(&mut svg, ((LABEL + WIDTH - RIGHT) / 2.0, height - 8.0), "middle", label);
+    let mut circle = |at: (f64, f64), radius: f64, paint: &str| {
+        let (x, y) = at;
+        let _ = writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius}\" {paint}/>");
+    };
+    let colour = |at: usize| COLOURS[(2 + at) % COLOURS.len()];
+    let middle = |at: usize| TOP + ROW_HEIGHT * (at as f64 + 0.5);
+    for (at, row) in rows.iter().enumerate() {
+        for (way, mark) in row.marks.iter().enumerate() {
+            let place = (x(mark.value), middle(at));
+            circle(place, 4.5, &format!("fill=\"{}\"", colour(way)));
+            if mark.is_ringed {
+                circle(place, 8.0, "fill=\"none\" stroke=\"#333333\"");
+            }
+        }
+    }
+    for way in 0..names.len() {
+        circle((WIDTH - RIGHT + 14.0, middle(way)), 4.5, &format!("fill=\"{}\"", colour(way)));
+    }
+    for (at, row) in rows.iter().enumerate() {
+        text(&mut svg, (LABEL - 8.0, middle(at) + 4.0), "end", &row.label);
+    }
+    for (way, name) in names.iter().enumerate() {
+        text(&mut svg, (WIDTH - RIGHT + 24.0, middle(way) + 4.0), "start", name);
     }
     svg.push_str("</svg>\n");
     svg

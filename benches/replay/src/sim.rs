@@ -19,7 +19,7 @@ use kvasir_blocks::BlockChange;
 use kvasir_placement::{
     Admission, BookingId, ClusterView, IndexLimits, InstanceReport, Keeper, ModelIndex, ModelSpec,
     NodeIndex, Objectives, PlaceRequest, Placement, Refused, ReportedLoad, Role, Selection,
-    ShadowIndex, Tier, conversation, place,
+    ShadowIndex, Steering, Tier, conversation, place,
 };
 use kvasir_proto::{InstanceId, NodeId};
 
@@ -77,6 +77,8 @@ pub(crate) fn wanted(
         now_us,
         conversation: conversation(&request.keys),
         may_route: false,
+        is_endless: false,
+        steering: Steering::default(),
     }
 }
 

@@ -43,7 +43,8 @@ impl Refused {
 impl Considered {
     fn ahead(&self) -> Option<Ahead<'_>> {
         let is_there = |candidate: &&PrefillCandidate| {
-            !matches!(candidate.verdict, Verdict::Excluded | Verdict::Draining)
+            let verdict = candidate.verdict;
+            !matches!(verdict, Verdict::Excluded | Verdict::NotNamed | Verdict::Draining)
         };
         let candidates = self.prefill_candidates.iter().filter(is_there);
         let best = candidates.min_by_key(|candidate| candidate.cost_us)?;

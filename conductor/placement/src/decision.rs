@@ -6,6 +6,7 @@ use std::sync::Arc;
 use kvasir_proto::{BlockKey, InstanceId, NodeId};
 use serde::{Deserialize, Serialize};
 
+use crate::attend::Way;
 use crate::cost::DecodeLoad;
 use crate::growth::Growth;
 use crate::index::NodeIndex;
@@ -29,6 +30,19 @@ pub struct PlaceRequest<'a> {
     pub conversation: u64,
     /// Its prefix may stay elsewhere, where the policy routes at all.
     pub may_route: bool,
+    /// It will have `max_tokens` and not fewer.
+    pub is_endless: bool,
+    pub steering: Steering<'a>,
+}
+
+/// What a request says of its own place. Default: nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Steering<'a> {
+    /// Nobody else computes its prompt.
+    pub instance: Option<&'a InstanceId>,
+    /// What becomes of the prefix that another node has, whatever that costs: it stays there, is fetched, or is
+    /// computed again. Where that is not open the request goes as others do.
+    pub prefix: Option<Way>,
 }
 
 impl PlaceRequest<'_> {
@@ -332,6 +346,8 @@ pub enum Verdict {
     NoRoom,
     /// It failed this request.
     Excluded,
+    /// The request named another one.
+    NotNamed,
     /// It failed another request a moment ago.
     Avoided,
     /// By its last report there is no room, but what had taken it has ended. It is taken only when
@@ -380,4 +396,7 @@ pub enum Missing {
     Prefill,
     #[error("decode")]
     Decode,
+    /// The one that the request named.
+    #[error("such")]
+    Named,
 }

@@ -379,6 +379,7 @@ impl fmt::Display for Verdict {
             Verdict::MissesTbt => "misses the objective between tokens",
             Verdict::NoRoom => "no room",
             Verdict::Excluded => "failed this request",
+            Verdict::NotNamed => "another one was named",
             Verdict::Avoided => "failed a moment ago",
             Verdict::RoomUnreported => "idle, and its room is not reported yet",
             Verdict::Draining => "draining",

@@ -43,7 +43,7 @@ pub use cost::{DecodeProfile, LinkProfile, LongestTenth, PrefillProfile, Profile
 pub use decision::{
     Admission, Chosen, Considered, DecodeCandidate, Fetch, Keeper, Missing, Objectives,
     OverloadReason, PlaceRequest, Placement, Policy, PrefillCandidate, Refusal, Refused, Shape,
-    Verdict, conversation,
+    Steering, Verdict, conversation,
 };
 pub use explain::{
     DecodeExplanation, Explanation, FetchExplanation, PrefillExplanation, PrefixExplanation,

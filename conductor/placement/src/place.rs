@@ -142,6 +142,9 @@ impl<'a> Planner<'a> {
             best: None,
             best_in_memory: None,
         };
+        if request.steering.prefix == Some(Way::Recompute) {
+            return planner;
+        }
         planner.best = planner.best_holder(|instance| planner.held_blocks(instance));
         planner.best_in_memory = match planner.best {
             // Nothing is better than all of it from memory.
@@ -152,7 +155,8 @@ impl<'a> Planner<'a> {
     }
 
     fn plan(&self) -> Result<Placement, Refused> {
-        self.check_size().map_err(|refusal| self.refuse_at_all(refusal))?;
+        let fits = self.check_named().and_then(|()| self.check_size());
+        fits.map_err(|refusal| self.refuse_at_all(refusal))?;
         let mut prefills = self.price_prefills();
         let best_split = prefills
             .iter()
@@ -217,6 +221,17 @@ impl<'a> Planner<'a> {
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         x ^ (x >> 31)
+    }
+
+    /// Whether the instance that it names, if it names one, is there.
+    fn check_named(&self) -> Result<(), Refusal> {
+        let Some(named) = self.request.steering.instance else { return Ok(()) };
+        let is_there =
+            |report: &InstanceReport| report.role.prefills() && report.instance_id == *named;
+        match self.members().any(|(_, instance)| is_there(&instance.report)) {
+            true => Ok(()),
+            false => Err(self.no_instance(Missing::Named)),
+        }
     }
 
     /// Whether any pair could hold it were both empty.
@@ -294,6 +309,12 @@ impl<'a> Planner<'a> {
         let selection = self.view.policy().selection;
         let own_ssd_us = self.ssd_us(held_blocks - memory_blocks);
         let own = self.priced(at, instance, Reuse::held(held_blocks, own_ssd_us, true));
+        if self.request.steering.prefix == Some(Way::Fetch)
+            && let Some(best) = self.best.filter(|(blocks, _)| *blocks > held_blocks)
+            && let Some(reuse) = self.fetch_from(best, at, instance)
+        {
+            return self.priced(at, instance, reuse);
+        }
         if selection != Selection::Kvasir {
             let fetched = self.fetch_above_threshold(at, instance, held_blocks);
             return fetched
@@ -356,7 +377,10 @@ impl<'a> Planner<'a> {
             ttft_us,
             cost_us: ttft_us + passed * compute_us,
             rank_us,
-            verdict: self.gate(instance, self.prefill_slots(instance, memory_blocks)),
+            verdict: match self.request.steering.instance {
+                Some(named) if *named != instance.report.instance_id => Verdict::NotNamed,
+                _ => self.gate(instance, self.prefill_slots(instance, memory_blocks)),
+            },
         }
     }
 
@@ -740,7 +764,9 @@ impl<'a> Planner<'a> {
         let holder = self.at(source as u32);
         let blocks = self.memory_blocks(holder);
         let is_whole = prefill.at == decode.at && prefill.held_blocks == 0;
-        if !self.request.may_route || !is_whole || blocks == 0 {
+        let asked_for = self.request.steering.prefix;
+        let is_open = self.request.may_route && asked_for.is_none_or(|way| way == Way::Route);
+        if !is_open || !is_whole || blocks == 0 {
             return None;
         }
         let instance = self.at(prefill.at);
@@ -752,7 +778,11 @@ impl<'a> Planner<'a> {
             blocks,
             flows: holder.routes_out,
             prefill_tokens: self.prompt_tokens - prefix_tokens,
-            answer_tokens: self.request.max_tokens.min(instance.decode_model.answer_tokens()),
+            answer_tokens: match self.request.is_endless {
+                true => self.request.max_tokens,
+                false => self.request.max_tokens.min(instance.decode_model.answer_tokens()),
+            },
+            always: routing.always || asked_for.is_some(),
             step_us: decode.tbt_us,
             step_max_us: self.objectives.tbt_us,
             free_slots: instance.slots_left(),

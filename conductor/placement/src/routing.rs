@@ -72,6 +72,8 @@ pub(crate) struct Question {
     pub free_slots: u32,
     pub fetch_us: u64,
     pub recompute_us: u64,
+    /// It is routed wherever that is open.
+    pub always: bool,
 }
 
 impl Question {
@@ -85,7 +87,7 @@ impl Question {
             .with_once(Way::Route, prefill_us)
             .with_once(Way::Fetch, self.fetch_us as f64)
             .with_once(Way::Recompute, self.recompute_us as f64);
-        if routing.always && decision.price(Way::Route).closed.is_none() {
+        if self.always && decision.price(Way::Route).closed.is_none() {
             decision.chosen = Some(Way::Route);
         }
         let layer_us = decision.route.sum_us() / scale;

@@ -5,7 +5,7 @@ mod support;
 use kvasir_placement::attend::Constants;
 use kvasir_placement::{
     Admission, BookingId, Inputs, NodeIndex, Objectives, PlaceRequest, Policy, PrefixMatch,
-    RecordedDecision, RecordedError, RoutedRows, Routing, Selection, place,
+    RecordedDecision, RecordedError, RoutedRows, Routing, Selection, Steering, place,
 };
 use kvasir_proto::InstanceId;
 use proptest::prelude::*;
@@ -229,6 +229,8 @@ fn request(world: &World, now_us: u64) -> PlaceRequest<'static> {
         now_us,
         conversation: 0x1234_5678_9abc_def0,
         may_route: true,
+        is_endless: false,
+        steering: Steering::default(),
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use kvasir_placement::{
     Fetch, Inputs, ModelIndex, ModelSpec, Objectives, PlaceRequest, Placement, Policy, PrefixMatch,
-    Profile, Refusal, Refused,
+    Profile, Refusal, Refused, Steering,
 };
 use kvasir_proto::v1::engine_client::EngineClient;
 use kvasir_proto::v1::store_node_client::StoreNodeClient;
@@ -131,6 +131,9 @@ pub struct PlaceQuery<'a> {
     pub exclude: &'a [InstanceId],
     /// Its prefix may stay on another node, where that is on.
     pub may_route: bool,
+    /// It will have `max_tokens` and not fewer.
+    pub is_endless: bool,
+    pub steering: Steering<'a>,
 }
 
 /// A placed request: whom to call. What is in the handles may be stale by the time of the call.
@@ -299,6 +302,8 @@ impl Cluster {
             now_us,
             conversation: kvasir_placement::conversation(query.keys),
             may_route: query.may_route,
+            is_endless: query.is_endless,
+            steering: query.steering,
         };
         let captures = self.shared.options.captures_inputs;
         let inputs = captures.then(|| Inputs::capture(&state.view, matched, &request)).flatten();

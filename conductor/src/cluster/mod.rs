@@ -32,6 +32,6 @@ pub use handle::{
 pub use hint::Expected;
 pub use kvasir_placement::{
     Inputs, LongestTenth, Missing, Objectives, OverloadReason, Placement, Policy, Profile, Refusal,
-    Routing, attend,
+    Routing, Steering, attend,
 };
 pub use overview::{InstanceOverview, NodeOverview, Overview, SsdOverview};

@@ -7,7 +7,7 @@
 //! - [`patience`]: how long a connection waits to be asked
 //! - [`body`]: reads a request body within its limits
 //! - [`identity`]: request ids, the span and the counters of each request
-//! - [`objectives`], [`priority`], [`trace`]: what else headers say
+//! - [`objectives`], [`priority`], [`steering`], [`trace`]: what else headers say
 //! - [`routes`]: what is answered where
 
 mod accept;
@@ -19,6 +19,7 @@ mod places;
 mod priority;
 mod routes;
 mod stall;
+mod steering;
 mod tls;
 mod trace;
 

@@ -21,6 +21,7 @@ use super::body::Bodies;
 use super::identity::{RequestId, identify};
 use super::objectives::ObjectiveBounds;
 use super::priority::claim_of;
+use super::steering::steered;
 use super::trace::Trace;
 use crate::access::{Access, Admission, OverQuota, Tenant};
 use crate::cluster::Cluster;
@@ -43,6 +44,7 @@ pub(crate) struct Front {
     pub limits: Limits,
     pub request_deadline: Duration,
     pub objectives: ObjectiveBounds,
+    pub steering_enabled: bool,
     pub started_unix_s: u64,
     /// Absent where everybody is answered.
     pub access: Option<Arc<Access>>,
@@ -210,6 +212,7 @@ fn arrive(front: &Front, request: &Parts) -> Result<Arrival, ApiError> {
     }
     let tenant = front.tenant(&request.headers)?;
     let objectives = front.objectives.of(&request.headers)?;
+    let steering = steered(&request.headers, front.steering_enabled)?;
     let tenant_salt = tenant.as_ref().map_or_else(|| "".into(), |tenant| tenant.salt());
     let claim = tenant.as_ref().map(|tenant| claim_of(&request.headers, tenant)).transpose()?;
     let admission = tenant.map(|tenant| tenant.admit()).transpose();
@@ -219,7 +222,17 @@ fn arrive(front: &Front, request: &Parts) -> Result<Arrival, ApiError> {
     let request_id = id.map_or_else(|| "".into(), |id| Arc::clone(&id.0));
     let explain = request.headers.contains_key("x-kvasir-explain");
     let at = Instant::now();
-    Ok(Arrival { request_id, at, explain, objectives, trace, admission, tenant_salt, claim })
+    Ok(Arrival {
+        request_id,
+        at,
+        explain,
+        objectives,
+        steering,
+        trace,
+        admission,
+        tenant_salt,
+        claim,
+    })
 }
 
 async fn models(State(front): Shared, headers: HeaderMap) -> Result<Response, ApiError> {

@@ -39,7 +39,7 @@ pub(crate) use prepare::unix_seconds;
 use crate::access::Admission;
 use crate::cluster::Objectives;
 use crate::http::{Front, Trace};
-use crate::serve::{Claim, Failure, Job, Progress};
+use crate::serve::{Claim, Failure, Job, Progress, Steered};
 use response::ResponseWriter;
 use responses::ResponseRequest;
 use writer::Writer;
@@ -52,6 +52,7 @@ pub(crate) struct Arrival {
     /// The response is to say where the request went and why.
     pub explain: bool,
     pub objectives: Objectives,
+    pub steering: Steered,
     pub trace: Option<Trace>,
     /// Absent where no keys are asked for.
     pub admission: Option<Arc<Admission>>,

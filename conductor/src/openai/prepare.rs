@@ -175,6 +175,7 @@ fn assemble(
                 streamed: common.stream,
                 explain: arrival.explain,
                 objectives: arrival.objectives,
+                steering: arrival.steering.clone(),
                 trace: arrival.trace.clone(),
                 meter: Meter::new(arrival.admission.clone()),
                 claim: arrival.claim.clone(),

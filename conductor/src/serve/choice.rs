@@ -163,6 +163,8 @@ async fn place(
             objectives: job.objectives,
             exclude: &avoided.all(),
             may_route: !avoided.routes,
+            is_endless: job.is_endless(),
+            steering: job.steering.borrow(),
         })
     };
     let mut placed = place(avoided);

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kvasir_proto::{BlockKey, Namespace, keys, v1};
+use kvasir_placement::attend::Way;
+use kvasir_proto::{BlockKey, InstanceId, Namespace, keys, v1};
 use tokio::time::Instant;
 
 use super::line::Claim;
 use crate::access::Admission;
-use crate::cluster::{Objectives, PrefillTime, ServedModel};
+use crate::cluster::{Objectives, PrefillTime, ServedModel, Steering};
 use crate::http::Trace;
 
 /// A prompt with the keys of its blocks; made once, shared by its choices and attempts.
@@ -96,12 +97,34 @@ pub(crate) struct Job {
     /// The client wants to know why it went where it went.
     pub explain: bool,
     pub objectives: Objectives,
+    pub steering: Steered,
     pub trace: Option<Trace>,
     pub meter: Meter,
     /// Absent where nobody waits for a turn.
     pub claim: Option<Claim>,
     pub arrived: Instant,
     pub deadline: Instant,
+}
+
+impl Job {
+    /// Nothing ends its answer before `max_tokens`.
+    pub fn is_endless(&self) -> bool {
+        let v1::SamplingParams { ignore_eos, stop, stop_token_ids, .. } = &self.sampling;
+        *ignore_eos && stop.is_empty() && stop_token_ids.is_empty()
+    }
+}
+
+/// What a request says of its own place.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Steered {
+    pub instance: Option<InstanceId>,
+    pub prefix: Option<Way>,
+}
+
+impl Steered {
+    pub fn borrow(&self) -> Steering<'_> {
+        Steering { instance: self.instance.as_ref(), prefix: self.prefix }
+    }
 }
 
 /// What happens to an answer. `Ended` and `Failed` come once and last; `Anew` only when the job is

@@ -46,7 +46,7 @@ use crate::metrics::Metrics;
 use line::{Lines, Ticket};
 
 pub(crate) use fault::Failure;
-pub(crate) use job::{Ended, FinishReason, Job, Meter, Progress, Prompt};
+pub(crate) use job::{Ended, FinishReason, Job, Meter, Progress, Prompt, Steered};
 pub(crate) use line::{Claim, WaitOptions};
 pub(crate) use outputs::{Output, Outputs};
 pub(crate) use recorder::{Decision, Record, Recorder, unix_ms};

@@ -10,7 +10,9 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::{Code, Request, Response, Status};
 
 use super::recorder::{Asked, Recorder};
-use crate::cluster::{Cluster, EngineTarget, Expected, Objectives, PlaceQuery, Plan, Refusal};
+use crate::cluster::{
+    Cluster, EngineTarget, Expected, Objectives, PlaceQuery, Plan, Refusal, Steering,
+};
 use crate::http::RequestId;
 
 /// As in HTTP: the caller's own id, and in the answer the one by which the decision is found.
@@ -89,6 +91,8 @@ fn schedule(
         exclude: &[],
         // The reply has no place for it.
         may_route: false,
+        is_endless: false,
+        steering: Steering::default(),
     };
     let model_name = Arc::clone(&model.name);
     let asked = Asked { request_id, model: model_name, prompt_tokens, is_plan: true };

@@ -59,6 +59,8 @@ pub(super) async fn wait(
             objectives: objectives_left(job),
             exclude: &[],
             may_route: true,
+            is_endless: job.is_endless(),
+            steering: job.steering.borrow(),
         };
         // While it waits what it will need can be read; once, since it may be called often.
         let mut hint = |expected: &Expected<'_>| {

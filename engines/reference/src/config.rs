@@ -89,6 +89,8 @@ pub struct Routes {
     pub deadline_ms: u32,
     /// A holder that does not answer a call for so long, in milliseconds, is not used.
     pub call_timeout_ms: u32,
+    /// Bytes of queries that are sent in a second at most; 0 for no limit.
+    pub throttle_bytes_per_s: u64,
 }
 
 impl Default for Routes {
@@ -98,6 +100,7 @@ impl Default for Routes {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             deadline_ms: 1_000,
             call_timeout_ms: 5_000,
+            throttle_bytes_per_s: 0,
         }
     }
 }

@@ -100,6 +100,11 @@ pub struct Flags {
     #[arg(long, requires = "both")]
     pub routes: bool,
 
+    /// For experiments: requests may name the engine that serves them, and say what becomes of their prefix, in
+    /// headers.
+    #[arg(long)]
+    pub steering: bool,
+
     /// For experiments: a prefix that another node has stays there, whatever it costs.
     #[arg(long, hide = true, requires = "routes")]
     pub always_route: bool,
@@ -243,7 +248,7 @@ impl Flags {
 }
 
 /// Bytes as a plain number or with one of the units B, KiB, MiB, GiB and TiB.
-fn parse_bytes(text: &str) -> Result<u64, String> {
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let factor: u64 = match unit.trim() {

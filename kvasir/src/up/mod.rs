@@ -27,12 +27,14 @@ use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::oneshot;
 
-use crate::output::say;
+use crate::output::{self, say};
 use flags::Flags;
 use plan::{AddressError, Addresses, Surroundings};
 use ports::HeldPorts;
 use run_dir::RunDir;
+pub use state::State;
 use supervise::{Ended, Supervisor};
 
 /// How often children are looked at.
@@ -45,7 +47,7 @@ const SAME_WISH: Duration = Duration::from_secs(1);
 const STILL_WAITING: Duration = Duration::from_secs(15);
 
 /// What `main` knows beside the flags of `up`.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Setting {
     /// Handed on to every child.
     pub log_filter: Option<String>,
@@ -53,14 +55,36 @@ pub struct Setting {
     pub temporary: PathBuf,
     /// The program that runs, which is also that of the children.
     pub program: PathBuf,
+    /// The person at the terminal is told nothing of it.
+    pub quiet: bool,
+}
+
+/// A cluster that is ready.
+#[derive(Debug)]
+pub struct Ready {
+    pub state: State,
+    /// The folder of its model.
+    pub model: PathBuf,
 }
 
 pub fn run(flags: &Flags, setting: Setting) -> Result<(), Box<dyn Error>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(Box::pin(run_cluster(flags, setting)))
+    let watch = async |_| std::future::pending().await;
+    runtime.block_on(Box::pin(run_for(flags, setting, watch))).map(|_: Option<()>| ())
 }
 
-async fn run_cluster(flags: &Flags, setting: Setting) -> Result<(), Box<dyn Error>> {
+/// Runs a cluster while there is something to do, from when it is ready. `None` when somebody ended it before.
+pub async fn run_for<T>(
+    flags: &Flags,
+    setting: Setting,
+    work: impl AsyncFnOnce(Ready) -> Result<T, Box<dyn Error>>,
+) -> Result<Option<T>, Box<dyn Error>> {
+    let Setting { log_filter, temporary, program, quiet } = setting;
+    let say = |line: &str| {
+        if !quiet {
+            output::say(line);
+        }
+    };
     let began = Instant::now();
     // Before anything starts, so that no signal is missed.
     let mut signals = Signals::new()?;
@@ -69,7 +93,7 @@ async fn run_cluster(flags: &Flags, setting: Setting) -> Result<(), Box<dyn Erro
     let model = preflight::find_model(flags)?;
     preflight::check_model(flags, engines, &model)?;
     let mut ports = CheckedPorts { port: flags.port, held: HeldPorts::default() };
-    let mut run_dir = RunDir::open(flags.run_dir.as_deref(), &setting.temporary)?;
+    let mut run_dir = RunDir::open(flags.run_dir.as_deref(), &temporary)?;
     if let Some(folder) = &flags.layer_log_dir {
         std::fs::create_dir_all(folder)?;
     }
@@ -89,15 +113,25 @@ async fn run_cluster(flags: &Flags, setting: Setting) -> Result<(), Box<dyn Erro
     say(&format!("serving {} from {}", plan.model_name, model.display()));
     say(&format!("run folder {}", run_dir.path().display()));
     let front_door = plan.front_door;
-    let mut supervisor =
-        Supervisor::new(plan, run_dir.path(), setting.program, setting.log_filter)?;
+    let mut supervisor = Supervisor::new(plan, run_dir.path(), program, log_filter)?;
+    supervisor.quiet = quiet;
     ports.held.release();
 
     let outcome = {
-        let cluster = Watch { front_door, began, run_dir: run_dir.path() };
+        let (is_ready, ready) = oneshot::channel();
+        let is_ready = Some(is_ready);
+        let mut cluster = Watch { front_door, began, run_dir: run_dir.path(), quiet, is_ready };
+        let work = async {
+            match ready.await {
+                Ok(state) => work(Ready { state, model: model.clone() }).await,
+                // Whoever would have said so has an error.
+                Err(_) => std::future::pending().await,
+            }
+        };
         tokio::select! {
             outcome = cluster.keep_running(&mut supervisor) => outcome.map(|never| match never {}),
-            () = signals.next() => Ok(()),
+            () = signals.next() => Ok(None),
+            done = work => done.map(Some),
         }
     };
     let ending = Instant::now();
@@ -123,25 +157,36 @@ struct Watch<'a> {
     front_door: SocketAddr,
     began: Instant,
     run_dir: &'a Path,
+    quiet: bool,
+    /// Hears of it, once.
+    is_ready: Option<oneshot::Sender<State>>,
 }
 
 impl Watch<'_> {
-    async fn keep_running(&self, supervisor: &mut Supervisor) -> Result<Never, Box<dyn Error>> {
+    fn say(&self, line: &str) {
+        if !self.quiet {
+            output::say(line);
+        }
+    }
+
+    async fn keep_running(&mut self, supervisor: &mut Supervisor) -> Result<Never, Box<dyn Error>> {
         let mut is_ready = false;
         let mut remind_at = self.began + STILL_WAITING;
         loop {
             let started = supervisor.start_due()?;
             if is_ready && !started.is_empty() {
-                say(&format!("started again: {}", started.join(", ")));
+                self.say(&format!("started again: {}", started.join(", ")));
             } else if !started.is_empty() {
-                say(&format!("started {}", started.join(", ")));
+                self.say(&format!("started {}", started.join(", ")));
             }
             if !is_ready {
                 is_ready = self.greet_when_ready(supervisor, &mut remind_at).await?;
             }
             tokio::time::sleep(TICK).await;
             for ended in supervisor.reap()? {
-                tell(&ended);
+                if !self.quiet {
+                    tell(&ended);
+                }
                 if !is_ready && ended.ends_in_a_row >= ENDS_BEFORE_GIVING_UP {
                     let Ended { name, ends_in_a_row, .. } = ended;
                     return Err(
@@ -153,20 +198,24 @@ impl Watch<'_> {
     }
 
     async fn greet_when_ready(
-        &self,
+        &mut self,
         supervisor: &mut Supervisor,
         remind_at: &mut Instant,
     ) -> Result<bool, Box<dyn Error>> {
         let reply = http::get(self.front_door, "/readyz").await;
         if reply.as_ref().is_some_and(|reply| reply.status == 200) {
             let seconds = self.began.elapsed().as_secs_f64();
-            say(&welcome::text(&supervisor.state(), self.run_dir, seconds));
+            self.say(&welcome::text(&supervisor.state(), self.run_dir, seconds));
             supervisor.set_ready()?;
+            if let Some(is_ready) = self.is_ready.take() {
+                // Nobody waits for it who has not got it.
+                let _ = is_ready.send(supervisor.state());
+            }
             return Ok(true);
         }
         if Instant::now() >= *remind_at {
             let reason = reply.map_or_else(|| "no answer".to_owned(), |reply| reply.body);
-            say(&format!("not ready yet: http://{}/readyz says: {reason}", self.front_door));
+            self.say(&format!("not ready yet: http://{}/readyz says: {reason}", self.front_door));
             *remind_at = Instant::now() + STILL_WAITING;
         }
         Ok(false)

@@ -224,7 +224,12 @@ fn engine(
 fn routes(flags: &Flags) -> Routes {
     let routes = Routes::default();
     let domain = if flags.domain == "tcp" { Domain::Tcp } else { Domain::Shm };
-    Routes { domain, deadline_ms: flags.route_deadline_ms.unwrap_or(routes.deadline_ms), ..routes }
+    Routes {
+        domain,
+        deadline_ms: flags.route_deadline_ms.unwrap_or(routes.deadline_ms),
+        throttle_bytes_per_s: flags.throttle_bytes_per_s.unwrap_or(0),
+        ..routes
+    }
 }
 
 fn conductor(
@@ -255,6 +260,7 @@ fn conductor(
             always: flags.always_route,
             ..RoutesConfig::default()
         },
+        steering_enabled: flags.steering,
         lease_ms: flags.lease_ms,
         drain_ms: CONDUCTOR_DRAIN_MS.into(),
         ..ConductorConfig::default()
@@ -368,7 +374,7 @@ mod tests {
             "--both 1 --arena-bytes 64MiB --chunk-tokens 16 --kv-dtype bf16 --domain tcp --threads 3 \
              --no-push --throttle-bytes-per-s 1000 --layer-log-dir /logs --no-verify --lease-ms 70000 \
              --request-deadline-ms 900 --ttft-objective-ms 800 --tbt-objective-ms 70 --always-fetch --model-name other \
-             --ssd-bytes 64MiB --ssd-dir /disk --ssd-faults",
+             --ssd-bytes 64MiB --ssd-dir /disk --ssd-faults --steering",
         );
         let node: NodeConfig = config(&plan, "both-1-node");
         assert_eq!(node.arena_bytes, 64 << 20);
@@ -383,13 +389,14 @@ mod tests {
         assert_eq!(node.check(), Ok(()));
         let engine: EngineConfig = config(&plan, "both-1");
         assert_eq!((engine.chunk_tokens, engine.threads), (16, 3));
+        assert_eq!(engine.routes.throttle_bytes_per_s, 1000);
         assert_eq!((engine.kv_dtype, engine.role), (KvDtype::Bf16, Role::Both));
         assert_eq!(engine.layer_log, Some("/logs/both-1.log".into()));
         assert_eq!(engine.model_name, "other");
         let conductor: ConductorConfig = config(&plan, "conductor");
         assert_eq!((conductor.request_deadline_ms, conductor.lease_ms), (900, 70_000));
         assert_eq!((conductor.ttft_objective_ms, conductor.tbt_objective_ms), (800, 70));
-        assert!(conductor.always_fetch);
+        assert!(conductor.always_fetch && conductor.steering_enabled);
         assert_eq!(conductor.models[0].name, "other");
     }
 

@@ -34,6 +34,8 @@ pub struct Supervisor {
     watch: String,
     model: String,
     ready: bool,
+    /// Nothing is said of how it ends.
+    pub quiet: bool,
     processes: Vec<Process>,
 }
 
@@ -97,6 +99,7 @@ impl Supervisor {
             watch: format!("http://{}", plan.watch),
             model: plan.model_name,
             ready: false,
+            quiet: false,
             processes,
         };
         supervisor.write_state()?;
@@ -191,7 +194,9 @@ impl Supervisor {
             tokio::select! {
                 () = self.end_kind(kind, patience) => {}
                 () = &mut *hurry => {
-                    say("asked again: killing what is left");
+                    if !self.quiet {
+                        say("asked again: killing what is left");
+                    }
                     break;
                 }
             }
@@ -213,7 +218,9 @@ impl Supervisor {
             if let Run::Running { child, .. } = &mut process.run
                 && exit_status(child).is_none()
             {
-                say(&format!("{} did not end in its time and is killed", process.plan.name));
+                if !self.quiet {
+                    say(&format!("{} did not end in its time and is killed", process.plan.name));
+                }
                 kill(child);
             }
         }

@@ -40,6 +40,7 @@ fn main() {
         tcp_listen: None,
         tcp_tls: None,
         run_dir: Some(dir.clone()),
+        throttle_bytes_per_s: 0,
         flows_max: 8,
         sessions_max: 1,
         routes_max: 1,
@@ -54,6 +55,7 @@ fn main() {
         tcp_listen: None,
         tcp_tls: None,
         run_dir: Some(dir),
+        throttle_bytes_per_s: 0,
     };
     let requester = Requester::start(options, &Registry::new()).expect("a requester");
     let session = open(&holder, &requester, query_rows);

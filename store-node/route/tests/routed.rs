@@ -74,6 +74,7 @@ impl Host {
             tcp_listen: tcp(),
             tcp_tls: None,
             run_dir: (domain == Domain::Shm).then(|| dir.path().to_owned()),
+            throttle_bytes_per_s: 0,
             flows_max,
             sessions_max: 3,
             routes_max: 4,
@@ -97,6 +98,7 @@ impl Host {
             tcp_listen: tcp(),
             tcp_tls: None,
             run_dir: (self.domain == Domain::Shm).then(|| self._dir.path().to_owned()),
+            throttle_bytes_per_s: 0,
         };
         Requester::start(options, &Registry::new()).expect("a requester")
     }

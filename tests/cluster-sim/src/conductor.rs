@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use kvasir_placement::{
     BookingId, ClusterView, IndexLimits, InstanceReport, ModelIndex, ModelSpec, NodeIndex,
-    Objectives, PlaceRequest, Placement, Policy, Profile, ReportedLoad, Role, ShadowIndex, place,
+    Objectives, PlaceRequest, Placement, Policy, Profile, ReportedLoad, Role, ShadowIndex,
+    Steering, place,
 };
 use kvasir_proto::{BlockKey, InstanceId, NodeId, Share, Side, Tenant, TxId};
 
@@ -226,6 +227,8 @@ impl Conductor {
             now_us: context.now_us,
             conversation: kvasir_placement::conversation(&keys),
             may_route: false,
+            is_endless: false,
+            steering: Steering::default(),
         };
         let Ok(placement) = place(&self.view, &matched, &asked) else { return };
         // Each request is tried once by one conductor.

@@ -21,6 +21,8 @@
 //! the same span share the fetch, and their rows go in one dispatch, so that more of them make both
 //! sides dearer by the same rule. What would miss the time between tokens, or has no room, is not taken.
 
+use serde::{Deserialize, Serialize};
+
 mod explain;
 mod learn;
 mod profile;
@@ -43,7 +45,8 @@ pub struct Constants {
     pub local: KernelProfile,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Way {
     /// The query goes to the rows, at every layer of every step.
     Route,

@@ -23,12 +23,13 @@ use super::{
     Booked, BookingId, ClusterView, Instance, InstanceRef, InstanceReport, ModelIndex, ModelSpec,
     Names, ReportedLoad, Role, Sent, Taken,
 };
+use crate::attend::Way;
 use crate::cost::{
     BINS, DecodeModel, LearnedDecode, LearnedTbt, LinkModel, LinkProfile, PrefillModel,
     PrefillProfile, Profile, SsdProfile, TbtModel,
 };
 use crate::decision::{
-    Chosen, Fetch, Keeper, Objectives, PlaceRequest, Placement, Policy, Refused, Shape,
+    Chosen, Fetch, Keeper, Objectives, PlaceRequest, Placement, Policy, Refused, Shape, Steering,
 };
 use crate::growth::Growth;
 use crate::index::{NodeIndex, PrefixMatch};
@@ -106,6 +107,13 @@ struct RequestInputs {
     /// Its conversation is among those whose prompts the decode side may keep.
     decode_may_keep: bool,
     may_route: bool,
+    #[serde(default)]
+    is_endless: bool,
+    /// What it says of its own place.
+    #[serde(default)]
+    instance: Option<String>,
+    #[serde(default)]
+    prefix: Option<Way>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -267,6 +275,9 @@ impl Inputs {
                 now_us: request.now_us,
                 decode_may_keep: request.decode_may_keep(&view.policy),
                 may_route: request.may_route,
+                is_endless: request.is_endless,
+                instance: request.steering.instance.map(ToString::to_string),
+                prefix: request.steering.prefix,
             },
             instances: instances.collect(),
         })
@@ -287,8 +298,8 @@ impl Inputs {
     }
 
     fn decide(&self) -> Result<Placement, Refused> {
-        let RequestInputs { prompt_tokens, max_tokens, tie_seed, now_us, may_route, .. } =
-            self.request;
+        let RequestInputs { prompt_tokens, max_tokens, tie_seed, now_us, .. } = self.request;
+        let named = self.request.instance.as_deref().map(InstanceId::from);
         let exclude: Vec<InstanceId> =
             self.request.exclude.iter().map(|id| InstanceId::from(&**id)).collect();
         let request = PlaceRequest {
@@ -303,7 +314,9 @@ impl Inputs {
             tie_seed,
             now_us,
             conversation: if self.request.decode_may_keep { 0 } else { u64::MAX },
-            may_route,
+            may_route: self.request.may_route,
+            is_endless: self.request.is_endless,
+            steering: Steering { instance: named.as_ref(), prefix: self.request.prefix },
         };
         let held = self.instances.iter().map(|instance| {
             (NodeIndex(instance.node_index), instance.held_blocks, instance.memory_blocks)

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use kvasir_placement::{
     BookingId, ClusterView, DecodeProfile, InstanceReport, LinkProfile, ModelIndex, ModelSpec,
     NodeIndex, Objectives, PlaceRequest, Placement, Policy, PrefillProfile, PrefixMatch, Profile,
-    Refusal, Refused, ReportedLoad, Role, SsdProfile, place,
+    Refusal, Refused, ReportedLoad, Role, SsdProfile, Steering, place,
 };
 use kvasir_proto::{InstanceId, NodeId};
 
@@ -123,6 +123,8 @@ impl World {
             now_us: 0,
             conversation: 0,
             may_route: true,
+            is_endless: false,
+            steering: Steering::default(),
         };
         change(&mut request);
         place(&self.view, &self.matched, &request)

@@ -7,7 +7,7 @@ mod scheduling;
 
 use std::time::Duration;
 
-use kvasir_placement::{Objectives, Refusal};
+use kvasir_placement::{Objectives, Refusal, Steering};
 use kvasir_proto::{BlockKey, keys, v1};
 use prometheus::Registry;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -68,6 +68,8 @@ impl World {
             objectives: Objectives::NONE,
             exclude: &[],
             may_route: true,
+            is_endless: false,
+            steering: Steering::default(),
         };
         ask(&self.cluster, &query)
     }

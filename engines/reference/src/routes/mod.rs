@@ -98,6 +98,7 @@ fn options(config: &Config) -> RequesterOptions {
         preferred: routes.domain,
         tcp_listen: Some(routes.listen),
         tcp_tls: None,
+        throttle_bytes_per_s: routes.throttle_bytes_per_s,
         run_dir: (!is_tcp).then(|| PathBuf::from(&config.attach_dir)),
     }
 }

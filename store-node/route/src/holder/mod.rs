@@ -45,6 +45,8 @@ pub struct HolderOptions {
     pub tcp_tls: Option<TlsFiles>,
     /// The folder of the shm domain's socket.
     pub run_dir: Option<PathBuf>,
+    /// What it sends in a second at most; 0 for no limit.
+    pub throttle_bytes_per_s: u64,
     /// Messages that are computed at once; one that comes beside so many is refused.
     pub flows_max: usize,
     pub sessions_max: usize,
@@ -170,6 +172,7 @@ impl Holder {
             tcp_listen: options.tcp_listen,
             tcp_tls: options.tcp_tls.clone(),
             run_dir: options.run_dir.clone(),
+            throttle_bytes_per_s: options.throttle_bytes_per_s,
             ..TransferConfig::default()
         };
         let transfer = TransferEngine::start(transfer, handlers, registry)?;

@@ -48,6 +48,8 @@ pub struct RequesterOptions {
     pub tcp_tls: Option<TlsFiles>,
     /// The folder of the shm domain's socket.
     pub run_dir: Option<PathBuf>,
+    /// What it sends in a second at most; 0 for no limit.
+    pub throttle_bytes_per_s: u64,
 }
 
 /// Why a requester did not start or a session was not opened.
@@ -165,6 +167,7 @@ impl Requester {
             tcp_listen: options.tcp_listen,
             tcp_tls: options.tcp_tls,
             run_dir: options.run_dir,
+            throttle_bytes_per_s: options.throttle_bytes_per_s,
             ..TransferConfig::default()
         };
         let transfer = TransferEngine::start(config, handlers, registry)?;

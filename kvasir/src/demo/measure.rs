@@ -1,0 +1,244 @@
+//! One cell: each alternative by force, then the conductor's own decision, all over one document.
+
+use kvasir_engine_reference::model::ModelConfig;
+
+use super::asking::{Answered, Asking, Failed, Way, way_of};
+use super::grid::{Cell, QUESTION_TOKENS};
+use super::report::median;
+
+/// Who has the document first.
+const HOLDER: u32 = 1;
+/// Engines of agents: 2 and those after it.
+const FIRST: u32 = 2;
+const PUSHED: &str = "kvasir_store_pushed_bytes_total";
+const QUERIES: &str = "kvasir_route_query_bytes_total";
+const PARTIALS: &str = "kvasir_route_partial_bytes_total";
+const BLOCK_TOKENS: u32 = 64;
+
+/// What the bytes of routed queries follow from.
+#[derive(Debug, Clone, Copy)]
+pub struct Model {
+    pub vocab: u32,
+    heads: u64,
+    layers: u64,
+    /// Of one row, in f32: a query, and its partial with maximum and denominator.
+    query_bytes: u64,
+    partial_bytes: u64,
+}
+
+impl Model {
+    pub fn of(config: &ModelConfig) -> Model {
+        Model {
+            vocab: config.vocab as u32,
+            heads: config.heads as u64,
+            layers: config.layers as u64,
+            query_bytes: 4 * config.row_width() as u64,
+            partial_bytes: 4 * config.rank as u64 + 8,
+        }
+    }
+
+    /// Bytes of queries and of partials, of all agents: for each row what it has, in each layer, for each token
+    /// that is computed. The last layer computes of a prompt what the first token needs alone.
+    fn routed_bytes(&self, cell: &Cell) -> (u64, u64) {
+        let prompt = cell.document_tokens + QUESTION_TOKENS;
+        let after = u64::from(prompt - (prompt - 1) / BLOCK_TOKENS * BLOCK_TOKENS);
+        let steps = u64::from(cell.answer_tokens) - 1;
+        let layers = (self.layers - 1) * after + 1 + self.layers * steps;
+        let rows = u64::from(cell.agents) * self.heads * layers;
+        (rows * self.query_bytes, rows * self.partial_bytes)
+    }
+}
+
+/// Bytes that moved while one alternative was measured.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Bytes {
+    pub queries: f64,
+    pub partials: f64,
+    /// Of the cache.
+    pub cached: f64,
+}
+
+/// One cell, measured.
+#[derive(Debug)]
+pub struct Measured {
+    pub cell: Cell,
+    /// Until the last agent has its answer, by [`Way::ALL`]: the median.
+    pub forced_ms: [f64; 3],
+    /// The same, as it was decided.
+    pub decided_ms: f64,
+    /// How many agents, over all repeats, by [`Way::ALL`].
+    pub decided: [u32; 3],
+    /// Predicted for one agent that comes first, by [`Way::ALL`].
+    pub predicted_ms: [Option<f64>; 3],
+    /// Of what was routed by force, and what its bytes should be.
+    pub routed: Bytes,
+    pub expected: Bytes,
+    pub fetched: Bytes,
+    pub same_tokens: bool,
+}
+
+impl Measured {
+    pub fn best_ms(&self) -> f64 {
+        self.forced_ms.iter().copied().fold(f64::INFINITY, f64::min)
+    }
+
+    pub fn best(&self) -> Way {
+        let (at, _) =
+            (0..).zip(self.forced_ms).min_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((0, 0.0));
+        Way::ALL[at]
+    }
+
+    /// What all agents were given, where that is one.
+    pub fn chosen(&self) -> Option<Way> {
+        let mut taken = Way::ALL.into_iter().filter(|way| self.decided[*way as usize] > 0);
+        taken.next().filter(|_| taken.next().is_none())
+    }
+
+    /// Of what was decided over the best: what was measured by force, or of several ways side by side what was
+    /// measured as it was decided.
+    pub fn regret(&self) -> f64 {
+        let took_ms = self.chosen().map_or(self.decided_ms, |way| self.forced_ms[way as usize]);
+        took_ms / self.best_ms()
+    }
+
+    /// Queries and partials over what they should be, less one: the larger.
+    pub fn bytes_off(&self) -> f64 {
+        let off = |got: f64, want: f64| (got / want - 1.0).abs();
+        let (got, want) = (&self.routed, &self.expected);
+        off(got.queries, want.queries).max(off(got.partials, want.partials))
+    }
+}
+
+/// Lets every engine meet every alternative, so that lines are open and prices are measured ones.
+pub async fn warm_up(asking: &mut Asking, model: &Model) -> Result<(), Failed> {
+    for (document_tokens, agents, answer_tokens) in [(256, 1, 8), (1_024, 2, 16), (512, 1, 16)] {
+        let cell = Cell { wire: String::new(), document_tokens, agents, answer_tokens };
+        self::cell(asking, model, &cell, 3).await?;
+    }
+    Ok(())
+}
+
+/// Each repeat has a document of its own. What is fetched or computed stays with its engine, and what is routed
+/// does not: so the two that leave nothing share one, and the engines change places with each repeat.
+pub async fn cell(
+    asking: &mut Asking,
+    model: &Model,
+    cell: &Cell,
+    repeats: u32,
+) -> Result<Measured, Failed> {
+    let mut forced = [const { Vec::new() }; 3];
+    let mut measured = Measured {
+        cell: cell.clone(),
+        forced_ms: [0.0; 3],
+        decided_ms: 0.0,
+        decided: [0; 3],
+        predicted_ms: [None; 3],
+        routed: Bytes::default(),
+        expected: Bytes::default(),
+        fetched: Bytes::default(),
+        same_tokens: true,
+    };
+    let mut decided = Vec::new();
+    for repeat in 0..repeats {
+        let document = asking.tokens(cell.document_tokens);
+        let prompts: Vec<Vec<u32>> = (0..cell.agents)
+            .map(|_| [&document[..], &asking.tokens(QUESTION_TOKENS)].concat())
+            .collect();
+        asking.place_document(&document, HOLDER).await?;
+        let engine = |way: Way| FIRST + (way as u32 + repeat) % 3;
+        // Whatever comes first meets colder caches of the processor: it is not always the same.
+        let order = match repeat % 2 {
+            0 => [Some(Way::Route), None, Some(Way::Fetch), Some(Way::Recompute)],
+            _ => [Some(Way::Recompute), Some(Way::Fetch), Some(Way::Route), None],
+        };
+        let mut answers: Option<Vec<Vec<u32>>> = None;
+        for way in order {
+            let at = engine(way.unwrap_or(Way::Route));
+            let before = bytes(asking).await?;
+            let (got, took) = asking.ask_all(&prompts, cell.answer_tokens, at, way).await?;
+            let moved = bytes(asking).await?.less(before);
+            let took_ms = took.as_secs_f64() * 1e3;
+            let tokens: Vec<Vec<u32>> = got.iter().map(|one| one.tokens.clone()).collect();
+            measured.same_tokens &= answers.get_or_insert_with(|| tokens.clone()) == &tokens;
+            match way {
+                Some(way) => {
+                    forced[way as usize].push(took_ms);
+                    check_forced(asking, &got, way).await?;
+                    match way {
+                        Way::Route => measured.routed.add(moved),
+                        Way::Fetch => measured.fetched.add(moved),
+                        Way::Recompute => {}
+                    }
+                }
+                None => {
+                    decided.push(took_ms);
+                    count_decisions(asking, &got, &mut measured).await?;
+                }
+            }
+        }
+        let (queries, partials) = model.routed_bytes(cell);
+        measured.expected.queries += queries as f64;
+        measured.expected.partials += partials as f64;
+    }
+    measured.forced_ms = forced.map(median);
+    measured.decided_ms = median(decided);
+    Ok(measured)
+}
+
+async fn check_forced(asking: &Asking, answers: &[Answered], way: Way) -> Result<(), Failed> {
+    for answered in answers {
+        let placement = asking.placement(answered).await?;
+        if way_of(&placement) != Some(way) {
+            let cache = placement["cache"].as_str().unwrap_or("nothing is known of it");
+            return Err(
+                format!("{} was asked for and is not what came: {cache}", way.name()).into()
+            );
+        }
+    }
+    Ok(())
+}
+
+async fn count_decisions(
+    asking: &Asking,
+    answers: &[Answered],
+    measured: &mut Measured,
+) -> Result<(), Failed> {
+    for answered in answers {
+        let placement = asking.placement(answered).await?;
+        let way = way_of(&placement).ok_or("the agents' own node had the document")?;
+        measured.decided[way as usize] += 1;
+        let Some(ways) = placement["prefix"]["ways"].as_array() else { continue };
+        if measured.predicted_ms.iter().any(Option::is_some) {
+            continue;
+        }
+        measured.predicted_ms = Way::ALL.map(|way| {
+            let priced = ways.iter().find(|priced| priced["way"].as_str() == Some(way.name()))?;
+            Some(priced["total_us"].as_f64()? / 1e3)
+        });
+    }
+    Ok(())
+}
+
+async fn bytes(asking: &Asking) -> Result<Bytes, Failed> {
+    Ok(Bytes {
+        queries: asking.counted(QUERIES).await?,
+        partials: asking.counted(PARTIALS).await?,
+        cached: asking.counted(PUSHED).await?,
+    })
+}
+
+impl Bytes {
+    fn less(self, before: Bytes) -> Bytes {
+        Bytes {
+            queries: self.queries - before.queries,
+            partials: self.partials - before.partials,
+            cached: self.cached - before.cached,
+        }
+    }
+
+    fn add(&mut self, more: Bytes) {
+        self.queries += more.queries;
+        self.partials += more.partials;
+        self.cached += more.cached;
+    }
+}
