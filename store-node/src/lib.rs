@@ -5,6 +5,7 @@
 //! - [`mod@run`]: starting and ending
 //! - [`attach`]: what engines and clients link, and the shared memory between the two (a package of its own)
 //! - `ssd`: the thread beside the disk
+//! - `objects`: objects that come from other nodes and go to them, a call for a whole batch
 //! - `node`: the one thread that decides; `grpc`, `routes`, `admin`, `http` and `attach_server` only carry calls to it
 //!
 //! Reading path: `run`, then `node` and its `owner`.
@@ -18,6 +19,7 @@ mod http;
 mod layer_log;
 mod metrics;
 mod node;
+mod objects;
 mod routes;
 pub mod run;
 mod ssd;

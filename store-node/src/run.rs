@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use kvasir_blocks::{Blocks, ReplicaOptions};
 use kvasir_proto::v1::admin_server::AdminServer;
+use kvasir_proto::v1::object_source_server::ObjectSourceServer;
 use kvasir_proto::v1::routes_server::RoutesServer;
 use kvasir_proto::v1::store_node_server::StoreNodeServer;
 use kvasir_route::holder::{Holder, HolderOptions};
@@ -36,6 +37,7 @@ use crate::node::inbox::{FromPeer, Inbox, Post, inbox};
 use crate::node::owner::{Owner, Parts, Routing};
 use crate::node::writers::{Memories, Writers};
 use crate::node::{OPERATIONS_MAX, SHARES_MAX};
+use crate::objects::SourceService;
 use crate::routes::RoutesService;
 use crate::ssd::thread::SsdThread;
 
@@ -122,6 +124,7 @@ pub async fn start(config: Config) -> Result<Running, Error> {
     let router = tonic::service::Routes::new(service)
         .add_service(admin)
         .add_service(RoutesServer::new(RoutesService::new(node.clone())))
+        .add_service(ObjectSourceServer::new(SourceService::new(node.clone())))
         .into_axum_router()
         // Unknown paths are 404 for everyone; gRPC clients read that as "unimplemented".
         .reset_fallback()
@@ -138,8 +141,10 @@ pub async fn start(config: Config) -> Result<Running, Error> {
             TcpIncoming::from(listener).with_nodelay(Some(true)),
             stop.clone().cancelled_owned(),
         );
-    let servers =
-        vec![tokio::spawn(serving), tokio::spawn(sockets.serve(node.clone(), stop.clone()))];
+    let servers = vec![
+        tokio::spawn(serving),
+        tokio::spawn(sockets.serve(node.clone(), config.lease_ms_max, stop.clone())),
+    ];
     tracing::info!(
         node = %config.node_id, %address, attach_dir = %config.attach_dir.display(),
         arena_bytes = config.arena_bytes, incarnation, "store node ready"

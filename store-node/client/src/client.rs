@@ -350,7 +350,15 @@ impl Client {
     /// cannot exchange objects (their slots are not alike) and [`Error::TooMany`].
     pub fn fetch(&self, keys: &[BlockKey], from: &str) -> Result<Vec<bool>, Error> {
         self.check_count(keys.len(), self.shared.objects_max)?;
-        let mut here = self.exists(keys)?;
+        self.fetch_rest(keys, self.exists(keys)?, from)
+    }
+
+    fn fetch_rest(
+        &self,
+        keys: &[BlockKey],
+        mut here: Vec<bool>,
+        from: &str,
+    ) -> Result<Vec<bool>, Error> {
         let position = |(at, here): (usize, &bool)| (!here).then_some(at);
         let lacking: Vec<usize> = here.iter().enumerate().filter_map(position).collect();
         if lacking.is_empty() {
@@ -370,8 +378,8 @@ impl Client {
         if let Some(fetcher) = &*fetcher {
             return Ok(Arc::clone(fetcher));
         }
-        let Shared { attach_dir, namespace, block_tokens, lease_max, .. } = &**shared;
-        let made = Fetcher::new(attach_dir.clone(), *namespace, *block_tokens, *lease_max)?;
+        let Shared { attach_dir, namespace, block_tokens, .. } = &**shared;
+        let made = Fetcher::new(attach_dir.clone(), *namespace, *block_tokens)?;
         Ok(Arc::clone(fetcher.insert(Arc::new(made))))
     }
 
@@ -384,9 +392,10 @@ impl Client {
         if here.iter().all(Option::is_some) {
             return Ok(here);
         }
+        let there = here.iter().map(Option::is_some).collect();
         // Its pins are not needed beside those of the whole.
         drop(here);
-        self.fetch(keys, from)?;
+        self.fetch_rest(keys, there, from)?;
         self.get(keys)
     }
 

@@ -338,6 +338,29 @@ fn objects_are_fetched_over_tcp() {
 }
 
 #[test]
+fn a_source_that_has_started_anew_is_taken_for_what_it_is_now() {
+    let (here, mut before) = (plain(), plain());
+    let client = here.client();
+    let wanted = keys(&client, 30);
+    let address = before.address();
+    let other = before.client();
+    other.put(&[(wanted[0], b"of before")], &PutOptions::default()).expect("room");
+    assert_eq!(client.fetch(&wanted[..1], &address).expect("it is there"), [true]);
+    drop(other);
+    before.stop();
+    let listen = address.parse().expect("an address");
+    let now = Node::start(|config, _| config.listen = listen);
+    let objects: Vec<(Key, &[u8])> = wanted[1..].iter().map(|key| (*key, &b"of now"[..])).collect();
+    now.client().put(&objects, &PutOptions::default()).expect("room");
+    // The first call may be what finds out that the connection is none any more.
+    let fetch = || client.fetch(&wanted, &address);
+    let fetched = fetch().or_else(|_| fetch()).expect("it is there again");
+    assert_eq!(fetched, [true; 30]);
+    let got = client.get(&wanted[29..]).expect("an answer").remove(0).expect("it came");
+    assert_eq!(&got[..], b"of now");
+}
+
+#[test]
 fn a_fetch_that_cannot_be_says_why() {
     let (here, there) = (plain(), plain());
     let client = here.client();
