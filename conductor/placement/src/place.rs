@@ -673,7 +673,7 @@ impl<'a> Planner<'a> {
         let route = routed.map(|asked| Route {
             source: self.chosen(asked.source, asked.blocks, asked.blocks),
             blocks: asked.blocks,
-            layer_us: asked.layer_us,
+            layer: asked.layer,
         });
         let (used_blocks, transfer_us, compute_us) = match routed {
             Some(asked) => (asked.blocks, 0, self.routed_compute_us(prefill, asked)),
@@ -776,7 +776,10 @@ impl<'a> Planner<'a> {
             block_bytes: self.spec.block_bytes,
             block_tokens: self.spec.block_tokens,
             blocks,
-            flows: holder.routes_out,
+            flows: (holder.routes_out.iter())
+                .filter(|(requester, _)| *requester != instance.reference)
+                .count() as u32,
+            companions: holder.routes_of(instance.reference),
             prefill_tokens: self.prompt_tokens - prefix_tokens,
             answer_tokens: match self.request.is_endless {
                 true => self.request.max_tokens,
@@ -791,7 +794,7 @@ impl<'a> Planner<'a> {
                 .compute_us(instance, 0)
                 .saturating_sub(self.compute_us(instance, blocks)),
         };
-        Some(question.answer(source as u32, routing, self.view.routes.scale()))
+        Some(question.answer(source as u32, routing, self.view.routes.as_ref()?))
     }
 
     fn keeper(&self, prefill: u32, decode: u32) -> Keeper {

@@ -6,12 +6,14 @@
 //! in every layer of every step. Nothing of such a request is cached: its rows have no chain before them here.
 //!
 //! What this cluster has measured replaces the profile: fetches and prefills have the prices of all
-//! placements, and the time of a routed layer is scaled by what routed layers have taken ([`RouteModel`]).
+//! placements, and what a routed layer takes and what a step takes over rows that are here are fitted to what
+//! they took ([`RouteModel`]). All instances are taken to be alike in that.
 
 use serde::{Deserialize, Serialize};
 
 use crate::attend::{self, Constants, Decision, Demand, Holder, RowBytes, Span, Way};
-use crate::cost::weight;
+use crate::cost::DecodeProfile;
+use crate::cost::fit::Fit;
 use crate::decision::Chosen;
 
 /// How prefixes are routed.
@@ -39,8 +41,8 @@ pub struct RoutedRows {
 pub struct Route {
     pub source: Chosen,
     pub blocks: u32,
-    /// What a routed layer of one decode step would take by the profile alone.
-    pub(crate) layer_us: f64,
+    /// What a routed layer of one decode step asks, of this request alone.
+    pub(crate) layer: LayerDemand,
 }
 
 /// What was asked about a prefix, and the answer with all prices.
@@ -50,7 +52,7 @@ pub struct Attended {
     pub(crate) source: u32,
     pub blocks: u32,
     pub decision: Decision,
-    pub(crate) layer_us: f64,
+    pub(crate) layer: LayerDemand,
     /// Added to the prefill when the prefix stays there.
     pub(crate) prefill_us: u64,
 }
@@ -61,8 +63,10 @@ pub(crate) struct Question {
     pub block_bytes: u64,
     pub block_tokens: u32,
     pub blocks: u32,
-    /// Requests whose prefix that node attends already.
+    /// Other instances for which that node attends prefixes.
     pub flows: u32,
+    /// Requests of this instance whose prefix it attends: their queries go in one message.
+    pub companions: u32,
     /// Prompt tokens after the prefix.
     pub prefill_tokens: u32,
     /// Tokens of the answer, as far as can be foreseen.
@@ -77,10 +81,10 @@ pub(crate) struct Question {
 }
 
 impl Question {
-    /// `scale` is what [`RouteModel`] has learned.
-    pub fn answer(&self, source: u32, routing: &Routing, scale: f64) -> Attended {
-        let constants = scaled(&routing.constants, scale);
-        let decode = self.decide(&constants, 1, u64::from(self.answer_tokens.max(1)));
+    pub fn answer(&self, source: u32, routing: &Routing, learned: &RouteModel) -> Attended {
+        let constants = learned.constants(&routing.constants);
+        let tokens = 1 + self.companions;
+        let decode = self.decide(&constants, tokens, u64::from(self.answer_tokens.max(1)));
         let prefill_us =
             self.decide(&constants, self.prefill_tokens.max(1), 1).price(Way::Route).total_us;
         let mut decision = decode
@@ -90,9 +94,15 @@ impl Question {
         if self.always && decision.price(Way::Route).closed.is_none() {
             decision.chosen = Some(Way::Route);
         }
-        let layer_us = decision.route.sum_us() / scale;
+        let RoutedRows { heads, query_bytes, partial_bytes, .. } = self.rows;
+        let rows = f64::from(heads);
+        let layer = LayerDemand {
+            bytes: rows * (f64::from(query_bytes) + f64::from(partial_bytes)),
+            tokens: f64::from(self.blocks) * f64::from(self.block_tokens),
+            rows,
+        };
         let blocks = self.blocks;
-        Attended { source, blocks, decision, layer_us, prefill_us: prefill_us as u64 }
+        Attended { source, blocks, decision, layer, prefill_us: prefill_us as u64 }
     }
 
     fn decide(&self, constants: &Constants, tokens: u32, steps: u64) -> Decision {
@@ -121,50 +131,108 @@ impl Question {
     }
 }
 
-/// Everything that a routed layer waits for takes so many times as long.
-fn scaled(constants: &Constants, scale: f64) -> Constants {
-    let mut scaled = *constants;
-    let Constants { fabric, holder, .. } = &mut scaled;
-    fabric.probe_us *= scale;
-    fabric.turnaround_us *= scale;
-    fabric.bytes_per_us /= scale;
-    fabric.merge.base_us *= scale;
-    fabric.merge.part_us *= scale;
-    holder.launch_us *= scale;
-    holder.token_us *= scale;
-    holder.row_token_us *= scale;
-    scaled
+/// What a layer asks of those that it waits for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct LayerDemand {
+    /// Of queries and partials.
+    pub bytes: f64,
+    /// Of the span.
+    pub tokens: f64,
+    /// Query rows.
+    pub rows: f64,
 }
 
-/// How much longer routed layers take than the profile says: a fading geometric mean.
-#[derive(Debug, Clone)]
-pub(crate) struct RouteModel {
-    scale: f64,
-    samples: u32,
-}
-
-impl Default for RouteModel {
-    fn default() -> Self {
-        RouteModel { scale: 1.0, samples: 0 }
+impl LayerDemand {
+    /// Bytes, tokens and rows.
+    pub(crate) fn numbers(&self) -> [f64; 3] {
+        let LayerDemand { bytes, tokens, rows } = *self;
+        [bytes, tokens, rows]
     }
 }
 
+/// What routed layers take, and steps over rows that are here: fits that begin with the profile.
+#[derive(Debug, Clone)]
+pub(crate) struct RouteModel {
+    /// A layer: `fixed + bytes + tokens + tokens x rows beyond the flat ones`.
+    layer: Fit<4>,
+    /// A step: `fixed + sequences + tokens x layers`.
+    step: Fit<3>,
+    flat_rows: f64,
+    has_steps: bool,
+}
+
+/// What a [`RouteModel`] has learned.
+pub(crate) type LearnedRoutes = ([f64; 4], [f64; 3], bool);
+
 impl RouteModel {
-    /// A layer that takes `profile_us` by the profile took `measured_us` in the mean.
-    pub(crate) fn observe(&mut self, profile_us: f64, measured_us: f64) {
-        let sample = measured_us / profile_us;
-        if sample.is_finite() && sample > 0.0 {
-            let sample = sample.clamp(1e-3, 1e3);
-            self.scale *= (sample / self.scale).powf(weight(&mut self.samples));
+    pub(crate) fn new(constants: &Constants) -> Self {
+        let Constants { fabric, holder, local } = constants;
+        let layer =
+            [fixed_us(constants), 1.0 / fabric.bytes_per_us, holder.token_us, holder.row_token_us];
+        let DecodeProfile { base_us, sequence_us, .. } = DecodeProfile::default();
+        RouteModel {
+            layer: Fit::new(layer),
+            step: Fit::new([base_us, sequence_us, local.token_us]),
+            flat_rows: holder.flat_rows as f64,
+            has_steps: false,
         }
     }
 
-    /// One that has learned this.
-    pub(crate) fn learned(scale: f64) -> Self {
-        RouteModel { scale, samples: 0 }
+    /// A layer took `measured_us` in the mean.
+    pub(crate) fn observe_layer(&mut self, demand: LayerDemand, measured_us: f64) {
+        if measured_us.is_finite() && measured_us > 0.0 {
+            let LayerDemand { bytes, tokens, rows } = demand;
+            let beyond = (rows - self.flat_rows).max(0.0);
+            self.layer.observe([1.0, bytes, tokens, tokens * beyond], measured_us);
+        }
     }
 
-    pub(crate) fn scale(&self) -> f64 {
-        self.scale
+    /// A step of so many sequences, with so many rows in each layer, all of them here.
+    pub(crate) fn observe_step(&mut self, sequences: f64, row_layers: f64, measured_us: u64) {
+        if measured_us > 0 {
+            self.step.observe([1.0, sequences, row_layers], measured_us as f64);
+            self.has_steps = true;
+        }
     }
+
+    /// With what is known by now in place of the profile.
+    pub(crate) fn constants(&self, profile: &Constants) -> Constants {
+        let mut known = *profile;
+        let [layer_us, byte_us, token_us, row_token_us] = self.layer.coefficients();
+        // Which part of it is whose is not measured: they keep their shares.
+        let scale = layer_us / fixed_us(profile).max(1e-9);
+        let Constants { fabric, holder, local } = &mut known;
+        fabric.probe_us *= scale;
+        fabric.turnaround_us *= scale;
+        fabric.merge.base_us *= scale;
+        fabric.merge.part_us *= scale;
+        holder.launch_us *= scale;
+        // So fast that it no longer counts, rather than infinitely.
+        fabric.bytes_per_us = 1.0 / byte_us.max(1e-12);
+        holder.token_us = token_us;
+        holder.row_token_us = row_token_us;
+        if self.has_steps {
+            // What does not depend on the span is in every step.
+            local.launch_us = 0.0;
+            local.row_token_us = 0.0;
+            local.token_us = self.step.coefficients()[2];
+        }
+        known
+    }
+
+    pub(crate) fn profile(&self) -> LearnedRoutes {
+        (self.layer.coefficients(), self.step.coefficients(), self.has_steps)
+    }
+
+    /// One that has learned this.
+    pub(crate) fn learned((layer, step, has_steps): LearnedRoutes) -> Self {
+        let (layer, step) = (Fit::learned(layer), Fit::learned(step));
+        RouteModel { layer, step, flat_rows: 0.0, has_steps }
+    }
+}
+
+/// Of a layer with two parts, whatever is asked.
+fn fixed_us(constants: &Constants) -> f64 {
+    let Constants { fabric, holder, .. } = constants;
+    fabric.probe_us + fabric.turnaround_us + fabric.merge.us(2) + holder.launch_us
 }

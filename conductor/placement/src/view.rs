@@ -16,7 +16,7 @@ use crate::decision::{Placement, Policy};
 use crate::growth::Growth;
 use crate::index::NodeIndex;
 use crate::queue::{DecodeBookings, PrefillBooking, PrefillQueue, left_share};
-use crate::routing::{RouteModel, RoutedRows};
+use crate::routing::{LayerDemand, RouteModel, RoutedRows};
 
 pub(crate) use decoding::Sent;
 pub use recorded::{Difference, FORM, Inputs, RecordedDecision, RecordedError};
@@ -138,8 +138,10 @@ pub struct Instance {
     /// Of fetches under way.
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
-    /// Requests whose prefix its node attends for others.
-    pub(crate) routes_out: u32,
+    /// Instances for which its node attends prefixes, each with for how many requests.
+    pub(crate) routes_out: Vec<(InstanceRef, u32)>,
+    /// Its own requests whose prefix is attended elsewhere.
+    routes_in: u32,
     /// When its node's way in and out are predicted to be free of what was given to them, each
     /// serving what came first.
     pub(crate) in_free_us: u64,
@@ -164,6 +166,12 @@ pub struct Instance {
 }
 
 impl Instance {
+    /// Requests of another instance whose prefix its node attends.
+    pub(crate) fn routes_of(&self, requester: InstanceRef) -> u32 {
+        let of = self.routes_out.iter().find(|(of, _)| *of == requester);
+        of.map_or(0, |(_, count)| *count)
+    }
+
     pub fn reference(&self) -> InstanceRef {
         self.reference
     }
@@ -305,8 +313,10 @@ struct Taken {
 #[derive(Debug, Clone, Copy)]
 struct BookedRoute {
     source: InstanceRef,
-    /// What a layer of it is predicted to take.
-    layer_us: f64,
+    /// What a layer of it asks.
+    layer: LayerDemand,
+    /// How many of its instance the source had beside it when it came.
+    companions: u32,
     /// What it would take where the request decodes.
     slots: u32,
 }
@@ -353,7 +363,8 @@ pub struct ClusterView {
     models: BTreeMap<ModelIndex, ModelSpec>,
     next_model: u32,
     next_instance: u64,
-    pub(crate) routes: RouteModel,
+    /// Absent where nothing is routed.
+    pub(crate) routes: Option<RouteModel>,
     pub(crate) bookings: BTreeMap<BookingId, Booked>,
     /// In this time half of what is known is forgotten of how far predictions were off.
     half_life_us: Option<u64>,
@@ -369,7 +380,7 @@ impl ClusterView {
             models: BTreeMap::new(),
             next_model: 0,
             next_instance: 0,
-            routes: RouteModel::default(),
+            routes: policy.routing.map(|routing| RouteModel::new(&routing.constants)),
             bookings: BTreeMap::new(),
             half_life_us: None,
         }
@@ -488,7 +499,8 @@ impl ClusterView {
             prefill_slots: if placement.is_whole() { 0 } else { prefill_slots },
             route: placement.route.as_ref().map(|route| BookedRoute {
                 source: route.source.instance,
-                layer_us: route.layer_us,
+                layer: route.layer,
+                companions: 0,
                 slots: routed_blocks.saturating_sub(decode.memory_blocks),
             }),
             decode_slots: prompt_blocks.saturating_sub(decode.memory_blocks.max(routed_blocks)),
@@ -497,8 +509,8 @@ impl ClusterView {
             growth: placement.growth,
         };
         let ready_us = self.book_fetch(placement, now_us);
-        if let Some(source) = booked.route.and_then(|route| self.find(route.source)) {
-            source.routes_out += 1;
+        if let Some(route) = &mut booked.route {
+            route.companions = self.begin_route(route.source, decode.instance);
         }
         let rank_stretch = self.policy.rank_stretch;
         if let Some(instance) = self.find(prefill.instance) {
@@ -550,9 +562,7 @@ impl ClusterView {
     pub fn unrouted(&mut self, id: BookingId) {
         let Some(mut booked) = self.bookings.remove(&id) else { return };
         if let Some(route) = booked.route.take() {
-            if let Some(source) = self.find(route.source) {
-                source.routes_out -= 1;
-            }
+            self.end_route(route.source, booked.decode);
             booked.decode_slots = booked.decode_slots.saturating_add(route.slots);
             if let Some(instance) = self.find(booked.decode) {
                 instance.take_slots(&mut booked.decode_taken, route.slots);
@@ -637,11 +647,68 @@ impl ClusterView {
 
     /// So many layers of decode steps were attended elsewhere, and took so long.
     pub fn routed(&mut self, id: BookingId, layers: u32, routed_us: u64) {
-        let booked = self.bookings.get(&id);
-        let Some(BookedRoute { layer_us, .. }) = booked.and_then(|booked| booked.route) else {
+        let Some((route, requester)) =
+            self.bookings.get(&id).and_then(|booked| Some((booked.route?, booked.decode)))
+        else {
             return;
         };
-        self.routes.observe(layer_us, routed_us as f64 / f64::from(layers));
+        // As many as were there at either end: who comes or goes between is not counted.
+        let now = self.find(route.source).map_or(1, |source| source.routes_of(requester));
+        let together = f64::from(now.max(route.companions + 1));
+        let LayerDemand { bytes, tokens, rows } = route.layer;
+        let demand = LayerDemand { bytes: together * bytes, tokens, rows: together * rows };
+        if let Some(routes) = &mut self.routes {
+            routes.observe_layer(demand, routed_us as f64 / f64::from(layers));
+        }
+    }
+
+    /// Answers with how many requests of that instance the source attends prefixes for already.
+    fn begin_route(&mut self, source: InstanceRef, requester: InstanceRef) -> u32 {
+        if let Some(requester) = self.find(requester) {
+            requester.routes_in += 1;
+        }
+        let Some(source) = self.find(source) else { return 0 };
+        match source.routes_out.iter_mut().find(|(of, _)| *of == requester) {
+            Some((_, count)) => {
+                *count += 1;
+                *count - 1
+            }
+            None => {
+                source.routes_out.push((requester, 1));
+                0
+            }
+        }
+    }
+
+    fn end_route(&mut self, source: InstanceRef, requester: InstanceRef) {
+        if let Some(requester) = self.find(requester) {
+            requester.routes_in = requester.routes_in.saturating_sub(1);
+        }
+        let Some(source) = self.find(source) else { return };
+        for (of, count) in &mut source.routes_out {
+            *count -= u32::from(*of == requester);
+        }
+        source.routes_out.retain(|(_, count)| *count > 0);
+    }
+
+    /// A step of an instance took so long. It says what rows here cost where all rows are here and nothing but
+    /// answers is computed.
+    fn observe_local_step(&mut self, decode: InstanceRef, interval_us: u64) {
+        let Some(routes) = &mut self.routes else { return };
+        let Some(instance) = self.instances.iter().find(|one| one.reference == decode) else {
+            return;
+        };
+        let layers = self.models.get(&instance.model).and_then(|spec| spec.routed);
+        let Some(RoutedRows { layers, .. }) = layers else { return };
+        let is_alone = instance.routes_in == 0
+            && instance.prefills.is_empty()
+            && instance.decodes.begins_us().is_empty()
+            && instance.other_answers == 0;
+        let (sequences, tokens) = instance.decodes.begun();
+        if is_alone && sequences > 0 {
+            let row_layers = tokens as f64 * f64::from(layers);
+            routes.observe_step(sequences as f64, row_layers, interval_us);
+        }
     }
 
     /// The answer has so many tokens more.
@@ -666,6 +733,7 @@ impl ClusterView {
             let running = instance.answers_at(now_us, now_us).round() as u32;
             instance.decode_model.observe_step(running, interval_us);
         }
+        self.observe_local_step(decode, interval_us);
     }
 
     /// The request is over. When its answer reached its end, `completed` is how many tokens it has;
@@ -673,8 +741,8 @@ impl ClusterView {
     pub fn unbook(&mut self, id: BookingId, completed: Option<u32>, now_us: u64) {
         self.fetched(id, None);
         let Some(booked) = self.bookings.remove(&id) else { return };
-        if let Some(source) = booked.route.and_then(|route| self.find(route.source)) {
-            source.routes_out -= 1;
+        if let Some(route) = booked.route {
+            self.end_route(route.source, booked.decode);
         }
         if let Some(instance) = self.find(booked.prefill) {
             instance.prefills.remove(id, now_us);
@@ -749,7 +817,8 @@ impl ClusterView {
             link,
             bytes_in: 0,
             bytes_out: 0,
-            routes_out: 0,
+            routes_out: Vec::new(),
+            routes_in: 0,
             in_free_us: 0,
             out_free_us: 0,
             pushes: None,

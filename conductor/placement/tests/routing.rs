@@ -33,8 +33,11 @@ fn constants() -> Constants {
 
 /// `b0` has ten blocks of the prompt, and so long a queue that `b1` is taken.
 fn world(always: bool) -> World {
-    let policy =
-        Policy { routing: Some(Routing { constants: constants(), always }), ..Policy::default() };
+    world_with(constants(), always)
+}
+
+fn world_with(constants: Constants, always: bool) -> World {
+    let policy = Policy { routing: Some(Routing { constants, always }), ..Policy::default() };
     let routed = Some(RoutedRows { heads: 4, query_bytes: 1, partial_bytes: 1, layers: 1 });
     World::with_policy(&["b0", "b1"], policy)
         .held(&[(0, 10)])
@@ -90,17 +93,43 @@ whole on b1, [0, 10) stay on n0, first token in 4635 us, then every 1135 us";
     assert_eq!(got, want.trim(), "\n--- got ---\n{got}\n-----------");
 }
 
+/// `b0` has ten blocks of the prompt, and three others may want them.
+fn crowd() -> World {
+    let policy = Policy {
+        routing: Some(Routing { constants: constants(), always: false }),
+        ..Policy::default()
+    };
+    let names = ["b0", "b1", "b2", "b3"];
+    let routed = Some(RoutedRows { heads: 4, query_bytes: 1, partial_bytes: 1, layers: 1 });
+    let world = World::with_policy(&names, policy).held(&[(0, 10)]);
+    names
+        .iter()
+        .fold(world, |world, name| world.reports(name, |report| report.model.routed = routed))
+}
+
+fn placed_at(world: &World, name: &str) -> Placement {
+    let named = kvasir_proto::InstanceId::from(name);
+    let model = world.view.models().last().expect("a model").0;
+    let placement = world.place(|request| {
+        (request.model, request.max_tokens) = (model, 10);
+        request.steering.instance = Some(&named);
+    });
+    placement.expect("a placement")
+}
+
 #[test]
 fn a_holder_answers_so_many_and_then_its_blocks_are_fetched() {
-    let mut world = world(false);
-    for booked in 0..3 {
-        let placement = placed(&world, 10);
+    let mut world = crowd();
+    for (booked, name) in ["b1", "b2", "b3"].into_iter().enumerate() {
+        let placement = placed_at(&world, name);
         assert_eq!(placement.route.is_some(), booked < 2, "{placement}");
-        world.view.book(kvasir_placement::BookingId(booked), &placement, 0);
+        world.view.book(kvasir_placement::BookingId(booked as u64), &placement, 0);
     }
+    // Who is answered already sends more in the same message.
+    assert!(placed_at(&world, "b1").route.is_some());
+    assert!(placed_at(&world, "b3").route.is_none());
     world.view.unbook(kvasir_placement::BookingId(0), Some(1), 0);
-    // One has ended, and the blocks of the one that fetches are on the way to nobody else.
-    assert!(placed(&world, 10).route.is_some());
+    assert!(placed_at(&world, "b3").route.is_some());
 }
 
 #[test]
@@ -116,8 +145,54 @@ fn what_routed_layers_take_replaces_the_profile() {
     world.view.unbook(id, Some(10), 0);
     let decision = placed(&world, 10).attended.expect("it was asked").decision;
     let step_us = decision.price(Way::Route).step_us;
-    assert!((330.0..=350.0).contains(&step_us), "{step_us}");
+    assert!((330.0..=360.0).contains(&step_us), "{step_us}");
     assert_eq!(decision.chosen, Some(Way::Fetch), "{decision}");
+}
+
+/// An answer to a prompt of so many tokens on `b1`, all of it there, that tells how long its steps are.
+fn decodes(world: &mut World, serial: u64, prompt_tokens: u32, step_us: u64) {
+    let model = world.view.models().last().expect("a model").0;
+    let placement = world.place(|request| {
+        (request.model, request.may_route) = (model, false);
+        request.prompt_tokens = prompt_tokens;
+    });
+    let id = kvasir_placement::BookingId(serial);
+    world.view.book(id, &placement.expect("a placement"), 0);
+    world.view.prefilled(id, None, 0);
+    world.view.stepped(id, step_us, 0);
+    world.view.unbook(id, Some(100), 0);
+}
+
+#[test]
+fn what_steps_over_rows_that_are_here_take_replaces_the_profile() {
+    let local = KernelProfile { token_us: 0.01, ..constants().local };
+    let mut world = world_with(Constants { local, ..constants() }, false);
+    let decision = placed(&world, 256).attended.expect("it was asked").decision;
+    assert_eq!(decision.chosen, Some(Way::Fetch), "{decision}");
+    // A step takes 500 us, and half a microsecond for each row.
+    for serial in 0..100 {
+        let tokens = [64, 640, 6_400][serial as usize % 3];
+        decodes(&mut world, serial, tokens, 500 + u64::from(tokens) / 2);
+    }
+    let decision = placed(&world, 256).attended.expect("it was asked").decision;
+    let step_us = decision.price(Way::Fetch).step_us;
+    assert!((310.0..=330.0).contains(&step_us), "640 rows: {step_us}");
+    assert_eq!(decision.chosen, Some(Way::Route), "{decision}");
+}
+
+#[test]
+fn requests_of_one_instance_share_a_message() {
+    let mut world = world(false);
+    let transport_us = |placement: &Placement| {
+        placement.attended.as_ref().expect("asked").decision.route.transport_us
+    };
+    for booked in 0..5 {
+        let placement = placed(&world, 10);
+        assert!(placement.route.is_some(), "{placement}");
+        // As many others that the holder answers would make the way three times as long.
+        assert!((transport_us(&placement) - 20.0).abs() < 1e-3, "{placement}");
+        world.view.book(kvasir_placement::BookingId(booked), &placement, 0);
+    }
 }
 
 #[test]
@@ -182,19 +257,24 @@ fn a_prefix_that_is_not_attended_after_all_frees_its_holder_and_takes_room_here(
     world.view.unbook(first, Some(1), 0);
     assert!(fits_here(&world));
 
-    let mut world = world.reports("b1", |report| report.slots_available = 1_000);
-    world.view.book(first, &placement, 0);
-    world.view.book(second, &placement, 0);
-    assert!(placed(&world, 10).route.is_none(), "the holder answers two");
+    let mut world = crowd();
+    for (id, name) in [(first, "b1"), (second, "b2")] {
+        let placement = placed_at(&world, name);
+        world.view.book(id, &placement, 0);
+    }
+    assert!(placed_at(&world, "b3").route.is_none(), "the holder answers two");
     // Said again, it changes nothing.
     world.view.unrouted(first);
     world.view.unrouted(first);
-    assert!(placed(&world, 10).route.is_some());
+    assert!(placed_at(&world, "b3").route.is_some());
     world.view.unbook(first, Some(1), 0);
+    assert!(placed_at(&world, "b3").route.is_some());
+    assert!(placed_at(&world, "b2").route.is_some());
     world.view.unbook(second, Some(1), 0);
-    for id in 2..4 {
-        assert!(placed(&world, 10).route.is_some(), "{id}");
+    for (id, name) in [(2, "b1"), (3, "b2")] {
+        let placement = placed_at(&world, name);
+        assert!(placement.route.is_some(), "{name}");
         world.view.book(kvasir_placement::BookingId(id), &placement, 0);
     }
-    assert!(placed(&world, 10).route.is_none());
+    assert!(placed_at(&world, "b3").route.is_none());
 }

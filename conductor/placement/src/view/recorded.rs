@@ -38,7 +38,7 @@ use crate::queue::{DecodeBookings, PrefillQueue, QueueParts};
 use crate::routing::{Route, RouteModel, RoutedRows};
 
 /// The form in which decisions are written. Another one is refused, not guessed at.
-pub const FORM: u32 = 4;
+pub const FORM: u32 = 5;
 /// No time that is read back may be later than this, so that sums of times stay numbers: thirty years.
 const US_MAX: u64 = 1_000_000_000_000_000;
 /// Nor may any other number be larger.
@@ -64,9 +64,8 @@ pub struct Inputs {
     #[serde(with = "form::SsdForm")]
     ssd: SsdProfile,
     model: ModelInputs,
-    /// What routed layers take, over what their profile says.
-    #[serde(with = "form::exact")]
-    route_scale: f64,
+    /// What routed layers take, and steps over rows that are here, where that is asked.
+    routes: Option<RouteInputs>,
     request: RequestInputs,
     /// Those of the model, in the order of the view.
     instances: Vec<InstanceInputs>,
@@ -92,6 +91,16 @@ struct TbtInputs {
     off: [f64; BINS],
     #[serde(with = "form::exact")]
     slowest_us: f64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RouteInputs {
+    #[serde(with = "form::exacts")]
+    layer: [f64; 4],
+    #[serde(with = "form::exacts")]
+    step: [f64; 3],
+    has_steps: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -149,7 +158,8 @@ struct InstanceInputs {
     link: LinkProfile,
     bytes_in: u64,
     bytes_out: u64,
-    routes_out: u32,
+    /// Instances for which its node attends prefixes, by their references, each with for how many requests.
+    routes_out: Vec<(u64, u32)>,
     in_free_us: u64,
     out_free_us: u64,
     /// The push of its first prefill is counted in `out_free_us`.
@@ -264,7 +274,10 @@ impl Inputs {
                 block_bytes: spec.block_bytes,
                 routed: spec.routed,
             },
-            route_scale: view.routes.scale(),
+            routes: view.routes.as_ref().map(|routes| {
+                let (layer, step, has_steps) = routes.profile();
+                RouteInputs { layer, step, has_steps }
+            }),
             request: RequestInputs {
                 prompt_tokens: request.prompt_tokens,
                 max_tokens: request.max_tokens,
@@ -293,6 +306,7 @@ impl Inputs {
                 + size_of_val(&*instance.answers_end_us)
                 + size_of_val(&*instance.answers_begin_us)
                 + size_of_val(&*instance.slots_end_us)
+                + size_of_val(&*instance.routes_out)
         });
         size_of::<Inputs>() + exclude.sum::<usize>() + instances.sum::<usize>()
     }
@@ -340,7 +354,10 @@ impl Inputs {
         };
         let profile = Profile { ssd: self.ssd, ..Profile::default() };
         let mut view = ClusterView::new(self.policy, profile);
-        view.routes = RouteModel::learned(self.route_scale);
+        view.routes = self.routes.as_ref().map(|routes| {
+            let RouteInputs { layer, step, has_steps } = *routes;
+            RouteModel::learned((layer, step, has_steps))
+        });
         let row = |instance: &InstanceInputs| {
             (InstanceId(Arc::clone(&instance.instance)), NodeId(Arc::clone(&instance.node)))
         };
@@ -368,7 +385,10 @@ impl Inputs {
             return Err("rank_stretch");
         }
         within("ssd", &[self.ssd.base_us, self.ssd.bytes_per_us])?;
-        within("route_scale", &[self.route_scale])?;
+        if let Some(RouteInputs { layer, step, .. }) = &self.routes {
+            within("routes", layer)?;
+            within("routes", step)?;
+        }
         early("now_us", [self.request.now_us])?;
         for instance in &self.instances {
             let PrefillProfile { base_us, token_us, pair_us, reused_us } = instance.prefill;
@@ -447,7 +467,7 @@ impl InstanceInputs {
             link: instance.link.profile(),
             bytes_in: instance.bytes_in,
             bytes_out: instance.bytes_out,
-            routes_out: instance.routes_out,
+            routes_out: instance.routes_out.iter().map(|(of, count)| (of.0, *count)).collect(),
             in_free_us: instance.in_free_us,
             out_free_us: instance.out_free_us,
             pushes: instance.pushes.is_some(),
@@ -491,7 +511,10 @@ impl InstanceInputs {
             link: LinkModel::learned(self.link),
             bytes_in: self.bytes_in,
             bytes_out: self.bytes_out,
-            routes_out: self.routes_out,
+            routes_out: (self.routes_out.iter())
+                .map(|(of, count)| (InstanceRef(*of), *count))
+                .collect(),
+            routes_in: 0,
             in_free_us: self.in_free_us,
             out_free_us: self.out_free_us,
             pushes: self.pushes.then_some(BookingId(0)),
@@ -541,7 +564,7 @@ struct Unexplained {
     fetch_instance: Option<u64>,
     route_instance: Option<u64>,
     route_blocks: Option<u32>,
-    route_layer_us: Option<f64>,
+    route_layer: Option<[f64; 3]>,
     route_prefill_us: Option<u64>,
     leaves_ssd: bool,
     rank_us: u64,
@@ -591,7 +614,7 @@ impl Unexplained {
             fetch_instance: fetch.as_ref().map(|Fetch { source, .. }| source.instance.0),
             route_instance: route.as_ref().map(|Route { source, .. }| source.instance.0),
             route_blocks: route.as_ref().map(|route| route.blocks),
-            route_layer_us: route.as_ref().map(|route| route.layer_us),
+            route_layer: route.as_ref().map(|route| route.layer.numbers()),
             route_prefill_us: attended.as_ref().map(|attended| attended.prefill_us),
             leaves_ssd: *leaves_ssd,
             rank_us: *rank_us,
