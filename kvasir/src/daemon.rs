@@ -6,6 +6,7 @@ use std::error::Error;
 use std::io::Read;
 use std::time::{Duration, Instant};
 
+use kvasir_store_node::config::Keys;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -49,7 +50,8 @@ pub fn run(kind: Kind, flags: &DaemonFlags) -> Result<(), Box<dyn Error>> {
             block_on(flags, |shutdown| kvasir_conductor::run(config, shutdown))
         }
         Kind::StoreNode => {
-            let config = config::load(&flags.config)?;
+            let mut config: kvasir_store_node::Config = config::load(&flags.config)?;
+            config.object_store.keys = keys_of_environment();
             block_on(flags, |shutdown| kvasir_store_node::run(config, shutdown))
         }
         Kind::Engine => {
@@ -57,6 +59,17 @@ pub fn run(kind: Kind, flags: &DaemonFlags) -> Result<(), Box<dyn Error>> {
             block_on(flags, |shutdown| kvasir_engine_reference::run(config, shutdown))
         }
     }
+}
+
+/// What requests to an object store are signed with, as other programs find it too.
+#[expect(clippy::disallowed_methods, reason = "here, above all libraries, the environment is read")]
+fn keys_of_environment() -> Option<Keys> {
+    let value = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+    Some(Keys {
+        access_key_id: value("AWS_ACCESS_KEY_ID")?,
+        secret_access_key: value("AWS_SECRET_ACCESS_KEY")?,
+        session_token: value("AWS_SESSION_TOKEN"),
+    })
 }
 
 /// A connection is a file, and accounts are often given 1,024 where thousands are allowed.

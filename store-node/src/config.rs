@@ -1,6 +1,8 @@
 //! The store node's configuration: one typed struct, read once. Refuses what cannot work, in a
 //! sentence that says what to set.
 
+mod object_store;
+
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
@@ -9,6 +11,9 @@ use serde::{Deserialize, Serialize};
 use kvasir_blocks::Eviction;
 use kvasir_transfer::TlsFiles;
 pub use kvasir_transfer::{Domain, EfaConfig, VerbsConfig, Verify};
+
+pub use self::object_store::ObjectStore;
+pub use crate::bucket::keys::Keys;
 
 /// Fewer slots than this serve nobody: an engine whose blocks are too large for the arena to hold
 /// as many is refused.
@@ -67,6 +72,8 @@ pub struct Config {
     pub eviction: Eviction,
     /// The SSD tier.
     pub ssd: Ssd,
+    /// The object store that nodes share.
+    pub object_store: ObjectStore,
     /// Who may administer the node over gRPC (list, inspect, pin, evict, drain): "loopback", callers on
     /// this host; "anyone" who reaches `listen`; "nobody".
     pub admin: AdminAccess,
@@ -150,6 +157,7 @@ impl Default for Config {
             topology: None,
             eviction: Eviction::default(),
             ssd: Ssd::default(),
+            object_store: ObjectStore::default(),
             admin: AdminAccess::default(),
             replicas: Replicas::default(),
             routes: Routes::default(),
@@ -411,6 +419,7 @@ impl Config {
         }
         self.replicas.check()?;
         self.routes.check()?;
+        self.object_store.check()?;
         self.ssd.check()
     }
 }
@@ -423,6 +432,25 @@ mod tests {
         let mut config = Config::default();
         change(&mut config.ssd);
         config
+    }
+
+    fn with_store(change: impl FnOnce(&mut ObjectStore)) -> Config {
+        let mut config = Config::default();
+        change(&mut config.object_store);
+        config
+    }
+
+    #[test]
+    fn a_url_names_a_bucket_and_a_prefix() {
+        let place = |url: &str| {
+            let url = Some(url.to_owned());
+            ObjectStore { url, ..ObjectStore::default() }.place().expect("a place")
+        };
+        let of = |bucket: &str, prefix: &str| Some((bucket.to_owned(), prefix.to_owned()));
+        assert_eq!(place("s3://b"), of("b", ""));
+        assert_eq!(place("s3://b/"), of("b", ""));
+        assert_eq!(place("s3://my-b.1/p/q/"), of("my-b.1", "p/q"));
+        assert_eq!(ObjectStore::default().place(), Ok(None));
     }
 
     fn with_replicas(change: impl FnOnce(&mut Replicas)) -> Config {
@@ -467,6 +495,13 @@ mod tests {
             (with_routes(|routes| routes.flows_max = 0), "routes.flows_max"),
             (with_routes(|routes| routes.sessions_max = 2000), "routes.sessions_max"),
             (with_routes(|routes| routes.ring_bytes_max = 0), "routes.ring_bytes_max"),
+            (with_store(|store| store.url = Some("http://b".into())), "object_store.url"),
+            (with_store(|store| store.url = Some("s3:///p".into())), "object_store.url"),
+            (with_store(|store| store.url = Some("s3://b//p".into())), "object_store.url"),
+            (with_store(|store| store.endpoint = Some("host:1".into())), "object_store.endpoint"),
+            (with_store(|store| store.requests_max = 1), "object_store.requests_max"),
+            (with_store(|store| store.timeout_ms = 0), "object_store.timeout_ms"),
+            (with_store(|store| store.blocks_max = 0), "object_store.blocks_max"),
             (with_ssd(|ssd| ssd.bytes = 1 << 20), "ssd.bytes"),
             (with_ssd(|ssd| ssd.bytes += 1), "ssd.bytes"),
             (with_ssd(|ssd| ssd.segment_bytes = 4096), "ssd.segment_bytes"),

@@ -42,15 +42,21 @@ async fn healthy(State(paths): State<Paths>) -> Response {
 }
 
 /// The node takes requests: it is not draining. An engine need not be attached: without one it
-/// still serves what it holds; with an SSD that has failed it serves as well, and says so.
+/// still serves what it holds; with an SSD or an object store that has failed it serves as well, and says so.
 async fn ready(State(paths): State<Paths>) -> Response {
     let unready = |why: String| (StatusCode::SERVICE_UNAVAILABLE, why).into_response();
     match paths.node.ask(Command::Describe).await {
         Ok(description) if description.draining => unready("draining\n".into()),
-        Ok(description) => match description.ssd {
-            Some(ssd) => format!("ok\nssd: {}\n", ssd.state).into_response(),
-            None => "ok\n".into_response(),
-        },
+        Ok(description) => {
+            let object_store = paths.node.ask(Command::ObjectStore).await.ok().flatten();
+            let tiers =
+                [("ssd", description.ssd.map(|ssd| ssd.state)), ("object store", object_store)];
+            let mut text = "ok\n".to_owned();
+            for (tier, state) in tiers {
+                text.extend(state.map(|state| format!("{tier}: {state}\n")));
+            }
+            text.into_response()
+        }
         Err(refused) => unready(refused.to_string()),
     }
 }

@@ -4,7 +4,7 @@
 //! - [`config`]: what can be set
 //! - [`mod@run`]: starting and ending
 //! - [`attach`]: what engines and clients link, and the shared memory between the two (a package of its own)
-//! - `ssd`: the thread beside the disk
+//! - `ssd`: the thread beside the disk; `bucket`: the task that talks to an object store
 //! - `objects`: objects that come from other nodes and go to them, a call for a whole batch
 //! - `node`: the one thread that decides; `grpc`, `routes`, `admin`, `http` and `attach_server` only carry calls to it
 //!
@@ -12,6 +12,7 @@
 
 mod admin;
 mod attach_server;
+mod bucket;
 mod clock;
 pub mod config;
 mod grpc;

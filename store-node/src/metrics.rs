@@ -35,6 +35,12 @@ pub struct Metrics {
     pub ssd_usable: IntGauge,
     pub ssd_rotten: IntCounter,
     pub ssd_errors: IntCounter,
+    pub bucket_usable: IntGauge,
+    pub bucket_wrong: IntCounter,
+    pub bucket_errors: IntCounter,
+    pub bucket_listed: IntGaugeVec,
+    pub bucket_deletes: IntCounterVec,
+    bucket: IntGaugeVec,
     ssd: IntGaugeVec,
     ssd_log: IntCounterVec,
     pub layer_lines_dropped: IntCounter,
@@ -130,6 +136,33 @@ impl Metrics {
                 "Extents of the SSD that were not as they were written, and were dropped.",
             )?,
             ssd_errors: counter("ssd_errors_total", "Operations of the SSD that failed.")?,
+            bucket_usable: gauge(
+                "object_store_usable",
+                "1 while blocks can be sent to the object store and read from it.",
+            )?,
+            bucket_wrong: counter(
+                "object_store_wrong_total",
+                "Objects that were missing or not as they were written.",
+            )?,
+            bucket_errors: counter(
+                "object_store_errors_total",
+                "Requests to the object store that came to nothing.",
+            )?,
+            bucket_listed: gauges(
+                "object_store_listed",
+                "Objects that the last list has found: blocks, those left out, those that are none of ours.",
+                "of",
+            )?,
+            bucket_deletes: counters(
+                "object_store_deletes_total",
+                "Objects whose time was over, or that were replaced or removed, by outcome.",
+                "outcome",
+            )?,
+            bucket: gauges(
+                "object_store",
+                "What is known to be in the object store, and what is on its way there.",
+                "of",
+            )?,
             ssd: gauges(
                 "ssd",
                 "What is on the SSD and on its way: blocks, bytes, segments.",
@@ -180,6 +213,13 @@ impl Metrics {
             ("ssd_evicted", counts.ssd_evicted_total),
             ("ssd_lost", counts.ssd_lost_total),
             ("context_expired", counts.context_expired_total),
+            ("uploaded", counts.uploaded_total),
+            ("upload_failed", counts.uploads_failed_total),
+            ("upload_refused", counts.uploads_refused_total),
+            ("downloaded", counts.downloaded_total),
+            ("download_failed", counts.downloads_failed_total),
+            ("download_late", counts.downloads_late_total),
+            ("object_store_lost", counts.bucket_lost_total),
             ("evicted_unsunk", counts.evicted_unsunk_total),
             ("hint", counts.hints_total),
             ("hint_refused", counts.hints_refused_total),
@@ -195,6 +235,15 @@ impl Metrics {
             ("sinking", counts.sinking.into()),
             ("rises_late", counts.rises_late.into()),
         ];
+        let bucket = [
+            ("blocks", u64::from(counts.bucket_blocks)),
+            ("bytes", counts.bucket_bytes),
+            ("uploading", counts.uploading.into()),
+            ("waiting", counts.uploads_waiting.into()),
+        ];
+        for (of, value) in bucket {
+            self.bucket.with_label_values(&[of]).set(value as i64);
+        }
         for (of, value) in tiers {
             self.ssd.with_label_values(&[of]).set(value as i64);
         }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvasir_blocks::{Blocks, ReplicaOptions};
+use kvasir_blocks::{Blocks, BucketOptions, ReplicaOptions};
 use kvasir_proto::v1::admin_server::AdminServer;
 use kvasir_proto::v1::object_source_server::ObjectSourceServer;
 use kvasir_proto::v1::routes_server::RoutesServer;
@@ -25,6 +25,8 @@ use tonic::transport::server::TcpIncoming;
 use crate::Error;
 use crate::admin::AdminService;
 use crate::attach_server::AttachSockets;
+use crate::bucket::open::open;
+use crate::bucket::worker::BucketTask;
 use crate::config::{Config, Domain};
 use crate::grpc::{MESSAGE_BYTES_MAX, NodeService};
 use crate::http;
@@ -215,6 +217,7 @@ fn make_parts(
     let tails = Arc::new(tails.map_err(Error::Memory)?);
     let transfer = start_transfer(&config, registry, &post)?;
     let ssd = start_ssd(&config, &arena, &post)?;
+    let bucket = start_bucket(&config, &arena, &post)?;
     let routing = start_routing(&config, &arena, registry, route_registry)?;
     let (arena_region, _) = transfer.register(Arc::clone(arena.memory()))?;
     let blocks = Blocks::new(kvasir_blocks::Options {
@@ -226,6 +229,7 @@ fn make_parts(
         sink_ahead_percent: config.ssd.sink_ahead_percent,
         prefetch_chains_max: config.ssd.prefetch_chains_max as usize,
         prefetch_spares_ms: config.ssd.prefetch_spares_ms,
+        bucket: bucket_options(&config),
         replicas: ReplicaOptions {
             copies_max: config.replicas.copies_max as usize,
             hot_asks: config.replicas.hot_asks,
@@ -253,6 +257,7 @@ fn make_parts(
         metrics,
         layer_log,
         ssd,
+        bucket,
     })
 }
 
@@ -295,6 +300,29 @@ fn start_ssd(config: &Config, arena: &Arena, post: &Post) -> Result<Option<SsdTh
         SsdThread::start(config.ssd.clone(), slots, rand::random(), move |report| post.ssd(report));
     let failed = |source| Error::Io { what: "the SSD's thread cannot be started".into(), source };
     Ok(Some(started.map_err(failed)?))
+}
+
+/// Whether the object store answers is found out by its own task.
+fn start_bucket(config: &Config, arena: &Arena, post: &Post) -> Result<Option<BucketTask>, Error> {
+    let Some(opened) = open(&config.object_store).map_err(Error::Config)? else { return Ok(None) };
+    let (runtime, slots) = (tokio::runtime::Handle::current(), Arc::clone(arena.memory()));
+    let settings = config.object_store.clone();
+    Ok(Some(BucketTask::start(&runtime, settings, opened, slots, post.bucket())))
+}
+
+fn bucket_options(config: &Config) -> BucketOptions {
+    let store = &config.object_store;
+    if store.url.is_none() {
+        return BucketOptions::default();
+    }
+    BucketOptions {
+        uploads_max: store.requests_max as usize / 2,
+        upload_bytes_max: store.bytes_in_flight_max / 2,
+        timeout_ms: store.timeout_ms,
+        blocks_max: store.blocks_max as usize,
+        tenant_bytes_max: store.tenant_bytes_max,
+        ..BucketOptions::default()
+    }
 }
 
 fn read_topology(file: &std::path::Path) -> Result<Topology, Error> {

@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use kvasir_proto::{BlockKey, Class, Generation, Imm, Namespace, Share, SlotIndex, Tenant};
 
+use crate::bucket::{BucketOptions, UploadFrom};
 use crate::eviction::Eviction;
 use crate::replicas::ReplicaOptions;
 use crate::ssd::SsdBlock;
@@ -55,6 +56,8 @@ pub struct Options {
     pub sink_retry_ms: u64,
     /// The part of the slots that shall be free, or be had at once because the SSD has the block too.
     pub sink_ahead_percent: u32,
+    /// Of the object store that nodes share.
+    pub bucket: BucketOptions,
     /// Of copies on other nodes.
     pub replicas: ReplicaOptions,
 }
@@ -81,6 +84,7 @@ impl Default for Options {
             ssd_timeout_ms: 2_000,
             sink_retry_ms: 1_000,
             sink_ahead_percent: 25,
+            bucket: BucketOptions::default(),
             replicas: ReplicaOptions::default(),
         }
     }
@@ -328,6 +332,13 @@ pub enum Action {
     Rise { rise: u64, slot: SlotIndex, key: BlockKey },
     /// The SSD need not keep this block.
     Forget { key: BlockKey },
+    /// Send a block to the object store, if its runs have these checksums (none are given where it is not read
+    /// from a slot); answered by `uploaded`.
+    Upload { upload: u64, block: SsdBlock, from: UploadFrom, checksums: Vec<u64> },
+    /// Read a block of the object store into a slot that nobody else touches; answered by `risen`.
+    Download { rise: u64, slot: SlotIndex, block: SsdBlock },
+    /// The object store need not keep this block.
+    Discard { block: SsdBlock },
     /// Source side: of what a share waits for from the SSD some has come, and its first blocks are there, this
     /// many. Given again as more comes; when `is_all` is set no more will.
     Risen { share: Share, blocks: u32, is_all: bool },
@@ -379,7 +390,7 @@ pub struct KeepRequest {
 /// Why nothing is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum KeepError {
-    #[error("this node has no SSD that can be used now")]
+    #[error("this node has no SSD that can be used now, nor an object store")]
     NoSsd,
     /// Another node may.
     #[error("the node is draining")]
@@ -538,6 +549,11 @@ pub struct Counts {
     pub ssd_bytes: u64,
     pub context_blocks: u32,
     pub context_bytes: u64,
+    /// Blocks that are known to be in the object store; others that are being sent there, or wait for that.
+    pub bucket_blocks: u32,
+    pub bucket_bytes: u64,
+    pub uploading: u32,
+    pub uploads_waiting: u32,
 
     pub committed_total: u64,
     pub duplicates_total: u64,
@@ -556,6 +572,15 @@ pub struct Counts {
     /// Blocks of the SSD that were found rotten or missing, and those after them.
     pub ssd_lost_total: u64,
     pub context_expired_total: u64,
+    pub uploaded_total: u64,
+    pub uploads_failed_total: u64,
+    /// Blocks that nobody sends, because more are known to be in the object store than may be.
+    pub uploads_refused_total: u64,
+    pub downloaded_total: u64,
+    pub downloads_failed_total: u64,
+    pub downloads_late_total: u64,
+    /// Blocks of the object store that were found missing or wrong.
+    pub bucket_lost_total: u64,
     /// Blocks that were evicted before the SSD had them, while there was one.
     pub evicted_unsunk_total: u64,
     pub hints_total: u64,

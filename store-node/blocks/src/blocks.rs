@@ -9,6 +9,7 @@
 mod admin;
 mod allocate;
 mod arrival;
+mod bucket;
 mod ending;
 mod engine;
 mod invariants;
@@ -25,6 +26,7 @@ use crate::admin::AdminPins;
 use crate::api::{
     Action, BlockView, Busy, Changes, Counts, Options, ShareError, ShareView, Snapshot, SsdSize,
 };
+use crate::bucket::Bucket;
 use crate::cache::Cache;
 use crate::ended::Ended;
 use crate::gets::Gets;
@@ -66,6 +68,10 @@ use crate::tier_work::{Rises, Sinks};
 /// took slots, and [`sunk`](Self::sunk) and [`risen`](Self::risen) for what was asked for. A share
 /// that waits for the SSD binds like one that waits for a fetch.
 ///
+/// With an object store ([`bucket_listed`](Self::bucket_listed), [`set_bucket_usable`](Self::set_bucket_usable)),
+/// [`upload_ahead`](Self::upload_ahead) now and then and after anything was kept, and
+/// [`uploaded`](Self::uploaded) and [`risen`](Self::risen) for what was asked for.
+///
 /// [`abort`](Self::abort), a lease that runs out, [`engine_gone`](Self::engine_gone) and a release
 /// before the remote writer is done end a share early: its private slots are quarantined, and
 /// `StopEngine`, `StopWriter`, `StopPush` and `CancelImm` are given for whoever still writes or
@@ -92,6 +98,7 @@ pub struct Blocks {
     extent_bytes: u64,
     sinks: Sinks,
     rises: Rises,
+    bucket: Bucket,
     /// Shares that are hints.
     hints: usize,
     /// Bounded by the shares, each of which adds every action at most once (and once for each block that
@@ -116,6 +123,13 @@ struct Totals {
     ssd_evicted: u64,
     ssd_lost: u64,
     expired: u64,
+    uploaded: u64,
+    uploads_failed: u64,
+    uploads_refused: u64,
+    downloaded: u64,
+    downloads_failed: u64,
+    downloads_late: u64,
+    bucket_lost: u64,
     hints: u64,
     hints_refused: u64,
     prefetched: u64,
@@ -141,6 +155,7 @@ impl Blocks {
             extent_bytes: 0,
             sinks: Sinks::default(),
             rises: Rises::default(),
+            bucket: Bucket::default(),
             hints: 0,
             actions: VecDeque::new(),
             totals: Totals::default(),
@@ -173,8 +188,11 @@ impl Blocks {
         let lease = self.leases.first().map(|&(at_ms, _)| at_ms);
         let rise = self.rises.oldest();
         let rise = rise.map(|(_, since_ms)| since_ms.saturating_add(self.options.ssd_timeout_ms));
+        let download = self.rises.oldest_download();
+        let timeout_ms = self.options.bucket.timeout_ms;
+        let download = download.map(|(_, since_ms)| since_ms.saturating_add(timeout_ms));
         let pin = self.admin_pins.next_end().map(|(until_ms, _)| until_ms);
-        let all = [lease, rise, pin, self.tombstones.next_ms(), self.finished.next_ms()];
+        let all = [lease, rise, download, pin, self.tombstones.next_ms(), self.finished.next_ms()];
         all.into_iter().flatten().min()
     }
 
@@ -214,6 +232,11 @@ impl Blocks {
     /// Every block of the SSD.
     pub fn ssd_blocks(&self) -> impl Iterator<Item = SsdBlock> + '_ {
         self.cache.ssd().iter()
+    }
+
+    /// A block that is known to be in the object store.
+    pub fn bucket_block(&self, key: BlockKey) -> Option<SsdBlock> {
+        self.bucket.get(key)
     }
 
     /// Every block of the index, in slot order.
@@ -273,6 +296,10 @@ impl Blocks {
             ssd_bytes: self.cache.ssd().bytes(),
             context_blocks: as_u32(self.cache.ssd().context_blocks()),
             context_bytes: self.cache.ssd().context_bytes(),
+            bucket_blocks: as_u32(self.bucket.len()),
+            bucket_bytes: self.bucket.bytes(),
+            uploading: as_u32(self.bucket.uploads.len()),
+            uploads_waiting: as_u32(self.bucket.queue.len()),
             committed_total: self.totals.committed,
             duplicates_total: self.totals.duplicates,
             evicted_total: self.cache.evicted_total(),
@@ -288,6 +315,13 @@ impl Blocks {
             ssd_evicted_total: self.totals.ssd_evicted,
             ssd_lost_total: self.totals.ssd_lost,
             context_expired_total: self.totals.expired,
+            uploaded_total: self.totals.uploaded,
+            uploads_failed_total: self.totals.uploads_failed,
+            uploads_refused_total: self.totals.uploads_refused,
+            downloaded_total: self.totals.downloaded,
+            downloads_failed_total: self.totals.downloads_failed,
+            downloads_late_total: self.totals.downloads_late,
+            bucket_lost_total: self.totals.bucket_lost,
             evicted_unsunk_total: self.cache.evicted_unsunk_total(),
             hints_total: self.totals.hints,
             hints_refused_total: self.totals.hints_refused,

@@ -11,6 +11,7 @@
 //! 3. `blocks/allocate.rs`, `engine.rs`, `arrival.rs`, `ending.rs`: what the owner does with them.
 //! 4. `blocks/tiers.rs`: what sinks to the SSD and rises from it; `ssd.rs` and `tier_work.rs`: what
 //!    it remembers for that.
+//!    `blocks/bucket.rs`: what is sent to an object store; `bucket.rs`: what is known of it.
 //!    `blocks/prefetch.rs`: what rises on a hint.
 //!    `blocks/objects.rs`: objects of clients that are no engines.
 //! 5. `blocks/admin.rs`: what administrators ask for; `admin.rs`: its words.
@@ -25,6 +26,7 @@
 mod admin;
 mod api;
 mod blocks;
+mod bucket;
 mod cache;
 mod compact;
 mod ended;
@@ -53,6 +55,7 @@ pub use api::{
     RiseError, ShareError, ShareView, SinkError, Snapshot, SsdSize, Tier,
 };
 pub use blocks::Blocks;
+pub use bucket::{BucketOptions, UploadFrom};
 pub use eviction::Eviction;
 pub use replicas::{
     ChangeReplicaError, CopyCause, CopyError, CopyPlan, DrainRequest, DrainView, KeptFor, Peer,

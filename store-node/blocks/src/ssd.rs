@@ -14,7 +14,7 @@ use kvasir_proto::{BlockKey, Class, Namespace, Tenant};
 use crate::compact::Interned;
 use crate::index::hash;
 
-/// A block on the SSD, as a shell knows it.
+/// A block on the SSD, or in the object store, as a shell knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SsdBlock {
     pub key: BlockKey,
@@ -114,6 +114,11 @@ impl Ssd {
 
     pub(crate) fn tenant_bytes(&self, tenant: Tenant) -> u64 {
         self.tenants.get(&tenant).copied().unwrap_or(0)
+    }
+
+    /// Those of the context class.
+    pub(crate) fn kept(&self) -> impl Iterator<Item = SsdBlock> + '_ {
+        self.untils.iter().map(|&(_, id)| self.block(self.at(id)))
     }
 
     pub(crate) fn contains(&self, key: BlockKey) -> bool {

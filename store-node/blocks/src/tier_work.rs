@@ -70,13 +70,15 @@ impl Sinks {
     }
 }
 
-/// A block on its way from the SSD.
+/// A block on its way from the SSD, or from the object store.
 #[derive(Debug)]
 pub(crate) struct Rise {
     pub(crate) key: BlockKey,
     pub(crate) namespace: Namespace,
     pub(crate) parent: Option<BlockKey>,
     pub(crate) slot: SlotIndex,
+    /// From the object store.
+    pub(crate) is_download: bool,
     pub(crate) since_ms: u64,
     /// The checksums that came with it, when it is there and waits for the block before it.
     pub(crate) landed: Option<Vec<u64>>,
@@ -91,13 +93,16 @@ pub(crate) struct Rises {
     pub(crate) all: BTreeMap<u64, Rise>,
     pub(crate) by_key: BTreeMap<BlockKey, u64>,
     pub(crate) next: u64,
-    /// Of them, those that are late.
+    /// Of them, those from the SSD that are late.
     pub(crate) late: u32,
+    /// Of them, those from the object store.
+    pub(crate) downloads: u32,
 }
 
 impl Rises {
     pub(crate) fn insert(&mut self, rise: Rise) -> u64 {
         self.next += 1;
+        self.downloads += u32::from(rise.is_download);
         self.by_key.insert(rise.key, self.next);
         self.all.insert(self.next, rise);
         self.next
@@ -113,7 +118,8 @@ impl Rises {
         if self.by_key.get(&removed.key) == Some(&rise) {
             self.by_key.remove(&removed.key);
         }
-        self.late -= u32::from(removed.late);
+        self.late -= u32::from(removed.late && !removed.is_download);
+        self.downloads -= u32::from(removed.is_download);
         Some(removed)
     }
 
@@ -121,14 +127,25 @@ impl Rises {
     pub(crate) fn set_late(&mut self, rise: u64) {
         if let Some(of) = self.all.get_mut(&rise).filter(|of| !of.late) {
             of.late = true;
-            self.late += 1;
+            self.late += u32::from(!of.is_download);
             self.by_key.remove(&of.key);
         }
     }
 
-    /// When the eldest that is not late began. They begin in the order of their numbers.
+    /// When the eldest read of the SSD that is not late began. They begin in the order of their numbers.
     pub(crate) fn oldest(&self) -> Option<(u64, u64)> {
-        let mut all = self.all.iter().filter(|(_, rise)| !rise.late && rise.landed.is_none());
+        self.oldest_of(false)
+    }
+
+    /// The same of reads of the object store.
+    pub(crate) fn oldest_download(&self) -> Option<(u64, u64)> {
+        if self.downloads == 0 { None } else { self.oldest_of(true) }
+    }
+
+    fn oldest_of(&self, downloads: bool) -> Option<(u64, u64)> {
+        let mut all = self.all.iter().filter(|(_, rise)| {
+            rise.is_download == downloads && !rise.late && rise.landed.is_none()
+        });
         all.next().map(|(id, rise)| (*id, rise.since_ms))
     }
 }

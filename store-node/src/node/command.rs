@@ -40,6 +40,8 @@ pub enum Refused {
 #[derive(Debug)]
 pub enum Command {
     Describe(Reply<v1::NodeDescription>),
+    /// In words whether the object store can be used; nothing on a node that has none.
+    ObjectStore(Reply<Option<String>>),
     Allocate(v1::TxAllocateRequest, Reply<v1::TxAllocateReply>),
     Push(v1::TxPushRequest, Reply<v1::TxPushReply>),
     Commit(v1::TxCommitRequest, Reply<v1::TxCommitReply>),

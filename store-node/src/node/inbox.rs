@@ -3,7 +3,8 @@
 //!
 //! - Commands: when full, the caller is told to come again.
 //! - Ends of transfers: bounded by what the node has under way (see `ENDS_MAX`), so never full.
-//! - Reports of the thread beside the SSD: when full, that thread waits; it owes nobody anything else.
+//! - Reports of the thread beside the SSD: when full, that thread waits; it owes nobody anything else. The same of
+//!   the task that talks to the object store.
 //! - Messages of peers: when full, dropped and counted; a peer that needs an answer asks again or
 //!   cuts this node off.
 
@@ -16,11 +17,13 @@ use kvasir_blocks::moving::writers::CutRound;
 use kvasir_proto::Share;
 use kvasir_transfer::{Outcome, PeerEvent, PeerId};
 use prometheus::IntCounter;
+use tokio::sync::mpsc;
 
 use super::command::Command;
 use super::owner::Failure;
 use super::{SHARES_MAX, WRITES_MAX};
 use crate::attach::doorbell;
+use crate::bucket::worker::{self, Reports};
 use crate::ssd::thread::Report;
 
 const COMMANDS_MAX: usize = 1024;
@@ -109,6 +112,7 @@ pub struct Post {
     ends: SyncSender<End>,
     messages: SyncSender<FromPeer>,
     ssd: SyncSender<Report>,
+    bucket: mpsc::Sender<worker::Report>,
     bell: Arc<Bell>,
     messages_dropped: IntCounter,
 }
@@ -160,6 +164,12 @@ impl Post {
         self.bell.ring();
     }
 
+    /// Where the task that talks to the object store reports.
+    pub fn bucket(&self) -> Reports {
+        let bell = Arc::clone(&self.bell);
+        Reports { sender: self.bucket.clone(), ring: Box::new(move || bell.ring()) }
+    }
+
     pub fn peer(&self, message: FromPeer) {
         if self.messages.try_send(message).is_err() {
             self.messages_dropped.inc();
@@ -175,6 +185,7 @@ pub struct Inbox {
     pub ends: Receiver<End>,
     pub messages: Receiver<FromPeer>,
     pub ssd: Receiver<Report>,
+    pub bucket: mpsc::Receiver<worker::Report>,
     pub bell: Arc<Bell>,
 }
 
@@ -187,12 +198,14 @@ pub fn inbox(messages_dropped: IntCounter) -> std::io::Result<(Post, Inbox)> {
     let (ends, ends_receiver) = sync_channel(ENDS_MAX);
     let (messages, messages_receiver) = sync_channel(MESSAGES_MAX);
     let (ssd, ssd_receiver) = sync_channel(REPORTS_MAX);
+    let (bucket, bucket_receiver) = mpsc::channel(worker::REPORTS_MAX);
     let inbox = Inbox {
         commands: commands_receiver,
         ends: ends_receiver,
         messages: messages_receiver,
         ssd: ssd_receiver,
+        bucket: bucket_receiver,
         bell: Arc::clone(&bell),
     };
-    Ok((Post { commands, ends, messages, ssd, bell, messages_dropped }, inbox))
+    Ok((Post { commands, ends, messages, ssd, bucket, bell, messages_dropped }, inbox))
 }

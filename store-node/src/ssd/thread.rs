@@ -12,6 +12,7 @@ use std::sync::mpsc::{
 };
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use kvasir_blocks::{RiseError, SinkError, SsdBlock};
 use kvasir_log::{
     AppendError, Counts, Disk, ExtentBuf, Log, Options, Output, ReadError, ReadExtent, Record,
@@ -19,6 +20,7 @@ use kvasir_log::{
 };
 use kvasir_proto::{BlockKey, Class, SlotIndex, SlotLayout};
 use kvasir_transfer::SharedMemory;
+use tokio::sync::oneshot;
 
 use super::open::{Opened, drop_index, open_disk, open_index};
 use crate::config::Ssd;
@@ -47,10 +49,40 @@ pub struct Shape {
 /// What the node's thread asks for.
 #[derive(Debug)]
 pub enum Job {
-    Sink { sink: u64, slot: SlotIndex, block: SsdBlock, checksums: Vec<u64>, shape: Shape },
-    Rewrite { sink: u64, key: BlockKey, class: Class },
-    Rise { rise: u64, slot: SlotIndex, key: BlockKey, shape: Shape },
-    Forget { key: BlockKey },
+    Sink {
+        sink: u64,
+        slot: SlotIndex,
+        block: SsdBlock,
+        checksums: Vec<u64>,
+        shape: Shape,
+    },
+    Rewrite {
+        sink: u64,
+        key: BlockKey,
+        class: Class,
+    },
+    Rise {
+        rise: u64,
+        slot: SlotIndex,
+        key: BlockKey,
+        shape: Shape,
+    },
+    Forget {
+        key: BlockKey,
+    },
+    /// Read a block for somebody who sends it elsewhere.
+    Read {
+        key: BlockKey,
+        reply: oneshot::Sender<Result<ReadBlock, SinkError>>,
+    },
+}
+
+/// A block as the log had it.
+#[derive(Debug)]
+pub struct ReadBlock {
+    /// Of its runs.
+    pub checksums: Vec<u64>,
+    pub payload: Bytes,
 }
 
 /// What became of it.
@@ -149,6 +181,7 @@ enum Purpose {
     Sink(u64),
     Rewrite { sink: u64, class: Class },
     Rise { rise: u64, slot: SlotIndex, shape: Shape },
+    Read(oneshot::Sender<Result<ReadBlock, SinkError>>),
 }
 
 impl Thread {
@@ -224,6 +257,8 @@ impl Thread {
             Job::Rise { rise, .. } => self.risen_badly(rise, why),
             // What comes back instead is forgotten or kept then.
             Job::Forget { .. } => {}
+            // Who asked may have given up.
+            Job::Read { reply, .. } => drop(reply.send(Err(SinkError::Failed))),
         }
     }
 
@@ -322,6 +357,10 @@ impl<'a> Serving<'a> {
                 self.log.read(ticket, key);
             }
             Job::Forget { key } => self.log.remove(key),
+            Job::Read { key, reply } => {
+                let ticket = self.ticket(Purpose::Read(reply));
+                self.log.read(ticket, key);
+            }
         }
     }
 
@@ -393,6 +432,13 @@ impl<'a> Serving<'a> {
                         self.risen(rise, slot, &shape, result);
                     }
                     Some(Purpose::Rewrite { sink, class }) => self.rewrite(sink, class, result),
+                    Some(Purpose::Read(reply)) => {
+                        let read = result.map(|extent| ReadBlock {
+                            payload: Bytes::copy_from_slice(extent.payload()),
+                            checksums: extent.record.checksums,
+                        });
+                        let _ = reply.send(read.map_err(|error| sink_error(&error)));
+                    }
                     Some(Purpose::Sink(_)) | None => {}
                 },
                 Output::Lost { key } => (self.thread.report)(Report::Lost { key }),
@@ -452,8 +498,7 @@ impl<'a> Serving<'a> {
                 self.append(sink, extent);
             }
             Err(error) => {
-                let gone = matches!(error, ReadError::Missing | ReadError::Rotten);
-                let result = Err(if gone { SinkError::Gone } else { SinkError::Failed });
+                let result = Err(sink_error(&error));
                 (self.thread.report)(Report::Sunk { sink, result, why: Some(error.to_string()) });
             }
         }
@@ -469,7 +514,16 @@ impl<'a> Serving<'a> {
                 Purpose::Rise { rise, .. } => {
                     self.thread.risen_badly(rise, "the key index has failed");
                 }
+                Purpose::Read(reply) => drop(reply.send(Err(SinkError::Failed))),
             }
         }
+    }
+}
+
+/// Why a block could not be had from the log for somewhere else.
+fn sink_error(error: &ReadError) -> SinkError {
+    match error {
+        ReadError::Missing | ReadError::Rotten => SinkError::Gone,
+        _ => SinkError::Failed,
     }
 }

@@ -80,6 +80,17 @@ const MAY_USE: [(&str, &[&str]); 20] = [
 const CORES: [&str; 4] =
     ["kvasir-transfer-core", "kvasir-blocks", "kvasir-log", "kvasir-placement"];
 
+/// What only some packages may bring in, at any depth, and why.
+const ONLY_IN: [(&str, &[&str], &str); 2] = [
+    (
+        "object_store",
+        &["kvasir-store-node", "kvasir-engine-reference", "kvasir"],
+        "bytes of the cache leave a host through its store node alone",
+    ),
+    // The default features of a library of object stores, or of reqwest, would bring it.
+    ("aws-lc-sys", &[], "there is one cryptography, ring, and it needs no CMake"),
+];
+
 /// Time, randomness, threads and the outside world are passed into a core.
 const NOT_IN_A_CORE: [&str; 8] =
     ["tokio", "axum", "tonic", "nix", "libc", "rand", "reqwest", "mio"];
@@ -156,6 +167,21 @@ fn cores_depend_on_nothing_that_reaches_outside() {
         }
     }
     assert_none("cores", &complaints);
+}
+
+#[test]
+fn some_libraries_are_brought_in_where_there_is_a_reason_for_them() {
+    let mut complaints = Vec::new();
+    for (package, _) in MAY_USE {
+        let built = built_into(package);
+        for (library, allowed, why) in ONLY_IN {
+            if built.contains(library) && !allowed.contains(&package) {
+                complaints.push(format!("{package} is built with {library}: {why}"));
+            }
+        }
+    }
+    assert!(built_into("kvasir-store-node").contains("object_store"), "the trees were read");
+    assert_none("libraries", &complaints);
 }
 
 #[test]

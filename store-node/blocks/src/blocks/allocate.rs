@@ -175,8 +175,8 @@ impl Blocks {
         let held_blocks = cached_blocks + plan.rising;
         for page in cached_blocks..held_blocks {
             let key = request.keys[page as usize];
-            let risen = self.rise_page(now_ms, share, page, key);
-            pages.push(risen.expect("the plan found it on the SSD, and room for it"));
+            let risen = self.rise_page(now_ms, (share, request.namespace), page, key);
+            pages.push(risen.expect("the plan found it below memory, and room for it"));
         }
         self.cache.make_room(plan.pages - held_blocks);
         for _ in held_blocks..plan.pages {

@@ -17,6 +17,7 @@ impl Blocks {
         self.cache.slots().check()?;
         self.cache.index().check(|slot| self.committed_pins(slot))?;
         self.cache.ssd().check()?;
+        self.bucket.check()?;
         self.check_tiers()?;
         self.check_indexed()?;
         self.check_private_slots()?;
@@ -104,6 +105,7 @@ impl Blocks {
             .filter_map(|page| page.pinned())
             .chain(self.gets.iter())
             .chain(self.sinks.pins())
+            .chain(self.bucket.pins())
             .chain(self.admin_pins.slots())
         {
             *pins.entry(slot).or_insert(0) += 1;

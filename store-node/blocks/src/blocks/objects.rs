@@ -60,7 +60,8 @@ impl Blocks {
         if is_here || !may || self.could_rise(now_ms, request.namespace, &[key], 0) == 0 {
             return false;
         }
-        let Some(page) = self.rise_page(now_ms, request.share, 0, key) else { return false };
+        let of = (request.share, request.namespace);
+        let Some(page) = self.rise_page(now_ms, of, 0, key) else { return false };
         let state = ShareState::new(false, false, true);
         self.open_object_share(now_ms, request, state, vec![page]);
         true
@@ -89,13 +90,14 @@ impl Blocks {
         Ok(found)
     }
 
-    /// Where an object can be had fastest, when it can.
+    /// Where an object can be had fastest, when it can. What is in the object store alone counts as on the SSD.
     pub fn find_object(&self, namespace: Namespace, key: BlockKey) -> Option<Tier> {
         if self.object_slot(namespace, key).is_some() {
             return Some(Tier::Dram);
         }
         let on_ssd = self.cache.ssd().prefix(namespace, self.layout, None, &[key]) == 1;
-        on_ssd.then_some(Tier::Ssd)
+        let is_below = on_ssd || self.bucket.prefix(namespace, self.layout, None, &[key]) == 1;
+        is_below.then_some(Tier::Ssd)
     }
 
     /// Forgets an object: it is found no more, and its slot is free when it is unpinned. False when
@@ -103,6 +105,7 @@ impl Blocks {
     pub fn remove_object(&mut self, now_ms: u64, namespace: Namespace, key: BlockKey) -> bool {
         let Some(tier) = self.find_object(namespace, key) else { return false };
         self.cache.set_now(now_ms);
+        self.discard(key);
         let on_ssd = self.cache.unstore(key);
         self.actions.extend(on_ssd.into_iter().map(|key| Action::Forget { key }));
         if tier == Tier::Dram

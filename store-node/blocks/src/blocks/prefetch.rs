@@ -1,4 +1,4 @@
-//! Reading blocks of the SSD ahead, on a hint that they are about to be asked for.
+//! Reading blocks of the SSD and of the object store ahead, on a hint that they are about to be asked for.
 //!
 //! A hint is a share of the node's own: it pins what of the chain is in memory and what rises after it, so
 //! that the one does not go while the other comes, and ends by itself when all has come. Then nothing is held, and
@@ -19,7 +19,7 @@ use crate::share_state::ShareState;
 const HINTED_READS_MAX: usize = 32;
 
 impl Blocks {
-    /// Somebody will soon ask for these blocks: begins to read those that only the SSD has. The share is
+    /// Somebody will soon ask for these blocks: begins to read those that are not in memory. The share is
     /// drawn by the shell and never used again; it is one of the source side, of which only
     /// [`Action::Ended`](crate::Action::Ended) is heard. Without a namespace it is that of the first block.
     ///
@@ -49,7 +49,7 @@ impl Blocks {
         if self.is_draining() {
             return Err(PrefetchError::Draining);
         }
-        if !self.ssd_is_usable(now_ms) {
+        if !self.below_is_usable(now_ms) {
             return Err(PrefetchError::NoSsd);
         }
         let Some(namespace) = namespace.or_else(|| self.namespace_of(*keys.first()?)) else {
@@ -57,8 +57,7 @@ impl Blocks {
         };
         let held = self.cache.index().prefix(Some(namespace), keys);
         let first = held.len();
-        let parent = first.checked_sub(1).map(|before| keys[before]);
-        let there = self.cache.ssd().prefix(namespace, self.layout, parent, &keys[first..]);
+        let there = self.below(now_ms, namespace, keys, first);
         let wanted = &keys[first..first + there];
         let known = Prefetched { memory_blocks: first as u32, rising_blocks: there as u32 };
         let rises = |key: &&BlockKey| self.rises.of_key(**key).is_some();
@@ -89,7 +88,7 @@ impl Blocks {
             if self.rises.of_key(*key).is_none() && !self.has_unwanted_slot() {
                 break;
             }
-            let Some(risen) = self.rise_page(now_ms, share, page, *key) else { break };
+            let Some(risen) = self.rise_page(now_ms, (share, namespace), page, *key) else { break };
             pages.push(risen);
         }
         if pages.len() == first {
@@ -104,8 +103,8 @@ impl Blocks {
     fn namespace_of(&self, key: BlockKey) -> Option<Namespace> {
         let slot = self.cache.index().find(key);
         let in_memory = slot.and_then(|slot| self.cache.index().entry(slot));
-        let on_ssd = || self.cache.ssd().get(key).map(|block| block.namespace);
-        in_memory.map(|entry| entry.namespace).or_else(on_ssd)
+        let below = || self.cache.ssd().get(key).or(self.bucket.get(key));
+        in_memory.map(|entry| entry.namespace).or_else(|| Some(below()?.namespace))
     }
 
     /// A slot is free, or has a block that goes next, was not used lately, and is on the SSD too: nothing is lost

@@ -53,6 +53,7 @@ impl Blocks {
         let orphans = blocks.iter().zip(is_known).filter(|(_, is_known)| !is_known);
         self.actions.extend(orphans.map(|(block, _)| Action::Forget { key: block.key }));
         self.make_ssd_room(0);
+        self.want_all_kept();
     }
 
     /// The SSD cannot be used for now: what is only there is not here any more. What is under way is
@@ -78,9 +79,11 @@ impl Blocks {
         self.actions.extend(gone.into_iter().map(|key| Action::Forget { key }));
     }
 
-    /// Context blocks whose time is over become normal ones.
+    /// Context blocks whose time is over become normal ones, and those of the object store are not there any
+    /// more.
     pub fn expire(&mut self, unix_ms: u64) {
         self.totals.expired += self.cache.ssd_mut().expire(unix_ms) as u64;
+        self.bucket.expire(unix_ms);
     }
 
     /// Whether the SSD answers in time. While it does not, nothing is begun with it.
@@ -186,6 +189,9 @@ impl Blocks {
         }
         // What it was to replace may have gone meanwhile, and with it the room.
         self.make_ssd_room(0);
+        if stored {
+            self.want_in_bucket(done.block);
+        }
         stored
     }
 
@@ -198,6 +204,9 @@ impl Blocks {
         let KeepRequest { namespace, keys, tenant, until_unix_ms } = request;
         if self.is_draining() {
             return Err(KeepError::Draining);
+        }
+        if self.extent_bytes > 0 && !self.ssd_is_usable(now_ms) && self.bucket.usable {
+            return self.keep_in_bucket(now_ms, request);
         }
         if self.extent_bytes == 0 || !self.ssd_is_usable(now_ms) {
             return Err(KeepError::NoSsd);
@@ -295,7 +304,7 @@ impl Blocks {
         Ok(())
     }
 
-    fn kept(&mut self, keep: u64, sink: u64, stored: bool) {
+    pub(super) fn kept(&mut self, keep: u64, sink: u64, stored: bool) {
         let Some(waits) = self.sinks.keeps.get_mut(&keep) else { return };
         waits.left.remove(&sink);
         waits.failed |= !stored;
@@ -304,7 +313,7 @@ impl Blocks {
         }
     }
 
-    fn finish_keep(&mut self, keep: u64) {
+    pub(super) fn finish_keep(&mut self, keep: u64) {
         let Some(Keep { failed, blocks, .. }) = self.sinks.keeps.remove(&keep) else { return };
         self.kept_changed();
         self.actions.push_back(Action::Kept { keep, blocks: (!failed).then_some(blocks) });
@@ -419,7 +428,7 @@ impl Blocks {
         true
     }
 
-    /// How many blocks after a held prefix could be read from the SSD now.
+    /// How many blocks after a held prefix could be read from the SSD or the object store now.
     pub(super) fn could_rise(
         &self,
         now_ms: u64,
@@ -427,68 +436,117 @@ impl Blocks {
         keys: &[BlockKey],
         held: usize,
     ) -> u32 {
-        if !self.ssd_is_usable(now_ms) {
-            return 0;
-        }
-        let parent = held.checked_sub(1).map(|before| keys[before]);
-        let there = self.cache.ssd().prefix(namespace, self.layout, parent, &keys[held..]);
+        let there = self.below(now_ms, namespace, keys, held);
         let room = self.options.rises_max.saturating_sub(self.rises.all.len());
         there.min(room) as u32
     }
 
-    /// A page of a share that is read from the SSD, by this share first or by an earlier one.
+    /// How many of the keys after the first ones are on the SSD or in the object store, as far as these can be
+    /// used: each in one of the two.
+    pub(super) fn below(
+        &self,
+        now_ms: u64,
+        namespace: Namespace,
+        keys: &[BlockKey],
+        held: usize,
+    ) -> usize {
+        let ssd_is_usable = self.ssd_is_usable(now_ms);
+        let mut at = held;
+        loop {
+            let before = at;
+            let parent = |at: usize| at.checked_sub(1).map(|before| keys[before]);
+            if ssd_is_usable {
+                let ssd = self.cache.ssd();
+                at += ssd.prefix(namespace, self.layout, parent(at), &keys[at..]);
+            }
+            if self.bucket.usable {
+                at += self.bucket.prefix(namespace, self.layout, parent(at), &keys[at..]);
+            }
+            if at == before {
+                return at - held;
+            }
+        }
+    }
+
+    /// Whether anything can be read from below memory now.
+    pub(super) fn below_is_usable(&self, now_ms: u64) -> bool {
+        self.bucket.usable || self.ssd_is_usable(now_ms)
+    }
+
+    /// A page of a share that is read from the SSD or the object store, by this share first or by an earlier one.
     pub(super) fn rise_page(
         &mut self,
         now_ms: u64,
-        share: Share,
+        (share, namespace): (Share, Namespace),
         page: u32,
         key: BlockKey,
     ) -> Option<Page> {
         let known = self.rises.of_key(key).map(|(id, rise)| (id, rise.slot));
         let (id, slot) = match known {
             Some(known) => known,
-            None => self.begin_rise(now_ms, key)?,
+            None => self.begin_rise(now_ms, namespace, key)?,
         };
         self.cache.pin(slot);
         self.rises.all.get_mut(&id)?.waiters.push((share, page));
         Some(Page { slot, hold: Hold::Pinned })
     }
 
-    fn begin_rise(&mut self, now_ms: u64, key: BlockKey) -> Option<(u64, SlotIndex)> {
-        let block = self.cache.ssd().get(key)?;
-        let (namespace, parent) = (block.namespace, block.parent);
+    fn begin_rise(
+        &mut self,
+        now_ms: u64,
+        namespace: Namespace,
+        key: BlockKey,
+    ) -> Option<(u64, SlotIndex)> {
+        let fits = |block: &SsdBlock| block.namespace == namespace && block.layout == self.layout;
+        let on_ssd = self.cache.ssd().get(key).filter(fits);
+        let on_ssd = on_ssd.filter(|_| self.ssd_is_usable(now_ms));
+        let is_download = on_ssd.is_none();
+        let block = on_ssd.or_else(|| self.bucket.get(key).filter(fits))?;
+        let parent = block.parent;
         let slot = self.cache.rise()?;
-        self.cache.ssd_mut().begin_use(key);
+        if !is_download {
+            self.cache.ssd_mut().begin_use(key);
+        }
         let rise = Rise {
             key,
             namespace,
             parent,
             slot,
+            is_download,
             since_ms: now_ms,
             landed: None,
             late: false,
             waiters: Vec::new(),
         };
         let id = self.rises.insert(rise);
-        self.actions.push_back(Action::Rise { rise: id, slot, key });
+        self.actions.push_back(match is_download {
+            true => Action::Download { rise: id, slot, block },
+            false => Action::Rise { rise: id, slot, key },
+        });
         Some((id, slot))
     }
 
-    /// A read of the SSD has ended, with the checksums of the block's runs: its bytes are in the
+    /// A read of the SSD or of the object store has ended, with the checksums of the block's runs: its bytes are in the
     /// slot, or the slot is not written any more.
     pub fn risen(&mut self, now_ms: u64, rise: u64, result: Result<Vec<u64>, RiseError>) {
         let Some(of) = self.rises.all.get_mut(&rise) else { return };
-        let key = of.key;
-        self.cache.ssd_mut().end_use(key);
+        let (key, is_download) = (of.key, of.is_download);
+        if !is_download {
+            self.cache.ssd_mut().end_use(key);
+        }
         match result {
             Ok(checksums) => {
                 of.landed = Some(checksums);
+                self.totals.downloaded += u64::from(is_download);
                 self.land_from(now_ms, rise);
             }
             Err(error) => {
-                self.totals.rises_failed += 1;
-                if error == RiseError::Gone {
-                    self.ssd_lost(key);
+                self.totals.rises_failed += u64::from(!is_download);
+                self.totals.downloads_failed += u64::from(is_download);
+                match error {
+                    RiseError::Gone if is_download => self.bucket_lost(key),
+                    RiseError::Gone => self.ssd_lost(key),
+                    RiseError::Failed => {}
                 }
                 self.fail_rise(now_ms, rise);
             }
@@ -574,6 +632,13 @@ impl Blocks {
 
     /// Reads that take too long are not waited for: the slots stay as they are until they end.
     pub(super) fn late_rises(&mut self, now_ms: u64) {
+        while let Some((rise, since_ms)) = self.rises.oldest_download()
+            && now_ms.saturating_sub(since_ms) >= self.options.bucket.timeout_ms
+        {
+            self.totals.downloads_late += 1;
+            self.rises.set_late(rise);
+            self.leave_waiters(now_ms, rise);
+        }
         while let Some((rise, since_ms)) = self.rises.oldest()
             && now_ms.saturating_sub(since_ms) >= self.options.ssd_timeout_ms
         {

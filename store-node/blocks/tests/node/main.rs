@@ -4,6 +4,7 @@
 mod administering;
 mod allocating;
 mod arriving;
+mod bucket;
 mod checker;
 mod committing;
 mod ending;
@@ -11,6 +12,7 @@ mod objects;
 mod prefetching;
 mod replicating;
 mod serving;
+mod sim_bucket;
 mod sim_ssd;
 mod simulation;
 mod support;

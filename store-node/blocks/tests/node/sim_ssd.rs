@@ -9,8 +9,8 @@ use kvasir_proto::{BlockKey, Class, Share, Side, SlotIndex, Tenant, TxId};
 use crate::checker::Hand;
 use crate::simulation::World;
 
-const EXTENT_BYTES: u64 = 10;
-const LAYOUT: u64 = 3;
+pub const EXTENT_BYTES: u64 = 10;
+pub const LAYOUT: u64 = 3;
 const SIZE: SsdSize = SsdSize { bytes_max: 200, context_bytes_max: 120, tenant_bytes_max: 90 };
 
 /// A block that is written, or one that gets another class.
@@ -142,10 +142,11 @@ impl World {
         let counts = self.blocks.counts();
         assert!(counts.ssd_bytes <= SIZE.bytes_max, "{counts:?}");
         assert!(counts.context_bytes <= SIZE.context_bytes_max, "{counts:?}");
-        // What is promised is on the disk, from the first block on, or its time is over already.
+        // What is promised is on the disk or in the object store, from the first block on, or its time is over
+        // already.
         for key in &request.keys[..blocks as usize] {
             let is_promised = request.until_unix_ms > self.now_ms && self.ssd.lost.is_empty();
-            let stored = self.ssd.stored.contains_key(key);
+            let stored = self.ssd.stored.contains_key(key) || self.bucket.has(*key);
             assert!(stored || !is_promised, "a block is kept and not stored");
         }
     }

@@ -12,6 +12,7 @@ use kvasir_blocks::{
 use kvasir_proto::{BlockKey, Share, Side, SlotIndex, TxId, keys};
 
 use crate::checker::{Checker, Hand};
+use crate::sim_bucket::SimBucket;
 use crate::sim_ssd::SimSsd;
 use crate::support::{BLOCK_TOKENS, namespace, sums};
 
@@ -86,6 +87,7 @@ struct Open {
 pub struct World {
     pub random: Random,
     pub ssd: SimSsd,
+    pub bucket: SimBucket,
     pub blocks: Blocks,
     pub checker: Checker,
     open: BTreeMap<Share, Open>,
@@ -122,11 +124,13 @@ impl World {
             sink_ahead_percent: 60,
             prefetch_chains_max: 2,
             prefetch_spares_ms: 5,
+            bucket: crate::sim_bucket::options(),
             ..Options::default()
         };
         World {
             random: Random(seed),
             ssd: SimSsd::default(),
+            bucket: SimBucket::default(),
             blocks: Blocks::new(options),
             checker: Checker::default(),
             open: BTreeMap::new(),
@@ -145,13 +149,15 @@ impl World {
 
     fn step(&mut self) {
         match self.random.below(100) {
+            80..92 if self.random.one_in(3) => self.bucket_works(),
             80..92 => self.ssd_works(),
+            92 if self.random.one_in(3) => self.bucket_changes(),
             92 if self.random.one_in(8) => self.ssd_restarts(),
             93 => self.keep(),
             94 => self.blocks.expire(self.now_ms),
             95 if self.random.one_in(4) => self.ssd_loses(),
             96 | 97 => self.pin_by_hand(),
-            98 if self.random.one_in(6) => self.evict_by_hand(),
+            98 if self.random.one_in(2) => self.evict_by_hand(),
             99 if self.random.one_in(2) => self.list_by_hand(),
             99 => self.drain_or_not(),
             0..4 | 78 => self.allocate(),
@@ -181,6 +187,7 @@ impl World {
 
     fn settle_down(&mut self) {
         self.blocks.sink_ahead(self.now_ms);
+        self.blocks.upload_ahead(self.now_ms);
         while let Some(action) = self.blocks.poll_action() {
             self.execute(action);
         }
@@ -212,6 +219,9 @@ impl World {
                 self.ssd_begins(action);
             }
             Action::Forget { key } => drop(self.ssd.stored.remove(&key)),
+            Action::Upload { .. } | Action::Download { .. } | Action::Discard { .. } => {
+                self.bucket_begins(action);
+            }
             Action::Kept { keep, blocks } => self.kept(keep, blocks),
             Action::Risen { share, blocks, is_all: _ } => {
                 // It may have ended in the same call: that it has comes next.
@@ -754,8 +764,10 @@ impl World {
         self.engine_dies();
         self.settle_down();
         self.blocks.ssd_gone();
-        while !self.ssd.is_idle() {
+        self.blocks.set_bucket_usable(false);
+        while !self.ssd.is_idle() || !self.bucket.is_idle() {
             self.ssd_works();
+            self.bucket_works();
             self.settle_down();
         }
         for share in self.blocks.shares().collect::<Vec<_>>() {
@@ -773,7 +785,7 @@ impl World {
         let c = self.blocks.counts();
         let held = [c.shares, c.aborting, c.allocated, c.leaving, c.quarantined, c.pins, c.imms];
         assert_eq!(held, [0; 7], "{c:?}");
-        assert_eq!((c.rising, c.sinking, c.rises_late), (0, 0, 0), "{c:?}");
+        assert_eq!((c.rising, c.sinking, c.rises_late, c.uploading), (0, 0, 0, 0), "{c:?}");
         assert!(self.ssd.keeps.is_empty());
         assert_eq!((c.evictable, c.free + c.committed), (c.committed, c.slots), "{c:?}");
         assert!(
@@ -783,7 +795,7 @@ impl World {
 }
 
 /// What a run met, so that a simulation that no longer does anything is noticed.
-fn run(seed: u64, steps: u32) -> [u64; 15] {
+fn run(seed: u64, steps: u32) -> [u64; 18] {
     let mut world = World::new(seed);
     (0..steps).for_each(|_| world.step());
     world.end();
@@ -795,12 +807,13 @@ fn run(seed: u64, steps: u32) -> [u64; 15] {
     let [f, g, h] = [c.sunk_total, c.risen_total, c.rises_failed_total];
     let [i, j, k] = [c.rises_late_total, world.ssd.kept_total, world.evicted_by_hand];
     let l = c.prefetched_used_total;
-    [a, b, d, e, c.leases_over_total, released, aborted, snapshots, f, g, h, i, j, k, l]
+    let [m, n, o] = [c.uploaded_total, c.downloaded_total, c.downloads_late_total];
+    [a, b, d, e, c.leases_over_total, released, aborted, snapshots, f, g, h, i, j, k, l, m, n, o]
 }
 
 #[test]
 fn random_calls_keep_every_promise() {
-    let mut met = [0; 15];
+    let mut met = [0; 18];
     for seed in 0..60 {
         let result = std::panic::catch_unwind(|| run(seed, 10_000));
         let Ok(of_seed) = result else { panic!("seed {seed}: paste it into `this_seed`") };

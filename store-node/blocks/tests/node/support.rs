@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use kvasir_blocks::{
     Action, Allocate, AllocateError, Allocated, AttachEpoch, Blocks, Commit, Options, Outcome,
+    UploadFrom,
 };
 use kvasir_proto::{BlockKey, Namespace, Share, Side, SlotIndex, TxId, keys};
 
@@ -86,6 +87,10 @@ pub struct Node {
     pub sinks: Vec<(u64, BlockKey)>,
     pub rises: Vec<(u64, BlockKey)>,
     pub forgotten: Vec<BlockKey>,
+    /// The same of the object store.
+    pub uploads: Vec<(u64, BlockKey, UploadFrom)>,
+    pub downloads: Vec<(u64, BlockKey)>,
+    pub discarded: Vec<BlockKey>,
     pub kept: Vec<(u64, Option<u32>)>,
 }
 
@@ -101,6 +106,9 @@ impl Node {
             sinks: Vec::new(),
             rises: Vec::new(),
             forgotten: Vec::new(),
+            uploads: Vec::new(),
+            downloads: Vec::new(),
+            discarded: Vec::new(),
             kept: Vec::new(),
         }
     }
@@ -189,6 +197,18 @@ impl Node {
                 }
                 Action::Forget { key } => {
                     self.forgotten.push(key);
+                    continue;
+                }
+                Action::Upload { upload, block, from, .. } => {
+                    self.uploads.push((upload, block.key, from));
+                    continue;
+                }
+                Action::Download { rise, block, .. } => {
+                    self.downloads.push((rise, block.key));
+                    continue;
+                }
+                Action::Discard { block } => {
+                    self.discarded.push(block.key);
                     continue;
                 }
                 Action::Kept { keep, blocks } => {

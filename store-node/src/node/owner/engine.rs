@@ -196,7 +196,7 @@ impl Owner {
         self.blocks.reset(slots, shape.layout.block_tokens())?;
         self.clients.generations = None;
         self.cache = Some(shape.clone());
-        self.shape_ssd(&shape.layout);
+        self.shape_tiers(&shape.layout);
         Ok(())
     }
 

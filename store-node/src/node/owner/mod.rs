@@ -8,7 +8,7 @@
 //! - `failures`: telling receivers that a push to them has failed
 //! - `engine`: the attached engine
 //! - `clients` and `objects`: processes that put and get objects
-//! - `tiers`: what sinks to the SSD and rises from it
+//! - `tiers`: what sinks to the SSD and rises from it; `bucket`: the same of the object store
 //! - `routes`: queries of engines elsewhere over what is here
 //! - `replicas`: copies on other nodes, draining
 //! - `admin`: what administrators ask for
@@ -16,6 +16,7 @@
 
 mod admin;
 mod arrivals;
+mod bucket;
 mod clients;
 mod engine;
 mod failures;
@@ -57,6 +58,7 @@ use super::leg::Leg;
 use super::session::Session;
 use super::writers::Writers;
 use crate::attach::doorbell;
+use crate::bucket::worker::BucketTask;
 use crate::clock;
 use crate::config::Config;
 use crate::layer_log::LayerLog;
@@ -91,6 +93,7 @@ pub struct Parts {
     pub metrics: Metrics,
     pub layer_log: Option<LayerLog>,
     pub ssd: Option<SsdThread>,
+    pub bucket: Option<BucketTask>,
     pub copier: Copier,
     pub routing: Option<Routing>,
 }
@@ -118,8 +121,8 @@ pub struct Owner {
     attach_epoch: u32,
     clients: Clients,
     cache: Option<CacheShape>,
-    /// The SSD, on a node that has one.
-    tiers: Option<Tiers>,
+    /// What is below memory.
+    tiers: Tiers,
     replication: Replication,
     /// Answers routed queries, where that is on.
     routing: Option<Routing>,
@@ -155,6 +158,7 @@ impl Owner {
             metrics,
             layer_log,
             ssd,
+            bucket,
             copier,
             routing,
         } = parts;
@@ -178,7 +182,7 @@ impl Owner {
             attach_epoch: 0,
             clients: Clients::new(),
             cache: None,
-            tiers: ssd.map(Tiers::new),
+            tiers: Tiers::new(ssd, bucket),
             routing,
             events: Events::new(incarnation),
             report: report::Reported::default(),
@@ -235,6 +239,7 @@ impl Owner {
         worked |= self.take_engine();
         worked |= self.take_clients();
         worked |= self.take_ssd();
+        worked |= self.take_bucket();
         for _ in 0..BATCH {
             let Ok(command) = self.inbox.commands.try_recv() else { break };
             self.take_command(command);
@@ -273,6 +278,7 @@ impl Owner {
         // Whoever asked may have gone: then nobody wants the answer.
         match command {
             Command::Describe(reply) => drop(reply.send(Ok(self.describe()))),
+            Command::ObjectStore(reply) => drop(reply.send(Ok(self.bucket_state()))),
             Command::Allocate(request, reply) => drop(reply.send(self.allocate(request))),
             Command::Push(request, reply) => self.push(request, reply),
             Command::Commit(request, reply) => self.commit(&request, reply),
@@ -330,7 +336,7 @@ impl Owner {
             self.pump_all();
             self.run_actions();
         }
-        let outbox = self.flush_engine() | self.flush_clients() | self.flush_ssd();
+        let outbox = self.flush_engine() | self.flush_clients() | self.flush_tiers();
         let current = self.events.advance(&self.blocks);
         // Not in the middle of work: setting them all costs microseconds.
         self.report.gauges_stale |= worked;

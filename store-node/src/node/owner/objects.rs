@@ -360,7 +360,7 @@ impl Owner {
         let client = &self.clients.list[at];
         let (namespace, epoch) = (client.namespace, client.line.epoch());
         let mut rising = BTreeSet::new();
-        if self.tiers.is_some() && client.gets.len() < WAITING_MAX && self.leaves_room(1).is_ok() {
+        if self.tiers.are_any() && client.gets.len() < WAITING_MAX && self.leaves_room(1).is_ok() {
             let now_ms = clock::now_ms();
             let lease_ms = self.config.lease_ms_max;
             for &key in &keys {

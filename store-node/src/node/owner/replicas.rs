@@ -234,7 +234,7 @@ impl Owner {
             DrainRequest {
                 targets,
                 hot_blocks_max: u32::try_from(hot_blocks).unwrap_or(u32::MAX),
-                has_ssd: self.tiers.is_some(),
+                has_ssd: self.tiers.has_ssd(),
             },
         );
         self.report.dirty = true;

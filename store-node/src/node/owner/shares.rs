@@ -332,7 +332,12 @@ impl Owner {
                     let shape = shape.clone();
                     Job::Rise { rise, slot, key, shape }
                 }),
-                Action::Forget { key } => self.forget_on_ssd(key),
+                Action::Forget { key } => self.give_ssd_job(Job::Forget { key }),
+                Action::Upload { upload, block, from, checksums } => {
+                    self.upload(upload, block, from, checksums);
+                }
+                Action::Download { rise, slot, block } => self.download(rise, slot, block),
+                Action::Discard { block } => self.discard(block),
                 Action::Risen { share, blocks, is_all } => {
                     self.source_risen(share, blocks, is_all);
                 }

@@ -1,5 +1,6 @@
 //! Between the block core and the thread beside the SSD: handing over what the core plans, taking
-//! back what became of it, and what of all that others are told.
+//! back what became of it, and what of all that others are told. The same for the object store is in
+//! [`bucket`](super::bucket); what both have in common is here.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,6 +13,8 @@ use kvasir_proto::{BlockKey, Namespace, Share, Side, SlotLayout, Tenant, TxId, v
 use prost::Message;
 
 use super::Owner;
+use super::bucket::OnBucket;
+use crate::bucket::worker::BucketTask;
 use crate::clock;
 use crate::node::SERIALS_OF_HINTS;
 use crate::node::command::{Refused, Reply};
@@ -53,34 +56,59 @@ enum State {
     Down { why: String },
 }
 
-/// The SSD tier of a node that has one.
+/// The tiers below memory, as far as the node has them.
 #[derive(Debug)]
 pub struct Tiers {
+    ssd: Option<OnSsd>,
+    pub(super) bucket: Option<OnBucket>,
+    pub(super) shape: Option<Shape>,
+    keeps: BTreeMap<u64, Reply<v1::KeepContextReply>>,
+    next_hint: u64,
+}
+
+/// The SSD of a node that has one.
+#[derive(Debug)]
+struct OnSsd {
     thread: SsdThread,
     state: State,
     extent_bytes_max: u64,
     bytes_max: u64,
     /// The last error of the disk, and when it was met.
     error: Option<(u64, String)>,
-    shape: Option<Shape>,
     counts: Counts,
-    keeps: BTreeMap<u64, Reply<v1::KeepContextReply>>,
-    next_hint: u64,
 }
 
 impl Tiers {
-    pub fn new(thread: SsdThread) -> Self {
-        Tiers {
+    pub fn new(ssd: Option<SsdThread>, bucket: Option<BucketTask>) -> Self {
+        let on_ssd = |thread| OnSsd {
             thread,
             state: State::Opening,
             extent_bytes_max: 0,
             bytes_max: 0,
             error: None,
-            shape: None,
             counts: Counts::default(),
+        };
+        Tiers {
+            ssd: ssd.map(on_ssd),
+            bucket: bucket.map(OnBucket::new),
+            shape: None,
             keeps: BTreeMap::new(),
             next_hint: SERIALS_OF_HINTS,
         }
+    }
+
+    pub fn has_ssd(&self) -> bool {
+        self.ssd.is_some()
+    }
+
+    /// There is something below memory.
+    pub fn are_any(&self) -> bool {
+        self.ssd.is_some() || self.bucket.is_some()
+    }
+
+    /// How the blocks in the slots look.
+    pub(super) fn shape(&self) -> &Shape {
+        self.shape.as_ref().expect("without a shape there are no slots to move")
     }
 }
 
@@ -91,14 +119,20 @@ fn layout_hash(layout: &SlotLayout) -> u64 {
 
 impl Owner {
     /// Blocks look like this from now on.
-    pub(super) fn shape_ssd(&mut self, layout: &Arc<SlotLayout>) {
-        let Some(tiers) = &mut self.tiers else { return };
+    pub(super) fn shape_tiers(&mut self, layout: &Arc<SlotLayout>) {
+        if !self.tiers.are_any() {
+            return;
+        }
         let shape = Shape { layout: Arc::clone(layout), hash: layout_hash(layout) };
         let pages = extent_pages(layout.runs_per_page(), layout.slot_bytes() as usize);
         let extent_bytes = (pages * kvasir_log::PAGE_BYTES) as u64;
         let hash = shape.hash;
-        tiers.shape = Some(shape);
-        let too_large = tiers.bytes_max > 0 && extent_bytes > tiers.extent_bytes_max / 8;
+        self.tiers.shape = Some(shape);
+        let too_large = self
+            .tiers
+            .ssd
+            .as_ref()
+            .is_some_and(|ssd| ssd.bytes_max > 0 && extent_bytes > ssd.extent_bytes_max / 8);
         if too_large {
             tracing::error!(
                 extent_bytes,
@@ -127,8 +161,8 @@ impl Owner {
                 self.ssd_is_up(how, live_bytes_max, extent_bytes_max, blocks);
             }
             Report::Down { why } => {
-                if let Some(tiers) = &mut self.tiers {
-                    (tiers.state, tiers.bytes_max) = (State::Down { why }, 0);
+                if let Some(ssd) = &mut self.tiers.ssd {
+                    (ssd.state, ssd.bytes_max) = (State::Down { why }, 0);
                 }
                 self.blocks.ssd_gone();
                 self.report.dirty = true;
@@ -151,8 +185,8 @@ impl Owner {
                 self.blocks.ssd_lost(key);
             }
             Report::Counts(counts) => {
-                if let Some(tiers) = &mut self.tiers {
-                    tiers.counts = counts;
+                if let Some(ssd) = &mut self.tiers.ssd {
+                    ssd.counts = counts;
                 }
                 self.metrics.set_ssd_counts(&counts);
             }
@@ -161,12 +195,12 @@ impl Owner {
     }
 
     fn note_error(&mut self, now_ms: u64, why: Option<String>) {
-        let (Some(why), Some(tiers)) = (why, &mut self.tiers) else { return };
+        let (Some(why), Some(ssd)) = (why, &mut self.tiers.ssd) else { return };
         self.metrics.ssd_errors.inc();
-        if tiers.error.as_ref().is_none_or(|(_, known)| *known != why) {
+        if ssd.error.as_ref().is_none_or(|(_, known)| *known != why) {
             tracing::warn!(why, "an operation of the SSD has failed");
         }
-        tiers.error = Some((now_ms, why));
+        ssd.error = Some((now_ms, why));
         self.report.dirty = true;
     }
 
@@ -180,10 +214,10 @@ impl Owner {
         let config = &self.config.ssd;
         let context_bytes_max = bytes_max / 100 * u64::from(config.context_percent);
         let tenant_bytes_max = config.tenant_bytes_max.min(context_bytes_max);
-        let Some(tiers) = &mut self.tiers else { return };
-        tiers.state = State::Up { how };
-        (tiers.bytes_max, tiers.extent_bytes_max) = (bytes_max, extent_bytes_max);
-        let layout = tiers.shape.as_ref().map(|shape| Arc::clone(&shape.layout));
+        let Some(ssd) = &mut self.tiers.ssd else { return };
+        ssd.state = State::Up { how };
+        (ssd.bytes_max, ssd.extent_bytes_max) = (bytes_max, extent_bytes_max);
+        let layout = self.tiers.shape.as_ref().map(|shape| Arc::clone(&shape.layout));
         let block = |found: Recovered| {
             let Recovered { key, namespace, parent, class, layout, bytes } = found;
             SsdBlock { key, namespace, parent, class, layout, bytes }
@@ -193,40 +227,42 @@ impl Owner {
         self.blocks.ssd_ready(size, blocks);
         self.blocks.expire(clock::unix_ms());
         if let Some(layout) = layout {
-            self.shape_ssd(&layout);
+            self.shape_tiers(&layout);
         }
         self.report.dirty = true;
     }
 
     pub(super) fn give_ssd(&mut self, job: impl FnOnce(&Shape) -> Job) {
-        let Some(tiers) = &mut self.tiers else { return };
-        let shape = tiers.shape.as_ref().expect("without a shape there are no slots to move");
-        let job = job(shape);
-        tiers.thread.give(job);
+        let job = job(self.tiers.shape());
+        self.give_ssd_job(job);
     }
 
-    pub(super) fn forget_on_ssd(&mut self, key: BlockKey) {
-        if let Some(tiers) = &mut self.tiers {
-            tiers.thread.give(Job::Forget { key });
+    pub(super) fn give_ssd_job(&mut self, job: Job) {
+        if let Some(ssd) = &mut self.tiers.ssd {
+            ssd.thread.give(job);
         }
     }
 
     /// What follows whatever took slots; and what waits for room in the thread's queue.
     pub(super) fn plan_tiers(&mut self) {
-        if self.tiers.is_some() {
+        if self.tiers.ssd.is_some() {
             self.blocks.sink_ahead(clock::now_ms());
+        }
+        if self.tiers.bucket.is_some() {
+            self.blocks.upload_ahead(clock::now_ms());
         }
     }
 
     pub(super) fn tick_tiers(&mut self) {
-        if let Some(tiers) = &mut self.tiers {
-            tiers.thread.flush();
+        if self.tiers.are_any() {
+            self.flush_tiers();
             self.blocks.expire(clock::unix_ms());
         }
     }
 
-    pub(super) fn flush_ssd(&mut self) -> bool {
-        self.tiers.as_mut().is_some_and(|tiers| tiers.thread.flush())
+    pub(super) fn flush_tiers(&mut self) -> bool {
+        let ssd = self.tiers.ssd.as_mut().is_some_and(|ssd| ssd.thread.flush());
+        ssd | self.tiers.bucket.as_mut().is_some_and(OnBucket::flush)
     }
 
     pub(super) fn keep_context(
@@ -235,18 +271,13 @@ impl Owner {
         reply: Reply<v1::KeepContextReply>,
     ) {
         match self.begin_keeping(request) {
-            Ok(keep) => {
-                if let Some(tiers) = &mut self.tiers {
-                    tiers.keeps.insert(keep, reply);
-                }
-            }
+            Ok(keep) => drop(self.tiers.keeps.insert(keep, reply)),
             Err(refused) => drop(reply.send(Err(refused))),
         }
     }
 
     fn begin_keeping(&mut self, request: &v1::KeepContextRequest) -> Result<u64, Refused> {
-        let waiting = self.tiers.as_ref().map_or(0, |tiers| tiers.keeps.len());
-        if waiting >= KEEPS_MAX {
+        if self.tiers.keeps.len() >= KEEPS_MAX {
             return Err(Refused::Unavailable("too many chains are being kept; try again".into()));
         }
         let (tenant, until_unix_ms) = match (request.tenant.as_str(), request.ttl_ms) {
@@ -277,10 +308,8 @@ impl Owner {
         if self.object_kept(keep, blocks) {
             return;
         }
-        let Some(reply) = self.tiers.as_mut().and_then(|tiers| tiers.keeps.remove(&keep)) else {
-            return;
-        };
-        let failed = || Refused::Unavailable("the SSD did not take all of it; try again".into());
+        let Some(reply) = self.tiers.keeps.remove(&keep) else { return };
+        let failed = || Refused::Unavailable("not all of it could be written; try again".into());
         let kept = |kept_blocks| v1::KeepContextReply { kept_blocks };
         let _ = reply.send(blocks.map(kept).ok_or_else(failed));
     }
@@ -304,9 +333,11 @@ impl Owner {
         if self.drain_until_ms.is_some() {
             return Err(PrefetchError::Draining);
         }
-        let tiers = self.tiers.as_mut().ok_or(PrefetchError::NoSsd)?;
-        let tx = TxId { conductor_incarnation: self.incarnation, serial: tiers.next_hint };
-        tiers.next_hint += 1;
+        if !self.tiers.are_any() {
+            return Err(PrefetchError::NoSsd);
+        }
+        let tx = TxId { conductor_incarnation: self.incarnation, serial: self.tiers.next_hint };
+        self.tiers.next_hint += 1;
         let share = Share { tx, side: Side::Source };
         self.blocks.prefetch(clock::now_ms(), share, namespace, keys)
     }
@@ -331,12 +362,12 @@ impl Owner {
     }
 
     pub(super) fn ssd_status(&self) -> Option<v1::SsdStatus> {
-        let tiers = self.tiers.as_ref()?;
+        let ssd = self.tiers.ssd.as_ref()?;
         let now_ms = clock::now_ms();
         let answers = self.blocks.ssd_is_usable(now_ms);
         let counts = self.blocks.counts();
-        let error = tiers.error.as_ref().filter(|(at_ms, _)| now_ms < at_ms + ERROR_MS);
-        let state = match (&tiers.state, error) {
+        let error = ssd.error.as_ref().filter(|(at_ms, _)| now_ms < at_ms + ERROR_MS);
+        let state = match (&ssd.state, error) {
             (State::Opening, _) => "opening".to_owned(),
             (State::Down { why }, _) => format!("failed: {why}"),
             (State::Up { .. }, _) if !answers => {
@@ -346,11 +377,11 @@ impl Owner {
             (State::Up { how }, None) => format!("ready, by {how}"),
         };
         Some(v1::SsdStatus {
-            usable: matches!(tiers.state, State::Up { .. }) && answers,
+            usable: matches!(ssd.state, State::Up { .. }) && answers,
             state,
             blocks: counts.ssd_blocks.into(),
             bytes: counts.ssd_bytes,
-            bytes_max: tiers.bytes_max,
+            bytes_max: ssd.bytes_max,
         })
     }
 }

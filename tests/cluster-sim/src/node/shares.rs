@@ -324,6 +324,9 @@ impl Running {
                     self.source_risen(context, share, blocks, is_all);
                 }
                 Action::Kept { keep, blocks } => self.keep_ended(context, keep, blocks),
+                Action::Upload { .. } | Action::Download { .. } | Action::Discard { .. } => {
+                    unreachable!("no node of a simulated cluster has an object store")
+                }
             }
         }
     }

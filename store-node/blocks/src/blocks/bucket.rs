@@ -1,0 +1,290 @@
+//! Between this node and the object store that several nodes share: what is sent there because it is kept for
+//! a tenant, and what is known to be there. What rises from there is [`tiers`](super::tiers)' matter.
+//!
+//! Nobody waits for a block to be sent, except where there is no SSD: then it is kept when it is there.
+
+use std::collections::BTreeSet;
+
+use kvasir_proto::{BlockKey, Class, SlotIndex};
+
+use super::Blocks;
+use crate::api::{Action, KeepError, KeepRequest, SinkError};
+use crate::bucket::{Upload, UploadFrom, Wanted};
+use crate::ssd::SsdBlock;
+use crate::tier_work::Keep;
+
+impl Blocks {
+    /// These blocks are in the object store, and no others. It is used from when
+    /// [`Self::set_bucket_usable`] says so.
+    pub fn bucket_listed(&mut self, blocks: Vec<SsdBlock>) {
+        self.bucket.clear();
+        for block in blocks {
+            self.bucket.insert(block, self.options.bucket.blocks_max);
+        }
+        self.want_all_kept();
+    }
+
+    /// Whether the object store answers. While it does not, nothing is begun with it, and who waits for something
+    /// that is not begun waits no more.
+    pub fn set_bucket_usable(&mut self, is_usable: bool) {
+        self.bucket.usable = is_usable;
+        if is_usable {
+            return;
+        }
+        let (waited_for, others) =
+            self.bucket.queue.drain(..).partition::<Vec<Wanted>, _>(|wanted| wanted.keep.is_some());
+        self.bucket.queue.extend(others);
+        for wanted in waited_for {
+            self.end_upload(wanted, false);
+        }
+    }
+
+    /// Begins to send what is kept and is not in the object store. To be called now and then, and after anything
+    /// was kept.
+    pub fn upload_ahead(&mut self, now_ms: u64) {
+        while self.bucket.usable
+            && now_ms >= self.bucket.retry_at_ms
+            && self.bucket.uploads.len() < self.uploads_max()
+        {
+            let Some(wanted) = self.bucket.queue.front().copied() else { return };
+            let same = |upload: &Upload| upload.block.key == wanted.block.key;
+            if self.bucket.uploads.values().any(same) {
+                return;
+            }
+            self.bucket.queue.pop_front();
+            if wanted.keep.is_none() {
+                self.bucket.queued.remove(&wanted.block.key);
+            }
+            self.begin_upload(now_ms, wanted);
+        }
+    }
+
+    /// A block has been sent, or nothing of it counts. `Gone`: it was not where its bytes were to come from.
+    pub fn uploaded(&mut self, now_ms: u64, upload: u64, result: Result<(), SinkError>) {
+        let Some(done) = self.bucket.uploads.remove(&upload) else { return };
+        done.path.iter().for_each(|slot| self.cache.unpin_unused(*slot));
+        let Upload { block, keep, from, unwanted, .. } = done;
+        let wanted = Wanted { number: upload, block, keep };
+        self.totals.uploaded += u64::from(result.is_ok());
+        self.totals.uploads_failed += u64::from(result.is_err());
+        match (result, from) {
+            (Ok(()), _) if unwanted => {
+                self.actions.push_back(Action::Discard { block });
+                self.end_upload(wanted, false);
+            }
+            (Ok(()), _) => {
+                self.bucket.insert(block, self.options.bucket.blocks_max);
+                if let UploadFrom::Bucket(former) = from {
+                    self.actions.push_back(Action::Discard { block: former });
+                }
+                self.end_upload(wanted, true);
+            }
+            // It is had from somewhere else, if it is there.
+            (Err(SinkError::Gone | SinkError::Corrupt), UploadFrom::Bucket(_)) => {
+                self.bucket_lost(block.key);
+                self.want_sent(wanted);
+            }
+            (Err(SinkError::Gone | SinkError::Corrupt), UploadFrom::Ssd) => {
+                self.ssd_lost(block.key);
+                self.end_upload(wanted, false);
+            }
+            (Err(SinkError::Gone | SinkError::Corrupt), UploadFrom::Slot { slot, generation }) => {
+                self.drop_corrupt(now_ms, slot, generation);
+                self.end_upload(wanted, false);
+            }
+            (Err(SinkError::Failed), _) => {
+                let retry_ms = self.options.bucket.retry_ms;
+                self.bucket.retry_at_ms = now_ms.saturating_add(retry_ms);
+                match keep {
+                    Some(_) => self.end_upload(wanted, false),
+                    None => self.want_sent(wanted),
+                }
+            }
+        }
+        self.upload_ahead(now_ms);
+    }
+
+    /// Keeps a chain for a tenant where there is no SSD: it is kept when all of it is in the object store.
+    pub(super) fn keep_in_bucket(
+        &mut self,
+        now_ms: u64,
+        request: &KeepRequest,
+    ) -> Result<u64, KeepError> {
+        let KeepRequest { namespace, keys, tenant, until_unix_ms } = request;
+        let in_dram = self.cache.index().prefix(Some(*namespace), keys);
+        let parent = in_dram.len().checked_sub(1).map(|before| keys[before]);
+        let rest = &keys[in_dram.len()..];
+        let blocks = in_dram.len() + self.bucket.prefix(*namespace, self.layout, parent, rest);
+        if blocks == 0 {
+            return Err(KeepError::NotHere);
+        }
+        let block = |at: usize| SsdBlock {
+            key: keys[at],
+            namespace: *namespace,
+            parent: at.checked_sub(1).map(|before| keys[before]),
+            class: Class::Context { tenant: *tenant, until_unix_ms: *until_unix_ms },
+            layout: self.layout,
+            bytes: self.extent_bytes,
+        };
+        let lacking: Vec<SsdBlock> =
+            (0..blocks).map(block).filter(|block| !self.bucket.keeps(block)).collect();
+        let keeping = |block: &SsdBlock| keys[..blocks].contains(&block.key);
+        let mut waiting = self.waited_for();
+        if waiting.any(keeping) {
+            return Err(KeepError::Busy);
+        }
+        drop(waiting);
+        let is_new = |block: &&SsdBlock| self.bucket.get(block.key).is_none();
+        let new = lacking.iter().filter(is_new).count();
+        let of_tenant = |block: &&SsdBlock| match block.class {
+            Class::Context { tenant: other, .. } => other == *tenant,
+            Class::Normal => false,
+        };
+        let coming: u64 = self.waited_for().filter(of_tenant).map(|block| block.bytes).sum();
+        let taken_bytes = self.bucket.tenant_bytes(*tenant) + coming;
+        let wanted_bytes = new as u64 * self.extent_bytes;
+        let tenant_bytes_max = self.options.bucket.tenant_bytes_max;
+        if taken_bytes + wanted_bytes > tenant_bytes_max {
+            return Err(KeepError::OverQuota { wanted_bytes, taken_bytes, tenant_bytes_max });
+        }
+        let is_full =
+            self.bucket.len() + self.bucket.queue.len() + new > self.options.bucket.blocks_max;
+        if is_full || !self.leaves_room(&in_dram) {
+            return Err(KeepError::NoRoom);
+        }
+        let keep = self.sinks.number();
+        let left = BTreeSet::new();
+        self.sinks.keeps.insert(keep, Keep { left, failed: false, blocks: blocks as u32 });
+        if lacking.is_empty() {
+            self.finish_keep(keep);
+        }
+        for block in lacking {
+            let number = self.sinks.number();
+            if let Some(waits) = self.sinks.keeps.get_mut(&keep) {
+                waits.left.insert(number);
+            }
+            self.want_sent(Wanted { number, block, keep: Some(keep) });
+        }
+        self.upload_ahead(now_ms);
+        Ok(keep)
+    }
+
+    /// A block of the object store is not there, or not as it was sent.
+    pub(super) fn bucket_lost(&mut self, key: BlockKey) {
+        self.totals.bucket_lost += u64::from(self.bucket.remove(key).is_some());
+    }
+
+    /// Takes a block out of the object store, for ever.
+    pub(super) fn discard(&mut self, key: BlockKey) {
+        if let Some(block) = self.bucket.remove(key) {
+            self.actions.push_back(Action::Discard { block });
+        }
+        for upload in self.bucket.uploads.values_mut().filter(|upload| upload.block.key == key) {
+            upload.unwanted = true;
+        }
+    }
+
+    /// All that the SSD keeps for tenants shall be in the object store.
+    pub(super) fn want_all_kept(&mut self) {
+        if self.options.bucket.uploads_max == 0 {
+            return;
+        }
+        let kept: Vec<SsdBlock> = self.cache.ssd().kept().collect();
+        kept.into_iter().for_each(|block| self.want_in_bucket(block));
+    }
+
+    /// A block is on the SSD: if it is kept for a tenant, it shall be in the object store too.
+    pub(super) fn want_in_bucket(&mut self, block: SsdBlock) {
+        let is_kept = matches!(block.class, Class::Context { .. });
+        if self.options.bucket.uploads_max > 0 && is_kept && !self.bucket.keeps(&block) {
+            let number = self.sinks.number();
+            self.want_sent(Wanted { number, block, keep: None });
+        }
+    }
+
+    fn want_sent(&mut self, wanted: Wanted) {
+        if wanted.keep.is_some() || self.bucket.queued.insert(wanted.block.key) {
+            self.bucket.queue.push_back(wanted);
+        }
+    }
+
+    /// Blocks that somebody waits for.
+    fn waited_for(&self) -> impl Iterator<Item = &SsdBlock> {
+        let queued = self.bucket.queue.iter().filter(|wanted| wanted.keep.is_some());
+        let sent = self.bucket.uploads.values().filter(|upload| upload.keep.is_some());
+        queued.map(|wanted| &wanted.block).chain(sent.map(|upload| &upload.block))
+    }
+
+    fn begin_upload(&mut self, now_ms: u64, wanted: Wanted) {
+        let Wanted { number, keep, .. } = wanted;
+        // What nobody waits for is sent as it is kept now, if it still is.
+        let now_kept = self.cache.ssd().get(wanted.block.key);
+        let now_kept = now_kept.filter(|block| matches!(block.class, Class::Context { .. }));
+        let block = match keep {
+            Some(_) => wanted.block,
+            None => match now_kept {
+                Some(block) => block,
+                None => return,
+            },
+        };
+        if self.bucket.keeps(&block) {
+            return self.end_upload(wanted, true);
+        }
+        let known = self.bucket.get(block.key);
+        if known.is_none() && self.bucket.len() >= self.options.bucket.blocks_max {
+            self.totals.uploads_refused += 1;
+            return self.end_upload(wanted, false);
+        }
+        let Some((from, path)) = self.upload_from(now_ms, &block) else {
+            return self.end_upload(wanted, false);
+        };
+        let checksums = match from {
+            UploadFrom::Slot { slot, .. } => {
+                self.checksums_of(slot).map(<[u64]>::to_vec).unwrap_or_default()
+            }
+            UploadFrom::Ssd | UploadFrom::Bucket(_) => Vec::new(),
+        };
+        path.iter().for_each(|slot| self.cache.pin(*slot));
+        let upload = Upload { block, keep, from, path, unwanted: false };
+        self.bucket.uploads.insert(number, upload);
+        self.actions.push_back(Action::Upload { upload: number, block, from, checksums });
+    }
+
+    /// Where the bytes of a block can be had without being in anybody's way, and what is pinned for that.
+    fn upload_from(&self, now_ms: u64, block: &SsdBlock) -> Option<(UploadFrom, Vec<SlotIndex>)> {
+        let fits = |other: &SsdBlock| {
+            (other.namespace, other.layout, other.parent)
+                == (block.namespace, block.layout, block.parent)
+        };
+        if let Some(former) = self.bucket.get(block.key).filter(fits) {
+            return Some((UploadFrom::Bucket(former), Vec::new()));
+        }
+        if self.ssd_is_usable(now_ms) && self.cache.ssd().get(block.key).is_some_and(|b| fits(&b)) {
+            return Some((UploadFrom::Ssd, Vec::new()));
+        }
+        let slot = self.cache.index().find(block.key)?;
+        let entry = self.cache.index().entry(slot)?;
+        let generation = self.cache.slots().generation(slot)?;
+        let path = self.cache.index().path(slot);
+        let same = entry.namespace == block.namespace && block.layout == self.layout;
+        (same && self.leaves_room(&path)).then_some((UploadFrom::Slot { slot, generation }, path))
+    }
+
+    /// While these are pinned others still find room.
+    fn leaves_room(&self, path: &[SlotIndex]) -> bool {
+        self.cache.available_beside(path) >= self.cache.slots().len() / 4
+    }
+
+    /// Nothing more becomes of a block that was wanted.
+    fn end_upload(&mut self, wanted: Wanted, stored: bool) {
+        if let Some(keep) = wanted.keep {
+            self.kept(keep, wanted.number, stored);
+        }
+    }
+
+    fn uploads_max(&self) -> usize {
+        let of_bytes = self.options.bucket.upload_bytes_max / self.extent_bytes.max(1);
+        let of_bytes = usize::try_from(of_bytes).unwrap_or(usize::MAX);
+        self.options.bucket.uploads_max.min(of_bytes.max(1))
+    }
+}

@@ -1,0 +1,218 @@
+//! What lies in the object store that several nodes share, as far as this node knows, and what it is
+//! sending there.
+//!
+//! Blocks are there for one reason: somebody was promised that they are kept. So each is of the context
+//! class, and is forgotten when its time is over. Unlike the tiers of the node itself, this set is not closed
+//! under prefix: other nodes add to it and take from it. It is a hint, which a read of the object store
+//! proves or disproves. It must hold that sums and times are those of the blocks.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use kvasir_proto::{BlockKey, Class, Generation, Namespace, SlotIndex, Tenant};
+
+use crate::ssd::SsdBlock;
+
+/// Bounds of what a node does with an object store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BucketOptions {
+    /// Blocks that are sent there at once. 0: there is no object store.
+    pub uploads_max: usize,
+    /// Bytes of blocks that are sent there at once; one block in any case.
+    pub upload_bytes_max: u64,
+    /// A read that takes longer is not waited for.
+    pub timeout_ms: u64,
+    /// How long a block is not sent after that has failed.
+    pub retry_ms: u64,
+    /// Blocks there that are known at once; others count as not there.
+    pub blocks_max: usize,
+    /// Bytes of one tenant that are kept there on the word of a node without an SSD.
+    pub tenant_bytes_max: u64,
+}
+
+impl Default for BucketOptions {
+    fn default() -> Self {
+        BucketOptions {
+            uploads_max: 0,
+            upload_bytes_max: 64 << 20,
+            timeout_ms: 2_000,
+            retry_ms: 1_000,
+            blocks_max: 262_144,
+            tenant_bytes_max: 1 << 30,
+        }
+    }
+}
+
+/// Where the bytes of a block that is sent come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UploadFrom {
+    /// A slot, whose bytes do not change until the upload has ended.
+    Slot {
+        slot: SlotIndex,
+        generation: Generation,
+    },
+    Ssd,
+    /// The object store has them, kept for less long: a copy takes the place of that one.
+    Bucket(SsdBlock),
+}
+
+/// A block on its way to the object store.
+#[derive(Debug)]
+pub(crate) struct Upload {
+    pub(crate) block: SsdBlock,
+    pub(crate) keep: Option<u64>,
+    pub(crate) from: UploadFrom,
+    /// Slots that are pinned until it has ended.
+    pub(crate) path: Vec<SlotIndex>,
+    /// It was removed meanwhile.
+    pub(crate) unwanted: bool,
+}
+
+/// A block that shall be there.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wanted {
+    /// Of the upload that it becomes.
+    pub(crate) number: u64,
+    pub(crate) block: SsdBlock,
+    pub(crate) keep: Option<u64>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Bucket {
+    known: BTreeMap<BlockKey, SsdBlock>,
+    untils: BTreeSet<(u64, BlockKey)>,
+    tenants: BTreeMap<Tenant, u64>,
+    bytes: u64,
+    /// It answers, and what is there is known.
+    pub(crate) usable: bool,
+    /// First what was wanted first. Bounded by the context blocks that this node has.
+    pub(crate) queue: VecDeque<Wanted>,
+    /// Those of the queue that nobody waits for.
+    pub(crate) queued: BTreeSet<BlockKey>,
+    pub(crate) uploads: BTreeMap<u64, Upload>,
+    /// After an error none is begun before this.
+    pub(crate) retry_at_ms: u64,
+}
+
+impl Bucket {
+    pub(crate) fn len(&self) -> usize {
+        self.known.len()
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(crate) fn tenant_bytes(&self, tenant: Tenant) -> u64 {
+        self.tenants.get(&tenant).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn get(&self, key: BlockKey) -> Option<SsdBlock> {
+        self.known.get(&key).copied()
+    }
+
+    /// How many of these keys follow one another there, after `parent`, in this namespace and layout.
+    pub(crate) fn prefix(
+        &self,
+        namespace: Namespace,
+        layout: u64,
+        mut parent: Option<BlockKey>,
+        keys: &[BlockKey],
+    ) -> usize {
+        let follows = |key: &&BlockKey| {
+            let fits = self.get(**key).is_some_and(|block| {
+                block.namespace == namespace && block.layout == layout && block.parent == parent
+            });
+            parent = Some(**key);
+            fits
+        };
+        keys.iter().take_while(follows).count()
+    }
+
+    /// It is kept there so long at least, whoever it is kept for.
+    pub(crate) fn keeps(&self, wanted: &SsdBlock) -> bool {
+        self.get(wanted.key).is_some_and(|known| {
+            known.namespace == wanted.namespace
+                && known.layout == wanted.layout
+                && until(&known) >= until(wanted)
+        })
+    }
+
+    /// A block is there. Of two that differ in their time, the one that stays longer is known.
+    pub(crate) fn insert(&mut self, block: SsdBlock, blocks_max: usize) {
+        let Class::Context { tenant, until_unix_ms } = block.class else { return };
+        match self.get(block.key) {
+            Some(known) if until(&known) >= until_unix_ms => return,
+            Some(_) => drop(self.remove(block.key)),
+            None if self.known.len() >= blocks_max => return,
+            None => {}
+        }
+        self.known.insert(block.key, block);
+        self.untils.insert((until_unix_ms, block.key));
+        *self.tenants.entry(tenant).or_insert(0) += block.bytes;
+        self.bytes += block.bytes;
+    }
+
+    pub(crate) fn remove(&mut self, key: BlockKey) -> Option<SsdBlock> {
+        let block = self.known.remove(&key)?;
+        if let Class::Context { tenant, until_unix_ms } = block.class {
+            self.untils.remove(&(until_unix_ms, key));
+            let of = self.tenants.entry(tenant).or_insert(0);
+            *of -= block.bytes;
+            if *of == 0 {
+                self.tenants.remove(&tenant);
+            }
+        }
+        self.bytes -= block.bytes;
+        Some(block)
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.known.clear();
+        self.untils.clear();
+        self.tenants.clear();
+        self.bytes = 0;
+    }
+
+    /// Forgets those whose time is over.
+    pub(crate) fn expire(&mut self, unix_ms: u64) {
+        while let Some(&(until_unix_ms, key)) = self.untils.first()
+            && until_unix_ms <= unix_ms
+        {
+            self.remove(key);
+        }
+    }
+
+    /// Every pin once.
+    pub(crate) fn pins(&self) -> impl Iterator<Item = SlotIndex> + '_ {
+        self.uploads.values().flat_map(|upload| &upload.path).copied()
+    }
+
+    /// What the header says must hold.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let (mut bytes, mut tenants, mut untils) = (0, BTreeMap::new(), BTreeSet::new());
+        for (key, block) in &self.known {
+            let Class::Context { tenant, until_unix_ms } = block.class else {
+                return Err(format!("block {key:?} is in the object store and kept for nobody"));
+            };
+            bytes += block.bytes;
+            *tenants.entry(tenant).or_insert(0) += block.bytes;
+            untils.insert((until_unix_ms, *key));
+        }
+        if bytes != self.bytes || tenants != self.tenants || untils != self.untils {
+            return Err("the sums of the object store are not those of its blocks".to_owned());
+        }
+        let queued = self.queue.iter().filter(|wanted| wanted.keep.is_none());
+        if !queued.map(|wanted| wanted.block.key).collect::<BTreeSet<_>>().eq(&self.queued) {
+            return Err("the blocks that wait to be sent are not those of the queue".to_owned());
+        }
+        Ok(())
+    }
+}
+
+/// How long a block is kept; not at all when it is kept for nobody.
+pub(crate) fn until(block: &SsdBlock) -> u64 {
+    match block.class {
+        Class::Context { until_unix_ms, .. } => until_unix_ms,
+        Class::Normal => 0,
+    }
+}

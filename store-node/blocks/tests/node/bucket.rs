@@ -1,0 +1,404 @@
+//! Between a node and an object store: what is sent there and when, what rises from there and what comes of it
+//! when it fails, and what is kept where there is no SSD.
+
+use kvasir_blocks::{
+    BucketOptions, KeepError, KeepRequest, Options, ReserveObjects, RiseError, SinkError, SsdBlock,
+    SsdSize, UploadFrom,
+};
+use kvasir_proto::{Class, Tenant};
+
+use crate::support::{EPOCH, LEASE_MS, Node, chain, key, namespace, options, request, share};
+
+const EXTENT_BYTES: u64 = 10;
+const LAYOUT: u64 = 7;
+const SIZE: SsdSize = SsdSize { bytes_max: 200, context_bytes_max: 100, tenant_bytes_max: 100 };
+const UNTIL: u64 = 9_000;
+
+fn with_bucket(uploads_max: usize) -> Options {
+    let bucket = BucketOptions {
+        uploads_max,
+        timeout_ms: 500,
+        retry_ms: 100,
+        blocks_max: 6,
+        tenant_bytes_max: 40,
+        ..BucketOptions::default()
+    };
+    Options { bucket, sink_ahead_percent: 0, ..options(8) }
+}
+
+/// A node with an object store that is empty, and with no SSD.
+fn node() -> Node {
+    let mut node = Node::with(with_bucket(8));
+    node.blocks.set_extents(LAYOUT, EXTENT_BYTES);
+    node.blocks.bucket_listed(Vec::new());
+    node.blocks.set_bucket_usable(true);
+    node
+}
+
+fn node_with_ssd(uploads_max: usize) -> Node {
+    let mut node = Node::with(with_bucket(uploads_max));
+    node.blocks.set_extents(LAYOUT, EXTENT_BYTES);
+    node.blocks.ssd_ready(SIZE, Vec::new());
+    node.blocks.bucket_listed(Vec::new());
+    node.blocks.set_bucket_usable(true);
+    node
+}
+
+fn keep_until(prompt: &str, until_unix_ms: u64) -> KeepRequest {
+    KeepRequest { namespace: namespace(""), keys: chain(prompt), tenant: Tenant(3), until_unix_ms }
+}
+
+/// Keeps a chain on the SSD.
+fn keep_on_ssd(node: &mut Node, prompt: &str, until_unix_ms: u64) {
+    node.blocks.keep(node.now_ms, &keep_until(prompt, until_unix_ms)).expect("it can be kept");
+    node.actions();
+    while !node.sinks.is_empty() {
+        let (sink, _) = node.sinks.remove(0);
+        node.blocks.sunk(node.now_ms, sink, Ok(()));
+        node.actions();
+    }
+    node.blocks.upload_ahead(node.now_ms);
+    node.actions();
+}
+
+/// What is being sent, by where it comes from, and all of it arrives.
+fn send_all(node: &mut Node) -> Vec<(&'static str, kvasir_proto::BlockKey)> {
+    let mut sent = Vec::new();
+    loop {
+        node.blocks.upload_ahead(node.now_ms);
+        node.actions();
+        let uploads = std::mem::take(&mut node.uploads);
+        if uploads.is_empty() {
+            return sent;
+        }
+        for (upload, key, from) in uploads {
+            node.blocks.uploaded(node.now_ms, upload, Ok(()));
+            sent.push((from_text(from), key));
+        }
+    }
+}
+
+fn from_text(from: UploadFrom) -> &'static str {
+    match from {
+        UploadFrom::Slot { .. } => "slot",
+        UploadFrom::Ssd => "SSD",
+        UploadFrom::Bucket(_) => "copy",
+    }
+}
+
+fn block(prompt: &str, until_unix_ms: u64) -> SsdBlock {
+    let before = &prompt[..prompt.len() - 1];
+    SsdBlock {
+        key: key(prompt),
+        namespace: namespace(""),
+        parent: (!before.is_empty()).then(|| key(before)),
+        class: Class::Context { tenant: Tenant(3), until_unix_ms },
+        layout: LAYOUT,
+        bytes: EXTENT_BYTES,
+    }
+}
+
+/// A node that has nothing, and finds these blocks in the object store.
+fn node_that_finds(prompts: &[&str]) -> Node {
+    let mut node = node();
+    node.blocks.bucket_listed(prompts.iter().map(|prompt| block(prompt, UNTIL)).collect());
+    node
+}
+
+#[test]
+fn what_is_kept_on_the_ssd_is_sent_and_nothing_else_is() {
+    let mut node = node_with_ssd(8);
+    node.fill("1p", "abc");
+    assert_eq!(send_all(&mut node), []);
+    keep_on_ssd(&mut node, "ab", UNTIL);
+    assert_eq!(node.blocks.counts().pins, 0, "the SSD has the bytes: nothing is held for that");
+    assert_eq!(send_all(&mut node), [("SSD", key("a")), ("SSD", key("ab"))]);
+    let counts = node.blocks.counts();
+    assert_eq!((counts.bucket_blocks, counts.bucket_bytes, counts.uploaded_total), (2, 20, 2));
+    assert_eq!(send_all(&mut node), [], "nothing is sent twice");
+    node.assert_idle();
+}
+
+#[test]
+fn a_block_that_is_kept_for_longer_is_copied_where_it_is() {
+    let mut node = node_with_ssd(8);
+    node.fill("1p", "ab");
+    keep_on_ssd(&mut node, "ab", UNTIL);
+    send_all(&mut node);
+    keep_on_ssd(&mut node, "a", UNTIL + 500);
+    assert_eq!(send_all(&mut node), [("copy", key("a"))]);
+    assert_eq!(node.discarded, [key("a")], "the one that was kept for less long");
+    assert_eq!(node.blocks.bucket_block(key("a")), Some(block("a", UNTIL + 500)));
+    keep_on_ssd(&mut node, "ab", UNTIL - 500);
+    assert_eq!(send_all(&mut node), [], "it is kept that long");
+}
+
+#[test]
+fn a_copy_of_what_is_not_there_any_more_is_sent_anew() {
+    let mut node = node_with_ssd(8);
+    node.fill("1p", "a");
+    keep_on_ssd(&mut node, "a", UNTIL);
+    send_all(&mut node);
+    keep_on_ssd(&mut node, "a", UNTIL + 500);
+    let (upload, _, from) = node.uploads.pop().expect("it is copied");
+    assert_eq!(from_text(from), "copy");
+    node.blocks.uploaded(node.now_ms, upload, Err(SinkError::Gone));
+    assert_eq!(send_all(&mut node), [("SSD", key("a"))]);
+    assert_eq!(node.blocks.counts().bucket_lost_total, 1);
+}
+
+#[test]
+fn few_are_sent_at_once_and_after_a_failure_none_for_a_while() {
+    let mut node = node_with_ssd(2);
+    node.fill("1p", "abc");
+    keep_on_ssd(&mut node, "abc", UNTIL);
+    let [(first, ..), (second, ..)] = node.uploads[..] else { panic!("{:?}", node.uploads) };
+    node.uploads.clear();
+    node.blocks.uploaded(node.now_ms, first, Err(SinkError::Failed));
+    node.blocks.uploaded(node.now_ms, second, Ok(()));
+    assert_eq!(send_all(&mut node), []);
+    node.now_ms += 100;
+    assert_eq!(send_all(&mut node), [("SSD", key("abc")), ("SSD", key("a"))]);
+    assert_eq!(node.blocks.counts().uploads_failed_total, 1);
+}
+
+#[test]
+fn nothing_is_sent_before_what_is_there_is_known() {
+    let mut node = Node::with(with_bucket(8));
+    node.blocks.set_extents(LAYOUT, EXTENT_BYTES);
+    node.blocks.ssd_ready(SIZE, Vec::new());
+    node.fill("1p", "ab");
+    keep_on_ssd(&mut node, "ab", UNTIL);
+    assert_eq!(send_all(&mut node), []);
+    // Another node, or this one before it was started again, has sent it.
+    node.blocks.bucket_listed(vec![block("a", UNTIL)]);
+    node.blocks.set_bucket_usable(true);
+    assert_eq!(send_all(&mut node), [("SSD", key("ab"))]);
+    // An SSD that comes back has it still.
+    node.blocks.bucket_listed(vec![]);
+    assert_eq!(send_all(&mut node), [("SSD", key("a")), ("SSD", key("ab"))]);
+}
+
+#[test]
+fn no_more_blocks_are_known_than_may_be() {
+    let mut node = node_with_ssd(8);
+    node.blocks.bucket_listed((b'A'..=b'F').map(|c| block(&(c as char).to_string(), 1)).collect());
+    node.fill("1p", "a");
+    keep_on_ssd(&mut node, "a", UNTIL);
+    assert_eq!(send_all(&mut node), []);
+    assert_eq!(node.blocks.counts().uploads_refused_total, 1);
+    // Their time is over.
+    node.blocks.expire(1);
+    keep_on_ssd(&mut node, "a", UNTIL + 1);
+    assert_eq!(send_all(&mut node), [("SSD", key("a"))]);
+}
+
+#[test]
+fn a_share_waits_for_the_object_store_and_computes_what_is_left() {
+    let mut node = node_that_finds(&["a", "ab"]);
+    let allocated = node.allocate(&request("1p", "abc", 1)).expect("room");
+    assert_eq!((allocated.held_blocks, allocated.rising_blocks), (2, 2));
+    node.blocks.bind(share("1p"), EPOCH).expect("nobody bound it before");
+    assert_eq!(node.actions(), "");
+    let downloads = std::mem::take(&mut node.downloads);
+    assert_eq!(downloads.iter().map(|(_, key)| *key).collect::<Vec<_>>(), ["a", "ab"].map(key));
+    for (rise, _) in downloads {
+        node.blocks.risen(node.now_ms, rise, Ok(vec![1]));
+    }
+    assert_eq!(node.actions(), "Bound/8(1p)");
+    assert_eq!(node.cached("a ab abc"), "a ab");
+    node.release("1p");
+    node.actions();
+    node.assert_idle();
+}
+
+#[test]
+fn a_chain_rises_from_both_tiers() {
+    let mut node = node_with_ssd(8);
+    node.blocks.ssd_ready(SIZE, vec![block("a", UNTIL)]);
+    node.blocks.bucket_listed(vec![block("ab", UNTIL)]);
+    let allocated = node.allocate(&request("1p", "ab", 1)).expect("room");
+    assert_eq!(allocated.held_blocks, 2);
+    node.actions();
+    assert_eq!((node.rises.len(), node.downloads.len()), (1, 1));
+    // The second one is there first, and waits for the first.
+    node.blocks.risen(node.now_ms, node.downloads[0].0, Ok(vec![1]));
+    assert_eq!(node.cached("a ab"), "");
+    node.blocks.risen(node.now_ms, node.rises[0].0, Ok(vec![1]));
+    assert_eq!(node.cached("a ab"), "a ab");
+}
+
+#[test]
+fn blocks_of_another_namespace_or_layout_or_parent_are_no_hit() {
+    let check = |of: SsdBlock, hit: u32| {
+        let mut node = node();
+        node.blocks.bucket_listed(vec![of]);
+        let allocated = node.allocate(&request("1p", "ab", 1)).expect("room");
+        assert_eq!(allocated.held_blocks, hit, "{of:?}");
+    };
+    let good = block("a", UNTIL);
+    check(good, 1);
+    check(SsdBlock { namespace: namespace("other"), ..good }, 0);
+    check(SsdBlock { layout: LAYOUT + 1, ..good }, 0);
+    check(SsdBlock { parent: Some(key("b")), ..good }, 0);
+}
+
+#[test]
+fn a_block_that_is_missing_or_wrong_is_a_miss_and_forgotten() {
+    let mut node = node_that_finds(&["a", "ab"]);
+    node.open("1p", "ab", 1);
+    node.actions();
+    let [(first, _), (second, _)] = node.downloads[..] else { panic!("{:?}", node.downloads) };
+    node.blocks.risen(node.now_ms, first, Err(RiseError::Gone));
+    node.blocks.risen(node.now_ms, second, Ok(vec![1]));
+    assert_eq!(node.actions(), "Bound/0(1p)", "it computes all of it");
+    let counts = node.blocks.counts();
+    assert_eq!((counts.bucket_blocks, counts.bucket_lost_total), (1, 1));
+    assert_eq!((counts.downloads_failed_total, counts.ssd_lost_total), (1, 0));
+    node.release("1p");
+    node.actions();
+    node.assert_idle();
+}
+
+#[test]
+fn a_read_that_takes_too_long_is_not_waited_for_and_hinders_no_other_tier() {
+    let mut node = node_with_ssd(8);
+    node.blocks.bucket_listed(vec![block("a", UNTIL)]);
+    node.open("1p", "a", 1);
+    node.actions();
+    node.now_ms += 499;
+    node.blocks.handle_timeout(node.now_ms);
+    assert_eq!(node.actions(), "");
+    assert_eq!(node.blocks.poll_timeout(), Some(node.now_ms + 1));
+    node.now_ms += 1;
+    node.blocks.handle_timeout(node.now_ms);
+    assert_eq!(node.actions(), "Bound/0(1p)");
+    assert!(node.blocks.ssd_is_usable(node.now_ms), "that is no fault of the SSD");
+    let counts = node.blocks.counts();
+    assert_eq!((counts.rising, counts.downloads_late_total, counts.rises_late), (1, 1, 0));
+    let (rise, _) = node.downloads[0];
+    node.blocks.risen(node.now_ms, rise, Ok(vec![1]));
+    assert_eq!(node.blocks.counts().rising, 0);
+}
+
+#[test]
+fn while_it_cannot_be_used_its_blocks_are_no_hit() {
+    let mut node = node_that_finds(&["a"]);
+    node.blocks.set_bucket_usable(false);
+    assert_eq!(node.allocate(&request("1p", "a", 1)).expect("room").held_blocks, 0);
+    node.blocks.set_bucket_usable(true);
+    assert_eq!(node.allocate(&request("2p", "a", 1)).expect("room").held_blocks, 1);
+}
+
+#[test]
+fn a_block_is_no_hit_when_its_time_is_over() {
+    let mut node = node_that_finds(&["a"]);
+    node.blocks.expire(UNTIL - 1);
+    assert_eq!(node.allocate(&request("1p", "a", 1)).expect("room").held_blocks, 1);
+    let mut node = node_that_finds(&["a"]);
+    node.blocks.expire(UNTIL);
+    assert_eq!(node.allocate(&request("1p", "a", 1)).expect("room").held_blocks, 0);
+    assert_eq!(node.blocks.counts().bucket_bytes, 0);
+}
+
+#[test]
+fn without_an_ssd_a_chain_is_kept_when_all_of_it_is_there() {
+    let mut node = node();
+    node.fill("1p", "abc");
+    let keep = node.blocks.keep(node.now_ms, &keep_until("abc", UNTIL)).expect("it can be kept");
+    node.actions();
+    assert!(node.blocks.counts().pins > 0, "what is sent stays as it is");
+    assert_eq!(node.blocks.keep(node.now_ms, &keep_until("ab", UNTIL)), Err(KeepError::Busy));
+    let uploads = std::mem::take(&mut node.uploads);
+    for (upload, _, from) in uploads {
+        assert!(node.kept.is_empty());
+        assert_eq!(from_text(from), "slot");
+        node.blocks.uploaded(node.now_ms, upload, Ok(()));
+        node.actions();
+    }
+    assert_eq!(node.kept, [(keep, Some(3))]);
+    node.assert_idle();
+    // What is there already is kept at once.
+    let again = node.blocks.keep(node.now_ms, &keep_until("ab", UNTIL)).expect("it can be kept");
+    node.actions();
+    assert_eq!(node.kept[1], (again, Some(2)));
+    let over = node.blocks.keep(node.now_ms, &keep_until("x", UNTIL));
+    assert_eq!(over, Err(KeepError::NotHere));
+    node.fill("2p", "uvw");
+    let over = node.blocks.keep(node.now_ms, &keep_until("uvw", UNTIL));
+    let quota = KeepError::OverQuota { wanted_bytes: 30, taken_bytes: 30, tenant_bytes_max: 40 };
+    assert_eq!(over, Err(quota));
+}
+
+#[test]
+fn who_waits_for_what_could_not_be_sent_is_told() {
+    let mut node = Node::with(with_bucket(1));
+    node.blocks.set_extents(LAYOUT, EXTENT_BYTES);
+    node.blocks.bucket_listed(Vec::new());
+    node.blocks.set_bucket_usable(true);
+    node.fill("1p", "ab");
+    let keep = node.blocks.keep(node.now_ms, &keep_until("ab", UNTIL)).expect("it can be kept");
+    node.actions();
+    // One is on its way, the other waits.
+    node.blocks.set_bucket_usable(false);
+    assert_eq!(node.actions(), "");
+    assert_eq!(node.kept, []);
+    node.blocks.uploaded(node.now_ms, node.uploads[0].0, Err(SinkError::Failed));
+    node.actions();
+    assert_eq!(node.kept, [(keep, None)]);
+    let refused = node.blocks.keep(node.now_ms, &keep_until("ab", UNTIL));
+    assert_eq!(refused, Err(KeepError::NoSsd));
+    node.assert_idle();
+}
+
+#[test]
+fn a_block_whose_bytes_are_rotten_is_not_sent_and_dropped() {
+    let mut node = node();
+    node.fill("1p", "a");
+    node.blocks.keep(node.now_ms, &keep_until("a", UNTIL)).expect("it can be kept");
+    node.actions();
+    let (upload, ..) = node.uploads.pop().expect("it is sent");
+    node.blocks.uploaded(node.now_ms, upload, Err(SinkError::Corrupt));
+    node.actions();
+    assert_eq!(node.cached("a"), "");
+    assert_eq!(node.blocks.counts().bucket_blocks, 0);
+    node.assert_idle();
+}
+
+#[test]
+fn an_object_that_is_removed_is_removed_there_too_even_while_it_is_sent() {
+    let mut node = node_that_finds(&["a"]);
+    let object = ReserveObjects {
+        share: share("9s"),
+        epoch: EPOCH,
+        namespace: namespace(""),
+        keys: chain("a"),
+        lease_ms: LEASE_MS,
+    };
+    assert!(node.blocks.raise_object(node.now_ms, &object));
+    node.actions();
+    assert_eq!(node.downloads.len(), 1);
+    assert!(node.blocks.remove_object(node.now_ms, namespace(""), key("a")));
+    node.actions();
+    assert_eq!(node.discarded, [key("a")]);
+    assert_eq!(node.blocks.bucket_block(key("a")), None);
+
+    let mut node = node_with_ssd(8);
+    node.fill("1p", "a");
+    keep_on_ssd(&mut node, "a", UNTIL);
+    assert!(node.blocks.remove_object(node.now_ms, namespace(""), key("a")));
+    let (upload, ..) = node.uploads.pop().expect("it is sent");
+    node.blocks.uploaded(node.now_ms, upload, Ok(()));
+    node.actions();
+    assert_eq!(node.discarded, [key("a")]);
+    assert_eq!(node.blocks.counts().bucket_blocks, 0);
+}
+
+#[test]
+fn blocks_rise_from_there_on_a_hint() {
+    let mut node = node_that_finds(&["a", "ab"]);
+    let ahead = node.blocks.prefetch(node.now_ms, share("8s"), Some(namespace("")), &chain("ab"));
+    assert_eq!(ahead.map(|ahead| ahead.rising_blocks), Ok(2));
+    node.actions();
+    assert_eq!(node.downloads.len(), 2);
+}

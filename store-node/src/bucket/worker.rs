@@ -1,0 +1,656 @@
+//! The task that talks to the object store: it takes jobs of the node's thread, carries each out by its deadline,
+//! and reports. It finds out by itself whether the object store answers, and says so.
+//!
+//! After something has failed that the object store is to blame for, nothing is begun: what waits is refused at
+//! once, and now and then, ever more seldom, it is asked for something that is not there. When that is answered
+//! as it should be, all goes on.
+//!
+//! It also lists what is there, again and again: so a node finds what it sent before it was started anew and what
+//! other nodes have sent, and what nobody wants any more is deleted, whoever had sent it.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::StreamExt;
+use kvasir_blocks::{RiseError, SinkError, SsdBlock};
+use kvasir_proto::{Class, SlotIndex};
+use kvasir_transfer::SharedMemory;
+use object_store::path::Path;
+use object_store::{ObjectStoreExt, PutPayload};
+use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::task::{Id, JoinError, JoinSet};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::name::Names;
+use super::object::{self, Wrong};
+use super::open::Opened;
+use crate::clock;
+use crate::config::ObjectStore;
+use crate::ssd::thread::{ReadBlock, Shape};
+
+/// Jobs that wait for the task; the node keeps what is more.
+const JOBS_MAX: usize = 1_024;
+/// Reports that wait for the node; when there are more, the task waits.
+pub const REPORTS_MAX: usize = 1_024;
+/// Names that wait to be deleted; others are deleted when their time is over.
+const DELETES_MAX: usize = 16_384;
+/// Names that are deleted one after the other before others get their turn.
+const DELETE_BATCH: usize = 64;
+/// Between two questions whether the object store answers again.
+const ASK_MIN: Duration = Duration::from_secs(1);
+const ASK_MAX: Duration = Duration::from_secs(30);
+/// Who fails again so soon after it has answered is asked as seldom as before.
+const SOON: Duration = Duration::from_secs(10);
+/// Clocks of hosts differ: what is over for less long is not deleted.
+const GRACE_MS: u64 = 60_000;
+/// A part of bytes in flight, so that they can be counted in 32 bits.
+const KIB: u64 = 1024;
+
+/// What the node's thread asks for.
+#[derive(Debug)]
+pub enum Job {
+    Upload { upload: u64, block: SsdBlock, from: Source },
+    Download { rise: u64, slot: SlotIndex, block: SsdBlock, shape: Shape },
+    Discard { block: SsdBlock },
+}
+
+/// Where the bytes of a block come from.
+#[derive(Debug)]
+pub enum Source {
+    /// With the checksums that its runs must have.
+    Slot { slot: SlotIndex, checksums: Vec<u64>, shape: Shape },
+    /// Read by the thread beside the SSD.
+    Ssd(oneshot::Receiver<Result<ReadBlock, SinkError>>),
+    /// The object store has them under another name.
+    Bucket(SsdBlock),
+}
+
+/// What became of it.
+#[derive(Debug)]
+pub enum Report {
+    /// All that is there, but what is over. So many more there are, and so many that are none of ours.
+    Listed {
+        blocks: Vec<SsdBlock>,
+        left_out: u64,
+        foreign: u64,
+    },
+    /// Whether it can be used, and in words.
+    State {
+        usable: bool,
+        state: String,
+    },
+    Uploaded {
+        upload: u64,
+        result: Result<(), SinkError>,
+        why: Option<String>,
+    },
+    Risen {
+        rise: u64,
+        result: Result<Vec<u64>, RiseError>,
+        why: Option<String>,
+    },
+    /// So many objects were deleted, and so many could not be.
+    Deleted {
+        deleted: u64,
+        failed: u64,
+    },
+}
+
+/// Where reports go; the task waits while there is no room.
+pub struct Reports {
+    pub sender: mpsc::Sender<Report>,
+    /// Wakes the node.
+    pub ring: Box<dyn Fn() + Send + Sync>,
+}
+
+impl Reports {
+    async fn post(&self, report: Report) {
+        // Refused only when the node's thread has ended.
+        let _ = self.sender.send(report).await;
+        (self.ring)();
+    }
+}
+
+/// The node's end. Dropping it ends the task.
+#[derive(Debug)]
+pub struct BucketTask {
+    jobs: mpsc::Sender<Job>,
+    /// Jobs for which the queue had no room: bounded by what the block core has under way.
+    backlog: VecDeque<Job>,
+}
+
+impl BucketTask {
+    pub fn start(
+        runtime: &Handle,
+        config: ObjectStore,
+        opened: Opened,
+        slots: Arc<SharedMemory>,
+        reports: Reports,
+    ) -> Self {
+        let (jobs, receiver) = mpsc::channel(JOBS_MAX);
+        runtime.spawn(Task::new(config, opened, slots, receiver, reports).run());
+        BucketTask { jobs, backlog: VecDeque::new() }
+    }
+
+    /// Hands a job over without waiting.
+    pub fn give(&mut self, job: Job) {
+        self.backlog.push_back(job);
+        self.flush();
+    }
+
+    /// Hands over what there was no room for. Answers whether some still waits.
+    pub fn flush(&mut self) -> bool {
+        while let Some(job) = self.backlog.pop_front() {
+            match self.jobs.try_send(job) {
+                Ok(()) => {}
+                Err(mpsc::error::TrySendError::Full(job)) => {
+                    self.backlog.push_front(job);
+                    return true;
+                }
+                // The runtime ends, and the node with it.
+                Err(mpsc::error::TrySendError::Closed(_)) => return false,
+            }
+        }
+        false
+    }
+}
+
+/// Why something was not done.
+#[derive(Debug)]
+enum Failure {
+    /// What was to be sent is not as it should be.
+    Corrupt,
+    /// What was asked for is not there, or is something else.
+    Gone(String),
+    /// The object store did not do it.
+    Failed(String),
+    /// It came to nothing, and the object store had no part in that.
+    Elsewhere(String),
+}
+
+/// What a part of the task has done.
+#[derive(Debug)]
+enum Done {
+    Uploaded { upload: u64, block: SsdBlock, result: Result<(), Failure> },
+    Risen { rise: u64, result: Result<Vec<u64>, Failure> },
+    Listed(Result<Listing, Failure>),
+    Deleted { names: Vec<Path>, deleted: u64, failure: Option<Failure> },
+    Asked(Result<(), Failure>),
+}
+
+/// What a part that has died was to do.
+#[derive(Debug, Clone, Copy)]
+enum Purpose {
+    Upload(u64),
+    Rise(u64),
+    Control,
+}
+
+#[derive(Debug, Default)]
+struct Listing {
+    blocks: Vec<SsdBlock>,
+    left_out: u64,
+    foreign: u64,
+    over: Vec<Path>,
+}
+
+#[derive(Debug)]
+enum Health {
+    Opening,
+    Good { since: Instant },
+    Bad { why: String },
+}
+
+struct Task {
+    config: ObjectStore,
+    bucket: Bucket,
+    jobs: mpsc::Receiver<Job>,
+    reports: Reports,
+    running: JoinSet<Done>,
+    purposes: HashMap<Id, Purpose>,
+    health: Health,
+    /// Whether it answers is asked then, and later each time.
+    ask_at: Instant,
+    ask_wait: Duration,
+    list_at: Instant,
+    /// It was listed once, so that what is there is known.
+    is_listed: bool,
+    /// A list, a question or a deletion is under way: one at a time.
+    is_controlled: bool,
+    deletes: VecDeque<Path>,
+    /// What was sent and deleted since the list that is under way was begun.
+    sent: Vec<SsdBlock>,
+    deleted: HashSet<Path>,
+}
+
+/// What the parts of the task share.
+#[derive(Clone)]
+struct Bucket {
+    store: Arc<dyn object_store::ObjectStore>,
+    names: Names,
+    slots: Arc<SharedMemory>,
+    timeout: Duration,
+    upload_timeout: Duration,
+    reads: Arc<Semaphore>,
+    read_kib: Arc<Semaphore>,
+    read_kib_max: u32,
+}
+
+impl Task {
+    fn new(
+        config: ObjectStore,
+        Opened { store, names }: Opened,
+        slots: Arc<SharedMemory>,
+        jobs: mpsc::Receiver<Job>,
+        reports: Reports,
+    ) -> Self {
+        let now = Instant::now();
+        let kib = (config.bytes_in_flight_max / 2 / KIB).clamp(1, u64::from(u32::MAX >> 4)) as u32;
+        let bucket = Bucket {
+            store,
+            names,
+            slots,
+            timeout: Duration::from_millis(config.timeout_ms),
+            upload_timeout: Duration::from_millis(config.upload_timeout_ms),
+            reads: Arc::new(Semaphore::new(config.requests_max.div_ceil(2) as usize)),
+            read_kib: Arc::new(Semaphore::new(kib as usize)),
+            read_kib_max: kib,
+        };
+        Task {
+            config,
+            bucket,
+            jobs,
+            reports,
+            running: JoinSet::new(),
+            purposes: HashMap::new(),
+            health: Health::Opening,
+            ask_at: now,
+            ask_wait: ASK_MIN,
+            list_at: now,
+            is_listed: false,
+            is_controlled: false,
+            deletes: VecDeque::new(),
+            sent: Vec::new(),
+            deleted: HashSet::new(),
+        }
+    }
+
+    /// Until the node ends.
+    async fn run(mut self) {
+        loop {
+            self.control();
+            let due = match self.health {
+                Health::Bad { .. } => self.ask_at,
+                Health::Opening | Health::Good { .. } => self.list_at,
+            };
+            tokio::select! {
+                job = self.jobs.recv() => match job {
+                    Some(job) => self.begin(job).await,
+                    None => return,
+                },
+                Some(ended) = self.running.join_next_with_id(), if !self.running.is_empty() => {
+                    self.ended(ended).await;
+                }
+                () = sleep_until(due), if !self.is_controlled => {}
+            }
+        }
+    }
+
+    async fn begin(&mut self, job: Job) {
+        let bucket = self.bucket.clone();
+        let down = match &self.health {
+            Health::Bad { why } => Some(why.clone()),
+            Health::Opening | Health::Good { .. } => None,
+        };
+        match (job, down) {
+            (Job::Upload { upload, .. }, Some(why)) => {
+                let (result, why) = (Err(SinkError::Failed), Some(why));
+                self.reports.post(Report::Uploaded { upload, result, why }).await;
+            }
+            (Job::Download { rise, .. }, Some(why)) => {
+                let (result, why) = (Err(RiseError::Failed), Some(why));
+                self.reports.post(Report::Risen { rise, result, why }).await;
+            }
+            (Job::Upload { upload, block, from }, None) => {
+                self.spawn(Purpose::Upload(upload), async move {
+                    let result = bucket.upload(&block, from).await;
+                    Done::Uploaded { upload, block, result }
+                });
+            }
+            (Job::Download { rise, slot, block, shape }, None) => {
+                self.spawn(Purpose::Rise(rise), async move {
+                    Done::Risen { rise, result: bucket.download(slot, &block, &shape).await }
+                });
+            }
+            (Job::Discard { block }, _) => self.delete_later(bucket.names.of(&block)),
+        }
+    }
+
+    fn delete_later(&mut self, names: impl IntoIterator<Item = Path>) {
+        for name in names {
+            if self.deletes.len() < DELETES_MAX {
+                self.deletes.push_back(name);
+            }
+        }
+    }
+
+    fn spawn(&mut self, purpose: Purpose, part: impl Future<Output = Done> + Send + 'static) {
+        let id = self.running.spawn(part).id();
+        self.purposes.insert(id, purpose);
+    }
+
+    /// Begins to list, to ask or to delete, when it is time.
+    fn control(&mut self) {
+        if self.is_controlled {
+            return;
+        }
+        let (bucket, now) = (self.bucket.clone(), Instant::now());
+        let is_bad = matches!(self.health, Health::Bad { .. });
+        if is_bad && now < self.ask_at {
+            return;
+        }
+        if is_bad && self.is_listed {
+            self.is_controlled = true;
+            self.spawn(Purpose::Control, async move { Done::Asked(bucket.ask().await) });
+        } else if is_bad || now >= self.list_at {
+            self.is_controlled = true;
+            self.sent.clear();
+            self.deleted.clear();
+            let blocks_max = self.config.blocks_max as usize;
+            self.spawn(
+                Purpose::Control,
+                async move { Done::Listed(bucket.list(blocks_max).await) },
+            );
+        } else if !self.deletes.is_empty() {
+            self.is_controlled = true;
+            let batch = self.deletes.len().min(DELETE_BATCH);
+            let names: Vec<Path> = self.deletes.drain(..batch).collect();
+            self.spawn(Purpose::Control, async move { bucket.delete(names).await });
+        }
+    }
+
+    async fn ended(&mut self, ended: Result<(Id, Done), JoinError>) {
+        let id = ended.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
+        let purpose = self.purposes.remove(&id);
+        let done = match (ended, purpose) {
+            (Ok((_, done)), _) => done,
+            (Err(error), purpose) => {
+                tracing::error!(%error, ?purpose, "a request to the object store has died");
+                let failure = Failure::Elsewhere("it has died".into());
+                match purpose {
+                    Some(Purpose::Upload(upload)) => {
+                        let (result, why) = (Err(SinkError::Failed), None);
+                        return self.reports.post(Report::Uploaded { upload, result, why }).await;
+                    }
+                    Some(Purpose::Rise(rise)) => Done::Risen { rise, result: Err(failure) },
+                    Some(Purpose::Control) | None => {
+                        Done::Asked(Err(Failure::Failed("a question has died".into())))
+                    }
+                }
+            }
+        };
+        match done {
+            Done::Uploaded { upload, block, result } => {
+                if result.is_ok() {
+                    self.sent.push(block);
+                }
+                let result = self.judge(result).await;
+                let (result, why) = match result {
+                    Ok(()) => (Ok(()), None),
+                    Err(Failure::Corrupt) => (Err(SinkError::Corrupt), None),
+                    Err(Failure::Gone(why)) => (Err(SinkError::Gone), Some(why)),
+                    Err(Failure::Failed(why) | Failure::Elsewhere(why)) => {
+                        (Err(SinkError::Failed), Some(why))
+                    }
+                };
+                self.reports.post(Report::Uploaded { upload, result, why }).await;
+            }
+            Done::Risen { rise, result } => {
+                let result = self.judge(result).await;
+                let (result, why) = match result {
+                    Ok(checksums) => (Ok(checksums), None),
+                    Err(Failure::Gone(why)) => (Err(RiseError::Gone), Some(why)),
+                    Err(Failure::Failed(why) | Failure::Elsewhere(why)) => {
+                        (Err(RiseError::Failed), Some(why))
+                    }
+                    Err(Failure::Corrupt) => (Err(RiseError::Failed), None),
+                };
+                self.reports.post(Report::Risen { rise, result, why }).await;
+            }
+            Done::Listed(result) => {
+                self.is_controlled = false;
+                if let Ok(listing) = self.judge(result).await {
+                    self.listed(listing).await;
+                }
+            }
+            Done::Deleted { names, deleted, failure } => {
+                self.is_controlled = false;
+                let failed = names.len() as u64 - deleted;
+                self.deleted.extend(names);
+                self.reports.post(Report::Deleted { deleted, failed }).await;
+                if let Some(failure) = failure {
+                    let _ = self.judge::<()>(Err(failure)).await;
+                }
+            }
+            Done::Asked(result) => {
+                self.is_controlled = false;
+                if self.judge(result).await.is_ok() {
+                    self.is_good().await;
+                }
+            }
+        }
+    }
+
+    /// What an outcome says of the object store.
+    async fn judge<T>(&mut self, result: Result<T, Failure>) -> Result<T, Failure> {
+        if let Err(Failure::Failed(why)) = &result {
+            let soon = match self.health {
+                Health::Good { since } => since.elapsed() < SOON,
+                Health::Opening => false,
+                // Of what was begun before; or the question, which is asked again later.
+                Health::Bad { .. } => Instant::now() >= self.ask_at,
+            };
+            self.ask_wait = if soon { (self.ask_wait * 2).min(ASK_MAX) } else { self.ask_wait };
+            if !matches!(self.health, Health::Bad { .. }) || soon {
+                self.ask_at = Instant::now() + self.ask_wait;
+            }
+            if !matches!(self.health, Health::Bad { .. }) {
+                tracing::warn!(why, "the object store does not answer as it should");
+            }
+            self.health = Health::Bad { why: why.clone() };
+            self.reports
+                .post(Report::State { usable: false, state: format!("failed: {why}") })
+                .await;
+        } else if let Health::Good { since } = self.health
+            && since.elapsed() >= SOON
+        {
+            self.ask_wait = ASK_MIN;
+        }
+        result
+    }
+
+    async fn listed(&mut self, listing: Listing) {
+        self.list_at = Instant::now() + Duration::from_millis(self.config.list_every_ms);
+        self.is_listed = true;
+        let Listing { mut blocks, left_out, foreign, over } = listing;
+        blocks.append(&mut self.sent);
+        let names = &self.bucket.names;
+        let is_there =
+            |block: &SsdBlock| names.of(block).is_some_and(|name| !self.deleted.contains(&name));
+        blocks.retain(is_there);
+        let known: HashSet<Path> = self.deletes.iter().cloned().collect();
+        self.delete_later(over.into_iter().filter(|name| !known.contains(name)));
+        self.reports.post(Report::Listed { blocks, left_out, foreign }).await;
+        self.is_good().await;
+    }
+
+    async fn is_good(&mut self) {
+        if !matches!(self.health, Health::Good { .. }) {
+            tracing::info!("the object store answers");
+            self.health = Health::Good { since: Instant::now() };
+            self.reports.post(Report::State { usable: true, state: "ready".into() }).await;
+        }
+    }
+}
+
+impl Bucket {
+    async fn upload(&self, block: &SsdBlock, from: Source) -> Result<(), Failure> {
+        let name = self.name(block)?;
+        let (checksums, payload) = match from {
+            Source::Bucket(former) => {
+                let former = self.name(&former)?;
+                return within(self.upload_timeout, self.store.copy(&former, &name)).await;
+            }
+            Source::Slot { slot, checksums, shape } => {
+                let layout = &shape.layout;
+                let mut payload = vec![0; layout.slot_bytes() as usize];
+                let copied = self.slots.copy_to(slot.0 as usize * payload.len(), &mut payload);
+                copied.expect("slots of a checked layout lie in the arena");
+                if !object::is_intact(layout, &payload, &checksums) {
+                    return Err(Failure::Corrupt);
+                }
+                (checksums, Bytes::from(payload))
+            }
+            Source::Ssd(reading) => {
+                let late = |_| Failure::Elsewhere("the SSD did not give the block in time".into());
+                let read = timeout(self.upload_timeout, reading).await.map_err(late)?;
+                match read {
+                    Ok(Ok(ReadBlock { checksums, payload })) => (checksums, payload),
+                    Ok(Err(SinkError::Gone)) => {
+                        return Err(Failure::Gone("the SSD has not the block".into()));
+                    }
+                    Ok(Err(_)) | Err(_) => {
+                        return Err(Failure::Elsewhere("the SSD did not give the block".into()));
+                    }
+                }
+            }
+        };
+        let header = object::header(block, &checksums, &payload);
+        let object: PutPayload = [header, payload].into_iter().collect();
+        within(self.upload_timeout, async { self.store.put(&name, object).await.map(drop) }).await
+    }
+
+    async fn download(
+        &self,
+        slot: SlotIndex,
+        block: &SsdBlock,
+        shape: &Shape,
+    ) -> Result<Vec<u64>, Failure> {
+        let name = self.name(block)?;
+        let layout = &shape.layout;
+        if block.layout != shape.hash {
+            return Err(Failure::Elsewhere("blocks lie otherwise now".into()));
+        }
+        let wanted_bytes = object::object_bytes(layout);
+        let kib = wanted_bytes.div_ceil(KIB).min(self.read_kib_max.into()) as u32;
+        let deadline = Instant::now() + self.timeout;
+        let turn = async {
+            let read = self.reads.acquire().await.ok()?;
+            Some((read, self.read_kib.acquire_many(kib).await.ok()?))
+        };
+        let busy = || Failure::Elsewhere("too much is read from the object store".into());
+        let _turn = timeout(self.timeout, turn).await.ok().flatten().ok_or_else(busy)?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        let read = within(left, async {
+            let found = self.store.get(&name).await?;
+            match found.meta.size == wanted_bytes {
+                true => found.bytes().await.map(Some),
+                false => Ok(None),
+            }
+        });
+        let decoded = match read.await? {
+            Some(object) => object::decode(&object, block, layout),
+            None => Err(Wrong::Shape),
+        };
+        match decoded {
+            Ok((checksums, payload)) => {
+                let copied = self.slots.copy_from(slot.0 as usize * payload.len(), &payload);
+                copied.expect("slots of a checked layout lie in the arena");
+                Ok(checksums)
+            }
+            Err(wrong) => {
+                tracing::warn!(%name, %wrong, "an object is deleted");
+                // It is a miss whether or not it can be deleted: then it is met again.
+                let _ = within(self.timeout, self.store.delete(&name)).await;
+                Err(Failure::Gone(wrong.to_string()))
+            }
+        }
+    }
+
+    /// Asks for something that is not there.
+    async fn ask(&self) -> Result<(), Failure> {
+        let nothing = self.names.nothing();
+        match within(self.timeout, async { self.store.head(&nothing).await.map(drop) }).await {
+            Err(Failure::Gone(_)) => Ok(()),
+            other => other,
+        }
+    }
+
+    async fn list(&self, blocks_max: usize) -> Result<Listing, Failure> {
+        let now_ms = clock::unix_ms();
+        let mut listing = Listing::default();
+        let mut names = self.store.list(Some(self.names.root()));
+        loop {
+            let next = async { names.next().await.transpose() };
+            let next = within(self.upload_timeout, next).await.map_err(|failure| match failure {
+                // There is no such bucket.
+                Failure::Gone(why) => Failure::Failed(why),
+                other => other,
+            });
+            let Some(meta) = next? else { return Ok(listing) };
+            let Some(block) = self.names.parse(&meta.location, meta.size) else {
+                listing.foreign += 1;
+                continue;
+            };
+            let Class::Context { until_unix_ms, .. } = block.class else { continue };
+            if until_unix_ms.saturating_add(GRACE_MS) <= now_ms {
+                if listing.over.len() < DELETES_MAX {
+                    listing.over.push(meta.location);
+                }
+            } else if until_unix_ms > now_ms {
+                match listing.blocks.len() < blocks_max {
+                    true => listing.blocks.push(block),
+                    false => listing.left_out += 1,
+                }
+            }
+        }
+    }
+
+    /// Deletes one after the other, until one cannot be.
+    async fn delete(&self, names: Vec<Path>) -> Done {
+        let mut deleted = 0;
+        for name in &names {
+            match within(self.timeout, self.store.delete(name)).await {
+                Ok(()) | Err(Failure::Gone(_)) => deleted += 1,
+                Err(failure) => return Done::Deleted { names, deleted, failure: Some(failure) },
+            }
+        }
+        Done::Deleted { names, deleted, failure: None }
+    }
+
+    fn name(&self, block: &SsdBlock) -> Result<Path, Failure> {
+        self.names
+            .of(block)
+            .ok_or_else(|| Failure::Elsewhere("the block is kept for nobody".into()))
+    }
+}
+
+/// What comes of a request by its deadline.
+async fn within<T>(
+    time: Duration,
+    request: impl Future<Output = object_store::Result<T>>,
+) -> Result<T, Failure> {
+    match timeout(time, request).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(error @ object_store::Error::NotFound { .. })) => {
+            Err(Failure::Gone(error.to_string()))
+        }
+        Ok(Err(error)) => Err(Failure::Failed(error.to_string())),
+        Err(_) => {
+            Err(Failure::Failed(format!("a request takes longer than {} ms", time.as_millis())))
+        }
+    }
+}

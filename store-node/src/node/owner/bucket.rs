@@ -1,0 +1,133 @@
+//! Between the block core and the task that talks to the object store: handing over what the core plans, taking back
+//! what became of it, and what of all that others are told.
+
+use kvasir_blocks::{RiseError, SsdBlock, UploadFrom};
+use kvasir_proto::SlotIndex;
+use tokio::sync::oneshot;
+
+use super::Owner;
+use crate::bucket::worker::{BucketTask, Job, Report, Source};
+use crate::clock;
+use crate::ssd::thread;
+
+/// The object store of a node that has one.
+#[derive(Debug)]
+pub struct OnBucket {
+    task: BucketTask,
+    usable: bool,
+    state: String,
+    /// The last thing that could not be done.
+    error: Option<String>,
+}
+
+impl OnBucket {
+    pub fn new(task: BucketTask) -> Self {
+        OnBucket { task, usable: false, state: "opening".into(), error: None }
+    }
+
+    pub fn flush(&mut self) -> bool {
+        self.task.flush()
+    }
+}
+
+impl Owner {
+    /// Everything that the task has reported. Answers whether there was anything.
+    pub(super) fn take_bucket(&mut self) -> bool {
+        let mut worked = false;
+        for _ in 0..super::BATCH {
+            let Ok(report) = self.inbox.bucket.try_recv() else { break };
+            self.take_bucket_report(report);
+            worked = true;
+        }
+        worked
+    }
+
+    fn take_bucket_report(&mut self, report: Report) {
+        let now_ms = clock::now_ms();
+        match report {
+            Report::Listed { blocks, left_out, foreign } => {
+                let listed =
+                    [("blocks", blocks.len() as u64), ("left_out", left_out), ("foreign", foreign)];
+                for (of, objects) in listed {
+                    self.metrics.bucket_listed.with_label_values(&[of]).set(objects as i64);
+                }
+                self.blocks.bucket_listed(blocks);
+                self.blocks.expire(clock::unix_ms());
+            }
+            Report::State { usable, state } => {
+                self.blocks.set_bucket_usable(usable);
+                if let Some(bucket) = &mut self.tiers.bucket {
+                    (bucket.usable, bucket.state) = (usable, state);
+                }
+                self.metrics.bucket_usable.set(usable.into());
+            }
+            Report::Uploaded { upload, result, why } => {
+                self.note_bucket_error(why);
+                self.blocks.uploaded(now_ms, upload, result);
+            }
+            Report::Risen { rise, result, why } => {
+                self.metrics.bucket_wrong.inc_by(u64::from(result == Err(RiseError::Gone)));
+                self.note_bucket_error(why);
+                self.blocks.risen(now_ms, rise, result);
+            }
+            Report::Deleted { deleted, failed } => {
+                for (outcome, objects) in [("deleted", deleted), ("failed", failed)] {
+                    self.metrics.bucket_deletes.with_label_values(&[outcome]).inc_by(objects);
+                }
+            }
+        }
+        self.run_actions();
+    }
+
+    fn note_bucket_error(&mut self, why: Option<String>) {
+        let (Some(why), Some(bucket)) = (why, &mut self.tiers.bucket) else { return };
+        self.metrics.bucket_errors.inc();
+        if bucket.error.as_ref() != Some(&why) {
+            tracing::warn!(why, "something with the object store has failed");
+            bucket.error = Some(why);
+        }
+    }
+
+    pub(super) fn upload(
+        &mut self,
+        upload: u64,
+        block: SsdBlock,
+        from: UploadFrom,
+        checksums: Vec<u64>,
+    ) {
+        // What the SSD has is sent as it is there, also when no engine has said yet how blocks look.
+        let from = match from {
+            UploadFrom::Slot { slot, .. } => {
+                Source::Slot { slot, checksums, shape: self.tiers.shape().clone() }
+            }
+            UploadFrom::Ssd => {
+                let (reply, reading) = oneshot::channel();
+                self.give_ssd_job(thread::Job::Read { key: block.key, reply });
+                Source::Ssd(reading)
+            }
+            UploadFrom::Bucket(former) => Source::Bucket(former),
+        };
+        self.give_bucket(Job::Upload { upload, block, from });
+    }
+
+    pub(super) fn download(&mut self, rise: u64, slot: SlotIndex, block: SsdBlock) {
+        let shape = self.tiers.shape().clone();
+        self.give_bucket(Job::Download { rise, slot, block, shape });
+    }
+
+    pub(super) fn discard(&mut self, block: SsdBlock) {
+        self.give_bucket(Job::Discard { block });
+    }
+
+    fn give_bucket(&mut self, job: Job) {
+        if let Some(bucket) = &mut self.tiers.bucket {
+            bucket.task.give(job);
+        }
+    }
+
+    /// Of a node that has an object store: in words whether it can be used.
+    pub(super) fn bucket_state(&self) -> Option<String> {
+        let bucket = self.tiers.bucket.as_ref()?;
+        Some(bucket.state.clone())
+    }
+}
