@@ -45,7 +45,9 @@ impl Cache {
         self.make_room(self.slots.len());
         assert_eq!(self.slots.tally().free, self.slots.len(), "a reset while slots are held");
         self.slots = Slots::new(slots, self.slots.next_generation());
+        let unused = self.index.prefetched_unused();
         self.index = Index::new(slots, self.eviction);
+        self.index.set_prefetched_unused(unused);
     }
 
     /// The time, as ages of blocks are counted.

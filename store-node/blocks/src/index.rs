@@ -251,6 +251,11 @@ impl Index {
         self.prefetched_unused
     }
 
+    /// What was counted before there was this index.
+    pub(crate) fn set_prefetched_unused(&mut self, blocks: u64) {
+        self.prefetched_unused = blocks;
+    }
+
     /// The SSD has a copy.
     pub(crate) fn is_sunk(&self, slot: SlotIndex) -> bool {
         self.held(slot).is_some_and(|held| held.sunk)

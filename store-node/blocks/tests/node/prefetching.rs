@@ -2,7 +2,7 @@
 
 use kvasir_blocks::{AbortReason, Options, PrefetchError, Prefetched, RiseError, SsdSize};
 
-use crate::support::{EPOCH, Node, chain, key, namespace, options, request, share};
+use crate::support::{BLOCK_TOKENS, EPOCH, Node, chain, key, namespace, options, request, share};
 
 const SIZE: SsdSize = SsdSize { bytes_max: 1_000, context_bytes_max: 600, tenant_bytes_max: 400 };
 
@@ -80,6 +80,18 @@ fn what_is_hinted_at_is_in_memory_when_it_is_asked_for_and_nothing_is_held() {
     assert_eq!(node.blocks.counts().prefetched_used_total, 3);
     // The same once more has nothing to do.
     assert_eq!(hint(&mut node, "8s", "abcd"), reads(3, 0));
+}
+
+#[test]
+fn what_was_counted_stays_counted_when_blocks_lie_otherwise() {
+    let mut node = node_with_on_ssd("abc", |_| {});
+    node.now_ms += LATER_MS;
+    assert_eq!(hint(&mut node, "7s", "abc"), reads(0, 3));
+    land(&mut node, |_| {});
+    for _ in 0..2 {
+        node.blocks.reset(12, BLOCK_TOKENS).expect("nothing is held");
+        assert_eq!(node.blocks.counts().prefetched_unused_total, 3, "nobody has asked for them");
+    }
 }
 
 #[test]
