@@ -309,8 +309,8 @@ pub struct Ssd {
     /// The part of the slots that shall be free, or be had at once because the SSD has the block as
     /// well, in percent: blocks are written ahead of need.
     pub sink_ahead_percent: u32,
-    /// Chains that are read into memory ahead of need at once, on hints of conductors and lookups of engines; 0
-    /// for none.
+    /// Chains that are read into memory ahead of need at once, on hints of conductors and lookups of engines: 1024
+    /// at most, 0 for none.
     pub prefetch_chains_max: u32,
     /// What was used within this time, in milliseconds, makes no room for what is read ahead.
     pub prefetch_spares_ms: u64,
@@ -380,6 +380,9 @@ impl Ssd {
             if percent > 100 {
                 return Err(format!("`{name}` is {percent}; it is a percentage"));
             }
+        }
+        if self.prefetch_chains_max > 1024 {
+            return Err("`ssd.prefetch_chains_max` must be 1024 at most".into());
         }
         if self.timeout_ms == 0 {
             return Err("`ssd.timeout_ms` must be above zero".into());
@@ -507,6 +510,7 @@ mod tests {
             (with_ssd(|ssd| ssd.segment_bytes = 4096), "ssd.segment_bytes"),
             (with_ssd(|ssd| ssd.context_percent = 101), "ssd.context_percent"),
             (with_ssd(|ssd| ssd.timeout_ms = 0), "ssd.timeout_ms"),
+            (with_ssd(|ssd| ssd.prefetch_chains_max = 1025), "ssd.prefetch_chains_max"),
         ] {
             let refused = config.check().expect_err("a refusal");
             assert!(refused.contains(word), "{refused}");

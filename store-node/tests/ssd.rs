@@ -393,6 +393,19 @@ async fn a_hint_that_cannot_be_followed_is_refused_with_the_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hint_to_a_node_to_which_no_engine_has_attached_is_refused() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut node = TestNode::start_with(Domain::Shm, with_ssd(dir.path(), SsdIo::Auto)).await;
+    until("the SSD is ready", async || {
+        node.describe().await.ssd.is_some_and(|ssd| ssd.usable).then_some(())
+    })
+    .await;
+    let refused = prefetch(&mut node, &prompt(1, 2 * BLOCK_TOKENS)).await.expect_err("a refusal");
+    assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
+    assert!(refused.message().contains("no engine has attached"), "{}", refused.message());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_told_to_leave_the_ssd_reads_nothing() {
     let dir = tempfile::tempdir().expect("a folder");
     let mut tiered = Tiered::start(dir.path(), SsdIo::Auto).await;

@@ -320,6 +320,10 @@ impl Owner {
         request: &v1::PrefetchRequest,
     ) -> Result<v1::PrefetchReply, Refused> {
         let namespace = Namespace::try_from(request.namespace.as_slice())?;
+        // As requests are refused that would come later.
+        if self.cache.is_none() {
+            return Err(Refused::Precondition("no engine has attached to this node".into()));
+        }
         let ahead = self.read_ahead(Some(namespace), &BlockKey::list(&request.keys)?)?;
         let Prefetched { memory_blocks, rising_blocks } = ahead;
         Ok(v1::PrefetchReply { memory_blocks, rising_blocks })
