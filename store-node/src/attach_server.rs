@@ -21,7 +21,6 @@ use crate::Error;
 use crate::attach::handover;
 use crate::grpc::NodeService;
 use crate::node::command::{Command, NodeHandle};
-use crate::objects::Fetcher;
 
 pub const ATTACH_SOCKET: &str = "attach.sock";
 pub const DESCRIPTORS_SOCKET: &str = "descriptors.sock";
@@ -70,11 +69,9 @@ impl AttachSockets {
     pub async fn serve(
         self,
         node: NodeHandle,
-        lease_ms_max: u64,
         stop: CancellationToken,
     ) -> Result<(), tonic::transport::Error> {
-        let fetcher = Arc::new(Fetcher::new(node.clone(), lease_ms_max));
-        let service = AttachService { node: node.clone(), fetcher };
+        let service = AttachService { node: node.clone() };
         let handovers = tokio::spawn(take_handovers(self.descriptors, node, stop.clone()));
         let served = tonic::transport::Server::builder()
             .max_concurrent_streams(STREAMS_MAX)
@@ -123,7 +120,6 @@ fn bind(path: &Path) -> Result<UnixListener, Error> {
 #[derive(Debug, Clone)]
 struct AttachService {
     node: NodeHandle,
-    fetcher: Arc<Fetcher>,
 }
 
 #[tonic::async_trait]
@@ -147,17 +143,6 @@ impl Objects for AttachService {
         let request = request.into_inner();
         let reply = self.node.ask(|reply| Command::ClientOpen(request, reply)).await?;
         Ok(Response::new(reply))
-    }
-
-    async fn fetch(
-        &self,
-        request: Request<v1::FetchObjectsRequest>,
-    ) -> Result<Response<v1::FetchObjectsReply>, Status> {
-        let (fetcher, request) = (Arc::clone(&self.fetcher), request.into_inner());
-        // Goes on when its caller goes: what has begun is brought to its end.
-        let fetched = tokio::spawn(async move { fetcher.fetch(&request).await }).await;
-        let here = fetched.map_err(|_| Status::internal("the fetch has died"))??;
-        Ok(Response::new(v1::FetchObjectsReply { here }))
     }
 }
 

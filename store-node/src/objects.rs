@@ -1,6 +1,6 @@
 //! Objects that lie on another node: brought here, each by a transaction of its own between the two nodes, as
-//! a conductor brings the blocks of a prompt. What differs is who orders it: the node that wants them, in one
-//! call for a whole batch, so that one object costs one round trip and the writing.
+//! a conductor brings the blocks of a prompt. What differs is who orders it: the node that wants them, for a
+//! client of its own, in one call for a whole batch, so that one object costs one round trip and the writing.
 //!
 //! The node reserves slots and says where they are; the source pins each object and writes it there, and
 //! unpins it; when it is whole and its checksum is right it is committed, whether or not the source has said
@@ -8,11 +8,12 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::future::join_all;
 use kvasir_proto::{BlockKey, Namespace, Side, TxId, v1};
+use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Response, Status};
@@ -20,7 +21,8 @@ use v1::object_source_client::ObjectSourceClient;
 use v1::object_source_server::ObjectSource;
 use v1::store_node_client::StoreNodeClient;
 
-use crate::node::command::{Command, NodeHandle, Refused};
+use crate::node::command::{Command, FetchName, NodeHandle, Refused};
+use crate::node::copier::tell;
 
 /// Objects that are moved at once.
 const AT_ONCE: usize = 64;
@@ -39,9 +41,21 @@ struct Source {
     endpoint: Vec<u8>,
 }
 
+/// Objects that are not here, and where they are.
+#[derive(Debug)]
+pub struct Wanted {
+    pub namespace: Namespace,
+    pub keys: Vec<BlockKey>,
+    /// Of this node's slots.
+    pub block_tokens: u32,
+    /// The gRPC address of the other node, "host:port".
+    pub source: String,
+}
+
 /// Brings objects here. See the module.
 #[derive(Debug)]
 pub struct Fetcher {
+    runtime: Handle,
     node: NodeHandle,
     lease_ms: u64,
     incarnation: u64,
@@ -58,8 +72,9 @@ struct Coming {
 }
 
 impl Fetcher {
-    pub fn new(node: NodeHandle, lease_ms_max: u64) -> Self {
+    pub fn new(runtime: Handle, node: NodeHandle, lease_ms_max: u64) -> Self {
         Fetcher {
+            runtime,
             node,
             lease_ms: (DEADLINE.as_millis() as u64).min(lease_ms_max),
             incarnation: rand::random(),
@@ -68,34 +83,33 @@ impl Fetcher {
         }
     }
 
-    /// Answers of each object whether it is here now.
-    ///
-    /// # Errors
-    /// As the call says: see `proto/kvasir/v1/objects.proto`.
-    pub async fn fetch(&self, request: &v1::FetchObjectsRequest) -> Result<Vec<bool>, Status> {
-        let invalid = |error: kvasir_proto::FieldError| Status::invalid_argument(error.to_string());
-        let namespace = Namespace::try_from(request.namespace.as_slice()).map_err(invalid)?;
-        let keys = BlockKey::list(&request.keys).map_err(invalid)?;
-        if request.block_tokens == 0 {
-            return Err(Status::invalid_argument("field `block_tokens` is missing"));
-        }
-        let mut here = Vec::with_capacity(keys.len());
-        for keys in keys.chunks(AT_ONCE) {
-            let part = Part { namespace, keys, block_tokens: request.block_tokens };
-            here.extend(self.fetch_part(&part, &request.source).await?);
-        }
-        Ok(here)
+    /// Brings what can be had; [`Command::Fetched`] tells of the end.
+    pub fn fetch(self: &Arc<Self>, name: FetchName, wanted: Wanted) {
+        let this = Arc::clone(self);
+        self.runtime.spawn(async move {
+            let fetched = this.fetch_all(&wanted).await;
+            tell(&this.node, || Command::Fetched(name, fetched.clone())).await;
+        });
     }
 
-    async fn fetch_part(&self, part: &Part<'_>, address: &str) -> Result<Vec<bool>, Status> {
+    async fn fetch_all(&self, wanted: &Wanted) -> Result<(), Status> {
+        for keys in wanted.keys.chunks(AT_ONCE) {
+            let part =
+                Part { namespace: wanted.namespace, keys, block_tokens: wanted.block_tokens };
+            self.fetch_part(&part, &wanted.source).await?;
+        }
+        Ok(())
+    }
+
+    async fn fetch_part(&self, part: &Part<'_>, address: &str) -> Result<(), Status> {
         let source = self.source(address).await?;
         match self.bring(part, &source).await {
-            Ok(Brought { here, is_known: true }) => Ok(here),
+            Ok(Met::Source) => Ok(()),
             // It has started anew since, and what it wrote was not taken.
-            Ok(_) => {
+            Ok(Met::Another) => {
                 self.forget(address);
                 let source = self.source(address).await?;
-                Ok(self.bring(part, &source).await?.here)
+                self.bring(part, &source).await.map(|_| ())
             }
             Err(status) => {
                 if status.code() == Code::Unavailable {
@@ -139,58 +153,47 @@ impl Fetcher {
         Ok(source)
     }
 
-    async fn bring(&self, part: &Part<'_>, source: &Source) -> Result<Brought, Status> {
-        let (mut here, coming) = self.reserve(part, source).await?;
+    async fn bring(&self, part: &Part<'_>, source: &Source) -> Result<Met, Status> {
+        let coming = self.reserve(part, source).await?;
         if coming.is_empty() {
-            return Ok(Brought { here, is_known: true });
+            return Ok(Met::Source);
         }
         let mut sending = self.ask_to_send(part, source, &coming);
-        let commits = coming.iter().map(|coming| self.commit(coming.tx));
-        let commits = join_all(commits);
+        let commits = join_all(coming.iter().map(|coming| self.commit(coming.tx)));
         tokio::pin!(commits);
-        let mut is_known = true;
-        let mut failed = None;
+        let mut met = Ok(Met::Source);
         // What has come is here, whether or not the source has said so.
-        let held = tokio::select! {
+        tokio::select! {
             biased;
-            held = &mut commits => held,
+            _ = &mut commits => return met,
             sent = &mut sending => {
                 match sent.unwrap_or_else(|_| Err(Status::internal("the call has died"))) {
                     Ok(v1::SendObjectsReply { incarnation, sent }) => {
-                        is_known = incarnation == source.incarnation;
-                        let whole = |position: usize| sent.get(position).is_some_and(|sent| *sent);
-                        let lost = (0..coming.len()).filter(|&position| !whole(position));
+                        if incarnation != source.incarnation {
+                            met = Ok(Met::Another);
+                        }
+                        let is_lost = |position: &usize| !sent.get(*position).is_some_and(|sent| *sent);
+                        let lost = (0..coming.len()).filter(is_lost);
                         lost.for_each(|position| self.give_up(coming[position].tx));
                     }
                     Err(status) => {
                         coming.iter().for_each(|coming| self.give_up(coming.tx));
-                        failed = Some(status);
+                        met = if never_comes(&status) { Err(status) } else { met };
                     }
                 }
-                commits.await
             }
             () = tokio::time::sleep(DEADLINE) => {
                 coming.iter().for_each(|coming| self.give_up(coming.tx));
                 sending.abort();
-                commits.await
             }
-        };
-        match failed {
-            Some(status) if never_comes(&status) => return Err(status),
-            _ => {}
         }
-        for (coming, held) in coming.iter().zip(held) {
-            here[coming.at] = held;
-        }
-        Ok(Brought { here, is_known })
+        // What was given up has ended, too.
+        commits.await;
+        met
     }
 
-    /// Slots for what is not here; and of each object whether it is.
-    async fn reserve(
-        &self,
-        part: &Part<'_>,
-        source: &Source,
-    ) -> Result<(Vec<bool>, Vec<Coming>), Status> {
+    /// Slots for what is not here yet.
+    async fn reserve(&self, part: &Part<'_>, source: &Source) -> Result<Vec<Coming>, Status> {
         let first = self.next_serial.fetch_add(part.keys.len() as u64, Ordering::Relaxed);
         let tx =
             |at: usize| TxId { conductor_incarnation: self.incarnation, serial: first + at as u64 };
@@ -213,14 +216,13 @@ impl Fetcher {
             };
             self.node.ask(|reply| Command::Allocate(request, reply))
         });
-        let mut here = vec![false; part.keys.len()];
         let (mut coming, mut refused) = (Vec::new(), None);
         for (at, allocated) in join_all(allocations).await.into_iter().enumerate() {
             match allocated {
                 Ok(v1::TxAllocateReply { targets: Some(targets), .. }) => {
                     coming.push(Coming { at, tx: tx(at), targets });
                 }
-                Ok(_) => here[at] = true,
+                Ok(_) => {}
                 Err(why) => {
                     let status = Status::from(why);
                     refused = refused.or(never_comes(&status).then_some(status));
@@ -232,7 +234,7 @@ impl Fetcher {
                 coming.iter().for_each(|coming| self.give_up(coming.tx));
                 Err(status)
             }
-            None => Ok((here, coming)),
+            None => Ok(coming),
         }
     }
 
@@ -257,16 +259,17 @@ impl Fetcher {
         tokio::spawn(async move { Ok(client.send(request).await?.into_inner()) })
     }
 
-    /// Whether it is here, once all of it has come or its share has ended.
-    async fn commit(&self, tx: TxId) -> bool {
+    /// Waits until all of it has come or its share has ended.
+    async fn commit(&self, tx: TxId) {
         let request = v1::TxCommitRequest {
             tx: Some(tx.into()),
             side: Side::Prefill.to_wire(),
             good_blocks: 1,
             source_lost: false,
         };
-        let committed = self.node.ask(|reply| Command::Commit(request, reply)).await;
-        committed.is_ok_and(|committed| committed.held_blocks > 0)
+        if let Err(refused) = self.node.ask(|reply| Command::Commit(request, reply)).await {
+            tracing::debug!(%tx, %refused, "an object has not come");
+        }
     }
 
     fn give_up(&self, tx: TxId) {
@@ -280,10 +283,11 @@ struct Part<'a> {
     block_tokens: u32,
 }
 
-struct Brought {
-    here: Vec<bool>,
-    /// The source is the process that it was taken for.
-    is_known: bool,
+/// Who was met at an address.
+enum Met {
+    Source,
+    /// Another process than it was taken for.
+    Another,
 }
 
 /// Refused for good, or nobody is there: it is no mere miss.

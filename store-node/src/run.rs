@@ -39,7 +39,7 @@ use crate::node::inbox::{FromPeer, Inbox, Post, inbox};
 use crate::node::owner::{Owner, Parts, Routing};
 use crate::node::writers::{Memories, Writers};
 use crate::node::{OPERATIONS_MAX, SHARES_MAX};
-use crate::objects::SourceService;
+use crate::objects::{Fetcher, SourceService};
 use crate::routes::RoutesService;
 use crate::ssd::thread::SsdThread;
 
@@ -143,10 +143,8 @@ pub async fn start(config: Config) -> Result<Running, Error> {
             TcpIncoming::from(listener).with_nodelay(Some(true)),
             stop.clone().cancelled_owned(),
         );
-    let servers = vec![
-        tokio::spawn(serving),
-        tokio::spawn(sockets.serve(node.clone(), config.lease_ms_max, stop.clone())),
-    ];
+    let servers =
+        vec![tokio::spawn(serving), tokio::spawn(sockets.serve(node.clone(), stop.clone()))];
     tracing::info!(
         node = %config.node_id, %address, attach_dir = %config.attach_dir.display(),
         arena_bytes = config.arena_bytes, incarnation, "store node ready"
@@ -240,10 +238,13 @@ fn make_parts(
     });
     let memories = Memories { slots: Arc::clone(arena.memory()), tails: Arc::clone(&tails) };
     let handle = NodeHandle::new(post.clone());
-    let copier = Copier::new(tokio::runtime::Handle::current(), handle, config.lease_ms_max);
+    let (runtime, lease_ms_max) = (tokio::runtime::Handle::current(), config.lease_ms_max);
+    let fetcher = Fetcher::new(runtime.clone(), handle.clone(), lease_ms_max);
+    let copier = Copier::new(runtime, handle, lease_ms_max);
     Ok(Parts {
         routing,
         copier,
+        fetcher: Arc::new(fetcher),
         config,
         incarnation: rand::random::<u64>().max(1),
         blocks,

@@ -3337,26 +3337,6 @@ pub mod attach_server {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct FetchObjectsRequest {
-    #[prost(bytes = "vec", tag = "1")]
-    pub namespace: ::prost::alloc::vec::Vec<u8>,
-    /// 16 bytes each.
-    #[prost(bytes = "vec", tag = "2")]
-    pub keys: ::prost::alloc::vec::Vec<u8>,
-    /// The gRPC address of the other node, "host:port".
-    #[prost(string, tag = "3")]
-    pub source: ::prost::alloc::string::String,
-    /// As in the layout of OpenReply.
-    #[prost(uint32, tag = "4")]
-    pub block_tokens: u32,
-}
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct FetchObjectsReply {
-    /// For each key whether it is here now.
-    #[prost(bool, repeated, tag = "1")]
-    pub here: ::prost::alloc::vec::Vec<bool>,
-}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct SendObjectsRequest {
     #[prost(bytes = "vec", tag = "1")]
@@ -3441,7 +3421,7 @@ pub struct OpenReply {
 pub struct ClientToNode {
     #[prost(uint64, tag = "1")]
     pub request: u64,
-    #[prost(oneof = "client_to_node::Message", tags = "2, 3, 4, 5, 6, 7")]
+    #[prost(oneof = "client_to_node::Message", tags = "2, 3, 4, 5, 6, 7, 8")]
     pub message: ::core::option::Option<client_to_node::Message>,
 }
 /// Nested message and enum types in `ClientToNode`.
@@ -3460,13 +3440,15 @@ pub mod client_to_node {
         Find(super::FindObjects),
         #[prost(message, tag = "7")]
         Remove(super::RemoveObjects),
+        #[prost(message, tag = "8")]
+        Fetch(super::FetchObjects),
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct NodeToClient {
     #[prost(uint64, tag = "1")]
     pub request: u64,
-    #[prost(oneof = "node_to_client::Message", tags = "2, 3, 4, 5, 6, 7")]
+    #[prost(oneof = "node_to_client::Message", tags = "2, 3, 4, 5, 6, 7, 8")]
     pub message: ::core::option::Option<node_to_client::Message>,
 }
 /// Nested message and enum types in `NodeToClient`.
@@ -3485,6 +3467,8 @@ pub mod node_to_client {
         Removed(super::RemovedObjects),
         #[prost(message, tag = "7")]
         Refused(super::RefusedObjects),
+        #[prost(message, tag = "8")]
+        Fetched(super::FetchedObjects),
     }
 }
 /// Nothing was done.
@@ -3549,6 +3533,10 @@ pub struct GetObjects {
     /// Answer with checksums, too.
     #[prost(bool, tag = "2")]
     pub checksums: bool,
+    /// Objects that are not here are first brought from the node with this gRPC
+    /// address ("host:port"), as by FetchObjects. Empty: they are misses.
+    #[prost(string, tag = "3")]
+    pub source: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GotObjects {
@@ -3591,6 +3579,22 @@ pub struct RemovedObjects {
     #[prost(uint32, tag = "1")]
     pub count: u32,
 }
+/// Brings objects here from another node. For each object that is under way
+/// room for two is needed. Answered when all have come that come.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FetchObjects {
+    #[prost(bytes = "vec", tag = "1")]
+    pub keys: ::prost::alloc::vec::Vec<u8>,
+    /// The gRPC address of the other node, "host:port".
+    #[prost(string, tag = "2")]
+    pub source: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FetchedObjects {
+    /// One byte for each key: 1 where it is here now, else 0.
+    #[prost(bytes = "vec", tag = "1")]
+    pub here: ::prost::alloc::vec::Vec<u8>,
+}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum ObjectRefusal {
@@ -3601,6 +3605,11 @@ pub enum ObjectRefusal {
     Invalid = 2,
     /// The node is draining.
     Unavailable = 3,
+    /// Another node that was named does not answer.
+    Unreachable = 4,
+    /// Another node that was named cannot exchange objects with this one: slots
+    /// are not alike, or one of them takes no new work.
+    NoExchange = 5,
 }
 impl ObjectRefusal {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -3613,6 +3622,8 @@ impl ObjectRefusal {
             Self::NoSpace => "OBJECT_REFUSAL_NO_SPACE",
             Self::Invalid => "OBJECT_REFUSAL_INVALID",
             Self::Unavailable => "OBJECT_REFUSAL_UNAVAILABLE",
+            Self::Unreachable => "OBJECT_REFUSAL_UNREACHABLE",
+            Self::NoExchange => "OBJECT_REFUSAL_NO_EXCHANGE",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -3622,6 +3633,8 @@ impl ObjectRefusal {
             "OBJECT_REFUSAL_NO_SPACE" => Some(Self::NoSpace),
             "OBJECT_REFUSAL_INVALID" => Some(Self::Invalid),
             "OBJECT_REFUSAL_UNAVAILABLE" => Some(Self::Unavailable),
+            "OBJECT_REFUSAL_UNREACHABLE" => Some(Self::Unreachable),
+            "OBJECT_REFUSAL_NO_EXCHANGE" => Some(Self::NoExchange),
             _ => None,
         }
     }
@@ -3829,31 +3842,6 @@ pub mod objects_client {
             req.extensions_mut().insert(GrpcMethod::new("kvasir.v1.Objects", "Open"));
             self.inner.unary(req, path, codec).await
         }
-        /// Brings objects here from another node, and answers when all have come that
-        /// come. For each object that is under way room for two is needed.
-        /// Errors: INVALID_ARGUMENT, FAILED_PRECONDITION (the two nodes cannot exchange
-        /// objects; draining), UNAVAILABLE (the other node does not answer).
-        pub async fn fetch(
-            &mut self,
-            request: impl tonic::IntoRequest<super::FetchObjectsRequest>,
-        ) -> std::result::Result<
-            tonic::Response<super::FetchObjectsReply>,
-            tonic::Status,
-        > {
-            self.inner
-                .ready()
-                .await
-                .map_err(|e| {
-                    tonic::Status::unknown(
-                        format!("Service was not ready: {}", e.into()),
-                    )
-                })?;
-            let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static("/kvasir.v1.Objects/Fetch");
-            let mut req = request.into_request();
-            req.extensions_mut().insert(GrpcMethod::new("kvasir.v1.Objects", "Fetch"));
-            self.inner.unary(req, path, codec).await
-        }
     }
 }
 /// Generated server implementations.
@@ -3877,17 +3865,6 @@ pub mod objects_server {
             &self,
             request: tonic::Request<super::OpenRequest>,
         ) -> std::result::Result<tonic::Response<super::OpenReply>, tonic::Status>;
-        /// Brings objects here from another node, and answers when all have come that
-        /// come. For each object that is under way room for two is needed.
-        /// Errors: INVALID_ARGUMENT, FAILED_PRECONDITION (the two nodes cannot exchange
-        /// objects; draining), UNAVAILABLE (the other node does not answer).
-        async fn fetch(
-            &self,
-            request: tonic::Request<super::FetchObjectsRequest>,
-        ) -> std::result::Result<
-            tonic::Response<super::FetchObjectsReply>,
-            tonic::Status,
-        >;
     }
     /// How a process on the same host that is no engine puts and gets objects: it
     /// opens over gRPC on the Unix socket `attach.sock` in the node's directory,
@@ -4003,51 +3980,6 @@ pub mod objects_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = OpenSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
-                            .apply_compression_config(
-                                accept_compression_encodings,
-                                send_compression_encodings,
-                            )
-                            .apply_max_message_size_config(
-                                max_decoding_message_size,
-                                max_encoding_message_size,
-                            );
-                        let res = grpc.unary(method, req).await;
-                        Ok(res)
-                    };
-                    Box::pin(fut)
-                }
-                "/kvasir.v1.Objects/Fetch" => {
-                    #[allow(non_camel_case_types)]
-                    struct FetchSvc<T: Objects>(pub Arc<T>);
-                    impl<
-                        T: Objects,
-                    > tonic::server::UnaryService<super::FetchObjectsRequest>
-                    for FetchSvc<T> {
-                        type Response = super::FetchObjectsReply;
-                        type Future = BoxFuture<
-                            tonic::Response<Self::Response>,
-                            tonic::Status,
-                        >;
-                        fn call(
-                            &mut self,
-                            request: tonic::Request<super::FetchObjectsRequest>,
-                        ) -> Self::Future {
-                            let inner = Arc::clone(&self.0);
-                            let fut = async move {
-                                <T as Objects>::fetch(&inner, request).await
-                            };
-                            Box::pin(fut)
-                        }
-                    }
-                    let accept_compression_encodings = self.accept_compression_encodings;
-                    let send_compression_encodings = self.send_compression_encodings;
-                    let max_decoding_message_size = self.max_decoding_message_size;
-                    let max_encoding_message_size = self.max_encoding_message_size;
-                    let inner = self.inner.clone();
-                    let fut = async move {
-                        let method = FetchSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

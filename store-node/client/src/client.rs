@@ -1,7 +1,7 @@
 //! The handle: opening, and the calls.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvasir_attach::line::{self, Line, LineDescriptors};
@@ -13,7 +13,6 @@ use v1::node_to_client::Message as FromNode;
 
 use crate::calls::Calls;
 use crate::error::Error;
-use crate::fetch::Fetcher;
 use crate::object::{Object, Pins};
 use crate::write::Shape;
 
@@ -113,10 +112,6 @@ pub(crate) struct Shared {
     objects_max: usize,
     keys_max: usize,
     lease_max: Duration,
-    attach_dir: PathBuf,
-    block_tokens: u32,
-    /// Made at the first fetch.
-    fetcher: Mutex<Option<Arc<Fetcher>>>,
 }
 
 /// A store node that is open. Cheap to clone; any thread may use it.
@@ -196,9 +191,6 @@ impl Client {
                 objects_max: reply.objects_max as usize,
                 keys_max: reply.keys_max as usize,
                 lease_max: Duration::from_millis(reply.lease_ms_max),
-                attach_dir: options.attach_dir.clone(),
-                block_tokens: layout.block_tokens(),
-                fetcher: Mutex::default(),
             }),
         })
     }
@@ -288,7 +280,7 @@ impl Client {
     /// # Errors
     /// [`Error::TooMany`], and [`Error::NoSpace`] when too much is pinned already.
     pub fn get(&self, keys: &[BlockKey]) -> Result<Vec<Option<Object>>, Error> {
-        self.get_with(keys, false)
+        self.get_with(keys, false, "")
     }
 
     /// The same, and computes each object's checksum: one that has another is removed from the node, and
@@ -297,15 +289,22 @@ impl Client {
     /// # Errors
     /// As [`Self::get`].
     pub fn get_verified(&self, keys: &[BlockKey]) -> Result<Vec<Option<Object>>, Error> {
-        self.get_with(keys, true)
+        self.get_with(keys, true, "")
     }
 
-    fn get_with(&self, keys: &[BlockKey], verified: bool) -> Result<Vec<Option<Object>>, Error> {
+    fn get_with(
+        &self,
+        keys: &[BlockKey],
+        verified: bool,
+        source: &str,
+    ) -> Result<Vec<Option<Object>>, Error> {
         self.check_count(keys.len(), self.shared.objects_max)?;
         if keys.is_empty() {
             return Ok(Vec::new());
         }
-        let get = v1::GetObjects { keys: BlockKey::concat(keys), checksums: verified };
+        let keys_bytes = BlockKey::concat(keys);
+        let source = source.to_owned();
+        let get = v1::GetObjects { keys: keys_bytes, checksums: verified, source };
         let (get, got) = match self.shared.calls.ask(ToNode::Get(get))? {
             (request, FromNode::Got(got)) => (request, got),
             (_, other) => return Err(unexpected(&other)),
@@ -350,37 +349,16 @@ impl Client {
     /// cannot exchange objects (their slots are not alike) and [`Error::TooMany`].
     pub fn fetch(&self, keys: &[BlockKey], from: &str) -> Result<Vec<bool>, Error> {
         self.check_count(keys.len(), self.shared.objects_max)?;
-        self.fetch_rest(keys, self.exists(keys)?, from)
-    }
-
-    fn fetch_rest(
-        &self,
-        keys: &[BlockKey],
-        mut here: Vec<bool>,
-        from: &str,
-    ) -> Result<Vec<bool>, Error> {
-        let position = |(at, here): (usize, &bool)| (!here).then_some(at);
-        let lacking: Vec<usize> = here.iter().enumerate().filter_map(position).collect();
-        if lacking.is_empty() {
-            return Ok(here);
+        if keys.is_empty() {
+            return Ok(Vec::new());
         }
-        let wanted: Vec<BlockKey> = lacking.iter().map(|&at| keys[at]).collect();
-        let came = self.fetcher()?.fetch(&wanted, from)?;
-        for (at, came) in lacking.into_iter().zip(came) {
-            here[at] = came;
+        let fetch = v1::FetchObjects { keys: BlockKey::concat(keys), source: from.into() };
+        match self.shared.calls.ask(ToNode::Fetch(fetch))? {
+            (_, FromNode::Fetched(v1::FetchedObjects { here })) if here.len() == keys.len() => {
+                Ok(here.into_iter().map(|here| here != 0).collect())
+            }
+            (_, other) => Err(unexpected(&other)),
         }
-        Ok(here)
-    }
-
-    fn fetcher(&self) -> Result<Arc<Fetcher>, Error> {
-        let shared = &self.shared;
-        let mut fetcher = shared.fetcher.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(fetcher) = &*fetcher {
-            return Ok(Arc::clone(fetcher));
-        }
-        let Shared { attach_dir, namespace, block_tokens, .. } = &**shared;
-        let made = Fetcher::new(attach_dir.clone(), *namespace, *block_tokens)?;
-        Ok(Arc::clone(fetcher.insert(Arc::new(made))))
     }
 
     /// [`Self::get`], after what is not here was fetched from another node.
@@ -388,15 +366,7 @@ impl Client {
     /// # Errors
     /// As [`Self::get`] and [`Self::fetch`].
     pub fn get_from(&self, keys: &[BlockKey], from: &str) -> Result<Vec<Option<Object>>, Error> {
-        let here = self.get(keys)?;
-        if here.iter().all(Option::is_some) {
-            return Ok(here);
-        }
-        let there = here.iter().map(Option::is_some).collect();
-        // Its pins are not needed beside those of the whole.
-        drop(here);
-        self.fetch_rest(keys, there, from)?;
-        self.get(keys)
+        self.get_with(keys, false, from)
     }
 
     /// `None` when what is there is no object, or the slot is of another generation.

@@ -55,6 +55,8 @@ impl From<v1::RefusedObjects> for Error {
             v1::ObjectRefusal::NoSpace => Error::NoSpace(refused.why),
             v1::ObjectRefusal::Unavailable => Error::Draining(refused.why),
             v1::ObjectRefusal::Invalid => Error::Invalid(refused.why),
+            v1::ObjectRefusal::Unreachable => Error::Unreachable(refused.why),
+            v1::ObjectRefusal::NoExchange => Error::Refused(refused.why),
             v1::ObjectRefusal::Unspecified => Error::Protocol(refused.why),
         }
     }

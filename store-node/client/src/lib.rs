@@ -38,13 +38,11 @@
 //! process ends, however it ends, its pins and its unfinished puts end with it.
 //!
 //! Reading path: [`client`] (the handle), `calls` (requests and answers over the line), [`object`] (what
-//! a get gives), `write` (how an object is laid into a slot, and its checksums), `fetch` (from
-//! other nodes).
+//! a get gives), `write` (how an object is laid into a slot, and its checksums).
 
 mod calls;
 pub mod client;
 pub mod error;
-mod fetch;
 pub mod object;
 mod write;
 

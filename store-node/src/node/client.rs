@@ -8,7 +8,8 @@ use prost::Message;
 
 use super::line::{Broken, Line};
 
-/// Requests of one client that may wait for the SSD at once; one more is answered without it.
+/// Requests of one client that may wait for the SSD at once, and as many for other nodes; one more is answered
+/// without the SSD, or refused.
 pub const WAITING_MAX: usize = 64;
 /// Numbers from here on are the node's own: a client's requests are below.
 pub const OWN_NUMBERS: u64 = 1 << 63;
@@ -25,6 +26,8 @@ pub struct Client {
     pub puts: BTreeMap<u64, Put>,
     /// Gets that wait for the SSD.
     pub gets: BTreeMap<u64, Get>,
+    /// What waits for objects of other nodes.
+    pub fetches: BTreeMap<u64, Fetch>,
     /// Commits that wait until objects are durable.
     pub commits: BTreeMap<u64, Commit>,
     /// Objects that go with this client, and the name of the pin that keeps each until then.
@@ -54,6 +57,15 @@ pub struct Get {
     pub risen: Vec<Share>,
 }
 
+/// Objects some of which are on their way here from another node.
+#[derive(Debug)]
+pub enum Fetch {
+    /// Of each of these is then said whether it is here.
+    Only(Vec<BlockKey>),
+    /// Got then.
+    Get(v1::GetObjects),
+}
+
 /// Objects that are committed together and some of which are being kept.
 #[derive(Debug)]
 pub struct Commit {
@@ -71,6 +83,7 @@ impl Client {
             line,
             puts: BTreeMap::new(),
             gets: BTreeMap::new(),
+            fetches: BTreeMap::new(),
             commits: BTreeMap::new(),
             ephemeral: BTreeMap::new(),
             stopping: BTreeMap::new(),

@@ -2,7 +2,7 @@
 
 use std::os::unix::net::UnixStream;
 
-use kvasir_blocks::{CopyError, PeerView};
+use kvasir_blocks::{AttachEpoch, CopyError, PeerView};
 use kvasir_proto::v1;
 use tokio::sync::{mpsc, oneshot};
 
@@ -36,6 +36,13 @@ pub enum Refused {
     Unavailable(String),
 }
 
+/// Of a fetch: the client that asked, and the number of its request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FetchName {
+    pub epoch: AttachEpoch,
+    pub request: u64,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub enum Command {
@@ -60,6 +67,8 @@ pub enum Command {
     Replicate(v1::ReplicateRequest, Reply<v1::ReplicateReply>),
     /// A copy has ended.
     Copied(u64, Result<(), CopyError>),
+    /// A fetch of objects has ended.
+    Fetched(FetchName, Result<(), tonic::Status>),
     /// Which other nodes could take blocks.
     PeersSeen(Vec<PeerView>),
     Admin(AdminCommand),

@@ -118,7 +118,7 @@ impl Copier {
 }
 
 /// Tells the node's thread, however long its queue is.
-async fn tell(node: &NodeHandle, command: impl Fn() -> Command) {
+pub async fn tell(node: &NodeHandle, command: impl Fn() -> Command) {
     while let Err(NotTaken::Busy) = node.post(command()) {
         sleep(AGAIN).await;
     }

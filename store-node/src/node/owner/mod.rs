@@ -63,6 +63,7 @@ use crate::clock;
 use crate::config::Config;
 use crate::layer_log::LayerLog;
 use crate::metrics::Metrics;
+use crate::objects::Fetcher;
 use crate::ssd::thread::SsdThread;
 
 /// How long the thread looks for work before it sleeps.
@@ -95,6 +96,7 @@ pub struct Parts {
     pub ssd: Option<SsdThread>,
     pub bucket: Option<BucketTask>,
     pub copier: Copier,
+    pub fetcher: Arc<Fetcher>,
     pub routing: Option<Routing>,
 }
 
@@ -124,6 +126,7 @@ pub struct Owner {
     /// What is below memory.
     tiers: Tiers,
     replication: Replication,
+    fetcher: Arc<Fetcher>,
     /// Answers routed queries, where that is on.
     routing: Option<Routing>,
     events: Events,
@@ -160,11 +163,13 @@ impl Owner {
             ssd,
             bucket,
             copier,
+            fetcher,
             routing,
         } = parts;
         Owner {
             tail_space: TailSpace::new(tails.len() as u64),
             replication: Replication::new(copier, &config.replicas.peers),
+            fetcher,
             config,
             incarnation,
             blocks,
@@ -292,6 +297,7 @@ impl Owner {
             Command::ListBlocks(request, reply) => drop(reply.send(self.list_blocks(&request))),
             Command::Replicate(request, reply) => self.replicate(&request, reply),
             Command::Copied(copy, result) => self.copied(copy, result),
+            Command::Fetched(fetch, result) => self.objects_fetched(fetch, result),
             Command::PeersSeen(peers) => self.peers_seen(peers),
             Command::Admin(command) => self.take_admin(command),
             Command::Subscribe(request, queue) => {

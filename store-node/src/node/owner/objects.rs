@@ -6,6 +6,7 @@ use kvasir_blocks::{
     AllocateError, Commit as Committed, GetError, KeepRequest, ReserveObjects, ShareError, Tier,
 };
 use kvasir_proto::{BlockKey, Share, Side, SlotIndex, v1};
+use tonic::{Code, Status};
 use v1::client_to_node::Message as FromClient;
 use v1::node_to_client::Message as ToClient;
 use v1::{ObjectClass, ObjectOutcome, ObjectRefusal};
@@ -13,8 +14,10 @@ use v1::{ObjectClass, ObjectOutcome, ObjectRefusal};
 use super::Owner;
 use super::clients::{KeepOf, ShareOf};
 use crate::clock;
-use crate::node::client::{Commit, Get, Put, WAITING_MAX};
+use crate::node::client::{Commit, Fetch, Get, Put, WAITING_MAX};
+use crate::node::command::FetchName;
 use crate::node::line::Broken;
+use crate::objects::Wanted;
 
 /// Objects of one reserve, get or remove.
 pub const OBJECTS_MAX: usize = 4_096;
@@ -80,7 +83,11 @@ impl Owner {
                 self.reserve_objects(at, request, &reserve)?.map(ToClient::Reserved)
             }
             FromClient::Commit(commit) => return self.commit_objects(at, request, &commit),
-            FromClient::Get(get) => return self.get_objects(at, request, &get),
+            FromClient::Get(get) => return self.bring_and_get_objects(at, request, get),
+            FromClient::Fetch(v1::FetchObjects { keys: wanted, source }) => {
+                let wanted = keys(&wanted, OBJECTS_MAX)?;
+                return self.fetch_objects(at, request, &source, Fetch::Only(wanted));
+            }
             FromClient::Unpin(v1::UnpinObjects { get }) => {
                 let epoch = self.clients.list[at].line.epoch();
                 self.blocks.unpin(epoch, get);
@@ -353,6 +360,86 @@ impl Owner {
             self.expel_client(at, &broken);
         }
         true
+    }
+
+    fn bring_and_get_objects(
+        &mut self,
+        at: usize,
+        request: u64,
+        get: v1::GetObjects,
+    ) -> Result<(), Broken> {
+        let namespace = self.clients.list[at].namespace;
+        let is_here = |key: &BlockKey| self.blocks.find_object(namespace, *key).is_some();
+        if get.source.is_empty() || keys(&get.keys, OBJECTS_MAX)?.iter().all(is_here) {
+            return self.get_objects(at, request, &get);
+        }
+        let source = get.source.clone();
+        self.fetch_objects(at, request, &source, Fetch::Get(get))
+    }
+
+    /// Answered when [`Command::Fetched`](crate::node::command::Command::Fetched) comes.
+    fn fetch_objects(
+        &mut self,
+        at: usize,
+        request: u64,
+        source: &str,
+        fetch: Fetch,
+    ) -> Result<(), Broken> {
+        let client = &self.clients.list[at];
+        if client.fetches.contains_key(&request) {
+            return Err(Broken(format!("it fetches as {request} again")));
+        }
+        if client.fetches.len() >= WAITING_MAX {
+            let why = format!("{WAITING_MAX} fetches of this client wait already");
+            let refusal = refused(ObjectRefusal::NoSpace, why);
+            return self.answer_client(at, request, Err(refusal));
+        }
+        let mut lacking = match &fetch {
+            Fetch::Only(keys) => keys.clone(),
+            Fetch::Get(get) => keys(&get.keys, OBJECTS_MAX)?,
+        };
+        lacking.retain(|key| self.blocks.find_object(client.namespace, *key).is_none());
+        let wanted = Wanted {
+            namespace: client.namespace,
+            keys: lacking,
+            block_tokens: self.cache.as_ref().map_or(1, |cache| cache.layout.block_tokens()),
+            source: source.into(),
+        };
+        let name = FetchName { epoch: client.line.epoch(), request };
+        self.clients.list[at].fetches.insert(request, fetch);
+        self.fetcher.fetch(name, wanted);
+        Ok(())
+    }
+
+    /// What came of a fetch.
+    pub(super) fn objects_fetched(
+        &mut self,
+        FetchName { epoch, request }: FetchName,
+        result: Result<(), Status>,
+    ) {
+        let Some(at) = self.clients.at(epoch) else { return };
+        let Some(fetch) = self.clients.list[at].fetches.remove(&request) else { return };
+        let namespace = self.clients.list[at].namespace;
+        let answered = match (result, fetch) {
+            (Err(status), _) => {
+                let kind = match status.code() {
+                    Code::InvalidArgument => ObjectRefusal::Invalid,
+                    Code::FailedPrecondition => ObjectRefusal::NoExchange,
+                    _ => ObjectRefusal::Unreachable,
+                };
+                self.answer_client(at, request, Err(refused(kind, status.message())))
+            }
+            (Ok(()), Fetch::Only(keys)) => {
+                let is_here = |key| self.blocks.find_object(namespace, key).is_some();
+                let here = keys.into_iter().map(|key| u8::from(is_here(key))).collect();
+                let fetched = ToClient::Fetched(v1::FetchedObjects { here });
+                self.answer_client(at, request, Ok(fetched))
+            }
+            (Ok(()), Fetch::Get(get)) => self.get_objects(at, request, &get),
+        };
+        if let Err(broken) = answered {
+            self.expel_client(at, &broken);
+        }
     }
 
     fn get_objects(&mut self, at: usize, request: u64, get: &v1::GetObjects) -> Result<(), Broken> {
