@@ -2,7 +2,7 @@
 
 mod support;
 
-use kvasir_placement::attend::Constants;
+use kvasir_placement::attend::{Constants, Way};
 use kvasir_placement::{
     Admission, BookingId, Inputs, NodeIndex, Objectives, PlaceRequest, Policy, PrefixMatch,
     RecordedDecision, RecordedError, RoutedRows, Routing, Selection, Steering, place,
@@ -252,14 +252,23 @@ proptest! {
         tie_seed: u64,
         conversation: u64,
         excluded in prop::option::weighted(0.2, 0usize..3),
+        named in prop::option::weighted(0.3, 0usize..3),
+        prefix in prop::option::weighted(
+            0.5,
+            prop::sample::select(vec![Way::Route, Way::Fetch, Way::Recompute]),
+        ),
+        is_endless: bool,
     ) {
         let names: &[&str] = if both { &BOTH } else { &SPLIT };
+        let named = named.map(|at| InstanceId::from(names[at]));
         let (mut world, now_us) = world(names, policy, &steps);
         let held: Vec<_> = (0..).map(NodeIndex).zip(held).collect();
         world.matched = PrefixMatch::from_pairs(&held);
         let exclude: Vec<InstanceId> =
             excluded.iter().map(|at| InstanceId::from(names[*at])).collect();
         let recorded = record(&world, &PlaceRequest {
+            is_endless,
+            steering: Steering { instance: named.as_ref(), prefix },
             prompt_tokens,
             objectives: Objectives { ttft_us, tbt_us },
             exclude: &exclude,

@@ -11,6 +11,8 @@ use crate::up::State;
 
 /// Whoever answers later than this hangs.
 const ANSWER: Duration = Duration::from_secs(600);
+/// Engines are started together, and each takes as long as it takes to read the model.
+const ATTACHED: Duration = Duration::from_secs(120);
 /// A conductor hears of new blocks within a moment.
 const HEARD: Duration = Duration::from_secs(30);
 const AGAIN: Duration = Duration::from_millis(20);
@@ -94,6 +96,21 @@ impl Asking {
     fn next_id(&mut self) -> String {
         self.serial += 1;
         format!("demo-{}", self.serial)
+    }
+
+    /// Waits until every engine can be asked: a cluster is ready when some of them are there.
+    pub async fn wait_for_engines(&mut self, count: u32) -> Result<(), Failed> {
+        let began = Instant::now();
+        for engine in 1..=count {
+            let prompt = self.tokens(1);
+            while let Err(failed) = self.ask(&prompt, 1, engine, None).await {
+                if began.elapsed() > ATTACHED {
+                    return Err(failed);
+                }
+                tokio::time::sleep(AGAIN).await;
+            }
+        }
+        Ok(())
     }
 
     /// Has a document computed where `engine` is, and waits until the conductor knows of it.

@@ -1,6 +1,7 @@
 //! One cell: each alternative by force, then the conductor's own decision, all over one document.
 
 use kvasir_engine_reference::model::ModelConfig;
+use serde_json::Value;
 
 use super::asking::{Answered, Asking, Failed, Way, way_of};
 use super::grid::{Cell, QUESTION_TOKENS};
@@ -185,10 +186,24 @@ pub async fn cell(
     Ok(measured)
 }
 
-async fn check_forced(asking: &Asking, answers: &[Answered], way: Way) -> Result<(), Failed> {
+/// What was decided for each of them. Who comes when a sibling has brought the document, or has computed it, finds
+/// it on its own node: that is the sibling's way.
+async fn ways(asking: &Asking, answers: &[Answered]) -> Result<Vec<(Way, Value)>, Failed> {
+    let mut placements = Vec::with_capacity(answers.len());
     for answered in answers {
-        let placement = asking.placement(answered).await?;
-        if way_of(&placement) != Some(way) {
+        placements.push(asking.placement(answered).await?);
+    }
+    let brought = placements.iter().filter_map(way_of).find(|way| *way != Way::Route);
+    let way = |placement: Value| match way_of(&placement).or(brought) {
+        Some(way) => Ok((way, placement)),
+        None => Err("the agents' own node had the document".into()),
+    };
+    placements.into_iter().map(way).collect()
+}
+
+async fn check_forced(asking: &Asking, answers: &[Answered], way: Way) -> Result<(), Failed> {
+    for (came, placement) in ways(asking, answers).await? {
+        if came != way {
             let cache = placement["cache"].as_str().unwrap_or("nothing is known of it");
             return Err(
                 format!("{} was asked for and is not what came: {cache}", way.name()).into()
@@ -203,9 +218,7 @@ async fn count_decisions(
     answers: &[Answered],
     measured: &mut Measured,
 ) -> Result<(), Failed> {
-    for answered in answers {
-        let placement = asking.placement(answered).await?;
-        let way = way_of(&placement).ok_or("the agents' own node had the document")?;
+    for (way, placement) in ways(asking, answers).await? {
         measured.decided[way as usize] += 1;
         let Some(ways) = placement["prefix"]["ways"].as_array() else { continue };
         if measured.predicted_ms.iter().any(Option::is_some) {

@@ -107,6 +107,7 @@ async fn run_wire(
         if !flags.json {
             complain(&format!("{}: {} cells, {} times each", wire.name, grid.cells, grid.repeat));
         }
+        asking.wait_for_engines(ENGINES).await?;
         measure::warm_up(&mut asking, &model).await?;
         let mut cells = Vec::new();
         for cell in grid.cells_of(wire) {
