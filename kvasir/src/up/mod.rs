@@ -29,6 +29,7 @@ use std::time::{Duration, Instant};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
+use crate::daemon::Kind;
 use crate::output::{self, say};
 use flags::Flags;
 use plan::{AddressError, Addresses, Surroundings};
@@ -112,7 +113,10 @@ pub async fn run_for<T>(
     ));
     say(&format!("serving {} from {}", plan.model_name, model.display()));
     say(&format!("run folder {}", run_dir.path().display()));
-    let front_door = plan.front_door;
+    let engines = plan.processes.iter().filter(|process| process.kind == Kind::Engine);
+    // The front door serves when some engines are there, the cluster is whole when all are.
+    let parts: Vec<SocketAddr> =
+        engines.map(|engine| engine.address).chain([plan.front_door]).collect();
     let mut supervisor = Supervisor::new(plan, run_dir.path(), program, log_filter)?;
     supervisor.quiet = quiet;
     ports.held.release();
@@ -120,7 +124,7 @@ pub async fn run_for<T>(
     let outcome = {
         let (is_ready, ready) = oneshot::channel();
         let is_ready = Some(is_ready);
-        let mut cluster = Watch { front_door, began, run_dir: run_dir.path(), quiet, is_ready };
+        let mut cluster = Watch { parts, began, run_dir: run_dir.path(), quiet, is_ready };
         let work = async {
             match ready.await {
                 Ok(state) => work(Ready { state, model: model.clone() }).await,
@@ -154,7 +158,8 @@ pub async fn run_for<T>(
 enum Never {}
 
 struct Watch<'a> {
-    front_door: SocketAddr,
+    /// What has to be ready.
+    parts: Vec<SocketAddr>,
     began: Instant,
     run_dir: &'a Path,
     quiet: bool,
@@ -202,8 +207,15 @@ impl Watch<'_> {
         supervisor: &mut Supervisor,
         remind_at: &mut Instant,
     ) -> Result<bool, Box<dyn Error>> {
-        let reply = http::get(self.front_door, "/readyz").await;
-        if reply.as_ref().is_some_and(|reply| reply.status == 200) {
+        let mut waited_for = None;
+        for &part in &self.parts {
+            let reply = http::get(part, "/readyz").await;
+            if reply.as_ref().is_none_or(|reply| reply.status != 200) {
+                waited_for = Some((part, reply));
+                break;
+            }
+        }
+        let Some((part, reply)) = waited_for else {
             let seconds = self.began.elapsed().as_secs_f64();
             self.say(&welcome::text(&supervisor.state(), self.run_dir, seconds));
             supervisor.set_ready()?;
@@ -212,10 +224,10 @@ impl Watch<'_> {
                 let _ = is_ready.send(supervisor.state());
             }
             return Ok(true);
-        }
+        };
         if Instant::now() >= *remind_at {
             let reason = reply.map_or_else(|| "no answer".to_owned(), |reply| reply.body);
-            self.say(&format!("not ready yet: http://{}/readyz says: {reason}", self.front_door));
+            self.say(&format!("not ready yet: http://{part}/readyz says: {reason}"));
             *remind_at = Instant::now() + STILL_WAITING;
         }
         Ok(false)
