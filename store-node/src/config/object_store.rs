@@ -13,7 +13,7 @@ pub struct ObjectStore {
     /// A bucket of an object store that speaks S3's protocol, and what the names of its objects begin with, as
     /// in "s3://bucket/kvasir". Without it there is no such tier.
     pub url: Option<String>,
-    /// Where the object store is reached, as in "https://minio.example.org:9000". Without it that is Amazon's
+    /// Where the object store is reached, as in `https://minio.example.org:9000`. Without it that is Amazon's
     /// S3 of the region.
     pub endpoint: Option<String>,
     /// The region that requests are signed for.
