@@ -169,7 +169,8 @@ impl Fetcher {
             sent = &mut sending => {
                 match sent.unwrap_or_else(|_| Err(Status::internal("the call has died"))) {
                     Ok(v1::SendObjectsReply { incarnation, sent }) => {
-                        if incarnation != source.incarnation {
+                        // It says none when it could begin nothing.
+                        if incarnation != 0 && incarnation != source.incarnation {
                             met = Ok(Met::Another);
                         }
                         let is_lost = |position: &usize| !sent.get(*position).is_some_and(|sent| *sent);

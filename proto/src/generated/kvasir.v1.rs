@@ -3357,7 +3357,7 @@ pub struct SendObject {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SendObjectsReply {
-    /// Of the node that sends.
+    /// Of the node that sends; 0 when nothing could be begun.
     #[prost(fixed64, tag = "1")]
     pub incarnation: u64,
     /// For each object whether it landed whole.
