@@ -28,7 +28,6 @@ pub mod endpoint;
 pub mod engine;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
-mod hash;
 mod hello;
 mod hooks;
 mod identity;
@@ -88,10 +87,8 @@ pub use topology::{Location, Topology};
 pub use traits::{DomainTraits, Poster, Visible};
 pub use write::{PageSide, Source, Write, WritePaged};
 
-/// The checksum that writes carry and receivers verify: XXH3-64 with seed 0.
-pub fn checksum(bytes: &[u8]) -> u64 {
-    xxhash_rust::xxh3::xxh3_64(bytes)
-}
+/// The checksum that writes carry and receivers verify.
+pub use kvasir_checksum::{Checksum, checksum};
 
 /// Its example is compiled and run as everybody else's.
 #[cfg(doctest)]

@@ -7,6 +7,7 @@ use std::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use kvasir_checksum::{Checksum, Stores};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
@@ -250,6 +251,63 @@ impl SharedMemory {
         unsafe {
             std::ptr::copy_nonoverlapping(source.as_ptr(), self.base.add(offset), source.len());
         }
+        Ok(())
+    }
+
+    /// Copies `source` into the memory at `offset`, past the caches, and adds it to a checksum in the same pass.
+    ///
+    /// # Errors
+    /// [`RangeError`] when it does not fit or the memory is mapped read-only.
+    pub fn copy_from_summed(
+        &self,
+        offset: usize,
+        source: &[u8],
+        sum: &mut Checksum,
+    ) -> Result<(), RangeError> {
+        self.check_writable(offset, source.len())?;
+        // SAFETY: checked above; `source` is an ordinary slice, which cannot overlap memory that is
+        // only handed out as unsafe slices.
+        unsafe {
+            let target = self.base.add(offset);
+            sum.add_and_copy(source.as_ptr(), target, source.len(), Stores::Streaming);
+        }
+        Ok(())
+    }
+
+    /// Copies memory from `offset` into `target`, and adds it to a checksum in the same pass: what was copied is
+    /// what was added, also when somebody writes there.
+    ///
+    /// # Errors
+    /// [`RangeError`] when the range does not lie inside.
+    pub fn copy_to_summed(
+        &self,
+        offset: usize,
+        target: &mut [u8],
+        sum: &mut Checksum,
+    ) -> Result<(), RangeError> {
+        self.check(offset, target.len())?;
+        // SAFETY: checked above; `target` is an exclusive ordinary slice.
+        unsafe {
+            let source = self.base.add(offset);
+            sum.add_and_copy(source, target.as_mut_ptr(), target.len(), Stores::Cached);
+        }
+        Ok(())
+    }
+
+    /// Adds what lies in a range to a checksum. Somebody may write there: then it is of neither what was there nor
+    /// what is, and nothing else happens.
+    ///
+    /// # Errors
+    /// [`RangeError`] when it does not lie inside.
+    pub fn add_to(
+        &self,
+        offset: usize,
+        bytes: usize,
+        sum: &mut Checksum,
+    ) -> Result<(), RangeError> {
+        self.check(offset, bytes)?;
+        // SAFETY: checked above.
+        unsafe { sum.add_at(self.base.add(offset), bytes) };
         Ok(())
     }
 

@@ -1,15 +1,12 @@
 //! How an object is laid into a slot: its bytes, zeros, the footer; and the checksum of each run, computed
-//! piece by piece as it is copied, while the piece is in the core's own cache.
+//! in the pass that copies it.
 
 use kvasir_proto::layout::Run;
 use kvasir_proto::{SlotLayout, objects};
-use kvasir_transfer::SharedMemory;
 use kvasir_transfer::memory::RangeError;
-use xxhash_rust::xxh3::Xxh3;
+use kvasir_transfer::{Checksum, SharedMemory};
 
-/// Bytes that are copied and then hashed: well inside the first level of cache with their copy.
-const PIECE_BYTES: usize = 8 << 10;
-const ZEROS: [u8; PIECE_BYTES] = [0; PIECE_BYTES];
+static ZEROS: [u8; 8 << 10] = [0; 8 << 10];
 
 /// The shape of slots, as objects lie in them.
 #[derive(Debug)]
@@ -72,12 +69,7 @@ impl Shape {
         checksums: &mut Vec<u64>,
     ) -> Result<(), RangeError> {
         let mut writer = Writer::new(self, memory, slot);
-        let mut piece = [0; PIECE_BYTES];
-        while writer.at < object_bytes {
-            let bytes = PIECE_BYTES.min(object_bytes - writer.at);
-            memory.copy_to(writer.base + writer.at, &mut piece[..bytes])?;
-            writer.hash(&piece[..bytes]);
-        }
+        writer.read(object_bytes)?;
         self.finish(writer, object_bytes, checksums)
     }
 
@@ -88,7 +80,7 @@ impl Shape {
         checksums: &mut Vec<u64>,
     ) -> Result<(), RangeError> {
         while writer.at < self.capacity {
-            let bytes = PIECE_BYTES.min(self.capacity - writer.at);
+            let bytes = ZEROS.len().min(self.capacity - writer.at);
             writer.copy(&ZEROS[..bytes])?;
         }
         writer.copy(&objects::footer(object_bytes as u64))?;
@@ -105,12 +97,7 @@ impl Shape {
         slot: u32,
     ) -> Result<Vec<u64>, RangeError> {
         let mut writer = Writer::new(self, memory, slot);
-        let mut piece = [0; PIECE_BYTES];
-        while writer.at < self.end {
-            let bytes = PIECE_BYTES.min(self.end - writer.at);
-            memory.copy_to(writer.base + writer.at, &mut piece[..bytes])?;
-            writer.hash(&piece[..bytes]);
-        }
+        writer.read(self.end)?;
         Ok(self.order.iter().map(|&run| writer.sums[run]).collect())
     }
 }
@@ -121,7 +108,7 @@ struct Writer<'a> {
     memory: &'a SharedMemory,
     base: usize,
     at: usize,
-    hasher: Xxh3,
+    sum: Checksum,
     sums: Vec<u64>,
 }
 
@@ -129,29 +116,42 @@ impl<'a> Writer<'a> {
     fn new(shape: &'a Shape, memory: &'a SharedMemory, slot: u32) -> Self {
         let base = slot as usize * shape.slot_bytes;
         let sums = Vec::with_capacity(shape.runs.len());
-        Writer { shape, memory, base, at: 0, hasher: Xxh3::new(), sums }
+        Writer { shape, memory, base, at: 0, sum: Checksum::new(), sums }
     }
 
-    fn copy(&mut self, bytes: &[u8]) -> Result<(), RangeError> {
-        for piece in bytes.chunks(PIECE_BYTES) {
-            self.memory.copy_from(self.base + self.at, piece)?;
-            self.hash(piece);
+    /// Writes what stands next in the slot.
+    fn copy(&mut self, mut bytes: &[u8]) -> Result<(), RangeError> {
+        while !bytes.is_empty() {
+            let (now, rest) = bytes.split_at(bytes.len().min(self.left_of_run()));
+            self.memory.copy_from_summed(self.base + self.at, now, &mut self.sum)?;
+            self.advance(now.len());
+            bytes = rest;
         }
         Ok(())
     }
 
-    /// What stands next in the slot; a run's checksum is complete at its end.
-    fn hash(&mut self, mut bytes: &[u8]) {
-        while let Some(run) = self.shape.runs.get(self.sums.len()).filter(|_| !bytes.is_empty()) {
-            let end = (run.offset_bytes + run.length_bytes) as usize;
-            let (now, rest) = bytes.split_at(bytes.len().min(end - self.at));
-            self.hasher.update(now);
-            self.at += now.len();
-            bytes = rest;
-            if self.at == end {
-                self.sums.push(self.hasher.digest());
-                self.hasher.reset();
-            }
+    /// Reads what stands in the slot already, up to there.
+    fn read(&mut self, end: usize) -> Result<(), RangeError> {
+        while self.at < end {
+            let now = self.left_of_run().min(end - self.at);
+            self.memory.add_to(self.base + self.at, now, &mut self.sum)?;
+            self.advance(now);
+        }
+        Ok(())
+    }
+
+    fn left_of_run(&self) -> usize {
+        let run = &self.shape.runs[self.sums.len()];
+        (run.offset_bytes + run.length_bytes) as usize - self.at
+    }
+
+    /// A run's checksum is complete at its end.
+    fn advance(&mut self, bytes: usize) {
+        let left = self.left_of_run() - bytes;
+        self.at += bytes;
+        if left == 0 {
+            self.sums.push(self.sum.sum());
+            self.sum.reset();
         }
     }
 }

@@ -9,8 +9,8 @@
 //!
 //! Whatever is read from a disk may be anything: decoding answers `None` and never panics.
 
+use kvasir_checksum::checksum;
 use kvasir_proto::{BlockKey, Class, Namespace, Tenant};
-use xxhash_rust::xxh3::xxh3_64;
 
 use crate::buffer::{PAGE_BYTES, PageBuf};
 
@@ -84,7 +84,7 @@ impl ExtentBuf {
 
     /// Writes the head; only then may the buffer go to the disk.
     pub(crate) fn seal(&mut self, place: Place) {
-        let payload_checksum = xxh3_64(self.payload());
+        let payload_checksum = checksum(self.payload());
         let record = &self.record;
         let (class, tenant, until_unix_ms) = class_fields(record.class);
         let mut head = Writer::new(self.buffer.bytes_mut());
@@ -175,7 +175,7 @@ impl Head {
     pub(crate) fn payload<'a>(&self, extent: &'a [u8]) -> Option<&'a [u8]> {
         let start = self.payload_start();
         let payload = extent.get(start..start.checked_add(self.payload_bytes)?)?;
-        (xxh3_64(payload) == self.payload_checksum).then_some(payload)
+        (checksum(payload) == self.payload_checksum).then_some(payload)
     }
 }
 
@@ -235,7 +235,7 @@ pub(crate) fn encode_footer(log_id: u64, sequence: u64, entries: &[Entry]) -> Pa
     let mut list = Writer::new(buffer.bytes_mut());
     entries.iter().for_each(|entry| entry.encode(&mut list));
     let end = list.at;
-    let list_checksum = xxh3_64(&buffer.bytes()[..end]);
+    let list_checksum = checksum(&buffer.bytes()[..end]);
     let mut tail = Writer::new(&mut buffer.bytes_mut()[last..]);
     tail.u64(FOOTER_MAGIC);
     tail.u64(0);
@@ -274,7 +274,7 @@ impl FooterTail {
     pub(crate) fn list(&self, pages: &[u8]) -> Option<Vec<Entry>> {
         let start = pages.len().checked_sub(self.pages() * PAGE_BYTES)?;
         let list = &pages[start..start + self.entries * ENTRY_BYTES];
-        if xxh3_64(list) != self.list_checksum {
+        if checksum(list) != self.list_checksum {
             return None;
         }
         let mut fields = Reader::new(list);
@@ -325,12 +325,12 @@ fn one_page(words: &[u64]) -> PageBuf {
 
 /// The second word of each piece is the checksum of what follows it.
 fn put_checksum(piece: &mut [u8]) {
-    let checksum = xxh3_64(&piece[16..]);
+    let checksum = checksum(&piece[16..]);
     piece[8..16].copy_from_slice(&checksum.to_le_bytes());
 }
 
 fn has_checksum(piece: &[u8]) -> bool {
-    piece[8..16] == xxh3_64(&piece[16..]).to_le_bytes()
+    piece[8..16] == checksum(&piece[16..]).to_le_bytes()
 }
 
 fn class_fields(class: Class) -> (u8, u64, u64) {

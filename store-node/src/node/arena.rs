@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use kvasir_proto::layout::Run;
 use kvasir_proto::{SlotIndex, SlotLayout};
-use kvasir_transfer::SharedMemory;
 use kvasir_transfer::memory::{MemoryError, Prefault};
+use kvasir_transfer::{Checksum, SharedMemory};
 
 /// Memory for the cache, shared with the engine and written by peers.
 #[derive(Debug)]
@@ -33,14 +33,15 @@ impl Arena {
         u32::try_from(self.memory.len() as u64 / slot_bytes).unwrap_or(u32::MAX)
     }
 
-    /// The checksum of one run of a slot, as writes carry it.
+    /// The checksum of one run of a slot, as writes carry it. Runs are hashed when they are finished: committed,
+    /// or said to be written by an engine that then leaves them alone. One that breaks its word makes a checksum
+    /// that does not fit, which is what checksums are for.
     pub fn checksum(&self, layout: &SlotLayout, slot: SlotIndex, run: Run) -> u64 {
         let offset = u64::from(slot.0) * layout.slot_bytes() + run.offset_bytes;
-        // SAFETY: the callers hash only runs that are finished: committed, or said to be written by
-        // an engine that then leaves them alone. An engine that breaks its word makes a checksum
-        // that does not fit, which is what checksums are for.
-        let bytes = unsafe { self.memory.slice(offset as usize, run.length_bytes as usize) };
-        kvasir_transfer::checksum(bytes.expect("slots of a checked layout lie in the arena"))
+        let mut sum = Checksum::new();
+        let added = self.memory.add_to(offset as usize, run.length_bytes as usize, &mut sum);
+        added.expect("slots of a checked layout lie in the arena");
+        sum.sum()
     }
 
     /// The checksums of all runs of a slot, layer by layer.

@@ -19,7 +19,7 @@ use kvasir_log::{
     RecoverError, Recovered, recover,
 };
 use kvasir_proto::{BlockKey, Class, SlotIndex, SlotLayout};
-use kvasir_transfer::SharedMemory;
+use kvasir_transfer::{Checksum, SharedMemory};
 use tokio::sync::oneshot;
 
 use super::open::{Opened, drop_index, open_disk, open_index};
@@ -378,15 +378,18 @@ impl<'a> Serving<'a> {
         let SsdBlock { key, namespace, parent, class, .. } = block;
         let record = Record { key, namespace, parent, class, layout: shape.hash, checksums };
         let mut extent = ExtentBuf::new(record, slot_bytes);
-        let copied = self.slots().copy_to(slot.0 as usize * slot_bytes, extent.payload_mut());
-        copied.expect("slots of a checked layout lie in the arena");
-        let runs = (0..layout.layers()).flat_map(|layer| layout.runs(layer));
-        let sums = runs.map(|run| {
-            let start = run.offset_bytes as usize;
-            kvasir_transfer::checksum(&extent.payload()[start..start + run.length_bytes as usize])
-        });
-        let intact = sums.eq(extent.record().checksums.iter().copied());
-        intact.then_some(extent)
+        let slot_start = slot.0 as usize * slot_bytes;
+        let mut sum = Checksum::new();
+        let mut sums = Vec::with_capacity(layout.runs_per_page());
+        for run in (0..layout.layers()).flat_map(|layer| layout.runs(layer)) {
+            let (start, bytes) = (run.offset_bytes as usize, run.length_bytes as usize);
+            let target = &mut extent.payload_mut()[start..start + bytes];
+            sum.reset();
+            let copied = self.slots().copy_to_summed(slot_start + start, target, &mut sum);
+            copied.expect("slots of a checked layout lie in the arena");
+            sums.push(sum.sum());
+        }
+        (sums == extent.record().checksums).then_some(extent)
     }
 
     fn append(&mut self, sink: u64, extent: ExtentBuf) {

@@ -10,19 +10,21 @@ use serde_json::Value;
 
 /// Package, and the packages of this workspace that it may depend on. All that is not here is
 /// refused, a new package too: its place is part of the design.
-const MAY_USE: [(&str, &[&str]); 20] = [
+const MAY_USE: [(&str, &[&str]); 21] = [
     ("kvasir-proto", &[]),
+    ("kvasir-checksum", &[]),
     ("kvasir-transfer-core", &[]),
     ("kvasir-transfer-verbs", &[]),
     ("kvasir-transfer-libfabric", &[]),
     ("kvasir-blocks", &["kvasir-proto"]),
-    ("kvasir-log", &["kvasir-proto"]),
+    ("kvasir-log", &["kvasir-checksum", "kvasir-proto"]),
     ("kvasir-placement", &["kvasir-proto"]),
     ("kvasir-attention", &[]),
     (
         "kvasir-transfer",
         &[
             "kvasir-proto",
+            "kvasir-checksum",
             "kvasir-transfer-core",
             "kvasir-transfer-libfabric",
             "kvasir-transfer-verbs",
@@ -77,8 +79,8 @@ const MAY_USE: [(&str, &[&str]); 20] = [
     ("kvasir-tests-repository", &[]),
 ];
 
-const CORES: [&str; 4] =
-    ["kvasir-transfer-core", "kvasir-blocks", "kvasir-log", "kvasir-placement"];
+const CORES: [&str; 5] =
+    ["kvasir-checksum", "kvasir-transfer-core", "kvasir-blocks", "kvasir-log", "kvasir-placement"];
 
 /// What only some packages may bring in, at any depth, and why.
 const ONLY_IN: [(&str, &[&str], &str); 2] = [

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use kvasir_checksum::Checksum;
 use kvasir_transfer_core::regions::check_bounds;
 use kvasir_transfer_core::{
     CloseRequest, Frame, FrameKind, Next, OpId, Rail, Refusal, Settled, Target,
@@ -22,7 +23,6 @@ use crate::closing;
 use crate::config::Domain;
 use crate::descriptors::{self, DescriptorError};
 use crate::doorbell::Ringer;
-use crate::hash::Hash;
 use crate::hello::{Admission, HelloReply};
 use crate::memory::{Access, SharedMemory};
 use crate::payload::Payload;
@@ -465,8 +465,9 @@ fn copy(
         debug_assert!(copied.is_ok(), "no more is found than is mapped");
     }
     let Some(wanted) = checksum else { return true };
-    let mut landed = Hash::default();
-    landed.add(&region.memory, offset, whole_bytes as usize).is_ok() && landed.digest() == wanted
+    let mut landed = Checksum::new();
+    let added = region.memory.add_to(offset, whole_bytes as usize, &mut landed);
+    added.is_ok() && landed.sum() == wanted
 }
 
 fn map_region(place: RegionPlace, fds: Vec<OwnedFd>) -> Option<Mapped> {

@@ -5,6 +5,7 @@ use std::io::IoSliceMut;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
+use kvasir_checksum::Checksum;
 use kvasir_transfer_core::{FrameKind, PathId, Refusal, Settled, Target};
 use prost::Message;
 
@@ -13,7 +14,6 @@ use super::stream::{Blocked, Stream};
 use super::{GREETING_BYTES, greeting, greeting_length};
 use crate::config::Domain;
 use crate::endpoint::Endpoint;
-use crate::hash::Hash;
 use crate::hello::{HELLO_BYTES_MAX, Hello, HelloReply, Newcomer, Verdict};
 use crate::memory::SharedMemory;
 use crate::messages::MESSAGE_BYTES_MAX;
@@ -57,7 +57,7 @@ enum Reading {
         header: Header,
         into: Landing,
         left: u64,
-        hash: Option<Box<Hash>>,
+        hash: Option<Box<Checksum>>,
     },
     Skip {
         header: Header,
@@ -78,7 +78,7 @@ enum Reading {
         header: Header,
         into: Landing,
         left: u64,
-        hash: Box<Hash>,
+        hash: Box<Checksum>,
     },
 }
 
@@ -92,8 +92,8 @@ struct Landing {
 
 impl Landing {
     /// So many bytes from where it stands.
-    fn add_to(&self, hash: &mut Hash, bytes: usize) {
-        let added = hash.add(&self.memory, self.at, bytes);
+    fn add_to(&self, hash: &mut Checksum, bytes: usize) {
+        let added = self.memory.add_to(self.at, bytes, hash);
         debug_assert!(added.is_ok(), "the range was checked");
     }
 }
@@ -450,10 +450,10 @@ impl TcpIn {
     fn finish_frame(&mut self, hub: &mut Hub) -> Result<u64, LinkEnd> {
         let (header, settled) = match std::mem::replace(&mut self.reading, Reading::Header) {
             Reading::Payload { header, hash, .. } => {
-                let digest = hash.map(|hash| hash.digest());
+                let digest = hash.map(|hash| hash.sum());
                 (header, verdict(&header, digest))
             }
-            Reading::Verify { header, hash, .. } => (header, verdict(&header, Some(hash.digest()))),
+            Reading::Verify { header, hash, .. } => (header, verdict(&header, Some(hash.sum()))),
             Reading::Skip { header, settled, .. } => (header, settled),
             Reading::Message { header, mut message, .. } => {
                 let (peer, path) = self.peer.as_ref().ok_or(LinkEnd::Malformed)?;
