@@ -20,7 +20,6 @@ mod http;
 mod layer_log;
 mod metrics;
 mod node;
-mod objects;
 mod routes;
 pub mod run;
 mod ssd;

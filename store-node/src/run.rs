@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use kvasir_blocks::{Blocks, BucketOptions, ReplicaOptions};
 use kvasir_proto::v1::admin_server::AdminServer;
-use kvasir_proto::v1::object_source_server::ObjectSourceServer;
 use kvasir_proto::v1::routes_server::RoutesServer;
 use kvasir_proto::v1::store_node_server::StoreNodeServer;
 use kvasir_route::holder::{Holder, HolderOptions};
@@ -37,9 +36,9 @@ use crate::node::command::{Command, NodeHandle};
 use crate::node::copier::Copier;
 use crate::node::inbox::{FromPeer, Inbox, Post, inbox};
 use crate::node::owner::{Owner, Parts, Routing};
+use crate::node::sources::Sources;
 use crate::node::writers::{Memories, Writers};
 use crate::node::{OPERATIONS_MAX, SHARES_MAX};
-use crate::objects::{Fetcher, SourceService};
 use crate::routes::RoutesService;
 use crate::ssd::thread::SsdThread;
 
@@ -126,7 +125,6 @@ pub async fn start(config: Config) -> Result<Running, Error> {
     let router = tonic::service::Routes::new(service)
         .add_service(admin)
         .add_service(RoutesServer::new(RoutesService::new(node.clone())))
-        .add_service(ObjectSourceServer::new(SourceService::new(node.clone())))
         .into_axum_router()
         // Unknown paths are 404 for everyone; gRPC clients read that as "unimplemented".
         .reset_fallback()
@@ -239,12 +237,12 @@ fn make_parts(
     let memories = Memories { slots: Arc::clone(arena.memory()), tails: Arc::clone(&tails) };
     let handle = NodeHandle::new(post.clone());
     let (runtime, lease_ms_max) = (tokio::runtime::Handle::current(), config.lease_ms_max);
-    let fetcher = Fetcher::new(runtime.clone(), handle.clone(), lease_ms_max);
+    let lookups = Sources::new(runtime.clone(), handle.clone());
     let copier = Copier::new(runtime, handle, lease_ms_max);
     Ok(Parts {
         routing,
         copier,
-        fetcher: Arc::new(fetcher),
+        lookups,
         config,
         incarnation: rand::random::<u64>().max(1),
         blocks,

@@ -3004,6 +3004,9 @@ pub struct Tail {
     /// For the decode engine.
     #[prost(bytes = "vec", tag = "3")]
     pub engine: ::prost::alloc::vec::Vec<u8>,
+    /// Sent before its pages had landed: it says nothing unless all has come.
+    #[prost(bool, tag = "4")]
+    pub only_whole: bool,
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -3337,32 +3340,45 @@ pub mod attach_server {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
+/// Between nodes, as messages of the transfer engine: writes these objects into
+/// slots that the sender of this has reserved for them, each as TxAllocate and
+/// TxPush of a share of the source side do. What comes is counted as every push
+/// is; what will not come is named by ObjectsNotSent.
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct SendObjectsRequest {
+pub struct SendObjects {
     #[prost(bytes = "vec", tag = "1")]
     pub namespace: ::prost::alloc::vec::Vec<u8>,
     #[prost(uint64, tag = "2")]
     pub lease_ms: u64,
-    #[prost(message, repeated, tag = "3")]
+    /// What is the same for all: `slots`, `imm` and `tail_offset_bytes` are empty.
+    #[prost(message, optional, tag = "3")]
+    pub targets: ::core::option::Option<WriteTargets>,
+    #[prost(message, repeated, tag = "4")]
     pub objects: ::prost::alloc::vec::Vec<SendObject>,
 }
-#[derive(Clone, PartialEq, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SendObject {
     #[prost(message, optional, tag = "1")]
     pub tx: ::core::option::Option<TxId>,
     #[prost(bytes = "vec", tag = "2")]
     pub key: ::prost::alloc::vec::Vec<u8>,
-    #[prost(message, optional, tag = "3")]
-    pub targets: ::core::option::Option<WriteTargets>,
+    #[prost(uint32, tag = "3")]
+    pub slot: u32,
+    #[prost(uint32, tag = "4")]
+    pub imm: u32,
+    #[prost(uint64, tag = "5")]
+    pub tail_offset_bytes: u64,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct SendObjectsReply {
-    /// Of the node that sends; 0 when nothing could be begun.
-    #[prost(fixed64, tag = "1")]
-    pub incarnation: u64,
-    /// For each object whether it landed whole.
-    #[prost(bool, repeated, tag = "2")]
-    pub sent: ::prost::alloc::vec::Vec<bool>,
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ObjectsNotSent {
+    #[prost(message, repeated, tag = "1")]
+    pub txs: ::prost::alloc::vec::Vec<TxId>,
+    /// Unspecified when these are just not there; otherwise why nothing can be
+    /// brought from there.
+    #[prost(enumeration = "ObjectRefusal", tag = "2")]
+    pub refusal: i32,
+    #[prost(string, tag = "3")]
+    pub why: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct OpenRequest {
@@ -4032,319 +4048,6 @@ pub mod objects_server {
     /// Generated gRPC service name
     pub const SERVICE_NAME: &str = "kvasir.v1.Objects";
     impl<T> tonic::server::NamedService for ObjectsServer<T> {
-        const NAME: &'static str = SERVICE_NAME;
-    }
-}
-/// Generated client implementations.
-#[cfg(feature = "services")]
-pub mod object_source_client {
-    #![allow(
-        unused_variables,
-        dead_code,
-        missing_docs,
-        clippy::wildcard_imports,
-        clippy::let_unit_value,
-    )]
-    use tonic::codegen::*;
-    use tonic::codegen::http::Uri;
-    /// Between nodes, beside `StoreNode`.
-    #[derive(Debug, Clone)]
-    pub struct ObjectSourceClient<T> {
-        inner: tonic::client::Grpc<T>,
-    }
-    impl ObjectSourceClient<tonic::transport::Channel> {
-        /// Attempt to create a new client by connecting to a given endpoint.
-        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
-        where
-            D: TryInto<tonic::transport::Endpoint>,
-            D::Error: Into<StdError>,
-        {
-            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
-            Ok(Self::new(conn))
-        }
-    }
-    impl<T> ObjectSourceClient<T>
-    where
-        T: tonic::client::GrpcService<tonic::body::Body>,
-        T::Error: Into<StdError>,
-        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
-        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
-    {
-        pub fn new(inner: T) -> Self {
-            let inner = tonic::client::Grpc::new(inner);
-            Self { inner }
-        }
-        pub fn with_origin(inner: T, origin: Uri) -> Self {
-            let inner = tonic::client::Grpc::with_origin(inner, origin);
-            Self { inner }
-        }
-        pub fn with_interceptor<F>(
-            inner: T,
-            interceptor: F,
-        ) -> ObjectSourceClient<InterceptedService<T, F>>
-        where
-            F: tonic::service::Interceptor,
-            T::ResponseBody: Default,
-            T: tonic::codegen::Service<
-                http::Request<tonic::body::Body>,
-                Response = http::Response<
-                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
-                >,
-            >,
-            <T as tonic::codegen::Service<
-                http::Request<tonic::body::Body>,
-            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
-        {
-            ObjectSourceClient::new(InterceptedService::new(inner, interceptor))
-        }
-        /// Compress requests with the given encoding.
-        ///
-        /// This requires the server to support it otherwise it might respond with an
-        /// error.
-        #[must_use]
-        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
-            self.inner = self.inner.send_compressed(encoding);
-            self
-        }
-        /// Enable decompressing responses.
-        #[must_use]
-        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
-            self.inner = self.inner.accept_compressed(encoding);
-            self
-        }
-        /// Limits the maximum size of a decoded message.
-        ///
-        /// Default: `4MB`
-        #[must_use]
-        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
-            self.inner = self.inner.max_decoding_message_size(limit);
-            self
-        }
-        /// Limits the maximum size of an encoded message.
-        ///
-        /// Default: `usize::MAX`
-        #[must_use]
-        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
-            self.inner = self.inner.max_encoding_message_size(limit);
-            self
-        }
-        /// Writes objects that are here into slots that another node has reserved, as
-        /// TxAllocate and TxPush of a share of the source side do, and ends those
-        /// shares. Answers when nothing more is written.
-        /// Errors: INVALID_ARGUMENT, FAILED_PRECONDITION (slots of the two nodes are not
-        /// alike, or its engine cannot be reached from here; draining).
-        pub async fn send(
-            &mut self,
-            request: impl tonic::IntoRequest<super::SendObjectsRequest>,
-        ) -> std::result::Result<
-            tonic::Response<super::SendObjectsReply>,
-            tonic::Status,
-        > {
-            self.inner
-                .ready()
-                .await
-                .map_err(|e| {
-                    tonic::Status::unknown(
-                        format!("Service was not ready: {}", e.into()),
-                    )
-                })?;
-            let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static(
-                "/kvasir.v1.ObjectSource/Send",
-            );
-            let mut req = request.into_request();
-            req.extensions_mut()
-                .insert(GrpcMethod::new("kvasir.v1.ObjectSource", "Send"));
-            self.inner.unary(req, path, codec).await
-        }
-    }
-}
-/// Generated server implementations.
-#[cfg(feature = "services")]
-pub mod object_source_server {
-    #![allow(
-        unused_variables,
-        dead_code,
-        missing_docs,
-        clippy::wildcard_imports,
-        clippy::let_unit_value,
-    )]
-    use tonic::codegen::*;
-    /// Generated trait containing gRPC methods that should be implemented for use with ObjectSourceServer.
-    #[async_trait]
-    pub trait ObjectSource: std::marker::Send + std::marker::Sync + 'static {
-        /// Writes objects that are here into slots that another node has reserved, as
-        /// TxAllocate and TxPush of a share of the source side do, and ends those
-        /// shares. Answers when nothing more is written.
-        /// Errors: INVALID_ARGUMENT, FAILED_PRECONDITION (slots of the two nodes are not
-        /// alike, or its engine cannot be reached from here; draining).
-        async fn send(
-            &self,
-            request: tonic::Request<super::SendObjectsRequest>,
-        ) -> std::result::Result<
-            tonic::Response<super::SendObjectsReply>,
-            tonic::Status,
-        >;
-    }
-    /// Between nodes, beside `StoreNode`.
-    #[derive(Debug)]
-    pub struct ObjectSourceServer<T> {
-        inner: Arc<T>,
-        accept_compression_encodings: EnabledCompressionEncodings,
-        send_compression_encodings: EnabledCompressionEncodings,
-        max_decoding_message_size: Option<usize>,
-        max_encoding_message_size: Option<usize>,
-    }
-    impl<T> ObjectSourceServer<T> {
-        pub fn new(inner: T) -> Self {
-            Self::from_arc(Arc::new(inner))
-        }
-        pub fn from_arc(inner: Arc<T>) -> Self {
-            Self {
-                inner,
-                accept_compression_encodings: Default::default(),
-                send_compression_encodings: Default::default(),
-                max_decoding_message_size: None,
-                max_encoding_message_size: None,
-            }
-        }
-        pub fn with_interceptor<F>(
-            inner: T,
-            interceptor: F,
-        ) -> InterceptedService<Self, F>
-        where
-            F: tonic::service::Interceptor,
-        {
-            InterceptedService::new(Self::new(inner), interceptor)
-        }
-        /// Enable decompressing requests with the given encoding.
-        #[must_use]
-        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
-            self.accept_compression_encodings.enable(encoding);
-            self
-        }
-        /// Compress responses with the given encoding, if the client supports it.
-        #[must_use]
-        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
-            self.send_compression_encodings.enable(encoding);
-            self
-        }
-        /// Limits the maximum size of a decoded message.
-        ///
-        /// Default: `4MB`
-        #[must_use]
-        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
-            self.max_decoding_message_size = Some(limit);
-            self
-        }
-        /// Limits the maximum size of an encoded message.
-        ///
-        /// Default: `usize::MAX`
-        #[must_use]
-        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
-            self.max_encoding_message_size = Some(limit);
-            self
-        }
-    }
-    impl<T, B> tonic::codegen::Service<http::Request<B>> for ObjectSourceServer<T>
-    where
-        T: ObjectSource,
-        B: Body + std::marker::Send + 'static,
-        B::Error: Into<StdError> + std::marker::Send + 'static,
-    {
-        type Response = http::Response<tonic::body::Body>;
-        type Error = std::convert::Infallible;
-        type Future = BoxFuture<Self::Response, Self::Error>;
-        fn poll_ready(
-            &mut self,
-            _cx: &mut Context<'_>,
-        ) -> Poll<std::result::Result<(), Self::Error>> {
-            Poll::Ready(Ok(()))
-        }
-        fn call(&mut self, req: http::Request<B>) -> Self::Future {
-            match req.uri().path() {
-                "/kvasir.v1.ObjectSource/Send" => {
-                    #[allow(non_camel_case_types)]
-                    struct SendSvc<T: ObjectSource>(pub Arc<T>);
-                    impl<
-                        T: ObjectSource,
-                    > tonic::server::UnaryService<super::SendObjectsRequest>
-                    for SendSvc<T> {
-                        type Response = super::SendObjectsReply;
-                        type Future = BoxFuture<
-                            tonic::Response<Self::Response>,
-                            tonic::Status,
-                        >;
-                        fn call(
-                            &mut self,
-                            request: tonic::Request<super::SendObjectsRequest>,
-                        ) -> Self::Future {
-                            let inner = Arc::clone(&self.0);
-                            let fut = async move {
-                                <T as ObjectSource>::send(&inner, request).await
-                            };
-                            Box::pin(fut)
-                        }
-                    }
-                    let accept_compression_encodings = self.accept_compression_encodings;
-                    let send_compression_encodings = self.send_compression_encodings;
-                    let max_decoding_message_size = self.max_decoding_message_size;
-                    let max_encoding_message_size = self.max_encoding_message_size;
-                    let inner = self.inner.clone();
-                    let fut = async move {
-                        let method = SendSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
-                            .apply_compression_config(
-                                accept_compression_encodings,
-                                send_compression_encodings,
-                            )
-                            .apply_max_message_size_config(
-                                max_decoding_message_size,
-                                max_encoding_message_size,
-                            );
-                        let res = grpc.unary(method, req).await;
-                        Ok(res)
-                    };
-                    Box::pin(fut)
-                }
-                _ => {
-                    Box::pin(async move {
-                        let mut response = http::Response::new(
-                            tonic::body::Body::default(),
-                        );
-                        let headers = response.headers_mut();
-                        headers
-                            .insert(
-                                tonic::Status::GRPC_STATUS,
-                                (tonic::Code::Unimplemented as i32).into(),
-                            );
-                        headers
-                            .insert(
-                                http::header::CONTENT_TYPE,
-                                tonic::metadata::GRPC_CONTENT_TYPE,
-                            );
-                        Ok(response)
-                    })
-                }
-            }
-        }
-    }
-    impl<T> Clone for ObjectSourceServer<T> {
-        fn clone(&self) -> Self {
-            let inner = self.inner.clone();
-            Self {
-                inner,
-                accept_compression_encodings: self.accept_compression_encodings,
-                send_compression_encodings: self.send_compression_encodings,
-                max_decoding_message_size: self.max_decoding_message_size,
-                max_encoding_message_size: self.max_encoding_message_size,
-            }
-        }
-    }
-    /// Generated gRPC service name
-    pub const SERVICE_NAME: &str = "kvasir.v1.ObjectSource";
-    impl<T> tonic::server::NamedService for ObjectSourceServer<T> {
         const NAME: &'static str = SERVICE_NAME;
     }
 }

@@ -4,6 +4,7 @@ use std::os::unix::net::UnixStream;
 
 use kvasir_blocks::{AttachEpoch, CopyError, PeerView};
 use kvasir_proto::v1;
+use kvasir_transfer::Endpoint;
 use tokio::sync::{mpsc, oneshot};
 
 use super::inbox::{NotTaken, Post};
@@ -67,8 +68,8 @@ pub enum Command {
     Replicate(v1::ReplicateRequest, Reply<v1::ReplicateReply>),
     /// A copy has ended.
     Copied(u64, Result<(), CopyError>),
-    /// A fetch of objects has ended.
-    Fetched(FetchName, Result<(), tonic::Status>),
+    /// Where the transfer engine of the node at this gRPC address is.
+    SourceSeen(String, Result<Endpoint, Refused>),
     /// Which other nodes could take blocks.
     PeersSeen(Vec<PeerView>),
     Admin(AdminCommand),

@@ -30,9 +30,9 @@ const COMMANDS_MAX: usize = 1024;
 const MESSAGES_MAX: usize = 4096;
 const REPORTS_MAX: usize = 1024;
 /// Each group under way (at least one write) ends once; each share has one counter, one tail, one
-/// drain, one message and one end of its routes at a time; failures are told to so many at a time; the rest is for the few
-/// operations on writers.
-const ENDS_MAX: usize = WRITES_MAX + 6 * SHARES_MAX + 4096;
+/// drain, one message and one end of its routes at a time; failures are told to so many at a time, and each order for
+/// objects has a share at least; the rest is for the few operations on writers.
+const ENDS_MAX: usize = WRITES_MAX + 7 * SHARES_MAX + 4096;
 
 /// The end of something that the transfer engine did.
 #[derive(Debug)]
@@ -73,6 +73,11 @@ pub enum End {
     /// A receiver was told of a failed push or not.
     Told {
         failure: Box<Failure>,
+        outcome: Outcome,
+    },
+    /// Another node was asked for objects, or could not be.
+    Ordered {
+        fetch: u64,
         outcome: Outcome,
     },
     /// No query reads what a share has pinned any more.

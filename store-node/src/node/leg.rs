@@ -35,6 +35,8 @@ pub struct Leg {
     pub finished: bool,
     /// A read is open with the block core: a push is owed or under way.
     pub reading: bool,
+    /// Source side: the node that has asked for it by itself, and is told when it does not get it.
+    pub ordered_by: Option<PeerId>,
     /// Its blocks are copies to have: no engine takes it.
     pub replica: bool,
     /// Source side: routes over its blocks. While there are any, a read is open with the block core for them.

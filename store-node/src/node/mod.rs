@@ -17,6 +17,7 @@ pub mod line;
 pub mod owner;
 pub mod peer_message;
 pub mod session;
+pub mod sources;
 pub mod steps;
 pub mod writers;
 

@@ -1,8 +1,9 @@
 //! What two nodes say to each other, as it goes over the transfer engine. The pair (receiver's transfer
-//! incarnation, immediate) names one push.
+//! incarnation, immediate) names one push. The rest is about objects, which one node orders from another.
 
 use kvasir_blocks::moving::PushName;
 use kvasir_blocks::moving::peer_message::PeerMessage;
+use kvasir_proto::v1;
 use kvasir_transfer::WireError;
 use prost::Message;
 
@@ -14,6 +15,36 @@ struct Wire {
     receiver: u64,
     #[prost(uint32, tag = "3")]
     imm: u32,
+    #[prost(message, optional, tag = "4")]
+    send: Option<v1::SendObjects>,
+    #[prost(message, optional, tag = "5")]
+    not_sent: Option<v1::ObjectsNotSent>,
+}
+
+/// Whatever a peer may say.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Heard {
+    OfPush(PeerMessage),
+    OfObjects(ObjectsMessage),
+}
+
+/// What one node orders from another.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ObjectsMessage {
+    Send(v1::SendObjects),
+    NotSent(v1::ObjectsNotSent),
+}
+
+impl ObjectsMessage {
+    pub fn into_bytes(self) -> Vec<u8> {
+        let wire = match self {
+            ObjectsMessage::Send(send) => Wire { kind: 6, send: Some(send), ..Wire::default() },
+            ObjectsMessage::NotSent(not_sent) => {
+                Wire { kind: 7, not_sent: Some(not_sent), ..Wire::default() }
+            }
+        };
+        wire.encode_to_vec()
+    }
 }
 
 pub fn to_bytes(message: PeerMessage) -> Vec<u8> {
@@ -25,22 +56,27 @@ pub fn to_bytes(message: PeerMessage) -> Vec<u8> {
         PeerMessage::Failed(name) => (4, name),
         PeerMessage::Probe => (5, nameless),
     };
-    Wire { kind, receiver: name.receiver, imm: name.imm }.encode_to_vec()
+    Wire { kind, receiver: name.receiver, imm: name.imm, ..Wire::default() }.encode_to_vec()
 }
 
 /// # Errors
 /// [`WireError`] when it is none of the messages known here.
-pub fn from_bytes(bytes: &[u8]) -> Result<PeerMessage, WireError> {
-    let Wire { kind, receiver, imm } = Wire::decode(bytes)?;
+pub fn from_bytes(bytes: &[u8]) -> Result<Heard, WireError> {
+    let Wire { kind, receiver, imm, send, not_sent } = Wire::decode(bytes)?;
     let name = PushName { receiver, imm };
-    match kind {
-        1 => Ok(PeerMessage::StopPush(name)),
-        2 => Ok(PeerMessage::Stopped(name)),
-        3 => Ok(PeerMessage::Unsure(name)),
-        4 => Ok(PeerMessage::Failed(name)),
-        5 => Ok(PeerMessage::Probe),
-        _ => Err(WireError::Field("kind")),
-    }
+    Ok(match kind {
+        1 => Heard::OfPush(PeerMessage::StopPush(name)),
+        2 => Heard::OfPush(PeerMessage::Stopped(name)),
+        3 => Heard::OfPush(PeerMessage::Unsure(name)),
+        4 => Heard::OfPush(PeerMessage::Failed(name)),
+        5 => Heard::OfPush(PeerMessage::Probe),
+        6 => Heard::OfObjects(ObjectsMessage::Send(send.ok_or(WireError::Field("send"))?)),
+        7 => {
+            let not_sent = not_sent.ok_or(WireError::Field("not_sent"))?;
+            Heard::OfObjects(ObjectsMessage::NotSent(not_sent))
+        }
+        _ => return Err(WireError::Field("kind")),
+    })
 }
 
 #[cfg(test)]
@@ -58,8 +94,16 @@ mod tests {
             PeerMessage::Probe,
         ] {
             let back = from_bytes(&to_bytes(message));
-            assert_eq!(back.expect("a message"), message);
+            assert_eq!(back.expect("a message"), Heard::OfPush(message));
         }
+        let tx = v1::TxId { conductor_incarnation: 1, serial: 2 };
+        let send = v1::SendObjects { lease_ms: 5, ..v1::SendObjects::default() };
+        let not_sent = v1::ObjectsNotSent { txs: vec![tx], ..v1::ObjectsNotSent::default() };
+        for message in [ObjectsMessage::Send(send), ObjectsMessage::NotSent(not_sent)] {
+            let back = from_bytes(&message.clone().into_bytes());
+            assert_eq!(back.expect("a message"), Heard::OfObjects(message));
+        }
+        assert!(from_bytes(&Wire { kind: 6, ..Wire::default() }.encode_to_vec()).is_err());
         assert!(from_bytes(&[]).is_err());
         assert!(from_bytes(&[0xff; 9]).is_err());
     }

@@ -56,7 +56,8 @@ pub struct PushEnd<P> {
 }
 
 impl<P> Leaving<P> {
-    pub fn new(name: PushName, targets: Range<u32>, push: Push) -> Self {
+    pub fn new(name: PushName, targets: Range<u32>, mut push: Push) -> Self {
+        push.set_places(targets.len());
         Leaving {
             name,
             targets,

@@ -42,6 +42,15 @@ pub enum Fault {
     NotSent,
 }
 
+/// A tail that is to be written now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DueTail {
+    /// The engine's part.
+    pub engine: Vec<u8>,
+    /// It may arrive before its pages, or without them: it counts only when everything has come.
+    pub only_whole: bool,
+}
+
 /// Where the tail stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Tail {
@@ -61,6 +70,8 @@ pub struct Push {
     pages: Range<u32>,
     /// For each of them, layers issued.
     issued: Vec<u16>,
+    /// How many the receiver has places for.
+    places: usize,
     /// Groups and tails issued and not yet definite.
     in_flight: u32,
     tail: Tail,
@@ -75,6 +86,7 @@ impl Push {
         Push {
             grouping,
             issued: vec![0; pages.len()],
+            places: pages.len(),
             pages,
             in_flight: 0,
             tail: Tail::Open,
@@ -82,6 +94,11 @@ impl Push {
             fault: None,
             bad_pages: Vec::new(),
         }
+    }
+
+    /// The receiver has places for so many pages, and not just for those that go over.
+    pub(super) fn set_places(&mut self, places: usize) {
+        self.places = places;
     }
 
     /// The next writes that are due. They count as issued from now on.
@@ -153,19 +170,22 @@ impl Push {
         }
     }
 
-    /// The engine's part of the tail, when the tail is due: all pages are known and (by page) each
-    /// one's fate is. It counts as issued from now on.
-    pub fn take_due_tail(&mut self, pages: &Pages) -> Option<Vec<u8>> {
+    /// The tail, when it is due: all pages are known and (by page) each one's fate is. It counts as issued
+    /// from now on.
+    ///
+    /// Where the receiver has a place for one page only, it is due when that is issued: it comes whole or not at
+    /// all, so there is no part whose checksums would have to be known, and nobody waits for another round trip.
+    pub fn take_due_tail(&mut self, pages: &Pages) -> Option<DueTail> {
         let whole = || self.pages.clone().all(|page| pages.is_whole(page));
-        let known = self.grouping == Grouping::Layers
-            || (self.in_flight == 0 && self.everything_issued(pages));
+        let (by_page, under_way) = (self.grouping == Grouping::Pages, self.in_flight > 0);
+        let known = !by_page || (self.everything_issued(pages) && (!under_way || self.places == 1));
         if self.stopped || !known || !whole() {
             return None;
         }
         match std::mem::replace(&mut self.tail, Tail::Issued) {
             Tail::Given(engine) => {
                 self.in_flight += 1;
-                Some(engine)
+                Some(DueTail { engine, only_whole: by_page && under_way })
             }
             other => {
                 self.tail = other;
@@ -292,7 +312,8 @@ mod tests {
         finish(&mut pages, 0..1, 1, 0..2);
         assert_eq!(push.take_due_tail(&pages), None, "the last layer is missing");
         finish(&mut pages, 0..1, 1, 2..3);
-        assert_eq!(push.take_due_tail(&pages), Some(b"t".to_vec()));
+        let due = DueTail { engine: b"t".to_vec(), only_whole: false };
+        assert_eq!(push.take_due_tail(&pages), Some(due));
         assert_eq!(push.take_due_tail(&pages), None);
         let groups: Vec<Group> = std::iter::from_fn(|| push.next_group(&pages)).collect();
         push.tail_done(Ok(()));
@@ -358,12 +379,34 @@ mod tests {
             assert_eq!(push.take_due_tail(&pages), None);
             push.group_done(group, if index == 2 { Err(Fault::Corrupt) } else { Ok(()) });
         }
-        assert_eq!(push.take_due_tail(&pages), Some(Vec::new()));
+        let due = DueTail { engine: Vec::new(), only_whole: false };
+        assert_eq!(push.take_due_tail(&pages), Some(due));
         assert_eq!(push.tail_pages(&pages), 0..2);
         push.tail_done(Ok(()));
         assert!(push.is_over() && !push.all_landed());
         assert_eq!(push.good_pages(&pages), 2);
         assert_eq!(push.bad_pages(), [(2, Fault::Corrupt)]);
+    }
+
+    #[test]
+    fn the_tail_of_one_page_goes_with_it_and_says_so() {
+        let (pages, mut push, groups) = source(1);
+        let due = DueTail { engine: Vec::new(), only_whole: true };
+        assert_eq!(push.take_due_tail(&pages), Some(due));
+        assert_eq!(push.take_due_tail(&pages), None);
+        assert_eq!(push.tail_pages(&pages), 0..1);
+        push.tail_done(Ok(()));
+        assert!(!push.is_over(), "the page is under way");
+        push.group_done(&groups[0], Err(Fault::Corrupt));
+        assert!(push.is_over() && !push.all_landed());
+        assert_eq!(push.good_pages(&pages), 0);
+
+        let (pages, mut push, groups) = source(1);
+        push.set_places(2);
+        assert_eq!(push.take_due_tail(&pages), None, "it is a part of what is wanted");
+        push.group_done(&groups[0], Ok(()));
+        let due = DueTail { engine: Vec::new(), only_whole: false };
+        assert_eq!(push.take_due_tail(&pages), Some(due));
     }
 
     #[test]

@@ -19,8 +19,8 @@ pub fn bytes_max(checksums: usize, side: Side) -> usize {
 }
 
 /// The bytes that are written into the target's tail region.
-pub fn encode(tx: TxId, checksums: Vec<u64>, engine: Vec<u8>) -> Vec<u8> {
-    let tail = v1::Tail { tx: Some(tx.into()), checksums, engine };
+pub fn encode(tx: TxId, checksums: Vec<u64>, engine: Vec<u8>, only_whole: bool) -> Vec<u8> {
+    let tail = v1::Tail { tx: Some(tx.into()), checksums, engine, only_whole };
     let length = tail.encoded_len();
     let mut bytes = Vec::with_capacity(4 + length);
     // Under `bytes_max`, which is far under 4 GiB.
@@ -40,6 +40,8 @@ pub enum TailError {
     OtherTx,
     #[error("it has {got} checksums; the pages sent need {want}")]
     Checksums { got: usize, want: usize },
+    #[error("it was sent before its pages had landed, and they have not")]
+    OnlyWhole,
 }
 
 /// Reads the tail of `tx`, which follows pages with so many runs in all, from its room in the tail
@@ -61,7 +63,10 @@ pub fn decode(room: &[u8], tx: TxId, checksums: usize) -> Result<v1::Tail, TailE
 /// # Errors
 /// [`TailError`] says what does not fit.
 pub fn decode_part(room: &[u8], tx: TxId, runs: usize) -> Result<Vec<Vec<u64>>, TailError> {
-    let checksums = read(room, tx)?.checksums;
+    let v1::Tail { checksums, only_whole, .. } = read(room, tx)?;
+    if only_whole {
+        return Err(TailError::OnlyWhole);
+    }
     if !checksums.len().is_multiple_of(runs) {
         return Err(TailError::Checksums { got: checksums.len(), want: runs });
     }
@@ -100,7 +105,7 @@ mod tests {
         ] {
             let sent: Vec<u64> = (0..checksums as u64).map(|at| at << 50 | at).collect();
             let engine = vec![5; if side == Side::Decode { ENGINE_BYTES_MAX } else { 0 }];
-            let mut room = encode(TX, sent.clone(), engine.clone());
+            let mut room = encode(TX, sent.clone(), engine.clone(), true);
             let bytes_max = bytes_max(checksums, side);
             assert!(room.len() <= bytes_max, "{} {checksums}", room.len());
             room.resize(bytes_max, 0xee);
@@ -111,7 +116,7 @@ mod tests {
 
     #[test]
     fn what_another_node_wrote_is_not_believed_unchecked() {
-        let good = encode(TX, vec![1, 2, 3], b"tail".to_vec());
+        let good = encode(TX, vec![1, 2, 3], b"tail".to_vec(), false);
         let check =
             |bytes: &[u8], tx, checksums| decode(bytes, tx, checksums).expect_err("refused");
         let other = TxId { serial: 3, ..TX };
@@ -131,11 +136,15 @@ mod tests {
 
     #[test]
     fn a_part_has_the_checksums_of_whole_pages() {
-        let part =
-            |checksums: u64| decode_part(&encode(TX, (0..checksums).collect(), Vec::new()), TX, 2);
+        let part = |checksums: u64| {
+            decode_part(&encode(TX, (0..checksums).collect(), Vec::new(), false), TX, 2)
+        };
         assert_eq!(part(4), Ok(vec![vec![0, 1], vec![2, 3]]));
         assert_eq!(part(0), Ok(Vec::new()));
         assert_eq!(part(3), Err(TailError::Checksums { got: 3, want: 2 }));
         assert_eq!(decode_part(&NO_TAIL, TX, 2), Err(TailError::OtherTx));
+        let early = encode(TX, vec![0, 1], Vec::new(), true);
+        assert_eq!(decode_part(&early, TX, 2), Err(TailError::OnlyWhole));
+        assert!(decode(&early, TX, 2).is_ok(), "all has come");
     }
 }

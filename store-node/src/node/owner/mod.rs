@@ -7,7 +7,7 @@
 //! - `stops`: making sure that nobody writes any more
 //! - `failures`: telling receivers that a push to them has failed
 //! - `engine`: the attached engine
-//! - `clients` and `objects`: processes that put and get objects
+//! - `clients` and `objects`: processes that put and get objects; `fetches`: what they want of other nodes
 //! - `tiers`: what sinks to the SSD and rises from it; `bucket`: the same of the object store
 //! - `routes`: queries of engines elsewhere over what is here
 //! - `replicas`: copies on other nodes, draining
@@ -20,6 +20,7 @@ mod bucket;
 mod clients;
 mod engine;
 mod failures;
+mod fetches;
 mod objects;
 mod pushes;
 mod replicas;
@@ -46,6 +47,7 @@ use kvasir_transfer::{RegionHandle, SharedMemory, TransferEngine};
 use self::clients::Clients;
 use self::engine::{CacheShape, PendingAttach};
 pub use self::failures::Failure;
+use self::fetches::Fetches;
 use self::replicas::Replication;
 pub use self::routes::Routing;
 use self::tiers::Tiers;
@@ -56,6 +58,7 @@ use super::events::Events;
 use super::inbox::{Bell, End, FromPeer, Inbox, Post};
 use super::leg::Leg;
 use super::session::Session;
+use super::sources::Sources;
 use super::writers::Writers;
 use crate::attach::doorbell;
 use crate::bucket::worker::BucketTask;
@@ -63,7 +66,6 @@ use crate::clock;
 use crate::config::Config;
 use crate::layer_log::LayerLog;
 use crate::metrics::Metrics;
-use crate::objects::Fetcher;
 use crate::ssd::thread::SsdThread;
 
 /// How long the thread looks for work before it sleeps.
@@ -96,7 +98,7 @@ pub struct Parts {
     pub ssd: Option<SsdThread>,
     pub bucket: Option<BucketTask>,
     pub copier: Copier,
-    pub fetcher: Arc<Fetcher>,
+    pub lookups: Sources,
     pub routing: Option<Routing>,
 }
 
@@ -126,7 +128,7 @@ pub struct Owner {
     /// What is below memory.
     tiers: Tiers,
     replication: Replication,
-    fetcher: Arc<Fetcher>,
+    fetches: Fetches,
     /// Answers routed queries, where that is on.
     routing: Option<Routing>,
     events: Events,
@@ -163,13 +165,13 @@ impl Owner {
             ssd,
             bucket,
             copier,
-            fetcher,
+            lookups,
             routing,
         } = parts;
         Owner {
             tail_space: TailSpace::new(tails.len() as u64),
             replication: Replication::new(copier, &config.replicas.peers),
-            fetcher,
+            fetches: Fetches::new(lookups),
             config,
             incarnation,
             blocks,
@@ -270,6 +272,7 @@ impl Owner {
             End::Cut { writer, round, outcome } => self.writer_cut(writer, round, outcome),
             End::Sent { share, outcome } => self.stop_sent(share, outcome),
             End::Probed { writer, outcome } => self.writer_probed(writer, outcome),
+            End::Ordered { fetch, outcome } => self.ordered(fetch, outcome),
             End::Told { failure, outcome } => self.failure_told(failure, outcome),
             End::RoutesClosed { share } => self.routes_closed(share),
             End::SessionUnwanted { session } => {
@@ -297,7 +300,7 @@ impl Owner {
             Command::ListBlocks(request, reply) => drop(reply.send(self.list_blocks(&request))),
             Command::Replicate(request, reply) => self.replicate(&request, reply),
             Command::Copied(copy, result) => self.copied(copy, result),
-            Command::Fetched(fetch, result) => self.objects_fetched(fetch, result),
+            Command::SourceSeen(address, seen) => self.source_seen(&address, seen),
             Command::PeersSeen(peers) => self.peers_seen(peers),
             Command::Admin(command) => self.take_admin(command),
             Command::Subscribe(request, queue) => {

@@ -6,7 +6,6 @@ use kvasir_blocks::{
     AllocateError, Commit as Committed, GetError, KeepRequest, ReserveObjects, ShareError, Tier,
 };
 use kvasir_proto::{BlockKey, Share, Side, SlotIndex, v1};
-use tonic::{Code, Status};
 use v1::client_to_node::Message as FromClient;
 use v1::node_to_client::Message as ToClient;
 use v1::{ObjectClass, ObjectOutcome, ObjectRefusal};
@@ -17,7 +16,6 @@ use crate::clock;
 use crate::node::client::{Commit, Fetch, Get, Put, WAITING_MAX};
 use crate::node::command::FetchName;
 use crate::node::line::Broken;
-use crate::objects::Wanted;
 
 /// Objects of one reserve, get or remove.
 pub const OBJECTS_MAX: usize = 4_096;
@@ -31,7 +29,8 @@ const KEEPS_MAX: usize = 4_096;
 const NO_SLOT: u32 = u32::MAX;
 
 /// A request that was not carried out.
-struct Refusal(ObjectRefusal, String);
+#[derive(Debug)]
+pub(super) struct Refusal(pub(super) ObjectRefusal, pub(super) String);
 
 fn refused(kind: ObjectRefusal, why: impl Into<String>) -> Refusal {
     Refusal(kind, why.into())
@@ -377,7 +376,7 @@ impl Owner {
         self.fetch_objects(at, request, &source, Fetch::Get(get))
     }
 
-    /// Answered when [`Command::Fetched`](crate::node::command::Command::Fetched) comes.
+    /// Answered by `objects_fetched`.
     fn fetch_objects(
         &mut self,
         at: usize,
@@ -399,15 +398,10 @@ impl Owner {
             Fetch::Get(get) => keys(&get.keys, OBJECTS_MAX)?,
         };
         lacking.retain(|key| self.blocks.find_object(client.namespace, *key).is_none());
-        let wanted = Wanted {
-            namespace: client.namespace,
-            keys: lacking,
-            block_tokens: self.cache.as_ref().map_or(1, |cache| cache.layout.block_tokens()),
-            source: source.into(),
-        };
-        let name = FetchName { epoch: client.line.epoch(), request };
+        let (name, namespace) =
+            (FetchName { epoch: client.line.epoch(), request }, client.namespace);
         self.clients.list[at].fetches.insert(request, fetch);
-        self.fetcher.fetch(name, wanted);
+        self.begin_fetch(name, namespace, lacking, source);
         Ok(())
     }
 
@@ -415,20 +409,13 @@ impl Owner {
     pub(super) fn objects_fetched(
         &mut self,
         FetchName { epoch, request }: FetchName,
-        result: Result<(), Status>,
+        result: Result<(), Refusal>,
     ) {
         let Some(at) = self.clients.at(epoch) else { return };
         let Some(fetch) = self.clients.list[at].fetches.remove(&request) else { return };
         let namespace = self.clients.list[at].namespace;
         let answered = match (result, fetch) {
-            (Err(status), _) => {
-                let kind = match status.code() {
-                    Code::InvalidArgument => ObjectRefusal::Invalid,
-                    Code::FailedPrecondition => ObjectRefusal::NoExchange,
-                    _ => ObjectRefusal::Unreachable,
-                };
-                self.answer_client(at, request, Err(refused(kind, status.message())))
-            }
+            (Err(refusal), _) => self.answer_client(at, request, Err(refusal)),
             (Ok(()), Fetch::Only(keys)) => {
                 let is_here = |key| self.blocks.find_object(namespace, key).is_some();
                 let here = keys.into_iter().map(|key| u8::from(is_here(key))).collect();

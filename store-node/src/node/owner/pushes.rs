@@ -51,7 +51,7 @@ impl Owner {
         }
     }
 
-    fn arm(&mut self, request: &v1::TxPushRequest) -> Result<Armed, Refused> {
+    pub(super) fn arm(&mut self, request: &v1::TxPushRequest) -> Result<Armed, Refused> {
         let share = Share::from_wire(request.tx, request.side)?;
         let targets = request.targets.as_ref();
         let targets =
@@ -213,11 +213,11 @@ impl Owner {
         let Some(leg) = self.legs.get_mut(&share) else { return };
         let Some(outgoing) = &mut leg.outgoing else { return };
         let push = outgoing.leaving.push_mut();
-        let Some(engine) = push.take_due_tail(&leg.pages) else { return };
+        let Some(due) = push.take_due_tail(&leg.pages) else { return };
         let pages = push.tail_pages(&leg.pages);
         let checksums = pages.flat_map(|page| leg.pages.checksums(page)).copied().collect();
         let target = &outgoing.target;
-        let bytes = tail::encode(target.tx, checksums, engine);
+        let bytes = tail::encode(target.tx, checksums, due.engine, due.only_whole);
         if bytes.len() > target.tail_bytes_max as usize {
             tracing::warn!(%share, bytes = bytes.len(), "the tail does not fit its room");
             outgoing.leaving.push_mut().tail_done(Err(Fault::Refused));
@@ -324,7 +324,7 @@ impl Owner {
         }
         let reply = outgoing.reply.take();
         let (good_blocks, fault) = (end.good_pages, end.fault);
-        let reading = std::mem::replace(&mut leg.reading, false);
+        let (reading, ordered_by) = (std::mem::replace(&mut leg.reading, false), leg.ordered_by);
         let answer = PeerMessage::ended(name, end.unsure);
         let rotten = rotten(&self.arena, &leg.pages, outgoing.leaving.push());
         for peer in end.stop_asked {
@@ -354,6 +354,9 @@ impl Owner {
                 let corrupt_blocks = rotten.len() as u32;
                 if let Some(reply) = reply {
                     let _ = reply.send(Ok(v1::TxPushReply { good_blocks, corrupt_blocks }));
+                }
+                if let Some(peer) = ordered_by.filter(|_| label != "landed") {
+                    self.order_failed(peer, share.tx);
                 }
                 // The conductor has its answer; an abort that follows finds the share finished.
                 let _ = self.blocks.release(now_ms, share);
@@ -427,7 +430,8 @@ impl Owner {
     }
 }
 
-enum Armed {
+/// What became of the targets of a push.
+pub(super) enum Armed {
     Now(Share),
     /// It is under way already, or pushing is off.
     Nothing,

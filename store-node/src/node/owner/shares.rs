@@ -226,6 +226,7 @@ impl Owner {
                 tail: None,
                 finished: false,
                 reading: false,
+                ordered_by: None,
                 replica: false,
                 routes: Vec::new(),
             },
@@ -351,6 +352,11 @@ impl Owner {
         self.engine_stops.let_go(share);
         self.object_risen(share);
         self.clients.shares.remove(&share);
+        self.end_leg(share, outcome);
+        self.fetch_share_ended(share);
+    }
+
+    fn end_leg(&mut self, share: Share, outcome: Outcome) {
         let Some(leg) = self.legs.remove(&share) else { return };
         tracing::debug!(%share, ?outcome, "share ended");
         if let Some(incoming) = leg.incoming {

@@ -16,7 +16,7 @@ use super::Owner;
 use crate::clock;
 use crate::node::inbox::End;
 use crate::node::leg::IncomingState;
-use crate::node::peer_message;
+use crate::node::peer_message::{self, Heard};
 
 impl Owner {
     /// Receiver: asks the writer of a share to stop.
@@ -111,15 +111,18 @@ impl Owner {
 
     pub(super) fn take_message(&mut self, peer: PeerId, bytes: &[u8]) {
         match peer_message::from_bytes(bytes) {
-            Ok(message) if !self.may_say(peer, message) => {
+            Ok(Heard::OfPush(message)) if !self.may_say(peer, message) => {
                 tracing::warn!(%peer, ?message, "a peer spoke of a push that is not its own");
                 self.metrics.messages_refused.inc();
             }
-            Ok(PeerMessage::StopPush(name)) => self.asked_to_stop(peer, name),
-            Ok(PeerMessage::Stopped(name)) => self.writer_answered(name, true),
-            Ok(PeerMessage::Unsure(name)) => self.writer_answered(name, false),
-            Ok(PeerMessage::Failed(name)) => self.push_failed(name),
-            Ok(PeerMessage::Probe) => {}
+            Ok(Heard::OfPush(message)) => match message {
+                PeerMessage::StopPush(name) => self.asked_to_stop(peer, name),
+                PeerMessage::Stopped(name) => self.writer_answered(name, true),
+                PeerMessage::Unsure(name) => self.writer_answered(name, false),
+                PeerMessage::Failed(name) => self.push_failed(name),
+                PeerMessage::Probe => {}
+            },
+            Ok(Heard::OfObjects(message)) => self.take_objects_message(peer, message),
             Err(error) => tracing::warn!(%peer, %error, "a message of a peer cannot be read"),
         }
         self.run_actions();

@@ -159,10 +159,10 @@ impl Running {
         let Some(leg) = self.legs.get_mut(&share) else { return };
         let Some(outgoing) = &mut leg.outgoing else { return };
         let push = outgoing.leaving.push_mut();
-        let Some(engine) = push.take_due_tail(&leg.pages) else { return };
+        let Some(due) = push.take_due_tail(&leg.pages) else { return };
         let pages = push.tail_pages(&leg.pages);
         let checksums = pages.flat_map(|page| leg.pages.checksums(page)).copied().collect();
-        let bytes = tail::encode(share.tx, checksums, engine);
+        let bytes = tail::encode(share.tx, checksums, due.engine, due.only_whole);
         let targets = &outgoing.targets;
         if let Some(to) = context.life_of(outgoing.leaving.name().receiver) {
             let write = (outgoing.id, TAIL_NUMBER);
