@@ -18,6 +18,8 @@ use crate::segments::{Phase, Segments};
 pub(crate) const SPARE_SEGMENTS: u32 = 1;
 /// Cleaning begins when no more than so many are free.
 const CLEAN_BELOW: u32 = 2;
+/// So many extents are not made to wait for others that are being written.
+const SYNC_TOGETHER: usize = 32;
 
 /// Why an append was not taken.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -450,7 +452,8 @@ impl Log {
         }
     }
 
-    /// One sync at a time covers all that was written before it.
+    /// One sync at a time covers all that was written before it. It waits for what is being written, as long as that
+    /// is not a lot: each makes the disk empty its cache, which takes it as long as many extents.
     fn sync_if_needed(&mut self) {
         if self.syncing {
             return;
@@ -460,6 +463,10 @@ impl Log {
         let first_writing = self.writing.first().copied();
         let headless = self.written.values().find(|append| !has_header(append));
         let end = first_writing.into_iter().chain(headless.map(|a| a.at.generation)).min();
+        let due = end.map_or(self.written.len(), |end| self.written.range(..end).count());
+        if due < SYNC_TOGETHER && !self.writing.is_empty() {
+            return;
+        }
         let rest = end.map_or_else(BTreeMap::new, |end| self.written.split_off(&end));
         let covered = std::mem::replace(&mut self.written, rest);
         let covered: Vec<Append> = covered.into_values().collect();

@@ -333,6 +333,8 @@ impl<'a> Serving<'a> {
                 },
             };
             self.begin(job);
+            // The disk works on this one while the next is copied.
+            self.submit();
         }
         Ok(())
     }

@@ -70,6 +70,19 @@ fn nothing_is_acknowledged_before_it_is_durable() {
 }
 
 #[test]
+fn what_is_written_together_is_synced_together() {
+    let mut log = TestLog::new(5);
+    log.store(0);
+    let before = log.disk.syncs_total;
+    for n in 1..=6 {
+        log.append(n);
+    }
+    log.settle();
+    assert_eq!(log.acknowledged(), [0, 1, 2, 3, 4, 5, 6]);
+    assert_eq!(log.disk.syncs_total - before, 1);
+}
+
+#[test]
 fn a_clean_log_is_found_by_its_footers_and_one_tail() {
     let mut log = TestLog::new(1);
     (0..50).for_each(|n| log.store(n));
