@@ -192,6 +192,7 @@ async fn a_fetch_without_a_tail_keeps_nothing_whatever_another_share_left_in_its
         tx: Some(tx(1).into()),
         checksums: vec![7; 2 * usize::from(LAYERS)],
         engine: Vec::new(),
+        only_whole: false,
     };
     let tail = tail.encode_length_delimited_to_vec();
     assert_eq!(tail[0] as usize, tail.len() - 1, "a length of one byte");
