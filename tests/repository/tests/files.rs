@@ -24,6 +24,7 @@ const ROOTS: [&str; 20] = [
     "kvasir/src/main.rs",
     "proto/src/lib.rs",
     "transfer/src/lib.rs",
+    "transfer/checksum/src/lib.rs",
     "transfer/core/src/lib.rs",
     "transfer/verbs/src/lib.rs",
     "transfer/libfabric/src/lib.rs",

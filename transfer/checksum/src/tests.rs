@@ -1,3 +1,5 @@
+//! Every kernel of this machine beside the library that everybody uses.
+
 use proptest::prelude::*;
 use xxhash_rust::xxh3::xxh3_64;
 
