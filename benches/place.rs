@@ -31,6 +31,7 @@ fn report(node: u16) -> InstanceReport {
         node_id: NodeId::from(format!("{name}-{node:02}-node").as_str()),
         attachment: (1, 1),
         role,
+        plays: None,
         model: ModelSpec {
             name: Arc::from("m"),
             fingerprint: [7; 32],

@@ -122,6 +122,97 @@ pub struct Config {
     /// Where API keys are asked for, requests wait here for their tenant's turn when they cannot go at once
     /// (docs/front-door.md). Without keys they go or are refused.
     pub waiting: WaitingConfig,
+    /// How many engines prefill and how many decode.
+    pub balance: BalanceConfig,
+}
+
+/// What is done about the ratio of engines that prefill to engines that decode (docs/administration.md).
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct BalanceConfig {
+    /// "off": nothing; "wish": how many of each there should be is a metric, for autoscalers; "act": engines
+    /// that can do both are also told what to do, which every conductor follows.
+    pub mode: BalanceMode,
+    /// How often loads are looked at. At least 10.
+    pub sample_ms: u64,
+    /// What loads are averaged over, and the least time between two changes. At least `sample_ms`, at most 4096
+    /// times as much.
+    pub window_ms: u64,
+    /// An engine keeps a role for so long at least.
+    pub dwell_ms: u64,
+    /// Engines of one model that change their role at once, at most. At least 1.
+    pub changes_max: usize,
+    /// A change is made when it brings the logarithm of the ratio of the loads nearer to 0 by so much.
+    pub margin: f64,
+    /// Engines of one model that stay with prefill, at least, as far as there are enough. At least 1.
+    pub prefills_min: usize,
+    /// The same with decode.
+    pub decodes_min: usize,
+    /// Above this load one engine more is wished for on the loaded side.
+    pub load_high: f64,
+    /// Below it one fewer on the idle side, and engines that do both are not divided.
+    pub load_low: f64,
+}
+
+/// What is done about the ratio.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum BalanceMode {
+    Off,
+    #[default]
+    Wish,
+    Act,
+}
+
+impl Default for BalanceConfig {
+    fn default() -> Self {
+        BalanceConfig {
+            mode: BalanceMode::Wish,
+            sample_ms: 500,
+            window_ms: 60_000,
+            dwell_ms: 120_000,
+            changes_max: 1,
+            margin: 0.05,
+            prefills_min: 1,
+            decodes_min: 1,
+            load_high: 1.0,
+            load_low: 0.1,
+        }
+    }
+}
+
+impl BalanceConfig {
+    fn check(&self) -> Result<(), String> {
+        if self.sample_ms < BALANCE_SAMPLE_MS_MIN {
+            return Err(format!("`balance.sample_ms` must be at least {BALANCE_SAMPLE_MS_MIN}"));
+        }
+        let windows = self.sample_ms..=self.sample_ms.saturating_mul(BALANCE_SAMPLES_MAX);
+        if !windows.contains(&self.window_ms) {
+            return Err(format!(
+                "`balance.window_ms` must be between `balance.sample_ms` and {BALANCE_SAMPLES_MAX} times that"
+            ));
+        }
+        for (field, value) in [
+            ("changes_max", self.changes_max),
+            ("prefills_min", self.prefills_min),
+            ("decodes_min", self.decodes_min),
+        ] {
+            if value == 0 {
+                return Err(format!("`balance.{field}` must be at least 1"));
+            }
+        }
+        for (field, value) in
+            [("margin", self.margin), ("load_high", self.load_high), ("load_low", self.load_low)]
+        {
+            if !value.is_finite() || value < 0.0 {
+                return Err(format!("`balance.{field}` must be a number from 0 on"));
+            }
+        }
+        if self.load_low > self.load_high {
+            return Err("`balance.load_low` must be at most `balance.load_high`".into());
+        }
+        Ok(())
+    }
 }
 
 /// How tenants take turns.
@@ -289,6 +380,7 @@ impl Default for Config {
             routes: RoutesConfig::default(),
             steering_enabled: false,
             waiting: WaitingConfig::default(),
+            balance: BalanceConfig::default(),
         }
     }
 }
@@ -297,6 +389,10 @@ impl Default for Config {
 const LEASE_MS_MIN: u64 = 1_000;
 /// So that reading files does not keep a core busy.
 const RELOAD_MS_MIN: u64 = 10;
+/// So that looking at loads keeps nobody busy.
+const BALANCE_SAMPLE_MS_MIN: u64 = 10;
+/// As many are kept (`kvasir_placement::balance`).
+const BALANCE_SAMPLES_MAX: u64 = 4_096;
 /// An hour.
 const KEEP_ALIVE_MS_MAX: u64 = 3_600_000;
 
@@ -395,6 +491,7 @@ impl Config {
         if !self.rank_stretch.is_finite() || self.rank_stretch < 0.0 {
             return Err("`rank_stretch` must be a number from 0 on".into());
         }
+        self.balance.check()?;
         if self.bodies_bytes_max < self.body_bytes_max {
             return Err("`bodies_bytes_max` must be at least `body_bytes_max`".into());
         }
@@ -413,6 +510,24 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_balance_that_cannot_work_is_refused() {
+        let refused = |change: fn(&mut BalanceConfig), want: &str| {
+            let mut config = Config::default();
+            change(&mut config.balance);
+            let said = config.check().expect_err("it cannot work");
+            assert!(said.contains(want), "{said:?} lacks {want:?}");
+        };
+        assert_eq!(Config::default().check(), Ok(()));
+        refused(|balance| balance.sample_ms = 9, "`balance.sample_ms`");
+        refused(|balance| balance.window_ms = 499, "`balance.window_ms`");
+        refused(|balance| balance.window_ms = 500 * 4_096 + 1, "`balance.window_ms`");
+        refused(|balance| balance.changes_max = 0, "`balance.changes_max`");
+        refused(|balance| balance.prefills_min = 0, "`balance.prefills_min`");
+        refused(|balance| balance.margin = f64::NAN, "`balance.margin`");
+        refused(|balance| balance.load_low = 1.1, "`balance.load_low`");
+    }
 
     #[test]
     fn requests_may_only_ask_for_less_unless_it_is_said() {

@@ -34,4 +34,4 @@ pub use error::Error;
 pub use openapi::openapi_document;
 pub use run::{Conductor, run};
 
-pub use crate::config::{RoutesConfig, WaitingConfig};
+pub use crate::config::{BalanceConfig, BalanceMode, RoutesConfig, WaitingConfig};

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
+use kvasir_placement::balance::roles::RolesOptions;
 use kvasir_placement::waiting::LineOptions;
 use prometheus::Registry;
 use serde::de::DeserializeOwned;
@@ -16,8 +17,8 @@ use tonic::transport::Server;
 
 use crate::access::{Access, Tenants};
 use crate::cluster::attend::Constants;
-use crate::cluster::{Cluster, ClusterError, Objectives, Options, Policy, Routing};
-use crate::config::{Config, RoutesConfig, WaitingConfig};
+use crate::cluster::{BalanceOptions, Cluster, ClusterError, Objectives, Options, Policy, Routing};
+use crate::config::{BalanceConfig, BalanceMode, Config, RoutesConfig, WaitingConfig};
 use crate::error::Error;
 use crate::http::{
     self, Bodies, Door, Front, HttpOptions, ObjectiveBounds, Tls, TlsBytes, TlsFiles,
@@ -276,8 +277,35 @@ fn cluster_options(config: &Config) -> Result<Options, Error> {
             routing: routing(&config.routes)?,
             ..Policy::default()
         },
+        balance: balance_options(config),
         captures_inputs: config.decisions_kept > 0 && config.decisions_inputs_bytes > 0,
         ..Options::default()
+    })
+}
+
+fn balance_options(config: &Config) -> Option<BalanceOptions> {
+    let BalanceConfig { mode, sample_ms, window_ms, dwell_ms, changes_max, margin, .. } =
+        config.balance;
+    let BalanceConfig { prefills_min, decodes_min, load_high, load_low, .. } = config.balance;
+    let balance = kvasir_placement::balance::BalanceOptions {
+        window_us: window_ms.saturating_mul(1_000),
+        changes_max,
+        margin,
+        prefills_min,
+        decodes_min,
+        load_high,
+        load_low,
+    };
+    let roles = RolesOptions {
+        balance,
+        objectives: objectives(config).default,
+        dwell_us: dwell_ms.saturating_mul(1_000),
+    };
+    let sample = Duration::from_millis(sample_ms);
+    (mode != BalanceMode::Off).then_some(BalanceOptions {
+        acts: mode == BalanceMode::Act,
+        sample,
+        roles,
     })
 }
 

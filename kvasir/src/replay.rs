@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use kvasir_placement::{Admission, Difference, Objectives, RecordedDecision, Selection};
 use kvasir_replay::coupled::Chunks;
 use kvasir_replay::pool::{Classes, Pool};
+use kvasir_replay::roles::BalanceFile;
 use kvasir_replay::{Cluster, Eviction, Options, Trace, coupled, pool, replay, report};
 use serde_json::Value;
 
@@ -82,6 +83,11 @@ pub struct Flags {
     #[arg(long, value_name = "NODES")]
     decode_nodes: Option<u16>,
 
+    /// Lets nodes change between prefill and decode as a conductor with `balance.mode = "act"` does, by the
+    /// cluster file's `[balance]` or, without it, by a conductor's defaults.
+    #[arg(long, conflicts_with = "coupled")]
+    balance: bool,
+
     /// Each node's network, in place of the cluster file's; 87 GB/s are 696 Gb/s.
     #[arg(long, value_name = "GBPS")]
     network_gbps: Option<f64>,
@@ -156,6 +162,10 @@ pub fn run(flags: &Flags) -> Result<(), Box<dyn Error>> {
             let effects = report::effects(&summaries);
             if !effects.is_empty() {
                 output::say(&format!("\n{}", effects.trim_end()));
+            }
+            let roles = report::roles(&summaries);
+            if !roles.is_empty() {
+                output::say(&format!("\n{}", roles.trim_end()));
             }
         }
     }
@@ -290,6 +300,9 @@ fn cluster(flags: &Flags) -> Result<Cluster, Box<dyn Error>> {
     let mut cluster = Cluster::open(given(&flags.cluster, "--cluster")?)?;
     cluster.prefill_nodes = flags.prefill_nodes.unwrap_or(cluster.prefill_nodes);
     cluster.decode_nodes = flags.decode_nodes.unwrap_or(cluster.decode_nodes);
+    if flags.balance && cluster.balance.is_none() {
+        cluster.balance = Some(BalanceFile::default());
+    }
     match evictions(&flags.eviction)?[..] {
         [] => {}
         [eviction] => cluster.eviction = eviction,

@@ -132,6 +132,14 @@ impl StoreNode for NodeService {
         Ok(Response::new(self.node.ask(|reply| Command::Replicate(request, reply)).await?))
     }
 
+    async fn set_role(
+        &self,
+        request: Request<v1::SetRoleRequest>,
+    ) -> Result<Response<v1::SetRoleReply>, Status> {
+        let request = request.into_inner();
+        Ok(Response::new(self.node.ask(|reply| Command::SetRole(request, reply)).await?))
+    }
+
     async fn list_blocks(
         &self,
         request: Request<v1::ListBlocksRequest>,

@@ -308,3 +308,54 @@ async fn shares_that_have_ended_are_no_reason_to_detach() {
     fill(&mut node, &mut engine, 1, &prompt(1, 64)).await;
     assert_eq!(node.metric("engines_expelled_total").await, 0.0);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_an_engine_plays_is_compared_and_set_and_ends_with_its_attachment() {
+    let mut node = TestNode::start(Domain::Shm).await;
+    let alone = node.client.set_role(v1::SetRoleRequest::default()).await.expect_err("nobody");
+    assert_eq!(alone.code(), tonic::Code::NotFound);
+    let engine = FakeEngine::attach(&node).await;
+    let described = node.describe().await;
+    let instance = described.instance.expect("attached");
+    assert_eq!((instance.plays(), instance.role_version), (v1::Role::Unspecified, 0));
+    let wanted = |role: v1::Role, expected_version, dwell_ms| v1::SetRoleRequest {
+        incarnation: described.incarnation,
+        instance_id: instance.instance_id.clone(),
+        attach_epoch: instance.attach_epoch,
+        expected_version,
+        role: role.into(),
+        dwell_ms,
+    };
+    let first = node.client.set_role(wanted(v1::Role::Prefill, 0, 60_000)).await.expect("set");
+    assert_eq!(first.into_inner().role_version, 1);
+    let played = async |node: &mut TestNode| {
+        let instance = node.describe().await.instance.expect("attached");
+        (instance.plays(), instance.role_version)
+    };
+    assert_eq!(played(&mut node).await, (v1::Role::Prefill, 1));
+    for (request, code) in [
+        (wanted(v1::Role::Decode, 0, 0), tonic::Code::Aborted),
+        (wanted(v1::Role::Decode, 1, 60_000), tonic::Code::Unavailable),
+        (wanted(v1::Role::Unspecified, 1, 0), tonic::Code::InvalidArgument),
+        (
+            v1::SetRoleRequest { incarnation: 1, ..wanted(v1::Role::Decode, 1, 0) },
+            tonic::Code::NotFound,
+        ),
+        (
+            v1::SetRoleRequest { attach_epoch: 9, ..wanted(v1::Role::Decode, 1, 0) },
+            tonic::Code::NotFound,
+        ),
+    ] {
+        let refused = node.client.set_role(request.clone()).await.expect_err("refused");
+        assert_eq!(refused.code(), code, "{request:?}: {refused}");
+    }
+    assert_eq!(played(&mut node).await, (v1::Role::Prefill, 1));
+    node.client.set_role(wanted(v1::Role::Decode, 1, 0)).await.expect("set");
+    assert_eq!(played(&mut node).await, (v1::Role::Decode, 2));
+    node.client.set_role(wanted(v1::Role::Both, 2, 0)).await.expect("set");
+    assert_eq!(played(&mut node).await, (v1::Role::Unspecified, 3));
+    node.client.set_role(wanted(v1::Role::Decode, 3, 0)).await.expect("set");
+    drop(engine);
+    let _again = attach_again(&node, layout()).await;
+    assert_eq!(played(&mut node).await, (v1::Role::Unspecified, 0));
+}

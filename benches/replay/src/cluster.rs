@@ -10,6 +10,7 @@ use kvasir_placement::{
 use serde::{Deserialize, Serialize};
 
 use crate::model::{DecodeTime, PrefillTime};
+use crate::roles::BalanceFile;
 
 /// Why a cluster file cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -20,6 +21,10 @@ pub enum ClusterError {
     Parse(String),
     #[error("the cluster file is wrong: `{0}` must be more than zero")]
     NotPositive(&'static str),
+    #[error(
+        "the cluster file is wrong: `balance.window_ms` must be 1 to 4096 times `balance.sample_ms`"
+    )]
+    Window,
 }
 
 /// See the module.
@@ -39,6 +44,9 @@ pub struct Cluster {
     pub eviction: Eviction,
     #[serde(default)]
     pub policy: PolicyConstants,
+    /// With it every node can prefill and decode, and changes between the two: see [`crate::roles`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub balance: Option<BalanceFile>,
 }
 
 /// The model that is served, as far as time depends on it.
@@ -159,6 +167,12 @@ impl Cluster {
             ("decode.join_bytes_per_s", decode.join_bytes_per_s),
             ("network.bytes_per_s", network.bytes_per_s),
         ];
+        if let Some(BalanceFile { sample_ms, window_ms, .. }) = self.balance
+            && (sample_ms == 0
+                || !(sample_ms..=sample_ms.saturating_mul(4_096)).contains(&window_ms))
+        {
+            return Err(ClusterError::Window);
+        }
         match positive.into_iter().find(|(_, value)| !value.is_finite() || *value <= 0.0) {
             Some((name, _)) => Err(ClusterError::NotPositive(name)),
             None => Ok(()),

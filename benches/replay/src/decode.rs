@@ -48,6 +48,10 @@ pub(crate) struct DecodeNode {
 }
 
 impl DecodeNode {
+    pub(crate) fn is_busy(&self) -> bool {
+        self.stepping
+    }
+
     /// A sequence comes. Answers with when a step ends that it causes, if it does.
     pub(crate) fn join(
         &mut self,

@@ -9,6 +9,7 @@
 //! 1. [`trace`]: what arrives when; [`cluster`]: the file that describes the cluster
 //! 2. [`model`]: how long things take, with their sources
 //! 3. [`sim`]: the events, in order; `node`, `link`, `decode`: what happens on one node
+//!    [`roles`]: nodes that change what they do
 //! 4. [`pool`]: one cache alone, for eviction policies
 //! 5. [`coupled`]: the same cluster without disaggregation, to compare with
 //! 6. [`summary`]: what is reported of a run; [`report`]: as a table, as JSON and as plots
@@ -23,6 +24,7 @@ mod node;
 pub mod plot;
 pub mod pool;
 pub mod report;
+pub mod roles;
 pub mod sim;
 pub mod summary;
 pub mod trace;

@@ -31,6 +31,17 @@ pub struct DecodeTime {
 }
 
 impl DecodeTime {
+    /// So many times as long.
+    pub(crate) fn slower(&self, times: f64) -> DecodeTime {
+        DecodeTime {
+            base_us: self.base_us * times,
+            weights_us: self.weights_us * times,
+            sequence_us: self.sequence_us * times,
+            context_us: self.context_us * times,
+            join_us: self.join_us * times,
+        }
+    }
+
     /// `joined_tokens` is the context of those that join.
     pub fn step_us(&self, running: u32, context_tokens: u64, joined_tokens: u64) -> u64 {
         let computing = self.weights_us.max(self.sequence_us * f64::from(running));

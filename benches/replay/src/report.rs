@@ -68,6 +68,21 @@ pub fn effects(summaries: &[Summary]) -> String {
     text
 }
 
+/// Which nodes have changed what they do, and when; nothing where none could.
+pub fn roles(summaries: &[Summary]) -> String {
+    let mut text = String::new();
+    for summary in summaries {
+        let Some(told) = &summary.roles else { continue };
+        let _ = write!(text, "{}: {} changes of role;", summary.name(), told.changes);
+        for (at_s, prefills, decodes) in &told.steps {
+            let _ = write!(text, " {at_s:.0} s: {prefills} + {decodes},");
+        }
+        text.pop();
+        text.push('\n');
+    }
+    text
+}
+
 /// One run as an object; of several, an object `policies` with one of each.
 pub fn json(summaries: &[Summary]) -> Value {
     match summaries {

@@ -10,6 +10,8 @@
 //!   sequence in when both have ended.
 //!
 //! The first token comes from the prefill.
+//!
+//! Where roles change, every node has both parts, and the one that its role does not need rests.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -18,8 +20,8 @@ use std::sync::Arc;
 use kvasir_blocks::BlockChange;
 use kvasir_placement::{
     Admission, BookingId, ClusterView, IndexLimits, InstanceReport, Keeper, ModelIndex, ModelSpec,
-    NodeIndex, Objectives, PlaceRequest, Placement, Refused, ReportedLoad, Role, Selection,
-    ShadowIndex, Steering, Tier, conversation, place,
+    NodeIndex, Objectives, PlaceRequest, Placement, Refusal, Refused, ReportedLoad, Role,
+    Selection, ShadowIndex, Steering, Tier, conversation, place,
 };
 use kvasir_proto::{InstanceId, NodeId};
 
@@ -28,6 +30,7 @@ use crate::decode::{DecodeNode, Finished, Sequence};
 use crate::link::Way;
 use crate::model::{DecodeTime, PrefillTime};
 use crate::node::{NodeCache, PrefillNode, Running};
+use crate::roles::Changing;
 use crate::summary::{Outcome, PrefillLoad, Summary};
 use crate::trace::{Request, Trace, mix};
 
@@ -89,17 +92,34 @@ pub(crate) fn wanted(
 pub fn replay(trace: &Trace, cluster: &Cluster, options: Options) -> Result<Summary, ReplayError> {
     let mut replay = Replay::new(trace, cluster, options)?;
     replay.run();
-    Ok(Summary::new(options, trace, &replay.outcomes, replay.prefill_load()))
+    let load = replay.prefill_load();
+    let mut summary = Summary::new(options, trace, &replay.outcomes, load);
+    summary.roles = replay.changing.map(|changing| changing.told);
+    Ok(summary)
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    PrefillEnded { node: usize },
-    ChunkEnded { node: usize },
-    Fetched { request: usize },
-    Joins { request: usize },
-    StepEnded { node: usize },
-    Arrives { request: usize },
+    PrefillEnded {
+        node: usize,
+    },
+    ChunkEnded {
+        node: usize,
+    },
+    Fetched {
+        request: usize,
+    },
+    Joins {
+        request: usize,
+    },
+    StepEnded {
+        node: usize,
+    },
+    Arrives {
+        request: usize,
+    },
+    /// At the loads.
+    Looks,
 }
 
 /// A request that was placed.
@@ -142,6 +162,10 @@ struct Replay<'a> {
     /// What decode nodes keep of what was sent to them; empty when nobody asks.
     decode_caches: Vec<NodeCache>,
     decode_ways: Vec<Way>,
+    /// The number of the first node that may decode.
+    first_decode: usize,
+    /// Absent where each node does one thing for ever.
+    changing: Option<Changing>,
     events: BinaryHeap<Reverse<(u64, Event)>>,
     jobs: Vec<Option<Job>>,
     outcomes: Vec<Outcome>,
@@ -166,13 +190,30 @@ impl<'a> Replay<'a> {
         );
         for node in members {
             let role = if node.0 < prefills { Role::Prefill } else { Role::Decode };
-            view.report(report(cluster, node, role), 0);
+            let mut report = report(cluster, node, role);
+            if cluster.balance.is_some() {
+                (report.role, report.plays) = (Role::Both, Some(role));
+            }
+            view.report(report, 0);
         }
+        let mut changing = cluster
+            .balance
+            .map(|file| Changing::new(&file, options.objectives, prefills.into(), decodes.into()));
+        // What each kind of node is there for; where roles change all are there for both.
+        let all = prefills + decodes;
+        let first_decode = if changing.is_some() { 0 } else { prefills };
+        let (prefills, decodes) = if changing.is_some() { (all, all) } else { (prefills, decodes) };
         let model = view.models().map(|(model, _)| model).next().unwrap_or(ModelIndex(0));
         let block_tokens = cluster.block_tokens;
         let slots = cluster.blocks_of(cluster.prefill.cache_tokens);
         let decode_slots = cluster.blocks_of(cluster.decode.cache_tokens);
         let keeps = options.selection == Selection::Kvasir && decode_slots > 0;
+        let has_own_caches = keeps && changing.is_none();
+        let first_look = |changing: &mut Changing| {
+            let first = trace.requests.first()?;
+            Some(Reverse((first.arrival_us + changing.next_in_us(), Event::Looks)))
+        };
+        let looks = changing.as_mut().and_then(first_look);
         let arrivals = trace.requests.iter().enumerate();
         Ok(Replay {
             requests: &trace.requests,
@@ -193,12 +234,15 @@ impl<'a> Replay<'a> {
                 .map(|_| PrefillNode::new(slots, block_tokens, cluster.eviction))
                 .collect(),
             decodes: (0..decodes).map(|_| DecodeNode::default()).collect(),
-            decode_caches: (0..if keeps { decodes } else { 0 })
+            decode_caches: (0..if has_own_caches { decodes } else { 0 })
                 .map(|_| NodeCache::new(decode_slots, block_tokens, cluster.eviction))
                 .collect(),
             decode_ways: vec![Way::default(); usize::from(decodes)],
+            first_decode: first_decode.into(),
+            changing,
             events: arrivals
                 .map(|(request, r)| Reverse((r.arrival_us, Event::Arrives { request })))
+                .chain(looks)
                 .collect(),
             jobs: vec![None; trace.requests.len()],
             outcomes: vec![Outcome::default(); trace.requests.len()],
@@ -217,7 +261,19 @@ impl<'a> Replay<'a> {
                 Event::ChunkEnded { node } => self.chunk_ended(node),
                 Event::Joins { request } => self.joins(request),
                 Event::StepEnded { node } => self.step_ended(node),
+                Event::Looks => self.look(),
             }
+        }
+    }
+
+    /// As long as anything else is to come.
+    fn look(&mut self) {
+        let (since_us, now_us) = (self.began_us(), self.now_us);
+        let Some(changing) = &mut self.changing else { return };
+        changing.look(&mut self.view, since_us, now_us);
+        let next_us = now_us + changing.next_in_us();
+        if !self.events.is_empty() {
+            self.at(next_us, Event::Looks);
         }
     }
 
@@ -226,7 +282,15 @@ impl<'a> Replay<'a> {
     }
 
     fn arrives(&mut self, request: usize) {
-        match self.place(request) {
+        let decided = self.place(request);
+        if let Some(changing) = &mut self.changing {
+            let refused = decided.as_ref().err().and_then(|refused| match refused.refusal {
+                Refusal::Overloaded { reason, .. } => Some(reason),
+                _ => None,
+            });
+            changing.decided(self.model, refused);
+        }
+        match decided {
             Ok(placement) => self.placed(request, &placement),
             Err(_) => self.outcomes[request].rejected = true,
         }
@@ -248,7 +312,7 @@ impl<'a> Replay<'a> {
         let prefill = usize::from(placement.prefill().node.0);
         let mut job = Job {
             prefill,
-            decode: usize::from(placement.decode().node.0) - self.prefills.len(),
+            decode: usize::from(placement.decode().node.0) - self.first_decode,
             fetched_blocks: 0,
             fetch_bytes: 0,
             fetch_us: 0,
@@ -322,6 +386,10 @@ impl<'a> Replay<'a> {
             let outcome = &mut self.outcomes[request];
             outcome.hit_blocks = hits as u32;
             outcome.prefill_us = job.prefill_us;
+        }
+        let is_shared = self.changing.is_some() && self.decodes[node].is_busy();
+        if first_time && is_shared {
+            job.prefill_us *= 2;
         }
         let left_us = job.left_us.unwrap_or(job.prefill_us);
         job.left_us = Some(left_us);
@@ -465,7 +533,11 @@ impl<'a> Replay<'a> {
             tokens: output_tokens - 1,
             first_token_us: job.first_token_us,
         };
-        if let Some(cache) = self.decode_caches.get_mut(job.decode) {
+        let cache = match self.changing {
+            Some(_) => self.prefills.get_mut(job.decode).map(|node| &mut node.cache),
+            None => self.decode_caches.get_mut(job.decode),
+        };
+        if let Some(cache) = cache.filter(|_| self.options.selection == Selection::Kvasir) {
             let Request { prompt_tokens, keys, .. } = &self.requests[request];
             let kept = match job.keeper {
                 Keeper::Prefill => cache.held(keys),
@@ -473,18 +545,26 @@ impl<'a> Replay<'a> {
             };
             cache.commit(self.now_us, &keys[..kept]);
             let changes = cache.changes();
-            self.apply(self.prefills.len() + job.decode, &changes);
+            self.apply(self.first_decode + job.decode, &changes);
         }
+        let time = self.decode_time_of(job.decode);
         let node = &mut self.decodes[job.decode];
-        let ends_us = node.join(sequence, self.now_us, &self.decode_time, self.running_max);
+        let ends_us = node.join(sequence, self.now_us, &time, self.running_max);
         if let Some(ends_us) = ends_us {
             self.at(ends_us, Event::StepEnded { node: job.decode });
         }
     }
 
+    /// How long a step takes there that begins now.
+    fn decode_time_of(&self, node: usize) -> DecodeTime {
+        let is_shared = self.changing.is_some() && self.prefills[node].running.is_some();
+        if is_shared { self.decode_time.slower(2.0) } else { self.decode_time }
+    }
+
     fn step_ended(&mut self, node: usize) {
+        let time = self.decode_time_of(node);
         let (finished, ends_us) =
-            self.decodes[node].step_ended(self.now_us, &self.decode_time, self.running_max);
+            self.decodes[node].step_ended(self.now_us, &time, self.running_max);
         if let Some(ends_us) = ends_us {
             self.at(ends_us, Event::StepEnded { node });
         }
@@ -524,6 +604,7 @@ pub(crate) fn report(cluster: &Cluster, node: NodeIndex, role: Role) -> Instance
         node_id: NodeId::from(format!("node-{:04}", node.0).as_str()),
         attachment: (1, 1),
         role,
+        plays: None,
         model: ModelSpec {
             name: Arc::from(cluster.model.name.as_str()),
             fingerprint: [0; 32],

@@ -4,6 +4,7 @@ use kvasir_placement::Objectives;
 use serde::Serialize;
 
 use crate::coupled::Chunks;
+use crate::roles::RolesTold;
 use crate::sim::Options;
 use crate::trace::Trace;
 
@@ -107,6 +108,9 @@ pub struct Summary {
     /// Where there are objectives.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub effect: Option<Effect>,
+    /// Where nodes change what they do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub roles: Option<RolesTold>,
     #[serde(skip)]
     pub ttfts_s: Vec<f64>,
 }
@@ -148,6 +152,7 @@ impl Summary {
             prefill_load,
             effect: (options.objectives != Objectives::NONE)
                 .then(|| Effect::new(options, outcomes)),
+            roles: None,
             ttfts_s,
         }
     }

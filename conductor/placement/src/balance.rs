@@ -13,7 +13,12 @@
 //!   comes to rest.
 //! - Each side keeps its least number.
 //!
+//! Those that could play either role and play both are divided first, one change after the other, once there is
+//! load: each change is to the role that has more to do then. [`roles`] takes all of it from a view.
+//!
 //! No clock and no I/O: samples carry their time, and whoever changes roles says when it has.
+
+pub mod roles;
 
 use std::collections::VecDeque;
 
@@ -41,9 +46,9 @@ pub struct BalanceOptions {
 impl Default for BalanceOptions {
     fn default() -> Self {
         BalanceOptions {
-            window_us: 30_000_000,
+            window_us: 60_000_000,
             changes_max: 1,
-            margin: 0.02,
+            margin: 0.05,
             prefills_min: 1,
             decodes_min: 1,
             load_high: 1.0,
@@ -58,7 +63,7 @@ pub struct Member {
     pub instance: InstanceRef,
     /// One that does both is on neither side.
     pub role: Role,
-    /// It can take the other role.
+    /// It can take another role.
     pub can_change: bool,
     /// Work that it has to end before it does.
     pub open_work: usize,
@@ -79,6 +84,8 @@ pub struct RatioPlan {
     /// How many of each there should be, with those that an autoscaler may bring or take.
     pub prefills_wished: usize,
     pub decodes_wished: usize,
+    /// Of those that do both, what is to stay so.
+    pub both_wished: usize,
     /// What to do now.
     pub changes: Vec<RoleChange>,
 }
@@ -136,35 +143,92 @@ impl Balance {
         let prefill_load = trimmed_mean(self.samples.iter().map(|s| s.prefill_load));
         let decode_load = trimmed_mean(self.samples.iter().map(|s| s.decode_load));
         let count = |role| members.iter().filter(|member| member.role == role).count();
+        let both = count(Role::Both);
         let sides = Sides {
             prefill_load,
             decode_load,
             prefills: count(Role::Prefill),
             decodes: count(Role::Decode),
         };
-        let to = if sides.factor() > 1.0 { Role::Decode } else { Role::Prefill };
-        let moves = self.moves(&sides, to);
+        if let Some((divided, changes)) = self.divide(members, &sides) {
+            let (prefills_wished, decodes_wished) = self.with_tide(&divided);
+            let factor = sides.factor();
+            let both_wished = both - free(members).count();
+            return Some(RatioPlan {
+                factor,
+                prefills_wished,
+                decodes_wished,
+                both_wished,
+                changes,
+            });
+        }
+        let (to, moves) = self.moves(&sides);
         let moved = sides.moved(to, moves);
         let (prefills_wished, decodes_wished) = self.with_tide(&moved);
         Some(RatioPlan {
             factor: sides.factor(),
             prefills_wished,
             decodes_wished,
+            both_wished: both,
             changes: self.changes(members, to, moves),
         })
     }
 
-    /// How many changes are each worth making.
-    fn moves(&self, sides: &Sides, to: Role) -> usize {
+    /// How those that play both and could play either are divided, when there is load and there are enough
+    /// for both sides.
+    fn divide(&self, members: &[Member], sides: &Sides) -> Option<(Sides, Vec<RoleChange>)> {
+        let BalanceOptions { prefills_min, decodes_min, load_low, changes_max, .. } = self.options;
+        let Sides { prefill_load, decode_load, prefills, decodes } = *sides;
+        let both = free(members).count();
+        if both == 0 || prefill_load.max(decode_load) < load_low {
+            return None;
+        }
+        let divided = |to_prefill: usize| Sides {
+            prefill_load: spread(prefill_load, prefills + both, prefills + to_prefill),
+            decode_load: spread(decode_load, decodes + both, decodes + both - to_prefill),
+            prefills: prefills + to_prefill,
+            decodes: decodes + both - to_prefill,
+        };
+        let is_served = |sides: &Sides| {
+            sides.prefills >= prefills_min.max(1) && sides.decodes >= decodes_min.max(1)
+        };
+        let apart = |sides: &Sides| sides.factor().ln().abs();
+        let ways = (0..=both).map(divided).filter(is_served);
+        let divided = ways.min_by(|a, b| apart(a).total_cmp(&apart(b)))?;
+        // The side that has more to do gains first, and the other one when that has all of its own.
+        let mut roles = vec![Role::Prefill; divided.prefills - prefills];
+        roles.resize(both, Role::Decode);
+        if sides.factor() > 1.0 {
+            roles.reverse();
+        }
+        let mut able: Vec<&Member> = free(members).collect();
+        able.sort_by_key(|member| member.open_work);
+        let changes = able.into_iter().zip(roles).take(changes_max);
+        let changes = changes.map(|(member, to)| RoleChange { instance: member.instance, to });
+        Some((divided, changes.collect()))
+    }
+
+    /// To which role how many changes are each worth making, or needed for the least numbers.
+    fn moves(&self, sides: &Sides) -> (Role, usize) {
         let BalanceOptions { margin, prefills_min, decodes_min, .. } = self.options;
-        let (giving, least) = match to {
-            Role::Decode => (sides.prefills, prefills_min),
-            Role::Prefill | Role::Both => (sides.decodes, decodes_min),
+        let lacks_prefills = prefills_min.saturating_sub(sides.prefills);
+        let lacks_decodes = decodes_min.saturating_sub(sides.decodes);
+        let to = match (lacks_prefills, lacks_decodes) {
+            (0, 0) if sides.factor() > 1.0 => Role::Decode,
+            (0, 1..) => Role::Decode,
+            _ => Role::Prefill,
+        };
+        let (giving, least, lacking) = match to {
+            Role::Decode => (sides.prefills, prefills_min, lacks_decodes),
+            Role::Prefill | Role::Both => (sides.decodes, decodes_min, lacks_prefills),
         };
         // The last of a side has nobody to leave its work to.
         let most = giving.saturating_sub(least.max(1));
         let apart = |moves| sides.moved(to, moves).factor().ln().abs();
-        (0..most).take_while(|&moves| apart(moves + 1) + margin.max(0.0) < apart(moves)).count()
+        let worth = |&moves: &usize| apart(moves + 1) + margin.max(0.0) < apart(moves);
+        let moves =
+            if lacking > 0 { lacking.min(most) } else { (0..most).take_while(worth).count() };
+        (to, moves)
     }
 
     /// Out on the loaded side first, in on the idle side first, one at a time.
@@ -186,12 +250,12 @@ impl Balance {
         }
     }
 
-    /// Those with the least work to end first.
+    /// Those with the least work to end first, of equals the one that is named first.
     fn changes(&self, members: &[Member], to: Role, moves: usize) -> Vec<RoleChange> {
         let from = if to == Role::Decode { Role::Prefill } else { Role::Decode };
         let mut able: Vec<&Member> =
             members.iter().filter(|member| member.role == from && member.can_change).collect();
-        able.sort_by_key(|member| (member.open_work, member.instance));
+        able.sort_by_key(|member| member.open_work);
         let chosen = able.into_iter().take(moves.min(self.options.changes_max));
         chosen.map(|member| RoleChange { instance: member.instance, to }).collect()
     }
@@ -217,8 +281,6 @@ impl Sides {
             Role::Decode => (self.prefills - moves, self.decodes + moves),
             Role::Prefill | Role::Both => (self.prefills + moves, self.decodes - moves),
         };
-        let spread =
-            |load: f64, before: usize, after: usize| load * before as f64 / after.max(1) as f64;
         Sides {
             prefill_load: spread(self.prefill_load, self.prefills, prefills),
             decode_load: spread(self.decode_load, self.decodes, decodes),
@@ -226,6 +288,16 @@ impl Sides {
             decodes,
         }
     }
+}
+
+/// The load of each when as many have the same work as `after` says.
+fn spread(load: f64, before: usize, after: usize) -> f64 {
+    load * before as f64 / after.max(1) as f64
+}
+
+/// Those that could play either role and play both.
+fn free(members: &[Member]) -> impl Iterator<Item = &Member> {
+    members.iter().filter(|member| member.role == Role::Both && member.can_change)
 }
 
 /// Without the top and bottom tenth.

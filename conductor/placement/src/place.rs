@@ -21,7 +21,7 @@ use crate::growth::Growth;
 use crate::index::PrefixMatch;
 use crate::routing::{Attended, Question, Route};
 use crate::selection::Selection;
-use crate::view::{ClusterView, Instance, InstanceReport, ModelSpec, Role};
+use crate::view::{ClusterView, Instance, ModelSpec, Role};
 
 /// Chooses where a request goes.
 ///
@@ -160,7 +160,7 @@ impl<'a> Planner<'a> {
         let mut prefills = self.price_prefills();
         let best_split = prefills
             .iter()
-            .filter(|candidate| self.at(candidate.at).report.role == Role::Prefill)
+            .filter(|candidate| self.at(candidate.at).role == Role::Prefill)
             .filter(|candidate| eligible(candidate.verdict))
             .min_by_key(|candidate| (last_resort(candidate.verdict), self.order(candidate, 0)));
         // The decode side is looked at as it will be when this request's prefill ends.
@@ -227,8 +227,8 @@ impl<'a> Planner<'a> {
     fn check_named(&self) -> Result<(), Refusal> {
         let Some(named) = self.request.steering.instance else { return Ok(()) };
         let is_there =
-            |report: &InstanceReport| report.role.prefills() && report.instance_id == *named;
-        match self.members().any(|(_, instance)| is_there(&instance.report)) {
+            |instance: &Instance| instance.role.prefills() && instance.report.instance_id == *named;
+        match self.members().any(|(_, instance)| is_there(instance)) {
             true => Ok(()),
             false => Err(self.no_instance(Missing::Named)),
         }
@@ -238,8 +238,8 @@ impl<'a> Planner<'a> {
     fn check_size(&self) -> Result<(), Refusal> {
         let largest = |does: fn(Role) -> bool, missing| {
             self.members()
-                .map(|(_, instance)| &instance.report)
-                .filter(|report| does(report.role))
+                .map(|(_, instance)| instance)
+                .filter(|instance| does(instance.role))
                 .map(prompt_blocks_max)
                 .max()
                 .ok_or_else(|| self.no_instance(missing))
@@ -275,7 +275,7 @@ impl<'a> Planner<'a> {
 
     /// Slots that the request takes on an instance that prefills it, and perhaps decodes it too.
     fn prefill_slots(&self, instance: &Instance, memory_blocks: u32) -> u32 {
-        match instance.report.role {
+        match instance.role {
             Role::Both => self.decode_slots(instance, memory_blocks),
             Role::Prefill | Role::Decode => self.prompt_blocks - memory_blocks,
         }
@@ -298,7 +298,7 @@ impl<'a> Planner<'a> {
 
     fn price_prefills(&self) -> Vec<PrefillCandidate> {
         let mut prefills = Vec::with_capacity(self.view.instances().len());
-        let members = self.members().filter(|(_, instance)| instance.report.role.prefills());
+        let members = self.members().filter(|(_, instance)| instance.role.prefills());
         prefills.extend(members.map(|(at, instance)| self.price_prefill(at, instance)));
         prefills
     }
@@ -446,10 +446,10 @@ impl<'a> Planner<'a> {
         prefills: &[PrefillCandidate],
     ) -> Vec<DecodeCandidate> {
         let mut decodes = Vec::with_capacity(self.view.instances().len());
-        let members = self.members().filter(|(_, instance)| instance.report.role.decodes());
+        let members = self.members().filter(|(_, instance)| instance.role.decodes());
         decodes.extend(members.map(|(at, instance)| {
             // One that does both decodes what it prefilled itself.
-            let ready_us = match instance.report.role {
+            let ready_us = match instance.role {
                 Role::Both => self.request.now_us + own_ttft_us(prefills, at as u32),
                 Role::Prefill | Role::Decode => split_ready_us,
             };
@@ -535,7 +535,7 @@ impl<'a> Planner<'a> {
             if !eligible(candidate.verdict) {
                 continue;
             }
-            let decode = match self.at(candidate.at).report.role {
+            let decode = match self.at(candidate.at).role {
                 Role::Both => decodes.binary_search_by_key(&candidate.at, |decode| decode.at).ok(),
                 Role::Prefill | Role::Decode => split_decode,
             };
@@ -578,7 +578,7 @@ impl<'a> Planner<'a> {
         let idle = self.idle_decode(decodes);
         let with_idle = pairs.iter().filter_map(|pair| {
             let candidate = &prefills[pair.prefill];
-            let splits = self.at(candidate.at).report.role == Role::Prefill;
+            let splits = self.at(candidate.at).role == Role::Prefill;
             let decode = idle.filter(|_| splits)?;
             Some(Pair::new(pair.prefill, candidate, decode, &decodes[decode]))
         });
@@ -825,8 +825,8 @@ const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The longest prompt that it could hold were it idle. Where an answer is decoded, one more block
 /// than the prompt's is needed for it.
-fn prompt_blocks_max(report: &InstanceReport) -> u32 {
-    report.slots_total.saturating_sub(report.role.decodes().into())
+fn prompt_blocks_max(instance: &Instance) -> u32 {
+    instance.report.slots_total.saturating_sub(instance.role.decodes().into())
 }
 
 /// Whether a candidate may be taken: nothing speaks against it, or nothing that is certain.

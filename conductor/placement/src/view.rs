@@ -4,6 +4,7 @@
 
 mod decoding;
 mod recorded;
+mod roles;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -99,7 +100,10 @@ pub struct InstanceReport {
     pub node_id: NodeId,
     /// Differs between any two attachments of this instance to this node.
     pub attachment: (u64, u32),
+    /// What it can do.
     pub role: Role,
+    /// What it plays of that, where that was set: see [`Instance::role`].
+    pub plays: Option<Role>,
     pub model: ModelSpec,
     pub max_running: u32,
     pub slots_total: u32,
@@ -125,6 +129,7 @@ pub struct Instance {
     pub(crate) reference: InstanceRef,
     pub(crate) model: ModelIndex,
     pub(crate) report: InstanceReport,
+    pub(crate) role: Role,
     pub(crate) prefill_model: PrefillModel,
     pub(crate) decode_model: DecodeModel,
     pub(crate) tbt_model: TbtModel,
@@ -184,6 +189,11 @@ impl Instance {
         &self.report
     }
 
+    /// What it is given to do now.
+    pub fn role(&self) -> Role {
+        self.role
+    }
+
     /// What it has learned of its prefills.
     pub fn prefill_model(&self) -> &PrefillModel {
         &self.prefill_model
@@ -236,6 +246,21 @@ impl Instance {
             && self.other_answers == 0
     }
 
+    /// Prompts wait or are computed there.
+    pub(crate) fn has_prefills(&self) -> bool {
+        self.has_prompts() || self.other_tokens > 0
+    }
+
+    /// The same of those that were placed here.
+    pub(crate) fn has_prompts(&self) -> bool {
+        !self.prefills.is_empty()
+    }
+
+    /// Answers that were placed here are or will be decoded there.
+    pub(crate) fn has_answers(&self) -> bool {
+        !self.decodes.is_empty()
+    }
+
     /// The prefill at the head of the queue begins, and with it its push.
     fn count_push(&mut self) {
         let Some((id, first, begins_us)) = self.prefills.first() else { return };
@@ -284,7 +309,7 @@ impl Instance {
         self.other_tokens = self.other_tokens.min(1 << 30);
         let answers = report.load.running.saturating_add(report.load.waiting);
         let booked =
-            self.decodes.len() + if report.role == Role::Prefill { self.prefills.len() } else { 0 };
+            self.decodes.len() + if self.role == Role::Prefill { self.prefills.len() } else { 0 };
         self.other_answers = answers.saturating_sub(u32::try_from(booked).unwrap_or(u32::MAX));
         self.slots_booked = 0;
         self.reports += 1;
@@ -405,8 +430,10 @@ impl ClusterView {
                 && old.report.role == report.role
                 && old.model == model;
             if unchanged {
+                let reference = old.reference;
                 old.take_report(report, now_us);
-                return old.reference;
+                self.settle_roles(model);
+                return reference;
             }
         }
         let old = self.instances.iter().position(same).map(|at| self.instances.remove(at));
@@ -419,6 +446,7 @@ impl ClusterView {
             order(a).cmp(&order(b))
         });
         self.members_changed();
+        self.settle_roles(model);
         reference
     }
 
@@ -426,8 +454,11 @@ impl ClusterView {
     pub fn remove_instances(&mut self, node: NodeIndex, keep: Option<&InstanceId>) {
         let stays = |i: &Instance| i.report.node != node || Some(&i.report.instance_id) == keep;
         if !self.instances.iter().all(stays) {
+            let gone: Vec<_> =
+                self.instances.iter().filter(|i| !stays(i)).map(|i| i.model).collect();
             self.instances.retain(stays);
             self.members_changed();
+            gone.into_iter().for_each(|model| self.settle_roles(model));
         }
     }
 
@@ -470,7 +501,7 @@ impl ClusterView {
     /// Whether a request for this model could be served from prompt to answer.
     pub fn serves(&self, model: ModelIndex) -> bool {
         let has = |does: fn(Role) -> bool| {
-            self.instances.iter().any(|i| i.model == model && does(i.report.role))
+            self.instances.iter().any(|i| i.model == model && does(i.role))
         };
         has(Role::prefills) && has(Role::decodes)
     }
@@ -766,7 +797,7 @@ impl ClusterView {
 
     /// How many tokens an answer of this model has, in the mean of those that decode it.
     pub fn answer_tokens(&self, model: &str) -> u32 {
-        let decodes = |i: &&Instance| i.report.role.decodes() && *i.report.model.name == *model;
+        let decodes = |i: &&Instance| i.role.decodes() && *i.report.model.name == *model;
         let all = || self.instances.iter().filter(decodes);
         let sum: u64 = all().map(|i| u64::from(i.decode_model.answer_tokens())).sum();
         (sum / all().count().max(1) as u64) as u32
@@ -807,6 +838,7 @@ impl ClusterView {
         let mut member = Instance {
             reference,
             model,
+            role: report.playing(),
             report: report.clone(),
             prefill_model,
             decode_model,

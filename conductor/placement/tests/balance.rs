@@ -162,3 +162,42 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn those_that_play_both_are_divided_under_load_by_what_there_is_to_do() {
+    let both = |count: u64| -> Vec<Member> {
+        let member = |at| Member {
+            instance: InstanceRef(at),
+            role: Role::Both,
+            can_change: true,
+            open_work: 0,
+        };
+        (0..count).map(member).collect()
+    };
+    let divided = |loads, members: &[Member]| {
+        let planned = plan(options(), loads, members).expect("a window");
+        let change = planned.changes.first().map(|change| change.to);
+        (planned.prefills_wished, planned.decodes_wished, planned.both_wished, change)
+    };
+    assert_eq!(divided((0.5, 0.5), &both(4)), (2, 2, 0, Some(Role::Prefill)));
+    assert_eq!(divided((0.6, 0.2), &both(4)), (3, 1, 0, Some(Role::Prefill)));
+    assert_eq!(divided((0.2, 0.6), &both(4)), (1, 3, 0, Some(Role::Decode)));
+    assert_eq!(divided((0.05, 0.05), &both(4)).3, None, "idle, they stay as they are");
+    assert_eq!(divided((0.9, 0.3), &both(1)), (0, 0, 1, None), "one alone does both");
+    // One after the other, and each side has one in the end.
+    let mut members = both(2);
+    members[0].role = Role::Decode;
+    assert_eq!(divided((0.2, 0.4), &members), (1, 1, 0, Some(Role::Prefill)));
+}
+
+#[test]
+fn a_side_that_nobody_plays_is_filled_whatever_the_loads() {
+    let planned = plan(options(), (0.0, 0.5), &members(0, 3)).expect("a window");
+    let [change] = planned.changes[..] else { panic!("one: {planned:?}") };
+    assert_eq!(change.to, Role::Prefill);
+    let planned = plan(options(), (0.5, 0.0), &members(3, 0)).expect("a window");
+    let [change] = planned.changes[..] else { panic!("one: {planned:?}") };
+    assert_eq!(change.to, Role::Decode);
+    let last = plan(options(), (0.0, 0.5), &members(0, 1)).expect("a window");
+    assert_eq!(last.changes, [], "the last one has nobody to leave its work to");
+}

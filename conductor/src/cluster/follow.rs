@@ -443,12 +443,12 @@ fn engine(
     options: &Options,
 ) -> Result<(InstanceId, EngineHandle), StatusError> {
     let id = attached.report.instance_id.clone();
-    let Attached { grpc_address, attach_epoch, .. } = attached;
+    let Attached { grpc_address, attach_epoch, role_version, .. } = attached;
     if let Some(known) = node.engines.get(&id)
         && known.attach_epoch == *attach_epoch
         && *known.address == **grpc_address
     {
-        return Ok((id, known.clone()));
+        return Ok((id, EngineHandle { role_version: *role_version, ..known.clone() }));
     }
     let endpoint = endpoint(grpc_address, options)
         .map_err(|_| StatusError::EngineAddress(grpc_address.clone()))?;
@@ -456,7 +456,8 @@ fn engine(
         "engine attached");
     let client = EngineClient::new(endpoint.connect_lazy());
     let address = Arc::from(grpc_address.as_str());
-    Ok((id, EngineHandle { address, attach_epoch: *attach_epoch, client }))
+    let (attach_epoch, role_version) = (*attach_epoch, *role_version);
+    Ok((id, EngineHandle { address, attach_epoch, role_version, client }))
 }
 
 /// An error with its causes, in one line.

@@ -18,6 +18,7 @@ use prometheus::Registry;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
+use super::balance::{self, BalanceOptions};
 use super::booking::{Booking, Predicted};
 use super::follow;
 use super::metrics::Metrics;
@@ -48,6 +49,8 @@ pub struct Options {
     pub failed_avoid_ms_max: u64,
     /// Decisions come with what they were taken from.
     pub captures_inputs: bool,
+    /// How many instances prefill and how many decode; nothing is done about it without.
+    pub balance: Option<BalanceOptions>,
 }
 
 impl Default for Options {
@@ -65,6 +68,7 @@ impl Default for Options {
             failed_avoid_ms: 250,
             failed_avoid_ms_max: 30_000,
             captures_inputs: false,
+            balance: None,
         }
     }
 }
@@ -214,6 +218,9 @@ impl Cluster {
         for (at, endpoint) in endpoints.into_iter().enumerate() {
             tokio::spawn(follow::follow(shared.clone(), at, endpoint, shutdown.clone()));
         }
+        if let Some(options) = shared.options.balance {
+            tokio::spawn(balance::balance(shared.clone(), options, shutdown.clone()));
+        }
         tokio::spawn(follow::sweep(shared.clone(), shutdown));
         Ok(Cluster { shared })
     }
@@ -248,6 +255,8 @@ impl Cluster {
         let mut state = self.shared.lock();
         let now_us = self.shared.now_us();
         let decided = self.decide(&state, query, &matched, now_us);
+        let refused = decided.as_ref().err().map(|none| &none.refused.refusal);
+        state.count_decision(query.model.index, refused);
         let Decided { placement, inputs } = decided.map_err(NotNow::Refused)?;
         if placement.queue_us > ahead_us {
             return Err(NotNow::Queues { placement: Box::new(placement) });

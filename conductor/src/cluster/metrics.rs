@@ -10,6 +10,7 @@ use prometheus::{
     exponential_buckets,
 };
 
+use super::balance::BalanceOverview;
 use super::booking::Predicted;
 
 pub(super) struct Metrics {
@@ -44,6 +45,13 @@ pub(super) struct Metrics {
     tbt_likely_predicted: Gauge,
     tbt_likely_measured: Gauge,
     tbt_likely_error: Gauge,
+    balance_factor: GaugeVec,
+    /// By `model`, then `role` or `side`.
+    balance_instances: GaugeVec,
+    balance_wished: GaugeVec,
+    balance_load: GaugeVec,
+    /// By what came of them.
+    pub(super) role_changes: IntCounterVec,
 }
 
 /// How true predictions were lately.
@@ -148,7 +156,51 @@ impl Metrics {
                 "tbt_likely_error_ratio",
                 "Calibration error: in groups about equally likely, the mean of what a group's share was off",
             )?,
+            balance_factor: make.gauges(
+                "balance_factor_ratio",
+                "By what the ratio of decoding to prefilling engines of a model is to move",
+                "model",
+            )?,
+            balance_instances: make.gauges_by(
+                "balance_instances",
+                "Engines of a model by the role that they play",
+                &["model", "role"],
+            )?,
+            balance_wished: make.gauges_by(
+                "balance_instances_wished",
+                "How many there should be, for autoscalers",
+                &["model", "role"],
+            )?,
+            balance_load: make.gauges_by(
+                "balance_load_ratio",
+                "What a side has to do, of what it can do within the objectives",
+                &["model", "side"],
+            )?,
+            role_changes: make.counters(
+                "role_changes_total",
+                "Engines that were told to play another role",
+                "outcome",
+            )?,
         })
+    }
+
+    pub(super) fn balanced(&self, wish: &BalanceOverview) {
+        let model = &*wish.model;
+        self.balance_factor.with_label_values(&[model]).set(wish.factor);
+        let set = |gauges: &GaugeVec, label, value| {
+            gauges.with_label_values(&[model, label]).set(value);
+        };
+        let roles = [
+            ("prefill", wish.prefills, wish.prefills_wished),
+            ("decode", wish.decodes, wish.decodes_wished),
+            ("both", wish.both, wish.both_wished),
+        ];
+        for (role, count, wished) in roles {
+            set(&self.balance_instances, role, count as f64);
+            set(&self.balance_wished, role, wished as f64);
+        }
+        set(&self.balance_load, "prefill", wish.prefill_load);
+        set(&self.balance_load, "decode", wish.decode_load);
     }
 
     pub(super) fn placed(&self, placement: &Placement) {
@@ -257,7 +309,11 @@ impl Maker<'_> {
     }
 
     fn gauges(&self, name: &str, help: &str, label: &str) -> prometheus::Result<GaugeVec> {
-        let gauges = GaugeVec::new(Opts::new(full(name), help), &[label])?;
+        self.gauges_by(name, help, &[label])
+    }
+
+    fn gauges_by(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<GaugeVec> {
+        let gauges = GaugeVec::new(Opts::new(full(name), help), labels)?;
         self.registry.register(Box::new(gauges.clone()))?;
         Ok(gauges)
     }

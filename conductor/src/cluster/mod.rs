@@ -9,10 +9,12 @@
 //! - [`hint`]: what a node is told to read ahead
 //! - [`booking`]: a placed request's work, counted until it is dropped
 //! - [`follow`]: connect, subscribe, apply, and start anew when anything is amiss
+//! - [`balance`]: what roles there should be, and telling nodes
 //! - [`status`]: one status of a node, read and checked
 //! - [`state`]: what the tasks share
 //! - [`overview`]: all of it as values, for people to look at
 
+mod balance;
 mod booking;
 mod follow;
 mod handle;
@@ -24,6 +26,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 
+pub use balance::{BalanceOptions, BalanceOverview};
 pub use booking::{Booking, PrefillTime};
 pub use handle::{
     Cluster, ClusterError, EngineTarget, FetchSource, NodeHandle, NotNow, NotPlaced, Options,

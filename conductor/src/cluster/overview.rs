@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::balance::BalanceOverview;
 use super::handle::Cluster;
 use super::state::{Node, State};
 
@@ -11,6 +12,8 @@ pub struct Overview {
     /// (node, block) pairs in the index.
     pub index_entries: u64,
     pub index_bytes: u64,
+    /// Of each model, how many should play which role; empty before a window of loads was seen.
+    pub balance: Vec<BalanceOverview>,
     /// In the order of the configuration.
     pub nodes: Vec<NodeOverview>,
 }
@@ -46,7 +49,7 @@ pub struct SsdOverview {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct InstanceOverview {
     pub instance: String,
-    /// "prefill", "decode" or "both".
+    /// What it is given to do now: "prefill", "decode" or "both".
     pub role: &'static str,
     pub model: String,
     pub draining: bool,
@@ -71,7 +74,7 @@ impl Cluster {
     /// The cluster as it is seen now. No lock is held while another one is waited for.
     pub fn overview(&self) -> Overview {
         let shared = self.shared();
-        let (indices, mut nodes) = {
+        let (indices, mut nodes, balance) = {
             let (state, now_us) = (shared.lock(), shared.now_us());
             let index_of = |node: &Option<Node>| node.as_ref().map(|node| node.index);
             let indices: Vec<_> = state.nodes.iter().map(index_of).collect();
@@ -80,13 +83,18 @@ impl Cluster {
                 None => NodeOverview { address: address.clone(), ..NodeOverview::default() },
                 Some(node) => node_overview(&state, node, now_us),
             });
-            (indices, nodes.collect::<Vec<_>>())
+            (indices, nodes.collect::<Vec<_>>(), state.wishes.clone())
         };
         let index = shared.index();
         for (overview, node) in nodes.iter_mut().zip(indices) {
             overview.blocks = node.map_or(0, |node| index.entries_of(node) as u64);
         }
-        Overview { index_entries: index.entries() as u64, index_bytes: index.bytes() as u64, nodes }
+        Overview {
+            index_entries: index.entries() as u64,
+            index_bytes: index.bytes() as u64,
+            balance,
+            nodes,
+        }
     }
 }
 
@@ -96,7 +104,7 @@ fn node_overview(state: &State, node: &Node, now_us: u64) -> NodeOverview {
         let (report, work) = (instance.report(), instance.open_work(now_us));
         InstanceOverview {
             instance: report.instance_id.to_string(),
-            role: report.role.name(),
+            role: instance.role().name(),
             model: report.model.name.to_string(),
             draining: report.draining,
             avoided: instance.avoided(),

@@ -12,8 +12,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use bytes::Bytes;
+use kvasir_placement::balance::roles::Roles;
 use kvasir_placement::{
-    BookingId, Chosen, ClusterView, IndexLimits, IndexReader, NodeIndex, ShadowIndex,
+    BookingId, Chosen, ClusterView, IndexLimits, IndexReader, ModelIndex, NodeIndex, Refusal,
+    ShadowIndex,
 };
 use kvasir_proto::v1;
 use kvasir_proto::v1::engine_client::EngineClient;
@@ -22,6 +24,7 @@ use kvasir_proto::{Incarnation, InstanceId, NodeId};
 use tokio::sync::Semaphore;
 use tonic::transport::Channel;
 
+use super::balance::BalanceOverview;
 use super::handle::{EngineTarget, NodeHandle, Options};
 use super::hint::HINTS_MAX;
 use super::metrics::Metrics;
@@ -58,6 +61,8 @@ impl Shared {
             nodes: options.nodes.iter().map(|_| None).collect(),
             unsettled: (0..options.nodes.len()).collect(),
             failures: BTreeMap::new(),
+            roles: options.balance.map(|balance| Roles::new(balance.roles)),
+            wishes: Vec::new(),
             bookings: 0,
         };
         Shared {
@@ -106,6 +111,10 @@ pub(super) struct State {
     pub(super) unsettled: BTreeSet<usize>,
     /// Instances that have failed since they last served anything.
     pub(super) failures: BTreeMap<InstanceId, Failed>,
+    /// Absent where nothing is done about roles.
+    pub(super) roles: Option<Roles>,
+    /// What was planned last, of each model.
+    pub(super) wishes: Vec<BalanceOverview>,
     bookings: u64,
 }
 
@@ -137,6 +146,8 @@ pub(super) struct Node {
 pub(super) struct EngineHandle {
     pub(super) address: Arc<str>,
     pub(super) attach_epoch: u32,
+    /// Of what it plays, as its node counts.
+    pub(super) role_version: u64,
     pub(super) client: EngineClient<Channel>,
 }
 
@@ -144,6 +155,17 @@ impl State {
     pub(super) fn next_booking(&mut self) -> BookingId {
         self.bookings += 1;
         BookingId(self.bookings)
+    }
+
+    pub(super) fn count_decision(&mut self, model: ModelIndex, refused: Option<&Refusal>) {
+        let reason = match refused {
+            None => None,
+            Some(Refusal::Overloaded { reason, .. }) => Some(*reason),
+            Some(_) => return,
+        };
+        if let Some(roles) = &mut self.roles {
+            roles.decided(model, reason);
+        }
     }
 
     pub(super) fn node_handle(&self, index: NodeIndex) -> Option<NodeHandle> {

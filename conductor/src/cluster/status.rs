@@ -23,6 +23,7 @@ pub(super) struct Attached {
     pub(super) report: InstanceReport,
     pub(super) grpc_address: String,
     pub(super) attach_epoch: u32,
+    pub(super) role_version: u64,
 }
 
 /// Reads the engine of a status; `None` while there is none.
@@ -41,6 +42,10 @@ pub(super) fn attached(
         node_id: NodeId::from(status.node_id.as_str()),
         attachment: (status.incarnation, instance.attach_epoch),
         role: role(instance.role)?,
+        plays: match instance.plays {
+            0 => None,
+            plays => Some(role(plays)?),
+        },
         model: model_spec(model, &layout)?,
         max_running: instance.max_running,
         slots_total: status.slots_total,
@@ -53,7 +58,8 @@ pub(super) fn attached(
         },
     };
     let grpc_address = instance.grpc_address.clone();
-    Ok(Some(Attached { report, grpc_address, attach_epoch: instance.attach_epoch }))
+    let (attach_epoch, role_version) = (instance.attach_epoch, instance.role_version);
+    Ok(Some(Attached { report, grpc_address, attach_epoch, role_version }))
 }
 
 fn role(role: i32) -> Result<Role, FieldError> {

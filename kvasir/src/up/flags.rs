@@ -8,6 +8,8 @@ use kvasir_engine_reference::model::KvDtype;
 pub const HOST_PAGE_BYTES: u64 = 4096;
 /// As many segments as a log needs, of a useful size.
 const SSD_BYTES_MIN: u64 = 4 << 20;
+/// Ten samples.
+const BALANCE_WINDOW_MS_MIN: u64 = 100;
 /// Every engine is a process with threads of its own; more on one machine is a mistake.
 const ENGINES_MAX: u32 = 64;
 
@@ -99,6 +101,15 @@ pub struct Flags {
     /// predicted to be cheaper than fetching or computing it.
     #[arg(long, requires = "both")]
     pub routes: bool,
+
+    /// What is done about how many engines prefill and how many decode: nothing, a metric of what there should
+    /// be, or, with `--both`, engines are also told which of the two they do.
+    #[arg(long, value_name = "MODE", default_value = "wish", value_parser = ["off", "wish", "act"])]
+    pub balance: String,
+
+    /// For experiments: over how long loads are averaged for it; engines keep a role for twice as long.
+    #[arg(long, hide = true, value_name = "MS")]
+    pub balance_window_ms: Option<u64>,
 
     /// For experiments: requests may name the engine that serves them, and say what becomes of their prefix, in
     /// headers.
@@ -231,6 +242,13 @@ impl Flags {
                 self.tbt_objective_ms,
                 (1..=3_600_000).contains(&self.tbt_objective_ms),
                 "1 to 3600000",
+            ),
+            (
+                "balance-window-ms",
+                self.balance_window_ms.unwrap_or(BALANCE_WINDOW_MS_MIN),
+                (BALANCE_WINDOW_MS_MIN..=3_600_000)
+                    .contains(&self.balance_window_ms.unwrap_or(BALANCE_WINDOW_MS_MIN)),
+                "100 to 3600000",
             ),
             // The reference engine renews every 250 ms.
             (

@@ -4,7 +4,9 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use kvasir_conductor::{Config as ConductorConfig, ModelConfig, RoutesConfig};
+use kvasir_conductor::{
+    BalanceConfig, BalanceMode, Config as ConductorConfig, ModelConfig, RoutesConfig,
+};
 use kvasir_engine_reference::{Config as EngineConfig, Role, Routes};
 use kvasir_store_node::Config as NodeConfig;
 use kvasir_store_node::config::{Domain, EfaConfig, Ssd, Verify};
@@ -261,6 +263,7 @@ fn conductor(
             ..RoutesConfig::default()
         },
         steering_enabled: flags.steering,
+        balance: balance(flags),
         lease_ms: flags.lease_ms,
         drain_ms: CONDUCTOR_DRAIN_MS.into(),
         ..ConductorConfig::default()
@@ -272,6 +275,17 @@ fn conductor(
         other_addresses: vec![grpc_listen, watch_listen],
         config: toml::to_string(&config)?,
     })
+}
+
+fn balance(flags: &Flags) -> BalanceConfig {
+    let mode = match flags.balance.as_str() {
+        "off" => BalanceMode::Off,
+        "act" => BalanceMode::Act,
+        _ => BalanceMode::Wish,
+    };
+    let balance = BalanceConfig { mode, ..BalanceConfig::default() };
+    let Some(window_ms) = flags.balance_window_ms else { return balance };
+    BalanceConfig { sample_ms: window_ms / 10, window_ms, dwell_ms: 2 * window_ms, ..balance }
 }
 
 fn layer_log(flags: &Flags, process: &str) -> Option<PathBuf> {
@@ -374,7 +388,7 @@ mod tests {
             "--both 1 --arena-bytes 64MiB --chunk-tokens 16 --kv-dtype bf16 --domain tcp --threads 3 \
              --no-push --throttle-bytes-per-s 1000 --layer-log-dir /logs --no-verify --lease-ms 70000 \
              --request-deadline-ms 900 --ttft-objective-ms 800 --tbt-objective-ms 70 --always-fetch --model-name other \
-             --ssd-bytes 64MiB --ssd-dir /disk --ssd-faults --steering",
+             --ssd-bytes 64MiB --ssd-dir /disk --ssd-faults --steering --balance act --balance-window-ms 1000",
         );
         let node: NodeConfig = config(&plan, "both-1-node");
         assert_eq!(node.arena_bytes, 64 << 20);
@@ -397,6 +411,9 @@ mod tests {
         assert_eq!((conductor.request_deadline_ms, conductor.lease_ms), (900, 70_000));
         assert_eq!((conductor.ttft_objective_ms, conductor.tbt_objective_ms), (800, 70));
         assert!(conductor.always_fetch && conductor.steering_enabled);
+        let BalanceConfig { mode, sample_ms, window_ms, dwell_ms, .. } = conductor.balance;
+        assert_eq!((mode, sample_ms), (BalanceMode::Act, 100));
+        assert_eq!((window_ms, dwell_ms), (1_000, 2_000));
         assert_eq!(conductor.models[0].name, "other");
     }
 

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::table::{Align, table};
+use super::table::{Align, plain, table};
 
 const HEAD: [(&str, Align); 11] = [
     ("NODE", Align::Left),
@@ -31,7 +31,7 @@ pub fn text(state: &Value) -> String {
     };
     format!(
         "kvasir {}, up {} s, {ready}, {} answers in flight, {} wait for their turn, {} blocks in the index ({} MiB)\n\
-         {window}: {} requests, {} refused, {} failed, {} of prompt tokens cached, first token p50 {} ms, p99 {} ms\n\n{}",
+         {window}: {} requests, {} refused, {} failed, {} of prompt tokens cached, first token p50 {} ms, p99 {} ms\n{}\n{}",
         state["version"].as_str().unwrap_or("?"),
         number(&state["up_s"], 1.0, 0),
         number(&state["answers_in_flight"], 1.0, 0),
@@ -44,8 +44,29 @@ pub fn text(state: &Value) -> String {
         ratio(&recent["hit_ratio"]),
         number(&recent["ttft_ms_p50"], 1.0, 1),
         number(&recent["ttft_ms_p99"], 1.0, 1),
+        balance(&state["cluster"]["balance"]),
         nodes(&state["cluster"]["nodes"]),
     )
+}
+
+/// One line for each model; nothing while no window of loads was seen.
+fn balance(models: &Value) -> String {
+    let line = |one: &Value| {
+        let count = |name: &str| number(&one[name], 1.0, 0);
+        format!(
+            "{}: {} engines prefill, {} decode, {} do both; wished {}, {}, {}; load {} and {}\n",
+            plain(one["model"].as_str().unwrap_or("?")),
+            count("prefills"),
+            count("decodes"),
+            count("both"),
+            count("prefills_wished"),
+            count("decodes_wished"),
+            count("both_wished"),
+            number(&one["prefill_load"], 1.0, 2),
+            number(&one["decode_load"], 1.0, 2),
+        )
+    };
+    models.as_array().map(Vec::as_slice).unwrap_or_default().iter().map(line).collect()
 }
 
 fn nodes(nodes: &Value) -> String {
@@ -127,7 +148,10 @@ mod tests {
         });
         let state = json!({
             "version": "1", "ready": false, "recent": {"hit_ratio": 0.5, "window_ms": 60_000},
-            "cluster": {"nodes": [
+            "cluster": {"balance": [
+                {"model": "m", "prefills": 1, "decodes": 2, "both": 0, "prefills_wished": 2,
+                 "decodes_wished": 2, "both_wished": 0, "prefill_load": 1.25, "decode_load": 0.5},
+            ], "nodes": [
                 {"address": "a:1", "followed": false, "instances": []},
                 {"address": "b:1", "node": "b", "followed": true, "slots_free": 3, "blocks": 9,
                  "instances": [engine],
@@ -136,6 +160,8 @@ mod tests {
         });
         let text = text(&state);
         assert!(text.contains("NOT READY") && text.contains("50.0 % of prompt tokens"), "{text}");
+        let wish = "m: 1 engines prefill, 2 decode, 0 do both; wished 2, 2, 0; load 1.25 and 0.50";
+        assert!(text.contains(wish), "{text}");
         let line = |name: &str| text.lines().find(|line| line.starts_with(name)).expect("a line");
         assert!(line("a:1").ends_with("not reached"), "{text}");
         for part in ["2/8", "1.5ms", "3/64", "0.0/1.0GiB, full", "draining"] {

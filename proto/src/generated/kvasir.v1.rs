@@ -72,6 +72,7 @@ pub struct RoutedRows {
 pub struct InstanceDescription {
     #[prost(string, tag = "1")]
     pub instance_id: ::prost::alloc::string::String,
+    /// What it can do.
     #[prost(enumeration = "Role", tag = "2")]
     pub role: i32,
     #[prost(message, optional, tag = "3")]
@@ -85,6 +86,12 @@ pub struct InstanceDescription {
     /// Sequences the engine decodes at once, at most.
     #[prost(uint32, tag = "6")]
     pub max_running: u32,
+    /// What it plays of that now, as somebody has set it; unspecified while nobody has.
+    #[prost(enumeration = "Role", tag = "7")]
+    pub plays: i32,
+    /// How often that was set since the engine attached.
+    #[prost(uint64, tag = "8")]
+    pub role_version: u64,
 }
 /// What an engine is doing, published in its control memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -470,6 +477,30 @@ pub struct BlockChange {
     /// another tier. Unspecified is DRAM.
     #[prost(enumeration = "Tier", tag = "3")]
     pub tier: i32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SetRoleRequest {
+    /// Which attachment is meant, as the node has described it.
+    #[prost(fixed64, tag = "1")]
+    pub incarnation: u64,
+    #[prost(string, tag = "2")]
+    pub instance_id: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "3")]
+    pub attach_epoch: u32,
+    /// `role_version` of the description that this was decided from.
+    #[prost(uint64, tag = "4")]
+    pub expected_version: u64,
+    /// What it is to play; ROLE_BOTH leaves it free again.
+    #[prost(enumeration = "Role", tag = "5")]
+    pub role: i32,
+    /// A role that was set less long ago stays.
+    #[prost(uint64, tag = "6")]
+    pub dwell_ms: u64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SetRoleReply {
+    #[prost(uint64, tag = "1")]
+    pub role_version: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListBlocksRequest {
@@ -942,6 +973,34 @@ pub mod store_node_client {
                 .insert(GrpcMethod::new("kvasir.v1.StoreNode", "Replicate"));
             self.inner.unary(req, path, codec).await
         }
+        /// Says which of the two roles an engine that does both plays from now on, as far
+        /// as new requests go: what runs there goes on. Compare and set, so that any number
+        /// of conductors may ask; all of them see it in the next status. Nothing outlives
+        /// the attachment: an engine that attaches plays both.
+        /// Errors: NOT_FOUND (no such engine), FAILED_PRECONDITION (it does not do both),
+        /// ABORTED (its role is another version by now), UNAVAILABLE (its role is younger
+        /// than `dwell_ms`: try again).
+        pub async fn set_role(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SetRoleRequest>,
+        ) -> std::result::Result<tonic::Response<super::SetRoleReply>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kvasir.v1.StoreNode/SetRole",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kvasir.v1.StoreNode", "SetRole"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Committed blocks with the place of their bytes, for administration.
         pub async fn list_blocks(
             &mut self,
@@ -1067,6 +1126,17 @@ pub mod store_node_server {
             &self,
             request: tonic::Request<super::ReplicateRequest>,
         ) -> std::result::Result<tonic::Response<super::ReplicateReply>, tonic::Status>;
+        /// Says which of the two roles an engine that does both plays from now on, as far
+        /// as new requests go: what runs there goes on. Compare and set, so that any number
+        /// of conductors may ask; all of them see it in the next status. Nothing outlives
+        /// the attachment: an engine that attaches plays both.
+        /// Errors: NOT_FOUND (no such engine), FAILED_PRECONDITION (it does not do both),
+        /// ABORTED (its role is another version by now), UNAVAILABLE (its role is younger
+        /// than `dwell_ms`: try again).
+        async fn set_role(
+            &self,
+            request: tonic::Request<super::SetRoleRequest>,
+        ) -> std::result::Result<tonic::Response<super::SetRoleReply>, tonic::Status>;
         /// Committed blocks with the place of their bytes, for administration.
         async fn list_blocks(
             &self,
@@ -1581,6 +1651,49 @@ pub mod store_node_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ReplicateSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kvasir.v1.StoreNode/SetRole" => {
+                    #[allow(non_camel_case_types)]
+                    struct SetRoleSvc<T: StoreNode>(pub Arc<T>);
+                    impl<T: StoreNode> tonic::server::UnaryService<super::SetRoleRequest>
+                    for SetRoleSvc<T> {
+                        type Response = super::SetRoleReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SetRoleRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as StoreNode>::set_role(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SetRoleSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

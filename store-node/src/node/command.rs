@@ -59,6 +59,7 @@ pub enum Command {
     KeepContext(v1::KeepContextRequest, Reply<v1::KeepContextReply>),
     /// A hint: answered at once.
     Prefetch(v1::PrefetchRequest, Reply<v1::PrefetchReply>),
+    SetRole(v1::SetRoleRequest, Reply<v1::SetRoleReply>),
     ListBlocks(v1::ListBlocksRequest, Reply<v1::ListBlocksReply>),
     /// Answered on the thread that answers queries, as the next one is.
     OpenRouteSession(v1::OpenRouteSessionRequest, Reply<v1::OpenRouteSessionReply>),

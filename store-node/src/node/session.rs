@@ -16,6 +16,8 @@ pub struct Session {
     pub instance: v1::InstanceDescription,
     pub steps: Steps,
     pub line: Line,
+    /// When somebody last said what the engine plays.
+    pub role_set_ms: Option<u64>,
 }
 
 impl Session {
@@ -32,7 +34,7 @@ impl Session {
         let line = Line::open(instance.attach_epoch, &[slots], connection)?;
         // A layout of more layers is refused before.
         let steps = Steps::new(layout.layers() as u16);
-        Ok(Session { instance, steps, line })
+        Ok(Session { instance, steps, line, role_set_ms: None })
     }
 
     pub fn load(&self) -> v1::InstanceLoad {

@@ -544,6 +544,7 @@ fn report(node: &Node, number: NodeIndex, epoch: u32, running: u32) -> InstanceR
         max_running: 16,
         slots_total: counts.slots,
         slots_available: counts.free + counts.evictable,
+        plays: None,
         draining: false,
         load: ReportedLoad { running, waiting: 0, waiting_prompt_tokens: 0 },
     }

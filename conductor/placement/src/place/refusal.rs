@@ -29,7 +29,7 @@ impl Planner<'_> {
         let mut prefills = self.price_prefills();
         let mut decodes = self.price_decodes(self.request.now_us, &prefills);
         let verdict = |at, alone| {
-            let fits = self.prompt_blocks <= prompt_blocks_max(self.at(at).report());
+            let fits = self.prompt_blocks <= prompt_blocks_max(self.at(at));
             if fits { alone } else { Verdict::NoRoom }
         };
         for prefill in prefills.iter_mut().filter(|prefill| eligible(prefill.verdict)) {

@@ -446,7 +446,7 @@ impl InstanceInputs {
             instance: Arc::clone(&report.instance_id.0),
             node_index: report.node.0,
             node: Arc::clone(&report.node_id.0),
-            role: report.role,
+            role: instance.role,
             held_blocks: matched.held_blocks(report.node),
             memory_blocks: matched.memory_blocks(report.node),
             max_running: report.max_running,
@@ -486,12 +486,14 @@ impl InstanceInputs {
         Instance {
             reference: InstanceRef(self.reference),
             model: ModelIndex(0),
+            role: self.role,
             report: InstanceReport {
                 instance_id: InstanceId(Arc::clone(&self.instance)),
                 node: NodeIndex(self.node_index),
                 node_id: NodeId(Arc::clone(&self.node)),
                 attachment: (0, 0),
                 role: self.role,
+                plays: None,
                 model: spec.clone(),
                 max_running: self.max_running,
                 slots_total: self.slots_total,

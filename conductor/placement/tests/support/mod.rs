@@ -54,6 +54,7 @@ pub fn report(name: &str, node: u16, role: Role) -> InstanceReport {
         node_id: NodeId::from(format!("n{node}").as_str()),
         attachment: (1, 1),
         role,
+        plays: None,
         model: model("tiny"),
         max_running: 10,
         slots_total: 1_000,

@@ -39,6 +39,8 @@ pub fn description(node_id: &str, incarnation: u64, role: v1::Role) -> v1::NodeD
             grpc_address: "127.0.0.1:9".to_string(),
             attach_epoch: 1,
             max_running: 8,
+            plays: 0,
+            role_version: 0,
         }),
         layout: Some(v1::SlotLayout::from(&layout)),
         slots_total: 1_000,
@@ -57,6 +59,8 @@ pub struct FakeNode {
     pub described: Arc<Mutex<v1::NodeDescription>>,
     /// What it was told to read ahead.
     pub hints: Arc<Mutex<Vec<v1::PrefetchRequest>>>,
+    /// What its engine was told to play.
+    pub roles_set: Arc<Mutex<Vec<v1::SetRoleRequest>>>,
     subscriptions: mpsc::Receiver<Subscription>,
     _stop: DropGuard,
 }
@@ -79,9 +83,13 @@ impl FakeNode {
         let described = Arc::new(Mutex::new(described));
         let (subscribed, subscriptions) = mpsc::channel(64);
         let stop = CancellationToken::new();
-        let hints = Arc::default();
-        let service =
-            Service { described: described.clone(), subscribed, hints: Arc::clone(&hints) };
+        let (hints, roles_set) = (Arc::default(), Arc::default());
+        let service = Service {
+            described: described.clone(),
+            subscribed,
+            hints: Arc::clone(&hints),
+            roles_set: Arc::clone(&roles_set),
+        };
         let stopped = stop.clone();
         tokio::spawn(async move {
             let server = tonic::transport::Server::builder()
@@ -93,7 +101,7 @@ impl FakeNode {
                 () = stopped.cancelled() => {}
             }
         });
-        FakeNode { address, described, hints, subscriptions, _stop: stop.drop_guard() }
+        FakeNode { address, described, hints, roles_set, subscriptions, _stop: stop.drop_guard() }
     }
 
     pub async fn subscription(&mut self) -> Subscription {
@@ -155,6 +163,7 @@ struct Service {
     described: Arc<Mutex<v1::NodeDescription>>,
     subscribed: mpsc::Sender<Subscription>,
     hints: Arc<Mutex<Vec<v1::PrefetchRequest>>>,
+    roles_set: Arc<Mutex<Vec<v1::SetRoleRequest>>>,
 }
 
 impl Service {
@@ -241,6 +250,24 @@ impl StoreNode for Service {
         _: Request<v1::ReplicateRequest>,
     ) -> Result<Response<v1::ReplicateReply>, Status> {
         Err(Status::unimplemented("following a node copies nothing"))
+    }
+
+    async fn set_role(
+        &self,
+        request: Request<v1::SetRoleRequest>,
+    ) -> Result<Response<v1::SetRoleReply>, Status> {
+        let request = request.into_inner();
+        let mut described = self.described.lock().expect("no test panicked with it");
+        let instance = described.instance.as_mut().expect("an engine");
+        if instance.role_version != request.expected_version {
+            return Err(Status::aborted("another version"));
+        }
+        instance.plays = request.role;
+        instance.role_version += 1;
+        let role_version = instance.role_version;
+        drop(described);
+        self.roles_set.lock().expect("no test panicked with it").push(request);
+        Ok(Response::new(v1::SetRoleReply { role_version }))
     }
 
     async fn list_blocks(

@@ -1,5 +1,6 @@
 //! The cluster against nodes that say what they are told to.
 
+mod balancing;
 mod fake_node;
 mod following;
 mod placing;

@@ -108,6 +108,8 @@ impl Fake {
                 grpc_address: self.address.clone(),
                 attach_epoch: 1,
                 max_running: 64,
+                plays: 0,
+                role_version: 0,
             }),
             layout: Some((&SlotLayout::layer_major(BLOCK_TOKENS, 2, 64).expect("fits")).into()),
             slots_total: 100_000,
@@ -305,6 +307,13 @@ impl StoreNode for Fake {
         _: Request<v1::ReplicateRequest>,
     ) -> Result<Response<v1::ReplicateReply>, Status> {
         Err(Status::unimplemented("a front door copies nothing"))
+    }
+
+    async fn set_role(
+        &self,
+        _: Request<v1::SetRoleRequest>,
+    ) -> Result<Response<v1::SetRoleReply>, Status> {
+        Err(Status::unimplemented("no engine of it does both"))
     }
 
     async fn list_blocks(

@@ -128,6 +128,8 @@ impl Owner {
             grpc_address: request.grpc_address,
             attach_epoch: self.attach_epoch + 1,
             max_running: request.max_running,
+            plays: v1::Role::Unspecified.into(),
+            role_version: 0,
         };
         Ok((shape, instance))
     }

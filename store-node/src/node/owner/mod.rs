@@ -6,7 +6,7 @@
 //! - `arrivals`: pages that come
 //! - `stops`: making sure that nobody writes any more
 //! - `failures`: telling receivers that a push to them has failed
-//! - `engine`: the attached engine
+//! - `engine`: the attached engine; `role`: what it plays
 //! - `clients` and `objects`: processes that put and get objects; `fetches`: what they want of other nodes
 //! - `tiers`: what sinks to the SSD and rises from it; `bucket`: the same of the object store
 //! - `routes`: queries of engines elsewhere over what is here
@@ -25,6 +25,7 @@ mod objects;
 mod pushes;
 mod replicas;
 mod report;
+mod role;
 mod routes;
 mod shares;
 mod stops;
@@ -297,6 +298,7 @@ impl Owner {
             Command::OpenRouteSession(request, reply) => self.open_route_session(request, reply),
             Command::CloseRouteSession(request) => self.close_route_session(&request),
             Command::OpenRoute(request, reply) => self.open_route(&request, reply),
+            Command::SetRole(request, reply) => drop(reply.send(self.set_role(&request))),
             Command::ListBlocks(request, reply) => drop(reply.send(self.list_blocks(&request))),
             Command::Replicate(request, reply) => self.replicate(&request, reply),
             Command::Copied(copy, result) => self.copied(copy, result),
