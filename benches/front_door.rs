@@ -239,6 +239,7 @@ impl Node {
                 layout: layout.clone(),
                 grpc_address: engine.to_string(),
                 max_running: 4096,
+                pool: None,
             };
             match EngineAttachment::connect(options).await {
                 Ok(attachment) => break attachment,
@@ -266,7 +267,7 @@ fn hear(mut receiver: Receiver, waiting: &Waiting) {
                 FromNode::Ready(ready) => (ready.tx, v1::Side::Decode as i32),
                 FromNode::Grown(grown) => (grown.tx, grown.side),
                 FromNode::Stop(stop) => (stop.tx, stop.side),
-                FromNode::Got(_) => continue,
+                FromNode::Got(_) | FromNode::PagesDropped(_) | FromNode::PagesFilled(_) => continue,
             };
             let (Some(tx), side) = of else { continue };
             if let Some(share) = waiting.lock().expect("no panic").get(&by((tx, side))) {

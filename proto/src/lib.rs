@@ -5,6 +5,7 @@
 //! - [`keys`]: namespaces and the chain of block keys
 //! - [`layout`]: how a block lies in a slot, checked
 //! - [`objects`]: blocks that follow no other: their keys, and how their bytes lie in a slot
+//! - [`pool`]: where the pages of an engine's own pool lie, checked
 //! - [`refusal`]: why a call was refused, where its code does not say it
 //! - [`v1`]: the generated messages of `proto/kvasir/v1`, and with the feature `services` their
 //!   clients and servers
@@ -15,6 +16,7 @@ pub mod ids;
 pub mod keys;
 pub mod layout;
 pub mod objects;
+pub mod pool;
 pub mod refusal;
 
 /// Generated from `proto/kvasir/v1/*.proto`; `tests/generated.rs` keeps it true.
@@ -28,3 +30,4 @@ pub use ids::{
     Share, Side, SlotIndex, Tenant, TxId,
 };
 pub use layout::{LayoutError, SlotLayout};
+pub use pool::PoolLayout;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvasir_proto::v1;
+use kvasir_proto::{SlotLayout, v1};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio_stream::wrappers::UnixListenerStream;
@@ -20,7 +20,8 @@ use v1::store_node_server::StoreNodeServer;
 use crate::Error;
 use crate::attach::handover;
 use crate::grpc::NodeService;
-use crate::node::command::{Command, NodeHandle};
+use crate::node::command::{Command, NodeHandle, Refused};
+use crate::pool::Pool;
 
 pub const ATTACH_SOCKET: &str = "attach.sock";
 pub const DESCRIPTORS_SOCKET: &str = "descriptors.sock";
@@ -69,9 +70,10 @@ impl AttachSockets {
     pub async fn serve(
         self,
         node: NodeHandle,
+        pool_bytes_max: u64,
         stop: CancellationToken,
     ) -> Result<(), tonic::transport::Error> {
-        let service = AttachService { node: node.clone() };
+        let service = AttachService { node: node.clone(), pool_bytes_max };
         let handovers = tokio::spawn(take_handovers(self.descriptors, node, stop.clone()));
         let served = tonic::transport::Server::builder()
             .max_concurrent_streams(STREAMS_MAX)
@@ -120,6 +122,23 @@ fn bind(path: &Path) -> Result<UnixListener, Error> {
 #[derive(Debug, Clone)]
 struct AttachService {
     node: NodeHandle,
+    /// Of a pool that an engine asks for.
+    pool_bytes_max: u64,
+}
+
+impl AttachService {
+    /// The pool that an engine asks for. The node's thread has no time to make it.
+    async fn pool(&self, request: &v1::AttachRequest) -> Result<Option<Pool>, Refused> {
+        let (Some(pool), Some(layout)) = (request.pool.clone(), &request.layout) else {
+            return Ok(None);
+        };
+        let layout = SlotLayout::try_from(layout)
+            .map_err(|error| Refused::Invalid(format!("the layout: {error}")))?;
+        let bytes_max = self.pool_bytes_max;
+        let made = tokio::task::spawn_blocking(move || Pool::open(&pool, &layout, bytes_max));
+        let failed = |error| Refused::Unavailable(format!("the pool was not made: {error}"));
+        Ok(Some(made.await.map_err(failed)??))
+    }
 }
 
 #[tonic::async_trait]
@@ -129,7 +148,8 @@ impl Attach for AttachService {
         request: Request<v1::AttachRequest>,
     ) -> Result<Response<v1::AttachReply>, Status> {
         let request = request.into_inner();
-        let reply = self.node.ask(|reply| Command::AttachBegin(request, reply)).await?;
+        let pool = self.pool(&request).await?;
+        let reply = self.node.ask(|reply| Command::AttachBegin(request, pool, reply)).await?;
         Ok(Response::new(reply))
     }
 }

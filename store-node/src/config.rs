@@ -38,6 +38,9 @@ pub struct Config {
     /// until others have ended: 16 MiB are room for 1,800 short prompts at once, or for 230 of
     /// 8,192 tokens of a model with 60 layers in pages of 64 tokens.
     pub tail_bytes: u64,
+    /// The most bytes of a pool of pages that an engine has made in memory of the host when it attaches: taken, and
+    /// touched once, then. 0 refuses such pools.
+    pub pool_bytes_max: u64,
     /// How this node writes to others, where they can be reached so: through shared memory on one
     /// host, over TCP, by the RDMA devices of `verbs`, or by the network of `efa`. Otherwise it is
     /// shared memory on one host, and TCP between hosts.
@@ -141,6 +144,7 @@ impl Default for Config {
             attach_dir: "/run/kvasir/node".into(),
             arena_bytes: 1 << 30,
             tail_bytes: 16 << 20,
+            pool_bytes_max: 64 << 30,
             domain: Domain::Shm,
             transfer_listen: (Ipv4Addr::LOCALHOST, 0).into(),
             transfer_tls: TransferTls::default(),

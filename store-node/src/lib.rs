@@ -5,7 +5,7 @@
 //! - [`mod@run`]: starting and ending
 //! - [`attach`]: what engines and clients link, and the shared memory between the two (a package of its own)
 //! - `ssd`: the thread beside the disk; `bucket`: the task that talks to an object store
-//! - `objects`: objects that come from other nodes and go to them, a call for a whole batch
+//! - `pool`: pages of engines' own, and the thread that copies them
 //! - `node`: the one thread that decides; `grpc`, `routes`, `admin`, `http` and `attach_server` only carry calls to it
 //!
 //! Reading path: `run`, then `node` and its `owner`.
@@ -20,6 +20,7 @@ mod http;
 mod layer_log;
 mod metrics;
 mod node;
+mod pool;
 mod routes;
 pub mod run;
 mod ssd;

@@ -13,6 +13,9 @@ pub struct Metrics {
     quarantine_oldest: Gauge,
     pins: IntGauge,
     core: IntCounterVec,
+    pool_pages: IntGaugeVec,
+    pool_copies: IntGauge,
+    pool_blocks: IntCounterVec,
     pub attach_epoch: IntGauge,
     pub subscribers: IntGauge,
     pub writers: IntGauge,
@@ -95,6 +98,13 @@ impl Metrics {
             quarantine_oldest,
             pins: gauge("pins", "Pins on committed blocks.")?,
             core: counters("core_events_total", "What the block core has counted.", "event")?,
+            pool_pages: gauges("pool_pages", "Pages of the engine's own pool by state.", "state")?,
+            pool_copies: gauge("pool_copies", "Copies between the engine's pool and slots.")?,
+            pool_blocks: counters(
+                "pool_blocks_total",
+                "Blocks of the engine's pool by what became of them.",
+                "event",
+            )?,
             attach_epoch: gauge("attach_epoch", "Engines that have attached so far.")?,
             clients: gauge("clients", "Clients of objects.")?,
             objects: counters(
@@ -195,6 +205,28 @@ impl Metrics {
         let age_ms = counts.aborting_since_ms.map_or(0, |since| now_ms.saturating_sub(since));
         self.quarantine_oldest.set(age_ms as f64 / 1e3);
         self.pins.set(counts.pins.into());
+        let taken = counts.pool_held + counts.pool_filling + counts.pool_dropping;
+        let pages = [
+            ("free", counts.pool_pages.saturating_sub(taken)),
+            ("held", counts.pool_held),
+            ("filling", counts.pool_filling),
+            ("dropping", counts.pool_dropping),
+        ];
+        for (state, pages) in pages {
+            self.pool_pages.with_label_values(&[state]).set(pages.into());
+        }
+        self.pool_copies.set(counts.pool_copies.into());
+        let blocks = [
+            ("sunk", counts.pool_sunk_total),
+            ("sink_failed", counts.pool_sinks_failed_total),
+            ("dropped_unsunk", counts.pool_dropped_unsunk_total),
+            ("filled", counts.pool_filled_total),
+            ("unfilled", counts.pool_unfilled_total),
+        ];
+        for (event, count) in blocks {
+            let counter = self.pool_blocks.with_label_values(&[event]);
+            counter.inc_by(count.saturating_sub(counter.get()));
+        }
         let events = [
             ("committed", counts.committed_total),
             ("duplicate", counts.duplicates_total),

@@ -141,8 +141,10 @@ pub async fn start(config: Config) -> Result<Running, Error> {
             TcpIncoming::from(listener).with_nodelay(Some(true)),
             stop.clone().cancelled_owned(),
         );
-    let servers =
-        vec![tokio::spawn(serving), tokio::spawn(sockets.serve(node.clone(), stop.clone()))];
+    let servers = vec![
+        tokio::spawn(serving),
+        tokio::spawn(sockets.serve(node.clone(), config.pool_bytes_max, stop.clone())),
+    ];
     tracing::info!(
         node = %config.node_id, %address, attach_dir = %config.attach_dir.display(),
         arena_bytes = config.arena_bytes, incarnation, "store node ready"

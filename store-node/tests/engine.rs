@@ -148,6 +148,7 @@ async fn a_connection_that_is_lost_is_not_the_end_of_a_process_that_may_still_wr
         layout: Some((&options.layout).into()),
         grpc_address: options.grpc_address,
         max_running: 1,
+        pool: None,
         pid: 0,
     };
     let reply = client.attach(request).await.expect("attached").into_inner();

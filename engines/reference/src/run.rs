@@ -249,5 +249,6 @@ fn attach_options(config: &Config, model: &Model, grpc_address: String) -> Attac
         layout: model.config().layout(config.block_tokens, config.kv_dtype),
         grpc_address,
         max_running: config.max_running,
+        pool: None,
     }
 }

@@ -2876,12 +2876,59 @@ pub struct AttachRequest {
     /// The engine's own process: writes of a killed engine end with it.
     #[prost(uint32, tag = "7")]
     pub pid: u32,
+    /// Pages of the engine's own. Absent when it computes in the node's slots alone.
+    #[prost(message, optional, tag = "8")]
+    pub pool: ::core::option::Option<PoolDescription>,
+}
+/// A pool of pages that the engine's own block manager gives out. One page has
+/// room for one block. The node knows what lies there from HoldPages.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PoolDescription {
+    #[prost(uint32, tag = "2")]
+    pub pages: u32,
+    /// As many as in the layout of a slot, with runs of the same lengths and in the
+    /// same order: whole runs are copied and never looked into.
+    #[prost(message, repeated, tag = "3")]
+    pub layers: ::prost::alloc::vec::Vec<PoolLayer>,
+    #[prost(oneof = "pool_description::Memory", tags = "1")]
+    pub memory: ::core::option::Option<pool_description::Memory>,
+}
+/// Nested message and enum types in `PoolDescription`.
+pub mod pool_description {
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Memory {
+        #[prost(message, tag = "1")]
+        Host(super::HostPool),
+    }
+}
+/// Memory of the host, which the node makes and seals against resizing.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HostPool {
+    #[prost(uint64, tag = "1")]
+    pub bytes: u64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PoolLayer {
+    #[prost(message, repeated, tag = "1")]
+    pub runs: ::prost::alloc::vec::Vec<PoolRun>,
+}
+/// Where one run of every page lies: that of page `i` begins at
+/// `base_bytes + i * stride_bytes`. No two runs overlap.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PoolRun {
+    #[prost(uint64, tag = "1")]
+    pub base_bytes: u64,
+    #[prost(uint64, tag = "2")]
+    pub stride_bytes: u64,
+    #[prost(uint64, tag = "3")]
+    pub length_bytes: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AttachReply {
     /// Sent over the descriptor socket as the first 16 bytes; answered by one
-    /// byte of zero with the descriptors: slot memory, control memory, the
-    /// node's doorbell, the engine's doorbell (ends of datagram socket pairs).
+    /// byte of zero with the descriptors: slot memory, the memory of a host pool if
+    /// the engine has one, control memory, the node's doorbell, the engine's
+    /// doorbell (ends of datagram socket pairs).
     #[prost(bytes = "vec", tag = "1")]
     pub token: ::prost::alloc::vec::Vec<u8>,
     #[prost(string, tag = "2")]
@@ -2894,11 +2941,17 @@ pub struct AttachReply {
     pub slots_total: u32,
     #[prost(uint64, tag = "6")]
     pub control_memory_bytes: u64,
+    /// Of the host pool; 0 when the engine asked for none.
+    #[prost(uint64, tag = "7")]
+    pub pool_memory_bytes: u64,
 }
 /// A message in the ring from engine to node (control memory).
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct EngineToNode {
-    #[prost(oneof = "engine_to_node::Message", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
+    #[prost(
+        oneof = "engine_to_node::Message",
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12"
+    )]
     pub message: ::core::option::Option<engine_to_node::Message>,
 }
 /// Nested message and enum types in `EngineToNode`.
@@ -2923,12 +2976,18 @@ pub mod engine_to_node {
         Unpin(super::UnpinBlocks),
         #[prost(message, tag = "9")]
         Alive(super::Alive),
+        #[prost(message, tag = "10")]
+        HoldPages(super::HoldPages),
+        #[prost(message, tag = "11")]
+        DropPages(super::DropPages),
+        #[prost(message, tag = "12")]
+        FillPages(super::FillPages),
     }
 }
 /// A message in the ring from node to engine.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct NodeToEngine {
-    #[prost(oneof = "node_to_engine::Message", tags = "1, 2, 3, 4, 5")]
+    #[prost(oneof = "node_to_engine::Message", tags = "1, 2, 3, 4, 5, 6, 7")]
     pub message: ::core::option::Option<node_to_engine::Message>,
 }
 /// Nested message and enum types in `NodeToEngine`.
@@ -2945,6 +3004,10 @@ pub mod node_to_engine {
         Got(super::GotBlocks),
         #[prost(message, tag = "5")]
         Stop(super::Stop),
+        #[prost(message, tag = "6")]
+        PagesDropped(super::PagesDropped),
+        #[prost(message, tag = "7")]
+        PagesFilled(super::PagesFilled),
     }
 }
 /// Takes over this node's share of a transaction. Answered by Bound as soon as
@@ -3080,6 +3143,66 @@ pub struct GotBlocks {
 pub struct UnpinBlocks {
     #[prost(uint64, tag = "1")]
     pub handle: u64,
+}
+/// These pages of the engine's pool hold these finished blocks, and nobody
+/// changes them until PagesDropped. They are announced as being in VRAM, and are
+/// copied into slots as there is room. What a GPU wrote must be complete, not
+/// only enqueued.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HoldPages {
+    /// 16 bytes: the hash of the namespace.
+    #[prost(bytes = "vec", tag = "1")]
+    pub namespace: ::prost::alloc::vec::Vec<u8>,
+    /// The key of the block before the first of these (16 bytes); empty when a
+    /// chain begins here.
+    #[prost(bytes = "vec", tag = "2")]
+    pub parent: ::prost::alloc::vec::Vec<u8>,
+    /// 16 bytes each, in chain order.
+    #[prost(bytes = "vec", tag = "3")]
+    pub keys: ::prost::alloc::vec::Vec<u8>,
+    /// One for each key. The engine's until now: not held, being filled or dropped.
+    #[prost(uint32, repeated, tag = "4")]
+    pub pages: ::prost::alloc::vec::Vec<u32>,
+}
+/// The engine wants pages back. They are not announced any more at once. Blocks
+/// that no slot has are copied into slots first, as far as there is room now. To
+/// name a page that is being filled gives that up.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DropPages {
+    /// Chosen by the engine; names the answer.
+    #[prost(uint64, tag = "1")]
+    pub handle: u64,
+    #[prost(uint32, repeated, tag = "2")]
+    pub pages: ::prost::alloc::vec::Vec<u32>,
+}
+/// Nothing reads or writes the pages of this DropPages any more.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PagesDropped {
+    #[prost(uint64, tag = "1")]
+    pub handle: u64,
+}
+/// Copies blocks into pages of the pool: the longest prefix of the keys that is in
+/// slots, or rises from below. The pages are the node's to write until
+/// PagesFilled (or PagesDropped); they are held only if HoldPages says so then.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FillPages {
+    /// Chosen by the engine; names the answer.
+    #[prost(uint64, tag = "1")]
+    pub handle: u64,
+    /// 16 bytes each, from the first block of a chain on or from any other.
+    #[prost(bytes = "vec", tag = "2")]
+    pub keys: ::prost::alloc::vec::Vec<u8>,
+    /// One for each key.
+    #[prost(uint32, repeated, tag = "3")]
+    pub pages: ::prost::alloc::vec::Vec<u32>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PagesFilled {
+    #[prost(uint64, tag = "1")]
+    pub handle: u64,
+    /// Leading pages that have their blocks; the others have anything.
+    #[prost(uint32, tag = "2")]
+    pub blocks: u32,
 }
 /// Shares the engine still works on: their leases are renewed.
 #[derive(Clone, PartialEq, ::prost::Message)]

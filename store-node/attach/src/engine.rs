@@ -32,6 +32,8 @@ pub struct AttachOptions {
     pub grpc_address: String,
     /// Sequences it decodes at once, at most.
     pub max_running: u32,
+    /// Its own pages, when it has some.
+    pub pool: Option<v1::PoolDescription>,
 }
 
 /// What sender and receiver share.
@@ -40,6 +42,7 @@ pub struct Link {
     line: Arc<Line>,
     slots_total: u32,
     slots: Arc<SharedMemory>,
+    pool: Option<Arc<SharedMemory>>,
 }
 
 impl Link {
@@ -56,6 +59,12 @@ impl Link {
     /// touched, and only bytes of pages that are not cached may be written.
     pub fn slot_memory(&self) -> &Arc<SharedMemory> {
         &self.slots
+    }
+
+    /// The engine's own pages, where it asked for memory of the host. Pages that are held or being filled must not be
+    /// written.
+    pub fn pool_memory(&self) -> Option<&Arc<SharedMemory>> {
+        self.pool.as_ref()
     }
 
     /// False once the node is gone or has detached this engine. Slots must then not be written.
@@ -95,6 +104,7 @@ impl EngineAttachment {
             grpc_address: options.grpc_address,
             max_running: options.max_running,
             pid: 0,
+            pool: options.pool,
         };
         EngineAttachment::request(options.attach_dir, request).await
     }
@@ -123,8 +133,22 @@ impl EngineAttachment {
         reply: &v1::AttachReply,
     ) -> Result<Self, AttachError> {
         let path = dir.join(&reply.descriptor_socket);
-        let (connection, [slots, control, node_ringer, bell]) =
-            line::take_descriptors(&path, &reply.token)?;
+        let has_pool = reply.pool_memory_bytes > 0;
+        let (connection, slots, pool, control, node_ringer, bell) = if has_pool {
+            let (connection, [slots, pool, control, node_ringer, bell]) =
+                line::take_descriptors(&path, &reply.token)?;
+            (connection, slots, Some(pool), control, node_ringer, bell)
+        } else {
+            let (connection, [slots, control, node_ringer, bell]) =
+                line::take_descriptors(&path, &reply.token)?;
+            (connection, slots, None, control, node_ringer, bell)
+        };
+        let pool_bytes = usize::try_from(reply.pool_memory_bytes).unwrap_or(usize::MAX);
+        let map = |fd| SharedMemory::from_fd(fd, pool_bytes, Access::ReadWrite);
+        let pool = pool.map(map).transpose()?;
+        if let Some(pool) = &pool {
+            pool.populate();
+        }
         let slot_bytes = usize::try_from(reply.slot_memory_bytes).unwrap_or(usize::MAX);
         let slots = SharedMemory::from_fd(slots, slot_bytes, Access::ReadWrite)?;
         slots.populate();
@@ -134,6 +158,7 @@ impl EngineAttachment {
             line: Arc::clone(to_node.line()),
             slots_total: reply.slots_total,
             slots: Arc::new(slots),
+            pool: pool.map(Arc::new),
         });
         Ok(EngineAttachment {
             sender: Sender { link: Arc::clone(&link), to_node, record: Vec::new() },

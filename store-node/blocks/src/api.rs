@@ -60,6 +60,8 @@ pub struct Options {
     pub bucket: BucketOptions,
     /// Of copies on other nodes.
     pub replicas: ReplicaOptions,
+    /// Copies between an engine's pool and slots that are begun ahead of need or for fills, at once.
+    pub pool_copies_max: usize,
 }
 
 impl Default for Options {
@@ -86,6 +88,7 @@ impl Default for Options {
             sink_ahead_percent: 25,
             bucket: BucketOptions::default(),
             replicas: ReplicaOptions::default(),
+            pool_copies_max: 32,
         }
     }
 }
@@ -344,6 +347,43 @@ pub enum Action {
     Risen { share: Share, blocks: u32, is_all: bool },
     /// What `keep` began is over: so many blocks are durable, or not all became so.
     Kept { keep: u64, blocks: Option<u32> },
+    /// Copy the block in this page of the engine's pool into a slot that nobody else touches; answered by
+    /// `risen`. The page holds it until then.
+    ReadPage { rise: u64, epoch: AttachEpoch, page: u32, slot: SlotIndex },
+    /// Copy the block in this slot into a page of the engine's pool, if its runs have these checksums (none are
+    /// given where nobody has any); answered by `page_written`. The slot stays until then.
+    WritePage { copy: u64, epoch: AttachEpoch, page: u32, slot: SlotIndex, checksums: Vec<u64> },
+    /// Nothing touches the pages of this drop any more.
+    PagesDropped { epoch: AttachEpoch, handle: u64 },
+    /// A fill of pages is over: so many of the first have their blocks.
+    PagesFilled { epoch: AttachEpoch, handle: u64, blocks: u32 },
+}
+
+/// Why nothing is done with pages of a pool. Whoever names such pages has another opinion of them than the node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PoolError {
+    #[error("the engine has no pool")]
+    NoPool,
+    #[error("there is no page {page}: the pool has {pages}")]
+    NoSuchPage { page: u32, pages: u32 },
+    #[error("page {page} is named twice")]
+    Twice { page: u32 },
+    #[error("page {page} is {state}")]
+    Taken { page: u32, state: &'static str },
+    #[error("there must be a page for each of {keys} keys, and {pages} pages are named")]
+    Count { keys: usize, pages: usize },
+    /// It is here after another block, or in another namespace.
+    #[error("key {0:?} is another block's")]
+    OtherBlock(BlockKey),
+}
+
+/// Why a page was not written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WritePageError {
+    /// The slot's bytes do not have their checksums.
+    Corrupt,
+    /// The pool could not be written.
+    Failed,
 }
 
 /// How much of the SSD may be used. All zero means that there is none.
@@ -413,6 +453,8 @@ pub enum KeepError {
 /// Where a block can be had fastest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Tier {
+    /// In the engine's own pool.
+    Vram,
     Dram,
     Ssd,
 }
@@ -478,9 +520,11 @@ pub struct Changes {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
     pub sequence: u64,
-    /// Those in DRAM, then those that are on the SSD alone.
+    /// Those in the engine's pool, then others that are in DRAM, then those that are on the SSD alone.
     pub keys: Vec<BlockKey>,
-    /// How many of them are in DRAM.
+    /// How many of them are in the pool.
+    pub vram_keys: usize,
+    /// How many of them are in DRAM and not in the pool.
     pub dram_keys: usize,
 }
 
@@ -554,6 +598,13 @@ pub struct Counts {
     pub bucket_bytes: u64,
     pub uploading: u32,
     pub uploads_waiting: u32,
+    /// Pages of the engine's pool: all, those that hold blocks, those being filled, those that are wanted back.
+    pub pool_pages: u32,
+    pub pool_held: u32,
+    pub pool_filling: u32,
+    pub pool_dropping: u32,
+    /// Copies between the pool and slots that are under way.
+    pub pool_copies: u32,
 
     pub committed_total: u64,
     pub duplicates_total: u64,
@@ -590,6 +641,14 @@ pub struct Counts {
     /// Of them, those that were asked for, and those that left memory before anybody asked.
     pub prefetched_used_total: u64,
     pub prefetched_unused_total: u64,
+    /// Blocks that were copied from the pool into slots; copies of that kind that came to nothing.
+    pub pool_sunk_total: u64,
+    pub pool_sinks_failed_total: u64,
+    /// Blocks whose pages the engine took back before any other tier had them.
+    pub pool_dropped_unsunk_total: u64,
+    /// Pages that got their blocks, and pages that were to be filled and did not.
+    pub pool_filled_total: u64,
+    pub pool_unfilled_total: u64,
     /// Tombstones forgotten before their time, because there were too many.
     pub tombstones_forgotten_total: u64,
     /// Ended shares forgotten before their time, because there were too many.

@@ -4,7 +4,7 @@
 //! the local engine, [`arrival`] settles what a remote writer sent, [`ending`] ends shares, [`tiers`] moves blocks to and
 //! from the SSD,
 //! [`prefetch`] reads ahead,
-//! [`objects`] serves clients that are no engines, and [`invariants`] says what must hold between any two calls.
+//! [`objects`] serves clients that are no engines, [`pools`] moves blocks between an engine's own pages and slots, and [`invariants`] says what must hold between any two calls.
 
 mod admin;
 mod allocate;
@@ -14,6 +14,7 @@ mod ending;
 mod engine;
 mod invariants;
 mod objects;
+mod pools;
 mod prefetch;
 mod replication;
 mod tiers;
@@ -32,6 +33,8 @@ use crate::ended::Ended;
 use crate::gets::Gets;
 use crate::imms::Imms;
 use crate::index::Found;
+use crate::pool_work::Fills;
+use crate::pools::PoolTable;
 use crate::replicas::Replicas;
 use crate::share::ShareRecord;
 use crate::share_state::Refusal;
@@ -72,6 +75,11 @@ use crate::tier_work::{Rises, Sinks};
 /// [`upload_ahead`](Self::upload_ahead) now and then and after anything was kept, and
 /// [`uploaded`](Self::uploaded) and [`risen`](Self::risen) for what was asked for.
 ///
+/// With an engine that has pages of its own ([`open_pool`](Self::open_pool)), [`hold_pages`](Self::hold_pages),
+/// [`drop_pages`](Self::drop_pages) and [`fill_pages`](Self::fill_pages) as it says;
+/// [`copy_pages`](Self::copy_pages) before the actions are drained; and [`risen`](Self::risen) and
+/// [`page_written`](Self::page_written) for what was asked for.
+///
 /// [`abort`](Self::abort), a lease that runs out, [`engine_gone`](Self::engine_gone) and a release
 /// before the remote writer is done end a share early: its private slots are quarantined, and
 /// `StopEngine`, `StopWriter`, `StopPush` and `CancelImm` are given for whoever still writes or
@@ -99,6 +107,7 @@ pub struct Blocks {
     sinks: Sinks,
     rises: Rises,
     bucket: Bucket,
+    fills: Fills,
     /// Shares that are hints.
     hints: usize,
     /// Bounded by the shares, each of which adds every action at most once (and once for each block that
@@ -134,6 +143,11 @@ struct Totals {
     hints_refused: u64,
     prefetched: u64,
     prefetched_used: u64,
+    pool_sunk: u64,
+    pool_sinks_failed: u64,
+    pool_dropped_unsunk: u64,
+    pool_filled: u64,
+    pool_unfilled: u64,
 }
 
 impl Blocks {
@@ -156,6 +170,7 @@ impl Blocks {
             sinks: Sinks::default(),
             rises: Rises::default(),
             bucket: Bucket::default(),
+            fills: Fills::default(),
             hints: 0,
             actions: VecDeque::new(),
             totals: Totals::default(),
@@ -175,7 +190,8 @@ impl Blocks {
             self.admin_unpin(pin);
         }
         let pins = self.cache.slots().tally().pins;
-        if !self.shares.is_empty() || pins > 0 || !self.rises.all.is_empty() {
+        let has_pool = self.cache.pool().is_some();
+        if !self.shares.is_empty() || pins > 0 || !self.rises.all.is_empty() || has_pool {
             return Err(Busy { shares: as_u32(self.shares.len()), pins: as_u32(pins) });
         }
         self.cache.reset(slots);
@@ -272,6 +288,7 @@ impl Blocks {
 
     pub fn counts(&self) -> Counts {
         let tally = self.cache.slots().tally();
+        let pool = self.cache.pool().map(PoolTable::tally).unwrap_or_default();
         Counts {
             slots: self.cache.slots().len(),
             free: tally.free,
@@ -300,6 +317,11 @@ impl Blocks {
             bucket_bytes: self.bucket.bytes(),
             uploading: as_u32(self.bucket.uploads.len()),
             uploads_waiting: as_u32(self.bucket.queue.len()),
+            pool_pages: pool.pages,
+            pool_held: pool.held,
+            pool_filling: pool.filling,
+            pool_dropping: pool.dropping,
+            pool_copies: as_u32(self.pool_copies()),
             committed_total: self.totals.committed,
             duplicates_total: self.totals.duplicates,
             evicted_total: self.cache.evicted_total(),
@@ -328,6 +350,11 @@ impl Blocks {
             prefetched_total: self.totals.prefetched,
             prefetched_used_total: self.totals.prefetched_used,
             prefetched_unused_total: self.cache.index().prefetched_unused(),
+            pool_sunk_total: self.totals.pool_sunk,
+            pool_sinks_failed_total: self.totals.pool_sinks_failed,
+            pool_dropped_unsunk_total: self.totals.pool_dropped_unsunk,
+            pool_filled_total: self.totals.pool_filled,
+            pool_unfilled_total: self.totals.pool_unfilled,
             tombstones_forgotten_total: self.tombstones.forgotten_total(),
             finished_forgotten_total: self.finished.forgotten_total(),
         }
@@ -340,12 +367,15 @@ impl Blocks {
 
     /// All keys, exact at the sequence it carries.
     pub fn snapshot(&self) -> Snapshot {
-        let index = self.cache.index();
-        let mut keys: Vec<BlockKey> = index.iter().map(|(_, entry)| entry.key).collect();
-        let dram_keys = keys.len();
+        let (index, pool) = (self.cache.index(), self.cache.pool());
+        let in_pool = |key: &BlockKey| pool.is_some_and(|pool| pool.block(*key).is_some());
+        let mut keys: Vec<BlockKey> = pool.into_iter().flat_map(PoolTable::keys).collect();
+        let vram_keys = keys.len();
+        keys.extend(index.iter().map(|(_, entry)| entry.key).filter(|key| !in_pool(key)));
+        let dram_keys = keys.len() - vram_keys;
         let on_ssd = self.cache.ssd().iter().map(|block| block.key);
-        keys.extend(on_ssd.filter(|key| index.find(*key).is_none()));
-        Snapshot { sequence: self.sequence(), keys, dram_keys }
+        keys.extend(on_ssd.filter(|key| index.find(*key).is_none() && !in_pool(key)));
+        Snapshot { sequence: self.sequence(), keys, vram_keys, dram_keys }
     }
 
     /// Up to `changes_max` changes after `sequence`; `None` when the log does not reach back so

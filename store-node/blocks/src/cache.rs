@@ -1,17 +1,18 @@
-//! The cache: slots, index, what lies on the SSD, and event log, which must change together and
-//! change only here.
+//! The cache: slots, index, what lies on the SSD and in the engine's pool, and event log, which must change together
+//! and change only here.
 //!
 //! It knows nothing of transactions beyond the share that a private slot is reserved for. It must
 //! hold that the committed slots are exactly the indexed ones, that the log says of each block in which
 //! tier it can be had fastest, and that whoever pins a block pins the blocks before it; the last is the callers' part, and
 //! makes every unpinned block evictable.
 
-use kvasir_proto::{BlockKey, Generation, Share, SlotIndex};
+use kvasir_proto::{BlockKey, Generation, Namespace, Share, SlotIndex};
 
 use crate::api::{BlockChange, Tier};
 use crate::events::EventLog;
 use crate::eviction::Eviction;
 use crate::index::{Entry, Index};
+use crate::pools::PoolTable;
 use crate::slot_state::{SlotEvent, SlotState};
 use crate::slots::Slots;
 use crate::ssd::{Ssd, SsdBlock};
@@ -25,6 +26,7 @@ pub(crate) struct Cache {
     evicted_total: u64,
     evicted_unsunk_total: u64,
     eviction: Eviction,
+    pool: Option<PoolTable>,
 }
 
 impl Cache {
@@ -37,6 +39,7 @@ impl Cache {
             evicted_total: 0,
             evicted_unsunk_total: 0,
             eviction,
+            pool: None,
         }
     }
 
@@ -260,6 +263,53 @@ impl Cache {
         }
     }
 
+    /// The attached engine's pool, when it has one.
+    pub(crate) fn pool(&self) -> Option<&PoolTable> {
+        self.pool.as_ref()
+    }
+
+    pub(crate) fn pool_mut(&mut self) -> Option<&mut PoolTable> {
+        self.pool.as_mut()
+    }
+
+    pub(crate) fn open_pool(&mut self, pool: PoolTable) {
+        self.close_pool();
+        self.pool = Some(pool);
+    }
+
+    /// Nothing of the pool counts any more.
+    pub(crate) fn close_pool(&mut self) {
+        let Some(pool) = self.pool.take() else { return };
+        pool.keys().for_each(|key| self.tell_left_pool(key));
+    }
+
+    /// A page of the pool holds this block from now on.
+    pub(crate) fn hold(
+        &mut self,
+        now_ms: u64,
+        page: u32,
+        key: BlockKey,
+        of: (Namespace, Option<BlockKey>),
+    ) {
+        if let Some(pool) = &mut self.pool
+            && pool.hold(now_ms, page, key, of)
+        {
+            self.log.push(BlockChange { key, removed: false, tier: Tier::Vram });
+        }
+    }
+
+    /// The engine wants these pages back.
+    pub(crate) fn drop_pages(&mut self, handle: u64, pages: &[u32]) {
+        let gone = self.pool.as_mut().map(|pool| pool.drop_pages(handle, pages));
+        gone.into_iter().flatten().for_each(|key| self.tell_left_pool(key));
+    }
+
+    /// A free slot, or one whose block was last used before this time and goes next.
+    pub(crate) fn has_slot_unused_since(&self, since_ms: u64) -> bool {
+        self.slots.tally().free > 0
+            || self.index.next_out_used_ms().is_some_and(|used_ms| used_ms < since_ms)
+    }
+
     fn unlist(&mut self, slot: SlotIndex) {
         let key = self.index.remove(slot);
         self.tell_gone(key);
@@ -267,15 +317,34 @@ impl Cache {
 
     /// Notes for subscribers that a block is in a slot now.
     fn tell_here(&mut self, key: BlockKey) {
+        if self.is_in_pool(key) {
+            return;
+        }
         self.log.push(BlockChange { key, removed: false, tier: Tier::Dram });
     }
 
     /// The same of one that is in no slot now.
     fn tell_gone(&mut self, key: BlockKey) {
+        if self.is_in_pool(key) {
+            return;
+        }
         let (removed, tier) = match self.ssd.contains(key) {
             true => (false, Tier::Ssd),
             false => (true, Tier::Dram),
         };
         self.log.push(BlockChange { key, removed, tier });
+    }
+
+    /// The same of one that is in no page now.
+    fn tell_left_pool(&mut self, key: BlockKey) {
+        match self.index.find(key) {
+            Some(_) => self.tell_here(key),
+            None => self.tell_gone(key),
+        }
+    }
+
+    /// Then what becomes of it elsewhere is no change of where it can be had fastest.
+    fn is_in_pool(&self, key: BlockKey) -> bool {
+        self.pool.as_ref().is_some_and(|pool| pool.block(key).is_some())
     }
 }

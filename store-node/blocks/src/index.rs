@@ -320,6 +320,11 @@ impl Index {
         Some(time_ms(self.tick).saturating_sub(time_ms(held.last_use)))
     }
 
+    /// When the idle leaf that goes next was used.
+    pub(crate) fn next_out_used_ms(&self) -> Option<u64> {
+        Some(time_ms(self.held(self.next_out()?)?.last_use))
+    }
+
     /// The idle leaves in the order in which they would go now.
     pub(crate) fn going(&self) -> impl Iterator<Item = SlotIndex> + '_ {
         let mut eldest = self.leaves.each_ref().map(|leaves| leaves.iter().peekable());

@@ -14,6 +14,7 @@
 //!    `blocks/bucket.rs`: what is sent to an object store; `bucket.rs`: what is known of it.
 //!    `blocks/prefetch.rs`: what rises on a hint.
 //!    `blocks/objects.rs`: objects of clients that are no engines.
+//!    `blocks/pools.rs`: an engine's own pages; `pools.rs`: who may touch each; `pool_work.rs`: what is being filled.
 //! 5. `blocks/admin.rs`: what administrators ask for; `admin.rs`: its words.
 //!    `blocks/replication.rs`: copies on other nodes, and draining; `replicas.rs`: what it remembers.
 //! 6. [`moving`]: pushes between nodes, and their ends.
@@ -36,6 +37,8 @@ mod gets;
 mod imms;
 mod index;
 pub mod moving;
+mod pool_work;
+mod pools;
 mod replicas;
 mod share;
 mod share_state;
@@ -51,8 +54,9 @@ pub use admin::{
 pub use api::{
     AbortOutcome, AbortReason, Action, Allocate, AllocateError, Allocated, Arrival, AttachEpoch,
     BindError, Binding, BlockChange, BlockView, Bound, Busy, Changes, Commit, Counts, GetError,
-    GrowError, KeepError, KeepRequest, Options, Outcome, PrefetchError, Prefetched, ReserveObjects,
-    RiseError, ShareError, ShareView, SinkError, Snapshot, SsdSize, Tier,
+    GrowError, KeepError, KeepRequest, Options, Outcome, PoolError, PrefetchError, Prefetched,
+    ReserveObjects, RiseError, ShareError, ShareView, SinkError, Snapshot, SsdSize, Tier,
+    WritePageError,
 };
 pub use blocks::Blocks;
 pub use bucket::{BucketOptions, UploadFrom};

@@ -69,6 +69,8 @@ pub(crate) struct ShareRecord {
     pub(crate) of_objects: bool,
     /// It only waits for what is read ahead, and nobody asks for it at all.
     pub(crate) is_hint: bool,
+    /// It only pins what is copied into pages of the engine's pool, and nobody asks for it at all.
+    pub(crate) is_fill: bool,
 }
 
 #[derive(Debug, Clone)]

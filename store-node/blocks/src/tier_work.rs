@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use kvasir_proto::{BlockKey, Generation, Namespace, Share, SlotIndex};
 
+use crate::api::AttachEpoch;
 use crate::ssd::SsdBlock;
 
 /// A block on its way to the SSD.
@@ -70,15 +71,26 @@ impl Sinks {
     }
 }
 
-/// A block on its way from the SSD, or from the object store.
+/// Where a block comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RiseFrom {
+    Ssd,
+    Bucket,
+    /// A page of the pool of this engine.
+    Pool {
+        epoch: AttachEpoch,
+        page: u32,
+    },
+}
+
+/// A block on its way from the SSD, from the object store, or from the engine's pool.
 #[derive(Debug)]
 pub(crate) struct Rise {
     pub(crate) key: BlockKey,
     pub(crate) namespace: Namespace,
     pub(crate) parent: Option<BlockKey>,
     pub(crate) slot: SlotIndex,
-    /// From the object store.
-    pub(crate) is_download: bool,
+    pub(crate) from: RiseFrom,
     pub(crate) since_ms: u64,
     /// The checksums that came with it, when it is there and waits for the block before it.
     pub(crate) landed: Option<Vec<u64>>,
@@ -97,12 +109,14 @@ pub(crate) struct Rises {
     pub(crate) late: u32,
     /// Of them, those from the object store.
     pub(crate) downloads: u32,
+    /// Of them, those from a pool.
+    pub(crate) of_pool: u32,
 }
 
 impl Rises {
     pub(crate) fn insert(&mut self, rise: Rise) -> u64 {
         self.next += 1;
-        self.downloads += u32::from(rise.is_download);
+        self.count(rise.from, 1);
         self.by_key.insert(rise.key, self.next);
         self.all.insert(self.next, rise);
         self.next
@@ -118,34 +132,43 @@ impl Rises {
         if self.by_key.get(&removed.key) == Some(&rise) {
             self.by_key.remove(&removed.key);
         }
-        self.late -= u32::from(removed.late && !removed.is_download);
-        self.downloads -= u32::from(removed.is_download);
+        self.late -= u32::from(removed.late && removed.from == RiseFrom::Ssd);
+        self.count(removed.from, -1);
         Some(removed)
+    }
+
+    fn count(&mut self, from: RiseFrom, by: i32) {
+        match from {
+            RiseFrom::Ssd => {}
+            RiseFrom::Bucket => self.downloads = self.downloads.saturating_add_signed(by),
+            RiseFrom::Pool { .. } => self.of_pool = self.of_pool.saturating_add_signed(by),
+        }
     }
 
     /// Nobody waits for it from now on, and whoever wants the block may ask for it anew.
     pub(crate) fn set_late(&mut self, rise: u64) {
         if let Some(of) = self.all.get_mut(&rise).filter(|of| !of.late) {
             of.late = true;
-            self.late += u32::from(!of.is_download);
+            self.late += u32::from(of.from == RiseFrom::Ssd);
             self.by_key.remove(&of.key);
         }
     }
 
     /// When the eldest read of the SSD that is not late began. They begin in the order of their numbers.
     pub(crate) fn oldest(&self) -> Option<(u64, u64)> {
-        self.oldest_of(false)
+        self.oldest_of(RiseFrom::Ssd)
     }
 
     /// The same of reads of the object store.
     pub(crate) fn oldest_download(&self) -> Option<(u64, u64)> {
-        if self.downloads == 0 { None } else { self.oldest_of(true) }
+        if self.downloads == 0 { None } else { self.oldest_of(RiseFrom::Bucket) }
     }
 
-    fn oldest_of(&self, downloads: bool) -> Option<(u64, u64)> {
-        let mut all = self.all.iter().filter(|(_, rise)| {
-            rise.is_download == downloads && !rise.late && rise.landed.is_none()
-        });
+    fn oldest_of(&self, from: RiseFrom) -> Option<(u64, u64)> {
+        let mut all = self
+            .all
+            .iter()
+            .filter(|(_, rise)| rise.from == from && !rise.late && rise.landed.is_none());
         all.next().map(|(id, rise)| (*id, rise.since_ms))
     }
 }

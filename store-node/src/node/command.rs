@@ -9,6 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::inbox::{NotTaken, Post};
 use crate::attach::handover::Token;
+use crate::pool::Pool;
 
 pub type Reply<T> = oneshot::Sender<Result<T, Refused>>;
 
@@ -75,8 +76,8 @@ pub enum Command {
     PeersSeen(Vec<PeerView>),
     Admin(AdminCommand),
     Subscribe(v1::EventsRequest, mpsc::Sender<v1::NodeEvent>),
-    /// First half of an attach: checked, and given a token.
-    AttachBegin(v1::AttachRequest, Reply<v1::AttachReply>),
+    /// First half of an attach, with the pool that was made for the engine: checked, and given a token.
+    AttachBegin(v1::AttachRequest, Option<Pool>, Reply<v1::AttachReply>),
     /// The same for a client of objects.
     ClientOpen(v1::OpenRequest, Reply<v1::OpenReply>),
     /// Second half of either: a process showed the token on this connection.

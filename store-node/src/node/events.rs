@@ -116,10 +116,12 @@ impl Subscriber {
                 At::InSnapshot(snapshot, sent) => {
                     let (start, all) = (*sent, snapshot.keys.len());
                     // A part has keys of one tier.
-                    let in_dram = start < snapshot.dram_keys;
-                    let (all_of_tier, tier) = match in_dram {
-                        true => (snapshot.dram_keys, v1::Tier::Dram),
-                        false => (all, v1::Tier::Ssd),
+                    let (vram, memory) =
+                        (snapshot.vram_keys, snapshot.vram_keys + snapshot.dram_keys);
+                    let (all_of_tier, tier) = match start {
+                        at if at < vram => (vram, v1::Tier::Vram),
+                        at if at < memory => (memory, v1::Tier::Dram),
+                        _ => (all, v1::Tier::Ssd),
                     };
                     let end = all_of_tier.min(start + SNAPSHOT_KEYS);
                     let event = v1::node_event::Event::Snapshot(v1::Snapshot {
@@ -150,6 +152,7 @@ impl Subscriber {
 
 fn tier(tier: kvasir_blocks::Tier) -> v1::Tier {
     match tier {
+        kvasir_blocks::Tier::Vram => v1::Tier::Vram,
         kvasir_blocks::Tier::Dram => v1::Tier::Dram,
         kvasir_blocks::Tier::Ssd => v1::Tier::Ssd,
     }

@@ -24,6 +24,7 @@ use super::owner::Failure;
 use super::{SHARES_MAX, WRITES_MAX};
 use crate::attach::doorbell;
 use crate::bucket::worker::{self, Reports};
+use crate::pool::copier::Copied;
 use crate::ssd::thread::Report;
 
 const COMMANDS_MAX: usize = 1024;
@@ -31,8 +32,9 @@ const MESSAGES_MAX: usize = 4096;
 const REPORTS_MAX: usize = 1024;
 /// Each group under way (at least one write) ends once; each share has one counter, one tail, one
 /// drain, one message and one end of its routes at a time; failures are told to so many at a time, and each order for
-/// objects has a share at least; the rest is for the few operations on writers.
-const ENDS_MAX: usize = WRITES_MAX + 7 * SHARES_MAX + 4096;
+/// objects has a share at least; of pages as many are copied at once as blocks may rise, and a few; the rest is for the few
+/// operations on writers.
+const ENDS_MAX: usize = WRITES_MAX + 7 * SHARES_MAX + 2048 + 4096;
 
 /// The end of something that the transfer engine did.
 #[derive(Debug)]
@@ -84,6 +86,8 @@ pub enum End {
     RoutesClosed {
         share: Share,
     },
+    /// A page of an engine's pool was copied or not.
+    PageCopied(Copied),
     /// Who asked for a session for queries had gone when it was made.
     SessionUnwanted {
         session: u64,

@@ -22,10 +22,11 @@ pub mod steps;
 pub mod writers;
 
 /// Where the serials of transactions begin that the node begins itself, so that none meets another: copies,
-/// objects that clients read from the SSD, and hints.
+/// objects that clients read from the SSD, hints, and fills of pages.
 pub const SERIALS_OF_COPIES: u64 = 1;
 pub const SERIALS_OF_CLIENTS: u64 = 1 << 62;
 pub const SERIALS_OF_HINTS: u64 = 2 << 62;
+pub const SERIALS_OF_FILLS: u64 = 3 << 62;
 
 /// Shares that may be open at once.
 pub const SHARES_MAX: usize = 4096;

@@ -21,17 +21,17 @@ pub struct Session {
 }
 
 impl Session {
-    /// Hands the descriptors over and takes the engine on.
+    /// Hands the descriptors over, those of `memory` first, and takes the engine on.
     ///
     /// # Errors
     /// When the engine is gone again or the host has no descriptors left.
     pub fn open(
         instance: v1::InstanceDescription,
         layout: &SlotLayout,
-        slots: BorrowedFd<'_>,
+        memory: &[BorrowedFd<'_>],
         connection: UnixStream,
     ) -> Result<Self, LineError> {
-        let line = Line::open(instance.attach_epoch, &[slots], connection)?;
+        let line = Line::open(instance.attach_epoch, memory, connection)?;
         // A layout of more layers is refused before.
         let steps = Steps::new(layout.layers() as u16);
         Ok(Session { instance, steps, line, role_set_ms: None })

@@ -34,6 +34,7 @@ pub fn options(attach_dir: &Path, layout: SlotLayout) -> AttachOptions {
         layout,
         grpc_address: "127.0.0.1:1".into(),
         max_running: 4,
+        pool: None,
     }
 }
 

@@ -512,6 +512,7 @@ fn number(serial: u64, call: &Call) -> u64 {
 
 fn tier(tier: kvasir_blocks::Tier) -> kvasir_placement::Tier {
     match tier {
+        kvasir_blocks::Tier::Vram => kvasir_placement::Tier::Vram,
         kvasir_blocks::Tier::Dram => kvasir_placement::Tier::Dram,
         kvasir_blocks::Tier::Ssd => kvasir_placement::Tier::Ssd,
     }

@@ -28,8 +28,8 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
             Message::Ready(ready) => (ready.tx, Side::Decode.to_wire()),
             Message::Grown(grown) => (grown.tx, grown.side),
             Message::Stop(stop) => (stop.tx, stop.side),
-            // This engine looks nothing up by itself.
-            Message::Got(_) => return Ok(()),
+            // This engine looks nothing up by itself, and computes in slots.
+            Message::Got(_) | Message::PagesDropped(_) | Message::PagesFilled(_) => return Ok(()),
         };
         let share = Share::from_wire(tx, side).map_err(|why| PortLost(why.to_string()))?;
         let Some(&id) = self.by_share.get(&share) else {
@@ -40,7 +40,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
             Message::Ready(ready) => self.handle_ready(id, &ready),
             Message::Grown(grown) => self.handle_grown(id, &grown),
             Message::Stop(stop) => self.handle_stop(id, &stop),
-            Message::Got(_) => Ok(()),
+            Message::Got(_) | Message::PagesDropped(_) | Message::PagesFilled(_) => Ok(()),
         }
     }
 
@@ -55,7 +55,11 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
         let bound = match message {
             Message::Bound(bound) => bound.status() == v1::BindStatus::Ok,
             Message::Stop(_) => true,
-            Message::Ready(_) | Message::Grown(_) | Message::Got(_) => false,
+            Message::Ready(_)
+            | Message::Grown(_)
+            | Message::Got(_)
+            | Message::PagesDropped(_)
+            | Message::PagesFilled(_) => false,
         };
         if bound { self.port.send(release(share)) } else { Ok(()) }
     }

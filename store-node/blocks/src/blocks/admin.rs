@@ -36,7 +36,8 @@ impl Blocks {
             }
             looked_at += 1;
             let found = match at.tier {
-                Tier::Dram => self.listed_in_slot(SlotIndex(at.place)),
+                // Pages of an engine's pool are not listed.
+                Tier::Dram | Tier::Vram => self.listed_in_slot(SlotIndex(at.place)),
                 Tier::Ssd => self.listed_on_ssd(at.place),
             };
             listed.blocks.extend(found.filter(|block| passes(block, filter)));
@@ -205,6 +206,7 @@ fn passes(block: &ListedBlock, filter: &ListFilter) -> bool {
     let is_kept = matches!(block.ssd, Some(Class::Context { .. }));
     let in_tier = match filter.tier {
         None => true,
+        Some(Tier::Vram) => false,
         Some(Tier::Dram) => block.dram.is_some(),
         Some(Tier::Ssd) => block.ssd.is_some(),
     };

@@ -11,7 +11,7 @@ use crate::share_state::{Phase, ShareState};
 
 /// What an allocation will take.
 #[derive(Debug)]
-struct Plan {
+pub(super) struct Plan {
     /// Committed blocks to pin.
     held: Vec<SlotIndex>,
     /// Pages in all, the held ones among them.
@@ -20,6 +20,12 @@ struct Plan {
     rising: u32,
     targets: Range<u32>,
     has_remote_writer: bool,
+}
+
+impl Plan {
+    pub(super) fn pages(&self) -> u32 {
+        self.pages
+    }
 }
 
 impl Blocks {
@@ -77,7 +83,7 @@ impl Blocks {
         Ok(())
     }
 
-    fn plan(&self, now_ms: u64, request: &Allocate) -> Result<Plan, AllocateError> {
+    pub(super) fn plan(&self, now_ms: u64, request: &Allocate) -> Result<Plan, AllocateError> {
         self.check(request)?;
         let plan = match request.share.side {
             Side::Source => self.plan_source(now_ms, request),
@@ -164,7 +170,7 @@ impl Blocks {
         Plan { held, pages, rising: 0, targets, has_remote_writer: true }
     }
 
-    fn take(&mut self, now_ms: u64, request: &Allocate, plan: Plan) -> Allocated {
+    pub(super) fn take(&mut self, now_ms: u64, request: &Allocate, plan: Plan) -> Allocated {
         let share = request.share;
         // Pinned before anything is evicted, so that room is not made of what is reused.
         self.note_prefetched_use(&plan.held);
@@ -202,6 +208,7 @@ impl Blocks {
             aborted: None,
             of_objects: false,
             is_hint: false,
+            is_fill: false,
         };
         let allocated = record.allocated();
         self.leases.insert((lease_until_ms, share));

@@ -61,6 +61,7 @@ impl Blocks {
         for handle in self.gets.handles(epoch) {
             self.unpin(epoch, handle);
         }
+        self.close_pool(epoch);
     }
 
     /// A committed copy failed its checksum. It and the blocks after it leave the index at once and
@@ -159,12 +160,13 @@ impl Blocks {
     }
 
     fn ask(&mut self, share: Share, asks: Asks) {
+        let stop_push = asks.stop_push && !self.stop_own_fill(share);
         let Some(record) = self.shares.get(&share) else { return };
         if let (Some(epoch), Some(aborted)) = (asks.stop_engine, &record.aborted) {
             let reason = aborted.reason.clone();
             self.actions.push_back(Action::StopEngine { share, epoch, reason });
         }
-        if asks.stop_push {
+        if stop_push {
             self.actions.push_back(Action::StopPush { share });
         }
         if asks.stop_writer {
@@ -222,6 +224,10 @@ impl Blocks {
             }
         };
         self.hints -= usize::from(record.is_hint);
+        if record.is_fill {
+            // Nobody but this owner has heard of it.
+            return;
+        }
         if !record.of_objects && !record.is_hint {
             self.finished.insert(now_ms, share, outcome);
         }

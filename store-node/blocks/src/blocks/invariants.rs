@@ -19,6 +19,7 @@ impl Blocks {
         self.cache.ssd().check()?;
         self.bucket.check()?;
         self.check_tiers()?;
+        self.check_pool()?;
         self.check_indexed()?;
         self.check_private_slots()?;
         self.check_pins()?;

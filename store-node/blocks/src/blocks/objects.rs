@@ -171,6 +171,7 @@ impl Blocks {
             aborted: None,
             of_objects: true,
             is_hint: false,
+            is_fill: false,
         };
         self.leases.insert((lease_until_ms, share));
         self.shares.insert(share, record);

@@ -100,11 +100,13 @@ impl Blocks {
         Ok(Prefetched { rising_blocks, ..known })
     }
 
-    fn namespace_of(&self, key: BlockKey) -> Option<Namespace> {
+    pub(super) fn namespace_of(&self, key: BlockKey) -> Option<Namespace> {
         let slot = self.cache.index().find(key);
         let in_memory = slot.and_then(|slot| self.cache.index().entry(slot));
+        let in_pool = || Some(self.cache.pool()?.block(key)?.namespace);
         let below = || self.cache.ssd().get(key).or(self.bucket.get(key));
-        in_memory.map(|entry| entry.namespace).or_else(|| Some(below()?.namespace))
+        let elsewhere = || in_pool().or_else(|| Some(below()?.namespace));
+        in_memory.map(|entry| entry.namespace).or_else(elsewhere)
     }
 
     /// A slot is free, or has a block that goes next, was not used lately, and is on the SSD too: nothing is lost
@@ -151,6 +153,7 @@ impl Blocks {
             aborted: None,
             of_objects: false,
             is_hint: true,
+            is_fill: false,
         };
         self.hints += 1;
         self.leases.insert((lease_until_ms, share));

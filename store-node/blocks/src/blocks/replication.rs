@@ -184,7 +184,7 @@ impl Blocks {
         let pushes = self
             .shares
             .iter()
-            .filter(|(share, of)| share.side == Side::Source && !of.is_hint)
+            .filter(|(share, of)| share.side == Side::Source && !of.is_hint && !of.is_fill)
             .count();
         if pushes < self.options.replicas.hot_pushes || self.replicas.peers.is_empty() {
             return None;

@@ -18,7 +18,7 @@ use crate::share::{Hold, Page};
 use crate::share_state::ShareEvent;
 use crate::slot_state::SlotState;
 use crate::ssd::SsdBlock;
-use crate::tier_work::{Batch, Keep, Rise, Sink};
+use crate::tier_work::{Batch, Keep, Rise, RiseFrom, Sink};
 
 /// Blocks of one chain that sink together.
 const BATCH_MAX: usize = 16;
@@ -441,8 +441,8 @@ impl Blocks {
         there.min(room) as u32
     }
 
-    /// How many of the keys after the first ones are on the SSD or in the object store, as far as these can be
-    /// used: each in one of the two.
+    /// How many of the keys after the first ones are in the engine's pool, on the SSD or in the object store, as
+    /// far as these can be used: each in one of them.
     pub(super) fn below(
         &self,
         now_ms: u64,
@@ -455,6 +455,9 @@ impl Blocks {
         loop {
             let before = at;
             let parent = |at: usize| at.checked_sub(1).map(|before| keys[before]);
+            if let Some(pool) = self.cache.pool() {
+                at += pool.prefix(namespace, parent(at), &keys[at..]);
+            }
             if ssd_is_usable {
                 let ssd = self.cache.ssd();
                 at += ssd.prefix(namespace, self.layout, parent(at), &keys[at..]);
@@ -470,7 +473,7 @@ impl Blocks {
 
     /// Whether anything can be read from below memory now.
     pub(super) fn below_is_usable(&self, now_ms: u64) -> bool {
-        self.bucket.usable || self.ssd_is_usable(now_ms)
+        self.bucket.usable || self.ssd_is_usable(now_ms) || self.cache.pool().is_some()
     }
 
     /// A page of a share that is read from the SSD or the object store, by this share first or by an earlier one.
@@ -497,28 +500,23 @@ impl Blocks {
         namespace: Namespace,
         key: BlockKey,
     ) -> Option<(u64, SlotIndex)> {
+        let held = self.cache.pool().and_then(|pool| pool.block(key));
+        if let Some(parent) =
+            held.filter(|held| held.namespace == namespace).map(|held| held.parent)
+        {
+            return self.begin_pool_rise(now_ms, (namespace, parent), key);
+        }
         let fits = |block: &SsdBlock| block.namespace == namespace && block.layout == self.layout;
         let on_ssd = self.cache.ssd().get(key).filter(fits);
         let on_ssd = on_ssd.filter(|_| self.ssd_is_usable(now_ms));
         let is_download = on_ssd.is_none();
         let block = on_ssd.or_else(|| self.bucket.get(key).filter(fits))?;
-        let parent = block.parent;
         let slot = self.cache.rise()?;
         if !is_download {
             self.cache.ssd_mut().begin_use(key);
         }
-        let rise = Rise {
-            key,
-            namespace,
-            parent,
-            slot,
-            is_download,
-            since_ms: now_ms,
-            landed: None,
-            late: false,
-            waiters: Vec::new(),
-        };
-        let id = self.rises.insert(rise);
+        let from = if is_download { RiseFrom::Bucket } else { RiseFrom::Ssd };
+        let id = self.insert_rise(now_ms, (namespace, block.parent), key, (from, slot));
         self.actions.push_back(match is_download {
             true => Action::Download { rise: id, slot, block },
             false => Action::Rise { rise: id, slot, key },
@@ -526,27 +524,57 @@ impl Blocks {
         Some((id, slot))
     }
 
-    /// A read of the SSD or of the object store has ended, with the checksums of the block's runs: its bytes are in the
+    pub(super) fn insert_rise(
+        &mut self,
+        now_ms: u64,
+        (namespace, parent): (Namespace, Option<BlockKey>),
+        key: BlockKey,
+        (from, slot): (RiseFrom, SlotIndex),
+    ) -> u64 {
+        self.rises.insert(Rise {
+            key,
+            namespace,
+            parent,
+            slot,
+            from,
+            since_ms: now_ms,
+            landed: None,
+            late: false,
+            waiters: Vec::new(),
+        })
+    }
+
+    /// A read of the SSD, of the object store or of a page has ended, with the checksums of the block's runs: its bytes are in the
     /// slot, or the slot is not written any more.
     pub fn risen(&mut self, now_ms: u64, rise: u64, result: Result<Vec<u64>, RiseError>) {
         let Some(of) = self.rises.all.get_mut(&rise) else { return };
-        let (key, is_download) = (of.key, of.is_download);
-        if !is_download {
-            self.cache.ssd_mut().end_use(key);
+        let (key, from) = (of.key, of.from);
+        let mut result = result;
+        match from {
+            RiseFrom::Ssd => self.cache.ssd_mut().end_use(key),
+            RiseFrom::Bucket => {}
+            // Of an engine that is gone nobody knows what it did last.
+            RiseFrom::Pool { epoch, page } => {
+                let is_there = self.end_pool_read(epoch, page);
+                result = result.and_then(|sums| is_there.then_some(sums).ok_or(RiseError::Failed));
+            }
         }
+        let is_download = from == RiseFrom::Bucket;
         match result {
             Ok(checksums) => {
-                of.landed = Some(checksums);
+                if let Some(of) = self.rises.all.get_mut(&rise) {
+                    of.landed = Some(checksums);
+                }
                 self.totals.downloaded += u64::from(is_download);
                 self.land_from(now_ms, rise);
             }
             Err(error) => {
-                self.totals.rises_failed += u64::from(!is_download);
+                self.totals.rises_failed += u64::from(from == RiseFrom::Ssd);
                 self.totals.downloads_failed += u64::from(is_download);
-                match error {
-                    RiseError::Gone if is_download => self.bucket_lost(key),
-                    RiseError::Gone => self.ssd_lost(key),
-                    RiseError::Failed => {}
+                match (error, from) {
+                    (RiseError::Gone, RiseFrom::Bucket) => self.bucket_lost(key),
+                    (RiseError::Gone, RiseFrom::Ssd) => self.ssd_lost(key),
+                    (RiseError::Failed, _) | (_, RiseFrom::Pool { .. }) => {}
                 }
                 self.fail_rise(now_ms, rise);
             }
@@ -580,8 +608,11 @@ impl Blocks {
 
     fn land(&mut self, now_ms: u64, rise: u64, parent: Option<SlotIndex>) {
         let Some(of) = self.rises.remove(rise) else { return };
-        let Rise { key, namespace, slot, landed, waiters, .. } = of;
-        self.totals.risen += 1;
+        let Rise { key, namespace, slot, landed, waiters, from, .. } = of;
+        match from {
+            RiseFrom::Pool { .. } => self.totals.pool_sunk += 1,
+            RiseFrom::Ssd | RiseFrom::Bucket => self.totals.risen += 1,
+        }
         match self.cache.index().find(key) {
             None => {
                 let checksums = landed.unwrap_or_default();
@@ -610,6 +641,7 @@ impl Blocks {
     fn fail_rise(&mut self, now_ms: u64, rise: u64) {
         self.leave_waiters(now_ms, rise);
         let Some(of) = self.rises.remove(rise) else { return };
+        self.totals.pool_sinks_failed += u64::from(matches!(of.from, RiseFrom::Pool { .. }));
         self.cache.give_back(of.slot);
         // What was read and waits for it has nothing to wait for.
         let follows = |(id, after): (&u64, &Rise)| {
@@ -696,7 +728,7 @@ impl Blocks {
             let sends = share.side == Side::Source && !record.is_hint;
             if sends && blocks > record.cached_blocks {
                 record.cached_blocks = blocks;
-                self.actions.push_back(Action::Risen { share, blocks, is_all: false });
+                self.source_has(share, blocks, false);
             }
             return;
         }
@@ -711,7 +743,14 @@ impl Blocks {
             // Refused by no state.
             let _ = self.apply(now_ms, share, ShareEvent::Release, AbortReason::NoRoom);
         } else if share.side == Side::Source {
-            self.actions.push_back(Action::Risen { share, blocks, is_all: true });
+            self.source_has(share, blocks, true);
+        }
+    }
+
+    /// More of what a source waits for is there; a fill goes on by itself.
+    fn source_has(&mut self, share: Share, blocks: u32, is_all: bool) {
+        if !self.fill_has(share, blocks, is_all) {
+            self.actions.push_back(Action::Risen { share, blocks, is_all });
         }
     }
 }

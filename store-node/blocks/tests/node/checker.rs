@@ -157,7 +157,11 @@ impl Checker {
     }
 }
 
-fn tiers(snapshot: &kvasir_blocks::Snapshot) -> BTreeMap<BlockKey, Tier> {
-    let tier = |at| if at < snapshot.dram_keys { Tier::Dram } else { Tier::Ssd };
+pub fn tiers(snapshot: &kvasir_blocks::Snapshot) -> BTreeMap<BlockKey, Tier> {
+    let tier = |at| match at {
+        at if at < snapshot.vram_keys => Tier::Vram,
+        at if at < snapshot.vram_keys + snapshot.dram_keys => Tier::Dram,
+        _ => Tier::Ssd,
+    };
     snapshot.keys.iter().enumerate().map(|(at, key)| (*key, tier(at))).collect()
 }

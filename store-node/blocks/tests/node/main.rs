@@ -9,6 +9,7 @@ mod checker;
 mod committing;
 mod ending;
 mod objects;
+mod pools;
 mod prefetching;
 mod replicating;
 mod serving;

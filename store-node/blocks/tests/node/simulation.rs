@@ -223,6 +223,10 @@ impl World {
                 self.bucket_begins(action);
             }
             Action::Kept { keep, blocks } => self.kept(keep, blocks),
+            Action::ReadPage { .. }
+            | Action::WritePage { .. }
+            | Action::PagesDropped { .. }
+            | Action::PagesFilled { .. } => unreachable!("these engines have no pools"),
             Action::Risen { share, blocks, is_all: _ } => {
                 // It may have ended in the same call: that it has comes next.
                 let Some(view) = self.blocks.share(share) else { return };

@@ -79,6 +79,10 @@ pub fn sums(pages: usize) -> Vec<Vec<u64>> {
     (0..pages as u64).map(|page| vec![page, page + 1]).collect()
 }
 
+fn say(text: &mut String, what: &str) {
+    write!(text, "{}{what}", if text.is_empty() { "" } else { " " }).expect("to a string");
+}
+
 #[derive(Debug)]
 pub struct Node {
     pub blocks: Blocks,
@@ -92,6 +96,9 @@ pub struct Node {
     pub downloads: Vec<(u64, BlockKey)>,
     pub discarded: Vec<BlockKey>,
     pub kept: Vec<(u64, Option<u32>)>,
+    /// Copies of pages into slots (number and page), and of slots into pages.
+    pub reads: Vec<(u64, u32)>,
+    pub writes: Vec<(u64, u32)>,
 }
 
 impl Node {
@@ -110,6 +117,8 @@ impl Node {
             downloads: Vec::new(),
             discarded: Vec::new(),
             kept: Vec::new(),
+            reads: Vec::new(),
+            writes: Vec::new(),
         }
     }
 
@@ -172,6 +181,7 @@ impl Node {
 
     /// What the shell is to do, as text.
     pub fn actions(&mut self) -> String {
+        self.blocks.copy_pages(self.now_ms);
         self.check();
         let mut text = String::new();
         while let Some(action) = self.blocks.poll_action() {
@@ -215,6 +225,22 @@ impl Node {
                     self.kept.push((keep, blocks));
                     continue;
                 }
+                Action::ReadPage { rise, page, .. } => {
+                    self.reads.push((rise, page));
+                    continue;
+                }
+                Action::WritePage { copy, page, .. } => {
+                    self.writes.push((copy, page));
+                    continue;
+                }
+                Action::PagesDropped { handle, .. } => {
+                    say(&mut text, &format!("Dropped({handle})"));
+                    continue;
+                }
+                Action::PagesFilled { handle, blocks, .. } => {
+                    say(&mut text, &format!("Filled/{blocks}({handle})"));
+                    continue;
+                }
                 Action::Risen { share, blocks, is_all: false } => {
                     (format!("Rises/{blocks}"), share)
                 }
@@ -226,8 +252,7 @@ impl Node {
                     ("Aborted".to_owned(), share)
                 }
             };
-            write!(text, "{}{what}({})", if text.is_empty() { "" } else { " " }, share_name(share))
-                .expect("to a string");
+            say(&mut text, &format!("{what}({})", share_name(share)));
         }
         text
     }

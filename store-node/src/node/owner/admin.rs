@@ -154,7 +154,9 @@ fn tier(tier: i32) -> Result<Option<Tier>, Refused> {
         Ok(v1::Tier::Unspecified) => Ok(None),
         Ok(v1::Tier::Dram) => Ok(Some(Tier::Dram)),
         Ok(v1::Tier::Ssd) => Ok(Some(Tier::Ssd)),
-        Ok(v1::Tier::Vram) => Err(Refused::Invalid("this node has no VRAM tier".into())),
+        Ok(v1::Tier::Vram) => {
+            Err(Refused::Invalid("what lies in an engine's own pool is not listed".into()))
+        }
         Err(_) => Err(FieldError::Unknown { field: "tier", got: tier }.into()),
     }
 }

@@ -17,6 +17,7 @@ use crate::node::command::Refused;
 use crate::node::line::{Broken, Presence};
 use crate::node::session::Session;
 use crate::node::steps::{Finished, PlannedPages};
+use crate::pool::Pool;
 
 /// Turns of the ring that an engine's last words are given, more than it holds: an engine that
 /// said goodbye and talks on is not listened to for ever.
@@ -45,6 +46,7 @@ pub struct PendingAttach {
     token: Token,
     instance: v1::InstanceDescription,
     shape: CacheShape,
+    pool: Option<Pool>,
     until_ms: u64,
 }
 
@@ -58,6 +60,7 @@ impl Owner {
     pub(super) fn attach_begin(
         &mut self,
         request: v1::AttachRequest,
+        pool: Option<Pool>,
     ) -> Result<v1::AttachReply, Refused> {
         if self.drain_until_ms.is_some() {
             return Err(Refused::Unavailable("the node is draining".into()));
@@ -74,10 +77,16 @@ impl Owner {
             self.check_unused()?;
         }
         let slots_total = self.arena.slots(shape.layout.slot_bytes());
+        if pool.is_some() {
+            let failed = |error| Refused::Unavailable(format!("no thread to copy pages: {error}"));
+            self.start_page_copier().map_err(failed)?;
+        }
+        let pool_memory = pool.as_ref().and_then(|pool| pool.memory.shared());
+        let pool_memory_bytes = pool_memory.map_or(0, |memory| memory.len() as u64);
         let token: Token = rand::random();
         self.attach_epoch = instance.attach_epoch;
         let until_ms = clock::now_ms() + PENDING_MS;
-        self.pending_attach = Some(PendingAttach { token, instance, shape, until_ms });
+        self.pending_attach = Some(PendingAttach { token, instance, shape, pool, until_ms });
         Ok(v1::AttachReply {
             token: token.to_vec(),
             descriptor_socket: crate::attach_server::DESCRIPTORS_SOCKET.into(),
@@ -85,6 +94,7 @@ impl Owner {
             slot_memory_bytes: self.arena.memory().len() as u64,
             slots_total,
             control_memory_bytes: crate::attach::control::CONTROL_BYTES as u64,
+            pool_memory_bytes,
         })
     }
 
@@ -158,7 +168,7 @@ impl Owner {
         let pending = self.pending_attach.take_if(|pending| {
             pending.token == token && pending.until_ms >= now_ms && self.session.is_none()
         });
-        let Some(PendingAttach { instance, shape, .. }) = pending else {
+        let Some(PendingAttach { instance, shape, pool, .. }) = pending else {
             tracing::warn!("an engine showed a token that is not valid (any more)");
             return;
         };
@@ -166,8 +176,9 @@ impl Owner {
             tracing::warn!(%busy, "the cache is in use; the engine must attach again");
             return;
         }
-        let slots = self.arena.memory().fd();
-        match Session::open(instance, &shape.layout, slots, connection) {
+        let mut memory = vec![self.arena.memory().fd()];
+        memory.extend(pool.as_ref().and_then(|pool| pool.memory.fd()));
+        match Session::open(instance, &shape.layout, &memory, connection) {
             Ok(session) => {
                 let instance = &session.instance;
                 tracing::info!(
@@ -175,10 +186,15 @@ impl Owner {
                     epoch = instance.attach_epoch,
                     process = session.line.process_id(),
                     slots = self.blocks.counts().slots,
+                    pool_pages = pool.as_ref().map_or(0, |pool| pool.layout.pages()),
                     "engine attached"
                 );
                 self.metrics.attach_epoch.set(instance.attach_epoch.into());
+                let epoch = session.line.epoch();
                 self.session = Some(session);
+                if let Some(pool) = pool {
+                    self.open_pool(epoch, Arc::new(pool));
+                }
                 self.report.dirty = true;
             }
             Err(error) => tracing::warn!(%error, "the engine could not be attached"),
@@ -319,6 +335,9 @@ impl Owner {
                 let slots = slots.iter().map(|slot| slot.0).collect();
                 self.tell_engine(ToEngine::Got(v1::GotBlocks { handle, slots, rising_blocks }));
             }
+            FromEngine::HoldPages(hold) => self.hold_pages(&hold)?,
+            FromEngine::DropPages(drop) => self.drop_pages(&drop)?,
+            FromEngine::FillPages(fill) => self.fill_pages(&fill)?,
             FromEngine::Unpin(v1::UnpinBlocks { handle }) => {
                 self.blocks.unpin(epoch, handle);
             }
@@ -508,6 +527,7 @@ impl Owner {
         let epoch = session.line.epoch();
         session.line.expel();
         self.engine_stops.clear();
+        self.close_pool();
         let bound = |share: &Share| {
             self.blocks.share(*share).is_some_and(|view| view.bound_to == Some(epoch))
         };
@@ -520,6 +540,8 @@ impl Owner {
 
     /// Looks whether the engine is still there.
     pub(super) fn look_after_engine(&mut self) {
+        let now_ms = clock::now_ms();
+        self.pending_attach.take_if(|pending| pending.until_ms < now_ms);
         let Some(session) = &self.session else { return };
         let epoch = session.line.epoch();
         match session.line.presence() {
@@ -542,6 +564,7 @@ impl Owner {
                     }
                 }
                 tracing::info!(epoch = epoch.0, "engine gone");
+                self.close_pool();
                 self.blocks.engine_gone(clock::now_ms(), epoch);
                 self.session = None;
                 self.engine_stops.clear();

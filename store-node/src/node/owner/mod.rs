@@ -7,6 +7,7 @@
 //! - `stops`: making sure that nobody writes any more
 //! - `failures`: telling receivers that a push to them has failed
 //! - `engine`: the attached engine; `role`: what it plays
+//! - `pools`: that engine's own pages
 //! - `clients` and `objects`: processes that put and get objects; `fetches`: what they want of other nodes
 //! - `tiers`: what sinks to the SSD and rises from it; `bucket`: the same of the object store
 //! - `routes`: queries of engines elsewhere over what is here
@@ -22,6 +23,7 @@ mod engine;
 mod failures;
 mod fetches;
 mod objects;
+mod pools;
 mod pushes;
 mod replicas;
 mod report;
@@ -49,6 +51,7 @@ use self::clients::Clients;
 use self::engine::{CacheShape, PendingAttach};
 pub use self::failures::Failure;
 use self::fetches::Fetches;
+use self::pools::Pools;
 use self::replicas::Replication;
 pub use self::routes::Routing;
 use self::tiers::Tiers;
@@ -128,6 +131,7 @@ pub struct Owner {
     cache: Option<CacheShape>,
     /// What is below memory.
     tiers: Tiers,
+    pools: Pools,
     replication: Replication,
     fetches: Fetches,
     /// Answers routed queries, where that is on.
@@ -191,6 +195,7 @@ impl Owner {
             clients: Clients::new(),
             cache: None,
             tiers: Tiers::new(ssd, bucket),
+            pools: Pools::new(),
             routing,
             events: Events::new(incarnation),
             report: report::Reported::default(),
@@ -276,6 +281,7 @@ impl Owner {
             End::Ordered { fetch, outcome } => self.ordered(fetch, outcome),
             End::Told { failure, outcome } => self.failure_told(failure, outcome),
             End::RoutesClosed { share } => self.routes_closed(share),
+            End::PageCopied(copied) => self.page_copied(copied),
             End::SessionUnwanted { session } => {
                 self.close_route_session(&kvasir_proto::v1::CloseRouteSessionRequest { session });
             }
@@ -309,7 +315,9 @@ impl Owner {
                 let status = self.describe();
                 self.events.subscribe(&request, queue, status);
             }
-            Command::AttachBegin(request, reply) => drop(reply.send(self.attach_begin(request))),
+            Command::AttachBegin(request, pool, reply) => {
+                drop(reply.send(self.attach_begin(request, pool)));
+            }
             Command::ClientOpen(request, reply) => drop(reply.send(self.client_open(request))),
             Command::AttachComplete(token, stream) => {
                 if let Some(stream) = self.client_complete(token, stream) {
@@ -348,6 +356,7 @@ impl Owner {
             self.run_actions();
         }
         let outbox = self.flush_engine() | self.flush_clients() | self.flush_tiers();
+        let outbox = outbox | self.pools.flush();
         let current = self.events.advance(&self.blocks);
         // Not in the middle of work: setting them all costs microseconds.
         self.report.gauges_stale |= worked;

@@ -96,7 +96,7 @@ impl Owner {
                 let namespace = self.clients.list[at].namespace;
                 let tier = |key: &BlockKey| match self.blocks.find_object(namespace, *key) {
                     None => 0,
-                    Some(Tier::Dram) => v1::Tier::Dram as u8,
+                    Some(Tier::Dram | Tier::Vram) => v1::Tier::Dram as u8,
                     Some(Tier::Ssd) => v1::Tier::Ssd as u8,
                 };
                 let tiers = keys(&find.keys, KEYS_MAX)?.iter().map(tier).collect();

@@ -15,6 +15,7 @@ use super::Owner;
 use crate::clock;
 use crate::node::command::Refused;
 use crate::node::leg::{Incoming, IncomingState, Leg};
+use crate::pool::copier::Way;
 use crate::ssd::thread::Job;
 
 impl From<FieldError> for Refused {
@@ -343,6 +344,16 @@ impl Owner {
                     self.source_risen(share, blocks, is_all);
                 }
                 Action::Kept { keep, blocks } => self.kept(keep, blocks),
+                Action::ReadPage { rise, epoch, page, slot } => {
+                    self.copy_page(epoch, page, slot, Way::IntoSlot { rise });
+                }
+                Action::WritePage { copy, epoch, page, slot, checksums } => {
+                    self.copy_page(epoch, page, slot, Way::IntoPage { copy, checksums });
+                }
+                Action::PagesDropped { epoch, handle } => self.pages_dropped(epoch, handle),
+                Action::PagesFilled { epoch, handle, blocks } => {
+                    self.pages_filled(epoch, handle, blocks);
+                }
             }
         }
     }

@@ -245,6 +245,7 @@ impl Owner {
 
     /// What follows whatever took slots; and what waits for room in the thread's queue.
     pub(super) fn plan_tiers(&mut self) {
+        self.blocks.copy_pages(clock::now_ms());
         if self.tiers.ssd.is_some() {
             self.blocks.sink_ahead(clock::now_ms());
         }
@@ -337,7 +338,7 @@ impl Owner {
         if self.drain_until_ms.is_some() {
             return Err(PrefetchError::Draining);
         }
-        if !self.tiers.are_any() {
+        if !self.tiers.are_any() && !self.pools.is_any() {
             return Err(PrefetchError::NoSsd);
         }
         let tx = TxId { conductor_incarnation: self.incarnation, serial: self.tiers.next_hint };

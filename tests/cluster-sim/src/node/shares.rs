@@ -327,6 +327,12 @@ impl Running {
                 Action::Upload { .. } | Action::Download { .. } | Action::Discard { .. } => {
                     unreachable!("no node of a simulated cluster has an object store")
                 }
+                Action::ReadPage { .. }
+                | Action::WritePage { .. }
+                | Action::PagesDropped { .. }
+                | Action::PagesFilled { .. } => {
+                    unreachable!("no engine of a simulated cluster has a pool")
+                }
             }
         }
     }

@@ -213,7 +213,11 @@ impl Walk {
             Message::FinishPrefill(finish) => {
                 is(finish.tx, kvasir_proto::Side::Prefill.to_wire()).then_some(false)
             }
-            Message::Get(_) | Message::Unpin(_) => None,
+            Message::Get(_)
+            | Message::Unpin(_)
+            | Message::HoldPages(_)
+            | Message::DropPages(_)
+            | Message::FillPages(_) => None,
         };
         self.bench.node.messages().into_iter().filter_map(about).collect()
     }

@@ -1,0 +1,105 @@
+//! What is being copied into pages of an engine's pool. It only remembers; pages are the pool table's, and slots and
+//! pins are the cache's.
+
+use std::collections::BTreeMap;
+
+use kvasir_proto::{Generation, Share, SlotIndex};
+
+use crate::api::AttachEpoch;
+
+/// Pages that are filled together.
+#[derive(Debug)]
+pub(crate) struct Fill {
+    pub(crate) epoch: AttachEpoch,
+    pub(crate) handle: u64,
+    /// Pins what is copied, and is this fill's alone.
+    pub(crate) share: Share,
+    pub(crate) pages: Vec<u32>,
+    /// The page of the share that goes into the first of them.
+    pub(crate) first: u32,
+    /// So many of them could be copied now; when `is_all` is set no more will.
+    pub(crate) ready: u32,
+    pub(crate) is_all: bool,
+    /// So many have been begun, and so many of those are not over.
+    pub(crate) begun: u32,
+    pub(crate) under_way: u32,
+    /// From here on there is nothing to copy any more: all are named, or one has failed.
+    pub(crate) end: u32,
+}
+
+impl Fill {
+    /// Of the share, so many blocks are there.
+    pub(crate) fn set_ready(&mut self, blocks: u32, is_all: bool) {
+        let pages = self.pages.len() as u32;
+        self.ready = blocks.saturating_sub(self.first).min(pages).max(self.ready);
+        self.is_all |= is_all;
+    }
+
+    /// The next to copy.
+    pub(crate) fn next(&self) -> Option<u32> {
+        (self.begun < self.ready.min(self.end)).then_some(self.begun)
+    }
+
+    /// It does not get this page, nor those after it.
+    pub(crate) fn cut(&mut self, at: u32) {
+        self.end = self.end.min(at);
+    }
+
+    /// Begins nothing more.
+    pub(crate) fn stop(&mut self) {
+        self.cut(self.begun);
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        let begun_all = self.begun >= self.end || (self.is_all && self.begun >= self.ready);
+        self.under_way == 0 && begun_all
+    }
+
+    /// Pages that have their blocks, when it is over.
+    pub(crate) fn filled(&self) -> u32 {
+        self.end.min(self.begun)
+    }
+}
+
+/// A copy of a slot into a page.
+#[derive(Debug)]
+pub(crate) struct PageWrite {
+    pub(crate) fill: u64,
+    pub(crate) epoch: AttachEpoch,
+    /// Of the fill's pages, this one.
+    pub(crate) at: u32,
+    pub(crate) page: u32,
+    pub(crate) slot: SlotIndex,
+    pub(crate) generation: Generation,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Fills {
+    pub(crate) all: BTreeMap<u64, Fill>,
+    pub(crate) of_share: BTreeMap<Share, u64>,
+    pub(crate) writes: BTreeMap<u64, PageWrite>,
+    next: u64,
+}
+
+impl Fills {
+    pub(crate) fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    pub(crate) fn insert(&mut self, fill: Fill) {
+        let number = self.number();
+        self.of_share.insert(fill.share, number);
+        self.all.insert(number, fill);
+    }
+
+    pub(crate) fn of_share(&mut self, share: Share) -> Option<&mut Fill> {
+        self.all.get_mut(self.of_share.get(&share)?)
+    }
+
+    pub(crate) fn remove(&mut self, number: u64) -> Option<Fill> {
+        let fill = self.all.remove(&number)?;
+        self.of_share.remove(&fill.share);
+        Some(fill)
+    }
+}

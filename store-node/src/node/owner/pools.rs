@@ -1,0 +1,147 @@
+//! The attached engine's own pages: what it says of them, and the copies that the core asks for.
+
+use std::sync::Arc;
+
+use kvasir_blocks::AttachEpoch;
+use kvasir_proto::{BlockKey, Namespace, Share, Side, SlotIndex, TxId, v1};
+use v1::node_to_engine::Message as ToEngine;
+
+use super::Owner;
+use crate::clock;
+use crate::node::SERIALS_OF_FILLS;
+use crate::node::inbox::{End, Post};
+use crate::node::line::Broken;
+use crate::pool::Pool;
+use crate::pool::copier::{Copied, Copy, PageCopier, Way};
+
+impl From<kvasir_blocks::PoolError> for Broken {
+    fn from(error: kvasir_blocks::PoolError) -> Self {
+        Broken(format!("its pool: {error}"))
+    }
+}
+
+/// The pool of the attached engine, and who copies.
+#[derive(Debug)]
+pub struct Pools {
+    /// Started with the first pool.
+    copier: Option<PageCopier>,
+    current: Option<(AttachEpoch, Arc<Pool>)>,
+    next_fill: u64,
+}
+
+impl Pools {
+    pub fn new() -> Self {
+        Pools { copier: None, current: None, next_fill: SERIALS_OF_FILLS }
+    }
+
+    pub(super) fn is_any(&self) -> bool {
+        self.current.is_some()
+    }
+
+    fn next_share(&mut self, incarnation: u64) -> Share {
+        self.next_fill += 1;
+        let tx = TxId { conductor_incarnation: incarnation, serial: self.next_fill };
+        Share { tx, side: Side::Source }
+    }
+
+    /// Answers whether something waits for room.
+    pub(super) fn flush(&mut self) -> bool {
+        self.copier.as_mut().is_some_and(PageCopier::flush)
+    }
+}
+
+impl Owner {
+    /// There is a thread that copies pages.
+    pub(super) fn start_page_copier(&mut self) -> std::io::Result<()> {
+        if self.pools.copier.is_none() {
+            let post: Post = self.post.clone();
+            let report = move |copied: Copied| post.end(End::PageCopied(copied));
+            let slots = Arc::clone(self.arena.memory());
+            self.pools.copier = Some(PageCopier::start(slots, report)?);
+        }
+        Ok(())
+    }
+
+    pub(super) fn open_pool(&mut self, epoch: AttachEpoch, pool: Arc<Pool>) {
+        self.blocks.open_pool(epoch, pool.layout.pages());
+        self.pools.current = Some((epoch, pool));
+    }
+
+    /// The engine is not listened to any more, or gone. Copies under way go on.
+    pub(super) fn close_pool(&mut self) {
+        let Some((epoch, pool)) = self.pools.current.take() else { return };
+        self.blocks.close_pool(epoch);
+        if let Some(copier) = &mut self.pools.copier {
+            copier.let_go(pool);
+        }
+    }
+
+    pub(super) fn hold_pages(&mut self, hold: &v1::HoldPages) -> Result<(), Broken> {
+        let namespace = Namespace::try_from(hold.namespace.as_slice())?;
+        let parent = match &*BlockKey::list(&hold.parent)? {
+            [] => None,
+            [parent] => Some(*parent),
+            more => return Err(Broken(format!("{} keys before the first one", more.len()))),
+        };
+        let keys = BlockKey::list(&hold.keys)?;
+        let of = (namespace, parent);
+        Ok(self.blocks.hold_pages(clock::now_ms(), of, &keys, &hold.pages)?)
+    }
+
+    pub(super) fn drop_pages(&mut self, drop: &v1::DropPages) -> Result<(), Broken> {
+        Ok(self.blocks.drop_pages(clock::now_ms(), drop.handle, &drop.pages)?)
+    }
+
+    pub(super) fn fill_pages(&mut self, fill: &v1::FillPages) -> Result<(), Broken> {
+        let keys = BlockKey::list(&fill.keys)?;
+        let share = self.pools.next_share(self.incarnation);
+        let of = (share, fill.handle);
+        Ok(self.blocks.fill_pages(clock::now_ms(), of, &keys, &fill.pages)?)
+    }
+
+    pub(super) fn copy_page(&mut self, epoch: AttachEpoch, page: u32, slot: SlotIndex, way: Way) {
+        let pool = self.pools.current.as_ref().filter(|(of, _)| *of == epoch);
+        let (Some((_, pool)), Some(cache)) = (pool, &self.cache) else {
+            // It was closed after the core has asked for this.
+            return self.page_copied(match way {
+                Way::IntoSlot { rise } => {
+                    Copied::IntoSlot { rise, result: Err(kvasir_blocks::RiseError::Failed) }
+                }
+                Way::IntoPage { copy, .. } => {
+                    Copied::IntoPage { copy, result: Err(kvasir_blocks::WritePageError::Failed) }
+                }
+            });
+        };
+        let (pool, layout) = (Arc::clone(pool), Arc::clone(&cache.layout));
+        if let Some(copier) = &mut self.pools.copier {
+            copier.copy(Copy { pool, page, slot, layout, way });
+        }
+    }
+
+    pub(super) fn page_copied(&mut self, copied: Copied) {
+        let now_ms = clock::now_ms();
+        match copied {
+            Copied::IntoSlot { rise, result } => self.blocks.risen(now_ms, rise, result),
+            Copied::IntoPage { copy, result } => {
+                if result == Err(kvasir_blocks::WritePageError::Corrupt) {
+                    self.metrics.corrupt_blocks.inc();
+                }
+                self.blocks.page_written(now_ms, copy, result);
+            }
+        }
+    }
+
+    pub(super) fn pages_dropped(&mut self, epoch: AttachEpoch, handle: u64) {
+        self.tell_pool_owner(epoch, ToEngine::PagesDropped(v1::PagesDropped { handle }));
+    }
+
+    pub(super) fn pages_filled(&mut self, epoch: AttachEpoch, handle: u64, blocks: u32) {
+        self.tell_pool_owner(epoch, ToEngine::PagesFilled(v1::PagesFilled { handle, blocks }));
+    }
+
+    fn tell_pool_owner(&mut self, epoch: AttachEpoch, message: ToEngine) {
+        if self.session.as_ref().is_some_and(|session| session.line.epoch() == epoch) {
+            self.tell_engine(message);
+        }
+    }
+}

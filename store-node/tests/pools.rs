@@ -1,0 +1,424 @@
+//! Engines with pages of their own: what lies there is announced, copied into slots and below, and pages are filled.
+
+// Names of shares that read like those of the block core's tests.
+#![allow(non_snake_case)]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use common::engine::options;
+use common::*;
+use futures::StreamExt;
+use kvasir_proto::{BlockKey, PoolLayout, Share, Side, v1};
+use kvasir_store_node::attach::{AttachError, EngineAttachment};
+use v1::engine_to_node::Message as ToNode;
+use v1::node_to_engine::Message as FromNode;
+
+const PAGES: u32 = 32;
+const LAYER_BYTES: u64 = 1024;
+
+fn P(serial: u64) -> Share {
+    share(serial, Side::Prefill)
+}
+
+/// Layer by layer, as vLLM lays its cache out; slots have a block's layers beside each other.
+fn description() -> v1::PoolDescription {
+    let layer = |layer: u64| v1::PoolLayer {
+        runs: vec![v1::PoolRun {
+            base_bytes: layer * u64::from(PAGES) * LAYER_BYTES,
+            stride_bytes: LAYER_BYTES,
+            length_bytes: LAYER_BYTES,
+        }],
+    };
+    let bytes = u64::from(PAGES) * u64::from(LAYERS) * LAYER_BYTES;
+    v1::PoolDescription {
+        memory: Some(v1::pool_description::Memory::Host(v1::HostPool { bytes })),
+        pages: PAGES,
+        layers: (0..LAYERS.into()).map(layer).collect(),
+    }
+}
+
+/// An engine with a pool.
+struct Pooled {
+    engine: FakeEngine,
+    layout: PoolLayout,
+}
+
+impl Pooled {
+    async fn attach(node: &TestNode) -> Self {
+        Pooled::try_attach(node, description()).await.expect("attached")
+    }
+
+    async fn try_attach(node: &TestNode, pool: v1::PoolDescription) -> Result<Self, AttachError> {
+        Pooled::attach_in(&node.attach_dir(), pool).await
+    }
+
+    async fn attach_in(dir: &Path, pool: v1::PoolDescription) -> Result<Self, AttachError> {
+        let mut options = options(dir, layout());
+        options.pool = Some(pool.clone());
+        let engine = FakeEngine::new(EngineAttachment::connect(options).await?);
+        let bytes = engine.attachment.link().pool_memory().expect("a pool").len() as u64;
+        let layout = PoolLayout::from_wire(PAGES, bytes, &pool.layers, &layout());
+        Ok(Pooled { engine, layout: layout.expect("the node took it") })
+    }
+
+    /// Writes pages of a prompt from this page of the pool on.
+    fn write(&self, prompt: &[u32], blocks: Range<u32>, page: u32) {
+        let pool = self.engine.attachment.link().pool_memory().expect("a pool");
+        for (page, block) in (page..).zip(blocks) {
+            for (layer, (offset, _)) in (0..).zip(self.layout.runs(page)) {
+                let bytes = page_bytes(prompt, block, layer);
+                pool.copy_from(offset as usize, &bytes).expect("inside the pool");
+            }
+        }
+    }
+
+    /// Whether pages from this one on have these blocks.
+    fn has(&self, prompt: &[u32], blocks: Range<u32>, page: u32) -> bool {
+        let pool = self.engine.attachment.link().pool_memory().expect("a pool");
+        (page..).zip(blocks).all(|(page, block)| {
+            (0..).zip(self.layout.runs(page)).all(|(layer, (offset, bytes))| {
+                let mut there = vec![0; bytes as usize];
+                pool.copy_to(offset as usize, &mut there).expect("inside the pool");
+                there == page_bytes(prompt, block, layer)
+            })
+        })
+    }
+
+    fn hold(&mut self, prompt: &[u32], blocks: Range<u32>, page: u32) {
+        let keys = chain(prompt);
+        let parent = blocks.start.checked_sub(1).map(|before| keys[before as usize]);
+        self.engine.send(ToNode::HoldPages(v1::HoldPages {
+            namespace: namespace().0.to_vec(),
+            parent: BlockKey::concat(parent.as_slice()),
+            pages: (page..).take(blocks.len()).collect(),
+            keys: BlockKey::concat(&keys[blocks.start as usize..blocks.end as usize]),
+        }));
+    }
+
+    fn write_and_hold(&mut self, prompt: &[u32], page: u32) {
+        let blocks = prompt.len() as u32 / BLOCK_TOKENS;
+        self.write(prompt, 0..blocks, page);
+        self.hold(prompt, 0..blocks, page);
+    }
+
+    async fn drop_pages(&mut self, handle: u64, pages: Range<u32>) {
+        let pages = pages.collect();
+        self.engine.send(ToNode::DropPages(v1::DropPages { handle, pages }));
+        let dropped = |message: &FromNode| match message {
+            FromNode::PagesDropped(dropped) => (dropped.handle == handle).then_some(()),
+            _ => None,
+        };
+        self.engine.wait("pages are dropped", dropped).await;
+    }
+
+    /// Fills pages from this one on with the last blocks of a prompt.
+    async fn fill(&mut self, handle: u64, prompt: &[u32], pages: Range<u32>) -> u32 {
+        let keys = BlockKey::concat(&chain(prompt));
+        let pages = pages.collect();
+        self.engine.send(ToNode::FillPages(v1::FillPages { handle, keys, pages }));
+        let filled = |message: &FromNode| match message {
+            FromNode::PagesFilled(filled) => (filled.handle == handle).then_some(filled.blocks),
+            _ => None,
+        };
+        self.engine.wait("pages are filled", filled).await
+    }
+}
+
+/// What a subscriber of events knows.
+struct Known {
+    events: tonic::Streaming<v1::NodeEvent>,
+    tiers: BTreeMap<BlockKey, v1::Tier>,
+}
+
+impl Known {
+    async fn subscribe(node: &mut TestNode) -> Self {
+        let request = v1::EventsRequest { incarnation: 0, from_sequence: 0 };
+        let events = node.client.events(request).await.expect("a stream").into_inner();
+        Known { events, tiers: BTreeMap::new() }
+    }
+
+    fn take(&mut self, event: v1::NodeEvent) {
+        match event.event.expect("an event") {
+            v1::node_event::Event::Snapshot(part) => {
+                let tier = part.tier();
+                let keys = BlockKey::list(&part.keys).expect("keys");
+                self.tiers.extend(keys.into_iter().map(|key| (key, tier)));
+            }
+            v1::node_event::Event::Changes(changes) => {
+                for change in changes.changes {
+                    let key = BlockKey::list(&change.key).expect("a key")[0];
+                    match change.removed {
+                        true => self.tiers.remove(&key),
+                        false => self.tiers.insert(key, change.tier()),
+                    };
+                }
+            }
+            v1::node_event::Event::Status(_) => {}
+        }
+    }
+
+    /// Waits until these blocks are in this tier, or nowhere.
+    async fn sees(&mut self, keys: &[BlockKey], tier: Option<v1::Tier>) {
+        while !keys.iter().all(|key| self.tiers.get(key).copied() == tier) {
+            let event = tokio::time::timeout(PATIENCE, self.events.next()).await;
+            let event = event.unwrap_or_else(|_| panic!("never {tier:?}: {:?}", self.tiers));
+            self.take(event.expect("not over").expect("no error"));
+        }
+    }
+}
+
+async fn counted(node: &TestNode, event: &str, blocks: f64) {
+    node.shows(&format!("pool_blocks_total{{event=\"{event}\"}}"), blocks).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn blocks_of_a_pool_are_announced_copied_and_found_by_others() {
+    let mut node = TestNode::start(Domain::Shm).await;
+    let mut pooled = Pooled::attach(&node).await;
+    let mut known = Known::subscribe(&mut node).await;
+    let prompt = prompt(1, 5 * BLOCK_TOKENS);
+    let keys = chain(&prompt);
+    pooled.write(&prompt, 0..5, 7);
+    pooled.hold(&prompt, 0..2, 7);
+    known.sees(&keys[..2], Some(v1::Tier::Vram)).await;
+    pooled.hold(&prompt, 2..5, 9);
+    known.sees(&keys, Some(v1::Tier::Vram)).await;
+    node.has_blocks(&keys).await;
+    counted(&node, "sunk", 5.0).await;
+    // The engine finds them in slots, as it would find any others; so does a share of a transaction.
+    pooled.engine.send(ToNode::Get(v1::GetBlocks { handle: 1, keys: BlockKey::concat(&keys) }));
+    let got = pooled.engine.got(1).await;
+    pooled.engine.holds(&prompt, &got.slots, 0..5);
+    let reply = node.allocate(allocate(P(1), &prompt)).await.expect("room");
+    assert_eq!(reply.held_blocks, 4, "and the last one is computed");
+    // They outlive their pages.
+    pooled.drop_pages(2, 7..12).await;
+    known.sees(&keys, Some(v1::Tier::Dram)).await;
+    pooled.write(&common::prompt(9, 5 * BLOCK_TOKENS), 0..5, 7);
+    pooled.engine.holds(&prompt, &got.slots, 0..5);
+    counted(&node, "dropped_unsunk", 0.0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pages_may_be_dropped_while_they_are_copied() {
+    let mut node = TestNode::start(Domain::Shm).await;
+    let mut pooled = Pooled::attach(&node).await;
+    for round in 0..20 {
+        let prompt = prompt(round, 3 * BLOCK_TOKENS);
+        pooled.write_and_hold(&prompt, 3);
+        pooled.drop_pages(round.into(), 3..6).await;
+        // The engine may write them now, and what was copied is what was there before.
+        pooled.write(&common::prompt(1_000 + round, 3 * BLOCK_TOKENS), 0..3, 3);
+        node.has_blocks(&chain(&prompt)).await;
+        let handle = 100 + u64::from(round);
+        let keys = BlockKey::concat(&chain(&prompt));
+        pooled.engine.send(ToNode::Get(v1::GetBlocks { handle, keys }));
+        let got = pooled.engine.got(handle).await;
+        pooled.engine.holds(&prompt, &got.slots, 0..3);
+        pooled.engine.send(ToNode::Unpin(v1::UnpinBlocks { handle }));
+    }
+    node.is_quiet().await;
+    node.shows("pool_pages{state=\"dropping\"}", 0.0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pages_are_filled_from_slots() {
+    let mut node = TestNode::start(Domain::Shm).await;
+    let mut pooled = Pooled::attach(&node).await;
+    let prompt = prompt(3, 4 * BLOCK_TOKENS);
+    // Computed in slots, as engines without pools do.
+    node.allocate(allocate(P(1), &prompt)).await.expect("room");
+    let slots = pooled.engine.bind(P(1)).await.slots;
+    pooled.engine.compute(P(1), &prompt, &slots, 0..4);
+    pooled.engine.release(P(1));
+    node.has_blocks(&chain(&prompt)).await;
+    assert_eq!(pooled.fill(1, &prompt, 10..14).await, 4);
+    assert!(pooled.has(&prompt, 0..4, 10));
+    // The last two only, and a block that is nowhere.
+    assert_eq!(pooled.fill(2, &prompt, 20..22).await, 2);
+    assert!(pooled.has(&prompt, 2..4, 20));
+    let longer: Vec<u32> = prompt.iter().copied().chain(0..BLOCK_TOKENS).collect();
+    assert_eq!(pooled.fill(3, &longer, 24..26).await, 1);
+    assert!(pooled.has(&prompt, 3..4, 24));
+    assert_eq!(pooled.fill(4, &common::prompt(4, BLOCK_TOKENS), 30..31).await, 0);
+    node.is_quiet().await;
+    // Whoever says so holds them then.
+    let mut known = Known::subscribe(&mut node).await;
+    pooled.hold(&prompt, 0..4, 10);
+    known.sees(&chain(&prompt), Some(v1::Tier::Vram)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rotten_slot_is_a_miss_and_never_wrong_bytes() {
+    let mut node = TestNode::start(Domain::Shm).await;
+    let mut pooled = Pooled::attach(&node).await;
+    let prompt = prompt(5, 3 * BLOCK_TOKENS);
+    let keys = chain(&prompt);
+    pooled.write_and_hold(&prompt, 0);
+    node.has_blocks(&keys).await;
+    pooled.drop_pages(1, 0..3).await;
+    let second = node.blocks(&keys[1..2]).await.remove(0);
+    pooled.engine.write(second.slot, 2, &[7; LAYER_BYTES as usize]);
+    assert_eq!(pooled.fill(2, &prompt, 4..7).await, 1);
+    assert!(pooled.has(&prompt, 0..1, 4));
+    assert_eq!(node.blocks(&keys).await.len(), 1, "it is gone, and what follows it");
+    node.shows("corrupt_blocks_total", 1.0).await;
+    node.is_quiet().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pages_sink_to_the_ssd_and_are_filled_from_there() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let ssd = dir.path().to_owned();
+    let mut node = TestNode::start_with(Domain::Shm, move |config| {
+        config.ssd.dir = Some(ssd);
+        config.ssd.segment_bytes = 128 << 10;
+        config.ssd.bytes = 64 * (128 << 10) + 8192;
+        config.ssd.sink_ahead_percent = 60;
+    })
+    .await;
+    let mut pooled = Pooled::attach(&node).await;
+    until("the SSD is ready", async || {
+        node.describe().await.ssd.is_some_and(|ssd| ssd.usable).then_some(())
+    })
+    .await;
+    let mut known = Known::subscribe(&mut node).await;
+    let first = prompt(1, 4 * BLOCK_TOKENS);
+    pooled.write_and_hold(&first, 0);
+    node.has_blocks(&chain(&first)).await;
+    pooled.drop_pages(1, 0..4).await;
+    // Others, until the first ones are in no slot any more.
+    for seed in 2..40 {
+        let other = prompt(seed, 4 * BLOCK_TOKENS);
+        pooled.write_and_hold(&other, 8);
+        node.has_blocks(&chain(&other)).await;
+        pooled.drop_pages(seed.into(), 8..12).await;
+        until("what shall sink has", async || {
+            (node.metric("ssd{of=\"sinking\"}").await == 0.0).then_some(())
+        })
+        .await;
+    }
+    known.sees(&chain(&first), Some(v1::Tier::Ssd)).await;
+    assert_eq!(pooled.fill(100, &first, 20..24).await, 4);
+    assert!(pooled.has(&first, 0..4, 20));
+    node.is_quiet().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn descriptions_that_cannot_be_are_refused_in_a_sentence() {
+    let node = TestNode::start_with(Domain::Shm, |config| config.pool_bytes_max = 1 << 20).await;
+    let host = |bytes| Some(v1::pool_description::Memory::Host(v1::HostPool { bytes }));
+    let good = description();
+    let mut short = good.clone();
+    short.layers[2].runs[0].length_bytes -= 1;
+    let mut overlap = good.clone();
+    overlap.layers[2].runs[0].base_bytes -= 1;
+    let cases = [
+        (v1::PoolDescription { memory: None, ..good.clone() }, "`pool.memory` is missing"),
+        (v1::PoolDescription { pages: 0, ..good.clone() }, "at least one page"),
+        (v1::PoolDescription { layers: good.layers[1..].to_vec(), ..good.clone() }, "3 layers"),
+        (short, "run 0 of layer 2 has 1023 bytes, and 1024 in a slot"),
+        (overlap, "overlap"),
+        (v1::PoolDescription { memory: host(131_071), ..good.clone() }, "beyond the 131071"),
+        (v1::PoolDescription { memory: host(2 << 20), ..good.clone() }, "`pool_bytes_max`"),
+    ];
+    for (description, why) in cases {
+        let refused = Pooled::try_attach(&node, description).await.map(|_| ());
+        let refused = refused.expect_err(why).to_string();
+        assert!(refused.contains(why), "{refused} should say {why}");
+    }
+    // And then one that can be.
+    Pooled::attach(&node).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_names_pages_which_are_not_its_own_is_detached() {
+    let mut node = TestNode::start(Domain::Shm).await;
+    let mut pooled = Pooled::attach(&node).await;
+    let mut known = Known::subscribe(&mut node).await;
+    let prompt = prompt(1, BLOCK_TOKENS);
+    pooled.write_and_hold(&prompt, 5);
+    known.sees(&chain(&prompt), Some(v1::Tier::Vram)).await;
+    node.has_blocks(&chain(&prompt)).await;
+    // Held already.
+    pooled.write_and_hold(&common::prompt(2, BLOCK_TOKENS), 5);
+    until("it is detached", async || (!pooled.engine.attachment.is_connected()).then_some(()))
+        .await;
+    known.sees(&chain(&prompt), Some(v1::Tier::Dram)).await;
+    node.shows("engines_expelled_total", 1.0).await;
+    // Without a pool there is nothing to hold.
+    drop(pooled);
+    let mut engine = FakeEngine::attach(&node).await;
+    engine.send(ToNode::DropPages(v1::DropPages { handle: 1, pages: vec![0] }));
+    until("it is detached", async || (!engine.attachment.is_connected()).then_some(())).await;
+}
+
+/// Not a test: an engine in a process of its own, for the test below. It attaches to the node in the current
+/// directory, and holds blocks until it is killed.
+#[test]
+#[ignore = "is started by another test"]
+fn pooled_process() {
+    if !Path::new("attach.sock").exists() {
+        return;
+    }
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    runtime.block_on(async {
+        let mut pooled = Pooled::attach_in(Path::new("."), description()).await.expect("attached");
+        let (kept, lost) = (prompt(1, 2 * BLOCK_TOKENS), prompt(2, 3 * BLOCK_TOKENS));
+        pooled.write_and_hold(&kept, 0);
+        pooled.write(&lost, 1..3, 4);
+        pooled.hold(&lost, 1..3, 4);
+        tokio::time::sleep(std::time::Duration::from_secs(600)).await;
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_is_killed_leaves_nothing_announced() {
+    let mut node = TestNode::start(Domain::Shm).await;
+    let mut known = Known::subscribe(&mut node).await;
+    let mut engine = Command::new(std::env::current_exe().expect("this test"))
+        .args(["--ignored", "--exact", "pooled_process"])
+        .current_dir(node.attach_dir())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("a process");
+    let (kept, lost) = (prompt(1, 2 * BLOCK_TOKENS), prompt(2, 3 * BLOCK_TOKENS));
+    known.sees(&chain(&lost)[1..], Some(v1::Tier::Vram)).await;
+    node.has_blocks(&chain(&kept)).await;
+    engine.kill().expect("killed");
+    engine.wait().expect("its end");
+    known.sees(&chain(&lost)[1..], None).await;
+    known.sees(&chain(&kept), Some(v1::Tier::Dram)).await;
+    node.is_quiet().await;
+    let mut pooled = Pooled::attach(&node).await;
+    assert_eq!(pooled.fill(1, &kept, 0..2).await, 2);
+    assert!(pooled.has(&kept, 0..2, 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_an_engine_leaves_behind_is_announced_no_more_and_the_next_one_begins_anew() {
+    let mut node = TestNode::start(Domain::Shm).await;
+    let mut known = Known::subscribe(&mut node).await;
+    let (kept, lost) = (prompt(1, 2 * BLOCK_TOKENS), prompt(2, 3 * BLOCK_TOKENS));
+    let mut pooled = Pooled::attach(&node).await;
+    pooled.write_and_hold(&kept, 0);
+    node.has_blocks(&chain(&kept)).await;
+    // These follow a block that is nowhere, so no slot can have them.
+    pooled.write(&lost, 1..3, 4);
+    pooled.hold(&lost, 1..3, 4);
+    known.sees(&chain(&lost)[1..], Some(v1::Tier::Vram)).await;
+    drop(pooled);
+    known.sees(&chain(&lost)[1..], None).await;
+    known.sees(&chain(&kept), Some(v1::Tier::Dram)).await;
+    node.shows("pool_pages{state=\"free\"}", 0.0).await;
+    let mut pooled = Pooled::attach(&node).await;
+    assert_eq!(pooled.fill(1, &kept, 0..2).await, 2);
+    assert!(pooled.has(&kept, 0..2, 0));
+    node.is_quiet().await;
+}
