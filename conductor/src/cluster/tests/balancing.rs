@@ -36,14 +36,16 @@ fn told(node: &FakeNode) -> Vec<v1::SetRoleRequest> {
 /// Both report so much to do.
 async fn are_busy(nodes: &[FakeNode; 2], events: &[Subscription; 2]) {
     for (node, events) in nodes.iter().zip(events) {
-        let mut status = node.described.lock().expect("no test panicked with it").clone();
-        let load = v1::InstanceLoad {
-            running: 4,
-            waiting_prompt_tokens: 5_000,
-            ..v1::InstanceLoad::default()
+        // In one step: a role may be set at any time.
+        let status = {
+            let mut described = node.described.lock().expect("no test panicked with it");
+            described.load = Some(v1::InstanceLoad {
+                running: 4,
+                waiting_prompt_tokens: 5_000,
+                ..v1::InstanceLoad::default()
+            });
+            described.clone()
         };
-        status.load = Some(load);
-        *node.described.lock().expect("no test panicked with it") = status.clone();
         events.status(status).await;
     }
 }
