@@ -66,7 +66,19 @@ impl Stranger {
         message.extend(receiver.to_le_bytes());
         message.push(0x18);
         prost::encoding::encode_varint(imm.into(), &mut message);
-        let peer = self.engine.connect(&endpoint).expect("a session");
+        self.send(&endpoint, message).await;
+    }
+
+    /// Orders objects. The wire has the kind and the order.
+    async fn order(&self, to: &mut TestNode, order: &v1::SendObjects) {
+        let endpoint = Endpoint::from_bytes(&to.endpoint().await).expect("an endpoint");
+        let mut message = vec![8, SEND_OBJECTS, 0x22];
+        message.extend(order.encode_length_delimited_to_vec());
+        self.send(&endpoint, message).await;
+    }
+
+    async fn send(&self, to: &Endpoint, message: Vec<u8>) {
+        let peer = self.engine.connect(to).expect("a session");
         let (done, outcome) = Completion::future();
         self.engine.send(peer, message, Duration::from_secs(5), done).expect("taken");
         outcome.await.expect("delivered");
@@ -78,6 +90,7 @@ const STOP_PUSH: u8 = 1;
 const STOPPED: u8 = 2;
 const UNSURE: u8 = 3;
 const FAILED: u8 = 4;
+const SEND_OBJECTS: u8 = 6;
 
 struct Target(v1::WriteTargets);
 
@@ -352,4 +365,32 @@ async fn only_its_receiver_can_stop_a_push() {
     decode_engine.release(share(1, Side::Decode));
     prefill.is_quiet().await;
     decode.is_quiet().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_are_ordered_by_who_gets_them_and_not_too_many_at_once() {
+    let mut node = TestNode::start(Domain::Tcp).await;
+    let (stranger, other) = (Stranger::start(Domain::Tcp), Stranger::start(Domain::Tcp));
+    let order = |of: &Stranger, count: usize| v1::SendObjects {
+        targets: Some(v1::WriteTargets {
+            endpoint: of.engine.endpoint().to_bytes(),
+            ..v1::WriteTargets::default()
+        }),
+        objects: vec![v1::SendObject { tx: Some(tx(1).into()), ..Default::default() }; count],
+        ..v1::SendObjects::default()
+    };
+    let refused = async |node: &TestNode, count: f64| {
+        until("a refusal", async || {
+            (node.metric("peer_messages_refused_total").await == count).then_some(())
+        })
+        .await;
+    };
+    // What cannot be sent is answered, which is no offence.
+    stranger.order(&mut node, &order(&stranger, 64)).await;
+    stranger.order(&mut node, &order(&other, 1)).await;
+    refused(&node, 1.0).await;
+    stranger.order(&mut node, &order(&stranger, 65)).await;
+    refused(&node, 2.0).await;
+    node.is_quiet().await;
+    assert_eq!(node.metric("peer_messages_refused_total").await, 2.0);
 }
