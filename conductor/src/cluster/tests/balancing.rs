@@ -82,7 +82,7 @@ async fn engines_that_do_both_are_divided_and_the_conductor_follows_what_their_n
         assert_eq!((request.incarnation, request.attach_epoch), (1, 1));
         assert_eq!((request.expected_version, request.dwell_ms), (0, 60_000));
     }
-    assert_eq!(world.metric(CHANGES), 2.0);
+    eventually("both are counted", || world.metric(CHANGES) == 2.0).await;
     // An engine that attaches anew plays both, and the other one helps out until it has a role again.
     let mut status = nodes[0].described.lock().expect("no test panicked with it").clone();
     let instance = status.instance.as_mut().expect("an engine");
