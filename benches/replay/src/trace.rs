@@ -2,6 +2,7 @@
 //! and `output_length` (tokens) and `hash_ids`, one id for each block of the prompt, the last of
 //! which may be partial; an id always has the same predecessor. The format is Mooncake's.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
@@ -21,6 +22,11 @@ pub enum TraceError {
     Zstd(String),
     #[error("line {line} is no request")]
     Line { line: usize, source: serde_json::Error },
+    #[error(
+        "line {line}: block {id} follows another one than before; an id stands for a block and all that is before it in \
+         its prompt, as a hash of a prefix does"
+    )]
+    Predecessor { line: usize, id: u64 },
     #[error("line {line} has {got} hash ids for {tokens} tokens in blocks of {block_tokens}")]
     Blocks { line: usize, got: usize, tokens: u32, block_tokens: u32 },
     #[error("line {line} is longer than 16 MiB")]
@@ -74,6 +80,8 @@ impl Trace {
     /// As [`Self::open`].
     pub fn read(mut lines: impl BufRead, block_tokens: u32) -> Result<Trace, TraceError> {
         let mut requests = Vec::new();
+        // Of each block, the one before it.
+        let mut predecessors: HashMap<u64, Option<u64>> = HashMap::new();
         let mut text = Vec::new();
         for line in 1.. {
             text.clear();
@@ -92,6 +100,12 @@ impl Trace {
             let (tokens, got) = (parsed.input_length.max(1), parsed.hash_ids.len());
             if got != tokens.div_ceil(block_tokens) as usize {
                 return Err(TraceError::Blocks { line, got, tokens, block_tokens });
+            }
+            let before = std::iter::once(None).chain(parsed.hash_ids.iter().copied().map(Some));
+            for (&id, before) in parsed.hash_ids.iter().zip(before) {
+                if *predecessors.entry(id).or_insert(before) != before {
+                    return Err(TraceError::Predecessor { line, id });
+                }
             }
             requests.push(Request {
                 arrival_us: parsed.timestamp.saturating_mul(1_000),
@@ -176,6 +190,11 @@ mod tests {
         };
         check("", "empty");
         check("\n{}", "line 2");
+        let request = |ids: &str| {
+            format!("{{\"timestamp\":0,\"input_length\":1024,\"output_length\":1,\"hash_ids\":[{ids}]}}\n")
+        };
+        check(&(request("1,2") + &request("3,2")), "line 2: block 2");
+        check(&request("4,4"), "line 1: block 4");
         check(
             "{\"timestamp\":0,\"input_length\":513,\"output_length\":1,\"hash_ids\":[1]}",
             "1 hash ids",
