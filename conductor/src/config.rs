@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use kvasir_placement::Selection;
+use kvasir_placement::balance::BalanceOptions;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -126,7 +127,7 @@ pub struct Config {
     pub balance: BalanceConfig,
 }
 
-/// What is done about the ratio of engines that prefill to engines that decode (docs/administration.md).
+/// What is done about the ratio of engines that prefill to engines that decode (docs/balance.md).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct BalanceConfig {
@@ -166,17 +167,26 @@ pub enum BalanceMode {
 
 impl Default for BalanceConfig {
     fn default() -> Self {
+        let BalanceOptions {
+            window_us,
+            changes_max,
+            margin,
+            prefills_min,
+            decodes_min,
+            load_high,
+            load_low,
+        } = BalanceOptions::default();
         BalanceConfig {
             mode: BalanceMode::Wish,
             sample_ms: 500,
-            window_ms: 60_000,
+            window_ms: window_us / 1_000,
             dwell_ms: 120_000,
-            changes_max: 1,
-            margin: 0.05,
-            prefills_min: 1,
-            decodes_min: 1,
-            load_high: 1.0,
-            load_low: 0.1,
+            changes_max,
+            margin,
+            prefills_min,
+            decodes_min,
+            load_high,
+            load_low,
         }
     }
 }

@@ -12,6 +12,7 @@
 
 mod admin;
 mod attach_server;
+mod backlog;
 mod bucket;
 mod clock;
 pub mod config;

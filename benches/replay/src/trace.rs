@@ -191,7 +191,9 @@ mod tests {
         check("", "empty");
         check("\n{}", "line 2");
         let request = |ids: &str| {
-            format!("{{\"timestamp\":0,\"input_length\":1024,\"output_length\":1,\"hash_ids\":[{ids}]}}\n")
+            format!(
+                "{{\"timestamp\":0,\"input_length\":1024,\"output_length\":1,\"hash_ids\":[{ids}]}}\n"
+            )
         };
         check(&(request("1,2") + &request("3,2")), "line 2: block 2");
         check(&request("4,4"), "line 1: block 4");

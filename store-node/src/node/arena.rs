@@ -8,7 +8,7 @@ use kvasir_transfer::memory::{MemoryError, Prefault};
 use kvasir_transfer::{Checksum, SharedMemory};
 
 /// Memory for the cache, shared with the engine and written by peers.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Arena {
     memory: Arc<SharedMemory>,
 }

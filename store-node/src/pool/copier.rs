@@ -5,16 +5,16 @@
 //! that memory with latency is kept busy. What goes into a slot is hashed while it is in the processor's cache; what
 //! leaves one is hashed first, so that rotten bytes reach no page.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::Receiver;
 
 use kvasir_blocks::{RiseError, WritePageError};
 use kvasir_proto::{SlotIndex, SlotLayout};
-use kvasir_transfer::SharedMemory;
 
 use super::Pool;
 use super::memory::CopyFault;
+use crate::backlog::Backlog;
+use crate::node::arena::Arena;
 
 /// Jobs that wait for the thread; the node keeps what is more.
 const JOBS_MAX: usize = 256;
@@ -64,9 +64,8 @@ pub enum Copied {
 /// The node's end. Dropping it ends the thread.
 #[derive(Debug)]
 pub struct PageCopier {
-    jobs: SyncSender<Job>,
-    /// Jobs for which the queue had no room: bounded by what the block core has under way.
-    backlog: VecDeque<Job>,
+    /// Bounded by what the block core has under way.
+    jobs: Backlog<Job>,
 }
 
 impl PageCopier {
@@ -74,52 +73,33 @@ impl PageCopier {
     ///
     /// # Errors
     /// When no thread can be started.
-    pub fn start(
-        slots: Arc<SharedMemory>,
-        report: impl Fn(Copied) + Send + 'static,
-    ) -> std::io::Result<Self> {
-        let (jobs, receiver) = sync_channel(JOBS_MAX);
-        let thread = Thread { slots, report: Box::new(report) };
+    pub fn start(arena: Arena, report: impl Fn(Copied) + Send + 'static) -> std::io::Result<Self> {
+        let (jobs, receiver) = Backlog::new(JOBS_MAX);
+        let thread = Thread { arena, report: Box::new(report) };
         std::thread::Builder::new()
             .name("page-copier".into())
             .spawn(move || thread.run(&receiver))?;
-        Ok(PageCopier { jobs, backlog: VecDeque::new() })
+        Ok(PageCopier { jobs })
     }
 
     /// Copies, without waiting for it.
     pub fn copy(&mut self, copy: Copy) {
-        self.give(Job::Copy(copy));
+        self.jobs.give(Job::Copy(copy));
     }
 
     /// Drops a pool after the copies that were asked for.
     pub fn let_go(&mut self, pool: Arc<Pool>) {
-        self.give(Job::LetGo(pool));
-    }
-
-    fn give(&mut self, job: Job) {
-        self.backlog.push_back(job);
-        self.flush();
+        self.jobs.give(Job::LetGo(pool));
     }
 
     /// Hands over what there was no room for. Answers whether some still waits.
     pub fn flush(&mut self) -> bool {
-        while let Some(job) = self.backlog.pop_front() {
-            match self.jobs.try_send(job) {
-                Ok(()) => {}
-                Err(TrySendError::Full(job)) => {
-                    self.backlog.push_front(job);
-                    return true;
-                }
-                // The thread has died: copies are never answered, and the log says why.
-                Err(TrySendError::Disconnected(_)) => return false,
-            }
-        }
-        false
+        self.jobs.flush()
     }
 }
 
 struct Thread {
-    slots: Arc<SharedMemory>,
+    arena: Arena,
     report: Box<dyn Fn(Copied) + Send>,
 }
 
@@ -162,7 +142,7 @@ impl Thread {
                 Way::IntoSlot { rise } => Copied::IntoSlot {
                     rise,
                     result: result
-                        .map(|()| self.checksums(&copy.layout, copy.slot))
+                        .map(|()| self.arena.checksums(&copy.layout, copy.slot))
                         .map_err(|_| RiseError::Failed),
                 },
             });
@@ -173,12 +153,12 @@ impl Thread {
         let Copy { pool, page, slot, layout, way } = copy;
         if let Way::IntoPage { checksums, .. } = way
             && !checksums.is_empty()
-            && *checksums != self.checksums(layout, *slot)
+            && *checksums != self.arena.checksums(layout, *slot)
         {
             return Err(WritePageError::Corrupt);
         }
         for (run, (offset, bytes)) in slot_runs(layout, *slot).zip(pool.layout.runs(*page)) {
-            let at = self.slots.as_ptr().wrapping_add(run.0);
+            let at = self.arena.memory().as_ptr().wrapping_add(run.0);
             let begun = match way {
                 // SAFETY: the run of a slot of a checked layout lies in the arena. The core has given the slot to this copy
                 // alone until it hears that the copy is over.
@@ -189,15 +169,6 @@ impl Thread {
             begun.inspect_err(log_fault).map_err(|_| WritePageError::Failed)?;
         }
         Ok(())
-    }
-
-    fn checksums(&self, layout: &SlotLayout, slot: SlotIndex) -> Vec<u64> {
-        let hash = |(offset, bytes)| {
-            // SAFETY: nobody writes the slot: it is pinned, or this thread's alone and written.
-            let run = unsafe { self.slots.slice(offset, bytes) };
-            kvasir_transfer::checksum(run.expect("slots of a checked layout lie in the arena"))
-        };
-        slot_runs(layout, slot).map(hash).collect()
     }
 }
 

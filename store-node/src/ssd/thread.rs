@@ -7,9 +7,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{
-    Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel,
-};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -23,6 +21,7 @@ use kvasir_transfer::{Checksum, SharedMemory};
 use tokio::sync::oneshot;
 
 use super::open::{Opened, drop_index, open_disk, open_index};
+use crate::backlog::Backlog;
 use crate::config::Ssd;
 
 /// Jobs that wait for the thread; the node keeps what is more.
@@ -119,10 +118,8 @@ pub enum Report {
 /// The node's end. Dropping it ends the thread.
 #[derive(Debug)]
 pub struct SsdThread {
-    jobs: SyncSender<Job>,
-    /// Jobs for which the queue had no room: bounded by what the block core has under way, and by
-    /// the blocks there are to forget.
-    backlog: std::collections::VecDeque<Job>,
+    /// Bounded by what the block core has under way, and by the blocks there are to forget.
+    jobs: Backlog<Job>,
 }
 
 impl SsdThread {
@@ -136,32 +133,20 @@ impl SsdThread {
         log_id: u64,
         report: impl FnMut(Report) + Send + 'static,
     ) -> std::io::Result<Self> {
-        let (jobs, receiver) = sync_channel(JOBS_MAX);
+        let (jobs, receiver) = Backlog::new(JOBS_MAX);
         let thread = Thread { config, slots, log_id, jobs: receiver, report: Box::new(report) };
         std::thread::Builder::new().name("ssd".into()).spawn(move || thread.run())?;
-        Ok(SsdThread { jobs, backlog: std::collections::VecDeque::new() })
+        Ok(SsdThread { jobs })
     }
 
     /// Hands a job over without waiting.
     pub fn give(&mut self, job: Job) {
-        self.backlog.push_back(job);
-        self.flush();
+        self.jobs.give(job);
     }
 
     /// Hands over what there was no room for. Answers whether some still waits.
     pub fn flush(&mut self) -> bool {
-        while let Some(job) = self.backlog.pop_front() {
-            match self.jobs.try_send(job) {
-                Ok(()) => {}
-                Err(TrySendError::Full(job)) => {
-                    self.backlog.push_front(job);
-                    return true;
-                }
-                // The thread has died, which the node sees by what is never answered.
-                Err(TrySendError::Disconnected(_)) => return false,
-            }
-        }
-        false
+        self.jobs.flush()
     }
 }
 

@@ -56,8 +56,7 @@ impl Owner {
         if self.pools.copier.is_none() {
             let post: Post = self.post.clone();
             let report = move |copied: Copied| post.end(End::PageCopied(copied));
-            let slots = Arc::clone(self.arena.memory());
-            self.pools.copier = Some(PageCopier::start(slots, report)?);
+            self.pools.copier = Some(PageCopier::start(self.arena.clone(), report)?);
         }
         Ok(())
     }
