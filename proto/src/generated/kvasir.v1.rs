@@ -542,12 +542,67 @@ pub struct KeepContextRequest {
     #[prost(uint64, tag = "4")]
     pub ttl_ms: u64,
     /// In place of `tenant` and `ttl_ms`, from a node that moves what it keeps: the
-    /// hash of the tenant's name, and until when it was promised.
+    /// hash of the tenant's name, until when it was promised, and since when.
     #[prost(fixed64, tag = "5")]
     pub tenant_hash: u64,
     #[prost(uint64, tag = "6")]
     pub until_unix_ms: u64,
+    /// In place of `keys`: the last key of a context of the tenant that is here. Its
+    /// time becomes the new one, also when that is shorter.
+    /// Errors, beside the others: NOT_FOUND (the tenant has no such context here).
+    #[prost(bytes = "vec", tag = "7")]
+    pub last_key: ::prost::alloc::vec::Vec<u8>,
+    #[prost(uint64, tag = "8")]
+    pub since_unix_ms: u64,
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListContextsRequest {
+    #[prost(string, tag = "1")]
+    pub tenant: ::prost::alloc::string::String,
+    /// The most contexts of the answer: 1 to 1,000; 0 is 100.
+    #[prost(uint32, tag = "2")]
+    pub contexts_max: u32,
+    /// As `next` of the page before had it. Empty is the beginning.
+    #[prost(bytes = "vec", tag = "3")]
+    pub from: ::prost::alloc::vec::Vec<u8>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListContextsReply {
+    #[prost(message, repeated, tag = "1")]
+    pub contexts: ::prost::alloc::vec::Vec<KeptContext>,
+    /// Empty at the end.
+    #[prost(bytes = "vec", tag = "2")]
+    pub next: ::prost::alloc::vec::Vec<u8>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct KeptContext {
+    /// 16 bytes: the hash of the namespace.
+    #[prost(bytes = "vec", tag = "1")]
+    pub namespace: ::prost::alloc::vec::Vec<u8>,
+    /// 16 bytes.
+    #[prost(bytes = "vec", tag = "2")]
+    pub last_key: ::prost::alloc::vec::Vec<u8>,
+    /// From the first of the chain to the last.
+    #[prost(uint32, tag = "3")]
+    pub blocks: u32,
+    #[prost(uint64, tag = "4")]
+    pub since_unix_ms: u64,
+    #[prost(uint64, tag = "5")]
+    pub until_unix_ms: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DropContextRequest {
+    #[prost(string, tag = "1")]
+    pub tenant: ::prost::alloc::string::String,
+    /// 16 bytes: the hash of the namespace.
+    #[prost(bytes = "vec", tag = "2")]
+    pub namespace: ::prost::alloc::vec::Vec<u8>,
+    /// 16 bytes.
+    #[prost(bytes = "vec", tag = "3")]
+    pub last_key: ::prost::alloc::vec::Vec<u8>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DropContextReply {}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PrefetchRequest {
     /// 16 bytes: the hash of the namespace.
@@ -589,6 +644,10 @@ pub struct KeepContextReply {
     /// Leading blocks that are durable until the time to live is over.
     #[prost(uint32, tag = "1")]
     pub kept_blocks: u32,
+    #[prost(uint64, tag = "2")]
+    pub since_unix_ms: u64,
+    #[prost(uint64, tag = "3")]
+    pub until_unix_ms: u64,
 }
 /// What becomes of blocks when their request is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
@@ -894,7 +953,8 @@ pub mod store_node_client {
         /// Errors: NOT_FOUND (not even the first block is here), RESOURCE_EXHAUSTED
         /// (the tenant's quota, or no room), FAILED_PRECONDITION (no SSD, or another
         /// tenant keeps a block), UNAVAILABLE (the write failed, or it is being kept
-        /// just now: try again).
+        /// just now: try again). Its last block is marked as the end of a context, which
+        /// has a time of its own: a block is kept as long as any context that goes through it.
         pub async fn keep_context(
             &mut self,
             request: impl tonic::IntoRequest<super::KeepContextRequest>,
@@ -917,6 +977,60 @@ pub mod store_node_client {
             let mut req = request.into_request();
             req.extensions_mut()
                 .insert(GrpcMethod::new("kvasir.v1.StoreNode", "KeepContext"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// The contexts of a tenant, page by page, in the order of their namespaces and
+        /// last keys. Those whose time is over are not among them.
+        pub async fn list_contexts(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListContextsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListContextsReply>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kvasir.v1.StoreNode/ListContexts",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kvasir.v1.StoreNode", "ListContexts"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Ends a context before its time: what no other goes through competes like any
+        /// block. Answers when that is durable.
+        /// Errors: NOT_FOUND (the tenant has no such context here), UNAVAILABLE (the
+        /// write failed, or it is being kept just now: try again).
+        pub async fn drop_context(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DropContextRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DropContextReply>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kvasir.v1.StoreNode/DropContext",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kvasir.v1.StoreNode", "DropContext"));
             self.inner.unary(req, path, codec).await
         }
         /// Blocks that are about to be asked for: what of them only the SSD has is read
@@ -1098,12 +1212,33 @@ pub mod store_node_server {
         /// Errors: NOT_FOUND (not even the first block is here), RESOURCE_EXHAUSTED
         /// (the tenant's quota, or no room), FAILED_PRECONDITION (no SSD, or another
         /// tenant keeps a block), UNAVAILABLE (the write failed, or it is being kept
-        /// just now: try again).
+        /// just now: try again). Its last block is marked as the end of a context, which
+        /// has a time of its own: a block is kept as long as any context that goes through it.
         async fn keep_context(
             &self,
             request: tonic::Request<super::KeepContextRequest>,
         ) -> std::result::Result<
             tonic::Response<super::KeepContextReply>,
+            tonic::Status,
+        >;
+        /// The contexts of a tenant, page by page, in the order of their namespaces and
+        /// last keys. Those whose time is over are not among them.
+        async fn list_contexts(
+            &self,
+            request: tonic::Request<super::ListContextsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListContextsReply>,
+            tonic::Status,
+        >;
+        /// Ends a context before its time: what no other goes through competes like any
+        /// block. Answers when that is durable.
+        /// Errors: NOT_FOUND (the tenant has no such context here), UNAVAILABLE (the
+        /// write failed, or it is being kept just now: try again).
+        async fn drop_context(
+            &self,
+            request: tonic::Request<super::DropContextRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DropContextReply>,
             tonic::Status,
         >;
         /// Blocks that are about to be asked for: what of them only the SSD has is read
@@ -1561,6 +1696,96 @@ pub mod store_node_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = KeepContextSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kvasir.v1.StoreNode/ListContexts" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListContextsSvc<T: StoreNode>(pub Arc<T>);
+                    impl<
+                        T: StoreNode,
+                    > tonic::server::UnaryService<super::ListContextsRequest>
+                    for ListContextsSvc<T> {
+                        type Response = super::ListContextsReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListContextsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as StoreNode>::list_contexts(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListContextsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kvasir.v1.StoreNode/DropContext" => {
+                    #[allow(non_camel_case_types)]
+                    struct DropContextSvc<T: StoreNode>(pub Arc<T>);
+                    impl<
+                        T: StoreNode,
+                    > tonic::server::UnaryService<super::DropContextRequest>
+                    for DropContextSvc<T> {
+                        type Response = super::DropContextReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DropContextRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as StoreNode>::drop_context(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DropContextSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

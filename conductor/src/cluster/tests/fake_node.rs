@@ -236,6 +236,20 @@ impl StoreNode for Service {
         Err(Status::unimplemented("it keeps nothing"))
     }
 
+    async fn list_contexts(
+        &self,
+        _: Request<v1::ListContextsRequest>,
+    ) -> Result<Response<v1::ListContextsReply>, Status> {
+        Err(Status::unimplemented("it keeps nothing"))
+    }
+
+    async fn drop_context(
+        &self,
+        _: Request<v1::DropContextRequest>,
+    ) -> Result<Response<v1::DropContextReply>, Status> {
+        Err(Status::unimplemented("it keeps nothing"))
+    }
+
     async fn prefetch(
         &self,
         request: Request<v1::PrefetchRequest>,

@@ -295,6 +295,20 @@ impl StoreNode for Fake {
         Err(Status::unimplemented("it keeps nothing"))
     }
 
+    async fn list_contexts(
+        &self,
+        _: Request<v1::ListContextsRequest>,
+    ) -> Result<Response<v1::ListContextsReply>, Status> {
+        Err(Status::unimplemented("it keeps nothing"))
+    }
+
+    async fn drop_context(
+        &self,
+        _: Request<v1::DropContextRequest>,
+    ) -> Result<Response<v1::DropContextReply>, Status> {
+        Err(Status::unimplemented("it keeps nothing"))
+    }
+
     async fn prefetch(
         &self,
         _: Request<v1::PrefetchRequest>,
