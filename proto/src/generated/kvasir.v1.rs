@@ -243,6 +243,9 @@ pub struct NodeDescription {
     /// Absent when the node has none.
     #[prost(message, optional, tag = "12")]
     pub ssd: ::core::option::Option<SsdStatus>,
+    /// What tenants are promised can be kept here: there is an SSD or an object store.
+    #[prost(bool, tag = "13")]
+    pub keeps: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SsdStatus {

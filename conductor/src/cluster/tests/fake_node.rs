@@ -50,6 +50,7 @@ pub fn description(node_id: &str, incarnation: u64, role: v1::Role) -> v1::NodeD
         load_at_unix_ms: 0,
         slots_available: 1_000,
         ssd: None,
+        keeps: false,
     }
 }
 

@@ -116,6 +116,7 @@ impl Fake {
             slots_free: 100_000,
             slots_available: if self.script().full { 0 } else { 100_000 },
             ssd: None,
+            keeps: false,
             draining: false,
             load: Some(v1::InstanceLoad {
                 running: self.script().full.into(),

@@ -36,6 +36,7 @@ impl Owner {
             load_at_unix_ms: clock::unix_ms(),
             slots_available: self.blocks.available(),
             ssd: self.ssd_status(),
+            keeps: self.tiers.are_any(),
         }
     }
 

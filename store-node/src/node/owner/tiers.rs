@@ -311,7 +311,10 @@ impl Owner {
         }
         let Some(reply) = self.tiers.keeps.remove(&keep) else { return };
         let failed = || Refused::Unavailable("not all of it could be written; try again".into());
-        let kept = |kept_blocks| v1::KeepContextReply { kept_blocks };
+        let kept = |kept_blocks| v1::KeepContextReply {
+            kept_blocks,
+            ..v1::KeepContextReply::default()
+        };
         let _ = reply.send(blocks.map(kept).ok_or_else(failed));
     }
 
