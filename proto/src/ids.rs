@@ -146,6 +146,17 @@ pub enum Class {
     Context { tenant: Tenant, until_unix_ms: u64 },
 }
 
+/// On a block with which something ends that was promised to a tenant: the block and all before it are of
+/// the context class until then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Mark {
+    pub tenant: Tenant,
+    pub until_unix_ms: u64,
+    /// Of a context: since when there is one. `None`: what ends here is in no list, because it is an
+    /// object, or was written before contexts were marked.
+    pub since_unix_ms: Option<u64>,
+}
+
 /// One request's transaction; the same on every node that takes part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TxId {

@@ -26,7 +26,7 @@ pub mod v1 {
 }
 
 pub use ids::{
-    BlockKey, Class, FieldError, Generation, Imm, Incarnation, InstanceId, Namespace, NodeId,
+    BlockKey, Class, FieldError, Generation, Imm, Incarnation, InstanceId, Mark, Namespace, NodeId,
     Share, Side, SlotIndex, Tenant, TxId,
 };
 pub use layout::{LayoutError, SlotLayout};

@@ -118,16 +118,18 @@ impl StoreNode for NodeService {
 
     async fn list_contexts(
         &self,
-        _: Request<v1::ListContextsRequest>,
+        request: Request<v1::ListContextsRequest>,
     ) -> Result<Response<v1::ListContextsReply>, Status> {
-        Err(Status::unimplemented("it keeps nothing"))
+        let request = request.into_inner();
+        Ok(Response::new(self.node.ask(|reply| Command::ListContexts(request, reply)).await?))
     }
 
     async fn drop_context(
         &self,
-        _: Request<v1::DropContextRequest>,
+        request: Request<v1::DropContextRequest>,
     ) -> Result<Response<v1::DropContextReply>, Status> {
-        Err(Status::unimplemented("it keeps nothing"))
+        let request = request.into_inner();
+        Ok(Response::new(self.node.ask(|reply| Command::DropContext(request, reply)).await?))
     }
 
     async fn prefetch(

@@ -177,6 +177,7 @@ impl NodeCache {
                 keys: request.keys,
                 tenant: CONTEXT_TENANT,
                 until_unix_ms: CONTEXT_UNTIL_MS,
+                since_unix_ms: Some(now_ms),
             };
             // Refused where the context cache is full: then it is a prompt like others.
             let _ = self.blocks.keep(now_ms, &keep);

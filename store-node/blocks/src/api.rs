@@ -5,7 +5,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use kvasir_proto::{BlockKey, Class, Generation, Imm, Namespace, Share, SlotIndex, Tenant};
+use kvasir_proto::{BlockKey, Generation, Imm, Mark, Namespace, Share, SlotIndex, Tenant};
 
 use crate::bucket::{BucketOptions, UploadFrom};
 use crate::eviction::Eviction;
@@ -329,8 +329,8 @@ pub enum Action {
         block: SsdBlock,
         checksums: Vec<u64>,
     },
-    /// Give a block of the SSD another class, durably; answered by `sunk`.
-    Rewrite { sink: u64, key: BlockKey, class: Class },
+    /// Give a block of the SSD another mark or none, durably; answered by `sunk`.
+    Rewrite { sink: u64, key: BlockKey, mark: Option<Mark> },
     /// Read a block of the SSD into a slot that nobody else touches; answered by `risen`.
     Rise { rise: u64, slot: SlotIndex, key: BlockKey },
     /// The SSD need not keep this block.
@@ -345,8 +345,9 @@ pub enum Action {
     /// Source side: of what a share waits for from the SSD some has come, and its first blocks are there, this
     /// many. Given again as more comes; when `is_all` is set no more will.
     Risen { share: Share, blocks: u32, is_all: bool },
-    /// What `keep` began is over: so many blocks are durable, or not all became so.
-    Kept { keep: u64, blocks: Option<u32> },
+    /// What `keep`, `extend_context` or `drop_context` began is over: so many blocks are durable and the last
+    /// has this mark now, or none; or it did not become so.
+    Kept { keep: u64, blocks: Option<u32>, mark: Option<Mark> },
     /// Copy the block in this page of the engine's pool into a slot that nobody else touches; answered by
     /// `risen`. The page holds it until then.
     ReadPage { rise: u64, epoch: AttachEpoch, page: u32, slot: SlotIndex },
@@ -425,9 +426,20 @@ pub struct KeepRequest {
     pub keys: Vec<BlockKey>,
     pub tenant: Tenant,
     pub until_unix_ms: u64,
+    /// Of a context, and now when it is not known otherwise. One that is there already stays since when it
+    /// was. `None`: an object, or what was kept before contexts were marked.
+    pub since_unix_ms: Option<u64>,
 }
 
-/// Why nothing is kept.
+/// A context that is kept here, by its last block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ContextName {
+    pub tenant: Tenant,
+    pub namespace: Namespace,
+    pub last: BlockKey,
+}
+
+/// Why nothing is kept, or not for longer or shorter than before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum KeepError {
     #[error("this node has no SSD that can be used now, nor an object store")]
@@ -448,6 +460,11 @@ pub enum KeepError {
     Busy,
     #[error("what is kept already leaves no room on the SSD")]
     NoRoom,
+    #[error("the tenant has no such context here")]
+    NoContext,
+    /// Try again when it does.
+    #[error("the object store has the context too, and does not answer")]
+    NoBucket,
 }
 
 /// Where a block can be had fastest.

@@ -4,11 +4,15 @@
 //! Blocks are there for one reason: somebody was promised that they are kept. So each is of the context
 //! class, and is forgotten when its time is over. Unlike the tiers of the node itself, this set is not closed
 //! under prefix: other nodes add to it and take from it. It is a hint, which a read of the object store
-//! proves or disproves. It must hold that sums and times are those of the blocks.
+//! proves or disproves. It must hold that sums, times and contexts are those of the blocks.
+//!
+//! A block has a time of its own here, which does not follow from what is after it: it is in the name of the
+//! object. The mark of a context is there beside it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Bound;
 
-use kvasir_proto::{BlockKey, Class, Generation, Namespace, SlotIndex, Tenant};
+use kvasir_proto::{BlockKey, Class, Generation, Mark, Namespace, SlotIndex, Tenant};
 
 use crate::ssd::SsdBlock;
 
@@ -51,7 +55,8 @@ pub enum UploadFrom {
         generation: Generation,
     },
     Ssd,
-    /// The object store has them, kept for less long: a copy takes the place of that one.
+    /// The object store has them, kept for less long or with another mark: a copy takes the place of that one,
+    /// which is not there any more when the upload has ended well.
     Bucket(SsdBlock),
 }
 
@@ -65,6 +70,7 @@ pub(crate) struct Upload {
     pub(crate) path: Vec<SlotIndex>,
     /// It was removed meanwhile.
     pub(crate) unwanted: bool,
+    pub(crate) is_exact: bool,
 }
 
 /// A block that shall be there.
@@ -74,12 +80,17 @@ pub(crate) struct Wanted {
     pub(crate) number: u64,
     pub(crate) block: SsdBlock,
     pub(crate) keep: Option<u64>,
+    /// The mark shall be this one and none else, also when that promises less than what is there.
+    pub(crate) is_exact: bool,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Bucket {
     known: BTreeMap<BlockKey, SsdBlock>,
     untils: BTreeSet<(u64, BlockKey)>,
+    /// Last blocks of contexts whose time is not over, and (until, last block) of the same.
+    contexts: BTreeSet<(Tenant, Namespace, BlockKey)>,
+    context_untils: BTreeSet<(u64, BlockKey)>,
     tenants: BTreeMap<Tenant, u64>,
     bytes: u64,
     /// It answers, and what is there is known.
@@ -128,32 +139,59 @@ impl Bucket {
         keys.iter().take_while(follows).count()
     }
 
-    /// It is kept there so long at least, whoever it is kept for.
+    /// It is kept there so long at least, whoever it is kept for, and so is a context that ends with it.
     pub(crate) fn keeps(&self, wanted: &SsdBlock) -> bool {
         self.get(wanted.key).is_some_and(|known| {
             known.namespace == wanted.namespace
                 && known.layout == wanted.layout
                 && until(&known) >= until(wanted)
+                && marked_until(&known) >= marked_until(wanted)
         })
     }
 
-    /// A block is there. Of two that differ in their time, the one that stays longer is known.
+    /// How a block shall be there that is wanted so: what is promised by what is there already stays.
+    pub(crate) fn as_wanted(&self, wanted: &SsdBlock) -> SsdBlock {
+        let mark = wanted.mark.filter(|mark| mark.since_unix_ms.is_some());
+        let mut block = SsdBlock { mark, ..*wanted };
+        let same =
+            |known: &SsdBlock| (known.namespace, known.layout) == (block.namespace, block.layout);
+        if let Some(known) = self.get(block.key).filter(same) {
+            if until(&known) > until(&block) {
+                block.class = known.class;
+            }
+            if marked_until(&known) > marked_until(&block) {
+                block.mark = known.mark;
+            }
+        }
+        // A name has one tenant.
+        let is_of = |mark: &Mark| matches!(block.class, Class::Context { tenant, .. } if tenant == mark.tenant);
+        block.mark = block.mark.filter(is_of);
+        block
+    }
+
+    /// A block is there. Of two that differ in their times, the one that stays longer is known.
     pub(crate) fn insert(&mut self, block: SsdBlock, blocks_max: usize) {
         let Class::Context { tenant, until_unix_ms } = block.class else { return };
+        let times = |block: &SsdBlock| (until(block), marked_until(block));
         match self.get(block.key) {
-            Some(known) if until(&known) >= until_unix_ms => return,
+            Some(known) if times(&known) >= times(&block) => return,
             Some(_) => drop(self.remove(block.key)),
             None if self.known.len() >= blocks_max => return,
             None => {}
         }
         self.known.insert(block.key, block);
         self.untils.insert((until_unix_ms, block.key));
+        if let Some(Mark { tenant, until_unix_ms, .. }) = block.mark {
+            self.contexts.insert((tenant, block.namespace, block.key));
+            self.context_untils.insert((until_unix_ms, block.key));
+        }
         *self.tenants.entry(tenant).or_insert(0) += block.bytes;
         self.bytes += block.bytes;
     }
 
     pub(crate) fn remove(&mut self, key: BlockKey) -> Option<SsdBlock> {
         let block = self.known.remove(&key)?;
+        self.forget_context(&block);
         if let Class::Context { tenant, until_unix_ms } = block.class {
             self.untils.remove(&(until_unix_ms, key));
             let of = self.tenants.entry(tenant).or_insert(0);
@@ -169,12 +207,56 @@ impl Bucket {
     pub(crate) fn clear(&mut self) {
         self.known.clear();
         self.untils.clear();
+        self.contexts.clear();
+        self.context_untils.clear();
         self.tenants.clear();
         self.bytes = 0;
     }
 
-    /// Forgets those whose time is over.
+    fn forget_context(&mut self, block: &SsdBlock) {
+        if let Some(Mark { tenant, until_unix_ms, .. }) = block.mark {
+            self.contexts.remove(&(tenant, block.namespace, block.key));
+            self.context_untils.remove(&(until_unix_ms, block.key));
+        }
+    }
+
+    /// The last block of a context, with its mark, when there is one.
+    pub(crate) fn context(
+        &self,
+        tenant: Tenant,
+        namespace: Namespace,
+        last: BlockKey,
+    ) -> Option<(SsdBlock, Mark)> {
+        self.contexts.get(&(tenant, namespace, last))?;
+        let block = self.get(last)?;
+        Some((block, block.mark?))
+    }
+
+    /// Last blocks of a tenant's contexts in the order of namespace and key, after one of them.
+    pub(crate) fn contexts(
+        &self,
+        tenant: Tenant,
+        after: Option<(Namespace, BlockKey)>,
+    ) -> impl Iterator<Item = (SsdBlock, Mark)> + '_ {
+        let from = match after {
+            Some((namespace, key)) => Bound::Excluded((tenant, namespace, key)),
+            None => Bound::Included((tenant, Namespace([0; 16]), BlockKey([0; 16]))),
+        };
+        let of_tenant = self.contexts.range((from, Bound::Unbounded));
+        let of_tenant = of_tenant.take_while(move |(of, ..)| *of == tenant);
+        of_tenant.filter_map(|&(tenant, namespace, key)| self.context(tenant, namespace, key))
+    }
+
+    /// Forgets contexts and blocks whose time is over.
     pub(crate) fn expire(&mut self, unix_ms: u64) {
+        while let Some(&(until_unix_ms, key)) = self.context_untils.first()
+            && until_unix_ms <= unix_ms
+        {
+            self.context_untils.remove(&(until_unix_ms, key));
+            if let Some(block) = self.get(key) {
+                self.forget_context(&block);
+            }
+        }
         while let Some(&(until_unix_ms, key)) = self.untils.first()
             && until_unix_ms <= unix_ms
         {
@@ -198,6 +280,14 @@ impl Bucket {
             *tenants.entry(tenant).or_insert(0) += block.bytes;
             untils.insert((until_unix_ms, *key));
         }
+        let named = |(tenant, namespace, key): &(Tenant, Namespace, BlockKey)| {
+            let mark = self.context(*tenant, *namespace, *key).map(|(_, mark)| mark);
+            mark.map(|mark| (mark.until_unix_ms, *key))
+        };
+        let context_untils: BTreeSet<_> = self.contexts.iter().filter_map(named).collect();
+        if self.contexts.len() != context_untils.len() || context_untils != self.context_untils {
+            return Err("the contexts in the object store are not those of its blocks".to_owned());
+        }
         if bytes != self.bytes || tenants != self.tenants || untils != self.untils {
             return Err("the sums of the object store are not those of its blocks".to_owned());
         }
@@ -215,4 +305,9 @@ pub(crate) fn until(block: &SsdBlock) -> u64 {
         Class::Context { until_unix_ms, .. } => until_unix_ms,
         Class::Normal => 0,
     }
+}
+
+/// How long the context is kept that ends with a block.
+fn marked_until(block: &SsdBlock) -> u64 {
+    block.mark.map_or(0, |mark| mark.until_unix_ms)
 }

@@ -10,7 +10,8 @@
 //!    tables are in `tests/golden/` and `docs/slot-states.md`.
 //! 3. `blocks/allocate.rs`, `engine.rs`, `arrival.rs`, `ending.rs`: what the owner does with them.
 //! 4. `blocks/tiers.rs`: what sinks to the SSD and rises from it; `ssd.rs` and `tier_work.rs`: what
-//!    it remembers for that.
+//!    it remembers for that. `blocks/contexts.rs`: what is kept for tenants, and since when and until when;
+//!    `ends.rs`: the marks that say so.
 //!    `blocks/bucket.rs`: what is sent to an object store; `bucket.rs`: what is known of it.
 //!    `blocks/prefetch.rs`: what rises on a hint.
 //!    `blocks/objects.rs`: objects of clients that are no engines.
@@ -31,6 +32,7 @@ mod bucket;
 mod cache;
 mod compact;
 mod ended;
+mod ends;
 mod events;
 mod eviction;
 mod gets;
@@ -53,16 +55,17 @@ pub use admin::{
 };
 pub use api::{
     AbortOutcome, AbortReason, Action, Allocate, AllocateError, Allocated, Arrival, AttachEpoch,
-    BindError, Binding, BlockChange, BlockView, Bound, Busy, Changes, Commit, Counts, GetError,
-    GrowError, KeepError, KeepRequest, Options, Outcome, PoolError, PrefetchError, Prefetched,
-    ReserveObjects, RiseError, ShareError, ShareView, SinkError, Snapshot, SsdSize, Tier,
-    WritePageError,
+    BindError, Binding, BlockChange, BlockView, Bound, Busy, Changes, Commit, ContextName, Counts,
+    GetError, GrowError, KeepError, KeepRequest, Options, Outcome, PoolError, PrefetchError,
+    Prefetched, ReserveObjects, RiseError, ShareError, ShareView, SinkError, Snapshot, SsdSize,
+    Tier, WritePageError,
 };
 pub use blocks::Blocks;
 pub use bucket::{BucketOptions, UploadFrom};
+pub use ends::KeptContext;
 pub use eviction::Eviction;
 pub use replicas::{
-    ChangeReplicaError, CopyCause, CopyError, CopyPlan, DrainRequest, DrainView, KeptFor, Peer,
-    PeerView, ReplicaOptions,
+    ChangeReplicaError, CopyCause, CopyError, CopyPlan, DrainRequest, DrainView, Peer, PeerView,
+    ReplicaOptions,
 };
 pub use ssd::SsdBlock;

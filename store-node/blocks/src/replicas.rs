@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use kvasir_proto::{BlockKey, Namespace, Tenant};
+use kvasir_proto::{BlockKey, Mark, Namespace};
 
 /// A node by the address at which it is called. Never looked into here.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -63,13 +63,6 @@ impl Default for ReplicaOptions {
     }
 }
 
-/// Until when a tenant was told that a chain is kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct KeptFor {
-    pub tenant: Tenant,
-    pub until_unix_ms: u64,
-}
-
 /// Why a chain is copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CopyCause {
@@ -105,8 +98,8 @@ pub struct CopyPlan {
     /// From the first block of a chain on.
     pub keys: Vec<BlockKey>,
     pub to: Peer,
-    /// The copy counts when it is durable there for this tenant.
-    pub kept: Option<KeptFor>,
+    /// The copy counts when it is durable there with this mark at its end.
+    pub kept: Option<Mark>,
 }
 
 /// Why a copy was not made.
@@ -181,7 +174,7 @@ pub(crate) struct Wanted {
     pub(crate) cause: CopyCause,
     pub(crate) namespace: Namespace,
     pub(crate) keys: Vec<BlockKey>,
-    pub(crate) kept: Option<KeptFor>,
+    pub(crate) kept: Option<Mark>,
     /// The only node that will do.
     pub(crate) to: Option<Peer>,
     /// One that failed, and shall only be asked again when there is no other.
@@ -281,7 +274,7 @@ pub(crate) struct Drain {
     /// Kept chains that have not moved, as they were found when it was last looked.
     pub(crate) kept: VecDeque<Wanted>,
     /// Last blocks of kept chains that are durable elsewhere, and until when.
-    pub(crate) moved: BTreeMap<BlockKey, KeptFor>,
+    pub(crate) moved: BTreeMap<BlockKey, Mark>,
     pub(crate) hot: VecDeque<Wanted>,
     pub(crate) hot_moved: u32,
     pub(crate) hot_failed: u32,

@@ -2,16 +2,19 @@
 //!
 //! Owned by the cache, beside the index of the slots; a block may be in either or in both. It must
 //! hold that a block's parent is here while the block is, so that what a restart finds can be used
-//! from its first block on; that `order` has exactly the blocks that may go (of the normal class,
-//! without a child here, not being read); and that bytes and quotas are what the blocks add up to.
+//! from its first block on; that a block is of the context class as long as the latest of its own mark
+//! and those of the blocks after it, and of the normal class when there is none; that `order` has exactly
+//! the blocks that may go (of the normal class, without a child here, not being read); and that bytes and
+//! quotas are what the blocks add up to.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::num::NonZeroU64;
 
 use hashbrown::HashTable;
-use kvasir_proto::{BlockKey, Class, Namespace, Tenant};
+use kvasir_proto::{BlockKey, Class, Mark, Namespace, Tenant};
 
 use crate::compact::Interned;
+use crate::ends::{Ends, KeptContext, Named, rank};
 use crate::index::hash;
 
 /// A block on the SSD, or in the object store, as a shell knows it.
@@ -20,7 +23,10 @@ pub struct SsdBlock {
     pub key: BlockKey,
     pub namespace: Namespace,
     pub parent: Option<BlockKey>,
+    /// On the SSD it follows from the marks there, and is not heeded of a block that comes.
     pub class: Class,
+    /// Of the block itself.
+    pub mark: Option<Mark>,
     /// Which layout its bytes have.
     pub layout: u64,
     /// That its extent takes.
@@ -69,8 +75,9 @@ pub(crate) struct Ssd {
     free: Vec<Id>,
     /// (last use, id).
     order: BTreeSet<(NonZeroU64, Id)>,
-    /// (until, id) of context blocks.
-    untils: BTreeSet<(u64, Id)>,
+    ends: Ends,
+    /// Of the context class.
+    context_blocks: usize,
     tenants: BTreeMap<Tenant, u64>,
     bytes: u64,
     context_bytes: u64,
@@ -86,7 +93,8 @@ impl Default for Ssd {
             classes: Interned::new(),
             free: Vec::new(),
             order: BTreeSet::new(),
-            untils: BTreeSet::new(),
+            ends: Ends::default(),
+            context_blocks: 0,
             tenants: BTreeMap::new(),
             bytes: 0,
             context_bytes: 0,
@@ -109,7 +117,7 @@ impl Ssd {
     }
 
     pub(crate) fn context_blocks(&self) -> usize {
-        self.untils.len()
+        self.context_blocks
     }
 
     pub(crate) fn tenant_bytes(&self, tenant: Tenant) -> u64 {
@@ -117,8 +125,49 @@ impl Ssd {
     }
 
     /// Those of the context class.
-    pub(crate) fn kept(&self) -> impl Iterator<Item = SsdBlock> + '_ {
-        self.untils.iter().map(|&(_, id)| self.block(self.at(id)))
+    pub(crate) fn kept(&self) -> Vec<SsdBlock> {
+        let mut seen = HashSet::new();
+        for end in self.ends.ids() {
+            let mut id = end;
+            while id != NONE && seen.insert(id) {
+                id = self.at(id).parent;
+            }
+        }
+        let mut ids: Vec<Id> = seen.into_iter().collect();
+        ids.sort_unstable();
+        ids.into_iter().map(|id| self.block_at(id)).collect()
+    }
+
+    /// Those that are marked.
+    pub(crate) fn ends(&self) -> impl Iterator<Item = SsdBlock> + '_ {
+        self.ends.ids().map(|id| self.block_at(id))
+    }
+
+    /// A tenant's contexts in the order of namespace and last key, after one of them.
+    pub(crate) fn contexts(
+        &self,
+        tenant: Tenant,
+        after: Option<(Namespace, BlockKey)>,
+    ) -> impl Iterator<Item = KeptContext> + '_ {
+        self.ends.contexts(tenant, after)
+    }
+
+    /// The classes of the blocks after one.
+    pub(crate) fn classes_after(&self, key: BlockKey) -> impl Iterator<Item = Class> + '_ {
+        let first = self.find(key).map_or(NONE, |id| self.at(id).child);
+        self.siblings(first).map(|id| self.classes.get(self.at(id).class))
+    }
+
+    /// From the first of its chain to this block; none when it is not here.
+    pub(crate) fn chain(&self, key: BlockKey) -> Vec<BlockKey> {
+        let mut id = self.find(key).unwrap_or(NONE);
+        let mut keys = Vec::new();
+        while id != NONE {
+            keys.push(self.at(id).key);
+            id = self.at(id).parent;
+        }
+        keys.reverse();
+        keys
     }
 
     pub(crate) fn contains(&self, key: BlockKey) -> bool {
@@ -126,20 +175,22 @@ impl Ssd {
     }
 
     pub(crate) fn get(&self, key: BlockKey) -> Option<SsdBlock> {
-        self.find(key).map(|id| self.block(self.at(id)))
+        self.find(key).map(|id| self.block_at(id))
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = SsdBlock> + '_ {
-        self.held.iter().flatten().map(|held| self.block(held))
+        (0..self.ids()).filter_map(|id| self.at_id(id))
     }
 
-    fn block(&self, held: &Held) -> SsdBlock {
+    fn block_at(&self, id: Id) -> SsdBlock {
+        let held = self.at(id);
         let Kind { namespace, layout, bytes } = self.kinds.get(held.kind);
         SsdBlock {
             key: held.key,
             namespace,
             parent: (held.parent != NONE).then(|| self.at(held.parent).key),
             class: self.classes.get(held.class),
+            mark: self.ends.get(id).map(|(mark, _)| *mark),
             layout,
             bytes,
         }
@@ -151,7 +202,8 @@ impl Ssd {
     }
 
     pub(crate) fn at_id(&self, id: u32) -> Option<SsdBlock> {
-        Some(self.block(self.held.get(id as usize)?.as_ref()?))
+        self.held.get(id as usize)?.as_ref()?;
+        Some(self.block_at(id))
     }
 
     /// It is here, nothing after it is, nobody reads it, and it is kept for nobody.
@@ -177,11 +229,11 @@ impl Ssd {
         keys.iter().take_while(follows).count()
     }
 
-    /// A block's extent can be relied on. A block that is here already takes the class of the newer
+    /// A block's extent can be relied on. A block that is here already takes the mark of the newer
     /// extent. False, and nothing happens, when its parent is not here.
     pub(crate) fn insert(&mut self, block: SsdBlock) -> bool {
         if let Some(id) = self.find(block.key) {
-            self.set_class(id, block.class);
+            self.set_mark(id, block.mark);
             return true;
         }
         let parent = match block.parent.map(|parent| self.find(parent)) {
@@ -189,7 +241,7 @@ impl Ssd {
             Some(Some(parent)) => parent,
             None => NONE,
         };
-        let SsdBlock { key, namespace, class, layout, bytes, .. } = block;
+        let SsdBlock { key, namespace, mark, layout, bytes, .. } = block;
         let mut held = Held {
             key,
             kind: self.kinds.take(Kind { namespace, layout, bytes }),
@@ -219,7 +271,7 @@ impl Ssd {
         self.by_key.insert_unique(hash(key), id, hash_of);
         self.bytes += bytes;
         self.list(id);
-        self.set_class(id, class);
+        self.set_mark(id, mark);
         true
     }
 
@@ -257,7 +309,8 @@ impl Ssd {
     pub(crate) fn remove(&mut self, key: BlockKey) {
         let Some(id) = self.find(key) else { return };
         assert_eq!(self.at(id).child, NONE, "block {key:?} has blocks after it on the SSD");
-        self.set_class(id, Class::Normal);
+        self.ends.forget(id);
+        self.derive(id);
         self.unlist(id);
         let found = self.by_key.find_entry(hash(key), |other| *other == id);
         found.expect("it was just found").remove();
@@ -284,33 +337,103 @@ impl Ssd {
         let mut ids: Vec<Id> = self.find(key).into_iter().collect();
         let mut next = 0;
         while next < ids.len() {
-            let mut child = self.at(ids[next]).child;
-            while child != NONE {
-                ids.push(child);
-                child = self.at(child).next;
-            }
+            ids.extend(self.siblings(self.at(ids[next]).child));
             next += 1;
         }
         ids.iter().rev().map(|id| self.at(*id).key).collect()
     }
 
-    /// Context blocks whose time is over become normal ones. Answers with their number.
+    /// Marks whose time is over are none any more. Answers with the number of blocks that became normal ones.
     pub(crate) fn expire(&mut self, unix_ms: u64) -> usize {
-        let mut expired = 0;
-        while let Some(&(until_unix_ms, id)) = self.untils.first()
-            && until_unix_ms <= unix_ms
-        {
-            self.set_class(id, Class::Normal);
-            expired += 1;
+        let before = self.context_blocks;
+        while let Some(id) = self.ends.next_over(unix_ms) {
+            self.set_mark(id, None);
         }
-        expired
+        before - self.context_blocks
+    }
+
+    /// A mark is being written to a block, or to one that will follow it: what is before it counts as kept
+    /// from now on.
+    pub(crate) fn begin_mark(&mut self, key: BlockKey, keep: u64, mark: Mark) {
+        let Some(id) = self.find(key) else { return };
+        self.ends.add_coming(id, keep, mark);
+        self.derive(id);
+    }
+
+    /// What [`Self::begin_mark`] has begun is over, well or not.
+    pub(crate) fn end_mark(&mut self, key: BlockKey, keep: u64) {
+        let Some(id) = self.find(key) else { return };
+        self.ends.remove_coming(id, keep);
+        self.derive(id);
+    }
+
+    fn set_mark(&mut self, id: Id, mark: Option<Mark>) {
+        match mark {
+            Some(mark) => self.ends.set(id, mark, self.named(id)),
+            None => self.ends.remove(id),
+        }
+        self.derive(id);
+    }
+
+    fn named(&self, id: Id) -> Named {
+        let held = self.at(id);
+        // Mostly the one before it is marked too, or none is.
+        let (mut blocks, mut before) = (1, held.parent);
+        while before != NONE {
+            if let Some((_, named)) = self.ends.get(before) {
+                blocks += named.blocks;
+                break;
+            }
+            blocks += 1;
+            before = self.at(before).parent;
+        }
+        Named { namespace: self.kinds.get(held.kind).namespace, key: held.key, blocks }
+    }
+
+    /// The marks of a block have changed: gives it and those before it the class that follows.
+    fn derive(&mut self, id: Id) {
+        let (mut id, mut derived) = (id, self.derived(id));
+        loop {
+            let former = self.classes.get(self.at(id).class);
+            if former == derived {
+                return;
+            }
+            self.set_class(id, derived);
+            let parent = self.at(id).parent;
+            if parent == NONE {
+                return;
+            }
+            let above = rank(self.classes.get(self.at(parent).class));
+            // A block that is kept for longer by something else stays so; there are many of them that
+            // very many others follow.
+            if above > rank(former).max(rank(derived)) {
+                return;
+            }
+            derived = match rank(derived) >= above {
+                true => derived,
+                false => self.derived(parent),
+            };
+            id = parent;
+        }
+    }
+
+    /// From the marks of the block and the classes of those after it.
+    fn derived(&self, id: Id) -> Class {
+        let after = self.siblings(self.at(id).child).map(|id| self.classes.get(self.at(id).class));
+        after.chain([self.ends.class(id)]).max_by_key(|class| rank(*class)).unwrap_or(Class::Normal)
+    }
+
+    /// A child and those after it in the list of one parent's.
+    fn siblings(&self, first: Id) -> impl Iterator<Item = Id> + '_ {
+        let next = |id: &Id| Some(self.at(*id).next).filter(|id| *id != NONE);
+        std::iter::successors(Some(first).filter(|id| *id != NONE), next)
     }
 
     fn set_class(&mut self, id: Id, class: Class) {
-        let block = self.block(self.at(id));
-        let (bytes, former) = (block.bytes, block.class);
-        if let Class::Context { tenant, until_unix_ms } = former {
-            self.untils.remove(&(until_unix_ms, id));
+        let (bytes, former) =
+            (self.kinds.get(self.at(id).kind).bytes, self.classes.get(self.at(id).class));
+        if let Class::Context { tenant, .. } = former {
+            self.context_blocks -= 1;
             self.context_bytes -= bytes;
             let of = self.tenants.entry(tenant).or_insert(0);
             *of -= bytes;
@@ -318,8 +441,8 @@ impl Ssd {
                 self.tenants.remove(&tenant);
             }
         }
-        if let Class::Context { tenant, until_unix_ms } = class {
-            self.untils.insert((until_unix_ms, id));
+        if let Class::Context { tenant, .. } = class {
+            self.context_blocks += 1;
             self.context_bytes += bytes;
             *self.tenants.entry(tenant).or_insert(0) += bytes;
         }
@@ -366,18 +489,21 @@ impl Ssd {
 
     /// What the header says must hold.
     pub(crate) fn check(&self) -> Result<(), String> {
-        let (mut bytes, mut tenants, mut untils) = (0, BTreeMap::new(), BTreeSet::new());
+        let (mut bytes, mut tenants, mut context_blocks) = (0, BTreeMap::new(), 0);
         let mut order = BTreeSet::new();
         let mut children: BTreeMap<Id, BTreeSet<Id>> = BTreeMap::new();
         for (id, held) in (0..).zip(&self.held) {
             let Some(held) = held else { continue };
-            let (key, block) = (held.key, self.block(held));
+            let (key, block) = (held.key, self.block_at(id));
             if self.find(key) != Some(id) {
                 return Err(format!("block {key:?} on the SSD is not found by its key"));
             }
             bytes += block.bytes;
-            if let Class::Context { tenant, until_unix_ms } = block.class {
-                untils.insert((until_unix_ms, id));
+            if block.class != self.derived(id) {
+                return Err(format!("block {key:?} on the SSD is not kept as its marks say"));
+            }
+            if let Class::Context { tenant, .. } = block.class {
+                context_blocks += 1;
                 *tenants.entry(tenant).or_insert(0) += block.bytes;
             }
             if self.may_go(held) {
@@ -393,17 +519,15 @@ impl Ssd {
         }
         for (id, held) in (0..).zip(&self.held) {
             let Some(held) = held else { continue };
-            let mut linked = BTreeSet::new();
-            let mut child = held.child;
-            while child != NONE {
-                linked.insert(child);
-                child = self.at(child).next;
-            }
+            let linked: BTreeSet<Id> = self.siblings(held.child).collect();
             if linked != children.remove(&id).unwrap_or_default() {
                 return Err(format!("the children of {:?} on the SSD are wrong", held.key));
             }
         }
-        let same = bytes == self.bytes && tenants == self.tenants && untils == self.untils;
+        let is_here = |id: Id| self.held.get(id as usize).is_some_and(Option::is_some);
+        self.ends.check(|id| is_here(id).then(|| self.named(id)))?;
+        let same =
+            bytes == self.bytes && tenants == self.tenants && context_blocks == self.context_blocks;
         if !same || order != self.order {
             return Err("the sums or the order of the SSD are not those of its blocks".to_owned());
         }
@@ -419,19 +543,20 @@ mod tests {
         BlockKey([n; 16])
     }
 
-    fn block(n: u8, parent: Option<u8>, class: Class) -> SsdBlock {
+    fn block(n: u8, parent: Option<u8>, mark: Option<Mark>) -> SsdBlock {
         SsdBlock {
             key: key(n),
             namespace: Namespace([0; 16]),
             parent: parent.map(key),
-            class,
+            class: Class::Normal,
+            mark,
             layout: 1,
             bytes: 10,
         }
     }
 
-    fn context(until_unix_ms: u64) -> Class {
-        Class::Context { tenant: Tenant(1), until_unix_ms }
+    fn until(until_unix_ms: u64) -> Option<Mark> {
+        Some(Mark { tenant: Tenant(1), until_unix_ms, since_unix_ms: None })
     }
 
     fn ssd(chains: &[&[u8]]) -> Ssd {
@@ -439,7 +564,7 @@ mod tests {
         for chain in chains {
             let mut parent = None;
             for &n in *chain {
-                assert!(ssd.insert(block(n, parent, Class::Normal)));
+                assert!(ssd.insert(block(n, parent, None)));
                 parent = Some(n);
             }
         }
@@ -474,9 +599,9 @@ mod tests {
     #[test]
     fn context_blocks_stay_until_their_time_is_over() {
         let mut ssd = ssd(&[&[1]]);
-        assert!(ssd.insert(block(1, None, context(500))));
-        assert!(ssd.insert(block(2, Some(1), context(400))));
-        assert!(ssd.insert(block(3, Some(2), Class::Normal)));
+        assert!(ssd.insert(block(1, None, until(500))));
+        assert!(ssd.insert(block(2, Some(1), until(400))));
+        assert!(ssd.insert(block(3, Some(2), None)));
         assert_eq!((ssd.tenant_bytes(Tenant(1)), ssd.context_bytes(), ssd.len()), (20, 20, 3));
         assert_eq!(drain(&mut ssd), [3]);
         assert_eq!(ssd.expire(399), 0);
@@ -490,7 +615,7 @@ mod tests {
     #[test]
     fn a_block_without_its_parent_is_refused_and_a_subtree_is_listed_from_its_leaves() {
         let mut ssd = ssd(&[&[1, 2, 3], &[1, 4]]);
-        assert!(!ssd.insert(block(9, Some(8), Class::Normal)));
+        assert!(!ssd.insert(block(9, Some(8), None)));
         let subtree = |n| ssd.subtree(key(n)).iter().map(|key| key.0[0]).collect::<Vec<_>>();
         assert_eq!(subtree(2), [3, 2]);
         assert_eq!(subtree(1), [3, 2, 4, 1]);

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use kvasir_proto::{BlockKey, Generation, Namespace, Share, SlotIndex};
+use kvasir_proto::{BlockKey, Generation, Mark, Namespace, Share, SlotIndex};
 
 use crate::api::AttachEpoch;
 use crate::ssd::SsdBlock;
@@ -12,7 +12,7 @@ use crate::ssd::SsdBlock;
 #[derive(Debug)]
 pub(crate) struct Sink {
     pub(crate) block: SsdBlock,
-    /// Where its bytes are; `None` when the SSD has them and only the class changes.
+    /// Where its bytes are; `None` when the SSD has them and only the mark changes.
     pub(crate) slot: Option<(SlotIndex, Generation)>,
     pub(crate) batch: u64,
     pub(crate) keep: Option<u64>,
@@ -29,12 +29,22 @@ pub(crate) struct Batch {
     pub(crate) left: usize,
 }
 
-/// A caller that waits until a chain is durable.
+/// A caller that waits until a chain is durable with a mark at its end, or until a mark is durably gone.
 #[derive(Debug)]
 pub(crate) struct Keep {
     pub(crate) left: BTreeSet<u64>,
     pub(crate) failed: bool,
     pub(crate) blocks: u32,
+    pub(crate) mark: Option<Mark>,
+    /// Blocks that count as kept because of it.
+    pub(crate) coming: Vec<BlockKey>,
+}
+
+impl Keep {
+    pub(crate) fn new(blocks: usize, mark: Option<Mark>) -> Self {
+        let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
+        Keep { left: BTreeSet::new(), failed: false, blocks, mark, coming: Vec::new() }
+    }
 }
 
 #[derive(Debug, Default)]

@@ -112,14 +112,15 @@ impl Log {
             let (pages, generation) = (head.pages() as u32, head.place.generation);
             let location = Location { segment: cleaning.segment, first_page, pages, generation };
             let live = match self.index.get(head.record.key) {
-                Ok(now) => now == Some(location),
+                Ok(now) => now.or(self.graves.get(head.record.key)) == Some(location),
                 Err(error) => {
                     self.index_has_failed(error);
                     return None;
                 }
             };
             let Some(payload) = head.payload(&bytes[at..]) else {
-                if live {
+                // One in its grave is nobody's: it goes with the segment.
+                if live && self.graves.get(head.record.key) != Some(location) {
                     self.forget_rotten(head.record.key, location);
                     self.lost(head.record.key);
                 }
@@ -149,6 +150,7 @@ impl Log {
             return;
         }
         self.counts.cleaned_segments_total += 1;
+        self.forget_graves_in(segment);
         if self.segments.get(segment).live_pages > 0 {
             match self.index.in_segment(segment) {
                 Ok(rotten) => {

@@ -10,7 +10,7 @@
 //! Whatever is read from a disk may be anything: decoding answers `None` and never panics.
 
 use kvasir_checksum::checksum;
-use kvasir_proto::{BlockKey, Class, Namespace, Tenant};
+use kvasir_proto::{BlockKey, Mark, Namespace, Tenant};
 
 use crate::buffer::{PAGE_BYTES, PageBuf};
 
@@ -34,7 +34,8 @@ pub struct Record {
     pub namespace: Namespace,
     /// The block before it.
     pub parent: Option<BlockKey>,
-    pub class: Class,
+    /// Of the block itself, whatever is kept after it. A time since when is kept to 48 bits.
+    pub mark: Option<Mark>,
     /// A hash of how the payload's bytes lie: blocks of another layout are of no use.
     pub layout: u64,
     /// Of the runs of the payload, as the block has them.
@@ -86,7 +87,7 @@ impl ExtentBuf {
     pub(crate) fn seal(&mut self, place: Place) {
         let payload_checksum = checksum(self.payload());
         let record = &self.record;
-        let (class, tenant, until_unix_ms) = class_fields(record.class);
+        let (marked, tenant, until_unix_ms) = mark_fields(record.mark);
         let mut head = Writer::new(self.buffer.bytes_mut());
         head.u64(EXTENT_MAGIC);
         head.u64(0);
@@ -97,7 +98,7 @@ impl ExtentBuf {
         head.bytes(&record.key.0);
         head.bytes(&record.namespace.0);
         head.bytes(&record.parent.map_or([0; 16], |parent| parent.0));
-        head.bytes(&[u8::from(record.parent.is_some()), class, 0, 0, 0, 0, 0, 0]);
+        head.u64(u64::from(record.parent.is_some()) | marked);
         head.u64(tenant);
         head.u64(until_unix_ms);
         head.u64(record.layout);
@@ -145,8 +146,8 @@ impl Head {
         };
         let (key, namespace) = (BlockKey(fields.key()?), Namespace(fields.key()?));
         let parent = BlockKey(fields.key()?);
-        let [has_parent, class, ..] = fields.array::<8>()?;
-        let class = class_of(class, fields.u64()?, fields.u64()?)?;
+        let flags = fields.array::<8>()?;
+        let mark = mark_of(flags, fields.u64()?, fields.u64()?)?;
         let layout = fields.u64()?;
         let (payload_bytes, count) = (fields.u32()? as usize, fields.u32()? as usize);
         let payload_checksum = fields.u64()?;
@@ -157,8 +158,8 @@ impl Head {
         if !has_checksum(&bytes[..fields.at]) {
             return None;
         }
-        let parent = (has_parent == 1).then_some(parent);
-        let record = Record { key, namespace, parent, class, layout, checksums };
+        let parent = (flags[0] == 1).then_some(parent);
+        let record = Record { key, namespace, parent, mark, layout, checksums };
         Some(Head { place, record, payload_bytes, payload_checksum })
     }
 
@@ -185,7 +186,7 @@ pub(crate) struct Entry {
     pub(crate) key: BlockKey,
     pub(crate) namespace: Namespace,
     pub(crate) parent: Option<BlockKey>,
-    pub(crate) class: Class,
+    pub(crate) mark: Option<Mark>,
     pub(crate) layout: u64,
     pub(crate) generation: u64,
     pub(crate) first_page: u32,
@@ -194,12 +195,12 @@ pub(crate) struct Entry {
 
 impl Entry {
     pub(crate) fn new(record: &Record, generation: u64, first_page: u32, pages: u32) -> Self {
-        let Record { key, namespace, parent, class, layout, checksums: _ } = *record;
-        Entry { key, namespace, parent, class, layout, generation, first_page, pages }
+        let Record { key, namespace, parent, mark, layout, checksums: _ } = *record;
+        Entry { key, namespace, parent, mark, layout, generation, first_page, pages }
     }
 
     fn encode(&self, to: &mut Writer<'_>) {
-        let (class, tenant, until_unix_ms) = class_fields(self.class);
+        let (marked, tenant, until_unix_ms) = mark_fields(self.mark);
         to.bytes(&self.key.0);
         to.bytes(&self.namespace.0);
         to.bytes(&self.parent.map_or([0; 16], |parent| parent.0));
@@ -209,7 +210,7 @@ impl Entry {
         to.u64(self.layout);
         to.u32(self.first_page);
         to.u32(self.pages);
-        to.bytes(&[u8::from(self.parent.is_some()), class, 0, 0, 0, 0, 0, 0]);
+        to.u64(u64::from(self.parent.is_some()) | marked);
     }
 
     fn decode(fields: &mut Reader<'_>) -> Option<Entry> {
@@ -217,10 +218,10 @@ impl Entry {
         let parent = BlockKey(fields.key()?);
         let (generation, tenant, until) = (fields.u64()?, fields.u64()?, fields.u64()?);
         let (layout, first_page, pages) = (fields.u64()?, fields.u32()?, fields.u32()?);
-        let [has_parent, class, ..] = fields.array::<8>()?;
-        let class = class_of(class, tenant, until)?;
-        let parent = (has_parent == 1).then_some(parent);
-        Some(Entry { key, namespace, parent, class, layout, generation, first_page, pages })
+        let flags = fields.array::<8>()?;
+        let mark = mark_of(flags, tenant, until)?;
+        let parent = (flags[0] == 1).then_some(parent);
+        Some(Entry { key, namespace, parent, mark, layout, generation, first_page, pages })
     }
 }
 
@@ -333,19 +334,35 @@ fn has_checksum(piece: &[u8]) -> bool {
     piece[8..16] == checksum(&piece[16..]).to_le_bytes()
 }
 
-fn class_fields(class: Class) -> (u8, u64, u64) {
-    match class {
-        Class::Normal => (0, 0, 0),
-        Class::Context { tenant, until_unix_ms } => (1, tenant.0, until_unix_ms),
-    }
+/// The second byte of the flags says what there is of a mark: nothing, one of no context (as extents have it
+/// that were written before there were others), or one of a context, with the time since when in the six
+/// bytes that follow.
+const NO_MARK: u8 = 0;
+const UNLISTED_MARK: u8 = 1;
+const CONTEXT_MARK: u8 = 2;
+const SINCE_MAX: u64 = (1 << 48) - 1;
+
+/// The flags beside the parent's, and two fields.
+fn mark_fields(mark: Option<Mark>) -> (u64, u64, u64) {
+    let Some(Mark { tenant, until_unix_ms, since_unix_ms }) = mark else {
+        return (u64::from(NO_MARK) << 8, 0, 0);
+    };
+    let flags = match since_unix_ms {
+        None => u64::from(UNLISTED_MARK) << 8,
+        Some(since) => u64::from(CONTEXT_MARK) << 8 | since.min(SINCE_MAX) << 16,
+    };
+    (flags, tenant.0, until_unix_ms)
 }
 
-fn class_of(class: u8, tenant: u64, until_unix_ms: u64) -> Option<Class> {
-    match class {
-        0 => Some(Class::Normal),
-        1 => Some(Class::Context { tenant: Tenant(tenant), until_unix_ms }),
-        _ => None,
-    }
+/// The outer `None`: that is no extent.
+fn mark_of(flags: [u8; 8], tenant: u64, until_unix_ms: u64) -> Option<Option<Mark>> {
+    let since_unix_ms = match flags[1] {
+        NO_MARK => return Some(None),
+        UNLISTED_MARK => None,
+        CONTEXT_MARK => Some(u64::from_le_bytes(flags) >> 16),
+        _ => return None,
+    };
+    Some(Some(Mark { tenant: Tenant(tenant), until_unix_ms, since_unix_ms }))
 }
 
 /// Writes into a buffer that has room for all of it.
@@ -412,6 +429,8 @@ impl<'a> Reader<'a> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn record(n: u8, checksums: usize) -> Record {
@@ -419,9 +438,10 @@ mod tests {
             key: BlockKey([n; 16]),
             namespace: Namespace([n + 1; 16]),
             parent: (n > 1).then_some(BlockKey([n - 1; 16])),
-            class: match n % 2 {
-                0 => Class::Normal,
-                _ => Class::Context { tenant: Tenant(7), until_unix_ms: 9 },
+            mark: match n % 3 {
+                0 => None,
+                1 => Some(Mark { tenant: Tenant(7), until_unix_ms: 9, since_unix_ms: None }),
+                _ => Some(Mark { tenant: Tenant(7), until_unix_ms: 9, since_unix_ms: Some(8) }),
             },
             layout: 42,
             checksums: (0..checksums as u64).collect(),
@@ -445,6 +465,96 @@ mod tests {
             assert_eq!((head.place, &head.record), (PLACE, &record(n, checksums)));
             assert_eq!(head.pages(), extent.pages());
             assert_eq!(head.payload(extent.buffer.bytes()), Some(extent.payload()));
+        }
+    }
+
+    /// Heads (without their checksums of runs) and entries as they were written before contexts were marked:
+    /// of a context block without a parent, and of a normal one.
+    const FORMER_HEADS: [&str; 2] = [
+        "4b564558544e543194550988e23d58a701000000000000000200000000000000030000000000000004000000000000000\
+         101010101010101010101010101010102020202020202020202020202020202000000000000000000000000000000000\
+         001000000000000070000000000000009000000000000002a00000000000000030000000200000050392f89945faf780\
+         0000000000000000100000000000000",
+        "4b564558544e543118fc90f13f6fe2d401000000000000000200000000000000030000000000000004000000000000000\
+         202020202020202020202020202020203030303030303030303030303030303010101010101010101010101010101010\
+         100000000000000000000000000000000000000000000002a00000000000000030000000200000050392f89945faf780\
+         0000000000000000100000000000000",
+    ];
+    const FORMER_ENTRIES: [&str; 2] = [
+        "010101010101010101010101010101010202020202020202020202020202020200000000000000000000000000000000\
+         0300000000000000070000000000000009000000000000002a0000000000000004000000020000000001000000000000",
+        "020202020202020202020202020202020303030303030303030303030303030301010101010101010101010101010101\
+         0300000000000000000000000000000000000000000000002a0000000000000004000000020000000100000000000000",
+    ];
+
+    fn bytes(hex: &str) -> Vec<u8> {
+        let digit = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).expect("hexadecimal");
+        (0..hex.len()).step_by(2).map(digit).collect()
+    }
+
+    #[test]
+    fn what_was_written_before_there_were_contexts_is_read_as_ends_of_their_own() {
+        let unlisted = Mark { tenant: Tenant(7), until_unix_ms: 9, since_unix_ms: None };
+        for (n, mark) in [(1, Some(unlisted)), (2, None)] {
+            let want = Record { mark, ..record(n, 2) };
+            let head = Head::decode(&bytes(FORMER_HEADS[usize::from(n) - 1])).expect("a head");
+            assert_eq!((head.place, head.record), (PLACE, want));
+            let entry = bytes(FORMER_ENTRIES[usize::from(n) - 1]);
+            let want = Entry::new(&Record { mark, ..record(n, 0) }, 3, 4, 2);
+            assert_eq!(Entry::decode(&mut Reader::new(&entry)), Some(want));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_record_comes_back_from_a_head_and_a_footer(
+            keys in any::<[[u8; 16]; 3]>(),
+            has_parent in any::<bool>(),
+            mark in prop::option::of((any::<u64>(), any::<u64>(), prop::option::of(0..=SINCE_MAX))),
+            layout in any::<u64>(),
+            checksums in prop::collection::vec(any::<u64>(), 0..20),
+        ) {
+            let [key, namespace, parent] = keys;
+            let mark = mark.map(|(tenant, until_unix_ms, since_unix_ms)| Mark {
+                tenant: Tenant(tenant),
+                until_unix_ms,
+                since_unix_ms,
+            });
+            let record = Record {
+                key: BlockKey(key),
+                namespace: Namespace(namespace),
+                parent: has_parent.then_some(BlockKey(parent)),
+                mark,
+                layout,
+                checksums,
+            };
+            let mut extent = ExtentBuf::new(record.clone(), 9);
+            extent.seal(PLACE);
+            let head = Head::decode(extent.buffer.bytes()).expect("a head");
+            prop_assert_eq!(&head.record, &record);
+            let entry = Entry::new(&record, 1, 2, 3);
+            let footer = encode_footer(5, 6, std::slice::from_ref(&entry));
+            let last = &footer.bytes()[footer.bytes().len() - PAGE_BYTES..];
+            let tail = FooterTail::decode(5, last).expect("a tail");
+            prop_assert_eq!(tail.list(footer.bytes()), Some(vec![entry]));
+        }
+
+        /// Also those whose checksum is good: whoever wrote them was no version of this program.
+        #[test]
+        fn damaged_bytes_are_refused_or_read_and_never_panic(
+            garbage in prop::collection::vec((0..HEAD_BYTES + 32, any::<u8>()), 0..12),
+            is_summed in any::<bool>(),
+        ) {
+            let mut bytes = sealed(2, 4, 40).buffer.bytes().to_vec();
+            for (at, byte) in garbage {
+                bytes[at] = byte;
+            }
+            if is_summed {
+                put_checksum(&mut bytes[..HEAD_BYTES + 32]);
+            }
+            let payload = Head::decode(&bytes).and_then(|head| head.payload(&bytes).map(<[u8]>::len));
+            prop_assert!(payload.is_none_or(|bytes| bytes <= PAGE_BYTES));
+            let _ = Entry::decode(&mut Reader::new(&bytes[16..]));
         }
     }
 

@@ -10,7 +10,7 @@
 //! Reading path:
 //! 1. `format.rs`: the bytes
 //! 2. `log.rs`: appending, reading, removing; `segments.rs`: what is live where
-//! 3. `clean.rs`: how space is reclaimed
+//! 3. `clean.rs`: how space is reclaimed; `graves.rs`: what that must not bring back
 //! 4. `recover.rs`: starting from what a crash has left
 //! 5. `disk.rs`, `index.rs`: what a shell brings along; `sim_disk.rs`: a disk that loses, tears,
 //!    rots, fills and hangs under a seed
@@ -20,6 +20,7 @@ mod buffer;
 mod clean;
 mod disk;
 mod format;
+mod graves;
 mod index;
 mod log;
 mod recover;

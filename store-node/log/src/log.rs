@@ -11,6 +11,7 @@ use crate::format::{
     Entry, ExtentBuf, Head, Place, Record, SUPER_PAGES, encode_footer, encode_segment_header,
     footer_pages,
 };
+use crate::graves::Graves;
 use crate::index::{IndexError, KeyIndex, Location};
 use crate::segments::{Phase, Segments};
 
@@ -155,6 +156,7 @@ pub struct Log {
     pub(crate) log_id: u64,
     pub(crate) segments: Segments,
     pub(crate) index: Box<dyn KeyIndex>,
+    pub(crate) graves: Graves,
     pub(crate) open: Option<Open>,
     pub(crate) next_sequence: u64,
     pub(crate) next_generation: u64,
@@ -185,6 +187,7 @@ impl Log {
             log_id,
             segments,
             index,
+            graves: Graves::default(),
             open: None,
             next_sequence: 1,
             next_generation: 1,
@@ -265,11 +268,11 @@ impl Log {
         });
     }
 
-    /// Forgets an extent. A crash may bring it back.
+    /// Forgets an extent. A crash may bring it back, and none that was written before it.
     pub fn remove(&mut self, key: BlockKey) {
         match self.index.remove(key) {
             Ok(Some(at)) => {
-                self.segments.remove_live(at);
+                self.bury(key, at);
                 self.cleaning_paused = false;
             }
             Ok(None) => {}
@@ -480,7 +483,7 @@ impl Log {
         self.syncing = false;
         let Err(error) = result else {
             for append in &covered {
-                self.segments.get_mut(append.at.segment).header_durable = true;
+                self.header_is_durable(append.at.segment);
             }
             return covered.into_iter().for_each(|append| self.durable(append));
         };
@@ -547,13 +550,23 @@ impl Log {
             Err(error) => Err(error),
         };
         let (segment, bytes) = (at.segment, u64::from(at.pages) * PAGE_BYTES as u64);
+        let (key, mark) = (entry.key, entry.mark);
+        let use_of = |of: u32| (of, self.segments.get(of).sequence);
         match indexed {
-            Ok((inserted, former)) => {
-                if inserted {
-                    self.segments.add_live(*at);
-                }
+            Ok((true, former)) => {
+                self.graves.replaced(key, mark, former.map(|former| use_of(former.segment)));
+                self.segments.add_live(*at);
                 if let Some(former) = former {
                     self.segments.remove_live(former);
+                }
+                self.unbury(key);
+            }
+            Ok((false, _)) => {
+                self.graves.shadow(key, mark, use_of(segment));
+                if let For::Cleaning { generation } = whose
+                    && self.graves.get(key).is_some_and(|grave| grave.generation == *generation)
+                {
+                    self.rebury(key, *at);
                 }
             }
             Err(error) => self.index_has_failed(error),
@@ -565,6 +578,12 @@ impl Log {
     }
 
     fn appended(&mut self, append: Append, result: Result<(), DiskError>) {
+        if result.is_err() {
+            // It may be on the disk all the same.
+            let Append { entry, at, .. } = &append;
+            let sequence = self.segments.get(at.segment).sequence;
+            self.graves.shadow(entry.key, entry.mark, (at.segment, sequence));
+        }
         match append.whose {
             For::User { ticket } => {
                 let key = append.entry.key;

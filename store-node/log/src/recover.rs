@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use kvasir_proto::{BlockKey, Class, Namespace};
+use kvasir_proto::{BlockKey, Mark, Namespace};
 
 use crate::buffer::{PAGE_BYTES, PageBuf};
 use crate::disk::{Disk, DiskDone, DiskError, DiskOp};
@@ -59,7 +59,8 @@ pub struct Recovered {
     pub key: BlockKey,
     pub namespace: Namespace,
     pub parent: Option<BlockKey>,
-    pub class: Class,
+    /// Of the block itself, whatever is kept after it.
+    pub mark: Option<Mark>,
     pub layout: u64,
     /// Of its extent.
     pub bytes: u64,
@@ -109,11 +110,13 @@ pub fn recover(
 
     let mut log = Log::new(superblock.log_id, Segments::new(count, segment_pages), index);
     resume(&mut log, &found, locations.values());
+    find_shadows(&mut log, &found, &kept);
+    log.clean_if_needed();
     let recovered = |(_, entry): &(Location, &Entry)| Recovered {
         key: entry.key,
         namespace: entry.namespace,
         parent: entry.parent,
-        class: entry.class,
+        mark: entry.mark,
         layout: entry.layout,
         bytes: u64::from(entry.pages) * PAGE_BYTES as u64,
     };
@@ -186,7 +189,20 @@ fn resume<'a>(log: &mut Log, found: &[Found], live: impl Iterator<Item = &'a Loc
         }
     }
     log.segments.free_what_is_empty();
-    log.clean_if_needed();
+}
+
+/// What the older extents of a block say must not come back.
+fn find_shadows(log: &mut Log, found: &[Found], kept: &BTreeMap<BlockKey, (Location, &Entry)>) {
+    for Found { segment, sequence, entries, .. } in found {
+        for entry in entries {
+            match kept.get(&entry.key) {
+                Some((at, _)) if at.generation == entry.generation => {
+                    log.graves.found_live(entry.key, entry.mark);
+                }
+                _ => log.graves.shadow(entry.key, entry.mark, (*segment, *sequence)),
+            }
+        }
+    }
 }
 
 /// Reads and writes one after the other, some at a time.

@@ -1,11 +1,12 @@
 //! Names of objects, which say all that is known of a block but its bytes: so a list of names is enough to find
 //! them, and to know which ones nobody wants any more.
 //!
-//! `PREFIX/v1/LAYOUT/NAMESPACE/KEY/PARENT-UNTIL-TENANT`: numbers in hexadecimal, of fixed length but for the time
-//! (milliseconds since the Unix epoch); `root` for no parent. A block that is kept for longer has two names for a moment.
+//! `PREFIX/v1/LAYOUT/NAMESPACE/KEY/PARENT-UNTIL-TENANT`: numbers in hexadecimal, of fixed length but for times
+//! (milliseconds since the Unix epoch); `root` for no parent. Of the last block of a context `-SINCE-UNTIL` follows,
+//! the times of that context. A block whose times change has two names for a moment.
 
 use kvasir_blocks::SsdBlock;
-use kvasir_proto::{BlockKey, Class, Namespace, Tenant};
+use kvasir_proto::{BlockKey, Class, Mark, Namespace, Tenant};
 use object_store::path::Path;
 
 const VERSION: &str = "v1";
@@ -36,7 +37,10 @@ impl Names {
     pub fn of(&self, block: &SsdBlock) -> Option<Path> {
         let Class::Context { tenant, until_unix_ms } = block.class else { return None };
         let parent = block.parent.map_or_else(|| ROOT.to_owned(), |parent| hex(&parent.0));
-        let last = format!("{parent}-{until_unix_ms:x}-{:016x}", tenant.0);
+        let context = block.mark.and_then(|mark| Some((mark.since_unix_ms?, mark.until_unix_ms)));
+        let context = context.map(|(since, until)| format!("-{since:x}-{until:x}"));
+        let context = context.unwrap_or_default();
+        let last = format!("{parent}-{until_unix_ms:x}-{:016x}{context}", tenant.0);
         let parts =
             [format!("{:016x}", block.layout), hex(&block.namespace.0), hex(&block.key.0), last];
         Some(parts.into_iter().fold(self.root.clone(), Path::join))
@@ -52,6 +56,7 @@ impl Names {
         }
         let mut of_last = last.as_ref().split('-');
         let (parent, until, tenant) = (of_last.next()?, of_last.next()?, of_last.next()?);
+        let context = of_last.next().map(|since| Some((since, of_last.next()?)));
         if of_last.next().is_some() {
             return None;
         }
@@ -59,15 +64,22 @@ impl Names {
             ROOT => None,
             parent => Some(BlockKey(key_of(parent)?)),
         };
-        let class = Class::Context {
-            tenant: Tenant(number(tenant)?),
-            until_unix_ms: u64::from_str_radix(until, 16).ok()?,
+        let (tenant, time) = (Tenant(number(tenant)?), |text| u64::from_str_radix(text, 16).ok());
+        let class = Class::Context { tenant, until_unix_ms: time(until)? };
+        let mark = match context {
+            None => None,
+            Some(times) => {
+                let (since, until) = times?;
+                let since_unix_ms = Some(time(since)?);
+                Some(Mark { tenant, until_unix_ms: time(until)?, since_unix_ms })
+            }
         };
         let block = SsdBlock {
             key: BlockKey(key_of(key.as_ref())?),
             namespace: Namespace(key_of(namespace.as_ref())?),
             parent,
             class,
+            mark,
             layout: number(layout.as_ref())?,
             bytes,
         };
@@ -100,9 +112,17 @@ mod tests {
             namespace: Namespace([7; 16]),
             parent: parent.map(|byte| BlockKey([byte; 16])),
             class: Class::Context { tenant: Tenant(5), until_unix_ms: 1_700_000_000_123 },
+            mark: None,
             layout: 9,
             bytes: 77,
         }
+    }
+
+    /// The last block of a context.
+    fn last(parent: Option<u8>) -> SsdBlock {
+        let until_unix_ms = 0x018b_cfe5_6800;
+        let mark = Mark { tenant: Tenant(5), until_unix_ms, since_unix_ms: Some(3) };
+        SsdBlock { mark: Some(mark), ..block(parent) }
     }
 
     #[test]
@@ -110,7 +130,8 @@ mod tests {
         for (prefix, root) in [("", "v1"), ("a/b", "a/b/v1")] {
             let names = Names::new(prefix);
             assert_eq!(names.root().as_ref(), root);
-            for block in [block(None), block(Some(0)), block(Some(0xff))] {
+            for block in [block(None), block(Some(0)), block(Some(0xff)), last(None), last(Some(1))]
+            {
                 let name = names.of(&block).expect("a name");
                 assert_eq!(names.parse(&name, 77), Some(block), "{name}");
             }
@@ -122,6 +143,8 @@ mod tests {
             name,
             format!("p/v1/0000000000000009/{namespace}/{key}/root-18bcfe5687b-0000000000000005")
         );
+        let end = Names::new("p").of(&last(None)).expect("a name").to_string();
+        assert_eq!(end, format!("{name}-3-18bcfe56800"), "what has no end is named as ever");
         assert_eq!(Names::new("").of(&SsdBlock { class: Class::Normal, ..block(None) }), None);
     }
 
@@ -139,6 +162,10 @@ mod tests {
             good.replace("ab", "zz"),
             format!("{good}/more"),
             format!("{good}-more"),
+            format!("{good}-3"),
+            format!("{good}-3-"),
+            format!("{good}-03-9"),
+            format!("{good}-3-9-9"),
             good[..good.len() - 1].to_owned(),
             good.replace("-18bcfe5687b-", "-0018bcfe5687b-"),
             good.replace("-18bcfe5687b-", "-+8bcfe5687b-"),

@@ -134,6 +134,7 @@ mod tests {
             namespace: Namespace([2; 16]),
             parent: Some(BlockKey([3; 16])),
             class: Class::Context { tenant: Tenant(1), until_unix_ms: 5 },
+            mark: None,
             layout: 4,
             bytes: 0,
         }

@@ -64,7 +64,7 @@ pub enum Source {
     Slot { slot: SlotIndex, checksums: Vec<u64>, shape: Shape },
     /// Read by the thread beside the SSD.
     Ssd(oneshot::Receiver<Result<ReadBlock, SinkError>>),
-    /// The object store has them under another name.
+    /// The object store has them under another name, which is not there any more when the upload has ended well.
     Bucket(SsdBlock),
 }
 
@@ -174,10 +174,23 @@ enum Failure {
 /// What a part of the task has done.
 #[derive(Debug)]
 enum Done {
-    Uploaded { upload: u64, block: SsdBlock, result: Result<(), Failure> },
-    Risen { rise: u64, result: Result<Vec<u64>, Failure> },
+    Uploaded {
+        upload: u64,
+        block: SsdBlock,
+        /// Whose place it has taken.
+        former: Option<Path>,
+        result: Result<(), Failure>,
+    },
+    Risen {
+        rise: u64,
+        result: Result<Vec<u64>, Failure>,
+    },
     Listed(Result<Listing, Failure>),
-    Deleted { names: Vec<Path>, deleted: u64, failure: Option<Failure> },
+    Deleted {
+        names: Vec<Path>,
+        deleted: u64,
+        failure: Option<Failure>,
+    },
     Asked(Result<(), Failure>),
 }
 
@@ -316,8 +329,12 @@ impl Task {
             }
             (Job::Upload { upload, block, from }, None) => {
                 self.spawn(Purpose::Upload(upload), async move {
+                    let former = match &from {
+                        Source::Bucket(former) => bucket.names.of(former),
+                        Source::Slot { .. } | Source::Ssd(_) => None,
+                    };
                     let result = bucket.upload(&block, from).await;
-                    Done::Uploaded { upload, block, result }
+                    Done::Uploaded { upload, block, former, result }
                 });
             }
             (Job::Download { rise, slot, block, shape }, None) => {
@@ -393,9 +410,13 @@ impl Task {
             }
         };
         match done {
-            Done::Uploaded { upload, block, result } => {
+            Done::Uploaded { upload, block, former, result } => {
                 if result.is_ok() {
                     self.sent.push(block);
+                    if let Some(former) = former {
+                        self.deleted.insert(former);
+                        self.reports.post(Report::Deleted { deleted: 1, failed: 0 }).await;
+                    }
                 }
                 let result = self.judge(result).await;
                 let (result, why) = match result {
@@ -502,7 +523,13 @@ impl Bucket {
         let (checksums, payload) = match from {
             Source::Bucket(former) => {
                 let former = self.name(&former)?;
-                return within(self.upload_timeout, self.store.copy(&former, &name)).await;
+                within(self.upload_timeout, self.store.copy(&former, &name)).await?;
+                // Before anybody is told: a mark that is taken away is gone when that is acknowledged.
+                let deleted = within(self.timeout, self.store.delete(&former)).await;
+                return match deleted {
+                    Err(Failure::Gone(_)) => Ok(()),
+                    deleted => deleted,
+                };
             }
             Source::Slot { slot, checksums, shape } => {
                 let layout = &shape.layout;

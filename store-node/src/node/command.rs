@@ -58,6 +58,9 @@ pub enum Command {
     Renew(v1::RenewRequest, Reply<v1::RenewReply>),
     /// Answered when it is durable.
     KeepContext(v1::KeepContextRequest, Reply<v1::KeepContextReply>),
+    ListContexts(v1::ListContextsRequest, Reply<v1::ListContextsReply>),
+    /// Answered when that is durable.
+    DropContext(v1::DropContextRequest, Reply<v1::DropContextReply>),
     /// A hint: answered at once.
     Prefetch(v1::PrefetchRequest, Reply<v1::PrefetchReply>),
     SetRole(v1::SetRoleRequest, Reply<v1::SetRoleReply>),

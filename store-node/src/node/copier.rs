@@ -298,6 +298,7 @@ impl Job {
             keys: BlockKey::concat(&self.plan.keys),
             tenant_hash: kept.tenant.0,
             until_unix_ms: kept.until_unix_ms,
+            since_unix_ms: kept.since_unix_ms.unwrap_or(0),
             ..v1::KeepContextRequest::default()
         };
         let mut client = self.client.clone();

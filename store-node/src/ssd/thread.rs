@@ -16,7 +16,7 @@ use kvasir_log::{
     AppendError, Counts, Disk, ExtentBuf, Log, Options, Output, ReadError, ReadExtent, Record,
     RecoverError, Recovered, recover,
 };
-use kvasir_proto::{BlockKey, Class, SlotIndex, SlotLayout};
+use kvasir_proto::{BlockKey, Mark, SlotIndex, SlotLayout};
 use kvasir_transfer::{Checksum, SharedMemory};
 use tokio::sync::oneshot;
 
@@ -58,7 +58,7 @@ pub enum Job {
     Rewrite {
         sink: u64,
         key: BlockKey,
-        class: Class,
+        mark: Option<Mark>,
     },
     Rise {
         rise: u64,
@@ -164,7 +164,7 @@ struct Ended;
 /// What a ticket of the log stands for.
 enum Purpose {
     Sink(u64),
-    Rewrite { sink: u64, class: Class },
+    Rewrite { sink: u64, mark: Option<Mark> },
     Rise { rise: u64, slot: SlotIndex, shape: Shape },
     Read(oneshot::Sender<Result<ReadBlock, SinkError>>),
 }
@@ -335,8 +335,8 @@ impl<'a> Serving<'a> {
                     }
                 }
             }
-            Job::Rewrite { sink, key, class } => {
-                let ticket = self.ticket(Purpose::Rewrite { sink, class });
+            Job::Rewrite { sink, key, mark } => {
+                let ticket = self.ticket(Purpose::Rewrite { sink, mark });
                 self.log.read(ticket, key);
             }
             Job::Rise { rise, slot, key, shape } => {
@@ -362,8 +362,8 @@ impl<'a> Serving<'a> {
     ) -> Option<ExtentBuf> {
         let layout = &shape.layout;
         let slot_bytes = layout.slot_bytes() as usize;
-        let SsdBlock { key, namespace, parent, class, .. } = block;
-        let record = Record { key, namespace, parent, class, layout: shape.hash, checksums };
+        let SsdBlock { key, namespace, parent, mark, .. } = block;
+        let record = Record { key, namespace, parent, mark, layout: shape.hash, checksums };
         let mut extent = ExtentBuf::new(record, slot_bytes);
         let slot_start = slot.0 as usize * slot_bytes;
         let mut sum = Checksum::new();
@@ -421,7 +421,7 @@ impl<'a> Serving<'a> {
                     Some(Purpose::Rise { rise, slot, shape }) => {
                         self.risen(rise, slot, &shape, result);
                     }
-                    Some(Purpose::Rewrite { sink, class }) => self.rewrite(sink, class, result),
+                    Some(Purpose::Rewrite { sink, mark }) => self.rewrite(sink, mark, result),
                     Some(Purpose::Read(reply)) => {
                         let read = result.map(|extent| ReadBlock {
                             payload: Bytes::copy_from_slice(extent.payload()),
@@ -478,11 +478,11 @@ impl<'a> Serving<'a> {
         &self.thread.slots
     }
 
-    /// The same bytes as a new extent with another class.
-    fn rewrite(&mut self, sink: u64, class: Class, result: Result<ReadExtent, ReadError>) {
+    /// The same bytes as a new extent with another mark.
+    fn rewrite(&mut self, sink: u64, mark: Option<Mark>, result: Result<ReadExtent, ReadError>) {
         match result {
             Ok(read) => {
-                let record = Record { class, ..read.record.clone() };
+                let record = Record { mark, ..read.record.clone() };
                 let mut extent = ExtentBuf::new(record, read.payload().len());
                 extent.payload_mut().copy_from_slice(read.payload());
                 self.append(sink, extent);

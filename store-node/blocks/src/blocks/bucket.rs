@@ -3,13 +3,13 @@
 //!
 //! Nobody waits for a block to be sent, except where there is no SSD: then it is kept when it is there.
 
-use std::collections::BTreeSet;
-
-use kvasir_proto::{BlockKey, Class, SlotIndex};
+use kvasir_proto::{BlockKey, Class, Mark, Namespace, SlotIndex, Tenant};
 
 use super::Blocks;
-use crate::api::{Action, KeepError, KeepRequest, SinkError};
-use crate::bucket::{Upload, UploadFrom, Wanted};
+use super::contexts::longer;
+use crate::api::{Action, ContextName, KeepError, KeepRequest, SinkError};
+use crate::bucket::{Upload, UploadFrom, Wanted, until};
+use crate::ends::{KeptContext, class_of};
 use crate::ssd::SsdBlock;
 use crate::tier_work::Keep;
 
@@ -48,7 +48,9 @@ impl Blocks {
         {
             let Some(wanted) = self.bucket.queue.front().copied() else { return };
             let same = |upload: &Upload| upload.block.key == wanted.block.key;
-            if self.bucket.uploads.values().any(same) {
+            // What is being written says of its mark what is not so any more in a moment.
+            let is_changed = wanted.keep.is_none() && self.is_being_kept(wanted.block.key);
+            if is_changed || self.bucket.uploads.values().any(same) {
                 return;
             }
             self.bucket.queue.pop_front();
@@ -63,8 +65,8 @@ impl Blocks {
     pub fn uploaded(&mut self, now_ms: u64, upload: u64, result: Result<(), SinkError>) {
         let Some(done) = self.bucket.uploads.remove(&upload) else { return };
         done.path.iter().for_each(|slot| self.cache.unpin_unused(*slot));
-        let Upload { block, keep, from, unwanted, .. } = done;
-        let wanted = Wanted { number: upload, block, keep };
+        let Upload { block, keep, from, unwanted, is_exact, .. } = done;
+        let wanted = Wanted { number: upload, block, keep, is_exact };
         self.totals.uploaded += u64::from(result.is_ok());
         self.totals.uploads_failed += u64::from(result.is_err());
         match (result, from) {
@@ -73,10 +75,19 @@ impl Blocks {
                 self.end_upload(wanted, false);
             }
             (Ok(()), _) => {
-                self.bucket.insert(block, self.options.bucket.blocks_max);
-                if let UploadFrom::Bucket(former) = from {
-                    self.actions.push_back(Action::Discard { block: former });
+                if let UploadFrom::Bucket(former) = from
+                    && self.bucket.get(block.key) == Some(former)
+                {
+                    self.bucket.remove(block.key);
                 }
+                self.bucket.insert(block, self.options.bucket.blocks_max);
+                self.end_upload(wanted, true);
+            }
+            // With the block its mark is gone.
+            (Err(SinkError::Gone | SinkError::Corrupt), UploadFrom::Bucket(_))
+                if is_exact && block.mark.is_none() =>
+            {
+                self.bucket_lost(block.key);
                 self.end_upload(wanted, true);
             }
             // It is had from somewhere else, if it is there.
@@ -110,24 +121,31 @@ impl Blocks {
         now_ms: u64,
         request: &KeepRequest,
     ) -> Result<u64, KeepError> {
-        let KeepRequest { namespace, keys, tenant, until_unix_ms } = request;
+        let KeepRequest { namespace, keys, tenant, .. } = request;
         let in_dram = self.cache.index().prefix(Some(*namespace), keys);
         let parent = in_dram.len().checked_sub(1).map(|before| keys[before]);
         let rest = &keys[in_dram.len()..];
         let blocks = in_dram.len() + self.bucket.prefix(*namespace, self.layout, parent, rest);
-        if blocks == 0 {
-            return Err(KeepError::NotHere);
+        let Some(&last) = keys[..blocks].last() else { return Err(KeepError::NotHere) };
+        // A name says one tenant, whose context it is that ends there.
+        let of_other = |block: SsdBlock| matches!(block.class, Class::Context { tenant: other, .. } if other != *tenant);
+        if self.bucket.get(last).is_some_and(of_other) {
+            return Err(KeepError::OtherTenant);
         }
+        let context = self.bucket.context(*tenant, *namespace, last);
+        let mark = longer(context.map(|(_, mark)| mark), request);
         let block = |at: usize| SsdBlock {
             key: keys[at],
             namespace: *namespace,
             parent: at.checked_sub(1).map(|before| keys[before]),
-            class: Class::Context { tenant: *tenant, until_unix_ms: *until_unix_ms },
+            class: class_of(&mark),
+            mark: (at == blocks - 1).then_some(mark),
             layout: self.layout,
             bytes: self.extent_bytes,
         };
+        let wanted = |at: usize| self.bucket.as_wanted(&block(at));
         let lacking: Vec<SsdBlock> =
-            (0..blocks).map(block).filter(|block| !self.bucket.keeps(block)).collect();
+            (0..blocks).map(wanted).filter(|block| !self.bucket.keeps(block)).collect();
         let keeping = |block: &SsdBlock| keys[..blocks].contains(&block.key);
         let mut waiting = self.waited_for();
         if waiting.any(keeping) {
@@ -153,8 +171,7 @@ impl Blocks {
             return Err(KeepError::NoRoom);
         }
         let keep = self.sinks.number();
-        let left = BTreeSet::new();
-        self.sinks.keeps.insert(keep, Keep { left, failed: false, blocks: blocks as u32 });
+        self.sinks.keeps.insert(keep, Keep::new(blocks, Some(mark)));
         if lacking.is_empty() {
             self.finish_keep(keep);
         }
@@ -163,7 +180,7 @@ impl Blocks {
             if let Some(waits) = self.sinks.keeps.get_mut(&keep) {
                 waits.left.insert(number);
             }
-            self.want_sent(Wanted { number, block, keep: Some(keep) });
+            self.want_sent(Wanted { number, block, keep: Some(keep), is_exact: false });
         }
         self.upload_ahead(now_ms);
         Ok(keep)
@@ -189,16 +206,17 @@ impl Blocks {
         if self.options.bucket.uploads_max == 0 {
             return;
         }
-        let kept: Vec<SsdBlock> = self.cache.ssd().kept().collect();
+        let kept = self.cache.ssd().kept();
         kept.into_iter().for_each(|block| self.want_in_bucket(block));
     }
 
     /// A block is on the SSD: if it is kept for a tenant, it shall be in the object store too.
     pub(super) fn want_in_bucket(&mut self, block: SsdBlock) {
         let is_kept = matches!(block.class, Class::Context { .. });
+        let block = self.bucket.as_wanted(&block);
         if self.options.bucket.uploads_max > 0 && is_kept && !self.bucket.keeps(&block) {
             let number = self.sinks.number();
-            self.want_sent(Wanted { number, block, keep: None });
+            self.want_sent(Wanted { number, block, keep: None, is_exact: false });
         }
     }
 
@@ -206,6 +224,77 @@ impl Blocks {
         if wanted.keep.is_some() || self.bucket.queued.insert(wanted.block.key) {
             self.bucket.queue.push_back(wanted);
         }
+    }
+
+    /// Gives a block of the object store this mark or none. Blocks before it stay as long as they were given:
+    /// others may count on them. Answers with the number of the part of the keep.
+    pub(super) fn rename_in_bucket(
+        &mut self,
+        keep: u64,
+        block: SsdBlock,
+        mark: Option<Mark>,
+    ) -> u64 {
+        let number = self.sinks.number();
+        let longer = mark.filter(|mark| mark.until_unix_ms > until(&block));
+        let class = longer.as_ref().map_or(block.class, class_of);
+        let block = SsdBlock { class, mark, ..block };
+        self.want_sent(Wanted { number, block, keep: Some(keep), is_exact: true });
+        number
+    }
+
+    pub(super) fn marked_in_bucket(&self, context: &ContextName) -> Option<(SsdBlock, Mark)> {
+        let ContextName { tenant, namespace, last } = *context;
+        self.bucket.context(tenant, namespace, last)
+    }
+
+    /// What is being sent of a block, or waits for that and somebody waits for it.
+    pub(super) fn is_being_sent(&self, key: BlockKey) -> bool {
+        self.bucket.uploads.values().any(|upload| upload.block.key == key)
+            || self.is_waited_for(key)
+    }
+
+    /// Somebody waits for what becomes of the block in the object store.
+    pub(super) fn is_waited_for(&self, key: BlockKey) -> bool {
+        self.waited_for().any(|block| block.key == key)
+    }
+
+    fn is_being_kept(&self, key: BlockKey) -> bool {
+        self.sinks.all.values().any(|sink| sink.keep.is_some() && sink.block.key == key)
+    }
+
+    /// Those of a tenant whose chains are whole, here or there: so many at most after one of them, and fewer
+    /// where they are very long.
+    pub(super) fn contexts_in_bucket(
+        &self,
+        tenant: Tenant,
+        after: Option<(Namespace, BlockKey)>,
+        contexts_max: usize,
+    ) -> Vec<KeptContext> {
+        let whole = self.bucket.contexts(tenant, after).filter_map(|(block, mark)| {
+            Some(KeptContext {
+                namespace: block.namespace,
+                last: block.key,
+                blocks: self.chain_below(block.key)?,
+                since_unix_ms: mark.since_unix_ms?,
+                until_unix_ms: mark.until_unix_ms,
+            })
+        });
+        whole.take(contexts_max).collect()
+    }
+
+    /// How long the chain is that ends with a block, when each of it is on the SSD or in the object store.
+    pub(super) fn chain_below(&self, last: BlockKey) -> Option<u32> {
+        let (mut blocks, mut next) = (0, Some(last));
+        while let Some(key) = next {
+            let block = self.bucket.get(key).or_else(|| self.cache.ssd().get(key))?;
+            blocks += 1;
+            // Names say what they will: a chain that bites its tail is none.
+            if blocks as usize > self.bucket.len() + self.cache.ssd().len() {
+                return None;
+            }
+            next = block.parent;
+        }
+        Some(blocks)
     }
 
     /// Blocks that somebody waits for.
@@ -216,18 +305,18 @@ impl Blocks {
     }
 
     fn begin_upload(&mut self, now_ms: u64, wanted: Wanted) {
-        let Wanted { number, keep, .. } = wanted;
+        let Wanted { number, keep, is_exact, .. } = wanted;
         // What nobody waits for is sent as it is kept now, if it still is.
         let now_kept = self.cache.ssd().get(wanted.block.key);
         let now_kept = now_kept.filter(|block| matches!(block.class, Class::Context { .. }));
         let block = match keep {
             Some(_) => wanted.block,
             None => match now_kept {
-                Some(block) => block,
+                Some(block) => self.bucket.as_wanted(&block),
                 None => return,
             },
         };
-        if self.bucket.keeps(&block) {
+        if !is_exact && self.bucket.keeps(&block) {
             return self.end_upload(wanted, true);
         }
         let known = self.bucket.get(block.key);
@@ -245,7 +334,7 @@ impl Blocks {
             UploadFrom::Ssd | UploadFrom::Bucket(_) => Vec::new(),
         };
         path.iter().for_each(|slot| self.cache.pin(*slot));
-        let upload = Upload { block, keep, from, path, unwanted: false };
+        let upload = Upload { block, keep, from, path, unwanted: false, is_exact };
         self.bucket.uploads.insert(number, upload);
         self.actions.push_back(Action::Upload { upload: number, block, from, checksums });
     }

@@ -7,12 +7,12 @@
 
 use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
 
-use kvasir_proto::{BlockKey, Class, Namespace, Share, Side, SlotIndex};
+use kvasir_proto::{BlockKey, Class, Mark, Namespace, Share, Side, SlotIndex};
 
 use super::{Blocks, as_u32};
 use crate::replicas::{
-    ChangeReplicaError, CopyCause, CopyError, CopyPlan, Drain, DrainRequest, DrainView, KeptFor,
-    Peer, PeerView, Wanted,
+    ChangeReplicaError, CopyCause, CopyError, CopyPlan, Drain, DrainRequest, DrainView, Peer,
+    PeerView, Wanted,
 };
 
 impl Blocks {
@@ -66,7 +66,7 @@ impl Blocks {
         cause: CopyCause,
         namespace: Namespace,
         keys: Vec<BlockKey>,
-        kept: Option<KeptFor>,
+        kept: Option<Mark>,
         to: Option<Peer>,
     ) -> Wanted {
         let number = self.replicas.number();
@@ -292,32 +292,30 @@ impl Blocks {
         }
     }
 
-    /// Looks for kept chains that have not moved: each ends with a block that no other one follows which
-    /// is kept as long. Those that are on their way are not among them.
+    /// Looks for kept chains that have not moved: each ends with a block that is marked, and moves with its
+    /// own mark, also one that others go on from. Those that are on their way are not among them.
     fn find_kept(&mut self, now_ms: u64) {
         let Some(drain) = &self.replicas.drain else { return };
         let under_way = self.replicas.under_way.values().map(|(_, wanted)| wanted);
-        let is_under_way = |key: BlockKey, of: KeptFor| {
+        let is_under_way = |key: BlockKey, of: Mark| {
             under_way.clone().any(|wanted| wanted.last() == Some(key) && wanted.kept == Some(of))
         };
         let ssd = self.cache.ssd();
-        let kept = |class: Class| match class {
-            Class::Context { tenant, until_unix_ms } => Some(KeptFor { tenant, until_unix_ms }),
-            Class::Normal => None,
-        };
-        let followed: HashSet<BlockKey> = ssd
-            .iter()
-            .filter_map(|block| {
-                let before = block.parent?;
-                let same = kept(ssd.get(before)?.class) == kept(block.class);
-                (same && kept(block.class).is_some()).then_some(before)
-            })
-            .collect();
         let mut ends = Vec::new();
-        for block in ssd.iter().filter(|block| !followed.contains(&block.key)) {
-            let Some(of) = kept(block.class) else { continue };
+        for block in ssd.ends() {
+            let Some(of) = block.mark else { continue };
+            // What is no context, and is kept as long by what follows it, goes with that.
+            let as_long = |class: Class| match class {
+                Class::Context { tenant, until_unix_ms } => {
+                    tenant == of.tenant && until_unix_ms >= of.until_unix_ms
+                }
+                Class::Normal => false,
+            };
+            if of.since_unix_ms.is_none() && ssd.classes_after(block.key).any(as_long) {
+                continue;
+            }
             if drain.moved.get(&block.key) != Some(&of) && !is_under_way(block.key, of) {
-                ends.push((block.namespace, self.chain_on_ssd(block.key), of));
+                ends.push((block.namespace, ssd.chain(block.key), of));
             }
         }
         let found: Vec<Wanted> = ends
@@ -338,13 +336,6 @@ impl Blocks {
         let found: VecDeque<Wanted> = found.into_iter().map(known_of).collect();
         drain.kept = found;
         drain.looked_ms = Some(now_ms);
-    }
-
-    fn chain_on_ssd(&self, last: BlockKey) -> Vec<BlockKey> {
-        let before = |key: &BlockKey| self.cache.ssd().get(*key).and_then(|block| block.parent);
-        let mut keys: Vec<BlockKey> = std::iter::successors(Some(last), before).collect();
-        keys.reverse();
-        keys
     }
 
     fn chain_in_memory(&self, last: SlotIndex) -> Vec<BlockKey> {

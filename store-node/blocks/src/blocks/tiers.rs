@@ -1,24 +1,24 @@
-//! Between DRAM and SSD: what sinks before room is needed, what rises when it is wanted, and what
-//! is kept for tenants.
+//! Between DRAM and SSD: what sinks before room is needed, and what rises when it is wanted. What is kept
+//! for tenants is in [`contexts`](super::contexts).
 //!
 //! Sinking is planned ahead of pressure, so that whoever needs a slot evicts a block that the SSD has
 //! already, and never waits. Chains sink from their first block on and leave from their last, so that
 //! both tiers are closed under prefix, each by itself. Rising reads into a slot that nobody else has;
 //! shares that want the block pin that slot and wait, or go on without it when it fails or is late.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 
-use kvasir_proto::{BlockKey, Class, Namespace, Share, Side, SlotIndex, Tenant};
+use kvasir_proto::{BlockKey, Class, Namespace, Share, Side, SlotIndex};
 
 use super::Blocks;
-use crate::api::{AbortReason, Action, KeepError, KeepRequest, RiseError, SinkError, SsdSize};
+use crate::api::{AbortReason, Action, RiseError, SinkError, SsdSize};
 use crate::index::{Entry, KeyHasher};
 use crate::share::{Hold, Page};
 use crate::share_state::ShareEvent;
 use crate::slot_state::SlotState;
 use crate::ssd::SsdBlock;
-use crate::tier_work::{Batch, Keep, Rise, RiseFrom, Sink};
+use crate::tier_work::{Batch, Rise, RiseFrom, Sink};
 
 /// Blocks of one chain that sink together.
 const BATCH_MAX: usize = 16;
@@ -79,8 +79,8 @@ impl Blocks {
         self.actions.extend(gone.into_iter().map(|key| Action::Forget { key }));
     }
 
-    /// Context blocks whose time is over become normal ones, and those of the object store are not there any
-    /// more.
+    /// Contexts whose time is over are none any more: what is kept for nothing else becomes normal. Blocks of
+    /// the object store whose time is over are not there any more.
     pub fn expire(&mut self, unix_ms: u64) {
         self.totals.expired += self.cache.ssd_mut().expire(unix_ms) as u64;
         self.bucket.expire(unix_ms);
@@ -190,133 +190,9 @@ impl Blocks {
         // What it was to replace may have gone meanwhile, and with it the room.
         self.make_ssd_room(0);
         if stored {
-            self.want_in_bucket(done.block);
+            self.sunk_for_keep(done);
         }
         stored
-    }
-
-    /// Keeps a chain for a tenant: its leading blocks that are here become context blocks, durable
-    /// until the time given. [`Action::Kept`] says when they are, under the number answered.
-    ///
-    /// # Errors
-    /// [`KeepError`]; then nothing is kept.
-    pub fn keep(&mut self, now_ms: u64, request: &KeepRequest) -> Result<u64, KeepError> {
-        let KeepRequest { namespace, keys, tenant, until_unix_ms } = request;
-        if self.is_draining() {
-            return Err(KeepError::Draining);
-        }
-        if self.extent_bytes > 0 && !self.ssd_is_usable(now_ms) && self.bucket.usable {
-            return self.keep_in_bucket(now_ms, request);
-        }
-        if self.extent_bytes == 0 || !self.ssd_is_usable(now_ms) {
-            return Err(KeepError::NoSsd);
-        }
-        let in_dram = self.cache.index().prefix(Some(*namespace), keys);
-        let on_ssd = self.cache.ssd().prefix(*namespace, self.layout, None, keys);
-        let blocks = in_dram.len().max(on_ssd);
-        if blocks == 0 {
-            return Err(KeepError::NotHere);
-        }
-        let wanted = Class::Context { tenant: *tenant, until_unix_ms: *until_unix_ms };
-        let lacking = self.lacking(&keys[..blocks], *tenant, *until_unix_ms)?;
-        self.check_quota(*tenant, &keys[..blocks])?;
-        // Blocks of it that only the SSD has are rewritten from there.
-        let path = in_dram.clone();
-        let sinks: Vec<(SsdBlock, Option<SlotIndex>)> = lacking
-            .iter()
-            .map(|&at| {
-                let block = SsdBlock {
-                    key: keys[at],
-                    namespace: *namespace,
-                    parent: at.checked_sub(1).map(|before| keys[before]),
-                    class: wanted,
-                    layout: self.layout,
-                    bytes: self.extent_bytes,
-                };
-                (block, in_dram.get(at).copied())
-            })
-            .collect();
-        let keep = self.sinks.number();
-        self.sinks
-            .keeps
-            .insert(keep, Keep { left: BTreeSet::new(), failed: false, blocks: blocks as u32 });
-        if sinks.is_empty() {
-            self.finish_keep(keep);
-        } else {
-            self.begin_sinks(path, sinks, Some(keep));
-            self.issue_sinks(now_ms);
-        }
-        Ok(keep)
-    }
-
-    /// Which of these blocks are not kept for this tenant so long.
-    fn lacking(
-        &self,
-        keys: &[BlockKey],
-        tenant: Tenant,
-        until_unix_ms: u64,
-    ) -> Result<Vec<usize>, KeepError> {
-        let mut lacking = Vec::new();
-        // Two writes of one block may end in either order, and the last one counts.
-        let keeping = |sink: &Sink| sink.keep.is_some() && keys.contains(&sink.block.key);
-        if self.sinks.all.values().any(keeping) {
-            return Err(KeepError::Busy);
-        }
-        for (at, key) in keys.iter().enumerate() {
-            match self.cache.ssd().get(*key).map(|block| block.class) {
-                Some(Class::Context { tenant: other, .. }) if other != tenant => {
-                    return Err(KeepError::OtherTenant);
-                }
-                Some(Class::Context { until_unix_ms: until, .. }) if until >= until_unix_ms => {}
-                _ => lacking.push(at),
-            }
-        }
-        Ok(lacking)
-    }
-
-    fn check_quota(&mut self, tenant: Tenant, keys: &[BlockKey]) -> Result<(), KeepError> {
-        let is_context = |key: &BlockKey| {
-            let class = self.cache.ssd().get(*key).map(|block| block.class);
-            matches!(class, Some(Class::Context { .. }))
-        };
-        let new = keys.iter().filter(|key| !is_context(key)).count() as u64 * self.extent_bytes;
-        // What is on its way counts as if it were there.
-        let coming = |of: Option<Tenant>| -> u64 {
-            let sinks = self.sinks.all.values().filter(|sink| match sink.block.class {
-                Class::Context { tenant, .. } => of.is_none_or(|of| of == tenant),
-                Class::Normal => false,
-            });
-            sinks.filter(|sink| !is_context(&sink.block.key)).map(|sink| sink.block.bytes).sum()
-        };
-        let ssd = self.cache.ssd();
-        let of_tenant = ssd.tenant_bytes(tenant) + coming(Some(tenant));
-        let of_all = ssd.context_bytes() + coming(None);
-        let SsdSize { tenant_bytes_max, context_bytes_max, .. } = self.ssd_size;
-        if of_tenant + new > tenant_bytes_max {
-            let taken_bytes = of_tenant;
-            return Err(KeepError::OverQuota { wanted_bytes: new, taken_bytes, tenant_bytes_max });
-        }
-        let not_there = keys.iter().filter(|key| !ssd.contains(**key)).count() as u64;
-        keys.iter().for_each(|key| self.cache.ssd_mut().touch(*key));
-        if of_all + new > context_bytes_max || !self.make_ssd_room(not_there * self.extent_bytes) {
-            return Err(KeepError::NoRoom);
-        }
-        Ok(())
-    }
-
-    pub(super) fn kept(&mut self, keep: u64, sink: u64, stored: bool) {
-        let Some(waits) = self.sinks.keeps.get_mut(&keep) else { return };
-        waits.left.remove(&sink);
-        waits.failed |= !stored;
-        if waits.left.is_empty() {
-            self.finish_keep(keep);
-        }
-    }
-
-    pub(super) fn finish_keep(&mut self, keep: u64) {
-        let Some(Keep { failed, blocks, .. }) = self.sinks.keeps.remove(&keep) else { return };
-        self.kept_changed();
-        self.actions.push_back(Action::Kept { keep, blocks: (!failed).then_some(blocks) });
     }
 
     /// Plans to sink the chain that ends with a block, its first blocks first.
@@ -352,6 +228,7 @@ impl Blocks {
                 namespace: entry.namespace,
                 parent: parent.map(|parent| parent.key),
                 class: Class::Normal,
+                mark: None,
                 layout: self.layout,
                 bytes: self.extent_bytes,
             };
@@ -362,7 +239,7 @@ impl Blocks {
         true
     }
 
-    fn begin_sinks(
+    pub(super) fn begin_sinks(
         &mut self,
         path: Vec<SlotIndex>,
         sinks: Vec<(SsdBlock, Option<SlotIndex>)>,
@@ -385,7 +262,7 @@ impl Blocks {
         }
     }
 
-    fn issue_sinks(&mut self, now_ms: u64) {
+    pub(super) fn issue_sinks(&mut self, now_ms: u64) {
         while self.sinks.under_way() < self.sinks_max() {
             let Some(sink) = self.sinks.queue.pop_front() else { return };
             let Some(of) = self.sinks.all.get_mut(&sink) else { continue };
@@ -397,7 +274,7 @@ impl Blocks {
                     let checksums = entry.map(|entry| entry.checksums.to_vec()).unwrap_or_default();
                     Action::Sink { sink, slot, generation, block, checksums }
                 }
-                None => Action::Rewrite { sink, key: block.key, class: block.class },
+                None => Action::Rewrite { sink, key: block.key, mark: block.mark },
             });
         }
     }
@@ -418,7 +295,7 @@ impl Blocks {
     }
 
     /// Makes room for so many bytes of new extents, by dropping what the SSD can spare.
-    fn make_ssd_room(&mut self, bytes: u64) -> bool {
+    pub(super) fn make_ssd_room(&mut self, bytes: u64) -> bool {
         while self.cache.ssd().bytes() + self.sinks.bytes + bytes > self.ssd_size.bytes_max {
             let Some(key) = self.cache.ssd().eldest() else { return false };
             self.cache.unstore(key);

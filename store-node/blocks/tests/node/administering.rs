@@ -36,6 +36,7 @@ fn keep(node: &mut Node, prompt: &str) {
         keys: chain(prompt),
         tenant: Tenant(1),
         until_unix_ms: 9_000,
+        since_unix_ms: None,
     };
     node.blocks.keep(node.now_ms, &request).expect("there is room");
     node.actions();

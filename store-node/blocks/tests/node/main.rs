@@ -7,6 +7,7 @@ mod arriving;
 mod bucket;
 mod checker;
 mod committing;
+mod contexts;
 mod ending;
 mod objects;
 mod pools;

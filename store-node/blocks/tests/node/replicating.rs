@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use kvasir_blocks::{
     AllocateError, ChangeReplicaError, CopyCause, CopyError, CopyPlan, DrainRequest, DrainView,
-    KeepError, KeepRequest, KeptFor, Options, Peer, PeerView, ReplicaOptions, SsdSize,
+    KeepError, KeepRequest, Options, Peer, PeerView, ReplicaOptions, SsdSize,
 };
-use kvasir_proto::{BlockKey, Class, Tenant};
+use kvasir_proto::{BlockKey, Class, Mark, Tenant};
 
 use crate::simulation::Random;
 use crate::support::{Node, chain, key, namespace, options, request};
@@ -38,7 +38,8 @@ fn sees(node: &mut Node, peers: &[(&str, u32, bool)]) {
 
 fn keep(node: &mut Node, prompt: &str, until_unix_ms: u64) -> Result<(), KeepError> {
     let (namespace, keys) = (namespace(""), chain(prompt));
-    let request = KeepRequest { namespace, keys, tenant: Tenant(1), until_unix_ms };
+    let request =
+        KeepRequest { namespace, keys, tenant: Tenant(1), until_unix_ms, since_unix_ms: None };
     node.blocks.keep(node.now_ms, &request)?;
     write(node);
     Ok(())
@@ -109,7 +110,8 @@ fn what_is_kept_moves_with_the_time_it_was_promised_for() {
     sees(&mut node, &[("small", 10, true), ("large", 20, true), ("no-ssd", 99, false)]);
     let mut plans = polled(&mut node);
     plans.sort_by_key(|plan| plan.keys.len());
-    let until = |until_unix_ms| Some(KeptFor { tenant: Tenant(1), until_unix_ms });
+    let until =
+        |until_unix_ms| Some(Mark { tenant: Tenant(1), until_unix_ms, since_unix_ms: None });
     let found: Vec<_> = plans.iter().map(|plan| (&plan.keys[..], plan.kept)).collect();
     assert_eq!(found, [(&chain("abX")[..], until(9_000)), (&chain("abcd")[..], until(5_000))]);
     assert!(plans.iter().all(|plan| plan.to == peer("large")), "{plans:?}");
@@ -167,9 +169,10 @@ fn a_drain_with_nowhere_to_go_says_so_and_does_not_end() {
     assert!(view(&node).waits_for.contains("the SSD cannot be used") && !view(&node).drained);
     // Time itself may solve it.
     let kept = chain("ab").into_iter().zip([None, Some(key("a"))]).map(|(key, parent)| {
-        let class = Class::Context { tenant: Tenant(1), until_unix_ms: 9_000 };
         let (namespace, layout, bytes) = (namespace(""), 7, 10);
-        kvasir_blocks::SsdBlock { key, namespace, parent, class, layout, bytes }
+        let mark = Some(Mark { tenant: Tenant(1), until_unix_ms: 9_000, since_unix_ms: None });
+        let class = Class::Normal;
+        kvasir_blocks::SsdBlock { key, namespace, parent, class, mark, layout, bytes }
     });
     node.blocks.ssd_ready(SIZE, kept.collect());
     assert!(!view(&node).drained, "it was not looked");
@@ -188,6 +191,7 @@ fn what_becomes_kept_while_it_drains_moves_too() {
         keys: chain("ab"),
         tenant: Tenant(1),
         until_unix_ms: 9_000,
+        since_unix_ms: None,
     };
     node.blocks.keep(node.now_ms, &request).expect("begun");
     node.actions();

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvasir_blocks::{Action, BucketOptions, RiseError, SinkError, SsdBlock, UploadFrom};
-use kvasir_proto::{BlockKey, Class, Share, Side, SlotIndex, Tenant, TxId};
+use kvasir_proto::{BlockKey, Class, Mark, Share, Side, SlotIndex, Tenant, TxId};
 
 use crate::checker::Hand;
 use crate::simulation::World;
@@ -22,7 +22,7 @@ pub fn options() -> BucketOptions {
 
 #[derive(Debug, Default)]
 pub struct SimBucket {
-    objects: BTreeMap<(BlockKey, u64), SsdBlock>,
+    objects: BTreeMap<Name, SsdBlock>,
     uploads: Vec<(u64, SsdBlock, UploadFrom)>,
     downloads: Vec<(u64, SlotIndex, SsdBlock)>,
     lost: BTreeSet<BlockKey>,
@@ -33,15 +33,24 @@ impl SimBucket {
         self.uploads.is_empty() && self.downloads.is_empty()
     }
 
+    /// It has a context that ends with the block.
+    pub fn has_marked(&self, key: BlockKey) -> bool {
+        self.objects.keys().any(|(of, _, times)| *of == key && times.is_some())
+    }
+
     /// It has the block, or has lost it.
     pub fn has(&self, key: BlockKey) -> bool {
-        self.lost.contains(&key) || self.objects.keys().any(|(of, _)| *of == key)
+        self.lost.contains(&key) || self.objects.keys().any(|(of, ..)| *of == key)
     }
 }
 
-fn name(block: &SsdBlock) -> (BlockKey, u64) {
+/// Key, until when, and the times of the context that ends there.
+type Name = (BlockKey, u64, Option<(u64, u64)>);
+
+fn name(block: &SsdBlock) -> Name {
+    let times = |mark: Mark| (mark.until_unix_ms, mark.since_unix_ms.expect("of a context"));
     match block.class {
-        Class::Context { until_unix_ms, .. } => (block.key, until_unix_ms),
+        Class::Context { until_unix_ms, .. } => (block.key, until_unix_ms, block.mark.map(times)),
         Class::Normal => panic!("{block:?} is kept for nobody"),
     }
 }
@@ -110,6 +119,9 @@ impl World {
             return Err(SinkError::Gone);
         }
         self.bucket.objects.insert(name(block), *block);
+        if let UploadFrom::Bucket(former) = from {
+            self.bucket.objects.remove(&name(&former));
+        }
         Ok(())
     }
 
@@ -128,7 +140,7 @@ impl World {
             2 | 3 => {
                 self.others_send();
                 let now_ms = self.now_ms;
-                self.bucket.objects.retain(|(_, until_unix_ms), _| *until_unix_ms > now_ms);
+                self.bucket.objects.retain(|(_, until_unix_ms, _), _| *until_unix_ms > now_ms);
                 self.blocks.bucket_listed(self.bucket.objects.values().copied().collect());
                 self.blocks.expire(self.now_ms);
             }
@@ -142,9 +154,13 @@ impl World {
         let until_unix_ms = self.now_ms + self.random.below(400) as u64;
         let class = Class::Context { tenant: Tenant(7), until_unix_ms };
         let mut parent = None;
+        let last = keys.last().copied();
+        let since_unix_ms = Some(self.now_ms);
         for key in keys {
+            let end = Mark { tenant: Tenant(7), until_unix_ms, since_unix_ms };
+            let mark = (Some(key) == last).then_some(end);
             let (layout, bytes) = (crate::sim_ssd::LAYOUT, crate::sim_ssd::EXTENT_BYTES);
-            let block = SsdBlock { key, namespace, parent, class, layout, bytes };
+            let block = SsdBlock { key, namespace, parent, class, mark, layout, bytes };
             self.bucket.objects.insert(name(&block), block);
             parent = Some(key);
         }

@@ -1,10 +1,14 @@
 //! The simulation's SSD: what the shell would do with one, in any order, with failures, hangs, losses
 //! and restarts. What it holds is what it was given, so whatever rises must be right.
+//!
+//! Tenants keep contexts, give them other times and drop them, and what is listed must be what they were told.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kvasir_blocks::{Action, KeepRequest, RiseError, SinkError, SsdBlock, SsdSize};
-use kvasir_proto::{BlockKey, Class, Share, Side, SlotIndex, Tenant, TxId};
+use kvasir_blocks::{
+    Action, ContextName, KeepError, KeepRequest, RiseError, SinkError, SsdBlock, SsdSize,
+};
+use kvasir_proto::{BlockKey, Mark, Share, Side, SlotIndex, Tenant, TxId};
 
 use crate::checker::Hand;
 use crate::simulation::World;
@@ -13,11 +17,19 @@ pub const EXTENT_BYTES: u64 = 10;
 pub const LAYOUT: u64 = 3;
 const SIZE: SsdSize = SsdSize { bytes_max: 200, context_bytes_max: 120, tenant_bytes_max: 90 };
 
-/// A block that is written, or one that gets another class.
+/// A block that is written, or one that gets another mark.
 #[derive(Debug)]
 enum Writing {
     Block(SsdBlock),
-    Class(BlockKey, Class),
+    Mark(BlockKey, Option<Mark>),
+}
+
+/// What is being written for a tenant.
+#[derive(Debug)]
+pub enum Promise {
+    Keep(KeepRequest),
+    Extend(ContextName, u64),
+    Drop(ContextName),
 }
 
 #[derive(Debug, Default)]
@@ -26,8 +38,10 @@ pub struct SimSsd {
     sinks: Vec<(u64, Writing)>,
     rises: Vec<(u64, SlotIndex, BlockKey)>,
     /// What was promised to be durable, by the number of the promise.
-    pub keeps: BTreeMap<u64, KeepRequest>,
+    pub keeps: BTreeMap<u64, Promise>,
     pub kept_total: u64,
+    pub extended_total: u64,
+    pub dropped_total: u64,
     lost: BTreeSet<BlockKey>,
     is_up: bool,
 }
@@ -52,8 +66,8 @@ impl World {
                 self.checker.read_begin(&self.blocks, as_share(3, sink), &[slot]);
                 self.ssd.sinks.push((sink, Writing::Block(block)));
             }
-            Action::Rewrite { sink, key, class } => {
-                self.ssd.sinks.push((sink, Writing::Class(key, class)));
+            Action::Rewrite { sink, key, mark } => {
+                self.ssd.sinks.push((sink, Writing::Mark(key, mark)));
             }
             Action::Rise { rise, slot, key } => {
                 self.checker.hand_out(as_share(2, rise), &[slot]);
@@ -95,8 +109,8 @@ impl World {
         }
         match writing {
             Writing::Block(block) => drop(self.ssd.stored.insert(block.key, block)),
-            Writing::Class(key, class) => {
-                self.ssd.stored.get_mut(&key).ok_or(SinkError::Gone)?.class = class;
+            Writing::Mark(key, mark) => {
+                self.ssd.stored.get_mut(&key).ok_or(SinkError::Gone)?.mark = mark;
             }
         }
         Ok(())
@@ -129,15 +143,87 @@ impl World {
         let (namespace, keys) = self.keys(4);
         let tenant = Tenant(self.random.below(2) as u64);
         let until_unix_ms = self.now_ms + self.random.below(400) as u64;
-        let request = KeepRequest { namespace, keys, tenant, until_unix_ms };
+        let since_unix_ms = Some(self.now_ms).filter(|_| !self.random.one_in(4));
+        let request = KeepRequest { namespace, keys, tenant, until_unix_ms, since_unix_ms };
         if let Ok(number) = self.blocks.keep(self.now_ms, &request) {
-            self.ssd.keeps.insert(number, request);
+            self.ssd.keeps.insert(number, Promise::Keep(request));
         }
     }
 
-    pub fn kept(&mut self, keep: u64, blocks: Option<u32>) {
-        let request = self.ssd.keeps.remove(&keep).expect("a promise");
+    /// A context gets another time, or is dropped: one that is listed, or one that may not be there.
+    pub fn change_context(&mut self) {
+        // A shell that has an SSD which cannot be used does not know what is there.
+        if !self.ssd.is_up && !self.ssd.stored.is_empty() {
+            return;
+        }
+        let tenant = Tenant(self.random.below(2) as u64);
+        let all = self.blocks.contexts(tenant, None, 100, self.now_ms);
+        let context = match all.get(self.random.below(all.len() + 1)) {
+            Some(context) => {
+                ContextName { tenant, namespace: context.namespace, last: context.last }
+            }
+            None => {
+                let (namespace, keys) = self.keys(4);
+                let last = keys[self.random.below(keys.len())];
+                ContextName { tenant, namespace, last }
+            }
+        };
+        let is_there =
+            all.iter().any(|of| (of.namespace, of.last) == (context.namespace, context.last));
+        let until_unix_ms = self.now_ms + self.random.below(400) as u64;
+        let (promise, begun) = match self.random.one_in(2) {
+            true => {
+                let begun = self.blocks.extend_context(self.now_ms, &context, until_unix_ms);
+                (Promise::Extend(context, until_unix_ms), begun)
+            }
+            false => (Promise::Drop(context), self.blocks.drop_context(self.now_ms, &context)),
+        };
+        match begun {
+            Ok(number) => drop(self.ssd.keeps.insert(number, promise)),
+            Err(KeepError::NoContext) => assert!(!is_there, "{context:?} is listed"),
+            Err(_) => {}
+        }
+    }
+
+    pub fn kept(&mut self, keep: u64, blocks: Option<u32>, mark: Option<Mark>) {
+        let promise = self.ssd.keeps.remove(&keep).expect("a promise");
         let Some(blocks) = blocks else { return };
+        let now_ms = self.now_ms;
+        let until = |world: &World, of: &ContextName| {
+            let all = world.blocks.contexts(of.tenant, None, 100, now_ms);
+            let found = all.iter().find(|it| (it.namespace, it.last) == (of.namespace, of.last));
+            found.map(|context| context.until_unix_ms)
+        };
+        let request = match promise {
+            Promise::Keep(request) => request,
+            Promise::Extend(context, until_unix_ms) => {
+                self.ssd.extended_total += 1;
+                let want = Some(until_unix_ms).filter(|until_ms| *until_ms > now_ms);
+                // It may have been lost meanwhile, and others' may be in the object store.
+                let got = until(self, &context);
+                assert!(
+                    got == want || got.is_none() || !self.ssd.lost.is_empty(),
+                    "{got:?} {want:?}"
+                );
+                return;
+            }
+            Promise::Drop(context) => {
+                self.ssd.dropped_total += 1;
+                // What the object store has beyond what a node may know comes to light later.
+                let got = until(self, &context);
+                let is_other = got.is_some() && self.bucket.has_marked(context.last);
+                assert!(got.is_none() || is_other, "{context:?} was dropped: {got:?}");
+                return;
+            }
+        };
+        if let (Some(mark), Some(&last)) = (mark, request.keys[..blocks as usize].last()) {
+            let name = ContextName { tenant: request.tenant, namespace: request.namespace, last };
+            assert!(mark.until_unix_ms >= request.until_unix_ms, "{mark:?} of {request:?}");
+            let is_promised = mark.since_unix_ms.is_some() && mark.until_unix_ms > now_ms;
+            if is_promised && self.ssd.lost.is_empty() {
+                assert!(until(self, &name) >= Some(mark.until_unix_ms), "{name:?} is not listed");
+            }
+        }
         self.ssd.kept_total += u64::from(blocks > 0);
         let counts = self.blocks.counts();
         assert!(counts.ssd_bytes <= SIZE.bytes_max, "{counts:?}");

@@ -154,6 +154,7 @@ impl World {
             92 if self.random.one_in(3) => self.bucket_changes(),
             92 if self.random.one_in(8) => self.ssd_restarts(),
             93 => self.keep(),
+            94 if self.random.one_in(2) => self.change_context(),
             94 => self.blocks.expire(self.now_ms),
             95 if self.random.one_in(4) => self.ssd_loses(),
             96 | 97 => self.pin_by_hand(),
@@ -222,7 +223,7 @@ impl World {
             Action::Upload { .. } | Action::Download { .. } | Action::Discard { .. } => {
                 self.bucket_begins(action);
             }
-            Action::Kept { keep, blocks } => self.kept(keep, blocks),
+            Action::Kept { keep, blocks, mark } => self.kept(keep, blocks, mark),
             Action::ReadPage { .. }
             | Action::WritePage { .. }
             | Action::PagesDropped { .. }
@@ -799,7 +800,7 @@ impl World {
 }
 
 /// What a run met, so that a simulation that no longer does anything is noticed.
-fn run(seed: u64, steps: u32) -> [u64; 18] {
+fn run(seed: u64, steps: u32) -> [u64; 20] {
     let mut world = World::new(seed);
     (0..steps).for_each(|_| world.step());
     world.end();
@@ -812,13 +813,16 @@ fn run(seed: u64, steps: u32) -> [u64; 18] {
     let [i, j, k] = [c.rises_late_total, world.ssd.kept_total, world.evicted_by_hand];
     let l = c.prefetched_used_total;
     let [m, n, o] = [c.uploaded_total, c.downloaded_total, c.downloads_late_total];
-    [a, b, d, e, c.leases_over_total, released, aborted, snapshots, f, g, h, i, j, k, l, m, n, o]
+    let [p, q] = [world.ssd.extended_total, world.ssd.dropped_total];
+    let first = [a, b, d, e, c.leases_over_total, released, aborted, snapshots];
+    let rest = [f, g, h, i, j, k, l, m, n, o, p, q];
+    std::array::from_fn(|at| first.iter().chain(&rest).nth(at).copied().unwrap_or(0))
 }
 
 #[test]
 fn random_calls_keep_every_promise() {
-    let mut met = [0; 18];
-    for seed in 0..60 {
+    let mut met = [0; 20];
+    for seed in 0..80 {
         let result = std::panic::catch_unwind(|| run(seed, 10_000));
         let Ok(of_seed) = result else { panic!("seed {seed}: paste it into `this_seed`") };
         met.iter_mut().zip(of_seed).for_each(|(sum, n)| *sum += n);

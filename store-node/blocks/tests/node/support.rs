@@ -221,7 +221,7 @@ impl Node {
                     self.discarded.push(block.key);
                     continue;
                 }
-                Action::Kept { keep, blocks } => {
+                Action::Kept { keep, blocks, mark: _ } => {
                     self.kept.push((keep, blocks));
                     continue;
                 }

@@ -4,9 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 use kvasir_log::AppendError;
-use kvasir_proto::{Class, Tenant};
 
-use crate::support::{TestLog, key};
+use crate::support::{TestLog, key, until};
 
 /// Appends for ever what fits, removing the oldest when the log is full; keeps `kept` for ever.
 fn churn(log: &mut TestLog, numbers: Range<u32>, kept: &BTreeSet<u32>) -> BTreeSet<u32> {
@@ -86,7 +85,7 @@ fn what_is_rotten_when_it_is_moved_is_reported_and_gone() {
 }
 
 #[test]
-fn a_block_that_is_moved_while_it_is_written_anew_keeps_its_newest_class() {
+fn a_block_that_is_moved_while_it_is_written_anew_keeps_its_newest_mark() {
     for seed in 0..30 {
         let mut log = TestLog::new(seed);
         let mut newest = BTreeMap::new();
@@ -94,21 +93,19 @@ fn a_block_that_is_moved_while_it_is_written_anew_keeps_its_newest_class() {
         // Mostly without waiting for it, so that some meet the copy of what they replace.
         for round in 0..1_000 {
             let kept = round * 5 % 24;
-            let class =
-                Class::Context { tenant: Tenant(1), until_unix_ms: 10_000 + u64::from(round) };
-            let (n, class) = match round % 3 {
-                0 => (kept, class),
-                _ => (100 + round, Class::Normal),
+            let (n, mark) = match round % 3 {
+                0 => (kept, Some(until(10_000 + u64::from(round)))),
+                _ => (100 + round, None),
             };
             let mut tries = 0;
-            while log.try_append_as(n, class).is_err() {
+            while log.try_append_as(n, mark).is_err() {
                 log.settle();
                 log.log.remove(key(others.pop_front().expect("something to remove")));
                 tries += 1;
                 assert!(tries < 1_000, "full: {:?}", log.log.counts());
             }
             match round % 3 {
-                0 => drop(newest.insert(n, class)),
+                0 => drop(newest.insert(n, mark)),
                 _ => others.push_back(n),
             }
             for _ in 0..round % 4 {
@@ -118,8 +115,8 @@ fn a_block_that_is_moved_while_it_is_written_anew_keeps_its_newest_class() {
         log.settle();
         assert!(log.log.counts().moved_total > 0, "{:?}", log.log.counts());
         let log = log.crash();
-        for (n, class) in newest {
-            assert_eq!(log.classes.get(&key(n)), Some(&class), "seed {seed}: block {n}");
+        for (n, mark) in newest {
+            assert_eq!(log.marks.get(&key(n)), Some(&mark), "seed {seed}: block {n}");
         }
     }
 }

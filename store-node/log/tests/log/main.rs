@@ -3,4 +3,5 @@
 mod cleaning;
 mod crashes;
 mod faults;
+mod marks;
 mod support;

@@ -9,7 +9,7 @@ use kvasir_log::{
     AppendError, Disk, DiskError, ExtentBuf, Log, MemoryIndex, Options, Output, PAGE_BYTES,
     ReadError, Record, RecoverError, Recovery, recover,
 };
-use kvasir_proto::{BlockKey, Class, Namespace, Tenant};
+use kvasir_proto::{BlockKey, Mark, Namespace, Tenant};
 
 pub const SEGMENT_PAGES: usize = 32;
 pub const SEGMENTS: usize = 8;
@@ -19,12 +19,13 @@ pub fn key(n: u32) -> BlockKey {
     BlockKey(u128::from(n).to_be_bytes())
 }
 
-/// Every third block is of the context cache.
-pub fn class(n: u32) -> Class {
-    match n % 3 {
-        0 => Class::Context { tenant: Tenant(n.into()), until_unix_ms: 1_000 + u64::from(n) },
-        _ => Class::Normal,
-    }
+/// Every third block is the end of a context.
+pub fn mark(n: u32) -> Option<Mark> {
+    (n % 3 == 0).then(|| until(1_000 + u64::from(n)))
+}
+
+pub fn until(until_unix_ms: u64) -> Mark {
+    Mark { tenant: Tenant(1), until_unix_ms, since_unix_ms: Some(until_unix_ms / 2) }
 }
 
 pub fn record(n: u32) -> Record {
@@ -32,7 +33,7 @@ pub fn record(n: u32) -> Record {
         key: key(n),
         namespace: Namespace([7; 16]),
         parent: n.checked_sub(1).map(key),
-        class: class(n),
+        mark: mark(n),
         layout: 5,
         checksums: vec![n.into(), 2],
     }
@@ -49,7 +50,7 @@ pub struct TestLog {
     pub log: Log,
     pub recovered: Vec<BlockKey>,
     /// As they were found at the start.
-    pub classes: BTreeMap<BlockKey, Class>,
+    pub marks: BTreeMap<BlockKey, Option<Mark>>,
     pub scanned: u32,
     next_ticket: u64,
     /// Appends that were answered, in order.
@@ -79,7 +80,7 @@ impl TestLog {
             disk,
             log,
             recovered: blocks.iter().map(|block| block.key).collect(),
-            classes: blocks.iter().map(|block| (block.key, block.class)).collect(),
+            marks: blocks.iter().map(|block| (block.key, block.mark)).collect(),
             scanned: scanned_segments,
             next_ticket: 0,
             appended: Vec::new(),
@@ -96,13 +97,13 @@ impl TestLog {
     }
 
     pub fn try_append(&mut self, n: u32) -> Result<(), AppendError> {
-        self.try_append_as(n, class(n))
+        self.try_append_as(n, mark(n))
     }
 
-    /// With another class than the block's own.
-    pub fn try_append_as(&mut self, n: u32, class: Class) -> Result<(), AppendError> {
+    /// With another mark than the block's own.
+    pub fn try_append_as(&mut self, n: u32, mark: Option<Mark>) -> Result<(), AppendError> {
         let bytes = payload(n);
-        let mut extent = ExtentBuf::new(Record { class, ..record(n) }, bytes.len());
+        let mut extent = ExtentBuf::new(Record { mark, ..record(n) }, bytes.len());
         extent.payload_mut().copy_from_slice(&bytes);
         let appended = self.log.append(u64::from(n), extent);
         self.pump();

@@ -19,6 +19,7 @@ mod admin;
 mod arrivals;
 mod bucket;
 mod clients;
+mod contexts;
 mod engine;
 mod failures;
 mod fetches;
@@ -300,6 +301,10 @@ impl Owner {
             Command::Abort(request, reply) => drop(reply.send(self.abort(request))),
             Command::Renew(request, reply) => drop(reply.send(self.renew(&request))),
             Command::KeepContext(request, reply) => self.keep_context(&request, reply),
+            Command::ListContexts(request, reply) => {
+                drop(reply.send(self.list_contexts(&request)));
+            }
+            Command::DropContext(request, reply) => self.drop_context(&request, reply),
             Command::Prefetch(request, reply) => drop(reply.send(self.prefetch(&request))),
             Command::OpenRouteSession(request, reply) => self.open_route_session(request, reply),
             Command::CloseRouteSession(request) => self.close_route_session(&request),

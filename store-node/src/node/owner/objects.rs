@@ -322,7 +322,9 @@ impl Owner {
                 Err("too many objects are being kept; try again".to_owned())
             }
             Some(tenant) => {
-                let wanted = KeepRequest { namespace, keys: vec![key], tenant, until_unix_ms };
+                let keys = vec![key];
+                let since_unix_ms = None;
+                let wanted = KeepRequest { namespace, keys, tenant, until_unix_ms, since_unix_ms };
                 let keep = self.blocks.keep(clock::now_ms(), &wanted);
                 keep.map_err(|error| error.to_string())
             }

@@ -327,8 +327,8 @@ impl Owner {
                     let shape = shape.clone();
                     Job::Sink { sink, slot, block, checksums, shape }
                 }),
-                Action::Rewrite { sink, key, class } => {
-                    self.give_ssd(|_| Job::Rewrite { sink, key, class });
+                Action::Rewrite { sink, key, mark } => {
+                    self.give_ssd_job(Job::Rewrite { sink, key, mark });
                 }
                 Action::Rise { rise, slot, key } => self.give_ssd(|shape| {
                     let shape = shape.clone();
@@ -343,7 +343,7 @@ impl Owner {
                 Action::Risen { share, blocks, is_all } => {
                     self.source_risen(share, blocks, is_all);
                 }
-                Action::Kept { keep, blocks } => self.kept(keep, blocks),
+                Action::Kept { keep, blocks, mark } => self.kept(keep, blocks, mark),
                 Action::ReadPage { rise, epoch, page, slot } => {
                     self.copy_page(epoch, page, slot, Way::IntoSlot { rise });
                 }

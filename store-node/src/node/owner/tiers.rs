@@ -1,42 +1,27 @@
 //! Between the block core and the thread beside the SSD: handing over what the core plans, taking
 //! back what became of it, and what of all that others are told. The same for the object store is in
-//! [`bucket`](super::bucket); what both have in common is here.
+//! [`bucket`](super::bucket); what both have in common is here. What is kept for tenants is asked for in
+//! [`contexts`](super::contexts).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kvasir_blocks::{
-    KeepError, KeepRequest, PrefetchError, Prefetched, RiseError, SinkError, SsdBlock, SsdSize,
-};
+use kvasir_blocks::{PrefetchError, Prefetched, RiseError, SinkError, SsdBlock, SsdSize};
 use kvasir_log::{Counts, Recovered, extent_pages};
-use kvasir_proto::{BlockKey, Namespace, Share, Side, SlotLayout, Tenant, TxId, v1};
+use kvasir_proto::{BlockKey, Class, Namespace, Share, Side, SlotLayout, TxId, v1};
 use prost::Message;
 
 use super::Owner;
 use super::bucket::OnBucket;
+use super::contexts::Waits;
 use crate::bucket::worker::BucketTask;
 use crate::clock;
 use crate::node::SERIALS_OF_HINTS;
-use crate::node::command::{Refused, Reply};
+use crate::node::command::Refused;
 use crate::ssd::thread::{Job, Report, Shape, SsdThread};
 
 /// How long an error is told of after it was met last.
 const ERROR_MS: u64 = 10_000;
-/// Callers of `KeepContext` that may wait at once.
-const KEEPS_MAX: usize = 1_024;
-
-impl From<KeepError> for Refused {
-    fn from(error: KeepError) -> Self {
-        let why = error.to_string();
-        match error {
-            KeepError::NoSsd | KeepError::OtherTenant => Refused::Precondition(why),
-            KeepError::Draining => Refused::Draining(why),
-            KeepError::NotHere => Refused::NotFound(why),
-            KeepError::OverQuota { .. } | KeepError::NoRoom => Refused::NoSpace(why),
-            KeepError::Busy => Refused::Unavailable(why),
-        }
-    }
-}
 
 impl From<PrefetchError> for Refused {
     fn from(error: PrefetchError) -> Self {
@@ -62,7 +47,8 @@ pub struct Tiers {
     ssd: Option<OnSsd>,
     pub(super) bucket: Option<OnBucket>,
     pub(super) shape: Option<Shape>,
-    keeps: BTreeMap<u64, Reply<v1::KeepContextReply>>,
+    /// Who waits until something is kept, or is not any more.
+    pub(super) keeps: BTreeMap<u64, Waits>,
     next_hint: u64,
 }
 
@@ -95,6 +81,11 @@ impl Tiers {
             keeps: BTreeMap::new(),
             next_hint: SERIALS_OF_HINTS,
         }
+    }
+
+    /// What is on the SSD is known, if there is one.
+    pub fn knows_ssd(&self) -> bool {
+        self.ssd.as_ref().is_none_or(|ssd| matches!(ssd.state, State::Up { .. }))
     }
 
     pub fn has_ssd(&self) -> bool {
@@ -219,8 +210,8 @@ impl Owner {
         (ssd.bytes_max, ssd.extent_bytes_max) = (bytes_max, extent_bytes_max);
         let layout = self.tiers.shape.as_ref().map(|shape| Arc::clone(&shape.layout));
         let block = |found: Recovered| {
-            let Recovered { key, namespace, parent, class, layout, bytes } = found;
-            SsdBlock { key, namespace, parent, class, layout, bytes }
+            let Recovered { key, namespace, parent, mark, layout, bytes } = found;
+            SsdBlock { key, namespace, parent, class: Class::Normal, mark, layout, bytes }
         };
         let blocks = blocks.into_iter().map(block).collect();
         let size = SsdSize { bytes_max, context_bytes_max, tenant_bytes_max };
@@ -264,58 +255,6 @@ impl Owner {
     pub(super) fn flush_tiers(&mut self) -> bool {
         let ssd = self.tiers.ssd.as_mut().is_some_and(|ssd| ssd.thread.flush());
         ssd | self.tiers.bucket.as_mut().is_some_and(OnBucket::flush)
-    }
-
-    pub(super) fn keep_context(
-        &mut self,
-        request: &v1::KeepContextRequest,
-        reply: Reply<v1::KeepContextReply>,
-    ) {
-        match self.begin_keeping(request) {
-            Ok(keep) => drop(self.tiers.keeps.insert(keep, reply)),
-            Err(refused) => drop(reply.send(Err(refused))),
-        }
-    }
-
-    fn begin_keeping(&mut self, request: &v1::KeepContextRequest) -> Result<u64, Refused> {
-        if self.tiers.keeps.len() >= KEEPS_MAX {
-            return Err(Refused::Unavailable("too many chains are being kept; try again".into()));
-        }
-        let (tenant, until_unix_ms) = match (request.tenant.as_str(), request.ttl_ms) {
-            // What another node has promised.
-            ("", 0) if request.until_unix_ms > 0 => {
-                (Tenant(request.tenant_hash), request.until_unix_ms)
-            }
-            ("", _) | (_, 0) => {
-                return Err(Refused::Invalid(
-                    "a tenant and a time to live above zero are needed".into(),
-                ));
-            }
-            (tenant, ttl_ms) => (
-                Tenant(kvasir_transfer::checksum(tenant.as_bytes())),
-                clock::unix_ms().saturating_add(ttl_ms),
-            ),
-        };
-        let wanted = KeepRequest {
-            namespace: Namespace::try_from(request.namespace.as_slice())?,
-            keys: BlockKey::list(&request.keys)?,
-            tenant,
-            until_unix_ms,
-        };
-        Ok(self.blocks.keep(clock::now_ms(), &wanted)?)
-    }
-
-    pub(super) fn kept(&mut self, keep: u64, blocks: Option<u32>) {
-        if self.object_kept(keep, blocks) {
-            return;
-        }
-        let Some(reply) = self.tiers.keeps.remove(&keep) else { return };
-        let failed = || Refused::Unavailable("not all of it could be written; try again".into());
-        let kept = |kept_blocks| v1::KeepContextReply {
-            kept_blocks,
-            ..v1::KeepContextReply::default()
-        };
-        let _ = reply.send(blocks.map(kept).ok_or_else(failed));
     }
 
     /// A conductor says what will be asked for.

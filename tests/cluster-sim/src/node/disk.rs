@@ -11,7 +11,7 @@ use kvasir_log::{
     Disk, ExtentBuf, Log, MemoryIndex, Options, Output, PAGE_BYTES, ReadError, ReadExtent, Record,
     Recovered, extent_pages, recover,
 };
-use kvasir_proto::{BlockKey, Class, Share, Side, SlotIndex, TxId};
+use kvasir_proto::{BlockKey, Class, Mark, Share, Side, SlotIndex, TxId};
 
 use super::Running;
 use crate::content::{self, LAYERS, SLOT_BYTES};
@@ -41,7 +41,7 @@ pub fn extent_bytes() -> u64 {
 #[derive(Debug)]
 enum Job {
     Sink { sink: u64, slot: SlotIndex, block: SsdBlock, checksums: Vec<u64> },
-    Rewrite { sink: u64, key: BlockKey, class: Class },
+    Rewrite { sink: u64, key: BlockKey, mark: Option<Mark> },
     Rise { rise: u64, slot: SlotIndex, key: BlockKey },
     Forget { key: BlockKey },
 }
@@ -49,7 +49,7 @@ enum Job {
 #[derive(Debug)]
 enum Purpose {
     Sink(u64),
-    Rewrite { sink: u64, class: Class, key: BlockKey },
+    Rewrite { sink: u64, mark: Option<Mark>, key: BlockKey },
     Rise { rise: u64, slot: SlotIndex, key: BlockKey },
 }
 
@@ -191,9 +191,9 @@ impl Running {
         context: &mut Context,
         sink: u64,
         key: BlockKey,
-        class: Class,
+        mark: Option<Mark>,
     ) {
-        self.give_job(context, Job::Rewrite { sink, key, class });
+        self.give_job(context, Job::Rewrite { sink, key, mark });
     }
 
     pub(super) fn rise(
@@ -240,14 +240,14 @@ impl Running {
                     let error = if is_up { SinkError::Corrupt } else { SinkError::Failed };
                     return self.blocks.sunk(context.now_ms(), sink, Err(error));
                 }
-                let SsdBlock { key, namespace, parent, class, layout, .. } = block;
-                let record = Record { key, namespace, parent, class, layout, checksums };
+                let SsdBlock { key, namespace, parent, mark, layout, .. } = block;
+                let record = Record { key, namespace, parent, mark, layout, checksums };
                 let mut extent = ExtentBuf::new(record, SLOT_BYTES);
                 extent.payload_mut().copy_from_slice(&bytes);
                 self.append(context, sink, extent);
             }
-            Job::Rewrite { sink, key, class } if is_up => {
-                self.read(Purpose::Rewrite { sink, class, key }, key);
+            Job::Rewrite { sink, key, mark } if is_up => {
+                self.read(Purpose::Rewrite { sink, mark, key }, key);
             }
             Job::Rewrite { sink, .. } => {
                 self.blocks.sunk(context.now_ms(), sink, Err(SinkError::Failed));
@@ -344,8 +344,8 @@ impl Running {
                     Some(Purpose::Rise { rise, slot, key }) => {
                         self.read_ended(context, rise, (slot, key), result);
                     }
-                    Some(Purpose::Rewrite { sink, class, key }) => {
-                        self.rewrite_read(context, sink, (class, key), result);
+                    Some(Purpose::Rewrite { sink, mark, key }) => {
+                        self.rewrite_read(context, sink, (mark, key), result);
                     }
                     Some(Purpose::Sink(_)) | None => {}
                 },
@@ -396,17 +396,17 @@ impl Running {
         self.blocks.risen(context.now_ms(), rise, result);
     }
 
-    /// The same bytes as a new extent with another class.
+    /// The same bytes as a new extent with another mark.
     fn rewrite_read(
         &mut self,
         context: &mut Context,
         sink: u64,
-        (class, key): (Class, BlockKey),
+        (mark, key): (Option<Mark>, BlockKey),
         result: Result<ReadExtent, ReadError>,
     ) {
         match result {
             Ok(read) => {
-                let record = Record { class, ..read.record.clone() };
+                let record = Record { mark, ..read.record.clone() };
                 let mut extent = ExtentBuf::new(record, read.payload().len());
                 extent.payload_mut().copy_from_slice(read.payload());
                 self.append(context, sink, extent);
@@ -424,6 +424,6 @@ impl Running {
 }
 
 fn block(found: Recovered) -> SsdBlock {
-    let Recovered { key, namespace, parent, class, layout, bytes } = found;
-    SsdBlock { key, namespace, parent, class, layout, bytes }
+    let Recovered { key, namespace, parent, mark, layout, bytes } = found;
+    SsdBlock { key, namespace, parent, class: Class::Normal, mark, layout, bytes }
 }

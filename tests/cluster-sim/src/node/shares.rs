@@ -271,7 +271,13 @@ impl Running {
         (namespace, keys, tenant): (Namespace, Vec<BlockKey>, Tenant),
         until_unix_ms: u64,
     ) {
-        let wanted = KeepRequest { namespace, keys: keys.clone(), tenant, until_unix_ms };
+        let wanted = KeepRequest {
+            namespace,
+            keys: keys.clone(),
+            tenant,
+            until_unix_ms,
+            since_unix_ms: Some(context.now_ms()),
+        };
         match self.blocks.keep(context.now_ms(), &wanted) {
             Ok(keep) => {
                 self.keeps.insert(keep, (from, keys, until_unix_ms));
@@ -314,7 +320,7 @@ impl Running {
                 Action::Sink { sink, slot, block, checksums, .. } => {
                     self.sink(context, sink, slot, block, checksums);
                 }
-                Action::Rewrite { sink, key, class } => self.rewrite(context, sink, key, class),
+                Action::Rewrite { sink, key, mark } => self.rewrite(context, sink, key, mark),
                 Action::Rise { rise, slot, key } => {
                     self.give_out(context, slot, Owner::Rise(rise));
                     self.rise(context, rise, slot, key);
@@ -323,7 +329,7 @@ impl Running {
                 Action::Risen { share, blocks, is_all } => {
                     self.source_risen(context, share, blocks, is_all);
                 }
-                Action::Kept { keep, blocks } => self.keep_ended(context, keep, blocks),
+                Action::Kept { keep, blocks, mark: _ } => self.keep_ended(context, keep, blocks),
                 Action::Upload { .. } | Action::Download { .. } | Action::Discard { .. } => {
                     unreachable!("no node of a simulated cluster has an object store")
                 }

@@ -1,0 +1,324 @@
+//! What is kept for tenants: chains whose last block is marked, so that each has a time of its own, and
+//! blocks are kept as long as any chain that goes through them.
+//!
+//! A chain is kept when all of it is on the SSD and the extent of its last block says so; what is before
+//! that needs no writing that is there already. While it is being written it counts as kept, so that nobody
+//! else takes its room or its tenant's quota. Where there is no SSD the object store does the same
+//! ([`bucket`](super::bucket)).
+
+use std::collections::BTreeMap;
+
+use kvasir_proto::{BlockKey, Class, Mark, Namespace, SlotIndex, Tenant};
+
+use super::Blocks;
+use crate::api::{Action, ContextName, KeepError, KeepRequest, SsdSize};
+use crate::ends::{KeptContext, class_of};
+use crate::ssd::SsdBlock;
+use crate::tier_work::{Keep, Sink};
+
+impl Blocks {
+    /// Keeps a chain for a tenant: its leading blocks that are here become context blocks, durable
+    /// until the time given, and never less long than before. [`Action::Kept`] says when they are, under
+    /// the number answered.
+    ///
+    /// # Errors
+    /// [`KeepError`]; then nothing is kept.
+    pub fn keep(&mut self, now_ms: u64, request: &KeepRequest) -> Result<u64, KeepError> {
+        let KeepRequest { namespace, keys, tenant, .. } = request;
+        if self.is_draining() {
+            return Err(KeepError::Draining);
+        }
+        if self.extent_bytes > 0 && !self.ssd_is_usable(now_ms) && self.bucket.usable {
+            return self.keep_in_bucket(now_ms, request);
+        }
+        if self.extent_bytes == 0 || !self.ssd_is_usable(now_ms) {
+            return Err(KeepError::NoSsd);
+        }
+        let in_dram = self.cache.index().prefix(Some(*namespace), keys);
+        let on_ssd = self.cache.ssd().prefix(*namespace, self.layout, None, keys);
+        let blocks = in_dram.len().max(on_ssd);
+        let keys = &keys[..blocks];
+        let Some(&last) = keys.last() else { return Err(KeepError::NotHere) };
+        if self.is_waited_for(last) {
+            return Err(KeepError::Busy);
+        }
+        self.check_tenant(keys, *tenant)?;
+        let known = self.cache.ssd().get(last).and_then(|block| block.mark);
+        let mark = longer(known, request);
+        self.check_quota(*tenant, keys)?;
+        if self.cache.ssd().prefix(*namespace, self.layout, None, keys) < on_ssd.min(blocks) {
+            return Err(KeepError::NoRoom);
+        }
+        // Blocks of it that only the SSD has are rewritten from there.
+        let path = in_dram.clone();
+        let is_marked = known == Some(mark);
+        let lacks = |at: &usize| *at >= on_ssd || (*at == blocks - 1 && !is_marked);
+        let sinks = (0..blocks).filter(lacks).map(|at| {
+            let block = SsdBlock {
+                key: keys[at],
+                namespace: *namespace,
+                parent: at.checked_sub(1).map(|before| keys[before]),
+                class: class_of(&mark),
+                mark: (at == blocks - 1).then_some(mark),
+                layout: self.layout,
+                bytes: self.extent_bytes,
+            };
+            (block, in_dram.get(at).copied())
+        });
+        let sinks: Vec<(SsdBlock, Option<SlotIndex>)> = sinks.collect();
+        let there = on_ssd.min(blocks).checked_sub(1).map(|at| keys[at]);
+        Ok(self.begin_keep(now_ms, Keep::new(blocks, Some(mark)), path, sinks, there))
+    }
+
+    /// Gives a context another time, which may be earlier than the former one. [`Action::Kept`] says when
+    /// that is durable.
+    ///
+    /// # Errors
+    /// [`KeepError`]; then nothing has changed.
+    pub fn extend_context(
+        &mut self,
+        now_ms: u64,
+        context: &ContextName,
+        until_unix_ms: u64,
+    ) -> Result<u64, KeepError> {
+        if self.is_draining() {
+            return Err(KeepError::Draining);
+        }
+        self.change_mark(now_ms, context, |mark| Some(Mark { until_unix_ms, ..mark }))
+    }
+
+    /// Ends a context before its time: what is kept for nothing else becomes normal. [`Action::Kept`] says
+    /// when that is durable.
+    ///
+    /// # Errors
+    /// [`KeepError`]; then nothing has changed.
+    pub fn drop_context(&mut self, now_ms: u64, context: &ContextName) -> Result<u64, KeepError> {
+        // It would be kept there again.
+        let is_copied = |key| {
+            let mut under_way = self.replicas.under_way.values();
+            under_way.any(|(_, wanted)| wanted.kept.is_some() && wanted.last() == Some(key))
+        };
+        if is_copied(context.last) {
+            return Err(KeepError::Busy);
+        }
+        self.change_mark(now_ms, context, |_| None)
+    }
+
+    /// A tenant's contexts that end after this time, in the order of namespace and last key: so many after one
+    /// of them.
+    pub fn contexts(
+        &self,
+        tenant: Tenant,
+        after: Option<(Namespace, BlockKey)>,
+        contexts_max: usize,
+        unix_ms: u64,
+    ) -> Vec<KeptContext> {
+        let lasts = |context: &KeptContext| context.until_unix_ms > unix_ms;
+        let on_ssd = self.cache.ssd().contexts(tenant, after).filter(lasts).take(contexts_max);
+        let in_bucket = self.contexts_in_bucket(tenant, after, contexts_max);
+        let mut all: BTreeMap<(Namespace, BlockKey), KeptContext> = BTreeMap::new();
+        for context in on_ssd.chain(in_bucket.into_iter().filter(lasts)) {
+            let known = all.entry((context.namespace, context.last)).or_insert(context);
+            if known.until_unix_ms < context.until_unix_ms {
+                *known = context;
+            }
+        }
+        all.into_values().take(contexts_max).collect()
+    }
+
+    /// Writes the last block of a context with another mark, or without one, wherever it has one.
+    fn change_mark(
+        &mut self,
+        now_ms: u64,
+        context: &ContextName,
+        change: impl Fn(Mark) -> Option<Mark>,
+    ) -> Result<u64, KeepError> {
+        let ContextName { tenant, namespace, last } = *context;
+        let of_tenant = |block: &SsdBlock| {
+            let mark = block.mark.filter(|mark| mark.tenant == tenant)?;
+            let is_it = block.namespace == namespace && mark.since_unix_ms.is_some();
+            is_it.then_some(mark)
+        };
+        let on_ssd = self.cache.ssd().get(last).and_then(|block| Some((block, of_tenant(&block)?)));
+        if on_ssd.is_some() && !self.ssd_is_usable(now_ms) {
+            return Err(KeepError::NoSsd);
+        }
+        let in_bucket = self.marked_in_bucket(context);
+        let known = on_ssd.into_iter().chain(in_bucket);
+        let Some((_, known)) = known.max_by_key(|(_, mark)| mark.until_unix_ms) else {
+            return Err(KeepError::NoContext);
+        };
+        let keeping = |sink: &Sink| sink.keep.is_some() && sink.block.key == last;
+        if self.sinks.all.values().any(keeping) || self.is_being_sent(last) {
+            return Err(KeepError::Busy);
+        }
+        if in_bucket.is_some() && !self.bucket.usable {
+            return Err(KeepError::NoBucket);
+        }
+        let mark = change(known);
+        let chain = self.cache.ssd().chain(last);
+        let changed = |of: (SsdBlock, Mark)| (Some(of.1) != mark).then_some(of.0);
+        let (sinks, path) = match on_ssd.and_then(changed) {
+            None => (Vec::new(), Vec::new()),
+            Some(block) => {
+                // From memory, where all of it is there: then nothing is read.
+                let path = self.cache.index().prefix(Some(namespace), &chain);
+                let is_whole = path.len() == chain.len();
+                let slot = path.last().copied().filter(|_| is_whole);
+                let class = mark.as_ref().map_or(Class::Normal, class_of);
+                let block = SsdBlock { mark, class, ..block };
+                (vec![(block, slot)], if is_whole { path } else { Vec::new() })
+            }
+        };
+        let blocks = match on_ssd {
+            Some(_) => chain.len(),
+            None => self.chain_below(last).map_or(0, |blocks| blocks as usize),
+        };
+        let there = Some(last).filter(|_| mark.is_some() && !sinks.is_empty());
+        let renamed = in_bucket.and_then(changed);
+        let keep = self.sinks.number();
+        let mut waits = Keep::new(blocks, mark);
+        if let Some(block) = renamed {
+            waits.left.insert(self.rename_in_bucket(keep, block, mark));
+        }
+        self.begin_keep_as(now_ms, (keep, waits), path, sinks, there);
+        self.upload_ahead(now_ms);
+        Ok(keep)
+    }
+
+    fn begin_keep(
+        &mut self,
+        now_ms: u64,
+        waits: Keep,
+        path: Vec<SlotIndex>,
+        sinks: Vec<(SsdBlock, Option<SlotIndex>)>,
+        there: Option<BlockKey>,
+    ) -> u64 {
+        let keep = self.sinks.number();
+        self.begin_keep_as(now_ms, (keep, waits), path, sinks, there);
+        keep
+    }
+
+    /// `there`: the last block of the chain that the SSD has.
+    fn begin_keep_as(
+        &mut self,
+        now_ms: u64,
+        (keep, waits): (u64, Keep),
+        path: Vec<SlotIndex>,
+        sinks: Vec<(SsdBlock, Option<SlotIndex>)>,
+        there: Option<BlockKey>,
+    ) {
+        let is_over = sinks.is_empty() && waits.left.is_empty();
+        self.sinks.keeps.insert(keep, waits);
+        if is_over {
+            return self.finish_keep(keep);
+        }
+        if sinks.is_empty() {
+            return;
+        }
+        there.into_iter().for_each(|key| self.count_as_kept(keep, key));
+        self.begin_sinks(path, sinks, Some(keep));
+        self.issue_sinks(now_ms);
+    }
+
+    /// A block of a chain that is being kept is on the SSD.
+    fn count_as_kept(&mut self, keep: u64, key: BlockKey) {
+        let Some(waits) = self.sinks.keeps.get_mut(&keep) else { return };
+        let Some(mark) = waits.mark else { return };
+        waits.coming.push(key);
+        self.cache.ssd_mut().begin_mark(key, keep, mark);
+    }
+
+    pub(super) fn sunk_for_keep(&mut self, done: &Sink) {
+        let Some(keep) = done.keep else { return };
+        let key = done.block.key;
+        self.count_as_kept(keep, key);
+        if done.block.mark.is_some() {
+            for key in self.cache.ssd().chain(key) {
+                let block = self.cache.ssd().get(key);
+                block.into_iter().for_each(|block| self.want_in_bucket(block));
+            }
+        }
+    }
+
+    /// Nobody else keeps a block of the chain, and nothing of it is being written just now.
+    fn check_tenant(&self, keys: &[BlockKey], tenant: Tenant) -> Result<(), KeepError> {
+        // Two writes of one block may end in either order, and the last one counts.
+        let mut keeping = self.sinks.all.values().filter(|sink| sink.keep.is_some());
+        if keeping.any(|sink| keys.contains(&sink.block.key)) {
+            return Err(KeepError::Busy);
+        }
+        let of_other = |key: &BlockKey| {
+            let block = self.cache.ssd().get(*key);
+            let of = block.map(|block| (block.class, block.mark));
+            let is_other = |other: Tenant| other != tenant;
+            of.is_some_and(|(class, mark)| {
+                matches!(class, Class::Context { tenant, .. } if is_other(tenant))
+                    || mark.is_some_and(|mark| is_other(mark.tenant))
+            })
+        };
+        match keys.iter().any(of_other) {
+            true => Err(KeepError::OtherTenant),
+            false => Ok(()),
+        }
+    }
+
+    fn check_quota(&mut self, tenant: Tenant, keys: &[BlockKey]) -> Result<(), KeepError> {
+        let is_context = |key: &BlockKey| {
+            let class = self.cache.ssd().get(*key).map(|block| block.class);
+            matches!(class, Some(Class::Context { .. }))
+        };
+        let new = keys.iter().filter(|key| !is_context(key)).count() as u64 * self.extent_bytes;
+        // What is on its way counts as if it were there.
+        let coming = |of: Option<Tenant>| -> u64 {
+            let sinks = self.sinks.all.values().filter(|sink| match sink.block.class {
+                Class::Context { tenant, .. } => of.is_none_or(|of| of == tenant),
+                Class::Normal => false,
+            });
+            sinks.filter(|sink| !is_context(&sink.block.key)).map(|sink| sink.block.bytes).sum()
+        };
+        let ssd = self.cache.ssd();
+        let of_tenant = ssd.tenant_bytes(tenant) + coming(Some(tenant));
+        let of_all = ssd.context_bytes() + coming(None);
+        let SsdSize { tenant_bytes_max, context_bytes_max, .. } = self.ssd_size;
+        if of_tenant + new > tenant_bytes_max {
+            let taken_bytes = of_tenant;
+            return Err(KeepError::OverQuota { wanted_bytes: new, taken_bytes, tenant_bytes_max });
+        }
+        let not_there = keys.iter().filter(|key| !ssd.contains(**key)).count() as u64;
+        keys.iter().for_each(|key| self.cache.ssd_mut().touch(*key));
+        if of_all + new > context_bytes_max || !self.make_ssd_room(not_there * self.extent_bytes) {
+            return Err(KeepError::NoRoom);
+        }
+        Ok(())
+    }
+
+    pub(super) fn kept(&mut self, keep: u64, part: u64, stored: bool) {
+        let Some(waits) = self.sinks.keeps.get_mut(&keep) else { return };
+        waits.left.remove(&part);
+        waits.failed |= !stored;
+        if waits.left.is_empty() {
+            self.finish_keep(keep);
+        }
+    }
+
+    pub(super) fn finish_keep(&mut self, keep: u64) {
+        let Some(Keep { failed, blocks, mark, coming, .. }) = self.sinks.keeps.remove(&keep) else {
+            return;
+        };
+        coming.into_iter().for_each(|key| self.cache.ssd_mut().end_mark(key, keep));
+        self.kept_changed();
+        let blocks = (!failed).then_some(blocks);
+        self.actions.push_back(Action::Kept { keep, blocks, mark });
+    }
+}
+
+/// The mark of a chain that is kept once more: never for less long, and since when it was.
+pub(super) fn longer(known: Option<Mark>, request: &KeepRequest) -> Mark {
+    let KeepRequest { tenant, until_unix_ms, since_unix_ms, .. } = *request;
+    let known = known.filter(|mark| mark.tenant == tenant);
+    let since = known.and_then(|mark| mark.since_unix_ms);
+    let since_unix_ms = since.into_iter().chain(since_unix_ms).min();
+    let until_unix_ms = known.map_or(0, |mark| mark.until_unix_ms).max(until_unix_ms);
+    Mark { tenant, until_unix_ms, since_unix_ms }
+}

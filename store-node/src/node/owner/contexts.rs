@@ -1,0 +1,222 @@
+//! What is kept for tenants, as conductors and other nodes ask for it: contexts are kept, extended, listed and
+//! dropped. What follows from that for blocks is the block core's matter.
+
+use kvasir_blocks::{ContextName, KeepError, KeepRequest, KeptContext};
+use kvasir_proto::{BlockKey, FieldError, Mark, Namespace, Tenant, v1};
+
+use super::Owner;
+use crate::clock;
+use crate::node::command::{Refused, Reply};
+
+/// Calls that may wait for the SSD or the object store at once.
+const KEEPS_MAX: usize = 1_024;
+/// Contexts of one page, where the caller does not say, and at most.
+const PAGE: usize = 100;
+const PAGE_MAX: usize = 1_000;
+
+/// Who waits until a block is durable with its new mark, or without one.
+#[derive(Debug)]
+pub enum Waits {
+    Keep(Reply<v1::KeepContextReply>),
+    Drop(Reply<v1::DropContextReply>),
+}
+
+impl From<KeepError> for Refused {
+    fn from(error: KeepError) -> Self {
+        let why = error.to_string();
+        match error {
+            KeepError::NoSsd | KeepError::OtherTenant => Refused::Precondition(why),
+            KeepError::Draining => Refused::Draining(why),
+            KeepError::NotHere | KeepError::NoContext => Refused::NotFound(why),
+            KeepError::OverQuota { .. } | KeepError::NoRoom => Refused::NoSpace(why),
+            KeepError::Busy | KeepError::NoBucket => Refused::Unavailable(why),
+        }
+    }
+}
+
+/// The hash by which a tenant is known to nodes.
+fn tenant(name: &str) -> Result<Tenant, Refused> {
+    match name {
+        "" => Err(Refused::Invalid("a tenant is needed".into())),
+        name => Ok(Tenant(kvasir_transfer::checksum(name.as_bytes()))),
+    }
+}
+
+fn last_key(bytes: &[u8]) -> Result<BlockKey, Refused> {
+    let keys = BlockKey::list(bytes)?;
+    let [last] = keys[..] else {
+        return Err(Refused::Invalid(format!("{} keys, where one names a context", keys.len())));
+    };
+    Ok(last)
+}
+
+impl Owner {
+    pub(super) fn keep_context(
+        &mut self,
+        request: &v1::KeepContextRequest,
+        reply: Reply<v1::KeepContextReply>,
+    ) {
+        let begun = match request.last_key.is_empty() {
+            true => self.begin_keeping(request),
+            false => self.begin_extending(request),
+        };
+        match begun {
+            Ok(keep) => drop(self.tiers.keeps.insert(keep, Waits::Keep(reply))),
+            Err(refused) => drop(reply.send(Err(refused))),
+        }
+    }
+
+    fn begin_keeping(&mut self, request: &v1::KeepContextRequest) -> Result<u64, Refused> {
+        self.has_room_for_keep()?;
+        let now = clock::unix_ms();
+        let (tenant, until_unix_ms, since_unix_ms) = match (request.tenant.as_str(), request.ttl_ms)
+        {
+            // What another node has promised.
+            ("", 0) if request.until_unix_ms > 0 => {
+                let since = Some(request.since_unix_ms).filter(|since| *since > 0);
+                (Tenant(request.tenant_hash), request.until_unix_ms, since)
+            }
+            (name, ttl_ms) => (tenant(name)?, until(now, ttl_ms)?, Some(now)),
+        };
+        let wanted = KeepRequest {
+            namespace: Namespace::try_from(request.namespace.as_slice())?,
+            keys: BlockKey::list(&request.keys)?,
+            tenant,
+            until_unix_ms,
+            since_unix_ms,
+        };
+        Ok(self.blocks.keep(clock::now_ms(), &wanted)?)
+    }
+
+    fn begin_extending(&mut self, request: &v1::KeepContextRequest) -> Result<u64, Refused> {
+        if !request.keys.is_empty() {
+            return Err(Refused::Invalid(
+                "`last_key` names a context that is here, and `keys` a chain to keep: give one"
+                    .into(),
+            ));
+        }
+        let context = context(&request.tenant, &request.namespace, &request.last_key)?;
+        let until_unix_ms = until(clock::unix_ms(), request.ttl_ms)?;
+        self.knows_contexts()?;
+        Ok(self.blocks.extend_context(clock::now_ms(), &context, until_unix_ms)?)
+    }
+
+    pub(super) fn drop_context(
+        &mut self,
+        request: &v1::DropContextRequest,
+        reply: Reply<v1::DropContextReply>,
+    ) {
+        match self.begin_dropping(request) {
+            Ok(keep) => drop(self.tiers.keeps.insert(keep, Waits::Drop(reply))),
+            Err(refused) => drop(reply.send(Err(refused))),
+        }
+    }
+
+    fn begin_dropping(&mut self, request: &v1::DropContextRequest) -> Result<u64, Refused> {
+        let context = context(&request.tenant, &request.namespace, &request.last_key)?;
+        self.knows_contexts()?;
+        Ok(self.blocks.drop_context(clock::now_ms(), &context)?)
+    }
+
+    /// What is on the SSD can be changed now, if there is one.
+    fn knows_contexts(&self) -> Result<(), Refused> {
+        self.has_room_for_keep()?;
+        if self.tiers.has_ssd() && !self.blocks.ssd_is_usable(clock::now_ms()) {
+            return Err(Refused::Unavailable("the SSD cannot be used now; try again".into()));
+        }
+        Ok(())
+    }
+
+    fn has_room_for_keep(&self) -> Result<(), Refused> {
+        match self.tiers.keeps.len() < KEEPS_MAX {
+            true => Ok(()),
+            false => Err(Refused::Unavailable("too many chains are being kept; try again".into())),
+        }
+    }
+
+    pub(super) fn kept(&mut self, keep: u64, blocks: Option<u32>, mark: Option<Mark>) {
+        if self.object_kept(keep, blocks) {
+            return;
+        }
+        let Some(waits) = self.tiers.keeps.remove(&keep) else { return };
+        let failed = || Refused::Unavailable("not all of it could be written; try again".into());
+        match waits {
+            Waits::Keep(reply) => {
+                let kept = |kept_blocks| v1::KeepContextReply {
+                    kept_blocks,
+                    since_unix_ms: mark.and_then(|mark| mark.since_unix_ms).unwrap_or(0),
+                    until_unix_ms: mark.map_or(0, |mark| mark.until_unix_ms),
+                };
+                drop(reply.send(blocks.map(kept).ok_or_else(failed)));
+            }
+            Waits::Drop(reply) => {
+                let dropped = |_| v1::DropContextReply {};
+                drop(reply.send(blocks.map(dropped).ok_or_else(failed)));
+            }
+        }
+    }
+
+    pub(super) fn list_contexts(
+        &self,
+        request: &v1::ListContextsRequest,
+    ) -> Result<v1::ListContextsReply, Refused> {
+        let tenant = tenant(&request.tenant)?;
+        let contexts_max = match request.contexts_max as usize {
+            0 => PAGE,
+            asked if asked <= PAGE_MAX => asked,
+            asked => {
+                let why = format!("{asked} contexts, where a page has {PAGE_MAX} at most");
+                return Err(Refused::Invalid(why));
+            }
+        };
+        let after = match request.from.as_slice() {
+            [] => None,
+            from => Some(place(from)?),
+        };
+        if !self.tiers.knows_ssd() {
+            let why = "the SSD cannot be used, and nobody knows what is kept there; try again";
+            return Err(Refused::Unavailable(why.into()));
+        }
+        let all = self.blocks.contexts(tenant, after, contexts_max + 1, clock::unix_ms());
+        let page = &all[..all.len().min(contexts_max)];
+        let next = page.last().filter(|_| all.len() > page.len());
+        let place = |last: &KeptContext| [last.namespace.0, last.last.0].concat();
+        Ok(v1::ListContextsReply {
+            contexts: page.iter().map(kept_context).collect(),
+            next: next.map(place).unwrap_or_default(),
+        })
+    }
+}
+
+fn kept_context(context: &KeptContext) -> v1::KeptContext {
+    v1::KeptContext {
+        namespace: context.namespace.0.to_vec(),
+        last_key: context.last.0.to_vec(),
+        blocks: context.blocks,
+        since_unix_ms: context.since_unix_ms,
+        until_unix_ms: context.until_unix_ms,
+    }
+}
+
+/// A namespace and a last key, as `next` of a page has them.
+fn place(from: &[u8]) -> Result<(Namespace, BlockKey), Refused> {
+    let (namespace, key) = from.split_at_checked(16).ok_or(FieldError::Length {
+        field: "from",
+        want: "32",
+        got: from.len(),
+    })?;
+    Ok((Namespace::try_from(namespace)?, last_key(key)?))
+}
+
+fn context(name: &str, namespace: &[u8], key: &[u8]) -> Result<ContextName, Refused> {
+    let tenant = tenant(name)?;
+    Ok(ContextName { tenant, namespace: Namespace::try_from(namespace)?, last: last_key(key)? })
+}
+
+/// The end of a time to live that begins now.
+fn until(now_unix_ms: u64, ttl_ms: u64) -> Result<u64, Refused> {
+    match ttl_ms {
+        0 => Err(Refused::Invalid("a time to live above zero is needed".into())),
+        ttl_ms => Ok(now_unix_ms.saturating_add(ttl_ms)),
+    }
+}
