@@ -125,6 +125,63 @@ pub struct Config {
     pub waiting: WaitingConfig,
     /// How many engines prefill and how many decode.
     pub balance: BalanceConfig,
+    /// Prompts that are kept for a time (docs/front-door.md).
+    pub contexts: ContextsConfig,
+}
+
+/// Bounds of contexts. Those of the room that they may take are the store nodes'.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct ContextsConfig {
+    /// How long one is kept that does not say. At least 1000.
+    pub ttl_default_ms: u64,
+    /// The longest that one may ask for. At least `ttl_default_ms`.
+    pub ttl_max_ms: u64,
+    /// Contexts that are created at once; more are refused with 429.
+    pub creates_running_max: usize,
+    /// Calls about contexts to store nodes that are under way at once; more wait.
+    pub node_calls_max: usize,
+    /// A node that takes longer to list, extend or drop a context does not answer.
+    pub node_call_ms: u64,
+    /// A node that takes longer to write one does not answer.
+    pub keep_ms: u64,
+}
+
+impl Default for ContextsConfig {
+    fn default() -> Self {
+        ContextsConfig {
+            ttl_default_ms: 3_600_000,
+            ttl_max_ms: 2_592_000_000,
+            creates_running_max: 64,
+            node_calls_max: 64,
+            node_call_ms: 5_000,
+            keep_ms: 60_000,
+        }
+    }
+}
+
+impl ContextsConfig {
+    fn check(&self) -> Result<(), String> {
+        for (field, value) in [
+            ("creates_running_max", self.creates_running_max as u64),
+            ("node_calls_max", self.node_calls_max as u64),
+            ("node_call_ms", self.node_call_ms),
+            ("keep_ms", self.keep_ms),
+        ] {
+            if value == 0 {
+                return Err(format!("`contexts.{field}` must be at least 1"));
+            }
+        }
+        if self.ttl_default_ms < TTL_MS_MIN {
+            return Err(format!("`contexts.ttl_default_ms` must be at least {TTL_MS_MIN}"));
+        }
+        if self.ttl_max_ms < self.ttl_default_ms {
+            return Err(
+                "`contexts.ttl_max_ms` must be at least `contexts.ttl_default_ms`".to_owned()
+            );
+        }
+        Ok(())
+    }
 }
 
 /// What is done about the ratio of engines that prefill to engines that decode (docs/balance.md).
@@ -391,6 +448,7 @@ impl Default for Config {
             steering_enabled: false,
             waiting: WaitingConfig::default(),
             balance: BalanceConfig::default(),
+            contexts: ContextsConfig::default(),
         }
     }
 }
@@ -403,6 +461,8 @@ const RELOAD_MS_MIN: u64 = 10;
 const BALANCE_SAMPLE_MS_MIN: u64 = 10;
 /// As many are kept (`kvasir_placement::balance`).
 const BALANCE_SAMPLES_MAX: u64 = 4_096;
+/// What clients ask for is in seconds.
+const TTL_MS_MIN: u64 = 1_000;
 /// An hour.
 const KEEP_ALIVE_MS_MAX: u64 = 3_600_000;
 
@@ -502,6 +562,7 @@ impl Config {
             return Err("`rank_stretch` must be a number from 0 on".into());
         }
         self.balance.check()?;
+        self.contexts.check()?;
         if self.bodies_bytes_max < self.body_bytes_max {
             return Err("`bodies_bytes_max` must be at least `body_bytes_max`".into());
         }
@@ -537,6 +598,22 @@ mod tests {
         refused(|balance| balance.prefills_min = 0, "`balance.prefills_min`");
         refused(|balance| balance.margin = f64::NAN, "`balance.margin`");
         refused(|balance| balance.load_low = 1.1, "`balance.load_low`");
+    }
+
+    #[test]
+    fn bounds_of_contexts_that_cannot_work_are_refused() {
+        let refused = |change: fn(&mut ContextsConfig), want: &str| {
+            let mut config = Config::default();
+            change(&mut config.contexts);
+            let said = config.check().expect_err("it cannot work");
+            assert!(said.contains(want), "{said:?} lacks {want:?}");
+        };
+        refused(|contexts| contexts.ttl_default_ms = 999, "`contexts.ttl_default_ms`");
+        refused(|contexts| contexts.ttl_max_ms = 3_599_999, "`contexts.ttl_max_ms`");
+        refused(|contexts| contexts.creates_running_max = 0, "`contexts.creates_running_max`");
+        refused(|contexts| contexts.node_calls_max = 0, "`contexts.node_calls_max`");
+        refused(|contexts| contexts.node_call_ms = 0, "`contexts.node_call_ms`");
+        refused(|contexts| contexts.keep_ms = 0, "`contexts.keep_ms`");
     }
 
     #[test]

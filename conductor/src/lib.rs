@@ -9,14 +9,16 @@
 //! 5. `text`: chat templates and tokenizers
 //! 6. `proxy`: models of plain OpenAI servers, whose requests are passed on
 //! 7. `serve`: one answer on the cluster, from its place to its last token, and its undoing
-//! 8. `watch`: what operators look at
-//! 9. [`cluster`]: the picture of the nodes, around the placement core in `kvasir-placement`
+//! 8. `contexts`: prompts that store nodes have promised to keep
+//! 9. `watch`: what operators look at
+//! 10. [`cluster`]: the picture of the nodes, around the placement core in `kvasir-placement`
 
 #![forbid(unsafe_code)]
 
 mod access;
 pub mod cluster;
 mod config;
+mod contexts;
 mod error;
 mod http;
 mod metrics;
@@ -34,4 +36,4 @@ pub use error::Error;
 pub use openapi::openapi_document;
 pub use run::{Conductor, run};
 
-pub use crate::config::{BalanceConfig, BalanceMode, RoutesConfig, WaitingConfig};
+pub use crate::config::{BalanceConfig, BalanceMode, ContextsConfig, RoutesConfig, WaitingConfig};

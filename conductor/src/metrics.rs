@@ -58,6 +58,10 @@ pub(crate) struct Metrics {
     pub renewals_unknown: IntCounter,
     /// Shares that could not be renewed for as long as a lease.
     pub renewals_lost: IntCounter,
+    /// Contexts by what was done to them.
+    pub contexts: IntCounterVec,
+    /// What was not done to contexts, by why.
+    pub contexts_refused: IntCounterVec,
 }
 
 impl Metrics {
@@ -201,6 +205,16 @@ impl Metrics {
             renewals_lost: counter(
                 "kvasir_conductor_renewals_lost_total",
                 "Shares whose node answered no renewal for as long as a lease.",
+            )?,
+            contexts: counters(
+                "kvasir_conductor_contexts_total",
+                "Contexts that were created, extended and dropped.",
+                &["event"],
+            )?,
+            contexts_refused: counters(
+                "kvasir_conductor_contexts_refused_total",
+                "Requests for contexts that were refused, by why.",
+                &["reason"],
             )?,
             registry,
         })

@@ -19,6 +19,7 @@ use crate::access::{Access, Tenants};
 use crate::cluster::attend::Constants;
 use crate::cluster::{BalanceOptions, Cluster, ClusterError, Objectives, Options, Policy, Routing};
 use crate::config::{BalanceConfig, BalanceMode, Config, RoutesConfig, WaitingConfig};
+use crate::contexts::Contexts;
 use crate::error::Error;
 use crate::http::{
     self, Bodies, Door, Front, HttpOptions, ObjectiveBounds, Tls, TlsBytes, TlsFiles,
@@ -141,6 +142,7 @@ impl Conductor {
             serving: Arc::clone(&serving),
             cluster: cluster.clone(),
             metrics: Arc::clone(&metrics),
+            contexts: Contexts::new(&config.contexts, Arc::clone(&metrics)),
             bodies: Bodies::new(
                 config.body_bytes_max,
                 config.bodies_bytes_max,

@@ -23,6 +23,7 @@ use serde::Deserialize;
 
 use super::KeyHash;
 use super::tenant::{Quotas, Standing};
+use crate::contexts::NOBODY;
 use crate::reload::{ReadError, read_bounded};
 
 /// Bytes of the file; also bounds how many keys there are.
@@ -126,6 +127,11 @@ fn before_quote(text: &str) -> &str {
 fn check(entry: Entry, folder: &Path, seen: &mut HashSet<KeyHash>) -> Result<OneTenant, String> {
     if entry.name.is_empty() || entry.name.len() > NAME_BYTES_MAX {
         return Err(format!("`name` must have 1 to {NAME_BYTES_MAX} bytes"));
+    }
+    if entry.name == NOBODY {
+        return Err(
+            "`name` is what callers without a key are called: choose another one".to_owned()
+        );
     }
     let limits = [
         ("requests_per_minute", entry.requests_per_minute),

@@ -281,6 +281,7 @@ impl<'a> Session<'a> {
             engines: BTreeMap::new(),
             slots_free: status.slots_free,
             ssd: status.ssd.clone(),
+            keeps: status.keeps,
             lost_us: None,
         });
         self.joined = true;
@@ -374,6 +375,7 @@ impl<'a> Session<'a> {
         node.endpoint = status.endpoint.clone().into();
         node.slots_free = status.slots_free;
         node.ssd = status.ssd.clone();
+        node.keeps = status.keeps;
         let attached = status::attached(status, node.index)?;
         let instance_id = attached.as_ref().map(|attached| &attached.report.instance_id);
         state.view.remove_instances(node.index, instance_id);

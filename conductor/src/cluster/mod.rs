@@ -7,6 +7,7 @@
 //!
 //! - [`handle`]: places requests, answers what is served and whether all is ready
 //! - [`hint`]: what a node is told to read ahead
+//! - [`keepers`]: nodes that can keep what tenants are promised
 //! - [`booking`]: a placed request's work, counted until it is dropped
 //! - [`follow`]: connect, subscribe, apply, and start anew when anything is amiss
 //! - [`balance`]: what roles there should be, and telling nodes
@@ -19,6 +20,7 @@ mod booking;
 mod follow;
 mod handle;
 mod hint;
+mod keepers;
 mod metrics;
 mod overview;
 mod state;
@@ -33,6 +35,7 @@ pub use handle::{
     PlaceQuery, Placed, Plan, RouteHolder, ServedModel,
 };
 pub use hint::Expected;
+pub use keepers::Keepers;
 pub use kvasir_placement::{
     Inputs, LongestTenth, Missing, Objectives, OverloadReason, Placement, Policy, Profile, Refusal,
     Routing, Steering, attend,

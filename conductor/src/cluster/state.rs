@@ -137,6 +137,7 @@ pub(super) struct Node {
     /// What its last status says beside its engine.
     pub(super) slots_free: u32,
     pub(super) ssd: Option<v1::SsdStatus>,
+    pub(super) keeps: bool,
     /// Since when it is not followed, though it may well be there. It is forgotten after a while.
     pub(super) lost_us: Option<u64>,
 }
@@ -149,6 +150,18 @@ pub(super) struct EngineHandle {
     /// Of what it plays, as its node counts.
     pub(super) role_version: u64,
     pub(super) client: EngineClient<Channel>,
+}
+
+impl Node {
+    pub(super) fn handle(&self) -> NodeHandle {
+        NodeHandle {
+            node_id: self.node_id.clone(),
+            incarnation: self.incarnation,
+            address: self.address.clone(),
+            endpoint: self.endpoint.clone(),
+            client: self.client.clone(),
+        }
+    }
 }
 
 impl State {
@@ -169,14 +182,7 @@ impl State {
     }
 
     pub(super) fn node_handle(&self, index: NodeIndex) -> Option<NodeHandle> {
-        let node = self.node(index)?;
-        Some(NodeHandle {
-            node_id: node.node_id.clone(),
-            incarnation: node.incarnation,
-            address: node.address.clone(),
-            endpoint: node.endpoint.clone(),
-            client: node.client.clone(),
-        })
+        Some(self.node(index)?.handle())
     }
 
     /// Of a node that is followed.

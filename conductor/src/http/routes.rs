@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, Request, State};
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{Path, Query, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::from_fn_with_state;
@@ -25,6 +25,7 @@ use super::steering::steered;
 use super::trace::Trace;
 use crate::access::{Access, Admission, OverQuota, Tenant};
 use crate::cluster::Cluster;
+use crate::contexts::{self, Contexts};
 use crate::metrics::Metrics;
 use crate::openai::{self, ApiError, Arrival, Limits, shown};
 use crate::openapi::openapi_document;
@@ -40,6 +41,7 @@ pub(crate) struct Front {
     pub serving: Arc<Serving>,
     pub cluster: Cluster,
     pub metrics: Arc<Metrics>,
+    pub contexts: Contexts,
     pub bodies: Bodies,
     pub limits: Limits,
     pub request_deadline: Duration,
@@ -106,12 +108,14 @@ pub(crate) fn router(front: Arc<Front>) -> Router {
 }
 
 /// All there are; each is in the OpenAPI document.
-fn routes() -> [(&'static str, MethodRouter<Arc<Front>>); 11] {
+fn routes() -> [(&'static str, MethodRouter<Arc<Front>>); 13] {
     [
         ("/v1/chat/completions", post(chat)),
         ("/v1/completions", post(complete)),
         ("/v1/responses", post(create_response)),
         ("/v1/embeddings", post(embed)),
+        ("/v1/contexts", get(list_contexts).post(create_context)),
+        ("/v1/contexts/{id}", get(context).post(extend_context).delete(delete_context)),
         ("/v1/models", get(models)),
         ("/v1/models/{*name}", get(model)),
         ("/healthz", get(|| async { "ok\n" })),
@@ -235,6 +239,75 @@ fn arrive(front: &Front, request: &Parts) -> Result<Arrival, ApiError> {
     })
 }
 
+async fn create_context(State(front): Shared, request: Request) -> Result<Response, ApiError> {
+    let (arrival, body, _permits) = admit(&front, request).await?;
+    let admission = arrival.admission.clone();
+    let answered = match proxied(&front, &body).await? {
+        Some(_) => Err(ApiError::unsupported(
+            "model",
+            "This model is served by another server: only of those whose blocks are stored here contexts are kept.",
+        )),
+        None => contexts::create(&front, arrival, body).await,
+    };
+    settle(admission.as_deref(), answered)
+}
+
+async fn list_contexts(
+    State(front): Shared,
+    page: Result<Query<contexts::Page>, QueryRejection>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let arrival = arrive(&front, &request.into_parts().0)?;
+    let admission = arrival.admission.clone();
+    let answered = match page {
+        Ok(Query(page)) => contexts::list(&front, arrival, page).await,
+        Err(rejection) => {
+            let why = rejection.body_text();
+            let message = format!("{}: `limit` and `after` can be asked for.", shown(&why));
+            Err(ApiError::new(StatusCode::BAD_REQUEST, "unknown_parameter", message))
+        }
+    };
+    settle(admission.as_deref(), answered)
+}
+
+async fn context(
+    State(front): Shared,
+    id: Result<Path<String>, PathRejection>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let arrival = arrive(&front, &request.into_parts().0)?;
+    let admission = arrival.admission.clone();
+    let answered = contexts::one(&front, arrival, &name_of(id)).await;
+    settle(admission.as_deref(), answered)
+}
+
+async fn extend_context(
+    State(front): Shared,
+    id: Result<Path<String>, PathRejection>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let (arrival, body, _permits) = admit(&front, request).await?;
+    let admission = arrival.admission.clone();
+    let answered = contexts::extend(&front, arrival, &name_of(id), body).await;
+    settle(admission.as_deref(), answered)
+}
+
+async fn delete_context(
+    State(front): Shared,
+    id: Result<Path<String>, PathRejection>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let arrival = arrive(&front, &request.into_parts().0)?;
+    let admission = arrival.admission.clone();
+    let answered = contexts::remove(&front, arrival, &name_of(id)).await;
+    settle(admission.as_deref(), answered)
+}
+
+/// A name that is no UTF-8 is nobody's.
+fn name_of(path: Result<Path<String>, PathRejection>) -> String {
+    path.map_or_else(|_| "\u{fffd}".to_owned(), |Path(name)| name)
+}
+
 async fn models(State(front): Shared, headers: HeaderMap) -> Result<Response, ApiError> {
     front.tenant(&headers)?;
     let names = front.texts.names().chain(front.proxies.names());
@@ -248,8 +321,7 @@ async fn model(
     name: Result<Path<String>, PathRejection>,
 ) -> Result<Response, ApiError> {
     front.tenant(&headers)?;
-    // A name that is no UTF-8 is nobody's.
-    let Path(name) = name.map_err(|_| ApiError::model_not_found("\u{fffd}"))?;
+    let name = name_of(name);
     if front.texts.model(&name).is_none() && !front.proxies.has(&name) {
         return Err(ApiError::model_not_found(&name));
     }

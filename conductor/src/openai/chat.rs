@@ -76,7 +76,7 @@ fn take_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
     fields.only_neutral("modalities", |list| *list == serde_json::json!(["text"]))
 }
 
-fn take_messages(list: Vec<Value>) -> Result<Vec<Value>, ApiError> {
+pub(super) fn take_messages(list: Vec<Value>) -> Result<Vec<Value>, ApiError> {
     if list.is_empty() {
         return Err(ApiError::invalid("messages", "`messages` must not be empty."));
     }

@@ -74,6 +74,15 @@ fn take_prompts(prompt: Value, fields: &Fields) -> Result<Vec<Prompt>, ApiError>
     }
 }
 
+/// A prompt that is alone: text or token ids.
+pub(super) fn take_one_prompt(prompt: Value, fields: &Fields) -> Result<Prompt, ApiError> {
+    match prompt {
+        Value::String(text) => Ok(Prompt::Text(text)),
+        Value::Array(list) => Ok(Prompt::Ids(ids("prompt", &list)?)),
+        other => Err(fields.wrong_kind("prompt", "a string or a list of token ids", &other)),
+    }
+}
+
 fn take_one(index: usize, prompt: Value) -> Result<Prompt, ApiError> {
     let name = format!("prompt[{index}]");
     match prompt {

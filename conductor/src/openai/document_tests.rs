@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::chat::ChatRequest;
 use super::common::Limits;
 use super::completions::CompletionRequest;
+use super::contexts::{ContextRequest, ExtendRequest, TtlLimits};
 use super::fields::asked;
 use super::responses::ResponseRequest;
 use crate::openapi::openapi_document;
@@ -67,4 +68,9 @@ fn every_member_of_a_request_is_in_the_document_and_the_reverse() {
     let response = json!({"model": "m", "stream": true, "stream_options": stream,
         "input": message("input_text"), "reasoning": {}, "text": {}});
     check("ResponseRequest", response, |body| ResponseRequest::parse(body, &LIMITS));
+    let ttl = TtlLimits { default_ms: 1_000, ms_max: 1_000 };
+    let context = json!({"model": "m", "messages": message("text")});
+    check("ContextRequest", context, |body| ContextRequest::parse(body, ttl));
+    let extend = json!({"ttl_s": 1});
+    check("ExtendContextRequest", extend, |body| ExtendRequest::parse(body, ttl));
 }

@@ -1,7 +1,7 @@
 //! The OpenAI API: requests in, answers out. What a request asks for is checked here, completely
 //! and before anything is reserved for it; how it is served is `crate::serve`'s affair.
 //!
-//! - [`common`], [`chat`], [`completions`], [`responses`]: requests, on top of [`fields`]
+//! - [`common`], [`chat`], [`completions`], [`responses`], [`contexts`]: requests, on top of [`fields`]
 //! - [`prepare`]: from a checked request to prompts of tokens and jobs
 //! - [`answer`], [`logprobs`], [`response`]: shapes of answers, behind one [`writer`]
 //! - [`stream`], [`whole`]: from the pieces of the choices to a response
@@ -11,6 +11,7 @@ mod answer;
 mod chat;
 mod common;
 mod completions;
+mod contexts;
 #[cfg(test)]
 mod document_tests;
 mod error;
@@ -33,13 +34,14 @@ use tokio::time::Instant;
 pub(crate) use chat::ChatRequest;
 pub(crate) use common::Limits;
 pub(crate) use completions::CompletionRequest;
+pub(crate) use contexts::{ContextRequest, ExtendRequest, TtlLimits};
 pub(crate) use error::{ApiError, shown};
-pub(crate) use prepare::unix_seconds;
+pub(crate) use prepare::{context_job, keyed_now, take_prompt, unix_seconds};
 
 use crate::access::Admission;
 use crate::cluster::Objectives;
 use crate::http::{Front, Trace};
-use crate::serve::{Claim, Failure, Job, Progress, Steered};
+use crate::serve::{Claim, Failure, Job, Progress, Prompt, Steered};
 use response::ResponseWriter;
 use responses::ResponseRequest;
 use writer::Writer;
@@ -70,7 +72,7 @@ pub(crate) async fn chat(
 ) -> Result<Response, ApiError> {
     let limits = front.limits;
     let parse = move |body: &[u8]| ChatRequest::parse(body, &limits);
-    let prepared = before_deadline(front, &arrival, async {
+    let prepared = before_deadline(front, &arrival, READING, async {
         let request = off_reactor_when_large(front, body, parse).await?;
         let stream = request.common.stream;
         let prepared = prepare::chat(front, &arrival, request).await;
@@ -90,7 +92,7 @@ pub(crate) async fn complete(
 ) -> Result<Response, ApiError> {
     let limits = front.limits;
     let parse = move |body: &[u8]| CompletionRequest::parse(body, &limits);
-    let prepared = before_deadline(front, &arrival, async {
+    let prepared = before_deadline(front, &arrival, READING, async {
         let request = off_reactor_when_large(front, body, parse).await?;
         let stream = request.common.stream;
         let (answer, jobs) = prepare::completion(front, &arrival, request).await?;
@@ -108,7 +110,7 @@ pub(crate) async fn create_response(
 ) -> Result<Response, ApiError> {
     let limits = front.limits;
     let parse = move |body: &[u8]| ResponseRequest::parse(body, &limits);
-    let prepared = before_deadline(front, &arrival, async {
+    let prepared = before_deadline(front, &arrival, READING, async {
         let ResponseRequest { chat, echo } = off_reactor_when_large(front, body, parse).await?;
         let stream = chat.common.stream;
         let prepared = prepare::chat(front, &arrival, chat).await;
@@ -120,17 +122,46 @@ pub(crate) async fn create_response(
     respond(front, writer, jobs, stream).await.map_err(|error| error.blaming("input"))
 }
 
-/// Parsing and tokenizing wait for a thread when many do. What a thread has begun it ends, for
-/// nobody.
-async fn before_deadline<T>(
+/// What a request does before it is served.
+pub(crate) const READING: &str = "reading the prompt";
+
+/// A context that is asked for.
+#[derive(Debug)]
+pub(crate) struct AskedContext {
+    pub model: String,
+    pub prompt: Prompt,
+    /// What errors call the prompt.
+    pub param: &'static str,
+    pub ttl_ms: u64,
+}
+
+/// Reads a request for a context, as far as its tokens.
+pub(crate) async fn ask_context(
     front: &Front,
     arrival: &Arrival,
+    body: Bytes,
+) -> Result<AskedContext, ApiError> {
+    let limits = front.contexts.ttl;
+    let parse = move |body: &[u8]| ContextRequest::parse(body, limits);
+    let request = off_reactor_when_large(front, body, parse).await?;
+    let (model, param, ttl_ms) = (request.model.clone(), request.source.param(), request.ttl_ms);
+    let prompt = prepare::context(front, arrival, request).await;
+    let prompt = prompt.map_err(|error| error.blaming(param))?;
+    Ok(AskedContext { model, prompt, param, ttl_ms })
+}
+
+/// Parsing and tokenizing wait for a thread when many do. What a thread has begun it ends, for
+/// nobody.
+pub(crate) async fn before_deadline<T>(
+    front: &Front,
+    arrival: &Arrival,
+    phase: &'static str,
     work: impl Future<Output = Result<T, ApiError>>,
 ) -> Result<T, ApiError> {
     let deadline = arrival.at + front.request_deadline;
     match tokio::time::timeout_at(deadline, work).await {
         Ok(prepared) => prepared,
-        Err(_) => Err(Failure::Deadline { phase: "reading the prompt" }.into()),
+        Err(_) => Err(Failure::Deadline { phase }.into()),
     }
 }
 

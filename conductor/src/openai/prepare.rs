@@ -6,13 +6,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use kvasir_proto::v1;
 use rand::Rng;
+use serde_json::{Map, Value};
 
-use super::Arrival;
 use super::answer::{Answer, Style};
 use super::chat::ChatRequest;
 use super::common::Common;
 use super::completions::{CompletionRequest, Prompt};
+use super::contexts::{ContextRequest, Source};
 use super::error::ApiError;
+use super::{Arrival, AskedContext};
 use crate::cluster::ServedModel;
 use crate::http::Front;
 use crate::serve::{Failure, Job, Meter, Prompt as JobPrompt};
@@ -30,11 +32,42 @@ pub(super) async fn chat(
     arrival: &Arrival,
     request: ChatRequest,
 ) -> Result<(Answer, Vec<Job>), ApiError> {
-    let ChatRequest { common, mut messages, add_generation_prompt, template_arguments } = request;
-    let (text, served) = model(front, &common.model)?;
-    let add_special_tokens = common.add_special_tokens.unwrap_or(false);
+    let ChatRequest { common, messages, add_generation_prompt, template_arguments } = request;
+    let rendering = Rendering {
+        messages,
+        add_generation_prompt,
+        template_arguments,
+        add_special_tokens: common.add_special_tokens.unwrap_or(false),
+    };
+    let (prompt, served) = rendered(front, arrival, &common.model, rendering).await?;
+    let room = room_of(&prompt.tokens, "prompt", common.max_tokens, &served)?;
+    let max_tokens = common.max_tokens.unwrap_or(room);
+    assemble(front, arrival, common, Style::Chat, vec![(prompt, max_tokens)])
+}
+
+/// A chat, and how its template is to write it.
+struct Rendering {
+    messages: Vec<Value>,
+    add_generation_prompt: bool,
+    template_arguments: Map<String, Value>,
+    add_special_tokens: bool,
+}
+
+async fn rendered(
+    front: &Front,
+    arrival: &Arrival,
+    name: &str,
+    rendering: Rendering,
+) -> Result<(JobPrompt, ServedModel), ApiError> {
+    let (text, served) = model(front, name)?;
     let (hashed, salt) = (served.clone(), Arc::clone(&arrival.tenant_salt));
     let encode = move || {
+        let Rendering {
+            mut messages,
+            add_generation_prompt,
+            template_arguments,
+            add_special_tokens,
+        } = rendering;
         let template = text.template.as_ref().ok_or(TextError::NoTemplate)?;
         if !template.knows_developer() {
             for message in &mut messages {
@@ -48,10 +81,67 @@ pub(super) async fn chat(
         let tokens = text.tokenizer.encode(&rendered, add_special_tokens, room)?;
         Ok::<_, TextError>(JobPrompt::new(tokens.into(), &hashed, salt))
     };
-    let prompt = front.texts.run(encode).await??;
-    let room = room_of(&prompt.tokens, "prompt", common.max_tokens, &served)?;
-    let max_tokens = common.max_tokens.unwrap_or(room);
-    assemble(front, arrival, common, Style::Chat, vec![(prompt, max_tokens)])
+    Ok((front.texts.run(encode).await??, served))
+}
+
+/// The prompt of a context: what a request of its kind begins with. There is room for an answer
+/// after it, of one token at least.
+pub(super) async fn context(
+    front: &Front,
+    arrival: &Arrival,
+    request: ContextRequest,
+) -> Result<JobPrompt, ApiError> {
+    let ContextRequest { model: name, source, add_special_tokens, .. } = request;
+    let (prompt, served) = match source {
+        Source::Messages { messages, template_arguments } => {
+            let rendering = Rendering {
+                messages,
+                add_generation_prompt: false,
+                template_arguments,
+                add_special_tokens: add_special_tokens.unwrap_or(false),
+            };
+            rendered(front, arrival, &name, rendering).await?
+        }
+        Source::Prompt(prompt) => {
+            let (text, served) = model(front, &name)?;
+            let (hashed, salt) = (served.clone(), Arc::clone(&arrival.tenant_salt));
+            let add_special_tokens = add_special_tokens.unwrap_or(true);
+            let encode = move || {
+                let tokens = tokens_of(&text, prompt, add_special_tokens, &hashed)?;
+                Ok::<_, TextError>(JobPrompt::new(tokens.into(), &hashed, salt))
+            };
+            (front.texts.run(encode).await??, served)
+        }
+    };
+    room_of(&prompt.tokens, "prompt", None, &served)?;
+    Ok(prompt)
+}
+
+/// Serves a context's prompt: with one token of an answer, which is for nobody.
+pub(crate) fn context_job(front: &Front, arrival: &Arrival, asked: &AskedContext) -> Job {
+    let sampling = v1::SamplingParams {
+        max_tokens: 1,
+        top_p: 1.0,
+        ignore_eos: true,
+        ..v1::SamplingParams::default()
+    };
+    let (model, prompt) = (asked.model.as_str().into(), asked.prompt.clone());
+    Job { lies_together: true, ..job(front, arrival, model, prompt, sampling) }
+}
+
+/// A context's prompt with the keys of its model as it is now.
+pub(crate) fn keyed_now(front: &Front, asked: &AskedContext) -> Result<JobPrompt, ApiError> {
+    let (_, served) = model(front, &asked.model)?;
+    Ok(asked.prompt.keyed(&served))
+}
+
+/// A prompt's tokens, out of the quota of its tenant.
+pub(crate) fn take_prompt(
+    front: &Front,
+    arrival: &Arrival,
+    prompt: &JobPrompt,
+) -> Result<(), ApiError> {
+    take_prompts(front, arrival, [prompt].into_iter())
 }
 
 pub(super) async fn completion(
@@ -74,12 +164,7 @@ pub(super) async fn completion(
                     Prompt::Ids(ids) => text.tokenizer.decode(ids)?,
                 });
             }
-            let tokens = match prompt {
-                Prompt::Text(prompt) => {
-                    text.tokenizer.encode(&prompt, add_special_tokens, hashed.context_tokens)?
-                }
-                Prompt::Ids(ids) => ids,
-            };
+            let tokens = tokens_of(&text, prompt, add_special_tokens, &hashed)?;
             all.push(JobPrompt::new(tokens.into(), &hashed, Arc::clone(&salt)));
         }
         Ok::<_, TextError>((all, echoes))
@@ -94,6 +179,20 @@ pub(super) async fn completion(
         })
         .collect::<Result<Vec<_>, ApiError>>()?;
     assemble(front, arrival, common, Style::Completion { echo }, prompts)
+}
+
+fn tokens_of(
+    text: &ModelText,
+    prompt: Prompt,
+    add_special_tokens: bool,
+    served: &ServedModel,
+) -> Result<Vec<u32>, TextError> {
+    match prompt {
+        Prompt::Text(prompt) => {
+            text.tokenizer.encode(&prompt, add_special_tokens, served.context_tokens)
+        }
+        Prompt::Ids(ids) => Ok(ids),
+    }
 }
 
 /// All prompts are ids, and so few that hashing them holds nobody up.
@@ -152,36 +251,20 @@ fn assemble(
     style: Style,
     prompts: Vec<(JobPrompt, u32)>,
 ) -> Result<(Answer, Vec<Job>), ApiError> {
-    if let Some(admission) = &arrival.admission {
-        let tokens = prompts.iter().map(|(prompt, _)| u64::from(prompt.length())).sum();
-        admission.take_prompt(tokens).map_err(|over| front.over_quota(&over))?;
-    }
+    take_prompts(front, arrival, prompts.iter().map(|(prompt, _)| prompt))?;
     let seed = common.seed.unwrap_or_else(|| rand::rng().random());
     let model: Arc<str> = common.model.as_str().into();
-    let deadline = arrival.at + front.request_deadline;
     let mut jobs = Vec::with_capacity(prompts.len() * common.n as usize);
     for (prompt, max_tokens) in &prompts {
         for choice in 0..u64::from(common.n) {
-            jobs.push(Job {
-                model: Arc::clone(&model),
-                prompt: prompt.clone(),
-                sampling: v1::SamplingParams {
-                    max_tokens: *max_tokens,
-                    // Each choice draws for itself; the first as if it were alone.
-                    seed: seed.wrapping_add(choice),
-                    ..common.sampling.clone()
-                },
-                request_id: Arc::clone(&arrival.request_id),
-                streamed: common.stream,
-                explain: arrival.explain,
-                objectives: arrival.objectives,
-                steering: arrival.steering.clone(),
-                trace: arrival.trace.clone(),
-                meter: Meter::new(arrival.admission.clone()),
-                claim: arrival.claim.clone(),
-                arrived: arrival.at,
-                deadline,
-            });
+            let sampling = v1::SamplingParams {
+                max_tokens: *max_tokens,
+                // Each choice draws for itself; the first as if it were alone.
+                seed: seed.wrapping_add(choice),
+                ..common.sampling.clone()
+            };
+            let one = job(front, arrival, Arc::clone(&model), prompt.clone(), sampling);
+            jobs.push(Job { streamed: common.stream, ..one });
         }
     }
     let prefix = match style {
@@ -200,6 +283,43 @@ fn assemble(
         include_usage: common.include_usage,
     };
     Ok((answer, jobs))
+}
+
+/// The prompts' tokens, out of the quota of their tenant.
+fn take_prompts<'a>(
+    front: &Front,
+    arrival: &Arrival,
+    prompts: impl Iterator<Item = &'a JobPrompt>,
+) -> Result<(), ApiError> {
+    let Some(admission) = &arrival.admission else { return Ok(()) };
+    let tokens = prompts.map(|prompt| u64::from(prompt.length())).sum();
+    admission.take_prompt(tokens).map_err(|over| front.over_quota(&over))
+}
+
+/// An answer that is not streamed.
+fn job(
+    front: &Front,
+    arrival: &Arrival,
+    model: Arc<str>,
+    prompt: JobPrompt,
+    sampling: v1::SamplingParams,
+) -> Job {
+    Job {
+        model,
+        prompt,
+        sampling,
+        request_id: Arc::clone(&arrival.request_id),
+        streamed: false,
+        explain: arrival.explain,
+        objectives: arrival.objectives,
+        steering: arrival.steering.clone(),
+        lies_together: false,
+        trace: arrival.trace.clone(),
+        meter: Meter::new(arrival.admission.clone()),
+        claim: arrival.claim.clone(),
+        arrived: arrival.at,
+        deadline: arrival.at + front.request_deadline,
+    }
 }
 
 pub(crate) fn unix_seconds() -> u64 {

@@ -162,7 +162,7 @@ async fn place(
             max_tokens: job.sampling.max_tokens,
             objectives: job.objectives,
             exclude: &avoided.all(),
-            may_route: !avoided.routes,
+            may_route: !avoided.routes && !job.lies_together,
             is_endless: job.is_endless(),
             steering: job.steering.borrow(),
         })

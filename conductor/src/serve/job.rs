@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvasir_placement::attend::Way;
-use kvasir_proto::{BlockKey, InstanceId, Namespace, keys, v1};
+use kvasir_proto::{BlockKey, InstanceId, Namespace, NodeId, keys, v1};
 use tokio::time::Instant;
 
 use super::line::Claim;
@@ -98,6 +98,8 @@ pub(crate) struct Job {
     pub explain: bool,
     pub objectives: Objectives,
     pub steering: Steered,
+    /// Its blocks are to lie together: none of its prefix stays on another node.
+    pub lies_together: bool,
     pub trace: Option<Trace>,
     pub meter: Meter,
     /// Absent where nobody waits for a turn.
@@ -156,6 +158,8 @@ pub(crate) struct Ended {
     pub tbt_us: Option<u64>,
     /// Absent where its engine did not say.
     pub prefill: Option<PrefillTime>,
+    /// The nodes that had the prompt's blocks at its end: of the prefill, then of the decode.
+    pub lies_at: Vec<NodeId>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

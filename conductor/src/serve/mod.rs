@@ -194,6 +194,11 @@ impl Serving {
         }
     }
 
+    /// Attempts at one request, the first included.
+    pub fn attempts_max(&self) -> u32 {
+        self.options.attempts_max
+    }
+
     /// The conductor does not end before this is dropped, as long as it drains.
     pub fn running(&self) -> TaskTrackerToken {
         self.tasks.token()

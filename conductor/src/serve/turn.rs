@@ -58,7 +58,7 @@ pub(super) async fn wait(
             max_tokens: job.sampling.max_tokens,
             objectives: objectives_left(job),
             exclude: &[],
-            may_route: true,
+            may_route: !job.lies_together,
             is_endless: job.is_endless(),
             steering: job.steering.borrow(),
         };

@@ -28,7 +28,7 @@ async fn the_document_is_served_and_its_routes_take_the_methods_that_it_says_and
     assert_eq!(served.json(), *document());
     assert_eq!(served.json()["info"]["version"], env!("CARGO_PKG_VERSION"));
     for (path, methods) in document()["paths"].as_object().expect("paths") {
-        let path = path.replace("{name}", "some/name");
+        let path = path.replace("{name}", "some/name").replace("{id}", "some-id");
         for method in ["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"] {
             let known: reqwest::Method = method.parse().expect("a method");
             let url = format!("{}{path}", harness.url);

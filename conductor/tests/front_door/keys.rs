@@ -318,6 +318,10 @@ async fn a_file_that_cannot_be_right_keeps_the_conductor_from_starting() {
             ),
             "twice",
         ),
+        (
+            "[[tenants]]\nname = \"(nobody)\"\nkeys = []".to_owned(),
+            "`name` is what callers without a key are called",
+        ),
         (format!("{0}{0}", "[[tenants]]\nname = \"a\"\nkeys = []\n"), "stands in it twice"),
         (
             "[[tenants]]\nname = \"a\"\nkeys = []\nweight = 0".to_owned(),

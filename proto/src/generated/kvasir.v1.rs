@@ -565,7 +565,8 @@ pub struct ListContextsRequest {
     /// The most contexts of the answer: 1 to 1,000; 0 is 100.
     #[prost(uint32, tag = "2")]
     pub contexts_max: u32,
-    /// As `next` of the page before had it. Empty is the beginning.
+    /// A namespace and a last key, after which the page comes: as `next` of the page before had it, or
+    /// any other, of a context that is there or not. Empty is the beginning.
     #[prost(bytes = "vec", tag = "3")]
     pub from: ::prost::alloc::vec::Vec<u8>,
 }

@@ -108,6 +108,11 @@ impl Harness {
         Response::read_from("GET", request.send().await.expect("an answer")).await
     }
 
+    pub async fn delete(&self, path: &str) -> Response {
+        let request = self.client.delete(format!("{}{path}", self.url));
+        Response::read_from("DELETE", request.send().await.expect("an answer")).await
+    }
+
     pub async fn post(&self, path: &str, body: impl Into<reqwest::Body>) -> Response {
         Response::read(self.open(path, body).await).await
     }

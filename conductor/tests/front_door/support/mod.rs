@@ -6,6 +6,7 @@ pub mod contract;
 pub mod harness;
 pub mod pair;
 pub mod script;
+pub mod shelf;
 pub mod world;
 
 pub use harness::{Harness, Response, config, prompt_keys};

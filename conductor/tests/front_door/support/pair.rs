@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use futures::{Stream, StreamExt, stream};
@@ -16,6 +16,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Request, Response, Status};
 
 use super::script::{Leg, Reply, Script};
+use super::shelf::Shelf;
 use super::world::{Happened, World};
 
 pub const BLOCK_TOKENS: u32 = 16;
@@ -32,6 +33,7 @@ pub enum Role {
 pub struct Pair {
     pub address: String,
     script: Arc<Mutex<Script>>,
+    shelf: Arc<Mutex<Shelf>>,
     _stop: DropGuard,
 }
 
@@ -39,6 +41,8 @@ impl Pair {
     pub async fn start(world: &World, name: &'static str, role: Role, script: Script) -> Pair {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address").to_string();
+        let shelf = Arc::new(Mutex::new(Shelf::default()));
+        shelf.lock().expect("no panic").has(&script.keys);
         let script = Arc::new(Mutex::new(script));
         let fake = Fake {
             world: world.clone(),
@@ -47,6 +51,7 @@ impl Pair {
             address: address.clone(),
             script: Arc::clone(&script),
             lease_ends: Arc::default(),
+            shelf: Arc::clone(&shelf),
         };
         let stop = CancellationToken::new();
         let server = tonic::transport::Server::builder()
@@ -60,11 +65,16 @@ impl Pair {
                 () = stopped.cancelled() => {}
             }
         });
-        Pair { address, script, _stop: stop.drop_guard() }
+        Pair { address, script, shelf, _stop: stop.drop_guard() }
     }
 
     pub fn change(&self, change: impl FnOnce(&mut Script)) {
         change(&mut self.script.lock().expect("no panic"));
+    }
+
+    /// What it keeps.
+    pub fn shelf(&self) -> MutexGuard<'_, Shelf> {
+        self.shelf.lock().expect("no panic")
     }
 }
 
@@ -77,6 +87,7 @@ struct Fake {
     script: Arc<Mutex<Script>>,
     /// By transaction and side.
     lease_ends: Arc<Mutex<BTreeMap<(u64, i32), Instant>>>,
+    shelf: Arc<Mutex<Shelf>>,
 }
 
 impl Fake {
@@ -115,8 +126,11 @@ impl Fake {
             slots_total: 100_000,
             slots_free: 100_000,
             slots_available: if self.script().full { 0 } else { 100_000 },
-            ssd: None,
-            keeps: false,
+            ssd: self
+                .script()
+                .keeps
+                .then(|| v1::SsdStatus { usable: true, ..v1::SsdStatus::default() }),
+            keeps: self.script().keeps,
             draining: false,
             load: Some(v1::InstanceLoad {
                 running: self.script().full.into(),
@@ -127,8 +141,7 @@ impl Fake {
     }
 
     fn next_renewal(&self) -> Reply {
-        let renewals = &mut self.script.lock().expect("no panic").renewals;
-        if renewals.is_empty() { Reply::Do } else { renewals.remove(0) }
+        next(&mut self.script.lock().expect("no panic").renewals)
     }
 
     /// Whether the share was still leased; it is from now on.
@@ -148,6 +161,10 @@ impl Fake {
             ..v1::WriteTargets::default()
         }
     }
+}
+
+fn next(replies: &mut Vec<Reply>) -> Reply {
+    if replies.is_empty() { Reply::Do } else { replies.remove(0) }
 }
 
 async fn follow(reply: Reply) -> Result<(), Status> {
@@ -291,23 +308,37 @@ impl StoreNode for Fake {
 
     async fn keep_context(
         &self,
-        _: Request<v1::KeepContextRequest>,
+        request: Request<v1::KeepContextRequest>,
     ) -> Result<Response<v1::KeepContextReply>, Status> {
-        Err(Status::unimplemented("it keeps nothing"))
+        let request = request.into_inner();
+        self.world.note(Happened::Keep { node: self.name, request: request.clone() });
+        if !self.script().keeps {
+            return Err(Status::failed_precondition("it has no SSD"));
+        }
+        let first = next(&mut self.script.lock().expect("no panic").keeps_next);
+        follow(first).await?;
+        follow(self.script().keep).await?;
+        let blocks_max = self.script().keep_blocks_max;
+        self.shelf.lock().expect("no panic").keep(&request, blocks_max).map(Response::new)
     }
 
     async fn list_contexts(
         &self,
-        _: Request<v1::ListContextsRequest>,
+        request: Request<v1::ListContextsRequest>,
     ) -> Result<Response<v1::ListContextsReply>, Status> {
-        Err(Status::unimplemented("it keeps nothing"))
+        follow(self.script().list).await?;
+        let listed = self.shelf.lock().expect("no panic").list(&request.into_inner());
+        Ok(Response::new(listed))
     }
 
     async fn drop_context(
         &self,
-        _: Request<v1::DropContextRequest>,
+        request: Request<v1::DropContextRequest>,
     ) -> Result<Response<v1::DropContextReply>, Status> {
-        Err(Status::unimplemented("it keeps nothing"))
+        let request = request.into_inner();
+        self.world.note(Happened::Drop { node: self.name, request: request.clone() });
+        follow(self.script().drop).await?;
+        self.shelf.lock().expect("no panic").end(&request).map(Response::new)
     }
 
     async fn prefetch(
@@ -350,6 +381,7 @@ impl Engine for Fake {
         let traceparent = request.metadata().get("traceparent");
         let traceparent = traceparent.map(|value| value.to_str().expect("text").to_owned());
         let request = request.into_inner();
+        self.shelf.lock().expect("no panic").compute(&request);
         let (node, tx, leg) = (self.name, serial(request.tx), request.leg());
         let generate = Happened::Generate { node, tx, leg, request: request.clone(), traceparent };
         self.world.note(generate);

@@ -47,6 +47,15 @@ pub struct Script {
     pub renewals: Vec<Reply>,
     /// So many calls of TxAbort fail before one succeeds.
     pub aborts_to_fail: u32,
+    /// It has an SSD.
+    pub keeps: bool,
+    pub keep: Reply,
+    /// What becomes of the next calls to keep something, the first one first.
+    pub keeps_next: Vec<Reply>,
+    /// Blocks that it finds of a chain that it is to keep, at most.
+    pub keep_blocks_max: usize,
+    pub list: Reply,
+    pub drop: Reply,
     /// Somebody else has all its slots.
     pub full: bool,
     /// Its events end, and it does not describe itself: it cannot be followed.
@@ -80,6 +89,12 @@ impl Default for Script {
             unrenewed: None,
             renewals: Vec::new(),
             aborts_to_fail: 0,
+            keeps: false,
+            keep: Reply::Do,
+            keeps_next: Vec::new(),
+            keep_blocks_max: usize::MAX,
+            list: Reply::Do,
+            drop: Reply::Do,
             full: false,
             away: false,
             restarted: false,

@@ -40,6 +40,14 @@ pub enum Happened {
         tx: u64,
         side: Side,
     },
+    Keep {
+        node: &'static str,
+        request: v1::KeepContextRequest,
+    },
+    Drop {
+        node: &'static str,
+        request: v1::DropContextRequest,
+    },
     Generate {
         node: &'static str,
         tx: u64,

@@ -1,0 +1,326 @@
+//! What nodes are asked about contexts: each call has a deadline, and few are under way at once. What
+//! a status means is decided here.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use futures::{StreamExt, stream};
+use kvasir_proto::{BlockKey, Namespace, v1};
+use tonic::{Code, Response, Status};
+
+use super::Contexts;
+use super::id::ContextId;
+use crate::cluster::{Keepers, NodeHandle};
+
+/// Nodes that one request asks at once.
+const ASKED_AT_ONCE: usize = 16;
+/// Pages that one request takes from a node: a page is short where many of it are over.
+const PAGES_MAX: usize = 16;
+
+/// A context as nodes have it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Kept {
+    pub blocks: u32,
+    pub since_unix_ms: u64,
+    pub until_unix_ms: u64,
+}
+
+impl Kept {
+    /// Of two nodes that have it: it is kept as long as one of them does.
+    pub fn and(self, other: Kept) -> Kept {
+        Kept {
+            blocks: self.blocks.max(other.blocks),
+            // 0 is not known.
+            since_unix_ms: match (self.since_unix_ms, other.since_unix_ms) {
+                (0, since) | (since, 0) => since,
+                (one, other) => one.min(other),
+            },
+            until_unix_ms: self.until_unix_ms.max(other.until_unix_ms),
+        }
+    }
+}
+
+/// A chain to keep.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Chain<'a> {
+    pub tenant: &'a str,
+    pub namespace: Namespace,
+    pub keys: &'a [BlockKey],
+    pub ttl_ms: u64,
+}
+
+/// Why a node has not kept a chain, in the order of what a client is to hear when nodes differ.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum NotKept {
+    /// No node was asked: nothing is kept where it lies.
+    Nowhere,
+    /// It cannot: nothing is kept there, or somebody else keeps it.
+    Refused(String),
+    /// It has not answered.
+    Unanswered,
+    /// Not all of it is there, or not yet.
+    Lacking { blocks: u32 },
+    /// It is kept just now, or a write failed.
+    Busy,
+    /// A quota, or the room for all that is kept.
+    Full(String),
+}
+
+/// What all nodes have said that may have a context.
+#[derive(Debug, Default)]
+pub(super) struct Answers {
+    /// Of all that have it together.
+    pub kept: Option<Kept>,
+    /// Nodes that have said nothing, or not what they have.
+    pub unanswered: usize,
+}
+
+/// A part of a tenant's contexts.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    pub contexts: BTreeMap<ContextId, Kept>,
+    pub unanswered: usize,
+}
+
+impl Contexts {
+    /// Asks a node to keep all of a chain. Of one that it has in part nothing is left kept.
+    pub(super) async fn keep(&self, node: &NodeHandle, chain: Chain<'_>) -> Result<Kept, NotKept> {
+        let request = v1::KeepContextRequest {
+            namespace: chain.namespace.0.to_vec(),
+            keys: BlockKey::concat(chain.keys),
+            tenant: chain.tenant.to_owned(),
+            ttl_ms: chain.ttl_ms,
+            ..v1::KeepContextRequest::default()
+        };
+        let mut client = node.client.clone();
+        let reply = self.call(self.keep_within, client.keep_context(request)).await;
+        let reply = reply.map_err(|status| not_kept(node, &status))?;
+        let v1::KeepContextReply { kept_blocks, since_unix_ms, until_unix_ms } = reply;
+        let kept = Kept { blocks: kept_blocks, since_unix_ms, until_unix_ms };
+        match chain.keys.get(kept_blocks as usize) {
+            None if until_unix_ms == 0 => {
+                let why =
+                    format!("the store node {} is of a version without contexts", node.node_id);
+                Err(NotKept::Refused(why))
+            }
+            None => Ok(kept),
+            Some(_) => {
+                self.undo(node, chain, kept).await;
+                Err(NotKept::Lacking { blocks: kept_blocks })
+            }
+        }
+    }
+
+    /// Takes back what was kept of a part of a chain, unless the part is a context that was there before:
+    /// that one is kept for longer than it would have been made for now.
+    async fn undo(&self, node: &NodeHandle, chain: Chain<'_>, part: Kept) {
+        let is_new = part.until_unix_ms.saturating_sub(part.since_unix_ms) <= chain.ttl_ms;
+        let last = (part.blocks as usize).checked_sub(1).and_then(|last| chain.keys.get(last));
+        if let (true, Some(last_key)) = (is_new, last) {
+            let id = ContextId { namespace: chain.namespace, last_key: *last_key };
+            if let Err(status) = self.drop_at(node, chain.tenant, id).await {
+                tracing::warn!(node = %node.node_id, %id, %status, "a part of a context stays kept");
+            }
+        }
+    }
+
+    /// The tenant's first contexts after this one, at least so many where there are as many.
+    pub(super) async fn find(
+        &self,
+        keepers: &Keepers,
+        tenant: &str,
+        after: Option<ContextId>,
+        count: usize,
+    ) -> Found {
+        let from = after.map(ContextId::to_bytes).unwrap_or_default();
+        let pages = self.of_all(keepers, |node| {
+            let from = from.clone();
+            async move { self.pages(&node, tenant, from, count).await }
+        });
+        let mut found = Found { unanswered: keepers.unknown, ..Found::default() };
+        for page in pages.await {
+            match page {
+                Ok(contexts) => {
+                    for (id, kept) in contexts {
+                        let merged = found.contexts.get(&id).map_or(kept, |had| had.and(kept));
+                        found.contexts.insert(id, merged);
+                    }
+                }
+                Err(_) => found.unanswered += 1,
+            }
+        }
+        found
+    }
+
+    /// One context of the tenant.
+    pub(super) async fn look(&self, keepers: &Keepers, tenant: &str, id: ContextId) -> Answers {
+        self.ask_all(keepers, |node| async move {
+            let first = self.pages(&node, tenant, id.just_before(), 1).await?;
+            let found = first.into_iter().find(|(found, _)| *found == id);
+            Ok(found.map(|(_, kept)| kept))
+        })
+        .await
+    }
+
+    /// Gives a context of the tenant a new time, at all nodes that have it.
+    pub(super) async fn extend(
+        &self,
+        keepers: &Keepers,
+        tenant: &str,
+        id: ContextId,
+        ttl_ms: u64,
+    ) -> Answers {
+        self.ask_all(keepers, |node| async move {
+            let request = v1::KeepContextRequest {
+                namespace: id.namespace.0.to_vec(),
+                last_key: id.last_key.0.to_vec(),
+                tenant: tenant.to_owned(),
+                ttl_ms,
+                ..v1::KeepContextRequest::default()
+            };
+            let mut client = node.client;
+            let reply = self.call(self.call_within, client.keep_context(request)).await?;
+            let v1::KeepContextReply { kept_blocks, since_unix_ms, until_unix_ms } = reply;
+            Ok(Some(Kept { blocks: kept_blocks, since_unix_ms, until_unix_ms }))
+        })
+        .await
+    }
+
+    /// Ends a context of the tenant, at all nodes that have it.
+    pub(super) async fn end(&self, keepers: &Keepers, tenant: &str, id: ContextId) -> Answers {
+        self.ask_all(keepers, |node| async move {
+            self.drop_at(&node, tenant, id).await?;
+            Ok(Some(Kept { blocks: 0, since_unix_ms: 0, until_unix_ms: 0 }))
+        })
+        .await
+    }
+
+    async fn drop_at(&self, node: &NodeHandle, tenant: &str, id: ContextId) -> Result<(), Status> {
+        let request = v1::DropContextRequest {
+            tenant: tenant.to_owned(),
+            namespace: id.namespace.0.to_vec(),
+            last_key: id.last_key.0.to_vec(),
+        };
+        let mut client = node.client.clone();
+        self.call(self.call_within, client.drop_context(request)).await.map(drop)
+    }
+
+    /// A node's contexts after this place, at least so many where there are as many.
+    async fn pages(
+        &self,
+        node: &NodeHandle,
+        tenant: &str,
+        mut from: Vec<u8>,
+        count: usize,
+    ) -> Result<Vec<(ContextId, Kept)>, Status> {
+        let mut found = Vec::new();
+        for _ in 0..PAGES_MAX {
+            let lacking = count - found.len();
+            let request = v1::ListContextsRequest {
+                tenant: tenant.to_owned(),
+                contexts_max: u32::try_from(lacking).unwrap_or(u32::MAX),
+                from,
+            };
+            let mut client = node.client.clone();
+            let page = match self.call(self.call_within, client.list_contexts(request)).await {
+                // Of a version that knows of none.
+                Err(status) if status.code() == Code::Unimplemented => return Ok(found),
+                page => page?,
+            };
+            for one in page.contexts {
+                found.push(read(&one)?);
+            }
+            if page.next.is_empty() || found.len() >= count {
+                return Ok(found);
+            }
+            from = page.next;
+        }
+        Err(Status::internal("its pages do not end"))
+    }
+
+    /// What all nodes say of one context.
+    async fn ask_all<F>(&self, keepers: &Keepers, ask: impl Fn(NodeHandle) -> F) -> Answers
+    where
+        F: Future<Output = Result<Option<Kept>, Status>>,
+    {
+        let answers = self.of_all(keepers, |node| {
+            let asked = ask(node);
+            async move {
+                match asked.await {
+                    Err(status) if has_none(&status) => Ok(None),
+                    answer => answer,
+                }
+            }
+        });
+        let mut all = Answers { unanswered: keepers.unknown, ..Answers::default() };
+        for answer in answers.await {
+            match answer {
+                Ok(None) => {}
+                Ok(Some(kept)) => all.kept = Some(all.kept.map_or(kept, |had| had.and(kept))),
+                Err(_) => all.unanswered += 1,
+            }
+        }
+        all
+    }
+
+    /// Asks all of them, a few at once.
+    async fn of_all<T, F>(
+        &self,
+        keepers: &Keepers,
+        ask: impl Fn(NodeHandle) -> F,
+    ) -> Vec<Result<T, Status>>
+    where
+        F: Future<Output = Result<T, Status>>,
+    {
+        let ask = |node: &NodeHandle| {
+            let (name, asked) = (node.node_id.clone(), ask(node.clone()));
+            async move {
+                asked.await.inspect_err(|status| {
+                    tracing::info!(node = %name, %status, "a node says nothing of contexts");
+                })
+            }
+        };
+        let asked: Vec<_> = keepers.nodes.iter().map(ask).collect();
+        stream::iter(asked).buffer_unordered(ASKED_AT_ONCE).collect().await
+    }
+
+    async fn call<T>(
+        &self,
+        within: Duration,
+        call: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, Status> {
+        let permit = self.calls.acquire().await;
+        let _permit = permit.map_err(|_| Status::cancelled("no calls are made any more"))?;
+        match tokio::time::timeout(within, call).await {
+            Ok(reply) => reply.map(Response::into_inner),
+            Err(_) => Err(Status::deadline_exceeded("the node did not answer in time")),
+        }
+    }
+}
+
+fn read(kept: &v1::KeptContext) -> Result<(ContextId, Kept), Status> {
+    let wrong = |_| Status::internal("a context of its list has no hashes of 16 bytes");
+    let namespace = kept.namespace.as_slice().try_into().map(Namespace).map_err(wrong)?;
+    let last_key = kept.last_key.as_slice().try_into().map(BlockKey).map_err(wrong)?;
+    let v1::KeptContext { blocks, since_unix_ms, until_unix_ms, .. } = *kept;
+    Ok((ContextId { namespace, last_key }, Kept { blocks, since_unix_ms, until_unix_ms }))
+}
+
+/// The node has no such context.
+fn has_none(status: &Status) -> bool {
+    matches!(status.code(), Code::NotFound | Code::Unimplemented)
+}
+
+fn not_kept(node: &NodeHandle, status: &Status) -> NotKept {
+    tracing::info!(node = %node.node_id, %status, "a node does not keep a context");
+    match status.code() {
+        Code::NotFound => NotKept::Lacking { blocks: 0 },
+        Code::ResourceExhausted => NotKept::Full(status.message().to_owned()),
+        Code::FailedPrecondition | Code::InvalidArgument | Code::Unimplemented => {
+            NotKept::Refused(format!("the store node {} says: {}", node.node_id, status.message()))
+        }
+        // Or it was not reached: what such a status says is about connections.
+        Code::Unavailable => NotKept::Busy,
+        _ => NotKept::Unanswered,
+    }
+}
