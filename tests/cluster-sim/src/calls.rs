@@ -1,7 +1,7 @@
 //! What conductors, nodes and engines say to each other in the simulation: the services of `proto`, as
 //! far as they are used here, as plain values.
 
-use kvasir_blocks::{AttachEpoch, Bound};
+use kvasir_blocks::{AttachEpoch, Bound, ContextName};
 use kvasir_proto::{BlockKey, Namespace, Share, SlotIndex, Tenant};
 use kvasir_transfer::{Endpoint, RegionDesc};
 
@@ -43,6 +43,11 @@ pub enum Call {
         keys: Vec<BlockKey>,
         tenant: Tenant,
         ttl_ms: u64,
+    },
+    /// A context gets another time from now, or (none) is dropped.
+    Change {
+        context: ContextName,
+        ttl_ms: Option<u64>,
     },
     /// To the engine: begin with a leg. Told again, nothing happens.
     Start {

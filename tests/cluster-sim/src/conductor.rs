@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use kvasir_blocks::ContextName;
 use kvasir_placement::{
     BookingId, ClusterView, IndexLimits, InstanceReport, ModelIndex, ModelSpec, NodeIndex,
     Objectives, PlaceRequest, Placement, Policy, Profile, ReportedLoad, Role, ShadowIndex,
@@ -36,6 +37,8 @@ pub struct Conductor {
     follows: BTreeMap<usize, Follow>,
     jobs: BTreeMap<u64, Job>,
     calls: BTreeMap<u64, Waiting>,
+    /// What it has asked nodes to keep lately.
+    contexts: Vec<(usize, ContextName)>,
 }
 
 /// What it knows of a node.
@@ -67,6 +70,9 @@ enum What {
     Start,
     Rest,
 }
+
+/// Contexts that it changes now and then.
+const CONTEXTS_MAX: usize = 16;
 
 #[derive(Debug)]
 struct Job {
@@ -109,6 +115,7 @@ impl Conductor {
             follows: BTreeMap::new(),
             jobs: BTreeMap::new(),
             calls: BTreeMap::new(),
+            contexts: Vec::new(),
         }
     }
 
@@ -462,12 +469,30 @@ impl Conductor {
         self.view.unbook(BookingId(serial), Some(1), context.now_us);
         let plan = context.plan.requests[job.request].clone();
         let full = plan.prompt.len() / BLOCK_TOKENS as usize;
-        if let Some(ttl_ms) = plan.keep_ms.filter(|_| full > 0) {
-            let keys = context.truth.requests[job.request].keys[..full].to_vec();
-            let (namespace, tenant) = (plan.namespace(), Tenant(plan.tenant));
+        if full == 0 {
+            return;
+        }
+        let (namespace, tenant) = (plan.namespace(), Tenant(plan.tenant));
+        let to = job.decode.filter(|_| plan.id.is_multiple_of(2)).unwrap_or(job.prefill);
+        let mut chance = context.chance("context", plan.id, 0);
+        // Often it is the beginning of others, of which some end where another one does.
+        let mut blocks = || match chance.percent(60) {
+            true => full,
+            false => 1 + chance.below(full),
+        };
+        if let Some(ttl_ms) = plan.keep_ms {
+            let keys = context.truth.requests[job.request].keys[..blocks()].to_vec();
+            let last = *keys.last().expect("one block at least");
             let call = Call::Keep { namespace, keys, tenant, ttl_ms };
-            let to = job.decode.filter(|_| plan.id.is_multiple_of(2)).unwrap_or(job.prefill);
             self.call(context, serial, to, What::Rest, call);
+            if self.contexts.len() == CONTEXTS_MAX {
+                self.contexts.remove(0);
+            }
+            self.contexts.push((to, ContextName { tenant, namespace, last }));
+        } else if !self.contexts.is_empty() && chance.percent(60) {
+            let (to, name) = self.contexts[chance.below(self.contexts.len())];
+            let ttl_ms = chance.percent(50).then(|| chance.between(200, 100_000));
+            self.call(context, serial, to, What::Rest, Call::Change { context: name, ttl_ms });
         }
     }
 
@@ -506,6 +531,7 @@ fn number(serial: u64, call: &Call) -> u64 {
         Call::Keep { .. } => 17,
         Call::Renew { .. } => 18,
         Call::Prefetch { .. } => 19,
+        Call::Change { .. } => 20,
     };
     serial * 32 + kind
 }

@@ -7,7 +7,7 @@ use crate::content::BLOCK_TOKENS;
 use crate::random::Random;
 
 /// Tenants, each with a namespace of its own.
-const TENANTS: u64 = 2;
+pub const TENANTS: u64 = 2;
 /// Conversations of each tenant: prompts of one begin alike.
 const CONVERSATIONS: u64 = 3;
 const PROMPT_BLOCKS_MAX: u64 = 7;

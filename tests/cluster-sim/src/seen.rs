@@ -9,6 +9,13 @@ use kvasir_proto::{BlockKey, Generation, Namespace, Share};
 use crate::content::PageBytes;
 
 /// A node between two crashes.
+/// A context as a node lists it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ListedContext {
+    pub last: BlockKey,
+    pub until_unix_ms: u64,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Life {
     pub node: usize,
@@ -75,6 +82,7 @@ pub enum Seen {
     Started {
         at: Life,
         on_ssd: Vec<BlockKey>,
+        contexts: Vec<ListedContext>,
         unix_ms: u64,
         disk_lies: bool,
     },
@@ -270,11 +278,30 @@ pub enum Seen {
         keys: Vec<BlockKey>,
         until_unix_ms: u64,
     },
-    /// The calendar of a node, and what it has on its SSD.
+    /// These blocks shall be kept until then, or as many of the first as there are: it has begun.
+    KeepAsked {
+        node: usize,
+        keys: Vec<BlockKey>,
+        until_unix_ms: u64,
+    },
+    /// A context that ends with this block shall get this time, or (none) be no more: it has begun.
+    ContextAsked {
+        node: usize,
+        last: BlockKey,
+        until_unix_ms: Option<u64>,
+    },
+    /// A tenant was told that a context has this time now, or is no more.
+    ContextChanged {
+        node: usize,
+        last: BlockKey,
+        until_unix_ms: Option<u64>,
+    },
+    /// The calendar of a node, what it has on its SSD, and the contexts that it lists.
     OnSsd {
         node: usize,
         unix_ms: u64,
         keys: Vec<BlockKey>,
+        contexts: Vec<ListedContext>,
     },
 
     /// The answer to a request.

@@ -9,13 +9,15 @@ use kvasir_cluster_sim::world::Summary;
 const SEEDS: u64 = 100;
 
 /// What these seeds must meet, at least once each: every fault, and what seldom comes of them.
-const COVERED: [&str; 37] = [
+const COVERED: [&str; 39] = [
     "a call comes twice",
     "a call is lost",
     "a call is tried again",
     "a clock jumps back",
     "a clock jumps forward",
     "a conductor crashes",
+    "a context gets another time",
+    "a context is dropped",
     "a disk hangs",
     "a disk is full",
     "a disk is slow",

@@ -21,7 +21,7 @@ pub fn key(n: u32) -> BlockKey {
 
 /// Every third block is the end of a context.
 pub fn mark(n: u32) -> Option<Mark> {
-    (n % 3 == 0).then(|| until(1_000 + u64::from(n)))
+    n.is_multiple_of(3).then(|| until(1_000 + u64::from(n)))
 }
 
 pub fn until(until_unix_ms: u64) -> Mark {

@@ -1,4 +1,5 @@
-//! I7: never is an acknowledged context-cache block lost by a crash, before its time is over.
+//! I7: never is an acknowledged context lost by a crash, before its time is over or somebody asks for less;
+//! and never does one come back that was dropped, or the time that it had before.
 //!
 //! What a disk has done to a block by itself is known here, since it was the run that did it: then the
 //! block and those after it are excused (a lost disk takes two replicas), and nothing else is. What lies
@@ -11,29 +12,59 @@ use kvasir_proto::BlockKey;
 
 use super::Checker;
 use crate::content::Truth;
-use crate::seen::Seen;
+use crate::seen::{ListedContext, Seen};
+
+/// What may be found of a context, by the node's calendar.
+#[derive(Debug, Clone, Copy, Default)]
+struct Promise {
+    /// It is there until then at least. 0: it may be gone.
+    least_ms: u64,
+    /// And until then at most. 0: it is in no list.
+    most_ms: u64,
+}
 
 #[derive(Debug)]
 pub struct Durability {
     truth: Rc<Truth>,
-    /// Until when, by the node's calendar.
-    kept: BTreeMap<(usize, BlockKey), u64>,
+    /// By its last block.
+    contexts: BTreeMap<(usize, BlockKey), Promise>,
     /// Blocks of which a disk has changed an extent.
     rotted: BTreeSet<(usize, BlockKey)>,
+    /// Nodes whose disks have lied: what was not written may be all that is known of a block.
+    lied_to: BTreeSet<usize>,
 }
 
 impl Durability {
     pub fn new(truth: Rc<Truth>) -> Self {
-        Durability { truth, kept: BTreeMap::new(), rotted: BTreeSet::new() }
+        Durability {
+            truth,
+            contexts: BTreeMap::new(),
+            rotted: BTreeSet::new(),
+            lied_to: BTreeSet::new(),
+        }
+    }
+
+    /// Last blocks of what a node has to keep.
+    fn lasts(&self, node: usize) -> impl Iterator<Item = BlockKey> + '_ {
+        let of_node = self.contexts.range((node, BlockKey([0; 16]))..);
+        let of_node = of_node.take_while(move |((of, _), _)| *of == node);
+        of_node.filter(|(_, promise)| promise.least_ms > 0).map(|((_, last), _)| *last)
     }
 
     /// Everything that a node has to keep.
     pub fn kept(&self, node: usize) -> impl Iterator<Item = BlockKey> + '_ {
-        self.kept.keys().filter(move |(of, _)| *of == node).map(|(_, key)| *key)
+        let blocks = self.lasts(node).flat_map(|last| self.truth.chain(last));
+        blocks.collect::<BTreeSet<BlockKey>>().into_iter()
+    }
+
+    fn keeps(&self, node: usize, key: BlockKey) -> bool {
+        self.kept(node).any(|kept| kept == key)
     }
 
     fn expire(&mut self, node: usize, unix_ms: u64) {
-        self.kept.retain(|(of, _), until_ms| *of != node || *until_ms > unix_ms);
+        let is_over = |promise: &Promise| promise.least_ms <= unix_ms;
+        let of_node = self.contexts.iter_mut().filter(|((of, _), _)| *of == node);
+        of_node.filter(|(_, promise)| is_over(promise)).for_each(|(_, of)| of.least_ms = 0);
     }
 
     fn missing(&self, node: usize, there: &BTreeSet<BlockKey>) -> Vec<BlockKey> {
@@ -44,18 +75,55 @@ impl Durability {
     fn excuse(&mut self, node: usize, lost: BlockKey) {
         let truth = Rc::clone(&self.truth);
         let follows = |key: &BlockKey| truth.chain(*key).contains(&lost);
-        self.kept.retain(|(of, key), _| *of != node || !follows(key));
+        let of_node =
+            self.contexts.iter_mut().filter(|((of, last), _)| *of == node && follows(last));
+        of_node.for_each(|(_, promise)| promise.least_ms = 0);
     }
 
-    fn look(&mut self, node: usize, there: &BTreeSet<BlockKey>) -> Result<(), String> {
+    fn has_rotted(&self, node: usize, key: BlockKey) -> bool {
+        self.truth.chain(key).iter().any(|of| self.rotted.contains(&(node, *of)))
+    }
+
+    fn look(&self, node: usize, there: &BTreeSet<BlockKey>) -> Result<(), String> {
         // One that has rotted is found out by whoever reads it; those after it go with it.
-        let rotted = |key: &BlockKey| {
-            self.truth.chain(*key).iter().any(|of| self.rotted.contains(&(node, *of)))
-        };
-        match self.missing(node, there).into_iter().find(|key| !rotted(key)) {
+        match self.missing(node, there).into_iter().find(|key| !self.has_rotted(node, *key)) {
             Some(key) => Err(format!("node {node} was to keep {key:?} and has lost it")),
             None => Ok(()),
         }
+    }
+
+    /// The contexts that a node lists are those that it was told of, and no others.
+    fn look_at_list(
+        &self,
+        node: usize,
+        unix_ms: u64,
+        listed: &[ListedContext],
+    ) -> Result<(), String> {
+        let listed: BTreeMap<BlockKey, u64> =
+            listed.iter().map(|context| (context.last, context.until_unix_ms)).collect();
+        for last in self.lasts(node).filter(|last| !self.has_rotted(node, *last)) {
+            let Promise { least_ms, .. } = self.contexts[&(node, last)];
+            let until_ms = listed.get(&last).copied().unwrap_or(0);
+            if until_ms < least_ms {
+                return Err(format!(
+                    "node {node} was to keep the context of {last:?} until {least_ms}, and lists it until \
+                     {until_ms}, at {unix_ms}"
+                ));
+            }
+        }
+        if self.lied_to.contains(&node) {
+            return Ok(());
+        }
+        for (last, until_ms) in listed {
+            let most_ms = self.contexts.get(&(node, last)).map_or(0, |promise| promise.most_ms);
+            if until_ms > most_ms && !self.has_rotted(node, last) {
+                return Err(format!(
+                    "node {node} lists the context of {last:?} until {until_ms}, and was told {most_ms} at \
+                     most (0: that it is dropped)"
+                ));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -66,18 +134,37 @@ impl Checker for Durability {
 
     fn see(&mut self, _now_us: u64, seen: &Seen) -> Result<(), String> {
         match seen {
-            Seen::Kept { node, keys, until_unix_ms } => {
-                for key in keys {
-                    let until_ms = self.kept.entry((*node, *key)).or_insert(0);
-                    *until_ms = (*until_ms).max(*until_unix_ms);
+            Seen::ContextAsked { node, last, until_unix_ms } => {
+                let promise = self.contexts.entry((*node, *last)).or_default();
+                let until_ms = until_unix_ms.unwrap_or(0);
+                promise.most_ms = promise.most_ms.max(until_ms);
+                promise.least_ms = promise.least_ms.min(until_ms);
+            }
+            // Never for less long than before.
+            Seen::KeepAsked { node, keys, until_unix_ms } => {
+                for last in keys {
+                    let promise = self.contexts.entry((*node, *last)).or_default();
+                    promise.most_ms = promise.most_ms.max(*until_unix_ms);
                 }
+            }
+            Seen::Kept { node, keys, until_unix_ms } => {
+                if let Some(last) = keys.last() {
+                    let promise = self.contexts.entry((*node, *last)).or_default();
+                    promise.least_ms = promise.least_ms.max(*until_unix_ms);
+                    promise.most_ms = promise.most_ms.max(*until_unix_ms);
+                }
+            }
+            Seen::ContextChanged { node, last, until_unix_ms } => {
+                let until_ms = until_unix_ms.unwrap_or(0);
+                let promise = Promise { least_ms: until_ms, most_ms: until_ms };
+                self.contexts.insert((*node, *last), promise);
             }
             Seen::DiskRotted { node, keys } => {
                 self.rotted.extend(keys.iter().map(|key| (*node, *key)));
             }
             Seen::DiskGone { node, key, disk_lies } => {
                 let excused = *disk_lies || self.rotted.contains(&(*node, *key));
-                if !excused && self.kept.contains_key(&(*node, *key)) {
+                if !excused && self.keeps(*node, *key) {
                     return Err(format!(
                         "node {node} was to keep {key:?} and says that its extent is rotten, which \
                          the disk has not touched"
@@ -93,24 +180,26 @@ impl Checker for Durability {
                     ));
                 }
             }
-            Seen::Started { at, on_ssd, unix_ms, disk_lies } => {
+            Seen::Started { at, on_ssd, contexts, unix_ms, disk_lies } => {
                 self.expire(at.node, *unix_ms);
                 let there: BTreeSet<BlockKey> = on_ssd.iter().copied().collect();
                 if *disk_lies {
+                    self.lied_to.insert(at.node);
                     for key in self.missing(at.node, &there) {
                         self.excuse(at.node, key);
                     }
                 }
                 self.look(at.node, &there)?;
+                self.look_at_list(at.node, *unix_ms, contexts)?;
             }
-            Seen::OnSsd { node, unix_ms, keys } => {
+            Seen::OnSsd { node, unix_ms, keys, contexts } => {
                 self.expire(*node, *unix_ms);
                 self.look(*node, &keys.iter().copied().collect())?;
+                self.look_at_list(*node, *unix_ms, contexts)?;
             }
-            Seen::AskedFor { at, key, bytes } if self.kept.contains_key(&(at.node, *key)) => {
+            Seen::AskedFor { at, key, bytes } if self.keeps(at.node, *key) => {
                 let right = self.truth.blocks.get(key).map(|block| block.bytes);
-                let rotted = |of: &BlockKey| self.rotted.contains(&(at.node, *of));
-                if *bytes != right && !self.truth.chain(*key).iter().any(rotted) {
+                if *bytes != right && !self.has_rotted(at.node, *key) {
                     let what = if bytes.is_some() { "others" } else { "nothing" };
                     return Err(format!("{at:?} was to keep {key:?}, and gives {what} for it"));
                 }

@@ -151,7 +151,8 @@ impl Running {
             self.blocks.expire(unix_ms);
             let on_ssd = self.blocks.ssd_blocks().map(|block| block.key).collect();
             let disk_lies = self.disk_lies(context);
-            context.see(Seen::Started { at: self.at, on_ssd, unix_ms, disk_lies });
+            let contexts = self.contexts(unix_ms);
+            context.see(Seen::Started { at: self.at, on_ssd, contexts, unix_ms, disk_lies });
         }
         self.ssd = Some(ssd);
     }

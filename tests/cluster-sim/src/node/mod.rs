@@ -23,7 +23,9 @@ use kvasir_blocks::moving::writer_stops::WriterStops;
 use kvasir_blocks::moving::writers::CutRound;
 use kvasir_blocks::{AbortReason, Allocate, AttachEpoch, Blocks, Counts, Eviction, Options};
 use kvasir_log::sim_disk::SimDisk;
-use kvasir_proto::{BlockKey, Generation, Namespace, Share, Side, SlotIndex, SlotLayout, TxId};
+use kvasir_proto::{
+    BlockKey, Generation, Namespace, Share, Side, SlotIndex, SlotLayout, Tenant, TxId,
+};
 use kvasir_transfer::engine::Handlers;
 use kvasir_transfer::memory::Prefault;
 use kvasir_transfer::sim::{Landing, SimEngine, SimNetwork};
@@ -34,9 +36,9 @@ use crate::checkers::UNWRITTEN;
 use crate::content::{self, PageBytes, SLOT_BYTES};
 use crate::context::{Context, Event};
 use crate::engine::Engine;
-use crate::plan::NodePlan;
+use crate::plan::{NodePlan, TENANTS};
 use crate::random::Random;
-use crate::seen::{Held, Life, Listed, Owner, Place, Seen};
+use crate::seen::{Held, Life, Listed, ListedContext, Owner, Place, Seen};
 
 pub use disk::Ssd;
 use writers::{Of, Writers};
@@ -81,6 +83,20 @@ impl Post {
     pub fn is_empty(&self) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
+}
+
+/// What is being written for a tenant.
+#[derive(Debug)]
+enum Promise {
+    Keep {
+        keys: Vec<BlockKey>,
+        until_unix_ms: u64,
+    },
+    /// Of the context that ends with this block.
+    Change {
+        last: BlockKey,
+        until_unix_ms: Option<u64>,
+    },
 }
 
 /// What the shell keeps for one share.
@@ -143,7 +159,7 @@ pub struct Running {
     pub engine: Option<Engine>,
     next_epoch: u32,
     pub ssd: Option<Ssd>,
-    keeps: BTreeMap<u64, (Caller, Vec<BlockKey>, u64)>,
+    keeps: BTreeMap<u64, (Caller, Promise)>,
     next_push: u64,
     next_group: u64,
     next_hint: u64,
@@ -524,8 +540,20 @@ impl Running {
     pub fn show_ssd(&self, context: &mut Context, unix_ms: u64) {
         if self.ssd.as_ref().is_some_and(Ssd::is_up) {
             let keys = self.blocks.ssd_blocks().map(|block| block.key).collect();
-            context.see(Seen::OnSsd { node: self.at.node, unix_ms, keys });
+            let contexts = self.contexts(unix_ms);
+            context.see(Seen::OnSsd { node: self.at.node, unix_ms, keys, contexts });
         }
+    }
+
+    /// Of all tenants.
+    pub fn contexts(&self, unix_ms: u64) -> Vec<ListedContext> {
+        let all = (0..TENANTS)
+            .flat_map(|tenant| self.blocks.contexts(Tenant(tenant), None, usize::MAX, unix_ms));
+        let listed = |context: kvasir_blocks::KeptContext| ListedContext {
+            last: context.last,
+            until_unix_ms: context.until_unix_ms,
+        };
+        all.map(listed).collect()
     }
 
     /// Bytes have come to lie in a region of this node.

@@ -4,13 +4,14 @@ use kvasir_blocks::moving::pages::Pages;
 use kvasir_blocks::moving::tail;
 use kvasir_blocks::moving::tail_space::TailRange;
 use kvasir_blocks::{
-    AbortOutcome, AbortReason, Action, Allocate, AllocateError, Allocated, KeepRequest, Prefetched,
+    AbortOutcome, AbortReason, Action, Allocate, AllocateError, Allocated, ContextName,
+    KeepRequest, Prefetched,
 };
 use kvasir_proto::{BlockKey, Imm, Namespace, Share, Side, SlotIndex, Tenant, TxId};
 use kvasir_transfer::Completion;
 use kvasir_transfer::engine::Expect;
 
-use super::{End, Incoming, IncomingState, LEASE_MS_MAX, Leg, Running};
+use super::{End, Incoming, IncomingState, LEASE_MS_MAX, Leg, Promise, Running};
 use crate::calls::{AllocateCall, Call, Caller, Reply, Targets, ToEngine};
 use crate::content::{BLOCK_TOKENS, LAYERS};
 use crate::context::{Context, Event};
@@ -50,6 +51,10 @@ impl Running {
             Call::Keep { namespace, keys, tenant, ttl_ms } => {
                 let until_unix_ms = unix_ms + ttl_ms;
                 self.keep(context, from, (namespace, keys, tenant), until_unix_ms);
+            }
+            Call::Change { context: name, ttl_ms } => {
+                let until_unix_ms = ttl_ms.map(|ttl_ms| unix_ms + ttl_ms);
+                self.change(context, from, &name, until_unix_ms);
             }
             Call::Start { leg } => {
                 if let Some(engine) = &mut self.engine {
@@ -280,21 +285,54 @@ impl Running {
         };
         match self.blocks.keep(context.now_ms(), &wanted) {
             Ok(keep) => {
-                self.keeps.insert(keep, (from, keys, until_unix_ms));
+                let node = self.at.node;
+                context.see(Seen::KeepAsked { node, keys: keys.clone(), until_unix_ms });
+                self.keeps.insert(keep, (from, Promise::Keep { keys, until_unix_ms }));
+            }
+            Err(error) => self.answer(context, from, Reply::Refused(error.to_string())),
+        }
+    }
+
+    fn change(
+        &mut self,
+        context: &mut Context,
+        from: Caller,
+        name: &ContextName,
+        until_unix_ms: Option<u64>,
+    ) {
+        let now_ms = context.now_ms();
+        let begun = match until_unix_ms {
+            Some(until_unix_ms) => self.blocks.extend_context(now_ms, name, until_unix_ms),
+            None => self.blocks.drop_context(now_ms, name),
+        };
+        match begun {
+            Ok(keep) => {
+                let (node, last) = (self.at.node, name.last);
+                context.see(Seen::ContextAsked { node, last, until_unix_ms });
+                self.keeps.insert(keep, (from, Promise::Change { last, until_unix_ms }));
             }
             Err(error) => self.answer(context, from, Reply::Refused(error.to_string())),
         }
     }
 
     fn keep_ended(&mut self, context: &mut Context, keep: u64, blocks: Option<u32>) {
-        let Some((from, mut keys, until_unix_ms)) = self.keeps.remove(&keep) else { return };
-        let reply = match blocks {
-            Some(blocks) => {
+        let Some((from, promise)) = self.keeps.remove(&keep) else { return };
+        let node = self.at.node;
+        let reply = match (blocks, promise) {
+            (Some(blocks), Promise::Keep { mut keys, until_unix_ms }) => {
                 keys.truncate(blocks as usize);
-                context.see(Seen::Kept { node: self.at.node, keys, until_unix_ms });
+                context.see(Seen::Kept { node, keys, until_unix_ms });
                 Reply::Kept
             }
-            None => Reply::Refused("the SSD did not take all of it".into()),
+            (Some(_), Promise::Change { last, until_unix_ms }) => {
+                context.covers(match until_unix_ms {
+                    Some(_) => "a context gets another time",
+                    None => "a context is dropped",
+                });
+                context.see(Seen::ContextChanged { node, last, until_unix_ms });
+                Reply::Kept
+            }
+            (None, _) => Reply::Refused("the SSD did not take all of it".into()),
         };
         self.answer(context, from, reply);
     }
