@@ -70,6 +70,7 @@ fn on_ssd() -> (f64, f64) {
             namespace: Namespace([7; 16]),
             parent: block.checked_sub(1).map(|before| key(chain, before)),
             class: Class::Normal,
+            mark: None,
             layout: 1,
             bytes: 1 << 20,
         })

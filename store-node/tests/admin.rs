@@ -78,6 +78,16 @@ impl Administered {
         Ok(self.node.client.keep_context(request).await?.into_inner().kept_blocks)
     }
 
+    async fn contexts(&mut self) -> Vec<v1::KeptContext> {
+        let request = v1::ListContextsRequest {
+            tenant: "tenant".into(),
+            ..v1::ListContextsRequest::default()
+        };
+        let page = self.node.client.list_contexts(request).await.expect("a list").into_inner();
+        assert!(page.next.is_empty());
+        page.contexts
+    }
+
     async fn list(&mut self, request: v1::ListRequest) -> Vec<v1::ListedBlock> {
         let (mut blocks, mut from) = (Vec::new(), Vec::new());
         loop {
@@ -260,6 +270,10 @@ async fn a_drained_node_has_moved_what_it_had_promised_and_what_is_hot() {
     from.fill(&kept).await;
     from.fill(&hot).await;
     assert_eq!(from.keep(&kept).await.expect("kept"), 9);
+    // One that begins the other moves with a time of its own.
+    assert_eq!(from.keep(&kept[..4 * BLOCK_TOKENS as usize]).await.expect("kept"), 4);
+    let contexts = from.contexts().await;
+    assert_eq!(contexts.len(), 2);
     // Of the kept chain only the SSD has something any more.
     let what = v1::evict_request::What::Key(chain(&kept)[0].0.to_vec());
     from.admin.evict(v1::EvictRequest { what: Some(what) }).await.expect("evicted");
@@ -285,8 +299,9 @@ async fn a_drained_node_has_moved_what_it_had_promised_and_what_is_hot() {
     assert!(!from.status().await.drained, "a share is open");
     from.engine.release(busy);
     let status = from.drained().await;
-    assert_eq!((status.kept_chains_moved, status.hot_chains_failed), (1, 0), "{status:?}");
+    assert_eq!((status.kept_chains_moved, status.hot_chains_failed), (2, 0), "{status:?}");
     from.keeps_like(&mut to, &kept).await;
+    assert_eq!(to.contexts().await, contexts);
     let slots: Vec<u32> =
         to.node.blocks(&chain(&hot)).await.iter().map(|place| place.slot).collect();
     to.engine.holds(&hot, &slots, 0..3);

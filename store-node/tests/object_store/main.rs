@@ -89,6 +89,38 @@ impl Tiered {
         kept.map(|reply| reply.into_inner().kept_blocks).map_err(|status| status.code())
     }
 
+    /// Last keys of the tenant's contexts, and until when each is kept.
+    async fn contexts(&mut self) -> Vec<(Vec<u8>, u64)> {
+        let request = v1::ListContextsRequest {
+            tenant: "tenant".into(),
+            ..v1::ListContextsRequest::default()
+        };
+        let page = self.node.client.list_contexts(request).await.expect("a list").into_inner();
+        page.contexts.into_iter().map(|context| (context.last_key, context.until_unix_ms)).collect()
+    }
+
+    async fn extend(&mut self, prompt: &[u32], ttl_ms: u64) -> Result<u64, tonic::Code> {
+        let request = v1::KeepContextRequest {
+            namespace: namespace().0.to_vec(),
+            last_key: last(prompt),
+            tenant: "tenant".into(),
+            ttl_ms,
+            ..v1::KeepContextRequest::default()
+        };
+        let kept = self.node.client.keep_context(request).await;
+        kept.map(|reply| reply.into_inner().until_unix_ms).map_err(|status| status.code())
+    }
+
+    async fn drop_context(&mut self, prompt: &[u32]) -> Result<(), tonic::Code> {
+        let request = v1::DropContextRequest {
+            tenant: "tenant".into(),
+            namespace: namespace().0.to_vec(),
+            last_key: last(prompt),
+        };
+        let dropped = self.node.client.drop_context(request).await;
+        dropped.map(|_| ()).map_err(|status| status.code())
+    }
+
     async fn says(&self, words: &str) {
         until(words, async || {
             let (status, text) = self.node.get("/readyz").await;
@@ -198,6 +230,73 @@ async fn a_node_without_an_ssd_keeps_a_chain_beyond_its_own_end() {
     assert_eq!(second.keep(&kept, 1).await, Ok(4), "they are kept for longer already");
     assert_eq!(s3.served("PUT"), 4, "nothing was sent twice");
     second.node.is_quiet().await;
+}
+
+fn last(prompt: &[u32]) -> Vec<u8> {
+    chain(prompt).last().expect("a block at least").0.to_vec()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn contexts_are_found_extended_and_dropped_where_there_is_no_ssd() {
+    let s3 = S3::start().await;
+    let mut first = Tiered::ready(&s3).await;
+    let long = prompt(1, 4 * BLOCK_TOKENS + 9);
+    let short = &long[..2 * BLOCK_TOKENS as usize];
+    first.prefill(&long).await;
+    assert_eq!(first.keep(&long, 600_000).await, Ok(4));
+    assert_eq!(first.keep(short, 300_000).await, Ok(2));
+    assert_eq!(s3.names().len(), 4, "one block has one name");
+    let both = first.contexts().await;
+    assert_eq!(both.len(), 2);
+
+    let mut second = Tiered::ready(&s3).await;
+    assert_eq!(second.contexts().await, both);
+    // An earlier time for one, and no more for the other: whoever starts later finds it so.
+    let until = second.extend(short, 100_000).await.expect("it is there");
+    assert_eq!(second.drop_context(&long).await, Ok(()));
+    assert_eq!(second.drop_context(&long).await, Err(tonic::Code::NotFound));
+    assert_eq!(second.contexts().await, [(last(short), until)]);
+    let mut third = Tiered::ready(&s3).await;
+    assert_eq!(third.contexts().await, [(last(short), until)]);
+    // The first one learns of it when it lists the next time.
+    let wanted = vec![(last(short), until)];
+    common::until("it lists again", async || (first.contexts().await == wanted).then_some(()))
+        .await;
+    assert_eq!(third.prefill(&long).await, 4 * BLOCK_TOKENS, "the blocks have their time");
+    assert_eq!(s3.names().len(), 4);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_context_that_is_dropped_from_an_ssd_is_not_found_in_the_object_store_any_more() {
+    let s3 = S3::start().await;
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut keeper = Tiered::with_ssd(&s3, dir.path()).await;
+    let kept = prompt(1, 3 * BLOCK_TOKENS + 9);
+    keeper.prefill(&kept).await;
+    assert_eq!(keeper.keep(&kept, 600_000).await, Ok(3));
+    keeper.knows(3.0).await;
+    let mut other = Tiered::ready(&s3).await;
+    assert_eq!(other.contexts().await.len(), 1);
+    until("nothing of it is being sent", async || match keeper.drop_context(&kept).await {
+        Ok(()) => Some(()),
+        Err(tonic::Code::Unavailable) => None,
+        Err(other) => panic!("{other:?}"),
+    })
+    .await;
+    assert_eq!(keeper.contexts().await, []);
+    assert_eq!(Tiered::ready(&s3).await.contexts().await, []);
+    // While it does not answer, nobody says that it is done.
+    assert_eq!(keeper.keep(&kept, 600_000).await, Ok(3));
+    let marked = async || {
+        let mut found = Tiered::ready(&s3).await;
+        (found.contexts().await.len() == 1).then_some(())
+    };
+    until("it is there again", marked).await;
+    keeper.knows(3.0).await;
+    s3.set(Mode::Fails);
+    keeper.says("object store: failed").await;
+    let dropped = keeper.drop_context(&kept).await;
+    assert_eq!(dropped, Err(tonic::Code::Unavailable));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

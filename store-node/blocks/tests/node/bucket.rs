@@ -2,10 +2,10 @@
 //! when it fails, and what is kept where there is no SSD.
 
 use kvasir_blocks::{
-    BucketOptions, KeepError, KeepRequest, Options, ReserveObjects, RiseError, SinkError, SsdBlock,
-    SsdSize, UploadFrom,
+    BucketOptions, ContextName, KeepError, KeepRequest, Options, ReserveObjects, RiseError,
+    SinkError, SsdBlock, SsdSize, UploadFrom,
 };
-use kvasir_proto::{Class, Tenant};
+use kvasir_proto::{Class, Mark, Tenant};
 
 use crate::support::{EPOCH, LEASE_MS, Node, chain, key, namespace, options, request, share};
 
@@ -408,4 +408,54 @@ fn blocks_rise_from_there_on_a_hint() {
     assert_eq!(ahead.map(|ahead| ahead.rising_blocks), Ok(2));
     node.actions();
     assert_eq!(node.downloads.len(), 2);
+}
+
+#[test]
+fn a_context_is_dropped_there_by_another_name_of_its_last_block() {
+    let mut node = node();
+    node.fill("1p", "ab");
+    let request = KeepRequest { since_unix_ms: Some(5), ..keep_until("ab", UNTIL) };
+    node.blocks.keep(node.now_ms, &request).expect("it can be kept");
+    send_all(&mut node);
+    let listed = |node: &Node| {
+        let all = node.blocks.contexts(Tenant(3), None, 9, 0);
+        all.iter().map(|it| (it.last, it.blocks, it.until_unix_ms)).collect::<Vec<_>>()
+    };
+    assert_eq!(listed(&node), [(key("ab"), 2, UNTIL)]);
+    let name = ContextName { tenant: Tenant(3), namespace: namespace(""), last: key("ab") };
+    // An earlier time: the block stays as long as it was given.
+    node.blocks.extend_context(node.now_ms, &name, UNTIL - 500).expect("it is there");
+    assert_eq!(send_all(&mut node), [("copy", key("ab"))]);
+    assert_eq!(listed(&node), [(key("ab"), 2, UNTIL - 500)]);
+    let mark = Mark { tenant: Tenant(3), until_unix_ms: UNTIL - 500, since_unix_ms: Some(5) };
+    let marked = SsdBlock { mark: Some(mark), ..block("ab", UNTIL) };
+    assert_eq!(node.blocks.bucket_block(key("ab")), Some(marked));
+    // Nothing is dropped that was not renamed.
+    node.kept.clear();
+    let drop = node.blocks.drop_context(node.now_ms, &name).expect("it is there");
+    let busy = node.blocks.drop_context(node.now_ms, &name);
+    assert_eq!(busy, Err(KeepError::Busy));
+    node.actions();
+    let (upload, ..) = node.uploads.pop().expect("it is renamed");
+    node.blocks.uploaded(node.now_ms, upload, Err(SinkError::Failed));
+    node.actions();
+    assert_eq!(node.kept, [(drop, None)]);
+    assert_eq!(listed(&node).len(), 1);
+    node.blocks.set_bucket_usable(false);
+    let refused = node.blocks.drop_context(node.now_ms, &name);
+    assert_eq!(refused, Err(KeepError::NoBucket));
+    node.blocks.set_bucket_usable(true);
+    node.now_ms += 1_000;
+    node.blocks.drop_context(node.now_ms, &name).expect("it is there");
+    assert_eq!(send_all(&mut node), [("copy", key("ab"))]);
+    assert_eq!(listed(&node), []);
+    assert_eq!(node.blocks.bucket_block(key("ab")), Some(block("ab", UNTIL)));
+    // Its chain is not whole any more: it is of no use to anybody.
+    node.blocks.bucket_listed(vec![marked]);
+    assert_eq!(listed(&node), []);
+    node.blocks.bucket_listed(vec![block("a", UNTIL), marked]);
+    assert_eq!(listed(&node).len(), 1);
+    node.blocks.expire(UNTIL - 500);
+    assert_eq!((listed(&node).len(), node.blocks.counts().bucket_blocks), (0, 2));
+    node.assert_idle();
 }
