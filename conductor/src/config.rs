@@ -139,9 +139,9 @@ pub struct ContextsConfig {
     pub ttl_max_ms: u64,
     /// Contexts that are created at once; more are refused with 429.
     pub creates_running_max: usize,
-    /// Calls about contexts to store nodes that are under way at once; more wait.
+    /// Calls to store nodes that list, extend and drop contexts, under way at once; more wait.
     pub node_calls_max: usize,
-    /// A node that takes longer to list, extend or drop a context does not answer.
+    /// A node that takes longer to list, extend or drop a context, that wait included, does not answer.
     pub node_call_ms: u64,
     /// A node that takes longer to write one does not answer.
     pub keep_ms: u64,

@@ -31,11 +31,11 @@ pub(crate) async fn create(
 ) -> Result<Response, ApiError> {
     let _place = front.contexts.place()?;
     let _running = front.serving.running();
+    let reading = openai::ask_context(front, &arrival, body);
+    let asked = openai::before_deadline(front, &arrival, openai::READING, reading).await?;
     if front.cluster.keepers().are_none() {
         return Err(nothing_keeps(front));
     }
-    let reading = openai::ask_context(front, &arrival, body);
-    let asked = openai::before_deadline(front, &arrival, openai::READING, reading).await?;
     let prompt_tokens = asked.prompt.length();
     let creation = Creation { front, arrival: &arrival, asked };
     let creating = creation.run();

@@ -38,7 +38,7 @@ pub(crate) const NOBODY: &str = "(nobody)";
 pub(crate) struct Contexts {
     pub ttl: TtlLimits,
     creates: Arc<Semaphore>,
-    /// Calls to nodes under way.
+    /// Calls to nodes under way, but those that keep: each create makes one at a time.
     calls: Semaphore,
     call_within: Duration,
     keep_within: Duration,

@@ -93,7 +93,8 @@ impl Contexts {
             ..v1::KeepContextRequest::default()
         };
         let mut client = node.client.clone();
-        let reply = self.call(self.keep_within, client.keep_context(request)).await;
+        // One at a time for each create, of which there are few.
+        let reply = within(self.keep_within, client.keep_context(request)).await;
         let reply = reply.map_err(|status| not_kept(node, &status))?;
         let v1::KeepContextReply { kept_blocks, since_unix_ms, until_unix_ms } = reply;
         let kept = Kept { blocks: kept_blocks, since_unix_ms, until_unix_ms };
@@ -179,7 +180,7 @@ impl Contexts {
                 ..v1::KeepContextRequest::default()
             };
             let mut client = node.client;
-            let reply = self.call(self.call_within, client.keep_context(request)).await?;
+            let reply = self.call(client.keep_context(request)).await?;
             let v1::KeepContextReply { kept_blocks, since_unix_ms, until_unix_ms } = reply;
             Ok(Some(Kept { blocks: kept_blocks, since_unix_ms, until_unix_ms }))
         })
@@ -202,7 +203,7 @@ impl Contexts {
             last_key: id.last_key.0.to_vec(),
         };
         let mut client = node.client.clone();
-        self.call(self.call_within, client.drop_context(request)).await.map(drop)
+        self.call(client.drop_context(request)).await.map(drop)
     }
 
     /// A node's contexts after this place, at least so many where there are as many.
@@ -222,7 +223,7 @@ impl Contexts {
                 from,
             };
             let mut client = node.client.clone();
-            let page = match self.call(self.call_within, client.list_contexts(request)).await {
+            let page = match self.call(client.list_contexts(request)).await {
                 // Of a version that knows of none.
                 Err(status) if status.code() == Code::Unimplemented => return Ok(found),
                 page => page?,
@@ -284,17 +285,27 @@ impl Contexts {
         stream::iter(asked).buffer_unordered(ASKED_AT_ONCE).collect().await
     }
 
+    /// A call that is soon answered, when one of the few may be made.
     async fn call<T>(
         &self,
-        within: Duration,
         call: impl Future<Output = Result<Response<T>, Status>>,
     ) -> Result<T, Status> {
-        let permit = self.calls.acquire().await;
-        let _permit = permit.map_err(|_| Status::cancelled("no calls are made any more"))?;
-        match tokio::time::timeout(within, call).await {
-            Ok(reply) => reply.map(Response::into_inner),
-            Err(_) => Err(Status::deadline_exceeded("the node did not answer in time")),
-        }
+        within(self.call_within, async {
+            let permit = self.calls.acquire().await;
+            let _permit = permit.map_err(|_| Status::cancelled("no calls are made any more"))?;
+            call.await
+        })
+        .await
+    }
+}
+
+async fn within<T>(
+    limit: Duration,
+    call: impl Future<Output = Result<Response<T>, Status>>,
+) -> Result<T, Status> {
+    match tokio::time::timeout(limit, call).await {
+        Ok(reply) => reply.map(Response::into_inner),
+        Err(_) => Err(Status::deadline_exceeded("the node did not answer in time")),
     }
 }
 

@@ -1,0 +1,215 @@
+//! Contexts on real clusters: what was promised outlives conductors and store nodes, and ends when it is
+//! dropped.
+
+mod support;
+
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::{Value, json};
+use support::answers::{cached_tokens, check_case, reusable_tokens};
+use support::cluster::{Cluster, KVASIR};
+use support::vectors::{BLOCK_TOKENS, Case, Variant};
+use support::{eventually, lose_cache};
+
+const CONTEXTS: &str = "/v1/contexts";
+const TTL_S: u64 = 5_000;
+
+fn case() -> Case {
+    Variant::Plain.longest()
+}
+
+async fn create(cluster: &Cluster, prompt: &[u32]) -> Value {
+    let body = json!({"model": cluster.model, "prompt": prompt, "ttl_s": TTL_S});
+    let (status, created) = cluster.post(CONTEXTS, &body).await;
+    assert_eq!(status, 200, "{created}");
+    created
+}
+
+async fn get(cluster: &Cluster, path: &str) -> (u16, Value) {
+    let (status, text) = cluster.get(path).await;
+    (status, serde_json::from_str(&text).unwrap_or_default())
+}
+
+/// The ids of all that is kept, once every node has said so.
+async fn ids(cluster: &Cluster) -> Vec<String> {
+    let list = async || get(cluster, CONTEXTS).await.1;
+    eventually("all nodes say what they keep", async || list().await["complete"] == true).await;
+    let listed = list().await;
+    assert_eq!(listed["complete"], true, "{listed}");
+    let data = listed["data"].as_array().expect("a list").iter();
+    data.map(|one| one["id"].as_str().expect("an id").to_owned()).collect()
+}
+
+async fn delete(cluster: &Cluster, id: &str) -> u16 {
+    let url = format!("{}{CONTEXTS}/{id}", cluster.url);
+    let answer = cluster.client.delete(url).send().await.expect("an answer");
+    answer.status().as_u16()
+}
+
+/// Both nodes lose what they have in memory; what they kept has been found again.
+async fn lose_all(cluster: &Cluster) {
+    for node in ["decode-1-node", "prefill-1-node"] {
+        lose_cache(cluster, node).await;
+    }
+}
+
+#[tokio::test]
+async fn a_context_outlives_everybody_and_ends_when_it_is_dropped() {
+    let cluster = Cluster::start("--ssd-bytes 256MiB").await;
+    let case = case();
+    let blocks = case.prompt.len() / BLOCK_TOKENS;
+    let created = create(&cluster, &case.prompt).await;
+    let id = created["id"].as_str().expect("an id").to_owned();
+    assert_eq!(created["tokens"], blocks * BLOCK_TOKENS);
+    assert_eq!(created["prompt_tokens"], case.prompt.len());
+    let path = format!("{CONTEXTS}/{id}");
+    let time = |of: &Value, name: &str| of[name].as_u64().expect("a time");
+    assert_eq!(time(&created, "expires_at") - time(&created, "created_at"), TTL_S);
+    // A beginning of it, kept from what is there: a context of its own.
+    let shorter = create(&cluster, &case.prompt[..(blocks - 1) * BLOCK_TOKENS]).await;
+    let shorter = shorter["id"].as_str().expect("an id").to_owned();
+    let mut both = vec![id.clone(), shorter.clone()];
+    both.sort();
+
+    // Who begins with it finds it.
+    let answer = check_case(&cluster, &case).await;
+    assert_eq!(cached_tokens(&answer), reusable_tokens(case.prompt.len()));
+    let (status, found) = get(&cluster, &path).await;
+    assert_eq!((status, &found["expires_at"]), (200, &created["expires_at"]));
+    assert_eq!(ids(&cluster).await, both);
+
+    // Another conductor knows as much, and gives it more time.
+    cluster.kill("conductor");
+    eventually("the conductor is another one", async || {
+        cluster.restarts("conductor") == 1 && cluster.is_ready().await
+    })
+    .await;
+    assert_eq!(ids(&cluster).await, both);
+    let (status, extended) = cluster.post(&path, &json!({"ttl_s": 2 * TTL_S})).await;
+    assert_eq!(status, 200, "{extended}");
+    assert!(time(&extended, "expires_at") > time(&created, "expires_at"));
+    assert_eq!(extended["created_at"], created["created_at"]);
+
+    // So do the nodes that come after those which promised.
+    lose_all(&cluster).await;
+    assert_eq!(ids(&cluster).await, both);
+    let (status, found) = get(&cluster, &path).await;
+    assert_eq!((status, &found), (200, &extended));
+    let answer = check_case(&cluster, &case).await;
+    assert_eq!(cached_tokens(&answer), reusable_tokens(case.prompt.len()));
+    let risen = ("kvasir_store_core_events_total", [("event", "risen")]);
+    assert!(cluster.sum("node", risen.0, &risen.1).await > 0.0, "they came from the SSD");
+
+    // What is dropped is gone, and stays gone; what it went through stays.
+    assert_eq!(delete(&cluster, &id).await, 200);
+    assert_eq!(get(&cluster, &path).await.0, 404);
+    assert_eq!(delete(&cluster, &id).await, 404);
+    assert_eq!(cluster.post(&path, &json!({"ttl_s": 1})).await.0, 404);
+    assert_eq!(ids(&cluster).await, [shorter.as_str()]);
+    lose_all(&cluster).await;
+    assert_eq!(ids(&cluster).await, [shorter.as_str()]);
+    assert_eq!(get(&cluster, &path).await.0, 404);
+}
+
+/// A second conductor in front of a cluster's nodes, which asks for the keys of two tenants.
+struct Keyed {
+    process: Child,
+    url: String,
+    client: reqwest::Client,
+    _folder: tempfile::TempDir,
+}
+
+impl Drop for Keyed {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl Keyed {
+    async fn start(cluster: &Cluster) -> Keyed {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut keys = String::new();
+        for name in ["a", "b"] {
+            std::fs::write(folder.path().join(name), format!("key-of-{name}")).expect("written");
+            keys += &format!("[[tenants]]\nname = \"{name}\"\nkeys = [{{ file = \"{name}\" }}]\n");
+        }
+        let keys_file = folder.path().join("keys.toml");
+        std::fs::write(&keys_file, keys).expect("written");
+        let config = std::fs::read_to_string(cluster.run_dir().join("conductor.toml"));
+        let mut config: toml::Table = config.expect("its file").parse().expect("TOML");
+        let address = free_address();
+        config.insert("listen".into(), address.clone().into());
+        config.insert("grpc_listen".into(), free_address().into());
+        config.insert("watch_listen".into(), free_address().into());
+        config.insert("api_keys_file".into(), keys_file.to_str().expect("a path").into());
+        let file = folder.path().join("conductor.toml");
+        std::fs::write(&file, config.to_string()).expect("written");
+        let process = Command::new(KVASIR)
+            .args(["conductor", "--config"])
+            .arg(&file)
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("it can be started");
+        let (url, client) = (format!("http://{address}"), cluster.client.clone());
+        let keyed = Keyed { process, url, client, _folder: folder };
+        eventually("the second conductor is ready", async || {
+            keyed.send("GET", "/readyz", "a", None).await.0 == 200
+        })
+        .await;
+        keyed
+    }
+
+    async fn send(
+        &self,
+        method: &str,
+        path: &str,
+        tenant: &str,
+        body: Option<Value>,
+    ) -> (u16, Value) {
+        let method = method.parse().expect("a method");
+        let request = self.client.request(method, format!("{}{path}", self.url));
+        let request = request.bearer_auth(format!("key-of-{tenant}"));
+        let request = match body {
+            Some(body) => request.json(&body),
+            None => request,
+        };
+        match request.send().await {
+            Ok(reply) => (reply.status().as_u16(), reply.json().await.unwrap_or_default()),
+            Err(_) => (0, Value::Null),
+        }
+    }
+}
+
+/// One that nobody uses now.
+fn free_address() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("bound").to_string()
+}
+
+#[tokio::test]
+async fn tenants_have_contexts_of_their_own_at_real_nodes() {
+    let cluster = Cluster::start("--ssd-bytes 256MiB").await;
+    let keyed = Keyed::start(&cluster).await;
+    let prompt = case().prompt;
+    let body = json!({"model": cluster.model, "prompt": prompt, "ttl_s": TTL_S});
+    let (status, of_a) = keyed.send("POST", CONTEXTS, "a", Some(body)).await;
+    assert_eq!(status, 200, "{of_a}");
+    let path = format!("{CONTEXTS}/{}", of_a["id"].as_str().expect("an id"));
+    let of_nobody = create(&cluster, &prompt).await;
+    assert_ne!(of_nobody["id"], of_a["id"]);
+    for method in ["GET", "DELETE"] {
+        assert_eq!(keyed.send(method, &path, "b", None).await.0, 404, "{method} by b");
+    }
+    assert_eq!(keyed.send("POST", &path, "b", Some(json!({"ttl_s": 1}))).await.0, 404);
+    assert_eq!(get(&cluster, &path).await.0, 404);
+    assert_eq!(keyed.send("GET", CONTEXTS, "b", None).await.1["data"], json!([]));
+    assert_eq!(ids(&cluster).await, [of_nobody["id"].as_str().expect("an id")]);
+    let listed = keyed.send("GET", CONTEXTS, "a", None).await.1;
+    assert_eq!(listed["data"][0]["id"], of_a["id"]);
+    assert_eq!(listed["data"].as_array().expect("a list").len(), 1);
+    assert_eq!(keyed.send("DELETE", &path, "a", None).await.0, 200);
+    assert_eq!(ids(&cluster).await.len(), 1, "nobody's is there still");
+}
