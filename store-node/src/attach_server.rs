@@ -21,7 +21,7 @@ use crate::Error;
 use crate::attach::handover;
 use crate::grpc::NodeService;
 use crate::node::command::{Command, NodeHandle, Refused};
-use crate::pool::Pool;
+use crate::pool::{Pool, Pools};
 
 pub const ATTACH_SOCKET: &str = "attach.sock";
 pub const DESCRIPTORS_SOCKET: &str = "descriptors.sock";
@@ -70,10 +70,10 @@ impl AttachSockets {
     pub async fn serve(
         self,
         node: NodeHandle,
-        pool_bytes_max: u64,
+        pools: Arc<Pools>,
         stop: CancellationToken,
     ) -> Result<(), tonic::transport::Error> {
-        let service = AttachService { node: node.clone(), pool_bytes_max };
+        let service = AttachService { node: node.clone(), pools };
         let handovers = tokio::spawn(take_handovers(self.descriptors, node, stop.clone()));
         let served = tonic::transport::Server::builder()
             .max_concurrent_streams(STREAMS_MAX)
@@ -122,8 +122,7 @@ fn bind(path: &Path) -> Result<UnixListener, Error> {
 #[derive(Debug, Clone)]
 struct AttachService {
     node: NodeHandle,
-    /// Of a pool that an engine asks for.
-    pool_bytes_max: u64,
+    pools: Arc<Pools>,
 }
 
 impl AttachService {
@@ -134,8 +133,8 @@ impl AttachService {
         };
         let layout = SlotLayout::try_from(layout)
             .map_err(|error| Refused::Invalid(format!("the layout: {error}")))?;
-        let bytes_max = self.pool_bytes_max;
-        let made = tokio::task::spawn_blocking(move || Pool::open(&pool, &layout, bytes_max));
+        let pools = Arc::clone(&self.pools);
+        let made = tokio::task::spawn_blocking(move || pools.open(&pool, &layout));
         let failed = |error| Refused::Unavailable(format!("the pool was not made: {error}"));
         Ok(Some(made.await.map_err(failed)??))
     }

@@ -41,6 +41,9 @@ pub struct Config {
     /// The most bytes of a pool of pages that an engine has made in memory of the host when it attaches: taken, and
     /// touched once, then. 0 refuses such pools.
     pub pool_bytes_max: u64,
+    /// The library of NVIDIA's driver, which is opened when an engine attaches with a pool in a GPU's memory. Without
+    /// this it is the system's libcuda.so.1.
+    pub cuda_library: Option<PathBuf>,
     /// How this node writes to others, where they can be reached so: through shared memory on one
     /// host, over TCP, by the RDMA devices of `verbs`, or by the network of `efa`. Otherwise it is
     /// shared memory on one host, and TCP between hosts.
@@ -145,6 +148,7 @@ impl Default for Config {
             arena_bytes: 1 << 30,
             tail_bytes: 16 << 20,
             pool_bytes_max: 64 << 30,
+            cuda_library: None,
             domain: Domain::Shm,
             transfer_listen: (Ipv4Addr::LOCALHOST, 0).into(),
             transfer_tls: TransferTls::default(),

@@ -39,6 +39,8 @@ use crate::node::owner::{Owner, Parts, Routing};
 use crate::node::sources::Sources;
 use crate::node::writers::{Memories, Writers};
 use crate::node::{OPERATIONS_MAX, SHARES_MAX};
+use crate::pool::Pools;
+use crate::pool::cuda::Slots;
 use crate::routes::RoutesService;
 use crate::ssd::thread::SsdThread;
 
@@ -106,6 +108,11 @@ pub async fn start(config: Config) -> Result<Running, Error> {
         made.await.map_err(|_| Error::Ended)??
     };
     let incarnation = parts.incarnation;
+    let pools = Arc::new(Pools {
+        bytes_max: config.pool_bytes_max,
+        cuda_library: config.cuda_library.clone(),
+        slots: Slots::new(Arc::clone(parts.arena.memory())),
+    });
     let (end, ended) = oneshot::channel();
     let (done, transfer_ended) = Completion::future();
     parts.transfer.when_ended(done);
@@ -141,10 +148,8 @@ pub async fn start(config: Config) -> Result<Running, Error> {
             TcpIncoming::from(listener).with_nodelay(Some(true)),
             stop.clone().cancelled_owned(),
         );
-    let servers = vec![
-        tokio::spawn(serving),
-        tokio::spawn(sockets.serve(node.clone(), config.pool_bytes_max, stop.clone())),
-    ];
+    let servers =
+        vec![tokio::spawn(serving), tokio::spawn(sockets.serve(node.clone(), pools, stop.clone()))];
     tracing::info!(
         node = %config.node_id, %address, attach_dir = %config.attach_dir.display(),
         arena_bytes = config.arena_bytes, incarnation, "store node ready"

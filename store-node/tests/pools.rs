@@ -4,17 +4,24 @@
 #![allow(non_snake_case)]
 
 mod common;
+#[path = "../cuda/tests/emulated/mod.rs"]
+mod emulated;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 
 use common::engine::options;
 use common::*;
+use emulated::Emulated;
 use futures::StreamExt;
 use kvasir_proto::{BlockKey, PoolLayout, Share, Side, v1};
 use kvasir_store_node::attach::{AttachError, EngineAttachment};
+use kvasir_transfer::SharedMemory;
+use kvasir_transfer::memory::Prefault;
 use v1::engine_to_node::Message as ToNode;
 use v1::node_to_engine::Message as FromNode;
 
@@ -45,6 +52,8 @@ fn description() -> v1::PoolDescription {
 /// An engine with a pool.
 struct Pooled {
     engine: FakeEngine,
+    /// Where its pages are.
+    memory: Arc<SharedMemory>,
     layout: PoolLayout,
 }
 
@@ -58,32 +67,38 @@ impl Pooled {
     }
 
     async fn attach_in(dir: &Path, pool: v1::PoolDescription) -> Result<Self, AttachError> {
+        let engine = Pooled::connect(dir, pool.clone()).await?;
+        let memory = Arc::clone(engine.attachment.link().pool_memory().expect("a pool"));
+        Ok(Pooled::new(engine, memory, &pool))
+    }
+
+    async fn connect(dir: &Path, pool: v1::PoolDescription) -> Result<FakeEngine, AttachError> {
         let mut options = options(dir, layout());
-        options.pool = Some(pool.clone());
-        let engine = FakeEngine::new(EngineAttachment::connect(options).await?);
-        let bytes = engine.attachment.link().pool_memory().expect("a pool").len() as u64;
-        let layout = PoolLayout::from_wire(PAGES, bytes, &pool.layers, &layout());
-        Ok(Pooled { engine, layout: layout.expect("the node took it") })
+        options.pool = Some(pool);
+        Ok(FakeEngine::new(EngineAttachment::connect(options).await?))
+    }
+
+    fn new(engine: FakeEngine, memory: Arc<SharedMemory>, pool: &v1::PoolDescription) -> Self {
+        let layout = PoolLayout::from_wire(PAGES, memory.len() as u64, &pool.layers, &layout());
+        Pooled { engine, memory, layout: layout.expect("the node took it") }
     }
 
     /// Writes pages of a prompt from this page of the pool on.
     fn write(&self, prompt: &[u32], blocks: Range<u32>, page: u32) {
-        let pool = self.engine.attachment.link().pool_memory().expect("a pool");
         for (page, block) in (page..).zip(blocks) {
             for (layer, (offset, _)) in (0..).zip(self.layout.runs(page)) {
                 let bytes = page_bytes(prompt, block, layer);
-                pool.copy_from(offset as usize, &bytes).expect("inside the pool");
+                self.memory.copy_from(offset as usize, &bytes).expect("inside the pool");
             }
         }
     }
 
     /// Whether pages from this one on have these blocks.
     fn has(&self, prompt: &[u32], blocks: Range<u32>, page: u32) -> bool {
-        let pool = self.engine.attachment.link().pool_memory().expect("a pool");
         (page..).zip(blocks).all(|(page, block)| {
             (0..).zip(self.layout.runs(page)).all(|(layer, (offset, bytes))| {
                 let mut there = vec![0; bytes as usize];
-                pool.copy_to(offset as usize, &mut there).expect("inside the pool");
+                self.memory.copy_to(offset as usize, &mut there).expect("inside the pool");
                 there == page_bytes(prompt, block, layer)
             })
         })
@@ -120,7 +135,12 @@ impl Pooled {
     async fn fill(&mut self, handle: u64, prompt: &[u32], pages: Range<u32>) -> u32 {
         let keys = BlockKey::concat(&chain(prompt));
         let pages = pages.collect();
-        self.engine.send(ToNode::FillPages(v1::FillPages { handle, keys, pages }));
+        let fill = v1::FillPages { handle, keys, pages, of_share: None };
+        self.engine.send(ToNode::FillPages(fill));
+        self.filled(handle).await
+    }
+
+    async fn filled(&mut self, handle: u64) -> u32 {
         let filled = |message: &FromNode| match message {
             FromNode::PagesFilled(filled) => (filled.handle == handle).then_some(filled.blocks),
             _ => None,
@@ -254,6 +274,35 @@ async fn pages_are_filled_from_slots() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pages_for_a_share_are_named_when_it_is_there() {
+    let mut node = TestNode::start(Domain::Shm).await;
+    let mut pooled = Pooled::attach(&node).await;
+    let prompt = prompt(6, 4 * BLOCK_TOKENS + 9);
+    node.allocate(allocate(P(1), &prompt)).await.expect("room");
+    let slots = pooled.engine.bind(P(1)).await.slots;
+    pooled.engine.compute(P(1), &prompt, &slots, 0..5);
+    pooled.engine.release(P(1));
+    node.has_blocks(&chain(&prompt)).await;
+    node.allocate(allocate(P(2), &prompt)).await.expect("room");
+    assert_eq!(pooled.engine.bind(P(2)).await.cached_tokens, 4 * BLOCK_TOKENS);
+    let of_share = |share: Share, first_page| {
+        Some(v1::SharePages { tx: Some(share.tx.into()), side: share.side.to_wire(), first_page })
+    };
+    let fill = |handle, share, first_page, pages: Range<u32>| {
+        let (keys, pages, of_share) = (Vec::new(), pages.collect(), of_share(share, first_page));
+        ToNode::FillPages(v1::FillPages { handle, keys, pages, of_share })
+    };
+    pooled.engine.send(fill(1, P(2), 1, 20..24));
+    assert_eq!(pooled.filled(1).await, 3, "the last one is to be computed");
+    assert!(pooled.has(&prompt, 1..4, 20));
+    pooled.engine.release(P(2));
+    node.is_quiet().await;
+    pooled.engine.send(fill(2, P(2), 0, 0..1));
+    assert_eq!(pooled.filled(2).await, 0, "it has ended");
+    assert!(pooled.engine.attachment.is_connected());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rotten_slot_is_a_miss_and_never_wrong_bytes() {
     let mut node = TestNode::start(Domain::Shm).await;
     let mut pooled = Pooled::attach(&node).await;
@@ -356,6 +405,131 @@ async fn an_engine_that_names_pages_which_are_not_its_own_is_detached() {
     let mut engine = FakeEngine::attach(&node).await;
     engine.send(ToNode::DropPages(v1::DropPages { handle: 1, pages: vec![0] }));
     until("it is detached", async || (!engine.attachment.is_connected()).then_some(())).await;
+}
+
+/// Memory of an emulated GPU, in two allocations: half of the layers in each.
+fn on_gpu(memory: &SharedMemory) -> v1::PoolDescription {
+    let half = memory.len() as u64 / 2;
+    let allocation = |at: u64| {
+        // See `driver.cpp`.
+        let file = memory.fd().as_raw_fd();
+        let numbers = [std::process::id().into(), file as u64, at * half, half, 0, 0, 0];
+        let numbers = numbers.iter().flat_map(|number: &u64| number.to_le_bytes());
+        let ipc_handle = b"KVSRGPU1".iter().copied().chain(numbers).collect();
+        v1::CudaAllocation { ipc_handle, bytes: half }
+    };
+    // The second GPU.
+    let device_uuid = (41..57).collect();
+    let cuda = v1::CudaPool { device_uuid, allocations: vec![allocation(0), allocation(1)] };
+    v1::PoolDescription { memory: Some(v1::pool_description::Memory::Cuda(cuda)), ..description() }
+}
+
+fn gpu_memory() -> Arc<SharedMemory> {
+    let bytes = PAGES as usize * LAYERS as usize * LAYER_BYTES as usize;
+    Arc::new(SharedMemory::create("kvasir-test-gpu", bytes, Prefault::No).expect("memory"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pool_in_memory_of_a_gpu_is_a_tier_as_any_other() {
+    let Some(gpu) = Emulated::build() else { return };
+    let library = gpu.file().to_owned();
+    let mut node =
+        TestNode::start_with(Domain::Shm, |config| config.cuda_library = Some(library)).await;
+    let memory = gpu_memory();
+    let description = on_gpu(&memory);
+    let engine = Pooled::connect(&node.attach_dir(), description.clone()).await.expect("attached");
+    assert!(engine.attachment.link().pool_memory().is_none(), "the engine has it already");
+    let mut pooled = Pooled::new(engine, memory, &description);
+    assert_eq!(gpu.registered_bytes(), 64 * 4096, "the GPU copies from and to slots by itself");
+    let mut known = Known::subscribe(&mut node).await;
+    let first = prompt(1, 5 * BLOCK_TOKENS);
+    let keys = chain(&first);
+    pooled.write_and_hold(&first, 7);
+    known.sees(&keys, Some(v1::Tier::Vram)).await;
+    node.has_blocks(&keys).await;
+    pooled.drop_pages(1, 7..12).await;
+    known.sees(&keys, Some(v1::Tier::Dram)).await;
+    pooled.write(&prompt(9, 5 * BLOCK_TOKENS), 0..5, 7);
+    pooled.engine.send(ToNode::Get(v1::GetBlocks { handle: 1, keys: BlockKey::concat(&keys) }));
+    let got = pooled.engine.got(1).await;
+    pooled.engine.holds(&first, &got.slots, 0..5);
+    pooled.engine.send(ToNode::Unpin(v1::UnpinBlocks { handle: 1 }));
+    // And back, to other pages.
+    assert_eq!(pooled.fill(2, &first, 20..25).await, 5);
+    assert!(pooled.has(&first, 0..5, 20));
+    // What the GPU fails to copy is not there, and nothing else is wrong.
+    gpu.set_copies_fail(true);
+    assert_eq!(pooled.fill(3, &first, 26..31).await, 0);
+    let second = prompt(2, 2 * BLOCK_TOKENS);
+    pooled.write_and_hold(&second, 0);
+    pooled.drop_pages(4, 0..2).await;
+    gpu.set_copies_fail(false);
+    known.sees(&chain(&second), None).await;
+    assert_eq!(pooled.fill(5, &first, 26..31).await, 5);
+    node.is_quiet().await;
+    // The allocations are closed with the engine; the slots stay registered until the node ends.
+    drop(pooled);
+    until("all is closed", async || (gpu.live() == 2).then_some(())).await;
+    node.shut_down().await;
+    assert_eq!((gpu.live(), gpu.registered_bytes()), (0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_of_a_gpu_that_cannot_be_is_refused_in_a_sentence() {
+    let Some(gpu) = Emulated::build() else { return };
+    let library = gpu.file().to_owned();
+    let node =
+        TestNode::start_with(Domain::Shm, |config| config.cuda_library = Some(library)).await;
+    let memory = gpu_memory();
+    let good = on_gpu(&memory);
+    let changed = |change: &dyn Fn(&mut v1::CudaPool)| {
+        let mut changed = good.clone();
+        let Some(v1::pool_description::Memory::Cuda(cuda)) = &mut changed.memory else {
+            unreachable!("a pool on a GPU")
+        };
+        change(cuda);
+        changed
+    };
+    let cases = [
+        (changed(&|cuda| cuda.device_uuid.truncate(15)), "has 15 bytes"),
+        (changed(&|cuda| cuda.device_uuid[0] = 9), "no GPU here has the UUID 092a"),
+        (changed(&|cuda| cuda.allocations.clear()), "has 0 allocations"),
+        (changed(&|cuda| cuda.allocations[1].ipc_handle.push(0)), "allocation 1 has 65 bytes"),
+        (changed(&|cuda| cuda.allocations[1].ipc_handle[0] = 0), "allocation 1: `cuIpcOpen"),
+        (
+            changed(&|cuda| cuda.allocations[1] = cuda.allocations[0].clone()),
+            "allocations 0 and 1 are the same",
+        ),
+        (
+            changed(&|cuda| cuda.allocations[1].bytes += 1),
+            "allocation 1 has 65536 bytes, and 65537 are described",
+        ),
+        (changed(&|cuda| cuda.allocations[1].bytes -= 1), "beyond the 131071"),
+        (
+            changed(&|cuda| {
+                // Its last 4,096 bytes as an allocation of their own.
+                let mut last = cuda.allocations[0].clone();
+                (cuda.allocations[0].bytes, last.bytes) = (last.bytes - 4096, 4096);
+                last.ipc_handle[24..32].copy_from_slice(&cuda.allocations[0].bytes.to_le_bytes());
+                last.ipc_handle[32..40].copy_from_slice(&last.bytes.to_le_bytes());
+                cuda.allocations.insert(1, last);
+            }),
+            "the pages of run 1 do not all lie in one allocation",
+        ),
+    ];
+    for (description, why) in cases {
+        let refused = Pooled::connect(&node.attach_dir(), description).await.map(|_| ());
+        let refused = refused.expect_err(why).to_string();
+        assert!(refused.contains(why), "{refused} should say {why}");
+    }
+    assert_eq!(gpu.live(), 0, "nothing is left open");
+    Pooled::connect(&node.attach_dir(), good.clone()).await.expect("attached");
+    // A node without the driver says what is missing.
+    let library = Some("/nonexistent/libcuda.so.1".into());
+    let node = TestNode::start_with(Domain::Shm, |config| config.cuda_library = library).await;
+    let refused = Pooled::connect(&node.attach_dir(), good).await.map(|_| ());
+    let refused = refused.expect_err("no driver").to_string();
+    assert!(refused.contains("install NVIDIA's driver where there is a GPU"), "{refused}");
 }
 
 /// Not a test: an engine in a process of its own, for the test below. It attaches to the node in the current

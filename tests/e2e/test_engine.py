@@ -75,7 +75,7 @@ def until(what, look):
         assert time.monotonic() < deadline, f"not in time: {what}"
 
 
-def attach(pb, attach_dir, library):  # noqa: F811
+def attach(pb, attach_dir, library, pool=None):  # noqa: F811
     layers = [
         pb.common.LayerLayout(runs=[pb.common.Run(offset_bytes=at * LAYER_BYTES, length_bytes=LAYER_BYTES)])
         for at in range(LAYERS)
@@ -90,6 +90,7 @@ def attach(pb, attach_dir, library):  # noqa: F811
         layout=pb.common.SlotLayout(block_tokens=BLOCK_TOKENS, slot_bytes=SLOT_BYTES, layers=layers),
         grpc_address="127.0.0.1:1",
         max_running=4,
+        pool=pool,
     )
 
     def attached():
@@ -184,6 +185,51 @@ def test_an_engine_in_python_computes_a_prompt_once(pb, node, library):  # noqa:
     again = attach(pb, attach_dir, library)
     assert again.is_connected, "another one may attach when it has left"
     again.detach()
+
+
+def test_an_engine_in_python_has_pages_of_its_own(pb, node, library):  # noqa: F811
+    attach_dir, address = node
+    pages = 8
+
+    def runs(at):
+        return [pb.attach.PoolRun(base_bytes=at * pages * LAYER_BYTES, stride_bytes=LAYER_BYTES, length_bytes=LAYER_BYTES)]
+
+    pool = pb.attach.PoolDescription(
+        host=pb.attach.HostPool(bytes=pages * SLOT_BYTES), pages=pages,
+        layers=[pb.attach.PoolLayer(runs=runs(at)) for at in range(LAYERS)],
+    )
+
+    def page(engine, number, at):
+        start = (at * pages + number) * LAYER_BYTES
+        return engine.pool[start:start + LAYER_BYTES]
+
+    with attach(pb, attach_dir, library, pool) as engine, grpc.insecure_channel(address) as channel:
+        assert len(engine.pool) == pages * SLOT_BYTES and engine.pool_fd >= 0
+        keys = b"".join(hashlib.sha256(bytes([at])).digest()[:16] for at in range(3))
+        for number in range(3):
+            for at in range(LAYERS):
+                page(engine, 2 + number, at)[:] = rows(number, at)
+        namespace = hashlib.sha256(b"namespace").digest()[:16]
+        hold = pb.attach.HoldPages(namespace=namespace, keys=keys, pages=[2, 3, 4])
+        engine.send(pb.attach.EngineToNode(hold_pages=hold))
+        conductor = pb.stub(channel)
+
+        def cached():
+            listed = conductor.ListBlocks(pb.node.ListBlocksRequest(), timeout=PATIENCE_S)
+            return listed if len(listed.blocks) == 3 else None
+
+        until("three blocks in slots", cached)
+        engine.send(pb.attach.EngineToNode(drop_pages=pb.attach.DropPages(handle=5, pages=[2, 3, 4])))
+        assert heard(pb, engine, "pages_dropped").handle == 5
+        # The last two come back, to other pages.
+        engine.send(pb.attach.EngineToNode(fill_pages=pb.attach.FillPages(handle=6, keys=keys, pages=[7, 0])))
+        filled = heard(pb, engine, "pages_filled")
+        assert (filled.handle, filled.blocks) == (6, 2)
+        for number, at_page in ((1, 7), (2, 0)):
+            for at in range(LAYERS):
+                assert page(engine, at_page, at) == rows(number, at)
+    with attach(pb, attach_dir, library) as engine:
+        assert engine.pool is None and engine.pool_fd == -1
 
 
 def test_what_an_engine_says_is_checked_before_it_is_sent(pb, node, library):  # noqa: F811

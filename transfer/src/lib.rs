@@ -12,8 +12,8 @@
 //! `shared` (between handles and worker), `worker` (the one thread that owns everything; its `hub` is
 //! what all connections share), `identity`, `hello` and `peers` (who may connect, and cut-offs), then the domains
 //! `shm`, `tcp` and `rdma`, each with an outgoing and an incoming end. [`topology`] says which network cards
-//! are near which memory, and [`cuda`] whether there are GPUs. [`sim`] drives the same core under
-//! virtual time. What threads share (`ring`, `sleeping`, `shm/gate`, `shm/entry`, `parts`, `outcome`) is also compiled by
+//! are near which memory. [`sim`] drives the same core under virtual time. What threads share (`ring`,
+//! `sleeping`, `shm/gate`, `shm/entry`, `parts`, `outcome`) is also compiled by
 //! `tests/models`, over loom's model of memory. What reads bytes of others is a target in `fuzzing`,
 //! run by the tests and by the fuzzer in `fuzz`.
 
@@ -21,7 +21,6 @@ mod calls;
 mod closing;
 pub mod completion;
 pub mod config;
-pub mod cuda;
 pub mod descriptors;
 pub mod doorbell;
 pub mod endpoint;

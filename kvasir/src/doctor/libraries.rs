@@ -4,7 +4,7 @@
 use kvasir_attention::cuda::CudaError;
 use kvasir_attention::cuda::compile::Nvrtc;
 use kvasir_attention::cuda::variant::Arch;
-use kvasir_transfer::cuda::{CudaDriver, CudaUnavailable};
+use kvasir_cuda::{Asked, DriverError};
 use kvasir_transfer_libfabric::info::{InfoError, InfoRequest};
 use kvasir_transfer_libfabric::library::{Library as Libfabric, Unavailable};
 use kvasir_transfer_verbs::Library as Verbs;
@@ -14,7 +14,7 @@ use super::report::{Finding, Section};
 
 pub fn section(found: &Devices) -> Section {
     let mut findings = vec![verbs(), libfabric(Libfabric::open()), efa(&found.rdma)];
-    let driver = CudaDriver::ask();
+    let driver = Asked::ask();
     findings.push(peer_memory(found.peer_memory, driver.as_ref().ok()));
     findings.push(cuda(&driver));
     findings.push(nvrtc(Nvrtc::open()));
@@ -74,7 +74,7 @@ fn efa(devices: &[RdmaDevice]) -> Finding {
     Finding::good("EFA", format!("{}; reached through libfabric's provider `efa`", efa.join(", ")))
 }
 
-fn peer_memory(is_loaded: bool, driver: Option<&CudaDriver>) -> Finding {
+fn peer_memory(is_loaded: bool, driver: Option<&Asked>) -> Finding {
     let devices = driver.map_or(&[][..], |driver| &driver.devices);
     let by_dma_buf = devices.iter().filter(|device| device.dma_buf).count();
     match (is_loaded, devices.len()) {
@@ -96,13 +96,13 @@ fn peer_memory(is_loaded: bool, driver: Option<&CudaDriver>) -> Finding {
     }
 }
 
-fn cuda(driver: &Result<CudaDriver, CudaUnavailable>) -> Finding {
+fn cuda(driver: &Result<Asked, DriverError>) -> Finding {
     match driver {
         Err(missing) => Finding::absent("CUDA driver", missing.to_string()),
-        Ok(CudaDriver { version: (major, minor), devices }) if devices.is_empty() => {
+        Ok(Asked { version: (major, minor), devices }) if devices.is_empty() => {
             Finding::advice("CUDA driver", format!("for CUDA {major}.{minor}; it finds no GPU"))
         }
-        Ok(CudaDriver { version: (major, minor), devices }) => {
+        Ok(Asked { version: (major, minor), devices }) => {
             let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
             Finding::good("CUDA driver", format!("for CUDA {major}.{minor}; {}", names.join(", ")))
         }
@@ -122,7 +122,7 @@ fn nvrtc(opened: Result<Nvrtc, CudaError>) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use kvasir_transfer::cuda::CudaDevice;
+    use kvasir_cuda::AskedDevice;
 
     use super::*;
     use crate::doctor::report::Standing;
@@ -155,11 +155,10 @@ mod tests {
     fn memory_of_gpus_is_reached_by_a_module_or_as_dma_buffers_or_not() {
         let driver = |dma_buf| {
             let name = "NVIDIA H200".to_owned();
-            let devices = vec![CudaDevice { name, dma_buf, peer_memory: true }];
-            CudaDriver { version: (12, 8), devices }
+            let devices = vec![AskedDevice { name, dma_buf, peer_memory: true }];
+            Asked { version: (12, 8), devices }
         };
-        let standing =
-            |is_loaded, driver: Option<&CudaDriver>| peer_memory(is_loaded, driver).standing;
+        let standing = |is_loaded, driver: Option<&Asked>| peer_memory(is_loaded, driver).standing;
         assert_eq!(standing(true, None), Standing::Good);
         assert_eq!(standing(false, None), Standing::Absent);
         assert_eq!(standing(false, Some(&driver(true))), Standing::Good);

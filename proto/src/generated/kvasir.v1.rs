@@ -3119,21 +3119,44 @@ pub struct PoolDescription {
     /// same order: whole runs are copied and never looked into.
     #[prost(message, repeated, tag = "3")]
     pub layers: ::prost::alloc::vec::Vec<PoolLayer>,
-    #[prost(oneof = "pool_description::Memory", tags = "1")]
+    #[prost(oneof = "pool_description::Memory", tags = "1, 4")]
     pub memory: ::core::option::Option<pool_description::Memory>,
 }
 /// Nested message and enum types in `PoolDescription`.
 pub mod pool_description {
-    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Oneof)]
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
     pub enum Memory {
         #[prost(message, tag = "1")]
         Host(super::HostPool),
+        #[prost(message, tag = "4")]
+        Cuda(super::CudaPool),
     }
 }
 /// Memory of the host, which the node makes and seals against resizing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct HostPool {
     #[prost(uint64, tag = "1")]
+    pub bytes: u64,
+}
+/// Memory of a GPU of this host, which the engine has allocated and keeps until the
+/// attach is over.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CudaPool {
+    /// 16 bytes: the GPU's UUID, as `cuDeviceGetUuid` has it.
+    #[prost(bytes = "vec", tag = "1")]
+    pub device_uuid: ::prost::alloc::vec::Vec<u8>,
+    /// One after another they are the bytes in which runs are given. All pages of a run
+    /// lie in one of them. Each is described once, whatever tensors are in it.
+    #[prost(message, repeated, tag = "2")]
+    pub allocations: ::prost::alloc::vec::Vec<CudaAllocation>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CudaAllocation {
+    /// 64 bytes: as `cuIpcGetMemHandle` has it, of memory by `cuMemAlloc` (or
+    /// `cudaMalloc`).
+    #[prost(bytes = "vec", tag = "1")]
+    pub ipc_handle: ::prost::alloc::vec::Vec<u8>,
+    #[prost(uint64, tag = "2")]
     pub bytes: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -3411,19 +3434,34 @@ pub struct PagesDropped {
     pub handle: u64,
 }
 /// Copies blocks into pages of the pool: the longest prefix of the keys that is in
-/// slots, or rises from below. The pages are the node's to write until
+/// slots, or rises from below; or pages of a share. The pages are the node's to write until
 /// PagesFilled (or PagesDropped); they are held only if HoldPages says so then.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct FillPages {
     /// Chosen by the engine; names the answer.
     #[prost(uint64, tag = "1")]
     pub handle: u64,
-    /// 16 bytes each, from the first block of a chain on or from any other.
+    /// 16 bytes each, from the first block of a chain on.
     #[prost(bytes = "vec", tag = "2")]
     pub keys: ::prost::alloc::vec::Vec<u8>,
-    /// One for each key.
+    /// For the last of these blocks, one each; or for those of `of_share`.
     #[prost(uint32, repeated, tag = "3")]
     pub pages: ::prost::alloc::vec::Vec<u32>,
+    /// In place of keys. What is on its way is waited for.
+    #[prost(message, optional, tag = "4")]
+    pub of_share: ::core::option::Option<SharePages>,
+}
+/// Pages of a share that is bound to this engine, or waits for that: on the decode
+/// side those of the prompt, on the prefill side those that are cached. The engine
+/// does not write the slots of these pages meanwhile.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SharePages {
+    #[prost(message, optional, tag = "1")]
+    pub tx: ::core::option::Option<TxId>,
+    #[prost(enumeration = "Side", tag = "2")]
+    pub side: i32,
+    #[prost(uint32, tag = "3")]
+    pub first_page: u32,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PagesFilled {

@@ -22,9 +22,10 @@ use device::{DeviceQuery, DeviceRows};
 use half::bf16;
 use kvasir_attention::RowDtype;
 use kvasir_attention::cuda::compile::Nvrtc;
-use kvasir_attention::cuda::driver::{Device, Driver, Event, Graph, Stream};
+use kvasir_attention::cuda::variant::Arch;
 use kvasir_attention::cuda::{CudaAttention, CudaError, CudaJob, Variant};
 use kvasir_attention::vectors::Case;
+use kvasir_cuda::{Device, Driver, DriverError, Event, Graph, Stream};
 use slots::Slots;
 
 type Done<T> = Result<T, Box<dyn Error>>;
@@ -54,7 +55,7 @@ fn main() -> Done<()> {
     let flags = flags()?;
     let device = match Driver::open().and_then(|driver| Device::open(driver, 0)) {
         Ok(device) => device,
-        Err(error @ (CudaError::Missing { .. } | CudaError::NoSuchDevice { .. })) => {
+        Err(error @ (DriverError::Missing { .. } | DriverError::NoSuchDevice { .. })) => {
             println!("skipped: no GPU: {error}");
             return Ok(());
         }
@@ -64,7 +65,7 @@ fn main() -> Done<()> {
         "{}, {} multiprocessors, {}",
         device.name(),
         device.multiprocessors(),
-        device.arch().name()
+        Arch::of_device(&device)?.name()
     );
     let nvrtc = match &flags.nvrtc {
         Some(file) => Nvrtc::open_file(file)?,
@@ -106,7 +107,7 @@ impl Gpu {
         d_qk: usize,
         d_v: usize,
     ) -> Result<CudaAttention, CudaError> {
-        let variant = Variant::new(dtype, d_qk, d_v, self.stream.device().arch())?;
+        let variant = Variant::new(dtype, d_qk, d_v, Arch::of_device(self.stream.device())?)?;
         CudaAttention::new(variant, &self.nvrtc, self.stream.clone())
     }
 }
@@ -332,7 +333,7 @@ fn measure(gpu: &Gpu) -> Done<()> {
         "| rows of | heads | requesters | rows | selected | cold | warm | from the host | TFLOP/s, warm | best tiles, warm |"
     );
     println!("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
-    let arch = gpu.stream.device().arch();
+    let arch = Arch::of_device(gpu.stream.device())?;
     for dtype in [RowDtype::Bf16, RowDtype::F16, RowDtype::Fp8Latent] {
         let variant = Variant::new(dtype, D_QK, D_V, arch)?;
         let cubin = gpu.nvrtc.compile(&variant, arch)?.cubin;

@@ -7,6 +7,7 @@ use kvasir_attention::RowDtype;
 use kvasir_attention::cuda::compile::Nvrtc;
 use kvasir_attention::cuda::variant::Arch;
 use kvasir_attention::cuda::{CudaError, Variant};
+use kvasir_cuda::DriverError;
 
 /// Registers of a thread that the assembler may keep in memory: some that a CTA uses once for each
 /// tile, beside the hundreds of products of one.
@@ -26,7 +27,7 @@ fn nvrtc() -> Option<Nvrtc> {
     };
     match opened {
         Ok(nvrtc) => Some(nvrtc),
-        Err(error @ CudaError::Missing { .. }) => {
+        Err(error @ CudaError::Driver(DriverError::Missing { .. })) => {
             writeln!(std::io::stderr(), "skipped: NVRTC: {error}").ok();
             None
         }

@@ -11,11 +11,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use device::{DeviceQuery, DeviceRows};
-use kvasir_attention::cuda::driver::{Device, Driver, Event, Graph, Stream};
 use kvasir_attention::cuda::variant::Arch;
 use kvasir_attention::cuda::{CudaAttention, CudaError, CudaJob, Variant};
 use kvasir_attention::vectors::Case;
 use kvasir_attention::{Partial, RowDtype};
+use kvasir_cuda::{Device, Driver, DriverError, Event, Graph, Stream};
 use slots::Slots;
 
 /// The driver, which also counts what nobody has destroyed.
@@ -133,7 +133,8 @@ fn what_was_prepared_is_recorded_and_replayed() {
     }
     // Nothing but launches can be recorded, and the stream is free again after a failure.
     let refused = Graph::record(&stream, || attention.prepare(&jobs)).expect_err("copies");
-    assert!(matches!(refused, CudaError::Failed { call: "cuMemcpyHtoDAsync", .. }), "{refused}");
+    let CudaError::Driver(DriverError::Failed { call, .. }) = refused else { panic!("{refused}") };
+    assert_eq!(call, "cuMemcpyHtoDAsync");
     // SAFETY: as above.
     unsafe { attention.attend(&jobs) }.expect("a launch");
 }
@@ -142,7 +143,7 @@ fn what_was_prepared_is_recorded_and_replayed() {
 fn what_a_device_lacks_or_refuses_is_an_error_that_says_so() {
     let Some(emulated) = Emulated::build(RowDtype::Bf16, 80, 64) else { return };
     let none = Device::open(emulated.driver, 1).expect_err("one GPU");
-    assert!(matches!(none, CudaError::NoSuchDevice { index: 1, count: 1 }));
+    assert!(matches!(none, DriverError::NoSuchDevice { index: 1, count: 1 }));
     let (stream, mut attention) = emulated.attention();
     let rows = small_rows(&stream);
     let query = small(&stream, &rows, 0.0);

@@ -373,6 +373,8 @@ pub enum PoolError {
     Taken { page: u32, state: &'static str },
     #[error("there must be a page for each of {keys} keys, and {pages} pages are named")]
     Count { keys: usize, pages: usize },
+    #[error("the share's prompt has {pages} pages, and others are to be copied")]
+    NotOfShare { pages: u32 },
     /// It is here after another block, or in another namespace.
     #[error("key {0:?} is another block's")]
     OtherBlock(BlockKey),

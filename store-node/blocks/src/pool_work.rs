@@ -1,7 +1,7 @@
 //! What is being copied into pages of an engine's pool. It only remembers; pages are the pool table's, and slots and
 //! pins are the cache's.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kvasir_proto::{Generation, Share, SlotIndex};
 
@@ -12,8 +12,10 @@ use crate::api::AttachEpoch;
 pub(crate) struct Fill {
     pub(crate) epoch: AttachEpoch,
     pub(crate) handle: u64,
-    /// Pins what is copied, and is this fill's alone.
+    /// Pins what is copied.
     pub(crate) share: Share,
+    /// It is this fill's alone; otherwise one of the engine, which the fill reads.
+    pub(crate) owns_share: bool,
     pub(crate) pages: Vec<u32>,
     /// The page of the share that goes into the first of them.
     pub(crate) first: u32,
@@ -76,8 +78,11 @@ pub(crate) struct PageWrite {
 #[derive(Debug, Default)]
 pub(crate) struct Fills {
     pub(crate) all: BTreeMap<u64, Fill>,
+    /// Those that have a share of their own.
     pub(crate) of_share: BTreeMap<Share, u64>,
     pub(crate) writes: BTreeMap<u64, PageWrite>,
+    /// Shares that are being aborted and whose pushes have stopped, while a copy reads them.
+    pub(crate) pushes_stopped: BTreeSet<Share>,
     next: u64,
 }
 
@@ -89,7 +94,9 @@ impl Fills {
 
     pub(crate) fn insert(&mut self, fill: Fill) {
         let number = self.number();
-        self.of_share.insert(fill.share, number);
+        if fill.owns_share {
+            self.of_share.insert(fill.share, number);
+        }
         self.all.insert(number, fill);
     }
 
@@ -99,7 +106,15 @@ impl Fills {
 
     pub(crate) fn remove(&mut self, number: u64) -> Option<Fill> {
         let fill = self.all.remove(&number)?;
-        self.of_share.remove(&fill.share);
+        if fill.owns_share {
+            self.of_share.remove(&fill.share);
+        }
         Some(fill)
+    }
+
+    /// A copy reads this share of the engine.
+    pub(crate) fn is_read(&self, share: Share) -> bool {
+        let reads = |fill: &Fill| !fill.owns_share && fill.share == share && fill.under_way > 0;
+        self.all.values().any(reads)
     }
 }

@@ -11,6 +11,8 @@ use kvasir_transfer::memory::{MemoryError, Prefault, RangeError};
 pub enum CopyFault {
     #[error(transparent)]
     Range(#[from] RangeError),
+    #[error(transparent)]
+    Cuda(#[from] kvasir_cuda::DriverError),
 }
 
 /// See the module.

@@ -7,7 +7,7 @@ use kvasir_tests_repository::{assert_none, files, read, root};
 const LINES_MAX: usize = 900;
 
 /// Shared memory, descriptors and kernels: the rim. Every other package forbids unsafe code.
-const MAY_BE_UNSAFE: [&str; 10] = [
+const MAY_BE_UNSAFE: [&str; 11] = [
     "transfer/checksum/src",
     "transfer/src",
     "transfer/verbs/src",
@@ -15,13 +15,14 @@ const MAY_BE_UNSAFE: [&str; 10] = [
     "store-node/src",
     "store-node/client/src",
     "store-node/client/capi/src",
+    "store-node/cuda/src",
     "store-node/attention/src",
     "store-node/route/src",
     "engines/reference/src",
 ];
 
 /// Where each package begins.
-const ROOTS: [&str; 21] = [
+const ROOTS: [&str; 22] = [
     "kvasir/src/main.rs",
     "proto/src/lib.rs",
     "transfer/src/lib.rs",
@@ -35,6 +36,7 @@ const ROOTS: [&str; 21] = [
     "store-node/client/capi/src/lib.rs",
     "store-node/blocks/src/lib.rs",
     "store-node/log/src/lib.rs",
+    "store-node/cuda/src/lib.rs",
     "store-node/attention/src/lib.rs",
     "store-node/route/src/lib.rs",
     "conductor/src/lib.rs",

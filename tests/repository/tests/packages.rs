@@ -10,7 +10,7 @@ use serde_json::Value;
 
 /// Package, and the packages of this workspace that it may depend on. All that is not here is
 /// refused, a new package too: its place is part of the design.
-const MAY_USE: [(&str, &[&str]); 21] = [
+const MAY_USE: [(&str, &[&str]); 22] = [
     ("kvasir-proto", &[]),
     ("kvasir-checksum", &[]),
     ("kvasir-transfer-core", &[]),
@@ -19,7 +19,8 @@ const MAY_USE: [(&str, &[&str]); 21] = [
     ("kvasir-blocks", &["kvasir-proto"]),
     ("kvasir-log", &["kvasir-checksum", "kvasir-proto"]),
     ("kvasir-placement", &["kvasir-proto"]),
-    ("kvasir-attention", &[]),
+    ("kvasir-cuda", &[]),
+    ("kvasir-attention", &["kvasir-cuda"]),
     (
         "kvasir-transfer",
         &[
@@ -41,6 +42,7 @@ const MAY_USE: [(&str, &[&str]); 21] = [
             "kvasir-attach",
             "kvasir-blocks",
             "kvasir-log",
+            "kvasir-cuda",
             "kvasir-attention",
         ],
     ),
@@ -62,6 +64,7 @@ const MAY_USE: [(&str, &[&str]); 21] = [
             "kvasir-store-node",
             "kvasir-blocks",
             "kvasir-log",
+            "kvasir-cuda",
             "kvasir-attention",
             "kvasir-route",
             "kvasir-transfer",

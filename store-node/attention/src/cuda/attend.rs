@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use kvasir_cuda::{Device, Kernel, Memory, Module, Stream};
+
 use super::CudaError;
 use super::compile::Nvrtc;
-use super::driver::{Device, Kernel, Memory, Module, Stream};
 use super::job::{CudaJob, DeviceJob};
 use super::plan::{Machine, Plan};
-use super::variant::{MERGE_THREADS, THREADS, Variant};
+use super::variant::{Arch, MERGE_THREADS, THREADS, Variant};
 use crate::attend::Precision;
 use crate::pages::RowDtype;
 
@@ -58,7 +59,7 @@ impl CudaAttention {
         nvrtc: &Nvrtc,
         stream: Arc<Stream>,
     ) -> Result<CudaAttention, CudaError> {
-        let compiled = nvrtc.compile(&variant, stream.device().arch())?;
+        let compiled = nvrtc.compile(&variant, Arch::of_device(stream.device())?)?;
         CudaAttention::from_cubin(variant, &compiled.cubin, stream)
     }
 
@@ -156,7 +157,7 @@ impl CudaAttention {
     }
 
     /// Launches what was prepared last, again and again if need be. Only launches: it may be recorded
-    /// into a [`Graph`](super::driver::Graph), which is good until the next preparation.
+    /// into a [`Graph`](kvasir_cuda::Graph), which is good until the next preparation.
     ///
     /// # Errors
     /// [`CudaError`].

@@ -4,8 +4,10 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
 use std::sync::OnceLock;
 
+use kvasir_cuda::DriverError;
+use kvasir_cuda::driver::symbol;
+
 use super::CudaError;
-use super::driver::symbol;
 use super::variant::{Arch, SOURCE, Variant};
 
 const LIBRARY: &str = "libnvrtc";
@@ -38,7 +40,7 @@ pub struct Nvrtc {
 /// What became of a source.
 #[derive(Debug, Clone)]
 pub struct Compiled {
-    /// For [`Module::load`](super::driver::Module::load).
+    /// For [`Module::load`](kvasir_cuda::Module::load).
     pub cubin: Vec<u8>,
     /// What the assembler says of registers, spills and shared memory.
     pub log: String,
@@ -48,7 +50,7 @@ impl Nvrtc {
     /// Opens the library where the system has it.
     ///
     /// # Errors
-    /// [`CudaError::Missing`] says what to install.
+    /// [`DriverError::Missing`] says what to install.
     pub fn open() -> Result<Nvrtc, CudaError> {
         static OPEN: OnceLock<Nvrtc> = OnceLock::new();
         if let Some(nvrtc) = OPEN.get() {
@@ -69,12 +71,13 @@ impl Nvrtc {
     /// Opens the library in this file.
     ///
     /// # Errors
-    /// [`CudaError::Missing`] and [`CudaError::TooOld`].
+    /// [`DriverError::Missing`] and [`DriverError::TooOld`].
     pub fn open_file(path: &Path) -> Result<Nvrtc, CudaError> {
         // SAFETY: NVIDIA's library, by its own name or where the operator says that it is; its
         // constructors do nothing to this process.
-        let library = unsafe { libloading::Library::new(path) }
-            .map_err(|source| CudaError::Missing { library: LIBRARY, install: INSTALL, source })?;
+        let library = unsafe { libloading::Library::new(path) }.map_err(|source| {
+            DriverError::Missing { library: LIBRARY, install: INSTALL, source }
+        })?;
         let library: &'static libloading::Library = Box::leak(Box::new(library));
         // SAFETY: the functions of these names in `nvrtc.h`, of these types since CUDA 11.1.
         unsafe {
@@ -138,7 +141,7 @@ impl Nvrtc {
         }
         // SAFETY: it takes any number and returns a string that is never freed.
         let says = unsafe { CStr::from_ptr((self.error)(code)) }.to_string_lossy().into_owned();
-        Err(CudaError::Failed { call, code, says })
+        Err(DriverError::Failed { call, code, says }.into())
     }
 }
 

@@ -6,8 +6,7 @@
 //! 3. [`plan`]: which CTA takes which query rows and cached rows; no device needed
 //! 4. `partial.cu`: the kernels, one source for sm_80 and sm_90
 //! 5. [`compile`]: NVRTC, opened at run time
-//! 6. [`driver`]: NVIDIA's driver, opened at run time, and what is used of it
-//! 7. [`attend`]: jobs by device addresses, in order on one stream
+//! 6. [`attend`]: jobs by device addresses, in order on one stream
 //!
 //! Nothing is linked: a host without a driver or NVRTC gets a sentence, [`CudaError`]. Products are
 //! of bf16 or f16 and sums of f32 ([`Precision::Bf16`](crate::Precision)). Results are bit-equal for
@@ -15,7 +14,6 @@
 
 pub mod attend;
 pub mod compile;
-pub mod driver;
 pub mod job;
 pub mod plan;
 pub mod variant;
@@ -24,24 +22,16 @@ pub use attend::CudaAttention;
 pub use job::CudaJob;
 pub use variant::Variant;
 
+use kvasir_cuda::DriverError;
+
 use crate::pages::RowDtype;
 
 /// Why a GPU does not compute. Its text is a sentence for the person who runs the host.
 #[derive(Debug, thiserror::Error)]
 pub enum CudaError {
-    #[error("{library} cannot be opened: {install}")]
-    Missing {
-        library: &'static str,
-        install: &'static str,
-        #[source]
-        source: libloading::Error,
-    },
-    #[error("{library} has no `{name}`: install a newer one")]
-    TooOld { library: &'static str, name: &'static str },
-    #[error("`{call}` fails with code {code}: {says}")]
-    Failed { call: &'static str, code: i32, says: String },
-    #[error("GPU {index} is asked for, and there are {count}")]
-    NoSuchDevice { index: usize, count: usize },
+    /// NVIDIA's driver, or its compiler, is missing or has failed.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
     #[error("compute capability {major}.{minor} has no kernel: 8.0, 8.7 and 9.0 have")]
     Capability { major: u32, minor: u32 },
     #[error("the kernel needs {needed} bytes of shared memory, and a block has {limit}")]

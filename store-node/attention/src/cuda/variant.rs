@@ -45,6 +45,15 @@ impl Arch {
         }
     }
 
+    /// The one of this GPU.
+    ///
+    /// # Errors
+    /// [`CudaError::Capability`] where there is none.
+    pub fn of_device(device: &kvasir_cuda::Device) -> Result<Arch, CudaError> {
+        let (major, minor) = device.capability();
+        Arch::of(major, minor)
+    }
+
     /// As compilers name it.
     pub fn name(self) -> &'static str {
         match self {

@@ -1,5 +1,5 @@
 // A driver of NVIDIA's with one GPU, which is the processor: the functions of `cuda.h` that
-// `src/cuda/driver.rs` opens, over `emulation.cpp`. Everything is done at once, on whatever stream. What a
+// `kvasir-cuda` opens for kernels, over `emulation.cpp`. Everything is done at once, on whatever stream. What a
 // kernel reaches must be memory that was allocated here and not freed; what is left when all is dropped
 // is counted.
 
@@ -55,6 +55,7 @@ Result cuGetErrorString(Result code, const char** text) {
     *text = code == LAUNCH_FAILED ? machine::failure : code == NOT_CAPTURED ? "not while a stream is captured" : "invalid";
     return OK;
 }
+Result cuDriverGetVersion(int* version) { return *version = 12080, OK; }
 Result cuDeviceGetCount(int* count) { return *count = 1, OK; }
 Result cuDeviceGet(int* device, int index) { return *device = 40 + index, index ? INVALID : OK; }
 Result cuDeviceGetName(char* name, int length, int device) {

@@ -1,8 +1,8 @@
 //! Rows, queries and results in a GPU's memory, for tests and measurements.
 
 use kvasir_attention::Partial;
-use kvasir_attention::cuda::driver::{Memory, Stream};
 use kvasir_attention::cuda::{CudaError, CudaJob};
+use kvasir_cuda::{Memory, Stream};
 
 use crate::slots::Slots;
 

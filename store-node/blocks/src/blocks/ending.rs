@@ -125,6 +125,10 @@ impl Blocks {
 
     /// Answers [`Action::StopPush`]: all of the share's reads have ended, and none will begin.
     pub fn push_stopped(&mut self, now_ms: u64, share: Share) {
+        if self.fills.is_read(share) {
+            self.fills.pushes_stopped.insert(share);
+            return;
+        }
         // Refused by no state; a share that is over has no reads.
         let _ = self.apply(now_ms, share, ShareEvent::PushStopped, AbortReason::PeerLost);
     }

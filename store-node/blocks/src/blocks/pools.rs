@@ -182,6 +182,7 @@ impl Blocks {
             epoch,
             handle,
             share,
+            owns_share: true,
             pages: pages.to_vec(),
             first,
             ready: 0,
@@ -196,6 +197,70 @@ impl Blocks {
         true
     }
 
+    /// Copies pages of a share that an engine has, or is about to have, into pages that are the engine's: on the decode side
+    /// those of the prompt when they have arrived, on the prefill side those that are cached when that is settled.
+    /// [`Action::PagesFilled`] says when it is over.
+    ///
+    /// # Errors
+    /// [`PoolError`]; then nothing is done.
+    pub fn fill_from_share(
+        &mut self,
+        (share, first, handle): (Share, u32, u64),
+        pages: &[u32],
+    ) -> Result<(), PoolError> {
+        let pool = self.cache.pool().ok_or(PoolError::NoPool)?;
+        let epoch = pool.epoch();
+        pool.check_free(pages)?;
+        if let Some(record) = self.shares.get(&share) {
+            let end = u64::from(first) + pages.len() as u64;
+            if end > u64::from(record.prompt_pages) {
+                return Err(PoolError::NotOfShare { pages: record.prompt_pages });
+            }
+        }
+        if self.fills.all.len() >= FILLS_MAX || self.read_begin(share).is_err() {
+            self.totals.pool_unfilled += pages.len() as u64;
+            self.actions.push_back(Action::PagesFilled { epoch, handle, blocks: 0 });
+            return Ok(());
+        }
+        if let Some(pool) = self.cache.pool_mut() {
+            pool.begin_fill(pages);
+        }
+        self.fills.insert(Fill {
+            epoch,
+            handle,
+            share,
+            owns_share: false,
+            pages: pages.to_vec(),
+            first,
+            ready: 0,
+            is_all: false,
+            begun: 0,
+            under_way: 0,
+            end: pages.len() as u32,
+        });
+        Ok(())
+    }
+
+    /// What there is to copy of an engine's share, once that is settled.
+    fn look_at_share(&mut self, number: u64) {
+        let Some(fill) = self.fills.all.get_mut(&number).filter(|fill| !fill.owns_share) else {
+            return;
+        };
+        let Some(record) = self.shares.get(&fill.share).filter(|record| !record.is_aborted())
+        else {
+            fill.stop();
+            return;
+        };
+        if record.state.rising || !record.state.settled() {
+            return;
+        }
+        let pages = match fill.share.side {
+            Side::Decode => record.prompt_pages,
+            Side::Prefill | Side::Source => record.cached_blocks,
+        };
+        fill.set_ready(pages, true);
+    }
+
     /// Begins copies between the pool and slots, as far as there may be more. To be called before the actions are drained,
     /// whenever anything has happened.
     pub fn copy_pages(&mut self, now_ms: u64) {
@@ -204,6 +269,7 @@ impl Blocks {
         }
         let fills: Vec<u64> = self.fills.all.keys().copied().collect();
         for fill in fills {
+            self.look_at_share(fill);
             self.write_pages(fill);
             if self.fills.all.get(&fill).is_some_and(Fill::is_over) {
                 self.end_fill(now_ms, fill);
@@ -263,7 +329,7 @@ impl Blocks {
 
     fn end_fill(&mut self, now_ms: u64, number: u64) {
         let Some(fill) = self.fills.remove(number) else { return };
-        let Fill { epoch, handle, share, ref pages, .. } = fill;
+        let Fill { epoch, handle, share, owns_share, ref pages, .. } = fill;
         let blocks = fill.filled();
         if let Some(pool) = self.cache.pool_mut().filter(|pool| pool.epoch() == epoch) {
             pool.end_fill(pages);
@@ -271,9 +337,18 @@ impl Blocks {
         }
         self.totals.pool_filled += u64::from(blocks);
         self.totals.pool_unfilled += pages.len() as u64 - u64::from(blocks);
-        // Refused by no state: the read was begun with the share.
+        if self.fills.pushes_stopped.contains(&share) {
+            if !self.fills.is_read(share) {
+                self.fills.pushes_stopped.remove(&share);
+                self.push_stopped(now_ms, share);
+            }
+            return;
+        }
+        // Refused where all reads were ended with the share's pushes.
         let _ = self.apply(now_ms, share, ShareEvent::ReadEnd, AbortReason::PeerLost);
-        let _ = self.apply(now_ms, share, ShareEvent::Release, AbortReason::PeerLost);
+        if owns_share {
+            let _ = self.apply(now_ms, share, ShareEvent::Release, AbortReason::PeerLost);
+        }
     }
 
     /// More of what a fill waits for is there. False when the share is no fill's.
@@ -395,7 +470,11 @@ impl Blocks {
     pub(super) fn check_pool(&self) -> Result<(), String> {
         for (number, fill) in &self.fills.all {
             let writes = self.fills.writes.values().filter(|write| write.fill == *number).count();
-            let known = self.shares.get(&fill.share).is_some_and(|record| record.is_fill);
+            let of = self.shares.get(&fill.share);
+            let known = match fill.owns_share {
+                true => of.is_some_and(|record| record.is_fill),
+                false => fill.under_way == 0 || of.is_some_and(|record| record.state.reads > 0),
+            };
             if writes != fill.under_way as usize || !known {
                 return Err(format!("the fill {} has other writes, or no share", fill.handle));
             }

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use kvasir_blocks::{AttachEpoch, Eviction, Options, PoolError, RiseError, Tier, WritePageError};
+use kvasir_blocks::{
+    AbortReason, AttachEpoch, Eviction, Options, PoolError, RiseError, Tier, WritePageError,
+};
 use kvasir_proto::{BlockKey, SlotIndex};
 
 use crate::checker::tiers;
-use crate::support::{EPOCH, Node, chain, chain_in, key, namespace, options, share};
+use crate::support::{EPOCH, Node, chain, chain_in, key, namespace, options, share, sums};
 
 struct Pool {
     node: Node,
@@ -278,6 +280,73 @@ fn a_fill_is_given_up_page_by_page() {
     assert_eq!(pool.written(Ok(())), "Dropped(2) Filled/2(1)");
     pool.node.assert_idle();
     assert_eq!(pool.drop(3, &[0, 1, 2, 3]), "Dropped(3)");
+}
+
+#[test]
+fn pages_of_a_share_are_named_late() {
+    let mut pool = Pool::new(64, 16);
+    pool.node.open("7d", "abc", 1);
+    // Before anything has come; the last page is not full.
+    pool.node.blocks.fill_from_share((share("7d"), 1, 5), &[8, 9, 10]).expect("pages");
+    assert_eq!((pool.node.actions(), pool.node.writes.len()), (String::new(), 0));
+    pool.node.blocks.arrived(pool.node.now_ms, share("7d"), sums(4)).expect("settled");
+    assert_eq!(pool.node.actions(), "");
+    assert_eq!(pool.node.writes.iter().map(|(_, page)| *page).collect::<Vec<_>>(), [8, 9, 10]);
+    // A release waits for the copies.
+    pool.node.release("7d");
+    assert_eq!((pool.written(Ok(())), pool.written(Ok(()))), (String::new(), String::new()));
+    assert_eq!(pool.written(Ok(())), "Filled/3(5) Released(7d)");
+    pool.node.assert_idle();
+    // After it; and what is to be computed is not there.
+    pool.node.open("8p", "abcd", 1);
+    pool.node.blocks.fill_from_share((share("8p"), 2, 6), &[0, 1]).expect("pages");
+    pool.node.actions();
+    assert_eq!(pool.written(Ok(())), "Filled/1(6)");
+    let refused = pool.node.blocks.fill_from_share((share("8p"), 4, 6), &[0, 1]);
+    assert_eq!(refused, Err(PoolError::NotOfShare { pages: 5 }));
+    pool.node.release("8p");
+    pool.node.blocks.fill_from_share((share("8p"), 0, 7), &[0]).expect("pages");
+    assert_eq!(pool.node.actions(), "Released(8p) Filled/0(7)");
+    pool.node.assert_idle();
+}
+
+#[test]
+fn a_share_that_is_aborted_ends_when_no_copy_reads_it() {
+    let mut pool = Pool::new(64, 16);
+    pool.node.fill("1p", "ab");
+    pool.node.open("7p", "ab", 1);
+    pool.node.blocks.fill_from_share((share("7p"), 0, 5), &[0, 1]).expect("pages");
+    pool.node.actions();
+    assert_eq!(pool.node.writes.len(), 2);
+    pool.node.blocks.abort(pool.node.now_ms, share("7p"), AbortReason::PeerLost);
+    assert_eq!(pool.node.actions(), "StopEngine(7p) StopPush(7p)");
+    pool.node.blocks.push_stopped(pool.node.now_ms, share("7p"));
+    pool.node.release("7p");
+    assert_eq!(pool.node.actions(), "");
+    assert_eq!(pool.node.blocks.counts().pins, 2, "the copies read them");
+    assert_eq!(pool.written(Ok(())), "");
+    assert_eq!(pool.written(Ok(())), "Filled/2(5) Aborted(7p)");
+    pool.node.assert_idle();
+}
+
+#[test]
+fn nothing_more_of_an_aborted_share_is_copied() {
+    // Two copies at once.
+    let mut pool = Pool::new(16, 16);
+    pool.node.fill("1p", "abcd");
+    pool.node.open("7p", "abcd", 1);
+    pool.node.blocks.fill_from_share((share("7p"), 0, 5), &[0]).expect("pages");
+    pool.node.blocks.fill_from_share((share("7p"), 1, 6), &[1, 2, 3]).expect("pages");
+    pool.node.actions();
+    assert_eq!(pool.node.writes.len(), 2, "one of each");
+    pool.node.blocks.abort(pool.node.now_ms, share("7p"), AbortReason::PeerLost);
+    pool.node.actions();
+    assert_eq!(pool.written(Ok(())), "Filled/1(5)");
+    assert_eq!(pool.node.writes.len(), 1, "the other one's");
+    pool.node.blocks.push_stopped(pool.node.now_ms, share("7p"));
+    pool.node.release("7p");
+    assert_eq!(pool.written(Ok(())), "Filled/1(6) Aborted(7p)");
+    pool.node.assert_idle();
 }
 
 #[test]

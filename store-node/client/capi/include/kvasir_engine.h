@@ -41,7 +41,7 @@ kvasir_status kvasir_engine_attach(const char *attach_dir, const uint8_t *reques
                                    kvasir_engine **engine);
 
 /*
- * Says goodbye and unmaps the slots: they must not be touched any more, and no other call may be
+ * Says goodbye and unmaps the slots and the pool: they must not be touched any more, and no other call may be
  * under way. NULL is ignored.
  */
 void kvasir_engine_detach(kvasir_engine *engine);
@@ -58,6 +58,17 @@ uint8_t *kvasir_engine_slots(const kvasir_engine *engine, size_t *bytes);
  * engine's: duplicate it to keep it. -1 for NULL.
  */
 int kvasir_engine_slots_fd(const kvasir_engine *engine);
+
+/*
+ * The engine's own pages, where its AttachRequest asks for a pool in memory of the host: mapped for
+ * reading and writing, and in `bytes`, where that is not NULL, how many bytes they are. NULL and 0 where
+ * there is none. Where page i lies was said in the request. Pages that are held (HoldPages) or being
+ * filled (FillPages) must not be written until PagesDropped or PagesFilled has come.
+ */
+uint8_t *kvasir_engine_pool(const kvasir_engine *engine, size_t *bytes);
+
+/* The descriptor of that memory, as kvasir_engine_slots_fd; -1 where there is none. */
+int kvasir_engine_pool_fd(const kvasir_engine *engine);
 
 uint32_t kvasir_engine_slots_total(const kvasir_engine *engine);
 

@@ -148,6 +148,28 @@ pub unsafe extern "C" fn kvasir_engine_slots_fd(engine: *const Engine) -> c_int 
 /// # Safety
 /// See `kvasir_engine.h`.
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvasir_engine_pool(engine: *const Engine, bytes: *mut usize) -> *mut u8 {
+    // SAFETY: the caller's promise.
+    let pool = unsafe { attached(engine) }.ok().and_then(|engine| engine.link.pool_memory());
+    // SAFETY: NULL, or the caller's promise that it can be written.
+    if let Some(bytes) = unsafe { bytes.as_mut() } {
+        *bytes = pool.map_or(0, |pool| pool.len());
+    }
+    pool.map_or(std::ptr::null_mut(), |pool| pool.as_ptr())
+}
+
+/// # Safety
+/// See `kvasir_engine.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvasir_engine_pool_fd(engine: *const Engine) -> c_int {
+    // SAFETY: the caller's promise.
+    let pool = unsafe { attached(engine) }.ok().and_then(|engine| engine.link.pool_memory());
+    pool.map_or(-1, |pool| pool.fd().as_raw_fd())
+}
+
+/// # Safety
+/// See `kvasir_engine.h`.
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvasir_engine_slots_total(engine: *const Engine) -> u32 {
     // SAFETY: the caller's promise.
     unsafe { attached(engine) }.map_or(0, |engine| engine.link.slots_total())

@@ -110,6 +110,9 @@ int main(int argc, char **argv) {
     check(kvasir_engine_send(NULL, garbage, 1) == KVASIR_INVALID, "no engine");
     check(kvasir_engine_receive(NULL, 0, &message) == KVASIR_INVALID, "no engine");
     check(kvasir_engine_slots(NULL, NULL) == NULL && kvasir_engine_slots_fd(NULL) == -1, "no engine");
+    size_t pool_bytes = 1;
+    check(kvasir_engine_pool(NULL, &pool_bytes) == NULL && pool_bytes == 0, "no engine");
+    check(kvasir_engine_pool_fd(NULL) == -1, "no engine");
     kvasir_engine_wake(NULL);
     kvasir_engine_progress(NULL, 1, 1);
     kvasir_engine_publish_load(NULL, NULL);

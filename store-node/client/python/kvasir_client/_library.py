@@ -63,6 +63,8 @@ _FUNCTIONS = {
     "kvasir_engine_detach": (None, [_P]),
     "kvasir_engine_slots": (_P, [_P, _P]),
     "kvasir_engine_slots_fd": (_I, [_P]),
+    "kvasir_engine_pool": (_P, [_P, _P]),
+    "kvasir_engine_pool_fd": (_I, [_P]),
     "kvasir_engine_slots_total": (ctypes.c_uint32, [_P]),
     "kvasir_engine_is_connected": (_I, [_P]),
     "kvasir_engine_send": (_I, [_P, _P, _N]),

@@ -51,6 +51,8 @@ class Engine:
         self._library.kvasir_engine_slots(handle, ctypes.byref(length))
         # A mapping of its own: arrays over it stay valid for the interpreter whatever becomes of the attach.
         self._slots = mmap.mmap(self.slots_fd, length.value)
+        self._library.kvasir_engine_pool(handle, ctypes.byref(length))
+        self._pool = mmap.mmap(self.pool_fd, length.value) if length.value else None
 
     def __enter__(self):
         return self
@@ -59,7 +61,7 @@ class Engine:
         self.detach()
 
     def detach(self):
-        """Says goodbye: from then on slots must not be touched. No other call may be under way."""
+        """Says goodbye: from then on slots and pool must not be touched. No other call may be under way."""
         handle, self._handle = self._handle, None
         if handle is not None:
             self._library.kvasir_engine_detach(handle)
@@ -88,6 +90,18 @@ class Engine:
     def slots_fd(self):
         """The descriptor of that memory, to register it with a device. It is closed with the attach."""
         return self._library.kvasir_engine_slots_fd(self._open())
+
+    @property
+    def pool(self):
+        """The engine's own pages, to be read and written, where the request asks for a pool in memory of the
+        host; otherwise None. Pages that are held or being filled must not be written until `PagesDropped` or
+        `PagesFilled` has come."""
+        return memoryview(self._pool) if self._pool is not None else None
+
+    @property
+    def pool_fd(self):
+        """The descriptor of that memory; -1 where there is none. It is closed with the attach."""
+        return self._library.kvasir_engine_pool_fd(self._open())
 
     @property
     def slots_total(self):

@@ -337,7 +337,7 @@ impl Owner {
             }
             FromEngine::HoldPages(hold) => self.hold_pages(&hold)?,
             FromEngine::DropPages(drop) => self.drop_pages(&drop)?,
-            FromEngine::FillPages(fill) => self.fill_pages(&fill)?,
+            FromEngine::FillPages(fill) => self.fill_pages(epoch, &fill)?,
             FromEngine::Unpin(v1::UnpinBlocks { handle }) => {
                 self.blocks.unpin(epoch, handle);
             }
@@ -356,7 +356,7 @@ impl Owner {
 
     /// Whether an open share is this engine's. False when it has ended, which the engine need not
     /// know yet.
-    fn is_its_own(&self, epoch: AttachEpoch, share: Share) -> Result<bool, Broken> {
+    pub(super) fn is_its_own(&self, epoch: AttachEpoch, share: Share) -> Result<bool, Broken> {
         match self.blocks.share(share) {
             None => Ok(false),
             Some(view) if view.bound_to == Some(epoch) => Ok(true),

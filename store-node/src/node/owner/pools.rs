@@ -91,8 +91,25 @@ impl Owner {
         Ok(self.blocks.drop_pages(clock::now_ms(), drop.handle, &drop.pages)?)
     }
 
-    pub(super) fn fill_pages(&mut self, fill: &v1::FillPages) -> Result<(), Broken> {
+    pub(super) fn fill_pages(
+        &mut self,
+        epoch: AttachEpoch,
+        fill: &v1::FillPages,
+    ) -> Result<(), Broken> {
         let keys = BlockKey::list(&fill.keys)?;
+        if let Some(v1::SharePages { tx, side, first_page }) = fill.of_share {
+            let share = Share::from_wire(tx, side)?;
+            if !keys.is_empty() {
+                return Err(Broken(format!("it fills pages with {share} and with keys")));
+            }
+            if !self.is_its_own(epoch, share)? {
+                // It has ended, and a stop is on its way.
+                self.pages_filled(epoch, fill.handle, 0);
+                return Ok(());
+            }
+            let of = (share, first_page, fill.handle);
+            return Ok(self.blocks.fill_from_share(of, &fill.pages)?);
+        }
         let share = self.pools.next_share(self.incarnation);
         let of = (share, fill.handle);
         Ok(self.blocks.fill_pages(clock::now_ms(), of, &keys, &fill.pages)?)

@@ -1,0 +1,41 @@
+//! NVIDIA's driver, opened at run time: the part of `cuda.h` that is used here. Nothing is linked, and a host without
+//! the driver gets a sentence, [`DriverError`].
+//!
+//! Reading path:
+//! 1. [`driver`]: the library, a GPU, its memory and streams
+//! 2. [`shared`]: memory of a GPU that another process has allocated, and memory of the host that a GPU copies from and to
+//! 3. [`kernel`]: code on a GPU, recorded launches, and how long they take
+//! 4. [`ask`]: what the driver says of a host's GPUs, for people who want to know
+//!
+//! A table of functions is looked up when the first of them is needed: a driver that lacks some is only of no use to
+//! those who call them.
+
+pub mod ask;
+pub mod driver;
+pub mod kernel;
+pub mod shared;
+
+pub use ask::{Asked, AskedDevice};
+pub use driver::{Device, DeviceAddress, Driver, Memory, Stream};
+pub use kernel::{Event, Graph, Kernel, Module};
+pub use shared::{IpcHandle, Registered, SharedAllocation};
+
+/// Why a GPU cannot be used. Its text is a sentence for the person who runs the host.
+#[derive(Debug, thiserror::Error)]
+pub enum DriverError {
+    #[error("{library} cannot be opened: {install}")]
+    Missing {
+        library: &'static str,
+        install: &'static str,
+        #[source]
+        source: libloading::Error,
+    },
+    #[error("{library} has no `{name}`: install a newer one")]
+    TooOld { library: &'static str, name: &'static str },
+    #[error("`{call}` fails with code {code}: {says}")]
+    Failed { call: &'static str, code: i32, says: String },
+    #[error("GPU {index} is asked for, and there are {count}")]
+    NoSuchDevice { index: usize, count: usize },
+    #[error("no GPU here has the UUID {uuid}")]
+    NoSuchUuid { uuid: String },
+}
