@@ -16,7 +16,8 @@ pub(crate) struct Fill {
     pub(crate) share: Share,
     /// It is this fill's alone; otherwise one of the engine, which the fill reads.
     pub(crate) owns_share: bool,
-    pub(crate) pages: Vec<u32>,
+    /// Without those that the engine wanted back meanwhile: they may be another fill's by now.
+    pub(crate) pages: Vec<Option<u32>>,
     /// The page of the share that goes into the first of them.
     pub(crate) first: u32,
     /// So many of them could be copied now; when `is_all` is set no more will.
@@ -45,6 +46,16 @@ impl Fill {
     /// It does not get this page, nor those after it.
     pub(crate) fn cut(&mut self, at: u32) {
         self.end = self.end.min(at);
+    }
+
+    /// The engine wants these pages back.
+    pub(crate) fn give_up(&mut self, pages: &[u32]) {
+        for at in 0..self.pages.len() {
+            if self.pages[at].is_some_and(|page| pages.contains(&page)) {
+                self.pages[at] = None;
+                self.cut(at as u32);
+            }
+        }
     }
 
     /// Begins nothing more.

@@ -106,6 +106,10 @@ impl Blocks {
             self.totals.pool_dropped_unsunk += u64::from(path.is_empty() || !all);
         }
         self.cache.drop_pages(handle, pages);
+        let epoch = self.cache.pool().map(PoolTable::epoch);
+        for fill in self.fills.all.values_mut().filter(|fill| Some(fill.epoch) == epoch) {
+            fill.give_up(pages);
+        }
         self.tell_dropped();
         Ok(())
     }
@@ -183,7 +187,7 @@ impl Blocks {
             handle,
             share,
             owns_share: true,
-            pages: pages.to_vec(),
+            pages: pages.iter().copied().map(Some).collect(),
             first,
             ready: 0,
             is_all: false,
@@ -230,7 +234,7 @@ impl Blocks {
             handle,
             share,
             owns_share: false,
-            pages: pages.to_vec(),
+            pages: pages.iter().copied().map(Some).collect(),
             first,
             ready: 0,
             is_all: false,
@@ -283,6 +287,7 @@ impl Blocks {
             let Some(fill) = self.fills.all.get_mut(&number) else { return };
             let Some(at) = fill.next() else { return };
             let (epoch, page) = (fill.epoch, fill.pages[at as usize]);
+            let page = page.expect("a fill ends before a page that was given up");
             let record = self.shares.get(&fill.share);
             let of = record.and_then(|record| record.page(fill.first + at));
             let of = of.and_then(|of| {
@@ -332,7 +337,8 @@ impl Blocks {
         let Fill { epoch, handle, share, owns_share, ref pages, .. } = fill;
         let blocks = fill.filled();
         if let Some(pool) = self.cache.pool_mut().filter(|pool| pool.epoch() == epoch) {
-            pool.end_fill(pages);
+            let pages: Vec<u32> = pages.iter().copied().flatten().collect();
+            pool.end_fill(&pages);
             self.actions.push_back(Action::PagesFilled { epoch, handle, blocks });
         }
         self.totals.pool_filled += u64::from(blocks);

@@ -470,11 +470,16 @@ impl Blocks {
             }
             let (key, parent) = (of.key, of.parent);
             let parent_slot = parent.map(|parent| self.cache.index().find(parent));
+            let parent_rises = parent.and_then(|parent| self.rises.of_key(parent)).is_some();
             if parent_slot == Some(None) {
-                let rises = parent.and_then(|parent| self.rises.of_key(parent)).is_some();
-                if !rises || of.late {
+                if !parent_rises || of.late {
                     self.fail_rise(now_ms, rise);
                 }
+                continue;
+            }
+            // The parent was computed or sent here while it rose: whoever waits for this block has a pin of it only
+            // when its rise is over, and no block is pinned without those before it.
+            if parent_rises && !of.late {
                 continue;
             }
             self.land(now_ms, rise, parent_slot.flatten());
@@ -484,6 +489,7 @@ impl Blocks {
     }
 
     fn land(&mut self, now_ms: u64, rise: u64, parent: Option<SlotIndex>) {
+        self.leave_strays(now_ms, rise, parent);
         let Some(of) = self.rises.remove(rise) else { return };
         let Rise { key, namespace, slot, landed, waiters, from, .. } = of;
         match from {
@@ -528,10 +534,30 @@ impl Blocks {
         orphans.into_iter().for_each(|orphan| self.land_from(now_ms, orphan));
     }
 
+    /// Those who wait for a block and have another copy of the one before it, which was dropped since: with a pin of this
+    /// block they would have none of its parent.
+    fn leave_strays(&mut self, now_ms: u64, rise: u64, parent: Option<SlotIndex>) {
+        let Some(of) = self.rises.all.get_mut(&rise) else { return };
+        let shares = &self.shares;
+        let is_stray = |(share, page): &mut (Share, u32)| {
+            let before = page.checked_sub(1);
+            let record = shares.get(share);
+            before
+                .zip(record)
+                .is_some_and(|(before, record)| record.page(before).map(|page| page.slot) != parent)
+        };
+        let (slot, strays) = (of.slot, of.waiters.extract_if(.., is_stray).collect::<Vec<_>>());
+        self.leave(now_ms, slot, strays);
+    }
+
     fn leave_waiters(&mut self, now_ms: u64, rise: u64) {
         let Some(of) = self.rises.all.get_mut(&rise) else { return };
-        let slot = of.slot;
-        for (share, page) in std::mem::take(&mut of.waiters) {
+        let (slot, waiters) = (of.slot, std::mem::take(&mut of.waiters));
+        self.leave(now_ms, slot, waiters);
+    }
+
+    fn leave(&mut self, now_ms: u64, slot: SlotIndex, waiters: Vec<(Share, u32)>) {
+        for (share, page) in waiters {
             let waits = self.shares.get(&share).and_then(|record| record.page(page));
             if waits.is_some_and(|at| at.slot == slot) {
                 self.cut_rising(now_ms, share, page);

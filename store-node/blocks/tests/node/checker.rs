@@ -103,6 +103,11 @@ impl Checker {
         }
     }
 
+    /// Which block's rows are in a slot.
+    pub fn content(&self, slot: SlotIndex) -> Option<BlockKey> {
+        self.memory.get(&slot).and_then(|cell| cell.content)
+    }
+
     /// What must hold after every call.
     pub fn check(&mut self, blocks: &Blocks, parents: &BTreeMap<BlockKey, Option<BlockKey>>) {
         self.check_committed(blocks, parents);

@@ -15,6 +15,7 @@ mod prefetching;
 mod replicating;
 mod serving;
 mod sim_bucket;
+mod sim_pool;
 mod sim_ssd;
 mod simulation;
 mod support;

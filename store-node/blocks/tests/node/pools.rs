@@ -277,9 +277,28 @@ fn a_fill_is_given_up_page_by_page() {
     // One that is written now, and one that is not yet.
     assert_eq!(pool.drop(2, &[1, 2]), "");
     assert_eq!(pool.written(Ok(())), "");
-    assert_eq!(pool.written(Ok(())), "Dropped(2) Filled/2(1)");
+    assert_eq!(pool.written(Ok(())), "Dropped(2) Filled/1(1)");
     pool.node.assert_idle();
     assert_eq!(pool.drop(3, &[0, 1, 2, 3]), "Dropped(3)");
+}
+
+#[test]
+fn a_page_that_was_given_up_may_be_filled_anew_before_the_first_fill_is_over() {
+    let mut pool = Pool::new(16, 16);
+    pool.node.fill("1p", "abcd");
+    pool.node.fill("2p", "wx");
+    pool.fill(1, "abcd", 0, 0);
+    assert_eq!(pool.drop(2, &[2]), "Dropped(2)");
+    assert_eq!(pool.fill(3, "w", 0, 2), "");
+    let written = |pool: &Pool| pool.node.writes.iter().map(|(_, page)| *page).collect::<Vec<_>>();
+    assert_eq!(written(&pool), [0, 1], "so many at once");
+    assert_eq!(pool.written(Ok(())), "");
+    assert_eq!(pool.written(Ok(())), "Filled/2(1)", "and no others, though it is the same page");
+    assert_eq!(written(&pool), [2]);
+    assert_eq!(pool.drop(4, &[2]), "", "the second one fills it still");
+    assert_eq!(pool.written(Ok(())), "Dropped(4) Filled/0(3)");
+    assert_eq!(pool.drop(5, &[0, 1, 2, 3]), "Dropped(5)");
+    pool.node.assert_idle();
 }
 
 #[test]

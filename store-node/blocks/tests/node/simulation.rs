@@ -13,6 +13,7 @@ use kvasir_proto::{BlockKey, Share, Side, SlotIndex, TxId, keys};
 
 use crate::checker::{Checker, Hand};
 use crate::sim_bucket::SimBucket;
+use crate::sim_pool::SimPool;
 use crate::sim_ssd::SimSsd;
 use crate::support::{BLOCK_TOKENS, namespace, sums};
 
@@ -88,6 +89,7 @@ pub struct World {
     pub random: Random,
     pub ssd: SimSsd,
     pub bucket: SimBucket,
+    pub pool: SimPool,
     pub blocks: Blocks,
     pub checker: Checker,
     open: BTreeMap<Share, Open>,
@@ -97,8 +99,8 @@ pub struct World {
     admin_pins: Vec<(u64, u64)>,
     evicted_by_hand: u64,
     parents: BTreeMap<BlockKey, Option<BlockKey>>,
-    epoch: AttachEpoch,
-    serial: u64,
+    pub epoch: AttachEpoch,
+    pub serial: u64,
     pub now_ms: u64,
     ended_total: [u64; 2],
     /// Shares of the node's own.
@@ -131,6 +133,7 @@ impl World {
             random: Random(seed),
             ssd: SimSsd::default(),
             bucket: SimBucket::default(),
+            pool: SimPool::default(),
             blocks: Blocks::new(options),
             checker: Checker::default(),
             open: BTreeMap::new(),
@@ -164,7 +167,7 @@ impl World {
             0..4 | 78 => self.allocate(),
             4 => self.allocate_again(),
             5..9 => self.with_one(World::bind),
-            9..16 | 40..70 => self.with_one(World::engine_works),
+            9..16 | 46..70 => self.with_one(World::engine_works),
             16..18 => self.with_one(World::grow),
             18..25 | 70..78 => self.with_one(World::writer_works),
             25 => self.with_one(World::give_up_fetch),
@@ -178,6 +181,8 @@ impl World {
             37 if self.random.one_in(8) => self.corrupt(),
             38 if self.random.one_in(16) => self.engine_dies(),
             39 => self.late_call(),
+            40..45 => self.pool_works(),
+            45 => self.hint(),
             _ => {
                 let changes_max = self.random.below(8);
                 self.checker.subscribe(&self.blocks, changes_max);
@@ -189,6 +194,7 @@ impl World {
     fn settle_down(&mut self) {
         self.blocks.sink_ahead(self.now_ms);
         self.blocks.upload_ahead(self.now_ms);
+        self.blocks.copy_pages(self.now_ms);
         while let Some(action) = self.blocks.poll_action() {
             self.execute(action);
         }
@@ -196,6 +202,7 @@ impl World {
             panic!("{broken}");
         }
         self.checker.check(&self.blocks, &self.parents);
+        self.check_pool();
     }
 
     fn with_one(&mut self, act: fn(&mut World, Share)) {
@@ -227,7 +234,7 @@ impl World {
             Action::ReadPage { .. }
             | Action::WritePage { .. }
             | Action::PagesDropped { .. }
-            | Action::PagesFilled { .. } => unreachable!("these engines have no pools"),
+            | Action::PagesFilled { .. } => self.pool_begins(action),
             Action::Risen { share, blocks, is_all: _ } => {
                 // It may have ended in the same call: that it has comes next.
                 let Some(view) = self.blocks.share(share) else { return };
@@ -249,9 +256,14 @@ impl World {
             }
             Action::StopPush { share } => {
                 let open = self.open.get_mut(&share).expect("an open share");
-                assert!(open.reads > 0 && !open.push_stop_asked);
+                assert!(open.reads > 0 || self.pool.reads(share));
+                assert!(!open.push_stop_asked);
                 open.push_stop_asked = true;
                 open.aborted = true;
+                if open.reads == 0 {
+                    // Pages are filled from it, which is the core's own affair.
+                    self.blocks.push_stopped(self.now_ms, share);
+                }
             }
             Action::CancelImm { share, imm } => {
                 let open = self.open.get_mut(&share).expect("an open share");
@@ -314,7 +326,7 @@ impl World {
                 }
             }
             Err(AllocateError::TooManyShares(_)) => {
-                assert!(self.open.len() + self.hints.len() >= 10);
+                assert!(self.open.len() + self.hints.len() + self.pool.fills_max() >= 10);
             }
             Err(other) => panic!("{other}"),
         }
@@ -688,8 +700,11 @@ impl World {
             from = next;
         }
         listed.sort();
-        let mut all = self.blocks.snapshot().keys;
+        // Without those that only an engine's pool has.
+        let mut all: Vec<BlockKey> = self.blocks.blocks().map(|block| block.key).collect();
+        all.extend(self.blocks.ssd_blocks().map(|block| block.key));
         all.sort();
+        all.dedup();
         assert_eq!(listed, all);
     }
 
@@ -730,6 +745,7 @@ impl World {
 
     fn engine_dies(&mut self) {
         let dead = self.epoch;
+        self.pool_closes();
         self.epoch = AttachEpoch(dead.0 + 1);
         self.gets.retain(|&(epoch, _)| epoch != dead);
         for (&share, open) in &mut self.open {
@@ -740,7 +756,15 @@ impl World {
                 self.checker.stopped(share, Hand::Engine);
             }
         }
+        self.pool_opens();
         self.blocks.engine_gone(self.now_ms, dead);
+    }
+
+    /// Of the nth of the engine's shares: itself, and the blocks of its prompt.
+    pub fn prompt_of_engine(&self, nth: usize) -> Option<(Share, Vec<BlockKey>)> {
+        let of_engine = |open: &&Open| matches!(open.engine, Engine::Working(epoch) | Engine::Waiting(epoch) if epoch == self.epoch);
+        let open = self.open.values().filter(of_engine).nth(nth)?;
+        Some((open.request.share, open.request.keys.clone()))
     }
 
     /// Calls about shares that are over, or that never were.
@@ -767,12 +791,14 @@ impl World {
         self.blocks.abort_all(self.now_ms, &AbortReason::Draining);
         self.settle_down();
         self.engine_dies();
+        self.pool_closes();
         self.settle_down();
         self.blocks.ssd_gone();
         self.blocks.set_bucket_usable(false);
-        while !self.ssd.is_idle() || !self.bucket.is_idle() {
+        while !self.ssd.is_idle() || !self.bucket.is_idle() || !self.pool.is_idle() {
             self.ssd_works();
             self.bucket_works();
+            self.pool_copies_end();
             self.settle_down();
         }
         for share in self.blocks.shares().collect::<Vec<_>>() {
@@ -800,8 +826,9 @@ impl World {
 }
 
 /// What a run met, so that a simulation that no longer does anything is noticed.
-fn run(seed: u64, steps: u32) -> [u64; 20] {
+fn run(seed: u64, steps: u32) -> [u64; 24] {
     let mut world = World::new(seed);
+    world.pool_opens();
     (0..steps).for_each(|_| world.step());
     world.end();
     let c = world.blocks.counts();
@@ -814,14 +841,17 @@ fn run(seed: u64, steps: u32) -> [u64; 20] {
     let l = c.prefetched_used_total;
     let [m, n, o] = [c.uploaded_total, c.downloaded_total, c.downloads_late_total];
     let [p, q] = [world.ssd.extended_total, world.ssd.dropped_total];
-    let first = [a, b, d, e, c.leases_over_total, released, aborted, snapshots];
-    let rest = [f, g, h, i, j, k, l, m, n, o, p, q];
-    std::array::from_fn(|at| first.iter().chain(&rest).nth(at).copied().unwrap_or(0))
+    let SimPool { sunk_total, filled_total, filled_of_shares_total, dropped_total, .. } =
+        world.pool;
+    let pool = [sunk_total, filled_total, filled_of_shares_total, dropped_total];
+    let met = [a, b, d, e, c.leases_over_total, released, aborted, snapshots];
+    let met = met.into_iter().chain([f, g, h, i, j, k, l, m, n, o, p, q]).chain(pool);
+    met.collect::<Vec<_>>().try_into().expect("as many")
 }
 
 #[test]
 fn random_calls_keep_every_promise() {
-    let mut met = [0; 20];
+    let mut met = [0; 24];
     for seed in 0..80 {
         let result = std::panic::catch_unwind(|| run(seed, 10_000));
         let Ok(of_seed) = result else { panic!("seed {seed}: paste it into `this_seed`") };
