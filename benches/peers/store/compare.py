@@ -1,9 +1,11 @@
 """Gives every side its turn at each point, round by round, and prints medians and ratios as Markdown."""
 
 import argparse
+import ctypes
 import json
 import os
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -24,6 +26,15 @@ LOOKUP_KEYS = 1000
 IDLE_WANTED = 0.85
 
 
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None)
+
+
+def ends_with_parent():
+    """Whoever is started here ends when this program does, however that is."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 class Process:
     """One that speaks lines."""
 
@@ -32,7 +43,8 @@ class Process:
         quiet["PYTHONHASHSEED"] = "0"
         self.command = command
         self.child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=quiet
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=quiet,
+            preexec_fn=ends_with_parent,
         )
 
     def hear(self, word):
@@ -45,7 +57,11 @@ class Process:
         self.child.stdin.write(json.dumps(point) + "\n")
         self.child.stdin.flush()
 
+    def pause(self, pauses):
+        self.child.send_signal(signal.SIGSTOP if pauses else signal.SIGCONT)
+
     def stop(self):
+        self.pause(False)
         self.child.stdin.close()
         try:
             self.child.wait(timeout=20)
@@ -61,10 +77,18 @@ def free_port():
 
 
 class Side:
-    """`clients` are two processes that measure; `others` what they need, in the order in which they end."""
+    """`clients` are two processes that measure; `others` what they need, in the order in which they end. One that `spins`
+    when it has nothing to do is stopped while it is not its turn."""
 
-    def __init__(self, name, clients, others=(), points=()):
+    def __init__(self, name, clients, others=(), points=(), spins=False):
         self.name, self.clients, self.others, self.points = name, clients, list(others), set(points)
+        self.spins = spins
+        self.pause(True)
+
+    def pause(self, pauses):
+        if self.spins:
+            for client in self.clients:
+                client.pause(pauses)
 
     def stop(self):
         for process in [*self.clients, *self.others]:
@@ -98,7 +122,7 @@ class Master:
         port = self.address.rsplit(":", 1)[1]
         self.child = subprocess.Popen(
             [binary, f"--rpc_port={port}", "--rpc_address=127.0.0.1", f"--metrics_port={free_port()}"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=ends_with_parent,
         )
         deadline = time.monotonic() + 30
         while True:
@@ -131,7 +155,8 @@ def mooncake(python):
 
 def foyer(binary, ssd):
     return [
-        Side(f"foyer-{io}", [started([binary, tempfile.mkdtemp(dir=ssd), io])[0]], [], ["get_ssd"])
+        # Its io_uring polls also when nothing is asked for.
+        Side(f"foyer-{io}", [started([binary, tempfile.mkdtemp(dir=ssd), io])[0]], [], ["get_ssd"], spins=True)
         for io in ("psync", "io_uring")
     ]
 
@@ -178,6 +203,7 @@ def wait_until_quiet(patience_s):
 def measure(side, point, clients):
     """All clients at once; rates add up, and latencies are of all."""
     asked = side.clients[:clients]
+    side.pause(False)
     for client in asked:
         client.ask(point)
     answers = [None] * len(asked)
@@ -190,6 +216,7 @@ def measure(side, point, clients):
         thread.start()
     for thread in threads:
         thread.join()
+    side.pause(True)
     if any(answer is None or "error" in answer for answer in answers):
         raise RuntimeError(f"{side.name}: {answers}")
     return {
@@ -260,6 +287,8 @@ def report(point, clients, of_point, samples):
 
 
 def main():
+    # What was started is stopped, and folders are removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--binary", required=True)
     parser.add_argument("--foyer", required=True)
