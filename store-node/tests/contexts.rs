@@ -183,6 +183,28 @@ async fn the_longer_context_stays_when_the_shorter_one_is_dropped_also_after_a_r
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_chain_is_kept_whole_or_not_at_all_where_that_is_asked() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut keeper = Keeper::start(dir.path(), 1_000).await;
+    let (long, short) = long_and_short();
+    keeper.prefill(&short).await;
+    let whole = |prompt: &[u32]| v1::KeepContextRequest {
+        namespace: namespace().0.to_vec(),
+        keys: BlockKey::concat(&chain(prompt)),
+        tenant: "tenant".into(),
+        ttl_ms: 600_000,
+        whole: true,
+        ..v1::KeepContextRequest::default()
+    };
+    assert_eq!(keeper.keep_as(whole(&long)).await, Err(Code::NotFound));
+    assert_eq!(keeper.list().await, []);
+    assert_eq!(keeper.keep_as(whole(&short)).await.map(|kept| kept.kept_blocks), Ok(2));
+    assert_eq!(keeper.keep(&long, 600_000).await.map(|kept| kept.kept_blocks), Ok(2));
+    keeper.prefill(&long).await;
+    assert_eq!(keeper.keep_as(whole(&long)).await.map(|kept| kept.kept_blocks), Ok(5));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_context_gets_another_time_and_is_over_when_that_is() {
     let dir = tempfile::tempdir().expect("a folder");
     let mut keeper = Keeper::start(dir.path(), 1_000).await;

@@ -38,7 +38,8 @@ pub(crate) async fn create(
     }
     let prompt_tokens = asked.prompt.length();
     let creation = Creation { front, arrival: &arrival, asked };
-    let creating = creation.run();
+    // On the heap, like the other requests that are computed.
+    let creating = Box::pin(creation.run());
     let (id, kept) =
         openai::before_deadline(front, &arrival, "keeping the context", creating).await?;
     front.contexts.did("created");
@@ -119,7 +120,7 @@ impl Creation<'_> {
         patience: Duration,
     ) -> Result<(ContextId, Kept), NotKept> {
         let (Some(last_key), namespace) = (prompt.keys().last(), prompt.namespace()) else {
-            return Err(NotKept::Lacking { blocks: 0 });
+            return Err(NotKept::Lacking);
         };
         let id = ContextId { namespace, last_key: *last_key };
         let tenant = tenant_of(&self.arrival.tenant_salt);
@@ -133,7 +134,7 @@ impl Creation<'_> {
                     Err(not) => worst = worst.max(not),
                 }
             }
-            let may_pass = matches!(worst, NotKept::Lacking { .. } | NotKept::Busy);
+            let may_pass = matches!(worst, NotKept::Lacking | NotKept::Busy);
             if !may_pass || Instant::now() >= until {
                 return Err(worst);
             }
@@ -153,7 +154,7 @@ impl Creation<'_> {
                 ("quota", ApiError::new(status, "context_quota_exceeded", message))
             }
             NotKept::Busy => ("not_kept", not_kept("a store node is busy or could not write it")),
-            NotKept::Lacking { .. } => {
+            NotKept::Lacking => {
                 ("not_kept", not_kept("its blocks were gone before they could be kept"))
             }
             NotKept::Unanswered => ("unanswered", not_kept("a store node does not answer")),

@@ -72,7 +72,7 @@ mod tests {
         one[15] = 1;
         assert_eq!(id(one, one).just_before(), id(one, zero).to_bytes());
         assert_eq!(id(one, zero).just_before(), id(zero, [0xff; 16]).to_bytes());
-        assert_eq!(id(zero, zero).just_before(), Vec::new());
+        assert_eq!(id(zero, zero).just_before(), Vec::<u8>::new());
     }
 
     #[test]

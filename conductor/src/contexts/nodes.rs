@@ -59,7 +59,7 @@ pub(super) enum NotKept {
     /// It has not answered.
     Unanswered,
     /// Not all of it is there, or not yet.
-    Lacking { blocks: u32 },
+    Lacking,
     /// It is kept just now, or a write failed.
     Busy,
     /// A quota, or the room for all that is kept.
@@ -83,13 +83,14 @@ pub(super) struct Found {
 }
 
 impl Contexts {
-    /// Asks a node to keep all of a chain. Of one that it has in part nothing is left kept.
+    /// Asks a node to keep all of a chain, or nothing of it.
     pub(super) async fn keep(&self, node: &NodeHandle, chain: Chain<'_>) -> Result<Kept, NotKept> {
         let request = v1::KeepContextRequest {
             namespace: chain.namespace.0.to_vec(),
             keys: BlockKey::concat(chain.keys),
             tenant: chain.tenant.to_owned(),
             ttl_ms: chain.ttl_ms,
+            whole: true,
             ..v1::KeepContextRequest::default()
         };
         let mut client = node.client.clone();
@@ -98,31 +99,11 @@ impl Contexts {
         let reply = reply.map_err(|status| not_kept(node, &status))?;
         let v1::KeepContextReply { kept_blocks, since_unix_ms, until_unix_ms } = reply;
         let kept = Kept { blocks: kept_blocks, since_unix_ms, until_unix_ms };
-        match chain.keys.get(kept_blocks as usize) {
-            None if until_unix_ms == 0 => {
-                let why =
-                    format!("the store node {} is of a version without contexts", node.node_id);
-                Err(NotKept::Refused(why))
-            }
-            None => Ok(kept),
-            Some(_) => {
-                self.undo(node, chain, kept).await;
-                Err(NotKept::Lacking { blocks: kept_blocks })
-            }
+        if until_unix_ms == 0 || kept_blocks as usize != chain.keys.len() {
+            let why = format!("the store node {} is of a version without contexts", node.node_id);
+            return Err(NotKept::Refused(why));
         }
-    }
-
-    /// Takes back what was kept of a part of a chain, unless the part is a context that was there before:
-    /// that one is kept for longer than it would have been made for now.
-    async fn undo(&self, node: &NodeHandle, chain: Chain<'_>, part: Kept) {
-        let is_new = part.until_unix_ms.saturating_sub(part.since_unix_ms) <= chain.ttl_ms;
-        let last = (part.blocks as usize).checked_sub(1).and_then(|last| chain.keys.get(last));
-        if let (true, Some(last_key)) = (is_new, last) {
-            let id = ContextId { namespace: chain.namespace, last_key: *last_key };
-            if let Err(status) = self.drop_at(node, chain.tenant, id).await {
-                tracing::warn!(node = %node.node_id, %id, %status, "a part of a context stays kept");
-            }
-        }
+        Ok(kept)
     }
 
     /// The tenant's first contexts after this one, at least so many where there are as many.
@@ -325,7 +306,7 @@ fn has_none(status: &Status) -> bool {
 fn not_kept(node: &NodeHandle, status: &Status) -> NotKept {
     tracing::info!(node = %node.node_id, %status, "a node does not keep a context");
     match status.code() {
-        Code::NotFound => NotKept::Lacking { blocks: 0 },
+        Code::NotFound => NotKept::Lacking,
         Code::ResourceExhausted => NotKept::Full(status.message().to_owned()),
         Code::FailedPrecondition | Code::InvalidArgument | Code::Unimplemented => {
             NotKept::Refused(format!("the store node {} says: {}", node.node_id, status.message()))

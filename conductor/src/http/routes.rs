@@ -247,7 +247,7 @@ async fn create_context(State(front): Shared, request: Request) -> Result<Respon
             "model",
             "This model is served by another server: only of those whose blocks are stored here contexts are kept.",
         )),
-        None => contexts::create(&front, arrival, body).await,
+        None => Box::pin(contexts::create(&front, arrival, body)).await,
     };
     settle(admission.as_deref(), answered)
 }

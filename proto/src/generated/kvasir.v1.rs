@@ -557,6 +557,9 @@ pub struct KeepContextRequest {
     pub last_key: ::prost::alloc::vec::Vec<u8>,
     #[prost(uint64, tag = "8")]
     pub since_unix_ms: u64,
+    /// Keeps all of `keys` or nothing: NOT_FOUND unless all of them are here.
+    #[prost(bool, tag = "9")]
+    pub whole: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListContextsRequest {

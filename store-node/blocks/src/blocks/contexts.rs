@@ -70,6 +70,16 @@ impl Blocks {
         Ok(self.begin_keep(now_ms, Keep::new(blocks, Some(mark)), path, sinks, there))
     }
 
+    /// How many leading blocks of a chain [`Blocks::keep`] would keep.
+    pub fn keepable(&self, now_ms: u64, namespace: Namespace, keys: &[BlockKey]) -> usize {
+        let in_dram = self.cache.index().prefix(Some(namespace), keys).len();
+        if self.extent_bytes > 0 && self.ssd_is_usable(now_ms) {
+            return in_dram.max(self.cache.ssd().prefix(namespace, self.layout, None, keys));
+        }
+        let parent = in_dram.checked_sub(1).map(|before| keys[before]);
+        in_dram + self.bucket.prefix(namespace, self.layout, parent, &keys[in_dram..])
+    }
+
     /// Gives a context another time, which may be earlier than the former one. [`Action::Kept`] says when
     /// that is durable.
     ///

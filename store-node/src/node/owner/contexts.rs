@@ -85,7 +85,16 @@ impl Owner {
             until_unix_ms,
             since_unix_ms,
         };
-        Ok(self.blocks.keep(clock::now_ms(), &wanted)?)
+        let now_ms = clock::now_ms();
+        let KeepRequest { namespace, keys, .. } = &wanted;
+        if request.whole {
+            let here = self.blocks.keepable(now_ms, *namespace, keys);
+            if here < keys.len() {
+                let why = format!("{here} of the chain's {} blocks are here", keys.len());
+                return Err(Refused::NotFound(why));
+            }
+        }
+        Ok(self.blocks.keep(now_ms, &wanted)?)
     }
 
     fn begin_extending(&mut self, request: &v1::KeepContextRequest) -> Result<u64, Refused> {
