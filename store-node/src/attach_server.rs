@@ -147,9 +147,12 @@ impl Attach for AttachService {
         request: Request<v1::AttachRequest>,
     ) -> Result<Response<v1::AttachReply>, Status> {
         let request = request.into_inner();
-        let pool = self.pool(&request).await?;
-        let reply = self.node.ask(|reply| Command::AttachBegin(request, pool, reply)).await?;
-        Ok(Response::new(reply))
+        let pool = self.pool(&request).await?.map(Arc::new);
+        let given = pool.clone();
+        let reply = self.node.ask(|reply| Command::AttachBegin(request, given, reply)).await;
+        // One that was not taken is let go here: that takes long.
+        tokio::task::spawn_blocking(move || drop(pool));
+        Ok(Response::new(reply?))
     }
 }
 

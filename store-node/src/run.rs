@@ -111,7 +111,7 @@ pub async fn start(config: Config) -> Result<Running, Error> {
     let pools = Arc::new(Pools {
         bytes_max: config.pool_bytes_max,
         cuda_library: config.cuda_library.clone(),
-        slots: Slots::new(Arc::clone(parts.arena.memory())),
+        slots: Arc::new(Slots::new(Arc::clone(parts.arena.memory()))),
     });
     let (end, ended) = oneshot::channel();
     let (done, transfer_ended) = Completion::future();

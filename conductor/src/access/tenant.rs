@@ -167,6 +167,8 @@ struct Taken {
     tokens: u64,
     /// It was all given back: what still comes is for nobody.
     is_void: bool,
+    /// Work was done for it that counts, whatever comes of it.
+    is_spent: bool,
 }
 
 impl Admission {
@@ -185,6 +187,11 @@ impl Admission {
     /// Tokens that came in vain: they will come once more.
     pub fn give_back(&self, tokens: u64) {
         self.give_back_at(tokens, Instant::now());
+    }
+
+    /// What was taken is not given back, whatever the request gets: others have worked for it.
+    pub fn is_spent(&self) {
+        self.taken().is_spent = true;
     }
 
     /// The request got an error and nothing of an answer: it uses nothing.
@@ -224,6 +231,9 @@ impl Admission {
 
     fn give_all_back_at(&self, now: Instant) {
         let mut taken = self.taken();
+        if taken.is_spent {
+            return;
+        }
         let none = Taken { is_void: true, ..Taken::default() };
         let Taken { requests, tokens, .. } = std::mem::replace(&mut *taken, none);
         let mut used = self.tenant.used();

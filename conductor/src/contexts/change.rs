@@ -23,6 +23,7 @@ pub(crate) async fn extend(
     let ExtendRequest { ttl_ms } = ExtendRequest::parse(&body, contexts.ttl)?;
     let id = ContextId::parse(name).ok_or_else(|| contexts.not_found(name))?;
     let (keepers, tenant) = (front.cluster.keepers(), tenant_of(&arrival.tenant_salt));
+    arrival.is_worked_for();
     match contexts.extend(&keepers, tenant, id, ttl_ms).await {
         Answers { kept: Some(kept), .. } => {
             contexts.did("extended");
@@ -44,6 +45,7 @@ pub(crate) async fn remove(
     let _running = front.serving.running();
     let id = ContextId::parse(name).ok_or_else(|| contexts.not_found(name))?;
     let (keepers, tenant) = (front.cluster.keepers(), tenant_of(&arrival.tenant_salt));
+    arrival.is_worked_for();
     match contexts.end(&keepers, tenant, id).await {
         Answers { kept: Some(_), unanswered: 0 } => {
             contexts.did("dropped");

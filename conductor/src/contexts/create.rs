@@ -86,6 +86,7 @@ impl Creation<'_> {
         let mut answer = Err(NotKept::Unanswered);
         for _ in 0..self.front.serving.attempts_max() {
             let lies_at = self.serve().await?;
+            self.arrival.is_worked_for();
             // The model may have been replaced meanwhile, and with it the keys.
             let prompt = openai::keyed_now(self.front, &self.asked)?;
             let nodes = self.front.cluster.keepers_among(&lies_at);

@@ -31,6 +31,7 @@ pub(crate) async fn list(
     let after = page.after.as_deref().map(after_of).transpose()?;
     let (keepers, tenant) = (front.cluster.keepers(), tenant_of(&arrival.tenant_salt));
     // One more tells whether there are more.
+    arrival.is_worked_for();
     let found = front.contexts.find(&keepers, tenant, after, limit + 1).await;
     let Found { contexts, unanswered } = found;
     let has_more = contexts.len() > limit;
@@ -44,6 +45,7 @@ pub(crate) async fn one(front: &Front, arrival: Arrival, name: &str) -> Result<R
     let contexts = &front.contexts;
     let id = ContextId::parse(name).ok_or_else(|| contexts.not_found(name))?;
     let (keepers, tenant) = (front.cluster.keepers(), tenant_of(&arrival.tenant_salt));
+    arrival.is_worked_for();
     match contexts.look(&keepers, tenant, id).await {
         Answers { kept: Some(kept), .. } => {
             let models = Models::of(&front.cluster, &arrival.tenant_salt);

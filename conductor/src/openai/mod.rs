@@ -46,6 +46,15 @@ use response::ResponseWriter;
 use responses::ResponseRequest;
 use writer::Writer;
 
+impl Arrival {
+    /// Nodes and engines work for it: it counts in its tenant's quotas, whatever comes of it.
+    pub fn is_worked_for(&self) {
+        if let Some(admission) = &self.admission {
+            admission.is_spent();
+        }
+    }
+}
+
 /// When and under which name a request came in.
 #[derive(Debug, Clone)]
 pub(crate) struct Arrival {

@@ -3142,7 +3142,8 @@ pub struct HostPool {
     pub bytes: u64,
 }
 /// Memory of a GPU of this host, which the engine has allocated and keeps until the
-/// attach is over.
+/// attach is over. Before it detaches it waits for PagesDropped and PagesFilled of all
+/// that it has asked for: a copy that has begun goes on.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CudaPool {
     /// 16 bytes: the GPU's UUID, as `cuDeviceGetUuid` has it.

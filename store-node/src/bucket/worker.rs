@@ -412,11 +412,17 @@ impl Task {
         match done {
             Done::Uploaded { upload, block, former, result } => {
                 if result.is_ok() {
-                    self.sent.push(block);
+                    let names = &self.bucket.names;
+                    if let Some(name) = names.of(&block) {
+                        // It may have been deleted earlier in this list.
+                        self.deleted.remove(&name);
+                    }
                     if let Some(former) = former {
+                        self.sent.retain(|block| names.of(block).as_ref() != Some(&former));
                         self.deleted.insert(former);
                         self.reports.post(Report::Deleted { deleted: 1, failed: 0 }).await;
                     }
+                    self.sent.push(block);
                 }
                 let result = self.judge(result).await;
                 let (result, why) = match result {
@@ -523,6 +529,9 @@ impl Bucket {
         let (checksums, payload) = match from {
             Source::Bucket(former) => {
                 let former = self.name(&former)?;
+                if former == name {
+                    return Ok(());
+                }
                 within(self.upload_timeout, self.store.copy(&former, &name)).await?;
                 // Before anybody is told: a mark that is taken away is gone when that is acknowledged.
                 let deleted = within(self.timeout, self.store.delete(&former)).await;

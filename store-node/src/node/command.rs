@@ -1,6 +1,7 @@
 //! What gRPC asks of the node's thread, and how it answers.
 
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
 use kvasir_blocks::{AttachEpoch, CopyError, PeerView};
 use kvasir_proto::v1;
@@ -80,7 +81,7 @@ pub enum Command {
     Admin(AdminCommand),
     Subscribe(v1::EventsRequest, mpsc::Sender<v1::NodeEvent>),
     /// First half of an attach, with the pool that was made for the engine: checked, and given a token.
-    AttachBegin(v1::AttachRequest, Option<Pool>, Reply<v1::AttachReply>),
+    AttachBegin(v1::AttachRequest, Option<Arc<Pool>>, Reply<v1::AttachReply>),
     /// The same for a client of objects.
     ClientOpen(v1::OpenRequest, Reply<v1::OpenReply>),
     /// Second half of either: a process showed the token on this connection.

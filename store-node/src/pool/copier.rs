@@ -151,6 +151,9 @@ impl Thread {
 
     fn begin(&self, copy: &Copy) -> Result<(), WritePageError> {
         let Copy { pool, page, slot, layout, way } = copy;
+        if pool.is_closed() {
+            return Err(WritePageError::Failed);
+        }
         if let Way::IntoPage { checksums, .. } = way
             && !checksums.is_empty()
             && *checksums != self.arena.checksums(layout, *slot)

@@ -49,6 +49,8 @@ pub struct CudaMemory {
     stream: Stream,
     /// In the pool's order: where each begins, and its bytes as described.
     allocations: Vec<(u64, u64, SharedAllocation)>,
+    /// They stay registered for as long as copies may run.
+    _slots: Arc<Slots>,
 }
 
 /// The node's slots, as GPUs copy from and to them.
@@ -162,7 +164,7 @@ impl CudaMemory {
     pub fn open(
         described: &CudaDescription,
         library: Option<&Path>,
-        slots: &Slots,
+        slots: &Arc<Slots>,
     ) -> Result<Self, CudaPoolError> {
         let driver = match library {
             Some(file) => Driver::open_file(file)?,
@@ -189,7 +191,7 @@ impl CudaMemory {
             registered,
             "a pool in a GPU's memory is open"
         );
-        Ok(CudaMemory { stream, allocations })
+        Ok(CudaMemory { stream, allocations, _slots: Arc::clone(slots) })
     }
 
     /// The allocation that has these bytes, and where in it they begin.

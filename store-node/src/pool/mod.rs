@@ -10,6 +10,8 @@ pub mod cuda;
 pub mod memory;
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvasir_proto::pool::PoolLayoutError;
 use kvasir_proto::{PoolLayout, SlotLayout, v1};
@@ -25,6 +27,18 @@ use crate::node::command::Refused;
 pub struct Pool {
     pub layout: PoolLayout,
     pub memory: Box<dyn PoolMemory>,
+    is_closed: AtomicBool,
+}
+
+impl Pool {
+    /// Its engine has left: no copy begins any more.
+    pub fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
 }
 
 /// Why an engine does not get the pool that it describes.
@@ -65,7 +79,7 @@ pub struct Pools {
     pub bytes_max: u64,
     /// NVIDIA's driver, where it is not the system's.
     pub cuda_library: Option<PathBuf>,
-    pub slots: Slots,
+    pub slots: Arc<Slots>,
 }
 
 impl Pools {
@@ -98,6 +112,6 @@ impl Pools {
                 (layout, Box::new(CudaMemory::open(&described, library, &self.slots)?))
             }
         };
-        Ok(Pool { layout, memory })
+        Ok(Pool { layout, memory, is_closed: AtomicBool::new(false) })
     }
 }

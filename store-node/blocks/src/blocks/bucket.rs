@@ -84,10 +84,12 @@ impl Blocks {
                 self.end_upload(wanted, true);
             }
             // With the block its mark is gone.
+            // Or another node has renamed it, which was asked for the same: a read finds out.
             (Err(SinkError::Gone | SinkError::Corrupt), UploadFrom::Bucket(_))
                 if is_exact && block.mark.is_none() =>
             {
-                self.bucket_lost(block.key);
+                self.bucket.remove(block.key);
+                self.bucket.insert(block, self.options.bucket.blocks_max);
                 self.end_upload(wanted, true);
             }
             // It is had from somewhere else, if it is there.
@@ -269,8 +271,11 @@ impl Blocks {
         tenant: Tenant,
         after: Option<(Namespace, BlockKey)>,
         contexts_max: usize,
+        unix_ms: u64,
     ) -> Vec<KeptContext> {
-        let whole = self.bucket.contexts(tenant, after).filter_map(|(block, mark)| {
+        let all = self.bucket.contexts(tenant, after);
+        let lasts = all.filter(|(_, mark)| mark.until_unix_ms > unix_ms);
+        let whole = lasts.filter_map(|(block, mark)| {
             Some(KeptContext {
                 namespace: block.namespace,
                 last: block.key,
@@ -284,9 +289,42 @@ impl Blocks {
 
     /// How long the chain is that ends with a block, when each of it is on the SSD or in the object store.
     pub(super) fn chain_below(&self, last: BlockKey) -> Option<u32> {
+        self.each_below(last, |_| {})
+    }
+
+    /// Keeps the blocks of a chain in the object store that come before its last as long as this mark says. Answers
+    /// with the numbers of the parts of the keep, or why not.
+    pub(super) fn lengthen_in_bucket(
+        &mut self,
+        keep: u64,
+        last: BlockKey,
+        mark: &Mark,
+    ) -> Result<Vec<u64>, KeepError> {
+        let mut before = Vec::new();
+        let of_chain = |block: SsdBlock| {
+            if block.key != last {
+                before.push(SsdBlock { class: class_of(mark), mark: None, ..block });
+            }
+        };
+        self.each_below(last, of_chain).ok_or(KeepError::NoContext)?;
+        before.retain(|block| !self.bucket.keeps(&self.bucket.as_wanted(block)));
+        if before.iter().any(|block| self.is_being_sent(block.key)) {
+            return Err(KeepError::Busy);
+        }
+        let want = |block: SsdBlock| {
+            let number = self.sinks.number();
+            self.want_sent(Wanted { number, block, keep: Some(keep), is_exact: false });
+            number
+        };
+        Ok(before.into_iter().map(want).collect())
+    }
+
+    /// Looks at a chain from its last block to its first, and says how long it is.
+    fn each_below(&self, last: BlockKey, mut look: impl FnMut(SsdBlock)) -> Option<u32> {
         let (mut blocks, mut next) = (0, Some(last));
         while let Some(key) = next {
             let block = self.bucket.get(key).or_else(|| self.cache.ssd().get(key))?;
+            look(block);
             blocks += 1;
             // Names say what they will: a chain that bites its tail is none.
             if blocks as usize > self.bucket.len() + self.cache.ssd().len() {
@@ -309,17 +347,25 @@ impl Blocks {
         // What nobody waits for is sent as it is kept now, if it still is.
         let now_kept = self.cache.ssd().get(wanted.block.key);
         let now_kept = now_kept.filter(|block| matches!(block.class, Class::Context { .. }));
-        let block = match keep {
-            Some(_) => wanted.block,
-            None => match now_kept {
-                Some(block) => self.bucket.as_wanted(&block),
-                None => return,
-            },
+        let known = self.bucket.get(wanted.block.key);
+        let block = match (keep, now_kept) {
+            // What is promised there meanwhile stays promised, but for the mark.
+            (Some(_), _) if is_exact => {
+                let longer = known.filter(|known| until(known) > until(&wanted.block));
+                let class = longer.map_or(wanted.block.class, |known| known.class);
+                SsdBlock { class, ..wanted.block }
+            }
+            (Some(_), _) => self.bucket.as_wanted(&wanted.block),
+            (None, Some(block)) => self.bucket.as_wanted(&block),
+            (None, None) => return,
         };
-        if !is_exact && self.bucket.keeps(&block) {
+        let is_done = match is_exact {
+            true => known == Some(block) || (known.is_none() && block.mark.is_none()),
+            false => self.bucket.keeps(&block),
+        };
+        if is_done {
             return self.end_upload(wanted, true);
         }
-        let known = self.bucket.get(block.key);
         if known.is_none() && self.bucket.len() >= self.options.bucket.blocks_max {
             self.totals.uploads_refused += 1;
             return self.end_upload(wanted, false);

@@ -53,13 +53,15 @@ impl Blocks {
         let path = in_dram.clone();
         let is_marked = known == Some(mark);
         let lacks = |at: &usize| *at >= on_ssd || (*at == blocks - 1 && !is_marked);
+        let mark_of = |key: &BlockKey| self.cache.ssd().get(*key).and_then(|block| block.mark);
         let sinks = (0..blocks).filter(lacks).map(|at| {
             let block = SsdBlock {
                 key: keys[at],
                 namespace: *namespace,
                 parent: at.checked_sub(1).map(|before| keys[before]),
                 class: class_of(&mark),
-                mark: (at == blocks - 1).then_some(mark),
+                // Contexts that end before it go on.
+                mark: if at == blocks - 1 { Some(mark) } else { mark_of(&keys[at]) },
                 layout: self.layout,
                 bytes: self.extent_bytes,
             };
@@ -125,9 +127,9 @@ impl Blocks {
     ) -> Vec<KeptContext> {
         let lasts = |context: &KeptContext| context.until_unix_ms > unix_ms;
         let on_ssd = self.cache.ssd().contexts(tenant, after).filter(lasts).take(contexts_max);
-        let in_bucket = self.contexts_in_bucket(tenant, after, contexts_max);
+        let in_bucket = self.contexts_in_bucket(tenant, after, contexts_max, unix_ms);
         let mut all: BTreeMap<(Namespace, BlockKey), KeptContext> = BTreeMap::new();
-        for context in on_ssd.chain(in_bucket.into_iter().filter(lasts)) {
+        for context in on_ssd.chain(in_bucket) {
             let known = all.entry((context.namespace, context.last)).or_insert(context);
             if known.until_unix_ms < context.until_unix_ms {
                 *known = context;
@@ -188,6 +190,10 @@ impl Blocks {
         let renamed = in_bucket.and_then(changed);
         let keep = self.sinks.number();
         let mut waits = Keep::new(blocks, mark);
+        if let (None, Some(mark)) = (on_ssd, &mark) {
+            // With an SSD that follows when the last block is written.
+            waits.left.extend(self.lengthen_in_bucket(keep, last, mark)?);
+        }
         if let Some(block) = renamed {
             waits.left.insert(self.rename_in_bucket(keep, block, mark));
         }

@@ -470,7 +470,9 @@ impl Blocks {
             }
             let (key, parent) = (of.key, of.parent);
             let parent_slot = parent.map(|parent| self.cache.index().find(parent));
-            let parent_rises = parent.and_then(|parent| self.rises.of_key(parent)).is_some();
+            let parent_rise = parent.and_then(|parent| self.rises.of_key(parent));
+            let (parent_rises, is_in_time) =
+                (parent_rise.is_some(), parent_rise.is_some_and(|(_, of)| !of.late));
             if parent_slot == Some(None) {
                 if !parent_rises || of.late {
                     self.fail_rise(now_ms, rise);
@@ -479,7 +481,7 @@ impl Blocks {
             }
             // The parent was computed or sent here while it rose: whoever waits for this block has a pin of it only
             // when its rise is over, and no block is pinned without those before it.
-            if parent_rises && !of.late {
+            if is_in_time && !of.late {
                 continue;
             }
             self.land(now_ms, rise, parent_slot.flatten());
@@ -550,6 +552,16 @@ impl Blocks {
         self.leave(now_ms, slot, strays);
     }
 
+    /// What was read and has waited for this rise does not wait any more.
+    fn land_after(&mut self, now_ms: u64, rise: u64) {
+        let Some(key) = self.rises.all.get(&rise).map(|of| of.key) else { return };
+        let follows = |(id, after): (&u64, &Rise)| {
+            (after.parent == Some(key) && after.landed.is_some()).then_some(*id)
+        };
+        let waiting: Vec<u64> = self.rises.all.iter().filter_map(follows).collect();
+        waiting.into_iter().for_each(|rise| self.land_from(now_ms, rise));
+    }
+
     fn leave_waiters(&mut self, now_ms: u64, rise: u64) {
         let Some(of) = self.rises.all.get_mut(&rise) else { return };
         let (slot, waiters) = (of.slot, std::mem::take(&mut of.waiters));
@@ -573,6 +585,7 @@ impl Blocks {
             self.totals.downloads_late += 1;
             self.rises.set_late(rise);
             self.leave_waiters(now_ms, rise);
+            self.land_after(now_ms, rise);
         }
         while let Some((rise, since_ms)) = self.rises.oldest()
             && now_ms.saturating_sub(since_ms) >= self.options.ssd_timeout_ms
@@ -580,6 +593,7 @@ impl Blocks {
             self.totals.rises_late += 1;
             self.rises.set_late(rise);
             self.leave_waiters(now_ms, rise);
+            self.land_after(now_ms, rise);
         }
     }
 

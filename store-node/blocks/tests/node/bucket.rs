@@ -459,3 +459,75 @@ fn a_context_is_dropped_there_by_another_name_of_its_last_block() {
     assert_eq!((listed(&node).len(), node.blocks.counts().bucket_blocks), (0, 2));
     node.assert_idle();
 }
+
+#[test]
+fn a_longer_time_there_is_one_of_all_blocks_of_the_context() {
+    let mut node = node();
+    node.fill("1p", "abc");
+    let request = KeepRequest { since_unix_ms: Some(5), ..keep_until("abc", UNTIL) };
+    node.blocks.keep(node.now_ms, &request).expect("it can be kept");
+    send_all(&mut node);
+    let name = ContextName { tenant: Tenant(3), namespace: namespace(""), last: key("abc") };
+    node.blocks.extend_context(node.now_ms, &name, UNTIL + 500).expect("it is there");
+    let sent: Vec<_> = send_all(&mut node).into_iter().map(|(_, key)| key).collect();
+    assert_eq!(sent.len(), 3, "{sent:?}");
+    node.blocks.expire(UNTIL + 100);
+    let of = |prompt: &str| node.blocks.bucket_block(key(prompt)).map(|block| block.class);
+    let longer = Class::Context { tenant: Tenant(3), until_unix_ms: UNTIL + 500 };
+    assert_eq!(["a", "ab", "abc"].map(of), [Some(longer); 3]);
+    assert_eq!(node.blocks.contexts(Tenant(3), None, 9, UNTIL + 100).len(), 1);
+    // Of a chain that is not whole there is nothing to promise.
+    let rest =
+        ["a", "abc"].map(|prompt| node.blocks.bucket_block(key(prompt)).expect("it is there"));
+    node.blocks.bucket_listed(rest.to_vec());
+    let gap = node.blocks.extend_context(node.now_ms, &name, UNTIL + 900);
+    assert_eq!(gap, Err(KeepError::NoContext));
+    node.assert_idle();
+}
+
+#[test]
+fn what_another_node_has_renamed_already_is_dropped_and_not_forgotten() {
+    let mut node = node();
+    node.fill("1p", "ab");
+    let request = KeepRequest { since_unix_ms: Some(5), ..keep_until("ab", UNTIL) };
+    node.blocks.keep(node.now_ms, &request).expect("it can be kept");
+    send_all(&mut node);
+    let name = ContextName { tenant: Tenant(3), namespace: namespace(""), last: key("ab") };
+    let drop = node.blocks.drop_context(node.now_ms, &name).expect("it is there");
+    node.actions();
+    let (upload, ..) = node.uploads.pop().expect("it is renamed");
+    node.kept.clear();
+    node.blocks.uploaded(node.now_ms, upload, Err(SinkError::Gone));
+    node.actions();
+    assert_eq!(node.kept, [(drop, Some(2))]);
+    assert_eq!(node.blocks.bucket_block(key("ab")), Some(block("ab", UNTIL)));
+    node.assert_idle();
+}
+
+#[test]
+fn a_rename_that_waited_finds_what_was_done_meanwhile() {
+    let mut node = node();
+    node.fill("1p", "ab");
+    let request = KeepRequest { since_unix_ms: Some(5), ..keep_until("ab", UNTIL) };
+    node.blocks.keep(node.now_ms, &request).expect("it can be kept");
+    send_all(&mut node);
+    let name = ContextName { tenant: Tenant(3), namespace: namespace(""), last: key("ab") };
+    // It fails first, so that the next one waits.
+    node.blocks.drop_context(node.now_ms, &name).expect("it is there");
+    node.actions();
+    let (upload, ..) = node.uploads.pop().expect("it is renamed");
+    node.blocks.uploaded(node.now_ms, upload, Err(SinkError::Failed));
+    node.actions();
+    node.kept.clear();
+    let drop = node.blocks.drop_context(node.now_ms, &name).expect("it is there");
+    node.actions();
+    assert!(node.uploads.is_empty() && node.kept.is_empty(), "it waits");
+    // Another node has dropped it, and keeps a longer chain through it for longer.
+    let renamed = [block("a", UNTIL + 9), block("ab", UNTIL + 9)];
+    node.blocks.bucket_listed(renamed.to_vec());
+    node.now_ms += 1_000;
+    assert_eq!(send_all(&mut node), []);
+    assert_eq!(node.kept, [(drop, Some(2))]);
+    assert_eq!(node.blocks.bucket_block(key("ab")), Some(renamed[1]));
+    node.assert_idle();
+}

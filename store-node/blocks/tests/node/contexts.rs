@@ -112,6 +112,17 @@ fn a_context_that_begins_another_has_a_time_of_its_own() {
 }
 
 #[test]
+fn contexts_stay_when_what_goes_through_them_is_kept_in_another_layout() {
+    let mut node = node();
+    node.fill("1p", "abc");
+    keep(&mut node, "ab", 9_000);
+    node.blocks.set_extents(8, EXTENT_BYTES);
+    keep(&mut node, "abc", 5_000);
+    assert_eq!(listed(&node, &["ab", "abc"]), [(2, 9_000), (3, 5_000)]);
+    assert_eq!(untils(&node, &["a", "ab", "abc"]), [9_000, 9_000, 5_000]);
+}
+
+#[test]
 fn the_longer_one_stays_when_the_one_that_begins_it_is_dropped() {
     let mut node = node();
     node.fill("1p", "abcd");

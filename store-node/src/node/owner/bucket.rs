@@ -15,6 +15,8 @@ use crate::ssd::thread;
 pub struct OnBucket {
     task: BucketTask,
     usable: bool,
+    /// What it had at some time since the node was started is known.
+    pub(super) is_listed: bool,
     state: String,
     /// The last thing that could not be done.
     error: Option<String>,
@@ -22,7 +24,7 @@ pub struct OnBucket {
 
 impl OnBucket {
     pub fn new(task: BucketTask) -> Self {
-        OnBucket { task, usable: false, state: "opening".into(), error: None }
+        OnBucket { task, usable: false, is_listed: false, state: "opening".into(), error: None }
     }
 
     pub fn flush(&mut self) -> bool {
@@ -52,6 +54,9 @@ impl Owner {
                     self.metrics.bucket_listed.with_label_values(&[of]).set(objects as i64);
                 }
                 self.blocks.bucket_listed(blocks);
+                if let Some(bucket) = &mut self.tiers.bucket {
+                    bucket.is_listed = true;
+                }
                 self.blocks.expire(clock::unix_ms());
             }
             Report::State { usable, state } => {

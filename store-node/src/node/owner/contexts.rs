@@ -133,7 +133,17 @@ impl Owner {
         if self.tiers.has_ssd() && !self.blocks.ssd_is_usable(clock::now_ms()) {
             return Err(Refused::Unavailable("the SSD cannot be used now; try again".into()));
         }
-        Ok(())
+        self.knows_bucket()
+    }
+
+    fn knows_bucket(&self) -> Result<(), Refused> {
+        match self.tiers.bucket.as_ref().is_none_or(|bucket| bucket.is_listed) {
+            true => Ok(()),
+            false => {
+                let why = "the object store was not listed yet, and may have contexts; try again";
+                Err(Refused::Unavailable(why.into()))
+            }
+        }
     }
 
     fn has_room_for_keep(&self) -> Result<(), Refused> {
@@ -185,6 +195,9 @@ impl Owner {
         if !self.tiers.knows_ssd() {
             let why = "the SSD cannot be used, and nobody knows what is kept there; try again";
             return Err(Refused::Unavailable(why.into()));
+        }
+        if !self.tiers.has_ssd() {
+            self.knows_bucket()?;
         }
         let all = self.blocks.contexts(tenant, after, contexts_max + 1, clock::unix_ms());
         let page = &all[..all.len().min(contexts_max)];

@@ -46,7 +46,7 @@ pub struct PendingAttach {
     token: Token,
     instance: v1::InstanceDescription,
     shape: CacheShape,
-    pool: Option<Pool>,
+    pool: Option<Arc<Pool>>,
     until_ms: u64,
 }
 
@@ -60,7 +60,7 @@ impl Owner {
     pub(super) fn attach_begin(
         &mut self,
         request: v1::AttachRequest,
-        pool: Option<Pool>,
+        pool: Option<Arc<Pool>>,
     ) -> Result<v1::AttachReply, Refused> {
         if self.drain_until_ms.is_some() {
             return Err(Refused::Unavailable("the node is draining".into()));
@@ -193,7 +193,7 @@ impl Owner {
                 let epoch = session.line.epoch();
                 self.session = Some(session);
                 if let Some(pool) = pool {
-                    self.open_pool(epoch, Arc::new(pool));
+                    self.open_pool(epoch, pool);
                 }
                 self.report.dirty = true;
             }

@@ -70,6 +70,7 @@ impl Owner {
     pub(super) fn close_pool(&mut self) {
         let Some((epoch, pool)) = self.pools.current.take() else { return };
         self.blocks.close_pool(epoch);
+        pool.close();
         if let Some(copier) = &mut self.pools.copier {
             copier.let_go(pool);
         }
@@ -135,14 +136,20 @@ impl Owner {
     }
 
     pub(super) fn page_copied(&mut self, copied: Copied) {
-        let now_ms = clock::now_ms();
         match copied {
-            Copied::IntoSlot { rise, result } => self.blocks.risen(now_ms, rise, result),
+            Copied::IntoSlot { rise, result } => {
+                // An engine that has left may use its memory for something else, and leaves before it does: what was
+                // copied counts only if it has not left by now.
+                if result.is_ok() {
+                    self.look_after_engine();
+                }
+                self.blocks.risen(clock::now_ms(), rise, result);
+            }
             Copied::IntoPage { copy, result } => {
                 if result == Err(kvasir_blocks::WritePageError::Corrupt) {
                     self.metrics.corrupt_blocks.inc();
                 }
-                self.blocks.page_written(now_ms, copy, result);
+                self.blocks.page_written(clock::now_ms(), copy, result);
             }
         }
     }
