@@ -2,10 +2,10 @@
 //!
 //! Removing is not logged: what is written last of a block counts at the next start. An extent that has
 //! taken a mark away, or made its time shorter, must therefore outlive those before it. When it is removed
-//! while one of them may still be read after a crash, it is in its *grave*: nobody finds it, and cleaning
-//! moves it as if it were live. Older extents with marks are *shadows*, and are gone when their segment has
-//! been used again and its new header is durable. There are fewer graves than shadows, and shadows are what
-//! cleaning gains, so that graves never fill a log.
+//! while one whose mark holds longer may still be read after a crash, it is in its *grave*: nobody finds it,
+//! and cleaning moves it as if it were live. Extents with marks that are neither live nor in a grave are
+//! *shadows*, and are gone when their segment has been used again and its new header is durable. There are
+//! fewer graves than shadows, and shadows are what cleaning gains, so that graves never fill a log.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,13 +14,20 @@ use kvasir_proto::{BlockKey, Mark};
 use crate::index::Location;
 use crate::log::Log;
 
-/// An extent with a mark that is not its block's any more, and is still on the disk.
+/// An extent with a mark that is, or may be, on the disk, and counts for nothing.
 #[derive(Debug, Clone, Copy)]
 struct Shadow {
     segment: u32,
     /// Of this use of the segment.
     sequence: u64,
     until_unix_ms: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Grave {
+    at: Location,
+    /// Of its own mark, which takes away those that hold longer.
+    until_unix_ms: Option<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -30,7 +37,7 @@ pub(crate) struct Graves {
     shadows: BTreeMap<BlockKey, Vec<Shadow>>,
     /// Whose shadows are in each segment.
     in_segment: BTreeMap<u32, BTreeSet<BlockKey>>,
-    all: BTreeMap<BlockKey, Location>,
+    all: BTreeMap<BlockKey, Grave>,
 }
 
 fn until(mark: Option<Mark>) -> Option<u64> {
@@ -73,20 +80,19 @@ impl Graves {
         self.found_live(key, mark);
     }
 
-    /// A live extent is removed. Answers whether it must stay in its grave.
-    fn removed(&mut self, key: BlockKey) -> bool {
-        let until_unix_ms = self.marked.remove(&key);
+    /// Whether a shadow would come back with a longer time than this.
+    fn is_outlasted(&self, key: BlockKey, until_unix_ms: Option<u64>) -> bool {
         let shadows = self.shadows.get(&key).into_iter().flatten();
         shadows.map(|shadow| Some(shadow.until_unix_ms)).max() > Some(until_unix_ms)
     }
 
     pub(crate) fn get(&self, key: BlockKey) -> Option<Location> {
-        self.all.get(&key).copied()
+        self.all.get(&key).map(|grave| grave.at)
     }
 
     /// A segment is used anew: what an earlier use has left there is never read again. Answers with the
-    /// graves that nothing needs any more.
-    fn forget_former_uses(&mut self, segment: u32, sequence: u64) -> Vec<Location> {
+    /// blocks whose graves nothing needs any more.
+    fn forget_former_uses(&mut self, segment: u32, sequence: u64) -> Vec<BlockKey> {
         let keys = self.in_segment.remove(&segment).unwrap_or_default();
         let mut over = Vec::new();
         for key in keys {
@@ -97,7 +103,10 @@ impl Graves {
             }
             if shadows.is_empty() {
                 self.shadows.remove(&key);
-                over.extend(self.all.remove(&key));
+            }
+            let grave = self.all.get(&key);
+            if grave.is_some_and(|grave| !self.is_outlasted(key, grave.until_unix_ms)) {
+                over.push(key);
             }
         }
         over
@@ -107,32 +116,42 @@ impl Graves {
 impl Log {
     /// A live extent is not found any more.
     pub(crate) fn bury(&mut self, key: BlockKey, at: Location) {
-        match self.graves.removed(key) {
-            true => drop(self.graves.all.insert(key, at)),
-            false => self.segments.remove_live(at),
+        let until_unix_ms = self.graves.marked.remove(&key);
+        match self.graves.is_outlasted(key, until_unix_ms) {
+            true => drop(self.graves.all.insert(key, Grave { at, until_unix_ms })),
+            false => self.give_up(key, Grave { at, until_unix_ms }),
         }
     }
 
-    /// A newer extent of the block is durable, and does what its grave did.
+    /// Nothing keeps an extent, which is on the disk until its segment is used again.
+    fn give_up(&mut self, key: BlockKey, Grave { at, until_unix_ms }: Grave) {
+        if let Some(until_unix_ms) = until_unix_ms {
+            let sequence = self.segments.get(at.segment).sequence;
+            self.graves.add_shadow(key, until_unix_ms, (at.segment, sequence));
+        }
+        self.segments.remove_live(at);
+    }
+
+    /// Its grave is not needed: a newer extent is durable, or nothing is left that it takes away.
     pub(crate) fn unbury(&mut self, key: BlockKey) {
-        if let Some(at) = self.graves.all.remove(&key) {
-            self.segments.remove_live(at);
+        if let Some(grave) = self.graves.all.remove(&key) {
+            self.give_up(key, grave);
         }
     }
 
     /// Cleaning has copied an extent that is in its grave.
     pub(crate) fn rebury(&mut self, key: BlockKey, at: Location) {
-        if let Some(former) = self.graves.all.insert(key, at) {
-            self.segments.add_live(at);
-            self.segments.remove_live(former);
-        }
+        let Some(grave) = self.graves.all.get_mut(&key) else { return };
+        let former = std::mem::replace(grave, Grave { at, ..*grave });
+        self.segments.add_live(at);
+        self.give_up(key, former);
     }
 
     /// What cannot be read any more where it was is in no grave.
     pub(crate) fn forget_graves_in(&mut self, segment: u32) {
-        let here = self.graves.all.extract_if(.., |_, at| at.segment == segment);
-        let here: Vec<Location> = here.map(|(_, at)| at).collect();
-        here.into_iter().for_each(|at| self.segments.remove_live(at));
+        let here = self.graves.all.extract_if(.., |_, grave| grave.at.segment == segment);
+        let here: Vec<(BlockKey, Grave)> = here.collect();
+        here.into_iter().for_each(|(key, grave)| self.give_up(key, grave));
     }
 
     /// The header of a segment's newest use is durable.
@@ -143,6 +162,6 @@ impl Log {
         }
         let sequence = of.sequence;
         let over = self.graves.forget_former_uses(segment, sequence);
-        over.into_iter().for_each(|at| self.segments.remove_live(at));
+        over.into_iter().for_each(|key| self.unbury(key));
     }
 }

@@ -562,11 +562,13 @@ impl Log {
                 self.unbury(key);
             }
             Ok((false, _)) => {
-                self.graves.shadow(key, mark, use_of(segment));
-                if let For::Cleaning { generation } = whose
-                    && self.graves.get(key).is_some_and(|grave| grave.generation == *generation)
-                {
-                    self.rebury(key, *at);
+                let copied = match whose {
+                    For::User { .. } => None,
+                    For::Cleaning { generation } => Some(*generation),
+                };
+                match self.graves.get(key) {
+                    Some(grave) if copied == Some(grave.generation) => self.rebury(key, *at),
+                    _ => self.graves.shadow(key, mark, use_of(segment)),
                 }
             }
             Err(error) => self.index_has_failed(error),
