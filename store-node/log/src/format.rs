@@ -14,7 +14,9 @@ use kvasir_proto::{BlockKey, Mark, Namespace, Tenant};
 
 use crate::buffer::{PAGE_BYTES, PageBuf};
 
-const SUPER_MAGIC: u64 = u64::from_le_bytes(*b"KVSUPER1");
+const SUPER_MAGIC: u64 = u64::from_le_bytes(*b"KVSUPER2");
+/// Starts were not counted.
+const FORMER_SUPER_MAGIC: u64 = u64::from_le_bytes(*b"KVSUPER1");
 const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"KVSEGMT1");
 const EXTENT_MAGIC: u64 = u64::from_le_bytes(*b"KVEXTNT1");
 const FOOTER_MAGIC: u64 = u64::from_le_bytes(*b"KVFOOTR1");
@@ -300,18 +302,27 @@ pub(crate) fn decode_segment_header(log_id: u64, page: &[u8]) -> Option<u64> {
 pub(crate) struct Super {
     pub(crate) log_id: u64,
     pub(crate) segment_pages: u64,
+    /// How often the log was opened.
+    pub(crate) starts: u32,
 }
 
 impl Super {
     pub(crate) fn encode(self) -> PageBuf {
-        one_page(&[SUPER_MAGIC, 0, self.log_id, self.segment_pages])
+        let Super { log_id, segment_pages, starts } = self;
+        one_page(&[SUPER_MAGIC, 0, log_id, segment_pages, starts.into()])
     }
 
     pub(crate) fn decode(page: &[u8]) -> Option<Super> {
         let mut fields = Reader::new(page);
         let [magic, _, log_id, segment_pages] = fields.words()?;
-        let good = magic == SUPER_MAGIC && has_checksum(&page[..fields.at]);
-        (good && segment_pages > 0).then_some(Super { log_id, segment_pages })
+        let [starts] = match magic {
+            SUPER_MAGIC => fields.words()?,
+            FORMER_SUPER_MAGIC => [0],
+            _ => return None,
+        };
+        let good = has_checksum(&page[..fields.at]) && segment_pages > 0;
+        let starts = u32::try_from(starts).ok()?;
+        good.then_some(Super { log_id, segment_pages, starts })
     }
 }
 
@@ -603,7 +614,9 @@ mod tests {
         let header = encode_segment_header(1, 2);
         assert_eq!(decode_segment_header(1, header.bytes()), Some(2));
         assert_eq!(decode_segment_header(2, header.bytes()), None);
-        let superblock = Super { log_id: 3, segment_pages: 4 };
+        let superblock = Super { log_id: 3, segment_pages: 4, starts: 5 };
         assert_eq!(Super::decode(superblock.encode().bytes()), Some(superblock));
+        let former = one_page(&[FORMER_SUPER_MAGIC, 0, 3, 4]);
+        assert_eq!(Super::decode(former.bytes()), Some(Super { starts: 0, ..superblock }));
     }
 }

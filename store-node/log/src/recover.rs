@@ -109,6 +109,7 @@ pub fn recover(
     index.load(&locations)?;
 
     let mut log = Log::new(superblock.log_id, Segments::new(count, segment_pages), index);
+    log.next_sequence = u64::from(superblock.starts) << 32;
     resume(&mut log, &found, locations.values());
     find_shadows(&mut log, &found, &kept);
     log.clean_if_needed();
@@ -170,7 +171,6 @@ fn resume<'a>(log: &mut Log, found: &[Found], live: impl Iterator<Item = &'a Loc
     let last = last.filter(|last| last.has_header).map(|last| last.segment);
     let entries = || found.iter().flat_map(|found| &found.entries);
     log.next_generation = entries().map(|entry| entry.generation).max().unwrap_or(0) + 1;
-    log.next_sequence = found.iter().map(|found| found.sequence).max().unwrap_or(0) + 1;
     for found in found {
         log.segments.found(found.segment, found.sequence);
     }
@@ -247,28 +247,33 @@ impl Reader<'_> {
         Ok(done.buffer)
     }
 
+    /// Counts this start: what an earlier one has left in a segment whose header was lost is never taken for
+    /// what a later one writes there, because no two starts give the uses of segments the same numbers. It is
+    /// durable with the next sync.
     fn superblock(&mut self, options: &Options) -> Result<(Super, bool), RecoverError> {
         let mut blank = true;
+        let mut newest: Option<Super> = None;
         for page in 0..SUPER_PAGES {
             let (offset_bytes, buffer) = (page * PAGE_BYTES as u64, PageBuf::zeroed(1));
             let read = self.run(DiskOp::Read { id: 0, offset_bytes, buffer })?;
             let Some(read) = read else { continue };
-            if let Some(superblock) = Super::decode(read.bytes()) {
-                return Ok((superblock, false));
-            }
             blank &= read.bytes().iter().all(|byte| *byte == 0);
-        }
-        if !blank {
-            return Err(RecoverError::Foreign);
+            let found = Super::decode(read.bytes());
+            newest = newest.into_iter().chain(found).max_by_key(|found| found.starts);
         }
         let segment_pages = options.segment_bytes / PAGE_BYTES as u64;
-        let superblock = Super { log_id: options.new_log_id, segment_pages };
+        let (former, is_new) = match newest {
+            Some(newest) => (newest, false),
+            None if blank => (Super { log_id: options.new_log_id, segment_pages, starts: 0 }, true),
+            None => return Err(RecoverError::Foreign),
+        };
+        let starts = former.starts.checked_add(1).ok_or(RecoverError::Foreign)?;
+        let superblock = Super { starts, ..former };
         for page in 0..SUPER_PAGES {
             let (offset_bytes, buffer) = (page * PAGE_BYTES as u64, superblock.encode());
             self.run(DiskOp::Write { id: 0, offset_bytes, buffer })?;
         }
-        self.run(DiskOp::Sync { id: 0 })?;
-        Ok((superblock, true))
+        Ok((superblock, is_new))
     }
 
     fn segments(
