@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crate::completion::Completion;
 use crate::config::{Domain, TlsError, TransferConfig};
+use crate::driver::Driver;
 use crate::endpoint::Endpoint;
 use crate::memory::{Access, MemoryError, SharedMemory};
 use crate::messages::Message;
@@ -79,7 +80,7 @@ pub enum Loss {
     Unreachable,
 }
 
-/// What the engine calls, on its worker thread: short, and never waiting.
+/// What the engine calls, on the worker's thread or in its driver's turns: short, and never waiting.
 pub struct Handlers {
     /// A message has arrived. The session leads back to the sender. Whoever keeps the message keeps its
     /// buffer: see [`crate::messages`].
@@ -179,6 +180,7 @@ pub struct Expect {
 #[derive(Debug)]
 pub struct TransferEngine {
     shared: Arc<Shared>,
+    /// Where it has a thread of its own.
     worker: Option<JoinHandle<()>>,
 }
 
@@ -194,6 +196,22 @@ impl TransferEngine {
     ) -> Result<Self, StartError> {
         start::start(config, handlers, registry)
             .map(|(shared, worker)| TransferEngine { shared, worker: Some(worker) })
+    }
+
+    /// Listens, and leaves it to the caller to give the worker its turns; see [`crate::driver`].
+    /// [`TransferConfig::worker_core`] is for threads of its own. When the handle is dropped, the engine ends in the
+    /// driver's next turn.
+    ///
+    /// # Errors
+    /// As [`TransferEngine::start`].
+    pub fn start_driven(
+        config: TransferConfig,
+        handlers: Handlers,
+        registry: &prometheus::Registry,
+    ) -> Result<(Self, Driver), StartError> {
+        let (shared, worker) = start::make(config, handlers, registry)?;
+        let driver = Driver::new(Arc::clone(&shared), worker);
+        Ok((TransferEngine { shared, worker: None }, driver))
     }
 
     /// How peers reach this engine.

@@ -8,7 +8,7 @@
 //! refused.
 //!
 //! Reading path: [`engine`] (the handle that callers hold), [`write`](mod@write), [`scatter`] and
-//! [`signalled`] (what they submit), [`completion`]; then [`memory`], [`ring`] and [`doorbell`], which are useful on their own. Inside:
+//! [`signalled`] (what they submit), [`completion`], [`driver`] (an engine without a thread of its own); then [`memory`], [`ring`] and [`doorbell`], which are useful on their own. Inside:
 //! `shared` (between handles and worker), `worker` (the one thread that owns everything; its `hub` is
 //! what all connections share), `identity`, `hello` and `peers` (who may connect, and cut-offs), then the domains
 //! `shm`, `tcp` and `rdma`, each with an outgoing and an incoming end. [`topology`] says which network cards
@@ -23,6 +23,7 @@ pub mod completion;
 pub mod config;
 pub mod descriptors;
 pub mod doorbell;
+pub mod driver;
 pub mod endpoint;
 pub mod engine;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -62,6 +63,7 @@ pub use completion::{Completion, CompletionFlag, CompletionFuture};
 pub use config::{
     Domain, EfaConfig, Handshake, TlsError, TlsFiles, TransferConfig, VerbsConfig, Verify,
 };
+pub use driver::Driver;
 pub use endpoint::{Endpoint, WireError};
 pub use engine::{
     ConnectError, Expect, Handlers, Loss, PeerEvent, PeerId, RegisterError, StartError,

@@ -35,11 +35,12 @@ fn system(call: &'static str) -> impl Fn(rustix::io::Errno) -> StartError {
     move |errno| StartError::System { call, source: errno.into() }
 }
 
-pub(crate) fn start(
+/// Listens; the worker has no thread yet.
+pub(crate) fn make(
     config: TransferConfig,
     handlers: Handlers,
     registry: &prometheus::Registry,
-) -> Result<(Arc<Shared>, JoinHandle<()>), StartError> {
+) -> Result<(Arc<Shared>, Worker), StartError> {
     check(&config)?;
     let no_random = |_| StartError::System {
         call: "getrandom",
@@ -84,7 +85,6 @@ pub(crate) fn start(
             always: config.heartbeat_always,
         },
     });
-    let thread = std::thread::Builder::new().name(format!("xfer-{}", config.name));
     tracing::info!(engine = %config.name, ?endpoint, "transfer engine started");
     let (shared, bells) = Shared::new(config, (endpoint, identity), memories)
         .map_err(|source| StartError::System { call: "socketpair", source })?;
@@ -92,6 +92,17 @@ pub(crate) fn start(
     let mut hub = Hub::new(Arc::clone(&shared), sender, metrics, directory, (cards, nearness));
     hub.tls = tls;
     let worker = Worker::new(hub, handlers, listeners, bells).map_err(system("epoll"))?;
+    Ok((shared, worker))
+}
+
+/// Gives the worker a thread of its own.
+pub(crate) fn start(
+    config: TransferConfig,
+    handlers: Handlers,
+    registry: &prometheus::Registry,
+) -> Result<(Arc<Shared>, JoinHandle<()>), StartError> {
+    let thread = std::thread::Builder::new().name(format!("xfer-{}", config.name));
+    let (shared, worker) = make(config, handlers, registry)?;
     let of_worker = Arc::clone(&shared);
     let (said, pinned) = sync_channel(1);
     let spawned = thread.spawn(move || {

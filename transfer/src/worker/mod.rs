@@ -1,6 +1,6 @@
-//! The worker: one thread that owns every connection and all state of an engine. It polls while there
-//! is something to do and for a short time after, then sleeps until something happens. It never waits
-//! for a peer.
+//! The worker owns every connection and all state of an engine. On a thread of its own it polls while there
+//! is something to do and for a short time after, then sleeps until something happens; or its turns are taken by a
+//! thread that has other work beside it ([`crate::driver`]). It never waits for a peer.
 
 mod excuses;
 pub(crate) mod hub;
@@ -14,7 +14,7 @@ mod ways;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -56,6 +56,8 @@ pub(crate) struct Worker {
     commands: VecDeque<Command>,
     looked_us: u64,
     gauges_us: u64,
+    /// When something has to be done though nothing will wake us.
+    wait_until_us: u64,
     /// Removed in the end.
     socket_path: Option<PathBuf>,
 }
@@ -115,25 +117,28 @@ impl Worker {
             commands: VecDeque::new(),
             looked_us: 0,
             gauges_us: 0,
+            wait_until_us: 0,
             socket_path,
         })
     }
 
     pub(crate) fn run(mut self) {
         let mut spin = Spin::new(Duration::from_micros(self.hub.shared.config.spin_us));
-        while !self.hub.shared.stop.load(Ordering::Acquire) {
-            self.hub.now_us = self.hub.shared.now_us();
-            let (busy, wait_until_us) = self.turn();
-            if busy || (!spin.wait() && self.sleep(wait_until_us)) {
+        while !self.is_asked_to_stop() {
+            if self.turn() || (!spin.wait() && self.sleep()) {
                 spin.worked();
             }
         }
         self.stop();
     }
 
-    /// Gives everything its turn. Whether anything was done, and when something has to be done though
-    /// nothing will wake us.
-    fn turn(&mut self) -> (bool, u64) {
+    pub(crate) fn is_asked_to_stop(&self) -> bool {
+        self.hub.shared.stop.load(Ordering::Acquire)
+    }
+
+    /// Gives everything its turn. Whether anything was done.
+    pub(crate) fn turn(&mut self) -> bool {
+        self.hub.now_us = self.hub.shared.now_us();
         let mut busy = false;
         if self.hub.now_us >= self.looked_us + EPOLL_INTERVAL_US {
             busy |= self.look(Some(Duration::ZERO));
@@ -142,6 +147,7 @@ impl Worker {
         busy |= self.take_commands();
         let links = self.links.turn(&mut self.hub);
         busy |= links.busy;
+        self.wait_until_us = links.wait_until_us;
         busy |= self.look_at_watches();
         busy |= self.look_at_quiescing();
         self.hub.sender.handle_time(self.hub.now_us);
@@ -149,7 +155,7 @@ impl Worker {
         busy |= self.act();
         busy |= self.hub.calls.tell(&mut self.handlers);
         self.set_gauges();
-        (busy, links.wait_until_us)
+        busy
     }
 
     // ---- commands and actions ----
@@ -351,8 +357,34 @@ impl Worker {
     // ---- sleeping ----
 
     /// Whether something woke us. When only the time came, there may be nothing to stay awake for.
-    fn sleep(&mut self, wait_until_us: u64) -> bool {
-        let mut until_us = wait_until_us;
+    fn sleep(&mut self) -> bool {
+        self.announce_sleep();
+        let patience = self.patience();
+        let has_work = patience == Some(Duration::ZERO);
+        let woken = self.look(patience);
+        self.awake();
+        woken || has_work
+    }
+
+    /// From now on whoever has work for us wakes us.
+    pub(crate) fn announce_sleep(&mut self) {
+        // What the gauges show must not stay old while we sleep.
+        self.gauges_us = 0;
+        self.set_gauges();
+        self.sleep_flags().for_each(announce_sleep);
+    }
+
+    /// How long we may sleep, having announced it: no time while there is work.
+    pub(crate) fn patience(&mut self) -> Option<Duration> {
+        let has_work = self.hub.shared.has_commands()
+            || self.is_asked_to_stop()
+            || self.links.has_work()
+            || self.hub.cards.arm()
+            || self.watches.values().any(Watched::has_changed);
+        if has_work {
+            return Some(Duration::ZERO);
+        }
+        let mut until_us = self.wait_until_us;
         until_us = until_us.min(self.hub.sender.next_time_us());
         until_us = until_us.min(self.hub.receiver.imms().next_deadline_us());
         until_us = until_us.min(self.links.next_time_us());
@@ -363,22 +395,20 @@ impl Worker {
             until_us = until_us.min(self.hub.now_us.saturating_add(every_us));
         }
         let now_us = self.hub.shared.now_us();
-        let timeout = match until_us {
-            u64::MAX => None,
-            until_us => Some(Duration::from_micros(until_us.saturating_sub(now_us))),
-        };
-        // What the gauges show must not stay old while we sleep.
-        self.gauges_us = 0;
-        self.set_gauges();
-        self.sleep_flags().for_each(announce_sleep);
-        let has_work = self.hub.shared.has_commands()
-            || self.hub.shared.stop.load(Ordering::Acquire)
-            || self.links.has_work()
-            || self.hub.cards.arm()
-            || self.watches.values().any(Watched::has_changed);
-        let woken = self.look(if has_work { Some(Duration::ZERO) } else { timeout });
+        // What is due now is no work that was found.
+        let left = |until_us: u64| Duration::from_micros(until_us.saturating_sub(now_us).max(1));
+        (until_us < u64::MAX).then(|| left(until_us))
+    }
+
+    pub(crate) fn awake(&mut self) {
         self.sleep_flags().for_each(awake);
-        woken || has_work
+        // The sockets may be what has woken us.
+        self.looked_us = 0;
+    }
+
+    /// Can be read when a socket or a bell is ready.
+    pub(crate) fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.links.epoll()
     }
 
     /// Whoever has work for us looks at one of these.
@@ -409,7 +439,7 @@ impl Worker {
 
     // ---- the end ----
 
-    fn stop(mut self) {
+    pub(crate) fn stop(mut self) {
         self.links.close_all(&mut self.hub);
         if let Some(path) = &self.socket_path {
             let _ = std::fs::remove_file(path);

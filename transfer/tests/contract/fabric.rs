@@ -3,12 +3,14 @@
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use kvasir_transfer::doorbell;
 use kvasir_transfer::memory::Prefault;
 use kvasir_transfer::sim::{SimConfig, SimEngine, SimLane, SimNetwork, SimOrder};
 use kvasir_transfer::{
-    Barrier, Completion, CompletionFlag, Domain, EfaConfig, Endpoint, Expect, GroupMember,
+    Barrier, Completion, CompletionFlag, Domain, Driver, EfaConfig, Endpoint, Expect, GroupMember,
     Handlers, Handshake, Loss, Message, Mirror, Outcome, PartOutcomes, PeerEvent, PeerGroup,
     PeerId, PutWithSignal, RegionDesc, RegionHandle, Scatter, SharedMemory, SignalOutcomes, Source,
     SubmitError, TransferConfig, TransferEngine, VerbsConfig, Verify, Write, WritePaged,
@@ -25,6 +27,9 @@ pub enum Kind {
     Shm,
     Tcp,
     TcpTls,
+    /// Engines without threads of their own.
+    ShmDriven,
+    TcpDriven,
     Sim,
     Verbs,
     /// Whose cards tell each other of their queue pairs by datagrams.
@@ -63,8 +68,37 @@ impl Default for Options {
 }
 
 enum Engine {
-    Real { engine: Box<TransferEngine>, registry: prometheus::Registry },
+    Real { engine: Box<TransferEngine>, registry: prometheus::Registry, _turns: Option<TurnsTaken> },
     Sim(SimEngine),
+}
+
+/// A thread that takes an engine's turns and does nothing else. It never polls, so that it depends on being woken.
+struct TurnsTaken(Option<JoinHandle<()>>);
+
+impl TurnsTaken {
+    fn start(mut driver: Driver) -> Self {
+        TurnsTaken(Some(std::thread::spawn(move || {
+            while driver.wake_fd().is_some() {
+                if driver.turn() {
+                    continue;
+                }
+                driver.announce_sleep();
+                let patience = driver.patience().unwrap_or(LONG);
+                if let Some(fd) = driver.wake_fd() {
+                    doorbell::sleep(&[fd], patience);
+                }
+                driver.awake();
+            }
+        })))
+    }
+}
+
+impl Drop for TurnsTaken {
+    /// The engine was dropped before.
+    fn drop(&mut self) {
+        let ended = self.0.take().expect("once").join();
+        assert!(ended.is_ok() || std::thread::panicking(), "the worker has panicked");
+    }
 }
 
 /// Whence it came, and what it says.
@@ -139,7 +173,7 @@ pub fn config(kind: Kind, options: Options, run_dir: &std::path::Path) -> Transf
         ..default
     };
     match kind {
-        Kind::Shm => {
+        Kind::Shm | Kind::ShmDriven => {
             TransferConfig { preferred: Domain::Shm, run_dir: Some(run_dir.to_owned()), ..both }
         }
         Kind::Verbs | Kind::VerbsUd => TransferConfig {
@@ -162,7 +196,7 @@ pub fn config(kind: Kind, options: Options, run_dir: &std::path::Path) -> Transf
             efa: Some(provider_of(kind).expect("it is here").clone()),
             ..both
         },
-        Kind::Tcp | Kind::TcpTls | Kind::Sim => TransferConfig {
+        Kind::Tcp | Kind::TcpTls | Kind::TcpDriven | Kind::Sim => TransferConfig {
             preferred: Domain::Tcp,
             tcp_listen: Some(([127, 0, 0, 1], 0).into()),
             // So that what holds of one connection is seen to hold of several.
@@ -248,8 +282,18 @@ impl Fabric {
                     self.nodes.set(self.nodes.get() + 1);
                 }
                 let registry = prometheus::Registry::new();
-                let engine = TransferEngine::start(config, handlers, &registry).expect("start");
-                Engine::Real { engine: Box::new(engine), registry }
+                let (engine, turns) = match self.kind {
+                    Kind::ShmDriven | Kind::TcpDriven => {
+                        let started = TransferEngine::start_driven(config, handlers, &registry);
+                        let (engine, driver) = started.expect("start");
+                        (engine, Some(TurnsTaken::start(driver)))
+                    }
+                    _ => {
+                        let started = TransferEngine::start(config, handlers, &registry);
+                        (started.expect("start"), None)
+                    }
+                };
+                Engine::Real { engine: Box::new(engine), registry, _turns: turns }
             }
         };
         node.engine.replace(Some(engine));
@@ -325,8 +369,8 @@ impl Fabric {
     /// `None` for the simulated one.
     pub fn domain(&self) -> Option<Domain> {
         match self.kind {
-            Kind::Shm => Some(Domain::Shm),
-            Kind::Tcp | Kind::TcpTls => Some(Domain::Tcp),
+            Kind::Shm | Kind::ShmDriven => Some(Domain::Shm),
+            Kind::Tcp | Kind::TcpTls | Kind::TcpDriven => Some(Domain::Tcp),
             Kind::Verbs | Kind::VerbsUd => Some(Domain::Verbs),
             Kind::EfaTcp | Kind::EfaShm => Some(Domain::Efa),
             Kind::Sim => None,

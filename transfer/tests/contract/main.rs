@@ -1,4 +1,4 @@
-//! What every domain must keep, run over shm, tcp (plain and under TLS), sim, verbs where there is a device, and
+//! What every domain must keep, run over shm and tcp (plain, under TLS, and by engines without threads), sim, verbs where there is a device, and
 //! efa by libfabric's providers `tcp` and `shm` where it is installed: each case is one function of a
 //! [`Fabric`], which is two engines that can reach each other.
 
@@ -31,6 +31,8 @@ macro_rules! contract {
         mod shm { $(#[test] fn $case() { super::run(super::Kind::Shm, $options, super::$module::$case); })* }
         mod tcp { $(#[test] fn $case() { super::run(super::Kind::Tcp, $options, super::$module::$case); })* }
         mod tcp_tls { $(#[test] fn $case() { super::run(super::Kind::TcpTls, $options, super::$module::$case); })* }
+        mod shm_driven { $(#[test] fn $case() { super::run(super::Kind::ShmDriven, $options, super::$module::$case); })* }
+        mod tcp_driven { $(#[test] fn $case() { super::run(super::Kind::TcpDriven, $options, super::$module::$case); })* }
         mod verbs { $(#[test] fn $case() { super::run(super::Kind::Verbs, $options, super::$module::$case); })* }
         mod efa_tcp { $(#[test] fn $case() { super::run(super::Kind::EfaTcp, $options, super::$module::$case); })* }
         mod efa_shm { $(#[test] fn $case() { super::run_apart(stringify!($case)); })* }
@@ -53,7 +55,9 @@ fn run(kind: Kind, options: Options, case: fn(&Fabric)) {
     let is_missing = match kind {
         Kind::Verbs | Kind::VerbsUd => device::named().is_none(),
         Kind::EfaTcp | Kind::EfaShm => fabric::provider_of(kind).is_none(),
-        Kind::Shm | Kind::Tcp | Kind::TcpTls | Kind::Sim => false,
+        Kind::Shm | Kind::Tcp | Kind::TcpTls | Kind::ShmDriven | Kind::TcpDriven | Kind::Sim => {
+            false
+        }
     };
     if is_missing {
         return;

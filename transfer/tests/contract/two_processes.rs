@@ -26,8 +26,10 @@ fn unhex(text: &str) -> Vec<u8> {
 fn spawn(kind: Kind, endpoint: &Endpoint, target: &RegionDesc) -> Child {
     let mut command = Command::new(std::env::current_exe().expect("this binary"));
     let test = match kind {
-        Kind::Shm => "two_processes::write_until_killed_by_shm",
-        Kind::Tcp | Kind::TcpTls | Kind::Sim => "two_processes::write_until_killed_by_tcp",
+        Kind::Shm | Kind::ShmDriven => "two_processes::write_until_killed_by_shm",
+        Kind::Tcp | Kind::TcpTls | Kind::TcpDriven | Kind::Sim => {
+            "two_processes::write_until_killed_by_tcp"
+        }
         Kind::Verbs | Kind::VerbsUd => "two_processes::write_until_killed_by_verbs",
         Kind::EfaTcp => "two_processes::write_until_killed_by_efa_tcp",
         Kind::EfaShm => "two_processes::write_until_killed_by_efa_shm",

@@ -8,6 +8,7 @@ mod crowd;
 #[path = "../support/device.rs"]
 mod device;
 mod doorbell;
+mod driven;
 mod efa;
 mod engine;
 mod hostile;
