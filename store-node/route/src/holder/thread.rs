@@ -1,17 +1,20 @@
-//! The holder's thread: owns sessions, routes and the kernels. It takes all that has come before it computes,
-//! so that queries which arrive together are computed together.
+//! The holder's thread: owns sessions, routes and the kernels, and takes the turns of their transfer engine. It takes
+//! all that has come before it computes, so that queries which arrive together are computed together.
 
 use std::collections::BTreeMap;
+use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError};
 use std::time::Duration;
 
 use kvasir_attention::{Attention, AttentionOptions};
 use kvasir_proto::{Generation, Namespace, SlotIndex};
+use kvasir_transfer::doorbell::{self, Bell};
 use kvasir_transfer::memory::Prefault;
 use kvasir_transfer::spin::Spin;
 use kvasir_transfer::{
-    Completion, Endpoint, Expect, PeerId, RegionDesc, RegionHandle, SharedMemory, Source,
+    Completion, Driver, Endpoint, Expect, PeerId, RegionDesc, RegionHandle, SharedMemory, Source,
     TransferEngine, Write, WriteError,
 };
 
@@ -26,6 +29,8 @@ use crate::wire::{
 
 /// How long the thread looks for queries before it sleeps: a layer of a small model.
 const SPIN: Duration = Duration::from_micros(200);
+/// Nothing has to be done without being rung for.
+const SLEEP_MAX: Duration = Duration::from_secs(3600);
 /// An answer that cannot land for so long is given up, and its session with it.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 
@@ -56,6 +61,21 @@ impl std::fmt::Debug for Input {
             Input::Stop => "Stop",
         })
     }
+}
+
+/// What was in the queue.
+#[derive(Debug, Clone, Copy)]
+enum Taken {
+    Nothing,
+    Some,
+    Stop,
+}
+
+/// What wakes the thread when there is an input from another one.
+#[derive(Debug)]
+pub struct InputBell {
+    pub bell: Bell,
+    pub sleeping: Arc<AtomicU32>,
 }
 
 /// A requester's ring.
@@ -143,28 +163,28 @@ impl Thread {
     }
 
     /// Runs until it is told to stop. Whoever waits for a route's end then is told by what is dropped.
-    pub fn run(mut self, queue: &Receiver<Input>) {
+    pub fn run(mut self, queue: &Receiver<Input>, driver: &mut Driver, bell: &InputBell) {
         let mut spin = Spin::new(SPIN);
         loop {
-            let input = match queue.try_recv() {
-                Ok(input) => input,
-                Err(TryRecvError::Disconnected) => return,
-                Err(TryRecvError::Empty) if !self.waiting.is_empty() => {
-                    self.compute();
-                    spin.worked();
-                    continue;
-                }
-                Err(TryRecvError::Empty) if spin.wait() => continue,
-                Err(TryRecvError::Empty) => match queue.recv() {
-                    Ok(input) => input,
-                    Err(_) => return,
-                },
-            };
-            spin.worked();
-            if matches!(input, Input::Stop) {
-                break;
+            let mut worked = driver.turn();
+            match self.take_all(queue) {
+                Taken::Nothing => {}
+                Taken::Some => worked = true,
+                Taken::Stop => break,
             }
-            self.take(input);
+            if !self.waiting.is_empty() {
+                self.compute();
+                worked = true;
+            }
+            if worked {
+                spin.worked();
+            } else if !spin.wait() {
+                match self.sleep(queue, driver, bell) {
+                    Taken::Nothing => {}
+                    Taken::Some => spin.worked(),
+                    Taken::Stop => break,
+                }
+            }
         }
         // Nothing is read any more: who asked for the end of a route hears of it.
         while let Ok(input) = queue.try_recv() {
@@ -178,6 +198,41 @@ impl Thread {
                 | Input::Stop => {}
             }
         }
+    }
+
+    fn take_all(&mut self, queue: &Receiver<Input>) -> Taken {
+        let mut taken = Taken::Nothing;
+        loop {
+            match queue.try_recv() {
+                Ok(Input::Stop) | Err(TryRecvError::Disconnected) => return Taken::Stop,
+                Ok(input) => self.take(input),
+                Err(TryRecvError::Empty) => return taken,
+            }
+            taken = Taken::Some;
+        }
+    }
+
+    fn sleep(
+        &mut self,
+        queue: &Receiver<Input>,
+        driver: &mut Driver,
+        InputBell { bell, sleeping }: &InputBell,
+    ) -> Taken {
+        doorbell::announce_sleep(sleeping);
+        driver.announce_sleep();
+        // The last look takes what it finds.
+        let mut taken = self.take_all(queue);
+        if matches!(taken, Taken::Nothing) {
+            let timeout = driver.patience().unwrap_or(SLEEP_MAX);
+            let fds: Vec<_> = [bell.as_fd()].into_iter().chain(driver.wake_fd()).collect();
+            if doorbell::sleep(&fds, timeout) != 0 {
+                taken = Taken::Some;
+            }
+        }
+        driver.awake();
+        bell.clear();
+        doorbell::awake(sleeping);
+        taken
     }
 
     fn take(&mut self, input: Input) {

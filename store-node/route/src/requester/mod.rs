@@ -7,6 +7,7 @@
 //!   ([`slot`]) until the answer has come or the session is over.
 //! - Any thread may dispatch; [`gather`] waits on one.
 
+mod drive;
 mod gate;
 mod session;
 mod slot;
@@ -25,6 +26,7 @@ use kvasir_transfer::{
 };
 use prometheus::Registry;
 
+use self::drive::Drive;
 use self::gate::Gate;
 use self::session::{Core, Rings};
 pub use self::session::{
@@ -61,6 +63,8 @@ pub enum RequesterError {
     Metrics(#[from] prometheus::Error),
     #[error("no memory for answers")]
     Memory(#[from] MemoryError),
+    #[error("the thread for routed queries cannot be started")]
+    Thread(#[from] std::io::Error),
     #[error("the memory for answers cannot be registered")]
     Register(#[from] RegisterError),
     #[error("the holder cannot be reached from here")]
@@ -144,7 +148,7 @@ fn lock(sessions: &Sessions) -> MutexGuard<'_, BTreeMap<PeerId, Vec<Weak<Rings>>
 
 impl Requester {
     /// # Errors
-    /// [`RequesterError::Start`] and [`RequesterError::Metrics`].
+    /// [`RequesterError::Start`], [`RequesterError::Metrics`] and [`RequesterError::Thread`].
     pub fn start(options: RequesterOptions, registry: &Registry) -> Result<Self, RequesterError> {
         let sessions: Arc<Sessions> = Arc::default();
         let gate = Arc::new(Gate::default());
@@ -162,7 +166,7 @@ impl Requester {
             ..Handlers::default()
         };
         let config = TransferConfig {
-            name: options.name,
+            name: options.name.clone(),
             preferred: options.preferred,
             tcp_listen: options.tcp_listen,
             tcp_tls: options.tcp_tls,
@@ -170,8 +174,9 @@ impl Requester {
             throttle_bytes_per_s: options.throttle_bytes_per_s,
             ..TransferConfig::default()
         };
-        let transfer = TransferEngine::start(config, handlers, registry)?;
-        let core = Core { transfer, gate, metrics: RequesterMetrics::new(registry)? };
+        let metrics = RequesterMetrics::new(registry)?;
+        let (transfer, driver) = TransferEngine::start_driven(config, handlers, registry)?;
+        let core = Core { drive: Drive::start(driver, &options.name)?, transfer, gate, metrics };
         Ok(Requester { core: Arc::new(core), sessions, next_imm: AtomicU32::new(1) })
     }
 

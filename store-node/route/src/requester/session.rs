@@ -8,6 +8,7 @@ use kvasir_transfer::{
     Completion, Expect, PeerId, RegionDesc, Source, SubmitError, TransferEngine, Write, WriteError,
 };
 
+use super::drive::Drive;
 use super::gate::Gate;
 use super::slot::Slot;
 use super::{Grant, Prepared, SessionSize};
@@ -17,6 +18,7 @@ use crate::wire::{self, Answer, Asked, Dispatch, Part, QueryHead, WireDtype, Wir
 /// What all sessions of a requester use.
 #[derive(Debug)]
 pub struct Core {
+    pub drive: Drive,
     pub transfer: TransferEngine,
     pub gate: Arc<Gate>,
     pub metrics: RequesterMetrics,
@@ -174,7 +176,14 @@ impl Session {
         let mut message = Vec::with_capacity(bytes);
         wire::write_query(&mut message, &head, &list, &values);
         debug_assert_eq!(message.len(), bytes, "every part has its rows");
-        if let Err(error) = self.send(slot, message, deadline) {
+        // It leaves from here.
+        let mut turns = self.core().drive.take();
+        let sent = self.send(slot, message, deadline);
+        if let Some(turns) = &mut turns {
+            turns.turn();
+        }
+        drop(turns);
+        if let Err(error) = sent {
             self.rings.slots[slot].put_back();
             tracing::warn!(session = self.id, %error, "a query cannot be sent");
             return Err(match error {
@@ -272,7 +281,7 @@ pub fn gather(flights: Vec<Flight>, until: Instant) -> Vec<Result<Answer, Flight
     let mut answers: Vec<Option<Result<Answer, FlightError>>> = vec![None; flights.len()];
     let Some(first) = flights.first() else { return Vec::new() };
     let core = Arc::clone(first.session.core());
-    core.gate.wait(until, || {
+    core.gate.wait(until, &core.drive, || {
         let mut all = true;
         for (flight, answer) in flights.iter().zip(&mut answers) {
             if answer.is_none() {
