@@ -48,6 +48,10 @@ pub struct Config {
     /// host, over TCP, by the RDMA devices of `verbs`, or by the network of `efa`. Otherwise it is
     /// shared memory on one host, and TCP between hosts.
     pub domain: Domain,
+    /// Who takes the turns of the transfer engine: "own", a thread of its own; "node", the node's thread beside its
+    /// other work, which spares two wake-ups at each end of a transfer; "auto", the node's thread on a host of at most four cores, where
+    /// there is none to spare.
+    pub transfer_thread: TransferThread,
     /// Where this node takes writes of peers over TCP. Port 0 takes any free port.
     pub transfer_listen: SocketAddr,
     /// TLS for writes over TCP: on when its three files are set, and then it must be on at every node.
@@ -99,6 +103,18 @@ pub struct Config {
     pub topology: Option<PathBuf>,
 }
 
+/// On how many cores a thread more costs more than it does.
+const FEW_CORES: usize = 4;
+
+/// Whose thread takes the turns of a node's transfer engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum TransferThread {
+    Auto,
+    Own,
+    Node,
+}
+
 /// Certificates of a node towards other nodes, in PEM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -111,6 +127,17 @@ pub struct TransferTls {
     pub authority: Option<PathBuf>,
     /// The DNS name that the certificate of every node is valid for.
     pub name: String,
+}
+
+impl TransferThread {
+    pub(crate) fn is_the_nodes(self) -> bool {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        match self {
+            TransferThread::Auto => cores <= FEW_CORES,
+            TransferThread::Own => false,
+            TransferThread::Node => true,
+        }
+    }
 }
 
 impl Default for TransferTls {
@@ -150,6 +177,7 @@ impl Default for Config {
             pool_bytes_max: 64 << 30,
             cuda_library: None,
             domain: Domain::Shm,
+            transfer_thread: TransferThread::Auto,
             transfer_listen: (Ipv4Addr::LOCALHOST, 0).into(),
             transfer_tls: TransferTls::default(),
             lease_ms_max: 60_000,

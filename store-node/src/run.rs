@@ -12,7 +12,7 @@ use kvasir_route::holder::{Holder, HolderOptions};
 use kvasir_transfer::memory::Prefault;
 use kvasir_transfer::topology::{Topology, TopologyError};
 use kvasir_transfer::{
-    Completion, CompletionFuture, Handlers, SharedMemory, TransferConfig, TransferEngine,
+    Completion, CompletionFuture, Driver, Handlers, SharedMemory, TransferConfig, TransferEngine,
 };
 use prometheus::Registry;
 use tokio::net::TcpListener;
@@ -218,7 +218,7 @@ fn make_parts(
     let tail_bytes = usize::try_from(config.tail_bytes).unwrap_or(usize::MAX);
     let tails = SharedMemory::create("kvasir-tails", tail_bytes, Prefault::Yes);
     let tails = Arc::new(tails.map_err(Error::Memory)?);
-    let transfer = start_transfer(&config, registry, &post)?;
+    let (transfer, driver) = start_transfer(&config, registry, &post)?;
     let ssd = start_ssd(&config, &arena, &post)?;
     let bucket = start_bucket(&config, &arena, &post)?;
     let routing = start_routing(&config, &arena, registry, route_registry)?;
@@ -258,6 +258,7 @@ fn make_parts(
         tails,
         writers: Writers::new(memories),
         transfer,
+        driver,
         inbox,
         post,
         metrics,
@@ -341,7 +342,7 @@ fn start_transfer(
     config: &Config,
     registry: &Registry,
     post: &Post,
-) -> Result<TransferEngine, Error> {
+) -> Result<(TransferEngine, Option<Driver>), Error> {
     let (messages, events) = (post.clone(), post.clone());
     let handlers = Handlers {
         on_message: Box::new(move |peer, bytes| {
@@ -364,7 +365,11 @@ fn start_transfer(
         operations_max: OPERATIONS_MAX,
         ..TransferConfig::default()
     };
-    Ok(TransferEngine::start(transfer, handlers, registry)?)
+    if config.transfer_thread.is_the_nodes() {
+        let (transfer, driver) = TransferEngine::start_driven(transfer, handlers, registry)?;
+        return Ok((transfer, Some(driver)));
+    }
+    Ok((TransferEngine::start(transfer, handlers, registry)?, None))
 }
 
 #[cfg(test)]

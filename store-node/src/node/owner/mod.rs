@@ -46,7 +46,7 @@ use kvasir_blocks::moving::writer_stops::WriterStops;
 use kvasir_blocks::{AbortReason, Blocks};
 use kvasir_proto::Share;
 use kvasir_transfer::spin::Spin;
-use kvasir_transfer::{RegionHandle, SharedMemory, TransferEngine};
+use kvasir_transfer::{Driver, RegionHandle, SharedMemory, TransferEngine};
 
 use self::clients::Clients;
 use self::engine::{CacheShape, PendingAttach};
@@ -96,6 +96,8 @@ pub struct Parts {
     pub tails: Arc<SharedMemory>,
     pub writers: Writers,
     pub transfer: TransferEngine,
+    /// Where the transfer engine has no thread of its own.
+    pub driver: Option<Driver>,
     pub inbox: Inbox,
     pub post: Post,
     pub metrics: Metrics,
@@ -125,6 +127,7 @@ pub struct Owner {
     writers: Writers,
     sent: SentPushes,
     transfer: TransferEngine,
+    driver: Option<Driver>,
     session: Option<Session>,
     pending_attach: Option<PendingAttach>,
     attach_epoch: u32,
@@ -164,6 +167,7 @@ impl Owner {
             tails,
             writers,
             transfer,
+            driver,
             inbox,
             post,
             metrics,
@@ -190,6 +194,7 @@ impl Owner {
             writers,
             sent: SentPushes::default(),
             transfer,
+            driver,
             session: None,
             pending_attach: None,
             attach_epoch: 0,
@@ -214,7 +219,8 @@ impl Owner {
 
     /// Runs until it is drained.
     pub fn run(mut self) {
-        let mut spin = Spin::new(SPIN);
+        let mut spin =
+            Spin::new(self.driver.as_ref().map_or(SPIN, |driver| SPIN.max(driver.spin())));
         let mut tick_ms = 0;
         while !self.is_drained() {
             let mut worked = self.take_all();
@@ -233,6 +239,10 @@ impl Owner {
             if worked {
                 spin.worked();
             } else if !spin.wait() {
+                // Not in the middle of work: setting them all costs microseconds.
+                if std::mem::take(&mut self.report.gauges_stale) {
+                    self.set_gauges(now_ms);
+                }
                 let due_ms = self.blocks.poll_timeout().unwrap_or(u64::MAX).min(tick_ms);
                 let due_ms = if behind { due_ms.min(now_ms + SOON_MS) } else { due_ms };
                 self.sleep(Duration::from_millis(due_ms.saturating_sub(now_ms)));
@@ -244,7 +254,7 @@ impl Owner {
 
     /// Everything that has come in. Answers whether there was anything.
     fn take_all(&mut self) -> bool {
-        let mut worked = false;
+        let mut worked = self.driver.as_mut().is_some_and(Driver::turn);
         for _ in 0..BATCH {
             let Ok(end) = self.inbox.ends.try_recv() else { break };
             self.take_end(end);
@@ -363,12 +373,7 @@ impl Owner {
         let outbox = self.flush_engine() | self.flush_clients() | self.flush_tiers();
         let outbox = outbox | self.pools.flush();
         let current = self.events.advance(&self.blocks);
-        // Not in the middle of work: setting them all costs microseconds.
         self.report.gauges_stale |= worked;
-        if self.report.gauges_stale && !worked {
-            self.set_gauges(now_ms);
-            self.report.gauges_stale = false;
-        }
         if self.report.dirty || self.events.lacks_status() {
             self.report_status(now_ms);
         }
@@ -382,9 +387,15 @@ impl Owner {
             doorbell::announce_sleep(session.line.control().node_sleeps());
         }
         self.clients.announce_sleep();
+        if let Some(driver) = &mut self.driver {
+            driver.announce_sleep();
+        }
         // The last look takes what it finds, so that nothing is found and then slept on.
         if !self.take_all() {
             self.sleep_on(&bell, timeout);
+        }
+        if let Some(driver) = &mut self.driver {
+            driver.awake();
         }
         bell.bell.clear();
         doorbell::awake(&bell.sleeping);
@@ -396,6 +407,8 @@ impl Owner {
     }
 
     fn sleep_on(&mut self, bell: &Bell, timeout: Duration) {
+        let patience = self.driver.as_mut().and_then(Driver::patience);
+        let timeout = patience.map_or(timeout, |patience| timeout.min(patience));
         // An engine that is not listened to any more has a connection that is always readable:
         // its end is looked for at each tick.
         let session = self.session.as_ref().filter(|session| !session.line.is_expelled());
@@ -404,9 +417,10 @@ impl Owner {
         let mut fds = vec![bell.bell.as_fd()];
         fds.extend(engine.iter().flatten());
         fds.extend(clients.iter().flatten());
+        let client_ends = clients.map_or(0, |_| 1 << (fds.len() - 1));
+        fds.extend(self.driver.as_ref().and_then(Driver::wake_fd));
         let ready = doorbell::sleep(&fds, timeout);
         let engine_ends = if engine.is_some() { 0b1100 } else { 0 };
-        let client_ends = clients.map_or(0, |_| 1 << (fds.len() - 1));
         if ready & engine_ends != 0 {
             self.look_after_engine();
             self.run_actions();
