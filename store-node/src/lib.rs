@@ -54,6 +54,6 @@ pub enum Error {
     #[error("the node's thread has ended before its time")]
     Ended,
     /// A bug: the log says more. Nothing can be moved any more; start the node anew.
-    #[error("the transfer engine's thread has died: start the node anew")]
+    #[error("the transfer engine has died: start the node anew")]
     TransferEnded,
 }

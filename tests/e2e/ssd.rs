@@ -3,6 +3,8 @@
 
 mod support;
 
+use std::time::Duration;
+
 use kvasir_proto::v1;
 use kvasir_proto::v1::scheduler_client::SchedulerClient;
 use support::answers::{cached_tokens, check_case, reusable_tokens};
@@ -61,6 +63,8 @@ async fn a_bad_disk_costs_no_answer_and_is_used_again_when_it_is_good() {
         eventually("the SSD is ready", async || ssd_of(&cluster, "prefill-1-node").await.usable)
             .await;
         std::fs::write(&faults, words).expect("written");
+        // The disk looks at the file every 20 ms.
+        tokio::time::sleep(Duration::from_millis(50)).await;
         check_case(&cluster, &case).await;
         eventually(&format!("the node says that its disk does {words}"), async || {
             let state = ssd_of(&cluster, "prefill-1-node").await.state;

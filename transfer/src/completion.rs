@@ -1,5 +1,5 @@
-//! How the end of an operation is told: by a callback, a flag or a future. Callbacks run on the
-//! engine's worker thread: they must be short and must not wait.
+//! How the end of an operation is told: by a callback, a flag or a future. Callbacks run on the engine's
+//! worker thread, or on the thread that drives the engine: they must be short and must not wait.
 
 use std::fmt;
 use std::pin::Pin;
@@ -106,7 +106,7 @@ pub struct CompletionFuture(Arc<OutcomeCell>);
 
 impl CompletionFuture {
     /// Blocks this thread until the operation has ended: polls for a moment, giving its core away between
-    /// looks, and then sleeps. Never call it on the worker thread.
+    /// looks, and then sleeps. Never call it on the worker thread, nor on the thread that drives the engine.
     pub fn wait(self) -> Outcome {
         let mut spin = Spin::new(POLL_FOR);
         self.0.wait(|| spin.wait())

@@ -36,18 +36,25 @@ pub struct Driver {
     shared: Arc<Shared>,
     /// Until the engine has ended.
     worker: Option<Worker>,
+    /// Still set after a turn that a callback has broken off by a panic.
+    in_turn: bool,
 }
 
 impl Driver {
     pub(crate) fn new(shared: Arc<Shared>, worker: Worker) -> Self {
-        Driver { shared, worker: Some(worker) }
+        Driver { shared, worker: Some(worker), in_turn: false }
     }
 
     /// Does what there is to do and never waits. Whether there was anything: if so, there may be more.
     /// When the engine's handle was dropped it ends the engine, once.
     pub fn turn(&mut self) -> bool {
         match &mut self.worker {
-            Some(worker) if !worker.is_asked_to_stop() => worker.turn(),
+            Some(worker) if !worker.is_asked_to_stop() => {
+                self.in_turn = true;
+                let busy = worker.turn();
+                self.in_turn = false;
+                busy
+            }
             Some(_) => {
                 self.end();
                 true
@@ -82,9 +89,11 @@ impl Driver {
         self.worker.as_ref().map(Worker::wake_fd)
     }
 
+    /// The thread is there again, and takes turns.
     pub fn awake(&mut self) {
         if let Some(worker) = &mut self.worker {
             worker.awake();
+            worker.look_at_once();
         }
     }
 
@@ -99,8 +108,8 @@ impl Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            // A callback may have panicked in the middle of anything: what the worker owns is only let go.
+        if self.in_turn {
+            // It was in the middle of something: what the worker owns is only let go.
             self.worker = None;
             self.shared.close();
             self.shared.ended(Err(WriteError::Cancelled));

@@ -176,7 +176,8 @@ pub struct Expect {
     pub deadline: Option<Duration>,
 }
 
-/// A transfer engine. Dropping it stops the worker; what is under way ends with `Cancelled`.
+/// A transfer engine. Dropping it stops the worker's thread, or ends it in its driver's next turn; what is under way
+/// ends with `Cancelled`.
 #[derive(Debug)]
 pub struct TransferEngine {
     shared: Arc<Shared>,
@@ -199,8 +200,7 @@ impl TransferEngine {
     }
 
     /// Listens, and leaves it to the caller to give the worker its turns; see [`crate::driver`].
-    /// [`TransferConfig::worker_core`] is for threads of its own. When the handle is dropped, the engine ends in the
-    /// driver's next turn.
+    /// [`TransferConfig::worker_core`] is for threads of its own.
     ///
     /// # Errors
     /// As [`TransferEngine::start`].

@@ -9,7 +9,7 @@
 //!
 //! Reading path: [`engine`] (the handle that callers hold), [`write`](mod@write), [`scatter`] and
 //! [`signalled`] (what they submit), [`completion`], [`driver`] (an engine without a thread of its own); then [`memory`], [`ring`] and [`doorbell`], which are useful on their own. Inside:
-//! `shared` (between handles and worker), `worker` (the one thread that owns everything; its `hub` is
+//! `shared` (between handles and worker), `worker` (which owns everything and has one thread at a time; its `hub` is
 //! what all connections share), `identity`, `hello` and `peers` (who may connect, and cut-offs), then the domains
 //! `shm`, `tcp` and `rdma`, each with an outgoing and an incoming end. [`topology`] says which network cards
 //! are near which memory. [`sim`] drives the same core under virtual time. What threads share (`ring`,

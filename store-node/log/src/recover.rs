@@ -248,30 +248,41 @@ impl Reader<'_> {
     }
 
     /// Counts this start: what an earlier one has left in a segment whose header was lost is never taken for
-    /// what a later one writes there, because no two starts give the uses of segments the same numbers. It is
-    /// durable with the next sync.
+    /// what a later one writes there, because no two starts give the uses of segments the same numbers.
     fn superblock(&mut self, options: &Options) -> Result<(Super, bool), RecoverError> {
-        let mut blank = true;
+        let (mut blank, mut unreadable) = (true, None);
         let mut newest: Option<Super> = None;
         for page in 0..SUPER_PAGES {
             let (offset_bytes, buffer) = (page * PAGE_BYTES as u64, PageBuf::zeroed(1));
-            let read = self.run(DiskOp::Read { id: 0, offset_bytes, buffer })?;
+            let read = match self.run(DiskOp::Read { id: 0, offset_bytes, buffer }) {
+                // A copy that cannot be read is written anew, where the other one can.
+                Err(RecoverError::Disk(error)) => {
+                    unreadable = Some(error);
+                    continue;
+                }
+                read => read?,
+            };
             let Some(read) = read else { continue };
             blank &= read.bytes().iter().all(|byte| *byte == 0);
             let found = Super::decode(read.bytes());
             newest = newest.into_iter().chain(found).max_by_key(|found| found.starts);
         }
         let segment_pages = options.segment_bytes / PAGE_BYTES as u64;
-        let (former, is_new) = match newest {
-            Some(newest) => (newest, false),
-            None if blank => (Super { log_id: options.new_log_id, segment_pages, starts: 0 }, true),
-            None => return Err(RecoverError::Foreign),
+        let (former, is_new) = match (newest, unreadable) {
+            (Some(newest), _) => (newest, false),
+            (None, Some(error)) => return Err(error.into()),
+            (None, None) if blank => {
+                (Super { log_id: options.new_log_id, segment_pages, starts: 0 }, true)
+            }
+            (None, None) => return Err(RecoverError::Foreign),
         };
         let starts = former.starts.checked_add(1).ok_or(RecoverError::Foreign)?;
         let superblock = Super { starts, ..former };
         for page in 0..SUPER_PAGES {
             let (offset_bytes, buffer) = (page * PAGE_BYTES as u64, superblock.encode());
             self.run(DiskOp::Write { id: 0, offset_bytes, buffer })?;
+            // One copy is whole at any time.
+            self.run(DiskOp::Sync { id: 0 })?;
         }
         Ok((superblock, is_new))
     }

@@ -7,6 +7,7 @@
 //!    whole or not at all, and its room is not used again before it has come
 //! 3. [`holder`]: who has the rows. What arrives together for the same rows is computed together
 //! 4. [`grouping`]: which queries those are
+//! 5. `turns`: who takes the turns of the transfer engine at either end
 //!
 //! This package knows slots, rows and memory. Who may read which slots, and for how long, is the store
 //! node's: it opens a route over slots that a lease pins, and closes it before the pins go.
@@ -15,6 +16,7 @@ pub mod grouping;
 pub mod holder;
 pub mod metrics;
 pub mod requester;
+mod turns;
 pub mod wire;
 
 pub use kvasir_attention::{Partial, merge};

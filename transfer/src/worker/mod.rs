@@ -402,7 +402,10 @@ impl Worker {
 
     pub(crate) fn awake(&mut self) {
         self.sleep_flags().for_each(awake);
-        // The sockets may be what has woken us.
+    }
+
+    /// The sockets may be what has woken whoever takes our turns.
+    pub(crate) fn look_at_once(&mut self) {
         self.looked_us = 0;
     }
 

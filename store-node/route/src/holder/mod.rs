@@ -18,20 +18,19 @@ mod thread;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 
 use kvasir_proto::{Generation, Namespace, SlotIndex, SlotLayout};
-use kvasir_transfer::doorbell::{self, Ringer};
 use kvasir_transfer::{
     Domain, Handlers, PeerEvent, SharedMemory, StartError, TlsFiles, TransferConfig, TransferEngine,
 };
 use prometheus::Registry;
 
 pub use self::rows::{RowShape, ShapeError};
-use self::thread::{Input, InputBell, Thread};
+use self::thread::{Input, Thread};
 use crate::metrics::HolderMetrics;
 use crate::requester::DEPTH_MAX;
+use crate::turns::Drive;
 
 /// Inputs that are no queries, waiting at once.
 const CONTROL_MAX: usize = 1024;
@@ -140,8 +139,6 @@ pub type Reply<T> = Box<dyn FnOnce(T) + Send>;
 #[derive(Debug)]
 pub struct Holder {
     inputs: SyncSender<Input>,
-    ringer: Ringer,
-    sleeping: Arc<AtomicU32>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
@@ -179,15 +176,13 @@ impl Holder {
             throttle_bytes_per_s: options.throttle_bytes_per_s,
             ..TransferConfig::default()
         };
-        let (bell, ringer) = doorbell::pair().map_err(std::io::Error::from)?;
-        let sleeping = Arc::new(AtomicU32::new(0));
-        let bell = InputBell { bell, sleeping: Arc::clone(&sleeping) };
-        let (transfer, mut driver) = TransferEngine::start_driven(transfer, handlers, registry)?;
+        let (transfer, driver) = TransferEngine::start_driven(transfer, handlers, registry)?;
+        let drive = Drive::start(driver, &options.name)?;
         let thread = Thread::new(options, slots, transfer, inputs.clone(), metrics);
         let thread = std::thread::Builder::new()
             .name("route-holder".into())
-            .spawn(move || thread.run(&queue, &mut driver, &bell))?;
-        Ok(Holder { inputs, ringer, sleeping, thread: Some(thread) })
+            .spawn(move || thread.run(&queue, &drive))?;
+        Ok(Holder { inputs, thread: Some(thread) })
     }
 
     /// Makes a query ring for a requester.
@@ -217,7 +212,7 @@ impl Holder {
 
     fn ask(&self, input: Input) {
         let input = match self.inputs.try_send(input) {
-            Ok(()) => return self.ringer.ring_if(&self.sleeping),
+            Ok(()) => return,
             Err(TrySendError::Full(input) | TrySendError::Disconnected(input)) => input,
         };
         match input {
@@ -225,14 +220,13 @@ impl Holder {
             Input::OpenRoute(_, reply) => reply(Err(OpenError::Unavailable)),
             // It must not be lost: slots are given to others after it. The thread computes for a bounded
             // time between two looks at its queue; one that has ended gives it back.
-            Input::CloseRoute(..) => match self.inputs.send(input) {
-                Ok(()) => self.ringer.ring_if(&self.sleeping),
-                Err(error) => {
-                    if let Input::CloseRoute(_, done) = error.0 {
-                        done(());
-                    }
+            Input::CloseRoute(..) => {
+                if let Err(error) = self.inputs.send(input)
+                    && let Input::CloseRoute(_, done) = error.0
+                {
+                    done(());
                 }
-            },
+            }
             Input::CloseSession(_) | Input::Arrived { .. } | Input::PeerLost(_) | Input::Stop => {}
         }
     }
@@ -243,7 +237,6 @@ impl Drop for Holder {
     fn drop(&mut self) {
         // Waits for room, as for a route: the thread takes all that is there.
         let _ = self.inputs.send(Input::Stop);
-        self.ringer.ring_if(&self.sleeping);
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {

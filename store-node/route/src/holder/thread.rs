@@ -1,20 +1,18 @@
-//! The holder's thread: owns sessions, routes and the kernels, and takes the turns of their transfer engine. It takes
-//! all that has come before it computes, so that queries which arrive together are computed together.
+//! The holder's thread: owns sessions, routes and the kernels, and takes the turns of their transfer engine unless it
+//! sleeps or computes for long. It takes all that has come before it computes, so that queries which arrive together are
+//! computed together.
 
 use std::collections::BTreeMap;
-use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError};
 use std::time::Duration;
 
 use kvasir_attention::{Attention, AttentionOptions};
 use kvasir_proto::{Generation, Namespace, SlotIndex};
-use kvasir_transfer::doorbell::{self, Bell};
 use kvasir_transfer::memory::Prefault;
 use kvasir_transfer::spin::Spin;
 use kvasir_transfer::{
-    Completion, Driver, Endpoint, Expect, PeerId, RegionDesc, RegionHandle, SharedMemory, Source,
+    Completion, Endpoint, Expect, PeerId, RegionDesc, RegionHandle, SharedMemory, Source,
     TransferEngine, Write, WriteError,
 };
 
@@ -23,14 +21,17 @@ use super::rows::RowShape;
 use super::{HolderOptions, OpenError, OpenRoute, OpenSession, Reply, RouteOpened, SessionOpened};
 use crate::metrics::HolderMetrics;
 use crate::requester::DEPTH_MAX;
+use crate::turns::{Drive, Turns};
 use crate::wire::{
     self, Answer, Dispatch, MessageStatus, PartStatus, Query, WireDtype, partial_bytes, query_bytes,
 };
 
 /// How long the thread looks for queries before it sleeps: a layer of a small model.
 const SPIN: Duration = Duration::from_micros(200);
-/// Nothing has to be done without being rung for.
-const SLEEP_MAX: Duration = Duration::from_secs(3600);
+/// Of the transfer engine, before it looks at what has come.
+const TURNS_MAX: usize = 16;
+/// More is left to compute only where somebody else takes the turns meanwhile: about 10 ms of one core.
+const VALUES_BETWEEN_TURNS: u64 = 1 << 28;
 /// An answer that cannot land for so long is given up, and its session with it.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 
@@ -71,11 +72,10 @@ enum Taken {
     Stop,
 }
 
-/// What wakes the thread when there is an input from another one.
-#[derive(Debug)]
-pub struct InputBell {
-    pub bell: Bell,
-    pub sleeping: Arc<AtomicU32>,
+/// Some, so that what comes together is computed together, and not without end.
+fn take_turns(turns: &mut Turns<'_>) -> bool {
+    let taken = (0..TURNS_MAX).take_while(|_| turns.turn()).count();
+    taken > 0
 }
 
 /// A requester's ring.
@@ -163,27 +163,34 @@ impl Thread {
     }
 
     /// Runs until it is told to stop. Whoever waits for a route's end then is told by what is dropped.
-    pub fn run(mut self, queue: &Receiver<Input>, driver: &mut Driver, bell: &InputBell) {
+    pub fn run(mut self, queue: &Receiver<Input>, drive: &Drive) {
         let mut spin = Spin::new(SPIN);
+        let mut turns = None;
         loop {
-            let mut worked = driver.turn();
+            // Where it has none, somebody else takes them, and what comes is in the queue all the same.
+            turns = turns.or_else(|| drive.take());
+            let mut worked = turns.as_mut().is_some_and(take_turns);
             match self.take_all(queue) {
                 Taken::Nothing => {}
                 Taken::Some => worked = true,
                 Taken::Stop => break,
             }
             if !self.waiting.is_empty() {
+                if self.values_waiting() > VALUES_BETWEEN_TURNS {
+                    turns = None;
+                }
                 self.compute();
                 worked = true;
             }
             if worked {
                 spin.worked();
             } else if !spin.wait() {
-                match self.sleep(queue, driver, bell) {
-                    Taken::Nothing => {}
-                    Taken::Some => spin.worked(),
-                    Taken::Stop => break,
+                turns = None;
+                match queue.recv() {
+                    Ok(Input::Stop) | Err(_) => break,
+                    Ok(input) => self.take(input),
                 }
+                spin.worked();
             }
         }
         // Nothing is read any more: who asked for the end of a route hears of it.
@@ -212,27 +219,16 @@ impl Thread {
         }
     }
 
-    fn sleep(
-        &mut self,
-        queue: &Receiver<Input>,
-        driver: &mut Driver,
-        InputBell { bell, sleeping }: &InputBell,
-    ) -> Taken {
-        doorbell::announce_sleep(sleeping);
-        driver.announce_sleep();
-        // The last look takes what it finds.
-        let mut taken = self.take_all(queue);
-        if matches!(taken, Taken::Nothing) {
-            let timeout = driver.patience().unwrap_or(SLEEP_MAX);
-            let fds: Vec<_> = [bell.as_fd()].into_iter().chain(driver.wake_fd()).collect();
-            if doorbell::sleep(&fds, timeout) != 0 {
-                taken = Taken::Some;
-            }
-        }
-        driver.awake();
-        bell.clear();
-        doorbell::awake(sleeping);
-        taken
+    /// About how many values of the cache the queries that wait are multiplied with.
+    fn values_waiting(&self) -> u64 {
+        let of_query = |query: &Query| -> u64 {
+            let rows = query
+                .parts
+                .iter()
+                .map(|part| u64::from(part.cached_rows) * u64::from(part.query_rows));
+            rows.sum::<u64>() * u64::from(query.head.d_qk)
+        };
+        self.waiting.iter().map(|waiting| of_query(&waiting.query)).sum()
     }
 
     fn take(&mut self, input: Input) {

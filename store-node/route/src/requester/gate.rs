@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use kvasir_transfer::spin::Spin;
 
-use super::drive::Drive;
+use crate::turns::Drive;
 
 /// About as long as a holder computes for a few requesters.
 const POLL_FOR: Duration = Duration::from_micros(300);
@@ -51,7 +51,7 @@ impl Gate {
             }
             if !spin.wait() {
                 turns = None;
-                self.sleep(seen, until - now);
+                self.sleep(seen, until.saturating_duration_since(Instant::now()));
                 spin.worked();
             }
         }

@@ -7,7 +7,6 @@
 //!   ([`slot`]) until the answer has come or the session is over.
 //! - Any thread may dispatch; [`gather`] waits on one.
 
-mod drive;
 mod gate;
 mod session;
 mod slot;
@@ -26,13 +25,13 @@ use kvasir_transfer::{
 };
 use prometheus::Registry;
 
-use self::drive::Drive;
 use self::gate::Gate;
 use self::session::{Core, Rings};
 pub use self::session::{
     DispatchError, Flight, FlightError, PartRows, QueryShape, Session, gather,
 };
 use crate::metrics::RequesterMetrics;
+use crate::turns::Drive;
 
 /// Slots of a session's rings at most. One exchange is under way at a time in one step of a model; the
 /// others are room for those that were given up.

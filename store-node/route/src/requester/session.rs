@@ -8,11 +8,11 @@ use kvasir_transfer::{
     Completion, Expect, PeerId, RegionDesc, Source, SubmitError, TransferEngine, Write, WriteError,
 };
 
-use super::drive::Drive;
 use super::gate::Gate;
 use super::slot::Slot;
 use super::{Grant, Prepared, SessionSize};
 use crate::metrics::RequesterMetrics;
+use crate::turns::Drive;
 use crate::wire::{self, Answer, Asked, Dispatch, Part, QueryHead, WireDtype, WireError};
 
 /// What all sessions of a requester use.

@@ -81,6 +81,8 @@ const BATCH: usize = 256;
 const TICK_MS: u64 = 250;
 /// While something waits for room.
 const SOON_MS: u64 = 2;
+/// Of the transfer engine, when the node has drained.
+const LAST_TURNS_MAX: usize = 64;
 /// What shutdown gives aborted shares to end.
 const ABORT_MS: u64 = 1_000;
 
@@ -248,6 +250,10 @@ impl Owner {
                 self.sleep(Duration::from_millis(due_ms.saturating_sub(now_ms)));
                 spin.worked();
             }
+        }
+        // What was said last leaves too.
+        if let Some(driver) = &mut self.driver {
+            let _ = (0..LAST_TURNS_MAX).take_while(|_| driver.turn()).count();
         }
         tracing::info!(node = %self.config.node_id, "the node has drained");
     }

@@ -503,7 +503,7 @@ fn group_bytes(leg: &Leg, group: &Group) -> u64 {
 }
 
 /// Counts the parts of a group until all have ended; the last one posts the end. Shared with the
-/// transfer engine's thread.
+/// transfer engine.
 #[derive(Debug)]
 struct Tracker {
     missing: AtomicUsize,

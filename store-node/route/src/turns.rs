@@ -1,6 +1,6 @@
-//! Who takes the turns of a requester's transfer engine: whoever sends a query or waits for answers, meanwhile,
-//! so that no other thread has to be woken on the way; and otherwise a thread that sleeps until there is something
-//! to do.
+//! Who takes the turns of a transfer engine: a thread that has to do with it just now (it sends a query, waits for
+//! answers or for queries), so that no other one has to be woken on the way; and while there is none, or it
+//! computes for long, a thread that otherwise sleeps.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,6 +13,8 @@ use kvasir_transfer::doorbell::{self, Bell, Ringer};
 
 /// Nothing has to be done without being rung for.
 const SLEEP_MAX: Duration = Duration::from_secs(3600);
+/// Who has something else to do takes no more turns at the end, whatever others have for the engine.
+const LAST_TURNS_MAX: usize = 4;
 
 #[derive(Debug)]
 struct Shared {
@@ -52,8 +54,9 @@ pub struct Turns<'a> {
 }
 
 impl Turns<'_> {
-    pub fn turn(&mut self) {
-        self.driver.turn();
+    /// Whether there was anything to do.
+    pub fn turn(&mut self) -> bool {
+        self.driver.turn()
     }
 }
 
@@ -62,7 +65,10 @@ impl Drop for Turns<'_> {
         self.driver.announce_sleep();
         let mut patience = self.driver.patience();
         // What came at the last moment is not left to somebody who has to be woken.
-        while patience == Some(Duration::ZERO) && self.driver.turn() {
+        for _ in 0..LAST_TURNS_MAX {
+            if patience != Some(Duration::ZERO) || !self.driver.turn() {
+                break;
+            }
             patience = self.driver.patience();
         }
         let shared = &self.drive.shared;
@@ -111,7 +117,7 @@ impl Drop for Drive {
         if let Some(sleeper) = self.sleeper.take()
             && sleeper.join().is_err()
         {
-            tracing::error!("the thread of a requester's transfer engine has panicked");
+            tracing::error!("the thread beside a transfer engine for queries has panicked");
         }
     }
 }
@@ -121,7 +127,11 @@ fn sleep_and_turn(shared: &Shared, bell: &Bell, wake: Option<&OwnedFd>) {
         let timeout = {
             let mut driver = shared.driver.lock().unwrap_or_else(PoisonError::into_inner);
             driver.awake();
-            while driver.turn() {}
+            while driver.turn() {
+                if shared.stop.load(Ordering::SeqCst) {
+                    return;
+                }
+            }
             driver.announce_sleep();
             let patience = driver.patience();
             // Before others can look at it: the lock is held.
