@@ -47,6 +47,19 @@ async fn delete(cluster: &Cluster, id: &str) -> u16 {
     answer.status().as_u16()
 }
 
+/// What `kvasir admin` says of one node, one object a line.
+fn admin(cluster: &Cluster, node: &str, words: &[&str]) -> Vec<Value> {
+    let state = cluster.state();
+    let metrics = state["processes"][node]["metrics"].as_str().expect("a URL");
+    let address = metrics.trim_start_matches("http://").trim_end_matches("/metrics");
+    let mut command = Command::new(KVASIR);
+    command.args(["--log", "warn", "admin", "--node", address, "--json"]).args(words);
+    let output = command.stdin(Stdio::null()).output().expect("it can be started");
+    assert!(output.status.success(), "{words:?}: {output:?}");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    said.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+}
+
 /// Both nodes lose what they have in memory; what they kept has been found again.
 async fn lose_all(cluster: &Cluster) {
     for node in ["decode-1-node", "prefill-1-node"] {
@@ -110,6 +123,22 @@ async fn a_context_outlives_everybody_and_ends_when_it_is_dropped() {
     lose_all(&cluster).await;
     assert_eq!(ids(&cluster).await, [shorter.as_str()]);
     assert_eq!(get(&cluster, &path).await.0, 404);
+
+    // An administrator sees what is left, node by node, and ends it.
+    let mut ended = 0;
+    for node in ["decode-1-node", "prefill-1-node"] {
+        for context in admin(&cluster, node, &["contexts"]) {
+            assert_eq!(context["blocks"], blocks - 1);
+            let (namespace, key) = (&context["namespace"], &context["last_key"]);
+            let (namespace, key) = (namespace.as_str().expect("hex"), key.as_str().expect("hex"));
+            let of = ["--namespace", namespace, "--key", key];
+            admin(&cluster, node, &[&["drop-context"][..], &of].concat());
+            assert!(admin(&cluster, node, &["contexts"]).is_empty());
+            ended += 1;
+        }
+    }
+    assert!(ended > 0);
+    assert!(ids(&cluster).await.is_empty());
 }
 
 /// A second conductor in front of a cluster's nodes, which asks for the keys of two tenants.

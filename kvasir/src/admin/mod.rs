@@ -11,6 +11,7 @@ use kvasir_proto::{BlockKey, Namespace};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 use v1::admin_client::AdminClient;
+use v1::store_node_client::StoreNodeClient;
 
 use crate::output;
 
@@ -19,6 +20,9 @@ const CALL: Duration = Duration::from_secs(30);
 /// How often `drain --wait` asks.
 const POLL: Duration = Duration::from_millis(200);
 const PAGE_BLOCKS: u32 = 1_000;
+const PAGE_CONTEXTS: u32 = 1_000;
+/// What a conductor without keys calls whoever asks.
+const NOBODY: &str = "(nobody)";
 
 /// Flags of `kvasir admin`.
 #[derive(Debug, clap::Args)]
@@ -67,6 +71,27 @@ enum Action {
         /// The hash of the namespace: 32 hexadecimal digits, as `list` has it.
         #[arg(long)]
         namespace: Option<String>,
+    },
+    /// Lists what is kept for a tenant, from its own node or an object store.
+    Contexts {
+        /// The tenant's name in the conductor's file of keys; where there is none, that of everybody.
+        #[arg(long, default_value = NOBODY)]
+        tenant: String,
+        /// At most so many; 0 for all.
+        #[arg(long, value_name = "CONTEXTS", default_value_t = 1_000)]
+        limit: usize,
+    },
+    /// Ends a context before its time: its blocks compete like any others. Returns when that is durable.
+    DropContext {
+        /// As for `contexts`.
+        #[arg(long, default_value = NOBODY)]
+        tenant: String,
+        /// The hash of its namespace: 32 hexadecimal digits, as `contexts` has it.
+        #[arg(long)]
+        namespace: String,
+        /// The key of its last block: 32 hexadecimal digits, as `contexts` has it.
+        #[arg(long)]
+        key: String,
     },
     /// Drains the node: it takes no new work, and what it must not lose moves to other nodes.
     Drain(DrainFlags),
@@ -134,6 +159,8 @@ pub fn run(flags: &Flags) -> Result<(), Box<dyn Error>> {
 struct Session<'a> {
     node: &'a str,
     client: AdminClient<Channel>,
+    /// The same node as conductors see it.
+    store: StoreNodeClient<Channel>,
     json: bool,
 }
 
@@ -146,7 +173,8 @@ async fn serve(flags: &Flags) -> Result<(), AdminError> {
     let endpoint = Endpoint::from_shared(format!("http://{node}")).map_err(|e| no_node(&e))?;
     let endpoint = endpoint.connect_timeout(CONNECT).timeout(CALL);
     let channel = endpoint.connect().await.map_err(|error| no_node(&error))?;
-    let mut session = Session { node, client: AdminClient::new(channel), json: flags.json };
+    let (client, store) = (AdminClient::new(channel.clone()), StoreNodeClient::new(channel));
+    let mut session = Session { node, client, store, json: flags.json };
     match &flags.action {
         Action::Status => session.status().await,
         Action::List(list) => session.list(list).await,
@@ -155,6 +183,10 @@ async fn serve(flags: &Flags) -> Result<(), AdminError> {
         Action::Unpin { pin } => session.unpin(*pin).await,
         Action::Evict { key, namespace } => {
             session.evict(key.as_deref(), namespace.as_deref()).await
+        }
+        Action::Contexts { tenant, limit } => session.contexts(tenant, *limit).await,
+        Action::DropContext { tenant, namespace, key } => {
+            session.drop_context(tenant, namespace, key).await
         }
         Action::Drain(drain) => session.drain(drain).await,
     }
@@ -261,6 +293,52 @@ impl Session<'_> {
         Ok(())
     }
 
+    async fn contexts(&mut self, tenant: &str, limit: usize) -> Result<(), AdminError> {
+        if !self.json {
+            output::say(text::CONTEXTS_HEAD);
+        }
+        let (mut left, mut from) = (if limit == 0 { usize::MAX } else { limit }, vec![]);
+        loop {
+            let request = v1::ListContextsRequest {
+                tenant: tenant.to_owned(),
+                contexts_max: u32::try_from(left).unwrap_or(PAGE_CONTEXTS).clamp(1, PAGE_CONTEXTS),
+                from,
+            };
+            let page = self.store.list_contexts(request).await;
+            let page = page.map_err(|status| self.failed(&status))?.into_inner();
+            let now_unix_ms = unix_ms();
+            for context in page.contexts.iter().take(left) {
+                let line = text::context(context, now_unix_ms);
+                self.say(&text::context_json(context), &line);
+            }
+            left = left.saturating_sub(page.contexts.len());
+            from = page.next;
+            if from.is_empty() || left == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn drop_context(&mut self, tenant: &str, of: &str, key: &str) -> Result<(), AdminError> {
+        let request = v1::DropContextRequest {
+            tenant: tenant.to_owned(),
+            namespace: namespace(of)?,
+            last_key: block_key(key)?,
+        };
+        if let Err(status) = self.store.drop_context(request).await {
+            return Err(match status.code() {
+                // The node was there a moment ago: it says that just now it cannot.
+                Code::Unavailable => AdminError::Refused(status.message().to_owned()),
+                _ => self.failed(&status),
+            });
+        }
+        self.say(
+            &serde_json::json!({ "tenant": tenant, "namespace": of, "last_key": key }),
+            "the context has ended, on this node",
+        );
+        Ok(())
+    }
+
     async fn drain(&mut self, flags: &DrainFlags) -> Result<(), AdminError> {
         if flags.stop {
             let status = self.client.stop_drain(v1::StopDrainRequest {}).await;
@@ -297,6 +375,11 @@ impl Session<'_> {
         self.say(&text::drain_json(&status), &text::drain(&status));
         Ok(())
     }
+}
+
+fn unix_ms() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }
 
 fn block_key(text: &str) -> Result<Vec<u8>, AdminError> {

@@ -9,6 +9,10 @@ use serde_json::{Value, json};
 pub const LIST_HEAD: &str = "\
 key                               namespace                         dram slot/generation  pins  ssd";
 
+/// Above the lines of [`context`].
+pub const CONTEXTS_HEAD: &str = "\
+namespace                         last key                          blocks  until (Unix ms)  for";
+
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -129,6 +133,23 @@ pub fn inspection(found: &v1::BlockInspection) -> String {
     }
     found.holders.iter().for_each(|of| line("held by", &holder(of)));
     text
+}
+
+pub fn context_json(context: &v1::KeptContext) -> Value {
+    json!({
+        "namespace": hex(&context.namespace),
+        "last_key": hex(&context.last_key),
+        "blocks": context.blocks,
+        "since_unix_ms": context.since_unix_ms,
+        "until_unix_ms": context.until_unix_ms,
+    })
+}
+
+pub fn context(context: &v1::KeptContext, now_unix_ms: u64) -> String {
+    let v1::KeptContext { namespace, last_key, blocks, until_unix_ms, .. } = context;
+    let left_s = until_unix_ms.saturating_sub(now_unix_ms) / 1_000;
+    let (namespace, last_key) = (hex(namespace), hex(last_key));
+    format!("{namespace}  {last_key}  {blocks:>6}  {until_unix_ms:>15}  {left_s} s yet")
 }
 
 pub fn evicted_json(evicted: &v1::EvictReply) -> Value {
