@@ -16,6 +16,8 @@ use crate::cluster::{Keepers, NodeHandle};
 const ASKED_AT_ONCE: usize = 16;
 /// Pages that one request takes from a node: a page is short where many of it are over.
 const PAGES_MAX: usize = 16;
+/// A context moves with a drain, and not again before another one.
+const MOVES_MAX: usize = 3;
 
 /// A context as nodes have it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -168,13 +170,27 @@ impl Contexts {
         .await
     }
 
-    /// Ends a context of the tenant, at all nodes that have it.
+    /// Ends a context of the tenant, at all nodes that have it. A node that drains may have moved it to one that did
+    /// not have it when it was asked, so all of them are asked until none has it.
     pub(super) async fn end(&self, keepers: &Keepers, tenant: &str, id: ContextId) -> Answers {
-        self.ask_all(keepers, |node| async move {
-            self.drop_at(&node, tenant, id).await?;
-            Ok(Some(Kept { blocks: 0, since_unix_ms: 0, until_unix_ms: 0 }))
-        })
-        .await
+        let drop_it = || {
+            self.ask_all(keepers, |node| async move {
+                self.drop_at(&node, tenant, id).await?;
+                Ok(Some(Kept { blocks: 0, since_unix_ms: 0, until_unix_ms: 0 }))
+            })
+        };
+        let mut ended = drop_it().await;
+        for _ in 0..MOVES_MAX {
+            if ended.kept.is_none() || ended.unanswered > 0 {
+                break;
+            }
+            let again = drop_it().await;
+            ended.unanswered = again.unanswered;
+            if again.kept.is_none() {
+                break;
+            }
+        }
+        ended
     }
 
     async fn drop_at(&self, node: &NodeHandle, tenant: &str, id: ContextId) -> Result<(), Status> {

@@ -317,6 +317,28 @@ async fn a_context_is_given_another_time_and_ended_at_all_nodes_that_have_it() {
 }
 
 #[tokio::test]
+async fn a_context_that_moves_while_it_is_ended_is_ended_where_it_has_come() {
+    let kept = Kept::start().await;
+    let created = kept.created(&prompt(1, 2 * BLOCK_TOKENS)).await;
+    let id = created["id"].as_str().expect("an id");
+    kept.p.change(|script| script.drop = Reply::Hold);
+    let path = at(id);
+    let moves = async {
+        // The other node has said that it has none.
+        let dropped = |one: &Happened| matches!(one, Happened::Drop { node, .. } if *node == "d");
+        kept.world.until("the other one was asked", |log| log.iter().any(dropped)).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let moved = kept.p.shelf().contexts[&parts_of(id)].clone();
+        kept.d.shelf().contexts.insert(parts_of(id), moved);
+        kept.p.change(|script| script.drop = Reply::Do);
+    };
+    let (ended, ()) = tokio::join!(kept.harness.delete(&path), moves);
+    assert_eq!(ended.status, 200, "{ended:?}");
+    assert!(kept.p.shelf().contexts.is_empty() && kept.d.shelf().contexts.is_empty());
+    assert_refused(&kept.harness.delete(&path).await, 404, "context_not_found", id);
+}
+
+#[tokio::test]
 async fn what_no_context_is_called_is_not_found() {
     let kept = Kept::start().await;
     let id = id_of(&prompt(1, 16), "");

@@ -337,6 +337,9 @@ impl StoreNode for Fake {
     ) -> Result<Response<v1::DropContextReply>, Status> {
         let request = request.into_inner();
         self.world.note(Happened::Drop { node: self.name, request: request.clone() });
+        while self.script().drop == Reply::Hold {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
         follow(self.script().drop).await?;
         self.shelf.lock().expect("no panic").end(&request).map(Response::new)
     }
