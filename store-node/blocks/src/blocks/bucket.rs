@@ -3,6 +3,8 @@
 //!
 //! Nobody waits for a block to be sent, except where there is no SSD: then it is kept when it is there.
 
+use std::collections::HashMap;
+
 use kvasir_proto::{BlockKey, Class, Mark, Namespace, SlotIndex, Tenant};
 
 use super::Blocks;
@@ -275,11 +277,13 @@ impl Blocks {
     ) -> Vec<KeptContext> {
         let all = self.bucket.contexts(tenant, after);
         let lasts = all.filter(|(_, mark)| mark.until_unix_ms > unix_ms);
+        // Contexts that go on from one another have most of their blocks in common.
+        let mut known = HashMap::new();
         let whole = lasts.filter_map(|(block, mark)| {
             Some(KeptContext {
                 namespace: block.namespace,
                 last: block.key,
-                blocks: self.chain_below(block.key)?,
+                blocks: self.chain_below_known(block.key, &mut known)?,
                 since_unix_ms: mark.since_unix_ms?,
                 until_unix_ms: mark.until_unix_ms,
             })
@@ -290,6 +294,36 @@ impl Blocks {
     /// How long the chain is that ends with a block, when each of it is on the SSD or in the object store.
     pub(super) fn chain_below(&self, last: BlockKey) -> Option<u32> {
         self.each_below(last, |_| {})
+    }
+
+    /// As [`Blocks::chain_below`], of many chains: each block is looked at once.
+    fn chain_below_known(
+        &self,
+        last: BlockKey,
+        known: &mut HashMap<BlockKey, Option<u32>>,
+    ) -> Option<u32> {
+        let (mut path, mut next) = (Vec::new(), Some(last));
+        let mut blocks = loop {
+            let Some(key) = next else { break Some(0) };
+            if let Some(below) = known.get(&key) {
+                break *below;
+            }
+            let block = self.bucket.get(key).or_else(|| self.cache.ssd().get(key));
+            // A chain that bites its tail is none.
+            let Some(block) = block.filter(|_| path.len() < self.known_below()) else { break None };
+            path.push(key);
+            next = block.parent;
+        };
+        for key in path.into_iter().rev() {
+            blocks = blocks.map(|below| below + 1);
+            known.insert(key, blocks);
+        }
+        blocks
+    }
+
+    /// Blocks of the SSD and of the object store: no chain is longer.
+    fn known_below(&self) -> usize {
+        self.bucket.len() + self.cache.ssd().len()
     }
 
     /// Keeps the blocks of a chain in the object store that come before its last as long as this mark says. Answers
@@ -327,7 +361,7 @@ impl Blocks {
             look(block);
             blocks += 1;
             // Names say what they will: a chain that bites its tail is none.
-            if blocks as usize > self.bucket.len() + self.cache.ssd().len() {
+            if blocks as usize > self.known_below() {
                 return None;
             }
             next = block.parent;

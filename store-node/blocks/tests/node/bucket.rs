@@ -1,11 +1,13 @@
 //! Between a node and an object store: what is sent there and when, what rises from there and what comes of it
 //! when it fails, and what is kept where there is no SSD.
 
+use std::collections::BTreeMap;
+
 use kvasir_blocks::{
     BucketOptions, ContextName, KeepError, KeepRequest, Options, ReserveObjects, RiseError,
     SinkError, SsdBlock, SsdSize, UploadFrom,
 };
-use kvasir_proto::{Class, Mark, Tenant};
+use kvasir_proto::{BlockKey, Class, Mark, Tenant};
 
 use crate::support::{EPOCH, LEASE_MS, Node, chain, key, namespace, options, request, share};
 
@@ -483,6 +485,28 @@ fn a_longer_time_there_is_one_of_all_blocks_of_the_context() {
     let gap = node.blocks.extend_context(node.now_ms, &name, UNTIL + 900);
     assert_eq!(gap, Err(KeepError::NoContext));
     node.assert_idle();
+}
+
+#[test]
+fn contexts_that_go_on_from_one_another_are_each_as_long_as_they_are() {
+    let mut node = node();
+    let mark = |until_unix_ms| Mark { tenant: Tenant(3), until_unix_ms, since_unix_ms: Some(5) };
+    let marked = |prompt| SsdBlock { mark: Some(mark(UNTIL)), ..block(prompt, UNTIL) };
+    // Of the last one a block is missing, and two are each other's beginning.
+    let bites = |prompt, tail| SsdBlock { parent: Some(key(tail)), ..marked(prompt) };
+    node.blocks.bucket_listed(vec![
+        block("a", UNTIL),
+        marked("ab"),
+        marked("abc"),
+        marked("abcd"),
+        marked("abcdef"),
+        bites("x", "xy"),
+        bites("xy", "x"),
+    ]);
+    let all = node.blocks.contexts(Tenant(3), None, 9, 0);
+    let found: BTreeMap<BlockKey, u32> = all.iter().map(|it| (it.last, it.blocks)).collect();
+    let wanted = [("ab", 2), ("abc", 3), ("abcd", 4)].map(|(prompt, blocks)| (key(prompt), blocks));
+    assert_eq!(found, BTreeMap::from(wanted));
 }
 
 #[test]
