@@ -5,6 +5,7 @@ mod common;
 
 use common::*;
 use kvasir_proto::{Share, Side, v1};
+use kvasir_store_node::config::TransferThread;
 
 const P: fn(u64) -> Share = |serial| share(serial, Side::Prefill);
 const D: fn(u64) -> Share = |serial| share(serial, Side::Decode);
@@ -59,8 +60,9 @@ impl Pair {
     }
 }
 
-async fn a_prompt_is_pushed(domain: Domain) {
-    let mut pair = Pair::start(domain).await;
+async fn a_prompt_is_pushed(domain: Domain, transfer_thread: TransferThread) {
+    let start = || TestNode::start_with(domain, |config| config.transfer_thread = transfer_thread);
+    let mut pair = Pair::attach(start().await, start().await).await;
     // Three full blocks and a part of a fourth.
     let prompt = prompt(1, 3 * BLOCK_TOKENS + 10);
     pair.serve(1, &prompt).await;
@@ -74,12 +76,14 @@ async fn a_prompt_is_pushed(domain: Domain) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_prompt_is_pushed_over_shared_memory() {
-    a_prompt_is_pushed(Domain::Shm).await;
+    a_prompt_is_pushed(Domain::Shm, TransferThread::Node).await;
+    a_prompt_is_pushed(Domain::Shm, TransferThread::Own).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_prompt_is_pushed_over_tcp() {
-    a_prompt_is_pushed(Domain::Tcp).await;
+    a_prompt_is_pushed(Domain::Tcp, TransferThread::Node).await;
+    a_prompt_is_pushed(Domain::Tcp, TransferThread::Own).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

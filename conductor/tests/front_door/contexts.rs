@@ -2,6 +2,7 @@
 //! conductor asks of them, and what it makes of what they say.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use kvasir_conductor::Config;
 use kvasir_proto::{BlockKey, keys, v1};

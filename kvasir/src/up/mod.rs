@@ -119,7 +119,7 @@ pub async fn run_for<T>(
         engines.map(|engine| engine.address).chain([plan.front_door]).collect();
     let mut supervisor = Supervisor::new(plan, run_dir.path(), program, log_filter)?;
     supervisor.quiet = quiet;
-    ports.held.release();
+    let _reserved = ports.held.release();
 
     let outcome = {
         let (is_ready, ready) = oneshot::channel();

@@ -1,11 +1,14 @@
-//! Ports of the cluster. Each is held open from its choice until just before its process starts,
-//! so that two clusters that start at once do not choose the same ones.
+//! Ports of the cluster. Each is held open from its choice until just before its process starts, and reserved
+//! under a name of its own among all `up` of this host for as long as the cluster runs: so two clusters do not choose the same
+//! ones, also while a process has not bound its port yet.
 //!
 //! They are chosen below the kernel's range for outgoing connections where there is room: a
 //! child that died is started again on its port, and until then no connection of somebody else
 //! may have taken it.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
 
 use rand::Rng;
 
@@ -19,6 +22,13 @@ const ATTEMPTS_MAX: usize = 64;
 #[derive(Debug, Default)]
 pub struct HeldPorts {
     held: Vec<TcpListener>,
+    reserved: Vec<UnixListener>,
+}
+
+/// Ports that no other `up` takes until this is dropped.
+#[derive(Debug)]
+pub struct ReservedPorts {
+    _reserved: Vec<UnixListener>,
 }
 
 impl HeldPorts {
@@ -32,8 +42,8 @@ impl HeldPorts {
         if range.len() >= RANGE_MIN {
             for _ in 0..ATTEMPTS_MAX {
                 let port = rand::rng().random_range(range.clone());
-                if let Ok(listener) = TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
-                    return self.hold(listener);
+                if let Ok(address) = self.take(port) {
+                    return Ok(address);
                 }
             }
         }
@@ -41,12 +51,15 @@ impl HeldPorts {
     }
 
     /// From here on the processes they are meant for must bind them soon.
-    pub fn release(self) {
-        drop(self.held);
+    pub fn release(self) -> ReservedPorts {
+        ReservedPorts { _reserved: self.reserved }
     }
 
     fn hold(&mut self, listener: TcpListener) -> std::io::Result<SocketAddr> {
         let address = listener.local_addr()?;
+        // Nobody connects there: who has bound the name has the port.
+        let name = UnixAddr::from_abstract_name(format!("kvasir-up-port-{}", address.port()))?;
+        self.reserved.push(UnixListener::bind_addr(&name)?);
         self.held.push(listener);
         Ok(address)
     }
@@ -70,7 +83,11 @@ mod tests {
         let second = ports.take_free().unwrap();
         assert_ne!(first, second);
         assert!(HeldPorts::default().take(first.port()).is_err());
-        ports.release();
+        let reserved = ports.release();
+        let others = HeldPorts::default().take(first.port());
+        assert!(others.is_err(), "its process has not bound it yet");
+        assert!(TcpListener::bind(first).is_ok(), "and may now");
+        drop(reserved);
         assert!(HeldPorts::default().take(first.port()).is_ok());
     }
 }
