@@ -22,6 +22,7 @@
 //! ```
 
 use std::os::fd::BorrowedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -46,8 +47,12 @@ impl Driver {
     }
 
     /// Does what there is to do and never waits. Whether there was anything: if so, there may be more.
-    /// When the engine's handle was dropped it ends the engine, once.
+    /// When the engine's handle was dropped it ends the engine, once; so does a turn after one that a callback has
+    /// broken off by a panic.
     pub fn turn(&mut self) -> bool {
+        if self.in_turn {
+            self.abandon();
+        }
         match &mut self.worker {
             Some(worker) if !worker.is_asked_to_stop() => {
                 self.in_turn = true;
@@ -100,21 +105,30 @@ impl Driver {
     fn end(&mut self) {
         let Some(worker) = self.worker.take() else { return };
         self.shared.ask_to_stop();
-        worker.stop();
+        // Callbacks run here too.
+        let stopped = catch_unwind(AssertUnwindSafe(|| worker.stop()));
         self.shared.close();
-        self.shared.ended(Ok(()));
+        self.shared.ended(if stopped.is_ok() { Ok(()) } else { Err(WriteError::Cancelled) });
+        if let Err(panic) = stopped {
+            resume_unwind(panic);
+        }
+    }
+
+    /// The worker was in the middle of something: what it owns is only let go.
+    fn abandon(&mut self) {
+        self.in_turn = false;
+        if self.worker.take().is_some() {
+            self.shared.close();
+            self.shared.ended(Err(WriteError::Cancelled));
+        }
     }
 }
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        if self.in_turn {
-            // It was in the middle of something: what the worker owns is only let go.
-            self.worker = None;
-            self.shared.close();
-            self.shared.ended(Err(WriteError::Cancelled));
-        } else {
-            self.end();
+        match self.in_turn {
+            true => self.abandon(),
+            false => self.end(),
         }
     }
 }

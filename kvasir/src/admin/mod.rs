@@ -204,6 +204,14 @@ impl Session<'_> {
         }
     }
 
+    /// As [`Self::failed`], of a call by which a node that is there may say that it cannot just now.
+    fn refused(&self, status: &Status) -> AdminError {
+        match status.code() {
+            Code::Unavailable => AdminError::Refused(status.message().to_owned()),
+            _ => self.failed(status),
+        }
+    }
+
     fn say(&self, json: &serde_json::Value, text: &str) {
         match self.json {
             true => output::say(&json.to_string()),
@@ -305,7 +313,7 @@ impl Session<'_> {
                 from,
             };
             let page = self.store.list_contexts(request).await;
-            let page = page.map_err(|status| self.failed(&status))?.into_inner();
+            let page = page.map_err(|status| self.refused(&status))?.into_inner();
             let now_unix_ms = unix_ms();
             for context in page.contexts.iter().take(left) {
                 let line = text::context(context, now_unix_ms);
@@ -325,13 +333,8 @@ impl Session<'_> {
             namespace: namespace(of)?,
             last_key: block_key(key)?,
         };
-        if let Err(status) = self.store.drop_context(request).await {
-            return Err(match status.code() {
-                // The node was there a moment ago: it says that just now it cannot.
-                Code::Unavailable => AdminError::Refused(status.message().to_owned()),
-                _ => self.failed(&status),
-            });
-        }
+        let dropped = self.store.drop_context(request).await;
+        dropped.map_err(|status| self.refused(&status))?;
         self.say(
             &serde_json::json!({ "tenant": tenant, "namespace": of, "last_key": key }),
             "the context has ended, on this node",

@@ -251,22 +251,23 @@ impl Reader<'_> {
     /// what a later one writes there, because no two starts give the uses of segments the same numbers.
     fn superblock(&mut self, options: &Options) -> Result<(Super, bool), RecoverError> {
         let (mut blank, mut unreadable) = (true, None);
-        let mut newest: Option<Super> = None;
+        let mut copies: Vec<(u64, Option<Super>)> = Vec::new();
         for page in 0..SUPER_PAGES {
             let (offset_bytes, buffer) = (page * PAGE_BYTES as u64, PageBuf::zeroed(1));
             let read = match self.run(DiskOp::Read { id: 0, offset_bytes, buffer }) {
                 // A copy that cannot be read is written anew, where the other one can.
                 Err(RecoverError::Disk(error)) => {
                     unreadable = Some(error);
-                    continue;
+                    None
                 }
                 read => read?,
             };
-            let Some(read) = read else { continue };
-            blank &= read.bytes().iter().all(|byte| *byte == 0);
-            let found = Super::decode(read.bytes());
-            newest = newest.into_iter().chain(found).max_by_key(|found| found.starts);
+            blank &= read.as_ref().is_none_or(|read| read.bytes().iter().all(|byte| *byte == 0));
+            copies.push((page, read.and_then(|read| Super::decode(read.bytes()))));
         }
+        // The one that counts comes last.
+        copies.sort_by_key(|(_, copy)| copy.map(|copy| copy.starts));
+        let newest = copies.last().and_then(|(_, copy)| *copy);
         let segment_pages = options.segment_bytes / PAGE_BYTES as u64;
         let (former, is_new) = match (newest, unreadable) {
             (Some(newest), _) => (newest, false),
@@ -278,10 +279,10 @@ impl Reader<'_> {
         };
         let starts = former.starts.checked_add(1).ok_or(RecoverError::Foreign)?;
         let superblock = Super { starts, ..former };
-        for page in 0..SUPER_PAGES {
+        for (page, _) in copies {
             let (offset_bytes, buffer) = (page * PAGE_BYTES as u64, superblock.encode());
             self.run(DiskOp::Write { id: 0, offset_bytes, buffer })?;
-            // One copy is whole at any time.
+            // One that is whole is not touched before the other one is.
             self.run(DiskOp::Sync { id: 0 })?;
         }
         Ok((superblock, is_new))

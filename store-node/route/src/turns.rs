@@ -51,28 +51,36 @@ pub struct Drive {
 pub struct Turns<'a> {
     drive: &'a Drive,
     driver: MutexGuard<'a, Driver>,
+    /// The last turn had something to do: there may be more.
+    busy: bool,
 }
 
 impl Turns<'_> {
     /// Whether there was anything to do.
     pub fn turn(&mut self) -> bool {
-        self.driver.turn()
+        self.busy = self.driver.turn();
+        self.busy
     }
 }
 
 impl Drop for Turns<'_> {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            return self.drive.ringer.ring();
+        }
         self.driver.announce_sleep();
         let mut patience = self.driver.patience();
         // What came at the last moment is not left to somebody who has to be woken.
         for _ in 0..LAST_TURNS_MAX {
-            if patience != Some(Duration::ZERO) || !self.driver.turn() {
+            if !self.busy && patience != Some(Duration::ZERO) {
                 break;
             }
+            self.busy = self.driver.turn();
             patience = self.driver.patience();
         }
         let shared = &self.drive.shared;
-        if shared.in_ns(patience) < shared.wakes_at_ns.load(Ordering::SeqCst) {
+        let is_sooner = shared.in_ns(patience) < shared.wakes_at_ns.load(Ordering::SeqCst);
+        if self.busy || is_sooner {
             self.drive.ringer.ring();
         }
     }
@@ -106,7 +114,7 @@ impl Drive {
             Err(TryLockError::WouldBlock) => return None,
         };
         driver.awake();
-        Some(Turns { drive: self, driver })
+        Some(Turns { drive: self, driver, busy: false })
     }
 }
 
