@@ -1,6 +1,7 @@
 //! The bytes on the disk, little-endian, each piece under an XXH3-64 checksum of its own.
 //!
-//! - The first two pages are the superblock and its copy: which log this is, and its segments' size.
+//! - The first two pages are the superblock and its copy: which log this is, its segments' size, and how often it
+//!   was opened.
 //! - A segment: one page of header (its sequence number), extents, and at its very end a footer.
 //! - An extent: a head of whole pages, then the payload, padded to whole pages. The head says of which
 //!   log, segment and position it is, so that what an earlier use of the place has left is never

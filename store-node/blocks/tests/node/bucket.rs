@@ -412,19 +412,25 @@ fn blocks_rise_from_there_on_a_hint() {
     assert_eq!(node.downloads.len(), 2);
 }
 
-#[test]
-fn a_context_is_dropped_there_by_another_name_of_its_last_block() {
+/// A node without an SSD, and a context that it has sent to the object store.
+fn node_with_context(prompt: &str) -> (Node, ContextName) {
     let mut node = node();
-    node.fill("1p", "ab");
-    let request = KeepRequest { since_unix_ms: Some(5), ..keep_until("ab", UNTIL) };
+    node.fill("1p", prompt);
+    let request = KeepRequest { since_unix_ms: Some(5), ..keep_until(prompt, UNTIL) };
     node.blocks.keep(node.now_ms, &request).expect("it can be kept");
     send_all(&mut node);
+    let name = ContextName { tenant: Tenant(3), namespace: namespace(""), last: key(prompt) };
+    (node, name)
+}
+
+#[test]
+fn a_context_is_dropped_there_by_another_name_of_its_last_block() {
+    let (mut node, name) = node_with_context("ab");
     let listed = |node: &Node| {
         let all = node.blocks.contexts(Tenant(3), None, 9, 0);
         all.iter().map(|it| (it.last, it.blocks, it.until_unix_ms)).collect::<Vec<_>>()
     };
     assert_eq!(listed(&node), [(key("ab"), 2, UNTIL)]);
-    let name = ContextName { tenant: Tenant(3), namespace: namespace(""), last: key("ab") };
     // An earlier time: the block stays as long as it was given.
     node.blocks.extend_context(node.now_ms, &name, UNTIL - 500).expect("it is there");
     assert_eq!(send_all(&mut node), [("copy", key("ab"))]);
@@ -464,12 +470,7 @@ fn a_context_is_dropped_there_by_another_name_of_its_last_block() {
 
 #[test]
 fn a_longer_time_there_is_one_of_all_blocks_of_the_context() {
-    let mut node = node();
-    node.fill("1p", "abc");
-    let request = KeepRequest { since_unix_ms: Some(5), ..keep_until("abc", UNTIL) };
-    node.blocks.keep(node.now_ms, &request).expect("it can be kept");
-    send_all(&mut node);
-    let name = ContextName { tenant: Tenant(3), namespace: namespace(""), last: key("abc") };
+    let (mut node, name) = node_with_context("abc");
     node.blocks.extend_context(node.now_ms, &name, UNTIL + 500).expect("it is there");
     let sent: Vec<_> = send_all(&mut node).into_iter().map(|(_, key)| key).collect();
     assert_eq!(sent.len(), 3, "{sent:?}");
@@ -511,12 +512,7 @@ fn contexts_that_go_on_from_one_another_are_each_as_long_as_they_are() {
 
 #[test]
 fn what_another_node_has_renamed_already_is_dropped_and_not_forgotten() {
-    let mut node = node();
-    node.fill("1p", "ab");
-    let request = KeepRequest { since_unix_ms: Some(5), ..keep_until("ab", UNTIL) };
-    node.blocks.keep(node.now_ms, &request).expect("it can be kept");
-    send_all(&mut node);
-    let name = ContextName { tenant: Tenant(3), namespace: namespace(""), last: key("ab") };
+    let (mut node, name) = node_with_context("ab");
     let drop = node.blocks.drop_context(node.now_ms, &name).expect("it is there");
     node.actions();
     let (upload, ..) = node.uploads.pop().expect("it is renamed");
@@ -530,12 +526,7 @@ fn what_another_node_has_renamed_already_is_dropped_and_not_forgotten() {
 
 #[test]
 fn a_rename_that_waited_finds_what_was_done_meanwhile() {
-    let mut node = node();
-    node.fill("1p", "ab");
-    let request = KeepRequest { since_unix_ms: Some(5), ..keep_until("ab", UNTIL) };
-    node.blocks.keep(node.now_ms, &request).expect("it can be kept");
-    send_all(&mut node);
-    let name = ContextName { tenant: Tenant(3), namespace: namespace(""), last: key("ab") };
+    let (mut node, name) = node_with_context("ab");
     // It fails first, so that the next one waits.
     node.blocks.drop_context(node.now_ms, &name).expect("it is there");
     node.actions();
