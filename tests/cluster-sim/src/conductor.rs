@@ -25,6 +25,8 @@ const RENEW_US: u64 = 90_000;
 /// How long a call is waited for, and how often it is tried.
 const CALL_US: u64 = 120_000;
 const TRIES: u32 = 3;
+/// Of fetches so many are asked for up to the end of the prompt, whatever the source has.
+const BELIEF_PERCENT: u64 = 20;
 
 #[derive(Debug)]
 pub struct Conductor {
@@ -290,7 +292,11 @@ impl Conductor {
         let decode = (!placement.is_whole()).then(|| number(&placement.decode().node_id));
         let fetch = placement.fetch.as_ref();
         let source = fetch.map(|fetch| number(&fetch.source.node_id)).filter(|of| *of != prefill);
-        let fetch_until_block = fetch.filter(|_| source.is_some()).map_or(0, |f| f.until_block);
+        let mut fetch_until_block = fetch.filter(|_| source.is_some()).map_or(0, |f| f.until_block);
+        // It may believe that the source has what it has given away.
+        if fetch_until_block > 0 && context.chance("belief", plan.id, 0).percent(BELIEF_PERCENT) {
+            fetch_until_block = keys.len() as u32;
+        }
         let left_out = usize::from(plan.headless && keys.len() > 1);
         let fetch_until_block = fetch_until_block.saturating_sub(left_out as u32);
         let wanted = |side, fetch_until_block, writer: Option<usize>| AllocateCall {
