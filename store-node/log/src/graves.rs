@@ -90,6 +90,10 @@ impl Graves {
         self.all.get(&key).map(|grave| grave.at)
     }
 
+    pub(crate) fn pages(&self) -> u64 {
+        self.all.values().map(|grave| u64::from(grave.at.pages)).sum()
+    }
+
     /// A segment is used anew: what an earlier use has left there is never read again. Answers with the
     /// blocks whose graves nothing needs any more.
     fn forget_former_uses(&mut self, segment: u32, sequence: u64) -> Vec<BlockKey> {

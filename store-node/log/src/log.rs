@@ -97,6 +97,8 @@ pub struct Counts {
     pub segments: u32,
     pub segments_free: u32,
     pub live_bytes: u64,
+    /// Of these, extents that are found no more and stay because of what they take away.
+    pub buried_bytes: u64,
     /// Operations handed out or waiting.
     pub operations: u64,
     pub appended_total: u64,
@@ -222,6 +224,7 @@ impl Log {
             segments: self.segments.count(),
             segments_free: self.segments.free(),
             live_bytes: self.segments.live_pages() * PAGE_BYTES as u64,
+            buried_bytes: self.graves.pages() * PAGE_BYTES as u64,
             operations: self.operations.len() as u64,
             ..self.counts
         }

@@ -72,6 +72,8 @@ pub struct Held {
     pub imms: u32,
     pub shares: u32,
     pub tail_bytes: u64,
+    /// Extents of the log without a block on the SSD that they are of.
+    pub strays: u64,
 }
 
 /// One observation.

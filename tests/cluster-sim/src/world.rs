@@ -33,6 +33,10 @@ pub struct Summary {
     pub answered: u64,
     pub committed: u64,
     pub evicted: u64,
+    /// Of SSDs, to make room there.
+    pub ssd_evicted: u64,
+    /// Extents that were written again so that their segment is free.
+    pub moved: u64,
     pub risen: u64,
     pub kept: u64,
     pub leases_over: u64,
@@ -51,6 +55,8 @@ impl Summary {
         self.answered += other.answered;
         self.committed += other.committed;
         self.evicted += other.evicted;
+        self.ssd_evicted += other.ssd_evicted;
+        self.moved += other.moved;
         self.risen += other.risen;
         self.kept += other.kept;
         self.leases_over += other.leases_over;
@@ -562,6 +568,8 @@ impl World {
             let counts = running.blocks.counts();
             summary.committed += counts.committed_total;
             summary.evicted += counts.evicted_total;
+            summary.ssd_evicted += counts.ssd_evicted_total;
+            summary.moved += running.ssd.as_ref().map_or(0, |ssd| ssd.moved());
             summary.risen += counts.risen_total;
             summary.leases_over += counts.leases_over_total;
         }

@@ -77,6 +77,17 @@ impl Ssd {
         self.log.is_some()
     }
 
+    /// Extents that can be read.
+    pub fn extents(&self) -> u64 {
+        let counts = self.log.as_ref().map(Log::counts).unwrap_or_default();
+        (counts.live_bytes - counts.buried_bytes) / extent_bytes()
+    }
+
+    /// Extents that were written again so that their segment is free.
+    pub fn moved(&self) -> u64 {
+        self.log.as_ref().map_or(0, |log| log.counts().moved_total)
+    }
+
     /// Everything that it has not answered.
     pub fn jobs(&self) -> usize {
         self.jobs.len() + self.purposes.len()
