@@ -248,10 +248,16 @@ impl Side {
             (0..BUFFERS).map(|at| Name::new(point.seed, self.number, at)).collect();
         let keys = self.keys(&names);
         self.put_into(false, &names, Class::Normal)?;
-        // Held, so that they stay whatever another client puts.
-        let _held = self.near.get(&keys)?;
         let mut answer = Answer::default();
         for call in 0..point.calls {
+            // Something else goes for this, and what is got below takes its place in the order of what goes next.
+            answer.failed += self
+                .put_into(
+                    false,
+                    &[Name::new(point.seed, self.number, BUFFERS + call)],
+                    Class::Normal,
+                )?
+                .1;
             let at = call % BUFFERS;
             let begun = Instant::now();
             let got = self.near.get(&keys[at..=at])?;

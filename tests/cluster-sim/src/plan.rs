@@ -58,6 +58,8 @@ pub struct NetworkPlan {
     pub path_life_us: u64,
     pub deaf_percent: u64,
     pub wrong_one_in: u64,
+    /// What a failed path still carries comes so much later.
+    pub linger_us: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -200,6 +202,7 @@ impl Plan {
             path_life_us: if random.percent(50) { random.between(5_000, 200_000) } else { 0 },
             deaf_percent: random.between(0, 80),
             wrong_one_in: if random.percent(30) { random.between(20, 200) } else { 0 },
+            linger_us: if random.percent(50) { random.between(1_000, 400_000) } else { 0 },
         };
         Plan {
             seed,
@@ -231,8 +234,12 @@ impl Plan {
         ];
         plan.conductors = 2;
         (plan.lost_percent, plan.twice_percent) = (1, 2);
-        plan.network =
-            NetworkPlan { path_life_us: 30_000_000, deaf_percent: 30, wrong_one_in: 50_000 };
+        plan.network = NetworkPlan {
+            path_life_us: 30_000_000,
+            deaf_percent: 30,
+            wrong_one_in: 50_000,
+            linger_us: 50_000,
+        };
         (plan.tick_us, plan.busy_us) = (100_000, hours * HOUR_US);
         (plan.requests, plan.faults) = (Vec::new(), Vec::new());
         for hour in 0..hours {

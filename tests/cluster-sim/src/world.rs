@@ -95,6 +95,7 @@ impl World {
                 path_life_us: plan.network.path_life_us,
                 deaf_percent: plan.network.deaf_percent,
                 deaf_us: 20_000,
+                linger_us: plan.network.linger_us,
                 notice_percent: 50,
                 outage_us: 5_000,
                 drain_us: 2_000,

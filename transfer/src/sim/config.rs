@@ -74,6 +74,9 @@ pub struct SimFaults {
     pub deaf_percent: u64,
     /// How long that is at most. The sender may give such a path up earlier.
     pub deaf_us: u64,
+    /// What a failed path still carries, and what is sent where nothing gets through now, may arrive up to so
+    /// much later: it lies in somebody's buffer, or is sent again and again. 0: the latter never does.
+    pub linger_us: u64,
     /// How many of a hundred receivers notice the end of a path by themselves.
     pub notice_percent: u64,
     /// Until a path that has failed is connected anew, at most.

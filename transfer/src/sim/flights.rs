@@ -65,10 +65,14 @@ impl World {
         let wire_us = frame.bytes.saturating_mul(1_000_000) / lane.bytes_per_s.max(1);
         link.wire_free_us = link.wire_free_us.max(now_us) + wire_us;
         let departed_us = link.wire_free_us;
-        if link.is_mute || parted {
+        let linger_us = self.config.faults.linger_us;
+        if link.is_mute || (parted && linger_us == 0) {
             return true;
         }
         let mut arrived_us = departed_us + lane.latency_us + self.random.upto(lane.jitter_us);
+        if (link.is_deaf || parted) && linger_us > 0 {
+            arrived_us += self.random.upto(linger_us);
+        }
         let pin = frame.pin.filter(|_| lane.order.keeps_pins());
         if let Some(pin) = pin {
             let last_us = link.pinned_us.entry(pin).or_default();

@@ -34,7 +34,7 @@ pub(super) struct Link {
     pub(super) open: bool,
     state: State,
     /// Nothing comes back to the sender any more.
-    is_deaf: bool,
+    pub(super) is_deaf: bool,
     /// Nothing that the sender puts on it from now on gets anywhere.
     pub(super) is_mute: bool,
     /// When it has put out all that it was given.

@@ -114,6 +114,7 @@ pub fn config(seed: u64, random: &mut Random) -> SimConfig {
             notice_percent: random.between(0, 100),
             outage_us: random.between(1, 3_000),
             drain_us: random.between(0, 500),
+            linger_us: random.between(0, 8_000),
             wrong_one_in: 0,
         },
         ..SimConfig::default()
