@@ -1,5 +1,7 @@
 //! gRPC for administrators: who is answered, and each call as a command for the node's thread.
 
+use std::net::SocketAddr;
+
 use kvasir_proto::v1;
 use tonic::{Request, Response, Status};
 use v1::admin_server::Admin;
@@ -30,22 +32,28 @@ impl AdminService {
     /// # Errors
     /// `PERMISSION_DENIED`, with what to do about it.
     fn check<T>(&self, request: Request<T>) -> Result<T, Status> {
-        let is_local = request.remote_addr().is_some_and(|from| {
-            // As an address of IPv4 that came over a socket of IPv6.
-            from.ip().to_canonical().is_loopback()
-        });
+        let is_local = is_of_this_host(request.remote_addr(), request.local_addr());
         match self.access {
             AdminAccess::Anyone => Ok(request.into_inner()),
             AdminAccess::Loopback if is_local => Ok(request.into_inner()),
             AdminAccess::Loopback => Err(Status::permission_denied(
-                "this node is administered from its own host only: call it there over a loopback \
-                 address, or set `admin` to \"anyone\" in its configuration",
+                "this node is administered from its own host only: call it there, or set `admin` to \
+                 \"anyone\" in its configuration",
             )),
             AdminAccess::Nobody => {
                 Err(Status::permission_denied("`admin` is \"nobody\" in this node's configuration"))
             }
         }
     }
+}
+
+/// Whether a call came from the host that it came to: over a loopback address, or over one that both ends have,
+/// as from the host to itself. Nobody else can have that: answers to it do not leave the host.
+fn is_of_this_host(from: Option<SocketAddr>, to: Option<SocketAddr>) -> bool {
+    // Of a socket of IPv6 that is called over IPv4 they are IPv4's addresses in IPv6's form.
+    let host = |address: SocketAddr| address.ip().to_canonical();
+    let Some(from) = from.map(host) else { return false };
+    from.is_loopback() || to.map(host) == Some(from)
 }
 
 #[tonic::async_trait]
@@ -112,5 +120,37 @@ impl Admin for AdminService {
     ) -> Result<Response<v1::DrainStatus>, Status> {
         self.check(request)?;
         self.ask(AdminCommand::StopDrain).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(from: &str, to: &str, is_local: bool) {
+        let address = |text: &str| Some(text.parse().expect("an address"));
+        assert_eq!(is_of_this_host(address(from), address(to)), is_local, "{from} to {to}");
+    }
+
+    #[test]
+    fn a_call_of_this_host_comes_over_loopback_or_from_the_address_that_it_goes_to() {
+        check("127.0.0.1:40000", "127.0.0.1:7401", true);
+        check("127.0.0.2:40000", "127.0.0.1:7401", true);
+        check("[::1]:40000", "[::1]:7401", true);
+        check("[::ffff:127.0.0.1]:40000", "[::ffff:127.0.0.1]:7401", true);
+        check("10.0.0.7:40000", "10.0.0.7:7401", true);
+        check("[::ffff:10.0.0.7]:40000", "10.0.0.7:7401", true);
+        check("[fd00::7]:40000", "[fd00::7]:7401", true);
+        check("10.0.0.8:40000", "10.0.0.7:7401", false);
+        check("10.0.0.8:7401", "10.0.0.7:7401", false);
+        check("[fd00::8]:40000", "[fd00::7]:7401", false);
+    }
+
+    #[test]
+    fn a_call_of_nobody_knows_where_is_not_of_this_host() {
+        let here = Some(([10, 0, 0, 7], 7401).into());
+        assert!(!is_of_this_host(None, None));
+        assert!(!is_of_this_host(None, here));
+        assert!(!is_of_this_host(here, None));
     }
 }

@@ -85,7 +85,7 @@ pub struct Config {
     /// The object store that nodes share.
     pub object_store: ObjectStore,
     /// Who may administer the node over gRPC (list, inspect, pin, evict, drain): "loopback", callers on
-    /// this host; "anyone" who reaches `listen`; "nobody".
+    /// this host, over any address of it; "anyone" who reaches `listen`; "nobody".
     pub admin: AdminAccess,
     /// Copies of blocks on other nodes.
     pub replicas: Replicas,
@@ -207,7 +207,7 @@ impl Default for Config {
 )]
 #[serde(rename_all = "snake_case")]
 pub enum AdminAccess {
-    /// Callers on this host.
+    /// Callers on this host, over any address of it.
     #[default]
     Loopback,
     /// Whoever reaches the node's gRPC address.

@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::io::Write;
+
 use common::*;
 use kvasir_proto::{BlockKey, Share, Side, v1};
 use kvasir_store_node::config::{AdminAccess, Config, Ssd};
@@ -219,6 +221,29 @@ async fn who_is_nobody_is_not_answered() {
     assert_eq!(refused.code(), Code::PermissionDenied);
     let refused = admin.stop_drain(v1::StopDrainRequest {}).await.expect_err("refused");
     assert_eq!(refused.code(), Code::PermissionDenied);
+}
+
+/// An address of this host that is no loopback address. Nothing is sent to find it.
+fn outer_address() -> Option<std::net::IpAddr> {
+    let socket = std::net::UdpSocket::bind("0.0.0.0:0").ok()?;
+    socket.connect("192.0.2.1:9").ok()?;
+    let address = socket.local_addr().ok()?.ip();
+    (!address.is_loopback() && !address.is_unspecified()).then_some(address)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_listens_on_no_loopback_address_is_administered_from_its_own_host() {
+    let Some(outer) = outer_address() else {
+        let why = "this host has no address but those of loopback";
+        writeln!(std::io::stderr(), "a test is skipped: {why}").ok();
+        return;
+    };
+    let listen = |config: &mut Config| config.listen = (outer, 0).into();
+    let node = TestNode::start_with(Domain::Shm, listen).await;
+    assert_eq!(node.address().ip(), outer);
+    let mut admin =
+        AdminClient::connect(format!("http://{}", node.address())).await.expect("there");
+    admin.status(v1::AdminStatusRequest {}).await.expect("it comes from this host");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

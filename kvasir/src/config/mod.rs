@@ -2,6 +2,8 @@
 //! with the nearest known one; nothing is rounded or guessed. What the values must satisfy
 //! together is said by the daemon that owns them, when it starts.
 
+#[cfg(test)]
+mod deployed;
 mod keys;
 mod reference;
 
