@@ -30,7 +30,8 @@ pub struct Config {
     /// The directory in which engines find `attach.sock` and `descriptors.sock`. It is made when it
     /// is not there. Its path is limited by the length of a Unix socket address (about 90 bytes).
     pub attach_dir: PathBuf,
-    /// Bytes of memory for the cache: taken, and touched once, when the node starts.
+    /// Bytes of memory for the cache: taken, and touched once, when the node starts. When they are a multiple of
+    /// 2 MiB, and the host has so many bytes of reserved pages free (`vm.nr_hugepages`), they lie in those.
     pub arena_bytes: u64,
     /// Bytes for what follows the pages of a push (checksums and the engine's tail). Each share that
     /// another node writes takes 8 bytes for each tensor of each layer of each page that it lacks,

@@ -107,7 +107,7 @@ pub async fn start(config: Config) -> Result<Running, Error> {
         });
         made.await.map_err(|_| Error::Ended)??
     };
-    let incarnation = parts.incarnation;
+    let (incarnation, pages) = (parts.incarnation, parts.arena.memory().pages());
     let pools = Arc::new(Pools {
         bytes_max: config.pool_bytes_max,
         cuda_library: config.cuda_library.clone(),
@@ -152,7 +152,7 @@ pub async fn start(config: Config) -> Result<Running, Error> {
         vec![tokio::spawn(serving), tokio::spawn(sockets.serve(node.clone(), pools, stop.clone()))];
     tracing::info!(
         node = %config.node_id, %address, attach_dir = %config.attach_dir.display(),
-        arena_bytes = config.arena_bytes, incarnation, "store node ready"
+        arena_bytes = config.arena_bytes, arena = %pages, incarnation, "store node ready"
     );
     Ok(Running { address, node, ended, transfer_ended, servers, stop })
 }

@@ -4,6 +4,7 @@
 //! its address: no slice says that nobody else writes there.
 
 use std::ffi::c_void;
+use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -17,6 +18,30 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 pub enum Prefault {
     Yes,
     No,
+}
+
+/// What memory lies in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pages {
+    /// Of the host's usual size; or larger ones where it makes them by itself, which few do for a memfd.
+    Ordinary,
+    /// Pages of [`HUGE_PAGE_BYTES`] that the host has reserved (`vm.nr_hugepages`).
+    Huge,
+}
+
+/// The size of reserved pages that are used.
+pub const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// What a file system of such pages is known by; see statfs(2).
+const HUGETLBFS_MAGIC: u32 = 0x9584_58f6;
+
+impl fmt::Display for Pages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Pages::Ordinary => "ordinary pages",
+            Pages::Huge => "reserved pages of 2 MiB",
+        })
+    }
 }
 
 /// How a descriptor that came from elsewhere is mapped.
@@ -115,13 +140,38 @@ impl SharedMemory {
     /// # Errors
     /// [`MemoryError`] when `bytes` is 0 or the system refuses.
     pub fn create(name: &str, bytes: usize, prefault: Prefault) -> Result<Self, MemoryError> {
-        let memory = Self::create_with_seals(name, bytes, SealFlags::empty())?;
-        // Huge pages are a matter of speed only: most hosts give none to a memfd.
+        let memory = Self::create_sealed(name, bytes, MemfdFlags::empty(), SealFlags::empty())?;
+        // Large pages are a matter of speed only: most hosts give none to a memfd.
         let _ = memory.advise(Advice::LinuxHugepage);
         if prefault == Prefault::Yes {
             memory.advise(Advice::LinuxPopulateWrite).map_err(system("prefault"))?;
         }
         Ok(memory)
+    }
+
+    /// Makes zeroed and pre-faulted memory for what is large: in reserved pages where the host has as many free and
+    /// `bytes` is a multiple of their size, otherwise in ordinary ones. [`SharedMemory::pages`] says which.
+    ///
+    /// # Errors
+    /// As [`SharedMemory::create`].
+    pub fn create_large(name: &str, bytes: usize) -> Result<Self, MemoryError> {
+        match Self::create_huge(name, bytes) {
+            Some(memory) => Ok(memory),
+            None => Self::create(name, bytes, Prefault::Yes),
+        }
+    }
+
+    /// All of it or nothing: the kernel sets pages aside when it is mapped, or refuses to.
+    fn create_huge(name: &str, bytes: usize) -> Option<Self> {
+        if !bytes.is_multiple_of(HUGE_PAGE_BYTES) {
+            return None;
+        }
+        let flags = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        let memory = Self::create_sealed(name, bytes, flags, SealFlags::empty()).ok()?;
+        // A limit of the cgroup may be met only now. Here that is an error; at a first touch it would be a signal
+        // that ends the process.
+        memory.make_present().ok()?;
+        Some(memory)
     }
 
     /// Makes memory that only this mapping can write: whoever gets the descriptor can map it for
@@ -130,14 +180,19 @@ impl SharedMemory {
     /// # Errors
     /// As [`SharedMemory::create`].
     pub fn create_for_readers(name: &str, bytes: usize) -> Result<Self, MemoryError> {
-        Self::create_with_seals(name, bytes, SealFlags::FUTURE_WRITE)
+        Self::create_sealed(name, bytes, MemfdFlags::empty(), SealFlags::FUTURE_WRITE)
     }
 
-    fn create_with_seals(name: &str, bytes: usize, more: SealFlags) -> Result<Self, MemoryError> {
+    fn create_sealed(
+        name: &str,
+        bytes: usize,
+        kind: MemfdFlags,
+        more: SealFlags,
+    ) -> Result<Self, MemoryError> {
         if bytes == 0 {
             return Err(MemoryError::Empty);
         }
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | kind;
         let fd = rustix::fs::memfd_create(name, flags).map_err(system("memfd_create"))?;
         rustix::fs::ftruncate(&fd, bytes as u64).map_err(system("ftruncate"))?;
         // Mapped first: a seal against future writing only spares mappings that exist.
@@ -164,7 +219,21 @@ impl SharedMemory {
         if actual != bytes as u64 {
             return Err(MemoryError::Size { actual, wanted: bytes as u64 });
         }
-        Self::map(fd, bytes, access)
+        let memory = Self::map(fd, bytes, access)?;
+        if memory.pages() == Pages::Huge {
+            // Where its owner has left pages out there may be none for them: an error here, a signal at a first touch.
+            memory.make_present().map_err(system("populate"))?;
+        }
+        Ok(memory)
+    }
+
+    /// What the memory lies in, whoever has made it.
+    pub fn pages(&self) -> Pages {
+        match rustix::fs::fstatfs(&self.fd) {
+            // Its width differs between platforms; the number fits all of them.
+            Ok(stat) if stat.f_type as u32 == HUGETLBFS_MAGIC => Pages::Huge,
+            _ => Pages::Ordinary,
+        }
     }
 
     fn map(fd: OwnedFd, len: usize, access: Access) -> Result<Self, MemoryError> {
@@ -194,17 +263,19 @@ impl SharedMemory {
     /// Makes every page present in this process's page table, which otherwise costs a fault per page
     /// at first touch. For memory whose pages exist already (another process pre-faulted them).
     pub fn populate(&self) {
+        // A matter of speed only.
+        let _ = self.make_present();
+    }
+
+    fn make_present(&self) -> rustix::io::Result<()> {
         let advice = match self.access {
             Access::ReadOnly => Advice::LinuxPopulateRead,
             Access::ReadWrite => Advice::LinuxPopulateWrite,
         };
         for from in (0..self.len).step_by(POPULATE_AT_ONCE) {
-            let bytes = POPULATE_AT_ONCE.min(self.len - from);
-            // A matter of speed only.
-            if self.advise_range(advice, from, bytes).is_err() {
-                return;
-            }
+            self.advise_range(advice, from, POPULATE_AT_ONCE.min(self.len - from))?;
         }
+        Ok(())
     }
 
     pub fn fd(&self) -> BorrowedFd<'_> {

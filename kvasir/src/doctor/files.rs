@@ -12,6 +12,14 @@ pub fn entries(folder: &Path) -> Vec<String> {
     names
 }
 
+/// Names below `folder` that begin with `prefix` and go on with a digit, sorted.
+pub fn folders(folder: &Path, prefix: &str) -> Vec<String> {
+    let is_one = |name: &String| {
+        name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    };
+    entries(folder).into_iter().filter(is_one).collect()
+}
+
 /// What a file says, without space around it.
 pub fn word(file: &Path) -> Option<String> {
     Some(fs::read_to_string(file).ok()?.trim().to_owned())

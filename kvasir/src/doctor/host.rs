@@ -1,10 +1,11 @@
-//! The host itself: cores, memory and its pages, limits of this process, what the kernel allows.
+//! The host itself: cores, memory, limits of this process, what the kernel allows.
 
 use std::path::Path;
 
 use rustix::process::{Resource, getrlimit};
 
-use super::files::{entries, word};
+use super::files::{folders, word};
+use super::pages;
 use super::report::{Finding, Section};
 use crate::memory;
 
@@ -12,8 +13,8 @@ use crate::memory;
 const FILES_WANTED: u64 = 4096;
 
 pub fn section(root: &Path) -> Section {
-    let mut findings =
-        vec![kernel(root), cores(root), memory_left(), hugepages(root), shared_pages(root)];
+    let mut findings = vec![kernel(root), cores(root), memory_left()];
+    findings.extend(pages::findings(root));
     findings.push(locked_memory(getrlimit(Resource::Memlock).current));
     findings.push(open_files(getrlimit(Resource::Nofile).current));
     findings.push(io_uring(root));
@@ -42,43 +43,6 @@ fn memory_left() -> Finding {
     match memory::available_bytes() {
         u64::MAX => Finding::advice("memory", "the system does not say how much is available"),
         bytes => Finding::good("memory", format!("{:.1} GiB available", gib(bytes))),
-    }
-}
-
-fn hugepages(root: &Path) -> Finding {
-    let mut reserved = Vec::new();
-    for folder in folders(&root.join("sys/kernel/mm/hugepages"), "hugepages-") {
-        let read = |file: &str| -> u64 {
-            let path = format!("sys/kernel/mm/hugepages/{folder}/{file}");
-            word(&root.join(path)).and_then(|text| text.parse().ok()).unwrap_or(0)
-        };
-        let (all, free) = (read("nr_hugepages"), read("free_hugepages"));
-        if all > 0 {
-            let size = folder.trim_start_matches("hugepages-");
-            reserved.push(format!("{free} of {all} of {size} are free"));
-        }
-    }
-    if reserved.is_empty() {
-        let says = "none reserved: the arena lies in ordinary pages, of which a network card must \
-                    know many; reserve some with `sysctl vm.nr_hugepages=N`";
-        return Finding::absent("hugepages", says);
-    }
-    Finding::good("hugepages", reserved.join(", "))
-}
-
-fn shared_pages(root: &Path) -> Finding {
-    let mode =
-        word(&root.join("sys/kernel/mm/transparent_hugepage/shmem_enabled")).unwrap_or_default();
-    let chosen = mode.split(['[', ']']).nth(1).unwrap_or("unknown");
-    match chosen {
-        "always" | "within_size" | "advise" | "force" => {
-            Finding::good("large pages", format!("shared memory may get them ({chosen})"))
-        }
-        _ => Finding::advice(
-            "large pages",
-            "shared memory gets none by itself; allow it with `echo advise > \
-             /sys/kernel/mm/transparent_hugepage/shmem_enabled`",
-        ),
     }
 }
 
@@ -126,14 +90,6 @@ fn gib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1u32 << 30)
 }
 
-/// Names below `folder` that begin with `prefix` and go on with a digit, sorted.
-fn folders(folder: &Path, prefix: &str) -> Vec<String> {
-    let is_one = |name: &String| {
-        name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
-    };
-    entries(folder).into_iter().filter(is_one).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::files::root_with as machine;
@@ -143,15 +99,6 @@ mod tests {
     fn check(finding: Finding, standing: Standing, word: &str) {
         assert_eq!(finding.standing, standing, "{finding:?}");
         assert!(finding.says.contains(word), "{finding:?}");
-    }
-
-    #[test]
-    fn hugepages_are_counted_by_size() {
-        check(hugepages(machine(&[]).path()), Standing::Absent, "vm.nr_hugepages");
-        let folder = "sys/kernel/mm/hugepages/hugepages-2048kB";
-        let (all, free) = (format!("{folder}/nr_hugepages"), format!("{folder}/free_hugepages"));
-        let root = machine(&[(&all, "8\n"), (&free, "5\n")]);
-        check(hugepages(root.path()), Standing::Good, "5 of 8 of 2048kB");
     }
 
     #[test]
@@ -168,10 +115,5 @@ mod tests {
         check(io_uring(machine(&[]).path()), Standing::Absent, "plain calls");
         check(io_uring(machine(&[(path, "0\n")]).path()), Standing::Good, "allowed");
         check(io_uring(machine(&[(path, "2\n")]).path()), Standing::Advice, "sysctl");
-        let path = "sys/kernel/mm/transparent_hugepage/shmem_enabled";
-        let root = machine(&[(path, "always within_size [advise] never deny force\n")]);
-        check(shared_pages(root.path()), Standing::Good, "advise");
-        let root = machine(&[(path, "always within_size advise [never] deny force\n")]);
-        check(shared_pages(root.path()), Standing::Advice, "shmem_enabled");
     }
 }

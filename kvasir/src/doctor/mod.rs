@@ -1,7 +1,7 @@
 //! `kvasir doctor`: what this host offers, what the transfer engine would choose and why, and what
 //! the chosen ways really carry.
 //!
-//! 1. [`host`], [`devices`], [`libraries`]: facts, each read from the system or asked of a library that is
+//! 1. [`host`] with its [`pages`], [`devices`], [`libraries`]: facts, each read from the system or asked of a library that is
 //!    opened at run time
 //! 2. [`choice`]: what the engine would use to reach a peer, from those facts
 //! 3. [`probe`]: measured, on this host alone or between two ([`pair`])
@@ -17,6 +17,7 @@ mod devices;
 mod files;
 mod host;
 mod libraries;
+mod pages;
 mod pair;
 mod probe;
 mod report;

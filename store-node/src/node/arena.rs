@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kvasir_proto::layout::Run;
 use kvasir_proto::{SlotIndex, SlotLayout};
-use kvasir_transfer::memory::{MemoryError, Prefault};
+use kvasir_transfer::memory::MemoryError;
 use kvasir_transfer::{Checksum, SharedMemory};
 
 /// Memory for the cache, shared with the engine and written by peers.
@@ -20,7 +20,7 @@ impl Arena {
     /// When the host has not that much.
     pub fn create(bytes: u64) -> Result<Self, MemoryError> {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let memory = SharedMemory::create("kvasir-slots", bytes, Prefault::Yes)?;
+        let memory = SharedMemory::create_large("kvasir-slots", bytes)?;
         Ok(Arena { memory: Arc::new(memory) })
     }
 

@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::os::fd::BorrowedFd;
 
 use kvasir_transfer::SharedMemory;
-use kvasir_transfer::memory::{MemoryError, Prefault, RangeError};
+use kvasir_transfer::memory::{MemoryError, RangeError};
 
 /// A copy came to nothing.
 #[derive(Debug, thiserror::Error)]
@@ -59,7 +59,7 @@ impl HostMemory {
     /// When the host has not that much.
     pub fn create(bytes: u64) -> Result<Self, MemoryError> {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-        SharedMemory::create("kvasir-pool", bytes, Prefault::Yes).map(HostMemory)
+        SharedMemory::create_large("kvasir-pool", bytes).map(HostMemory)
     }
 
     fn at(&self, offset: u64, bytes: u64) -> Result<*mut u8, CopyFault> {

@@ -1,12 +1,13 @@
 //! What a store node of a cluster has stored, seen through its administration and changed behind its
 //! back: the bytes of its slots lie in a memfd, which `/proc` opens to whoever owns the process.
 
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::FileExt;
+use std::fs::OpenOptions;
 use std::path::PathBuf;
 
 use kvasir_proto::v1::store_node_client::StoreNodeClient;
 use kvasir_proto::{BlockKey, keys, v1};
+use kvasir_transfer::SharedMemory;
+use kvasir_transfer::memory::Access;
 use tonic::transport::Channel;
 
 use super::cluster::Cluster;
@@ -14,7 +15,7 @@ use super::cluster::Cluster;
 #[derive(Debug)]
 pub struct Stored {
     client: StoreNodeClient<Channel>,
-    slots: File,
+    slots: SharedMemory,
 }
 
 impl Stored {
@@ -26,6 +27,9 @@ impl Stored {
         let client = StoreNodeClient::connect(address).await.expect("the node answers");
         let slots = slot_memory(cluster.pid(node).expect("it runs"));
         let slots = OpenOptions::new().read(true).write(true).open(slots).expect("our process");
+        // Mapped, because memory in huge pages cannot be written by calls.
+        let bytes = usize::try_from(slots.metadata().expect("a size").len()).expect("it fits");
+        let slots = SharedMemory::from_fd(slots.into(), bytes, Access::ReadWrite).expect("mapped");
         Stored { client, slots }
     }
 
@@ -75,9 +79,10 @@ impl Stored {
     /// Changes the bytes of a block behind the node's back.
     pub fn change(&self, block: &v1::BlockPlace, change: impl FnOnce(&mut [u8])) {
         let mut bytes = vec![0; usize::try_from(block.length_bytes).expect("a slot")];
-        self.slots.read_exact_at(&mut bytes, block.offset_bytes).expect("in the slot");
+        let offset = usize::try_from(block.offset_bytes).expect("in the slot");
+        self.slots.copy_to(offset, &mut bytes).expect("in the slot");
         change(&mut bytes);
-        self.slots.write_all_at(&bytes, block.offset_bytes).expect("in the slot");
+        self.slots.copy_from(offset, &bytes).expect("in the slot");
     }
 }
 

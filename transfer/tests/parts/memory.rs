@@ -1,5 +1,6 @@
 //! Shared memory, passing descriptors, holding processes.
 
+use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
@@ -8,7 +9,7 @@ use std::time::Duration;
 
 use kvasir_transfer::SharedMemory;
 use kvasir_transfer::descriptors::{self, DescriptorError};
-use kvasir_transfer::memory::{Access, MemoryError, Prefault};
+use kvasir_transfer::memory::{Access, HUGE_PAGE_BYTES, MemoryError, Pages, Prefault};
 use kvasir_transfer::process::{Process, ProcessError};
 
 fn memory(bytes: usize) -> SharedMemory {
@@ -32,6 +33,47 @@ fn two_mappings_show_the_same_bytes() {
     one.copy_between(5_000, &two, 100, 6).expect("it fits");
     one.copy_to(100, &mut bytes).expect("it fits");
     assert_eq!(&bytes, b"kvasir");
+}
+
+#[test]
+fn large_memory_lies_in_reserved_pages_where_there_are_any() {
+    let bytes = 3 * HUGE_PAGE_BYTES;
+    let one = SharedMemory::create_large("test", bytes).expect("memory");
+    if one.pages() == Pages::Ordinary {
+        let why = "the host has not three free pages of 2 MiB (`sysctl vm.nr_hugepages`)";
+        writeln!(std::io::stderr(), "a test of huge pages is skipped: {why}").ok();
+        return;
+    }
+    let two = SharedMemory::from_fd(dup(&one), bytes, Access::ReadWrite).expect("mapped");
+    let reader = SharedMemory::from_fd(dup(&one), bytes, Access::ReadOnly).expect("mapped");
+    assert_eq!((two.pages(), reader.pages()), (Pages::Huge, Pages::Huge));
+    assert!(rustix::fs::ftruncate(one.fd(), 0).is_err(), "it cannot be truncated");
+    one.copy_from(bytes - 6, b"kvasir").expect("it fits");
+    two.copy_between(bytes - 6, &two, HUGE_PAGE_BYTES - 3, 6).expect("it fits");
+    let mut found = [0; 6];
+    reader.copy_to(HUGE_PAGE_BYTES - 3, &mut found).expect("it fits");
+    assert_eq!(&found, b"kvasir");
+    drop((one, two));
+    reader.copy_to(bytes - 6, &mut found).expect("it lives as long as a mapping does");
+    assert_eq!(&found, b"kvasir");
+}
+
+#[test]
+fn large_memory_for_which_no_reserved_pages_fit_lies_in_ordinary_ones() {
+    let odd = SharedMemory::create_large("test", HUGE_PAGE_BYTES + 4096).expect("memory");
+    assert_eq!((odd.len(), odd.pages()), (HUGE_PAGE_BYTES + 4096, Pages::Ordinary));
+    assert!(matches!(SharedMemory::create_large("test", 0), Err(MemoryError::Empty)));
+    let file = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+    let reserved = std::fs::read_to_string(file).unwrap_or_default().trim().parse().unwrap_or(0);
+    if reserved > 64 {
+        let why = "more than this host has reserved are too many";
+        writeln!(std::io::stderr(), "a test of huge pages is skipped: {why}").ok();
+        return;
+    }
+    let more = (reserved + 1) * HUGE_PAGE_BYTES;
+    let more = SharedMemory::create_large("test", more).expect("memory");
+    assert_eq!(more.pages(), Pages::Ordinary);
+    more.copy_from(reserved * HUGE_PAGE_BYTES, b"kvasir").expect("it fits");
 }
 
 #[test]
