@@ -29,6 +29,7 @@ mod ssd;
 pub use config::Config;
 pub use kvasir_attach as attach;
 pub use run::{Running, run, start};
+pub use ssd::uring::try_io_uring;
 
 /// Why a store node could not start or had to end.
 #[derive(Debug, thiserror::Error)]

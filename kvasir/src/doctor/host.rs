@@ -1,7 +1,9 @@
 //! The host itself: cores, memory, limits of this process, what the kernel allows.
 
+use std::io;
 use std::path::Path;
 
+use kvasir_store_node::try_io_uring;
 use rustix::process::{Resource, getrlimit};
 
 use super::files::{folders, word};
@@ -17,7 +19,7 @@ pub fn section(root: &Path) -> Section {
     findings.extend(pages::findings(root));
     findings.push(locked_memory(getrlimit(Resource::Memlock).current));
     findings.push(open_files(getrlimit(Resource::Nofile).current));
-    findings.push(io_uring(root));
+    findings.push(io_uring(root, try_io_uring()));
     Section { title: "host", findings }
 }
 
@@ -71,17 +73,27 @@ fn open_files(limit: Option<u64>) -> Finding {
     }
 }
 
-fn io_uring(root: &Path) -> Finding {
+/// What a store node will find: it asks in the same way.
+fn io_uring(root: &Path, tried: io::Result<()>) -> Finding {
+    const PLAIN: &str = "an SSD is read by plain calls, one at a time";
+    let Err(error) = tried else {
+        return Finding::good("io_uring", "allowed: an SSD is driven by it");
+    };
     match word(&root.join("proc/sys/kernel/io_uring_disabled")).as_deref() {
-        None => Finding::absent(
+        // Kernels that have it may lack this file, but then they do not refuse it in this way.
+        None if error.kind() == io::ErrorKind::Unsupported => {
+            Finding::absent("io_uring", format!("this kernel has none that is of use: {PLAIN}"))
+        }
+        Some("1" | "2") => Finding::advice(
             "io_uring",
-            "this kernel does not say that it has it: reads and writes of an SSD are plain calls",
+            format!("switched off: {PLAIN}; allow it with `sysctl kernel.io_uring_disabled=0`"),
         ),
-        Some("0") => Finding::good("io_uring", "allowed by the kernel"),
-        Some(_) => Finding::advice(
+        _ => Finding::advice(
             "io_uring",
-            "switched off: an SSD is slower with plain calls; allow it with `sysctl \
-             kernel.io_uring_disabled=0`",
+            format!(
+                "refused to this process ({error}), though not by the kernel's own switch: {PLAIN}; a seccomp \
+                 profile like RuntimeDefault of Kubernetes does this"
+            ),
         ),
     }
 }
@@ -110,10 +122,19 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_allows_is_read() {
-        let path = "proc/sys/kernel/io_uring_disabled";
-        check(io_uring(machine(&[]).path()), Standing::Absent, "plain calls");
-        check(io_uring(machine(&[(path, "0\n")]).path()), Standing::Good, "allowed");
-        check(io_uring(machine(&[(path, "2\n")]).path()), Standing::Advice, "sysctl");
+    fn io_uring_is_what_this_process_gets_and_not_what_the_kernel_allows() {
+        let refused = |number| Err(io::Error::from_raw_os_error(number));
+        let (not_permitted, no_such_call) = (1, 38);
+        let old: io::Result<()> = Err(io::ErrorKind::Unsupported.into());
+        let of = |switch| machine(&[("proc/sys/kernel/io_uring_disabled", switch)]);
+        let (without, on, off) = (machine(&[]), of("0\n"), of("2\n"));
+        check(io_uring(without.path(), Ok(())), Standing::Good, "allowed");
+        check(io_uring(on.path(), Ok(())), Standing::Good, "allowed");
+        check(io_uring(off.path(), refused(not_permitted)), Standing::Advice, "sysctl");
+        check(io_uring(on.path(), refused(not_permitted)), Standing::Advice, "seccomp");
+        check(io_uring(on.path(), refused(no_such_call)), Standing::Advice, "seccomp");
+        check(io_uring(without.path(), refused(not_permitted)), Standing::Advice, "seccomp");
+        check(io_uring(without.path(), refused(no_such_call)), Standing::Absent, "plain calls");
+        check(io_uring(without.path(), old), Standing::Absent, "plain calls");
     }
 }

@@ -34,16 +34,31 @@ impl std::fmt::Debug for Ring {
     }
 }
 
+/// Whether this process may have what a disk by io_uring needs, found out by making it.
+///
+/// # Errors
+/// Why not: as the system says it, or `Unsupported` without a number of the system when it cannot wait with a timeout.
+pub fn try_io_uring() -> std::io::Result<()> {
+    ring().map(drop)
+}
+
+fn ring() -> std::io::Result<IoUring> {
+    let ring = IoUring::new(DEPTH)?;
+    match ring.params().is_feature_ext_arg() {
+        true => Ok(ring),
+        false => Err(std::io::ErrorKind::Unsupported.into()),
+    }
+}
+
 impl UringDisk {
     /// # Errors
     /// When the host has no io_uring, does not allow it, or has one that cannot wait with a timeout:
     /// the file comes back.
     pub fn new(file: File, len_bytes: u64) -> Result<Self, (File, std::io::Error)> {
-        match IoUring::new(DEPTH) {
-            Ok(ring) if ring.params().is_feature_ext_arg() => {
+        match ring() {
+            Ok(ring) => {
                 Ok(UringDisk { ring: Ring(ring), file, len_bytes, under_way: HashMap::new() })
             }
-            Ok(_) => Err((file, std::io::ErrorKind::Unsupported.into())),
             Err(error) => Err((file, error)),
         }
     }
