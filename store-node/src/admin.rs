@@ -106,6 +106,14 @@ impl Admin for AdminService {
         self.ask(|reply| AdminCommand::Evict(request, reply)).await
     }
 
+    async fn replicate(
+        &self,
+        request: Request<v1::ReplicateBlockRequest>,
+    ) -> Result<Response<v1::ReplicateReply>, Status> {
+        let request = self.check(request)?;
+        self.ask(|reply| AdminCommand::Replicate(request, reply)).await
+    }
+
     async fn drain(
         &self,
         request: Request<v1::DrainRequest>,

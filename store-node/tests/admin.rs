@@ -221,6 +221,9 @@ async fn who_is_nobody_is_not_answered() {
     assert_eq!(refused.code(), Code::PermissionDenied);
     let refused = admin.stop_drain(v1::StopDrainRequest {}).await.expect_err("refused");
     assert_eq!(refused.code(), Code::PermissionDenied);
+    let copy = v1::ReplicateBlockRequest { key: vec![1; 16], target: "127.0.0.1:1".into() };
+    let refused = admin.replicate(copy).await.expect_err("refused");
+    assert_eq!(refused.code(), Code::PermissionDenied);
 }
 
 /// An address of this host that is no loopback address. Nothing is sent to find it.
@@ -284,6 +287,48 @@ async fn a_copy_that_is_asked_for_is_there_with_the_same_bytes() {
     let refused = refused.expect_err("it drains");
     assert_eq!(refused.code(), Code::FailedPrecondition);
     from.node.is_quiet().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_administrator_copies_a_chain_by_its_last_block_from_memory_and_from_the_ssd() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut from = Administered::start(dir.path()).await;
+    let mut to = Administered::start_with(|_| {}).await;
+    let (stored, other) = (prompt(1, 4 * BLOCK_TOKENS), prompt(2, 3 * BLOCK_TOKENS));
+    from.fill(&stored).await;
+    from.fill(&other).await;
+    assert_eq!(from.keep(&stored).await.expect("kept"), 4);
+    // Of that chain the SSD alone has something.
+    let what = v1::evict_request::What::Key(chain(&stored)[0].0.to_vec());
+    from.admin.evict(v1::EvictRequest { what: Some(what) }).await.expect("evicted");
+    assert_eq!(from.node.blocks(&chain(&stored)).await.len(), 0);
+
+    let target = to.node.address().to_string();
+    let request =
+        |key: BlockKey| v1::ReplicateBlockRequest { key: key.0.to_vec(), target: target.clone() };
+    // All of the one, a part of the other.
+    for (prompt, blocks) in [(&stored, 4), (&other, 2)] {
+        let keys = chain(prompt);
+        let copied = from.admin.replicate(request(keys[blocks - 1])).await.expect("copied");
+        assert_eq!(copied.into_inner().blocks, blocks as u32);
+        let places = to.node.blocks(&keys).await;
+        let slots: Vec<u32> = places.iter().map(|place| place.slot).collect();
+        assert_eq!(slots.len(), blocks);
+        to.engine.holds(prompt, &slots, 0..blocks as u32);
+    }
+
+    let code = |status: tonic::Status| status.code();
+    let nobody = from.admin.replicate(request(BlockKey([7; 16]))).await.map_err(code).err();
+    assert_eq!(nobody, Some(Code::NotFound));
+    let nowhere =
+        v1::ReplicateBlockRequest { target: "nowhere".into(), ..request(chain(&stored)[0]) };
+    let nowhere = from.admin.replicate(nowhere).await.map_err(code).err();
+    assert_eq!(nowhere, Some(Code::InvalidArgument));
+    let short = v1::ReplicateBlockRequest { key: vec![1; 7], target: target.clone() };
+    let short = from.admin.replicate(short).await.map_err(code).err();
+    assert_eq!(short, Some(Code::InvalidArgument));
+    from.node.is_quiet().await;
+    to.node.is_quiet().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -134,6 +134,16 @@ async fn a_drained_decode_node_is_not_missed_and_what_it_kept_is_answered_from_t
     asked(&cluster, drained, "drain --stop");
     assert_eq!(ready(&cluster, drained).await.0, 200);
     all_answered(&cluster, &cases, Amount { total: 10, ..amount }).await;
+
+    // An administrator names the last block, and all of the chain goes where it shall.
+    lose_cache(&cluster, "prefill-1-node").await;
+    let keys = Stored::of(&cluster, other).await.keys(&case.prompt).await;
+    let last: String = keys[blocks - 1].0.iter().map(|byte| format!("{byte:02x}")).collect();
+    let to = address(&cluster, "prefill-1-node");
+    let copied = asked(&cluster, other, &format!("replicate {last} --to {to}")).remove(0);
+    assert_eq!(copied["blocks"], blocks, "{copied}");
+    let there = Stored::of(&cluster, "prefill-1-node").await.blocks(&keys).await;
+    assert_eq!(there.len(), blocks);
 }
 
 #[test]

@@ -72,6 +72,17 @@ enum Action {
         #[arg(long)]
         namespace: Option<String>,
     },
+    /// Copies a block, and all before it, to another node. Returns when they are there.
+    Replicate {
+        /// The block's key: 32 hexadecimal digits.
+        key: String,
+        /// The other node: `listen` of its configuration.
+        #[arg(long, value_name = "ADDRESS")]
+        to: String,
+        /// Waits no longer than so many seconds; the node goes on.
+        #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+        timeout: u64,
+    },
     /// Lists what is kept for a tenant, from its own node or an object store.
     Contexts {
         /// The tenant's name in the conductor's file of keys; where there is none, that of everybody.
@@ -95,6 +106,16 @@ enum Action {
     },
     /// Drains the node: it takes no new work, and what it must not lose moves to other nodes.
     Drain(DrainFlags),
+}
+
+impl Action {
+    /// How long its calls may take.
+    fn call(&self) -> Duration {
+        match self {
+            Action::Replicate { timeout, .. } => Duration::from_secs(*timeout),
+            _ => CALL,
+        }
+    }
 }
 
 #[derive(Debug, clap::Args)]
@@ -147,6 +168,10 @@ enum AdminError {
     Refused(String),
     #[error("{what} {got:?} must have 32 hexadecimal digits, as `kvasir admin list` prints them")]
     Hex { what: &'static str, got: String },
+    #[error(
+        "not copied after {seconds} s, and the node goes on; its metric kvasir_store_copies_total counts the end"
+    )]
+    NotCopied { seconds: u64 },
     #[error("not drained after {seconds} s, and the node goes on: {state}")]
     NotDrained { seconds: u64, state: String },
 }
@@ -171,7 +196,7 @@ async fn serve(flags: &Flags) -> Result<(), AdminError> {
         why: output::sentence(error),
     };
     let endpoint = Endpoint::from_shared(format!("http://{node}")).map_err(|e| no_node(&e))?;
-    let endpoint = endpoint.connect_timeout(CONNECT).timeout(CALL);
+    let endpoint = endpoint.connect_timeout(CONNECT).timeout(flags.action.call());
     let channel = endpoint.connect().await.map_err(|error| no_node(&error))?;
     let (client, store) = (AdminClient::new(channel.clone()), StoreNodeClient::new(channel));
     let mut session = Session { node, client, store, json: flags.json };
@@ -184,6 +209,7 @@ async fn serve(flags: &Flags) -> Result<(), AdminError> {
         Action::Evict { key, namespace } => {
             session.evict(key.as_deref(), namespace.as_deref()).await
         }
+        Action::Replicate { key, to, timeout } => session.replicate(key, to, *timeout).await,
         Action::Contexts { tenant, limit } => session.contexts(tenant, *limit).await,
         Action::DropContext { tenant, namespace, key } => {
             session.drop_context(tenant, namespace, key).await
@@ -298,6 +324,21 @@ impl Session<'_> {
         let evicted = self.client.evict(v1::EvictRequest { what }).await;
         let evicted = evicted.map_err(|status| self.failed(&status))?.into_inner();
         self.say(&text::evicted_json(&evicted), &text::evicted(&evicted));
+        Ok(())
+    }
+
+    async fn replicate(&mut self, key: &str, to: &str, seconds: u64) -> Result<(), AdminError> {
+        let request = v1::ReplicateBlockRequest { key: block_key(key)?, target: to.to_owned() };
+        let copied = self.client.replicate(request).await;
+        let copied = copied.map_err(|status| match status.code() {
+            Code::DeadlineExceeded | Code::Cancelled => AdminError::NotCopied { seconds },
+            _ => self.refused(&status),
+        })?;
+        let blocks = copied.into_inner().blocks;
+        self.say(
+            &serde_json::json!({ "key": key, "to": to, "blocks": blocks }),
+            &format!("{to} has {blocks} blocks of the chain"),
+        );
         Ok(())
     }
 

@@ -2233,6 +2233,15 @@ pub struct EvictReply {
     pub kept_blocks: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReplicateBlockRequest {
+    /// The last block of the chain.
+    #[prost(bytes = "vec", tag = "1")]
+    pub key: ::prost::alloc::vec::Vec<u8>,
+    /// The other node's gRPC address, as in "10.0.0.7:7401".
+    #[prost(string, tag = "2")]
+    pub target: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DrainRequest {
     /// gRPC addresses of nodes that may take blocks. Without any, those of the
     /// node's configuration.
@@ -2521,6 +2530,31 @@ pub mod admin_client {
             req.extensions_mut().insert(GrpcMethod::new("kvasir.v1.Admin", "Evict"));
             self.inner.unary(req, path, codec).await
         }
+        /// Sends a copy of a block, and of all before it, to another node, and answers
+        /// when they are there; each may lie in memory or on the SSD. They stay here, and
+        /// compete there like any others, also when they are kept for a tenant here.
+        /// Errors: NOT_FOUND (no such block is here), INVALID_ARGUMENT (the target), and
+        /// those of the store node's own call of that name.
+        pub async fn replicate(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReplicateBlockRequest>,
+        ) -> std::result::Result<tonic::Response<super::ReplicateReply>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kvasir.v1.Admin/Replicate",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("kvasir.v1.Admin", "Replicate"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Begins to drain the node, or goes on with it: it takes no new work, what it
         /// has to keep moves to other nodes, and what is under way ends. Doing it
         /// again changes where blocks may go and nothing else.
@@ -2613,6 +2647,15 @@ pub mod admin_server {
             &self,
             request: tonic::Request<super::EvictRequest>,
         ) -> std::result::Result<tonic::Response<super::EvictReply>, tonic::Status>;
+        /// Sends a copy of a block, and of all before it, to another node, and answers
+        /// when they are there; each may lie in memory or on the SSD. They stay here, and
+        /// compete there like any others, also when they are kept for a tenant here.
+        /// Errors: NOT_FOUND (no such block is here), INVALID_ARGUMENT (the target), and
+        /// those of the store node's own call of that name.
+        async fn replicate(
+            &self,
+            request: tonic::Request<super::ReplicateBlockRequest>,
+        ) -> std::result::Result<tonic::Response<super::ReplicateReply>, tonic::Status>;
         /// Begins to drain the node, or goes on with it: it takes no new work, what it
         /// has to keep moves to other nodes, and what is under way ends. Doing it
         /// again changes where blocks may go and nothing else.
@@ -2948,6 +2991,51 @@ pub mod admin_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = EvictSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kvasir.v1.Admin/Replicate" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReplicateSvc<T: Admin>(pub Arc<T>);
+                    impl<
+                        T: Admin,
+                    > tonic::server::UnaryService<super::ReplicateBlockRequest>
+                    for ReplicateSvc<T> {
+                        type Response = super::ReplicateReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReplicateBlockRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Admin>::replicate(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReplicateSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -99,6 +99,8 @@ pub enum AdminCommand {
     Pin(v1::PinRequest, Reply<v1::PinReply>),
     Unpin(v1::UnpinRequest, Reply<v1::UnpinReply>),
     Evict(v1::EvictRequest, Reply<v1::EvictReply>),
+    /// Answered when the copy is there.
+    Replicate(v1::ReplicateBlockRequest, Reply<v1::ReplicateReply>),
     Drain(v1::DrainRequest, Reply<v1::DrainStatus>),
     StopDrain(Reply<v1::DrainStatus>),
 }

@@ -91,6 +91,16 @@ impl Blocks {
         })
     }
 
+    /// A block and all before it, from the first one on, with their namespace; `None` when it is in no tier.
+    pub fn chain(&self, key: BlockKey) -> Option<(Namespace, Vec<BlockKey>)> {
+        if let Some(slot) = self.cache.index().find(key) {
+            let namespace = self.cache.index().entry(slot)?.namespace;
+            return Some((namespace, self.chain_in_memory(slot)));
+        }
+        let ssd = self.cache.ssd();
+        Some((ssd.get(key)?.namespace, ssd.chain(key)))
+    }
+
     fn holders(&self, slot: SlotIndex) -> Vec<Holder> {
         let reads = self.shares.values().filter(|record| record.reads_slot(slot));
         let of_shares = reads.map(|record| Holder::Share {

@@ -338,7 +338,7 @@ impl Blocks {
         drain.looked_ms = Some(now_ms);
     }
 
-    fn chain_in_memory(&self, last: SlotIndex) -> Vec<BlockKey> {
+    pub(super) fn chain_in_memory(&self, last: SlotIndex) -> Vec<BlockKey> {
         let key = |slot: &SlotIndex| self.cache.index().entry(*slot).map(|entry| entry.key);
         self.cache.index().path(last).iter().filter_map(key).collect()
     }

@@ -35,6 +35,7 @@ impl Owner {
             AdminCommand::Pin(request, reply) => drop(reply.send(self.admin_pin(&request))),
             AdminCommand::Unpin(request, reply) => drop(reply.send(self.admin_unpin(&request))),
             AdminCommand::Evict(request, reply) => drop(reply.send(self.admin_evict(&request))),
+            AdminCommand::Replicate(request, reply) => self.replicate_block(&request, reply),
             AdminCommand::Drain(request, reply) => drop(reply.send(self.begin_drain(&request))),
             AdminCommand::StopDrain(reply) => drop(reply.send(Ok(self.stop_drain()))),
         }
@@ -144,7 +145,7 @@ impl Owner {
     }
 }
 
-fn block_key(bytes: &[u8]) -> Result<BlockKey, Refused> {
+pub(super) fn block_key(bytes: &[u8]) -> Result<BlockKey, Refused> {
     let wrong = || FieldError::Length { field: "key", got: bytes.len(), want: "16" };
     Ok(bytes.try_into().map(BlockKey).map_err(|_| wrong())?)
 }

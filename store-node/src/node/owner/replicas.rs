@@ -9,6 +9,7 @@ use kvasir_blocks::{
 use kvasir_proto::{BlockKey, Namespace, Share, Side, v1};
 
 use super::Owner;
+use super::admin::block_key;
 use crate::clock;
 use crate::config::is_address;
 use crate::node::command::{Refused, Reply};
@@ -164,7 +165,26 @@ impl Owner {
         request: &v1::ReplicateRequest,
         reply: Reply<v1::ReplicateReply>,
     ) {
-        match self.begin_replicating(request) {
+        let begun = self.begin_replicating(request);
+        self.answer_when_copied(begun, reply);
+    }
+
+    /// For an administrator, who names the last block alone.
+    pub(super) fn replicate_block(
+        &mut self,
+        request: &v1::ReplicateBlockRequest,
+        reply: Reply<v1::ReplicateReply>,
+    ) {
+        let begun = self.begin_replicating_block(request);
+        self.answer_when_copied(begun, reply);
+    }
+
+    fn answer_when_copied(
+        &mut self,
+        begun: Result<(u64, u32), Refused>,
+        reply: Reply<v1::ReplicateReply>,
+    ) {
+        match begun {
             Ok((copy, blocks)) => {
                 self.replication.replies.insert(copy, (blocks, reply));
                 self.plan_copies(clock::now_ms());
@@ -177,6 +197,17 @@ impl Owner {
         let namespace = Namespace::try_from(request.namespace.as_slice())?;
         let keys = BlockKey::list(&request.keys)?;
         let to = address("target", &request.target)?;
+        Ok(self.blocks.change_replica(namespace, &keys, to)?)
+    }
+
+    fn begin_replicating_block(
+        &mut self,
+        request: &v1::ReplicateBlockRequest,
+    ) -> Result<(u64, u32), Refused> {
+        let key = block_key(&request.key)?;
+        let to = address("target", &request.target)?;
+        let (namespace, keys) = self.blocks.chain(key).ok_or(ChangeReplicaError::NotHere)?;
+        tracing::info!(?key, blocks = keys.len(), %to, "an administrator wants a copy");
         Ok(self.blocks.change_replica(namespace, &keys, to)?)
     }
 
