@@ -72,12 +72,6 @@ async fn ends_well(child: &mut Child) {
     assert!(status.success(), "{status}");
 }
 
-async fn ready(cluster: &Cluster, node: &str) -> (u16, String) {
-    let url = format!("http://{}/readyz", address(cluster, node));
-    let reply = cluster.client.get(url).send().await.expect("it answers");
-    (reply.status().as_u16(), reply.text().await.expect("a text"))
-}
-
 #[tokio::test]
 async fn a_drained_decode_node_is_not_missed_and_what_it_kept_is_answered_from_the_other() {
     let flags = "--prefill 1 --decode 2 --always-fetch --ssd-bytes 256MiB";
@@ -109,7 +103,7 @@ async fn a_drained_decode_node_is_not_missed_and_what_it_kept_is_answered_from_t
     let status = asked(&cluster, drained, "status").remove(0);
     assert_eq!((&status["drain"]["drained"], &status["shares"]), (&true.into(), &0.into()));
     assert_eq!(status["drain"]["kept_chains_moved"], 1, "{status}");
-    assert_eq!(ready(&cluster, drained).await, (503, "draining\n".into()));
+    assert_eq!(cluster.ready_of(drained).await, (503, "draining\n".into()));
     // As many blocks, kept for the same tenant until the same time.
     let mut kept = [drained, other].map(|node| asked(&cluster, node, "list --class context"));
     for of in &mut kept {
@@ -132,7 +126,7 @@ async fn a_drained_decode_node_is_not_missed_and_what_it_kept_is_answered_from_t
     assert_eq!(before, after, "the drained node and its engine had work");
 
     asked(&cluster, drained, "drain --stop");
-    assert_eq!(ready(&cluster, drained).await.0, 200);
+    assert_eq!(cluster.ready_of(drained).await.0, 200);
     all_answered(&cluster, &cases, Amount { total: 10, ..amount }).await;
 
     // An administrator names the last block, and all of the chain goes where it shall.

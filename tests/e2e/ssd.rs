@@ -3,7 +3,7 @@
 
 mod support;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvasir_proto::v1;
 use kvasir_proto::v1::scheduler_client::SchedulerClient;
@@ -51,31 +51,54 @@ async fn kept_blocks_outlive_a_killed_node_and_give_the_same_tokens() {
     }
 }
 
+/// How long a disk hangs: longer than anybody waits for it.
+const HANGS: Duration = Duration::from_secs(30);
+
+/// What the node says of its disk in its answer to probes, and by its gauge: whether it can be used.
+async fn says(cluster: &Cluster, node: &str, state: &[&str], usable: bool) {
+    eventually(&format!("{node} says {state:?} of its disk"), async || {
+        let (status, text) = cluster.ready_of(node).await;
+        let line = text.lines().find_map(|line| line.strip_prefix("ssd: ")).unwrap_or_default();
+        let gauge = cluster.sum(node, "kvasir_store_ssd_usable", &[]).await;
+        // A node with a bad disk serves on.
+        assert_eq!(status, 200, "{text}");
+        state.iter().any(|state| line.starts_with(state)) && (gauge > 0.0) == usable
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_bad_disk_costs_no_answer_and_is_used_again_when_it_is_good() {
+    const NODE: &str = "prefill-1-node";
     let cluster = Cluster::start("--ssd-bytes 256MiB --ssd-faults").await;
     let case = kept_case(&cluster).await;
     let faults = cluster.run_dir().join("prefill-1-node.faults");
     // Wrong bytes come last: what is found rotten is dropped.
-    for words in ["hang", "read-errors", "wrong"] {
+    for words in ["hang", "read-errors", "full", "wrong"] {
         lose_cache(&cluster, "decode-1-node").await;
-        lose_cache(&cluster, "prefill-1-node").await;
-        eventually("the SSD is ready", async || ssd_of(&cluster, "prefill-1-node").await.usable)
-            .await;
+        lose_cache(&cluster, NODE).await;
+        eventually("the SSD is ready", async || ssd_of(&cluster, NODE).await.usable).await;
         std::fs::write(&faults, words).expect("written");
+        let began = Instant::now();
         // The disk looks at the file every 20 ms.
         tokio::time::sleep(Duration::from_millis(50)).await;
         check_case(&cluster, &case).await;
-        eventually(&format!("the node says that its disk does {words}"), async || {
-            let state = ssd_of(&cluster, "prefill-1-node").await.state;
-            state.starts_with("hangs") || state.starts_with("degraded")
-        })
-        .await;
+        if words == "full" {
+            // What lies there can be read, and nothing more is promised.
+            let keeping = Stored::of(&cluster, NODE).await.keep(&case.prompt).await;
+            assert_eq!(keeping.expect_err("refused").code(), tonic::Code::Unavailable);
+        } else {
+            says(&cluster, NODE, &["hangs", "degraded"], words != "hang").await;
+        }
+        if words == "hang" {
+            while began.elapsed() < HANGS {
+                check_case(&cluster, &case).await;
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            says(&cluster, NODE, &["hangs"], false).await;
+        }
         std::fs::write(&faults, "").expect("written");
-        eventually("the SSD is used again", async || {
-            ssd_of(&cluster, "prefill-1-node").await.usable
-        })
-        .await;
+        says(&cluster, NODE, &["ready"], true).await;
         check_case(&cluster, &case).await;
     }
 }

@@ -190,6 +190,15 @@ impl Cluster {
         self.get("/readyz").await.0 == 200
     }
 
+    /// What a process of the cluster answers when it is asked whether it is ready.
+    pub async fn ready_of(&self, process: &str) -> (u16, String) {
+        let state = self.state();
+        let metrics = state["processes"][process]["metrics"].as_str().expect("a URL").to_owned();
+        let url = metrics.replace("/metrics", "/readyz");
+        let reply = self.client.get(url).send().await.expect("it answers");
+        (reply.status().as_u16(), reply.text().await.expect("a text"))
+    }
+
     /// Ends it as Ctrl-C does.
     pub async fn interrupt(&mut self) -> (ExitStatus, Duration) {
         let began = Instant::now();
