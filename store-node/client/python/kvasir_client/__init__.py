@@ -12,7 +12,7 @@ The views of one `get` are pinned together. Names are bytes or text, objects any
 contiguous bytes (bytes, bytearray, memoryview, a NumPy array). One client may be used by many threads;
 calls let other threads run. A process that forks opens anew.
 
-It is made of the C library `libkvasir_client_c.so`, built by `cargo build --release -p kvasir-client-c`.
+`pip install store-node/client/python` installs it; it brings its C library `libkvasir_client_c.so`, which cargo builds then.
 """
 
 import ctypes
