@@ -286,3 +286,35 @@ async fn what_is_fetched_goes_on_to_the_decode_side_with_what_is_computed() {
     fetch.is_quiet().await;
     assert_eq!(decode.blocks(&chain(&prompt)).await.len(), 3);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_source_sends_nothing_into_slots_for_another_namespace() {
+    let prompt = prompt(1, 2 * BLOCK_TOKENS + 9);
+    let mut fetch = Fetch::start(Domain::Shm, &prompt).await;
+    let own = fetch.allocate(1, &prompt).await;
+    // Another tenant's request for the same tokens, of which the source has nothing.
+    let request = v1::TxAllocateRequest {
+        writer_endpoint: fetch.source.endpoint().await,
+        fetch_until_block: 2,
+        ..of_another_tenant(P(2), &prompt)
+    };
+    let others = fetch.target.allocate(request).await.expect("room").targets.expect("targets");
+    assert_eq!(own.expected_count, others.expected_count);
+    fetch.source.allocate(of_another_tenant(S(2), &prompt)).await.expect("nothing is held");
+    for (share, targets) in [(S(1), &others), (S(2), &own)] {
+        let refused = fetch.source.push(share, Some(targets.clone())).await.expect_err("refused");
+        assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
+        assert!(refused.message().contains("another namespace"), "{refused}");
+    }
+    assert_eq!(fetch.source.metric("pushed_bytes_total").await, 0.0);
+    // What belongs there is sent after all.
+    let pushed = fetch.source.push(S(1), Some(own)).await.expect("pushed");
+    assert_eq!(pushed.good_blocks, 2);
+    assert_eq!(fetch.target_engine.bind(P(1)).await.cached_tokens, 2 * BLOCK_TOKENS);
+    fetch.target_engine.release(P(1));
+    for share in [S(1), S(2)] {
+        fetch.source.abort(share).await;
+    }
+    fetch.target.abort(P(2)).await;
+    fetch.is_quiet().await;
+}

@@ -333,3 +333,38 @@ async fn blocks_of_the_answer_are_found_by_the_next_turn() {
     pair.decode.abort(D(2)).await;
     pair.is_quiet().await;
 }
+
+/// Two requests of two tenants for prompts that look alike: all but the namespace agrees.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_push_into_slots_for_another_namespace_is_refused() {
+    let mut pair = Pair::start(Domain::Shm).await;
+    let prompt = prompt(1, 2 * BLOCK_TOKENS + 5);
+    let (own, ..) = pair.allocate(1, &prompt).await;
+    pair.prefill.allocate(of_another_tenant(P(2), &prompt)).await.expect("room");
+    let writer_endpoint = pair.prefill.endpoint().await;
+    let request = v1::TxAllocateRequest { writer_endpoint, ..of_another_tenant(D(2), &prompt) };
+    let others = pair.decode.allocate(request).await.expect("room").targets.expect("targets");
+    assert_eq!(own.expected_count, others.expected_count);
+    for (share, targets) in [(P(1), &others), (P(2), &own)] {
+        let refused = pair.prefill.push(share, Some(targets.clone())).await.expect_err("refused");
+        assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
+        assert!(refused.message().contains("another namespace"), "{refused}");
+    }
+    let nameless = v1::WriteTargets { namespace: Vec::new(), ..own.clone() };
+    let refused = pair.prefill.push(P(1), Some(nameless)).await.expect_err("refused");
+    assert_eq!(refused.code(), tonic::Code::InvalidArgument);
+    assert!(refused.message().contains("`namespace`"), "{refused}");
+    // Nothing was armed: each still goes where it belongs.
+    for (serial, targets) in [(1, own), (2, others)] {
+        pair.prefill.push(P(serial), Some(targets)).await.expect("armed");
+        let slots = pair.prefill_engine.bind(P(serial)).await.slots;
+        pair.prefill_engine.compute(P(serial), &prompt, &slots, 0..3);
+        pair.prefill_engine.finish(P(serial), b"tail");
+        pair.prefill_engine.release(P(serial));
+        let slots = pair.decode_engine.bind(D(serial)).await.slots;
+        assert_eq!(pair.decode_engine.ready(D(serial)).await, b"tail");
+        pair.decode_engine.holds(&prompt, &slots, 0..3);
+        pair.decode_engine.release(D(serial));
+    }
+    pair.is_quiet().await;
+}

@@ -343,6 +343,10 @@ pub struct WriteTargets {
     pub tail_offset_bytes: u64,
     #[prost(uint32, tag = "10")]
     pub tail_bytes_max: u32,
+    /// 16 bytes: the hash of the namespace whose blocks these slots are for. Only a
+    /// share of that namespace is pushed here.
+    #[prost(bytes = "vec", tag = "11")]
+    pub namespace: ::prost::alloc::vec::Vec<u8>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TxPushRequest {

@@ -25,7 +25,7 @@ struct Wire {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Heard {
     OfPush(PeerMessage),
-    OfObjects(ObjectsMessage),
+    OfObjects(Box<ObjectsMessage>),
 }
 
 /// What one node orders from another.
@@ -70,10 +70,13 @@ pub fn from_bytes(bytes: &[u8]) -> Result<Heard, WireError> {
         3 => Heard::OfPush(PeerMessage::Unsure(name)),
         4 => Heard::OfPush(PeerMessage::Failed(name)),
         5 => Heard::OfPush(PeerMessage::Probe),
-        6 => Heard::OfObjects(ObjectsMessage::Send(send.ok_or(WireError::Field("send"))?)),
+        6 => {
+            let send = send.ok_or(WireError::Field("send"))?;
+            Heard::OfObjects(Box::new(ObjectsMessage::Send(send)))
+        }
         7 => {
             let not_sent = not_sent.ok_or(WireError::Field("not_sent"))?;
-            Heard::OfObjects(ObjectsMessage::NotSent(not_sent))
+            Heard::OfObjects(Box::new(ObjectsMessage::NotSent(not_sent)))
         }
         _ => return Err(WireError::Field("kind")),
     })
@@ -101,7 +104,7 @@ mod tests {
         let not_sent = v1::ObjectsNotSent { txs: vec![tx], ..v1::ObjectsNotSent::default() };
         for message in [ObjectsMessage::Send(send), ObjectsMessage::NotSent(not_sent)] {
             let back = from_bytes(&message.clone().into_bytes());
-            assert_eq!(back.expect("a message"), Heard::OfObjects(message));
+            assert_eq!(back.expect("a message"), Heard::OfObjects(Box::new(message)));
         }
         assert!(from_bytes(&Wire { kind: 6, ..Wire::default() }.encode_to_vec()).is_err());
         assert!(from_bytes(&[]).is_err());

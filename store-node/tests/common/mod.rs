@@ -29,6 +29,17 @@ pub fn namespace() -> Namespace {
     keys::namespace(b"model", "f32", "", "")
 }
 
+/// The same share of the same prompt for another tenant.
+pub fn of_another_tenant(share: Share, prompt: &[u32]) -> v1::TxAllocateRequest {
+    let namespace = keys::namespace(b"model", "f32", "another tenant", "");
+    let keys = keys::chain(namespace, prompt, BLOCK_TOKENS as usize);
+    v1::TxAllocateRequest {
+        namespace: namespace.0.to_vec(),
+        keys: BlockKey::concat(&keys),
+        ..allocate(share, prompt)
+    }
+}
+
 /// A prompt that differs from others from its first token on.
 pub fn prompt(seed: u32, tokens: u32) -> Vec<u32> {
     (0..tokens).map(|at| seed * 100_000 + at).collect()

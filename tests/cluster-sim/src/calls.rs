@@ -88,6 +88,7 @@ pub struct Targets {
     pub first_page: u32,
     pub slots: Vec<SlotIndex>,
     pub imm: u32,
+    pub namespace: Namespace,
 }
 
 #[derive(Debug, Clone)]

@@ -4,7 +4,7 @@
 //! are dropped and all private slots go but those that a remote writer may still write; those, and
 //! the immediate, go when the writer is known to have finished.
 
-use kvasir_proto::{Generation, Share, Side, SlotIndex};
+use kvasir_proto::{Generation, Namespace, Share, Side, SlotIndex};
 
 use super::Blocks;
 use crate::api::{AbortOutcome, AbortReason, Action, AttachEpoch, Outcome, ShareError};
@@ -112,6 +112,19 @@ impl Blocks {
         self.open(share)?;
         let Some(record) = self.shares.get_mut(&share) else { return Ok(()) };
         record.state.on(ShareEvent::ReadBegin)?;
+        Ok(())
+    }
+
+    /// Whether the pages of a share may go into slots that another node has for blocks of this namespace.
+    ///
+    /// # Errors
+    /// [`ShareError`] when the share is of another namespace, or not there.
+    pub fn may_go_to(&self, share: Share, namespace: Namespace) -> Result<(), ShareError> {
+        let record = self.shares.get(&share).ok_or_else(|| self.missing(share))?;
+        if record.request.namespace != namespace {
+            let why = "the receiver's slots are for blocks of another namespace";
+            return Err(ShareError::Refused(why));
+        }
         Ok(())
     }
 

@@ -4,7 +4,7 @@ use kvasir_blocks::{
     AbortOutcome, AbortReason, Action, AllocateError, AttachEpoch, BindError, Options, ShareError,
 };
 
-use crate::support::{EPOCH, LEASE_MS, Node, options, request, share};
+use crate::support::{EPOCH, LEASE_MS, Node, namespace, options, request, share};
 
 fn abort(node: &mut Node, name: &str) {
     let outcome = node.blocks.abort(node.now_ms, share(name), AbortReason::Asked("test".into()));
@@ -122,6 +122,23 @@ fn a_release_waits_for_pushes_that_are_under_way() {
     assert_eq!(node.actions(), "Released(1p)");
     node.assert_idle();
     assert_eq!(node.blocks.read_end(0, share("1p")), Err(ShareError::Finished));
+}
+
+#[test]
+fn a_push_goes_only_to_where_blocks_of_its_namespace_are_wanted() {
+    let mut node = Node::new(8);
+    for name in ["1p", "2s"] {
+        assert_eq!(node.blocks.may_go_to(share(name), namespace("")), Err(ShareError::Unknown));
+        node.allocate(&request(name, "a", 1)).expect("there is room");
+        assert_eq!(node.blocks.may_go_to(share(name), namespace("")), Ok(()));
+        let other = node.blocks.may_go_to(share(name), namespace("another tenant"));
+        assert!(
+            matches!(other, Err(ShareError::Refused(why)) if why.contains("another namespace"))
+        );
+        node.release(name);
+        let over = node.blocks.may_go_to(share(name), namespace(""));
+        assert_eq!(over, Err(ShareError::Finished));
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use kvasir_blocks::moving::peer_message::PeerMessage;
 use kvasir_blocks::moving::push::{Fault, Group, Grouping, Push};
 use kvasir_blocks::moving::tail;
 use kvasir_blocks::{AbortReason, ShareError};
-use kvasir_proto::{Share, Side, SlotIndex, SlotLayout, v1};
+use kvasir_proto::{Namespace, Share, Side, SlotIndex, SlotLayout, v1};
 use kvasir_transfer::{
     Completion, Endpoint, Outcome, PageSide, Refusal, RegionDesc, Source, WireError, Write,
     WriteError, WritePaged,
@@ -119,6 +119,8 @@ impl Owner {
             RegionDesc::from_bytes(&targets.slots_region).map_err(|e| wrong("slots_region", e))?;
         let tail_region =
             RegionDesc::from_bytes(&targets.tail_region).map_err(|e| wrong("tail_region", e))?;
+        let namespace = Namespace::try_from(targets.namespace.as_slice())?;
+        self.blocks.may_go_to(share, namespace)?;
         let layout = leg.pages.layout();
         let theirs = targets.layout.as_ref().map(SlotLayout::try_from);
         if !theirs.is_some_and(|theirs| theirs.is_ok_and(|theirs| theirs == **layout)) {

@@ -259,12 +259,14 @@ impl Owner {
 
     fn allocate_reply(&self, share: Share) -> v1::TxAllocateReply {
         let view = self.blocks.share(share);
-        let held_blocks = view.map_or(0, |view| view.held_blocks);
-        let targets = self.legs.get(&share).and_then(|leg| self.write_targets(leg));
+        let held_blocks = view.as_ref().map_or(0, |view| view.held_blocks);
+        let namespace = view.map(|view| view.request.namespace);
+        let leg = self.legs.get(&share);
+        let targets = leg.zip(namespace).and_then(|(leg, of)| self.write_targets(leg, of));
         v1::TxAllocateReply { incarnation: self.incarnation, held_blocks, targets }
     }
 
-    fn write_targets(&self, leg: &Leg) -> Option<v1::WriteTargets> {
+    fn write_targets(&self, leg: &Leg, namespace: Namespace) -> Option<v1::WriteTargets> {
         let incoming = leg.incoming.as_ref()?;
         let grant = self.writers.grant(incoming.writer?)?;
         Some(v1::WriteTargets {
@@ -278,6 +280,7 @@ impl Owner {
             tail_region: grant.tails.to_bytes(),
             tail_offset_bytes: incoming.tail.offset_bytes,
             tail_bytes_max: u32::try_from(incoming.tail.length_bytes).unwrap_or(u32::MAX),
+            namespace: namespace.0.to_vec(),
         })
     }
 

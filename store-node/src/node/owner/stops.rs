@@ -122,7 +122,7 @@ impl Owner {
                 PeerMessage::Failed(name) => self.push_failed(name),
                 PeerMessage::Probe => {}
             },
-            Ok(Heard::OfObjects(message)) => self.take_objects_message(peer, message),
+            Ok(Heard::OfObjects(message)) => self.take_objects_message(peer, *message),
             Err(error) => tracing::warn!(%peer, %error, "a message of a peer cannot be read"),
         }
         self.run_actions();

@@ -54,6 +54,7 @@ impl Running {
         targets: Targets,
     ) -> Result<bool, String> {
         let leg = self.legs.get(&share).ok_or("no such share")?;
+        self.blocks.may_go_to(share, targets.namespace).map_err(|error| error.to_string())?;
         let name = PushName { receiver: targets.endpoint.incarnation, imm: targets.imm };
         if let Some(outgoing) = &leg.outgoing {
             if outgoing.leaving.name() == name && share.side == Side::Prefill {

@@ -233,13 +233,16 @@ impl Running {
     }
 
     fn allocate_reply(&self, share: Share) -> Reply {
-        let held_blocks = self.blocks.share(share).map_or(0, |view| view.held_blocks);
-        let targets = self.legs.get(&share).and_then(|leg| self.targets(leg));
+        let view = self.blocks.share(share);
+        let held_blocks = view.as_ref().map_or(0, |view| view.held_blocks);
+        let namespace = view.map(|view| view.request.namespace);
+        let leg = self.legs.get(&share);
+        let targets = leg.zip(namespace).and_then(|(leg, of)| self.targets(leg, of));
         let targets = targets.map(Box::new);
         Reply::Allocated { held_blocks, targets }
     }
 
-    fn targets(&self, leg: &Leg) -> Option<Targets> {
+    fn targets(&self, leg: &Leg, namespace: Namespace) -> Option<Targets> {
         let incoming = leg.incoming.as_ref()?;
         let grant = self.writers.grant(incoming.writer?)?;
         Some(Targets {
@@ -250,6 +253,7 @@ impl Running {
             first_page: incoming.pages.start,
             slots: incoming.pages.clone().map(|page| leg.pages.slot(page)).collect(),
             imm: incoming.imm,
+            namespace,
         })
     }
 
