@@ -10,7 +10,7 @@
 //! weight = 2
 //! priority = "normal"
 //! priority_max = "high"
-//! keys = [{ sha256 = "<64 hex digits>" }]
+//! keys = [{ sha256 = "<64 hex digits>", cache = "normal" }]
 //! ```
 
 use std::collections::HashSet;
@@ -25,6 +25,7 @@ use super::KeyHash;
 use super::tenant::{Quotas, Standing};
 use crate::contexts::NOBODY;
 use crate::reload::{ReadError, read_bounded};
+use crate::serve::CacheClass;
 
 /// Bytes of the file; also bounds how many keys there are.
 const FILE_BYTES_MAX: u64 = 4 << 20;
@@ -50,9 +51,16 @@ pub(crate) struct Tenants(Vec<OneTenant>);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct OneTenant {
     pub name: Arc<str>,
-    pub keys: Vec<KeyHash>,
+    pub keys: Vec<OneKey>,
     pub quotas: Quotas,
     pub standing: Standing,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct OneKey {
+    pub hash: KeyHash,
+    /// Of its requests that say nothing of it.
+    pub cache: CacheClass,
 }
 
 #[derive(Deserialize)]
@@ -79,6 +87,8 @@ struct Entry {
 struct Key {
     sha256: Option<String>,
     file: Option<PathBuf>,
+    #[serde(default)]
+    cache: CacheClass,
 }
 
 impl Tenants {
@@ -151,7 +161,7 @@ fn check(entry: Entry, folder: &Path, seen: &mut HashSet<KeyHash>) -> Result<One
         if !seen.insert(hash) {
             return Err(format!("`keys[{index}]` is the key of somebody else, or is there twice"));
         }
-        keys.push(hash);
+        keys.push(OneKey { hash, cache: key.cache });
     }
     let Entry { name, requests_per_minute, tokens_per_minute, requests_running_max, .. } = entry;
     let quotas = Quotas { requests_per_minute, tokens_per_minute, requests_running_max };

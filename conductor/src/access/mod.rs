@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::openai::ApiError;
 use crate::reload;
+use crate::serve::CacheClass;
 
 pub(crate) use file::{FileError, Tenants};
 #[cfg(test)]
@@ -44,12 +45,20 @@ pub(crate) struct Access {
     refused: IntCounter,
 }
 
+/// Whose key a request carries, and what the file says of that key.
+#[derive(Debug, Clone)]
+pub(crate) struct Caller {
+    pub tenant: Arc<Tenant>,
+    /// Of requests that say nothing of it.
+    pub cache: CacheClass,
+}
+
 /// What one reading of the file makes valid.
 #[derive(Debug)]
 struct Valid {
     tenants: HashMap<Arc<str>, Arc<Tenant>>,
     /// By blinded hash. `blake3::Hash` compares in constant time.
-    keys: HashMap<blake3::Hash, Arc<Tenant>>,
+    keys: HashMap<blake3::Hash, Caller>,
 }
 
 impl Access {
@@ -89,7 +98,7 @@ impl Access {
     ///
     /// # Errors
     /// 401 when there is none or it is not valid.
-    pub fn tenant(&self, headers: &HeaderMap) -> Result<Arc<Tenant>, ApiError> {
+    pub fn caller(&self, headers: &HeaderMap) -> Result<Caller, ApiError> {
         let refuse = |message: &str| {
             self.refused.inc();
             ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
@@ -115,8 +124,9 @@ impl Access {
             let tenant = tenant.unwrap_or_else(|| Arc::new(Tenant::new(Arc::clone(&one.name))));
             tenant.set_quotas(one.quotas);
             tenant.set_standing(one.standing);
-            for hash in &one.keys {
-                valid.keys.insert(self.blind(hash), Arc::clone(&tenant));
+            for key in &one.keys {
+                let caller = Caller { tenant: Arc::clone(&tenant), cache: key.cache };
+                valid.keys.insert(self.blind(&key.hash), caller);
             }
             valid.tenants.insert(Arc::clone(&one.name), tenant);
         }

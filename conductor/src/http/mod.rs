@@ -7,11 +7,12 @@
 //! - [`patience`]: how long a connection waits to be asked
 //! - [`body`]: reads a request body within its limits
 //! - [`identity`]: request ids, the span and the counters of each request
-//! - [`objectives`], [`priority`], [`steering`], [`trace`]: what else headers say
+//! - [`class`], [`objectives`], [`priority`], [`steering`], [`trace`]: what else headers say
 //! - [`routes`]: what is answered where
 
 mod accept;
 mod body;
+mod class;
 mod identity;
 mod objectives;
 mod patience;

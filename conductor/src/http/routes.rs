@@ -18,19 +18,20 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::body::Bodies;
+use super::class::class_of;
 use super::identity::{RequestId, identify};
 use super::objectives::ObjectiveBounds;
 use super::priority::claim_of;
 use super::steering::steered;
 use super::trace::Trace;
-use crate::access::{Access, Admission, OverQuota, Tenant};
+use crate::access::{Access, Admission, Caller, OverQuota};
 use crate::cluster::Cluster;
 use crate::contexts::{self, Contexts};
 use crate::metrics::Metrics;
 use crate::openai::{self, ApiError, Arrival, Limits, shown};
 use crate::openapi::openapi_document;
 use crate::proxy::{self, Endpoint, Proxies};
-use crate::serve::{Failure, Serving};
+use crate::serve::{CacheClass, Failure, Serving};
 use crate::text::Texts;
 
 /// What the routes work with.
@@ -89,8 +90,8 @@ impl Front {
     }
 
     /// Whose request it is, where keys are asked for.
-    fn tenant(&self, headers: &HeaderMap) -> Result<Option<Arc<Tenant>>, ApiError> {
-        self.access.as_ref().map(|access| access.tenant(headers)).transpose()
+    fn caller(&self, headers: &HeaderMap) -> Result<Option<Caller>, ApiError> {
+        self.access.as_ref().map(|access| access.caller(headers)).transpose()
     }
 }
 
@@ -214,9 +215,12 @@ fn arrive(front: &Front, request: &Parts) -> Result<Arrival, ApiError> {
     if front.draining.is_cancelled() {
         return Err(Failure::Draining.into());
     }
-    let tenant = front.tenant(&request.headers)?;
+    let caller = front.caller(&request.headers)?;
     let objectives = front.objectives.of(&request.headers)?;
     let steering = steered(&request.headers, front.steering_enabled)?;
+    let default = caller.as_ref().map_or(CacheClass::default(), |caller| caller.cache);
+    let cache = class_of(&request.headers, default)?;
+    let tenant = caller.map(|caller| caller.tenant);
     let tenant_salt = tenant.as_ref().map_or_else(|| "".into(), |tenant| tenant.salt());
     let claim = tenant.as_ref().map(|tenant| claim_of(&request.headers, tenant)).transpose()?;
     let admission = tenant.map(|tenant| tenant.admit()).transpose();
@@ -232,6 +236,7 @@ fn arrive(front: &Front, request: &Parts) -> Result<Arrival, ApiError> {
         explain,
         objectives,
         steering,
+        cache,
         trace,
         admission,
         tenant_salt,
@@ -309,7 +314,7 @@ fn name_of(path: Result<Path<String>, PathRejection>) -> String {
 }
 
 async fn models(State(front): Shared, headers: HeaderMap) -> Result<Response, ApiError> {
-    front.tenant(&headers)?;
+    front.caller(&headers)?;
     let names = front.texts.names().chain(front.proxies.names());
     let data: Vec<_> = names.map(|name| describe(&front, name)).collect();
     Ok(axum::Json(json!({"object": "list", "data": data})).into_response())
@@ -320,7 +325,7 @@ async fn model(
     headers: HeaderMap,
     name: Result<Path<String>, PathRejection>,
 ) -> Result<Response, ApiError> {
-    front.tenant(&headers)?;
+    front.caller(&headers)?;
     let name = name_of(name);
     if front.texts.model(&name).is_none() && !front.proxies.has(&name) {
         return Err(ApiError::model_not_found(&name));

@@ -41,7 +41,7 @@ pub(crate) use prepare::{context_job, keyed_now, take_prompt, unix_seconds};
 use crate::access::Admission;
 use crate::cluster::Objectives;
 use crate::http::{Front, Trace};
-use crate::serve::{Claim, Failure, Job, Progress, Prompt, Steered};
+use crate::serve::{CacheClass, Claim, Failure, Job, Progress, Prompt, Steered};
 use response::ResponseWriter;
 use responses::ResponseRequest;
 use writer::Writer;
@@ -64,6 +64,8 @@ pub(crate) struct Arrival {
     pub explain: bool,
     pub objectives: Objectives,
     pub steering: Steered,
+    /// What becomes of its blocks when it is over.
+    pub cache: CacheClass,
     pub trace: Option<Trace>,
     /// Absent where no keys are asked for.
     pub admission: Option<Arc<Admission>>,

@@ -17,7 +17,7 @@ use super::error::ApiError;
 use super::{Arrival, AskedContext};
 use crate::cluster::ServedModel;
 use crate::http::Front;
-use crate::serve::{Failure, Job, Meter, Prompt as JobPrompt};
+use crate::serve::{CacheClass, Failure, Job, Meter, Prompt as JobPrompt};
 use crate::text::{ModelText, TextError};
 
 /// What completions get that do not say how long they may be, as at OpenAI. Chats get all the
@@ -117,7 +117,8 @@ pub(super) async fn context(
     Ok(prompt)
 }
 
-/// Serves a context's prompt: with one token of an answer, which is for nobody.
+/// Serves a context's prompt: with one token of an answer, which is for nobody. Its blocks are there to be
+/// kept, whatever its key says of others.
 pub(crate) fn context_job(front: &Front, arrival: &Arrival, asked: &AskedContext) -> Job {
     let sampling = v1::SamplingParams {
         max_tokens: 1,
@@ -126,7 +127,8 @@ pub(crate) fn context_job(front: &Front, arrival: &Arrival, asked: &AskedContext
         ..v1::SamplingParams::default()
     };
     let (model, prompt) = (asked.model.as_str().into(), asked.prompt.clone());
-    Job { lies_together: true, ..job(front, arrival, model, prompt, sampling) }
+    let cache = CacheClass::Normal;
+    Job { lies_together: true, cache, ..job(front, arrival, model, prompt, sampling) }
 }
 
 /// A context's prompt with the keys of its model as it is now.
@@ -313,6 +315,7 @@ fn job(
         explain: arrival.explain,
         objectives: arrival.objectives,
         steering: arrival.steering.clone(),
+        cache: arrival.cache,
         lies_together: false,
         trace: arrival.trace.clone(),
         meter: Meter::new(arrival.admission.clone()),

@@ -32,6 +32,7 @@ async fn run_in_span(serving: Arc<Serving>, job: Job, outlet: Outlet, entry: Ent
         request_id: Arc::clone(&job.request_id),
         model: Arc::clone(&job.model),
         prompt_tokens: job.prompt.length(),
+        cache: job.cache,
         is_plan: false,
     });
     let result = tokio::select! {

@@ -7,6 +7,7 @@ use kvasir_placement::attend::Way;
 use kvasir_proto::{BlockKey, InstanceId, Namespace, NodeId, keys, v1};
 use tokio::time::Instant;
 
+use super::class::CacheClass;
 use super::line::Claim;
 use crate::access::Admission;
 use crate::cluster::{Objectives, PrefillTime, ServedModel, Steering};
@@ -98,6 +99,8 @@ pub(crate) struct Job {
     pub explain: bool,
     pub objectives: Objectives,
     pub steering: Steered,
+    /// What becomes of its blocks when it is over.
+    pub cache: CacheClass,
     /// Its blocks are to lie together: none of its prefix stays on another node.
     pub lies_together: bool,
     pub trace: Option<Trace>,

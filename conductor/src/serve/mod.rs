@@ -16,6 +16,7 @@
 mod abort;
 mod attempt;
 mod choice;
+mod class;
 mod fault;
 mod fetch;
 mod job;
@@ -45,6 +46,7 @@ use crate::cluster::Cluster;
 use crate::metrics::Metrics;
 use line::{Lines, Ticket};
 
+pub(crate) use class::CacheClass;
 pub(crate) use fault::Failure;
 pub(crate) use job::{Ended, FinishReason, Job, Meter, Progress, Prompt, Steered};
 pub(crate) use line::{Claim, WaitOptions};

@@ -9,6 +9,7 @@ use kvasir_placement::{Inputs, Placement, RecordedDecision, Refusal, Refused};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::class::CacheClass;
 use super::job::Ended;
 use crate::cluster::NotPlaced;
 
@@ -85,6 +86,7 @@ pub(crate) struct Asked {
     pub request_id: Arc<str>,
     pub model: Arc<str>,
     pub prompt_tokens: u32,
+    pub cache: CacheClass,
     /// By a caller with a front door of its own: nothing is booked, and nobody here hears what comes of it.
     pub is_plan: bool,
 }
@@ -258,6 +260,7 @@ impl Record {
             "request_id": &*self.asked.request_id,
             "model": &*self.asked.model,
             "prompt_tokens": self.asked.prompt_tokens,
+            "cache_class": self.asked.cache.name(),
             "is_plan": self.asked.is_plan,
             "ttft_ms": self.ttft_ms(),
             "outcome": self.outcome(),

@@ -43,6 +43,7 @@ fn request(
         keys: BlockKey::concat(keys),
         prompt_tokens: scene.prompt.length(),
         lease_ms: scene.serving.options.lease_ms(),
+        cache_class: scene.job.cache.to_wire().into(),
         ..v1::TxAllocateRequest::default()
     }
 }

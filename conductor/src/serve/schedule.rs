@@ -9,6 +9,7 @@ use kvasir_proto::{BlockKey, keys, v1};
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::{Code, Request, Response, Status};
 
+use super::class::CacheClass;
 use super::recorder::{Asked, Recorder};
 use crate::cluster::{
     Cluster, EngineTarget, Expected, Objectives, PlaceQuery, Plan, Refusal, Steering,
@@ -78,6 +79,10 @@ fn schedule(
             request.max_tokens, model.context_tokens
         )));
     }
+    let cache = CacheClass::from_wire(request.cache_class).ok_or_else(|| {
+        let names = CacheClass::ALL.map(|class| class.to_wire().as_str_name());
+        Status::invalid_argument(format!("`cache_class` must be {}", names.join(" or ")))
+    })?;
     let keys = keys::chain(model.namespace(""), &request.prompt, model.block_tokens as usize);
     let query = PlaceQuery {
         model: &model,
@@ -95,13 +100,16 @@ fn schedule(
         steering: Steering::default(),
     };
     let model_name = Arc::clone(&model.name);
-    let asked = Asked { request_id, model: model_name, prompt_tokens, is_plan: true };
+    let asked = Asked { request_id, model: model_name, prompt_tokens, cache, is_plan: true };
     let trail = recorder.trail(asked);
     match cluster.plan(&query) {
         Ok(mut plan) => {
             trail.placed(&plan.placement, plan.inputs.take());
             cluster.hint(&Expected::Planned(&plan.placement), model.namespace(""), &keys);
-            Ok(reply(&plan, model.block_tokens, &keys))
+            Ok(v1::ScheduleReply {
+                cache_class: cache.to_wire().into(),
+                ..reply(&plan, model.block_tokens, &keys)
+            })
         }
         Err(none) => {
             cluster.hint(&Expected::Refused(&none.refused), model.namespace(""), &keys);
@@ -127,6 +135,7 @@ fn reply(plan: &Plan, block_tokens: u32, keys: &[BlockKey]) -> v1::ScheduleReply
         keys: BlockKey::concat(keys),
         predicted_ttft_us: plan.placement.predicted_ttft_us,
         explanation: plan.placement.to_string(),
+        ..v1::ScheduleReply::default()
     }
 }
 

@@ -696,3 +696,18 @@ fn the_examples_of_the_document_are_as_its_schemas_say() {
     }
     assert!(examples >= 7, "{examples}");
 }
+
+#[tokio::test]
+async fn what_is_computed_for_a_context_is_to_be_kept_whatever_is_said_of_requests() {
+    let kept = Kept::start().await;
+    let body = json!({"model": "tiny", "prompt": prompt(1, 200), "ttl_s": TTL_S});
+    let request = kept.harness.client.post(format!("{}{CONTEXTS}", kept.harness.url));
+    let request = request.header("x-kvasir-cache", "ephemeral").body(body.to_string());
+    let created = Response::read(request.send().await.expect("an answer")).await;
+    assert_eq!(created.status, 200, "{created:?}");
+    let is_normal =
+        |request: &v1::TxAllocateRequest| request.cache_class() == v1::CacheClass::Normal;
+    let normal =
+        |one: &Happened| matches!(one, Happened::Allocate { request, .. } if is_normal(request));
+    assert_eq!(kept.world.count(normal), 2);
+}

@@ -1,5 +1,7 @@
-//! What a request's headers ask for: objectives of its own, and the trace that it belongs to.
+//! What a request's headers ask for: objectives of its own, the trace that it belongs to, and what
+//! becomes of its blocks.
 
+use kvasir_proto::{Side, v1};
 use serde_json::json;
 
 use crate::support::{Happened, Harness, Leg, Pair, Response, Role, Script, World, config};
@@ -97,4 +99,41 @@ async fn a_trace_is_passed_on_to_both_legs_with_a_span_for_each() {
         assert_eq!(ask(&harness, &[("traceparent", other)]).await.status, 200);
     }
     assert_eq!(legs(&world)[2..], [None, None, None, None]);
+}
+
+/// The sides of the only transaction, with the class that each node was told.
+fn classes(world: &World) -> Vec<(Side, v1::CacheClass)> {
+    let allocation = |happened| match happened {
+        Happened::Allocate { request, .. } => {
+            Some((Side::from_wire(request.side).expect("a side"), request.cache_class()))
+        }
+        _ => None,
+    };
+    let mut classes: Vec<_> = world.log().into_iter().filter_map(allocation).collect();
+    classes.sort();
+    classes
+}
+
+#[tokio::test]
+async fn a_request_says_whether_its_blocks_are_kept_and_both_nodes_hear_of_it() {
+    const CACHE: &str = "x-kvasir-cache";
+    use v1::CacheClass::{Ephemeral, Normal};
+    for (headers, want) in [
+        (&[][..], Normal),
+        (&[(CACHE, "normal")][..], Normal),
+        (&[(CACHE, "ephemeral")][..], Ephemeral),
+    ] {
+        let (world, _pairs, harness) = cluster().await;
+        assert_eq!(ask(&harness, headers).await.status, 200);
+        assert_eq!(classes(&world), [(Side::Prefill, want), (Side::Decode, want)]);
+    }
+    let (world, _pairs, harness) = cluster().await;
+    for wrong in ["", "context", "Ephemeral", "ephemeral, normal"] {
+        let refused = ask(&harness, &[(CACHE, wrong)]).await;
+        assert_eq!(refused.status, 400, "{wrong:?}: {refused:?}");
+        let error = &refused.json()["error"];
+        assert_eq!(error["param"], CACHE);
+        assert_eq!(error["message"], "`x-kvasir-cache` must be `normal` or `ephemeral`.");
+    }
+    assert_eq!(classes(&world), [], "nothing was reserved for any of them");
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use kvasir_conductor::{Conductor, Config};
 use kvasir_proto::keys::namespace;
+use kvasir_proto::v1;
 use serde_json::{Value, json};
 
 use crate::support::{Happened, Harness, Leg, Pair, Response, Role, Script, World, config};
@@ -341,4 +342,44 @@ async fn a_file_that_cannot_be_right_keeps_the_conductor_from_starting() {
         assert!(said.contains(want) && said.contains("keys.toml"), "{said:?} lacks {want:?}");
         assert!(!said.contains("secret"), "{said}");
     }
+}
+
+#[tokio::test]
+async fn a_key_says_whether_blocks_are_kept_and_a_header_says_otherwise() {
+    let keys = format!(
+        "[[tenants]]\nname = \"a\"\nkeys = [\n\
+         {{ sha256 = \"{FIRST_HASH}\" }},\n\
+         {{ file = \"second\", cache = \"ephemeral\" }},\n]\n"
+    );
+    let keyed = Keyed::start(&keys).await;
+    let url = format!("{}{COMPLETIONS}", keyed.harness.url);
+    let classes = async |key: &str, header: Option<&str>| {
+        let begun = keyed.world.log().len();
+        let mut request = keyed.harness.client.post(&url).bearer_auth(key);
+        if let Some(header) = header {
+            request = request.header("x-kvasir-cache", header);
+        }
+        let answer = request.body(body(3, 1).to_string()).send().await.expect("an answer");
+        assert_eq!(Response::read(answer).await.status, 200);
+        let class = |happened: &Happened| match happened {
+            Happened::Allocate { request, .. } => Some(request.cache_class()),
+            _ => None,
+        };
+        keyed.world.log()[begun..].iter().filter_map(class).collect::<Vec<_>>()
+    };
+    use v1::CacheClass::{Ephemeral, Normal};
+    for (key, header, want) in [
+        (FIRST_KEY, None, Normal),
+        (FIRST_KEY, Some("ephemeral"), Ephemeral),
+        ("second-key", None, Ephemeral),
+        ("second-key", Some("ephemeral"), Ephemeral),
+        ("second-key", Some("normal"), Normal),
+    ] {
+        assert_eq!(classes(key, header).await, [want; 2], "{key} {header:?}");
+    }
+    // A class that there is not is not taken.
+    std::fs::write(&keyed.file, keys.replace("ephemeral", "context")).expect("writes");
+    let refused = "kvasir_conductor_reloads_total{file=\"api_keys\",result=\"refused\"}";
+    keyed.harness.until_metric(refused, |count| count >= 1.0).await;
+    assert_eq!(classes("second-key", None).await, [Ephemeral; 2]);
 }

@@ -48,10 +48,11 @@ pub fn whole(decisions: &[Value]) -> String {
     let one = |(at, decision): (usize, &Value)| {
         let attempt = if several { format!(", decision {}", at + 1) } else { String::new() };
         let mut text = format!(
-            "request {}{attempt}: {} tokens for {}\n",
+            "request {}{attempt}: {} tokens for {}{}\n",
             word(&decision["request_id"]),
             number(&decision["prompt_tokens"]),
             word(&decision["model"]),
+            if decision["cache_class"] == "ephemeral" { ", not kept" } else { "" },
         );
         match decision["refused"].as_str() {
             // The text ends with it.
@@ -147,5 +148,9 @@ mod tests {
         );
         let plan = json!({"request_id": "x", "is_plan": true, "text": "split p -> d"});
         assert!(whole(&[plan]).ends_with("outcome: planned\n"));
+        let ephemeral = json!({
+            "request_id": "x", "model": "m", "prompt_tokens": 7, "cache_class": "ephemeral",
+        });
+        assert!(whole(&[ephemeral]).starts_with("request x: 7 tokens for m, not kept\n"));
     }
 }

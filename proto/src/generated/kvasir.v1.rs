@@ -5214,6 +5214,11 @@ pub struct ScheduleRequest {
     pub ttft_objective_ms: u64,
     #[prost(uint64, tag = "5")]
     pub tbt_objective_ms: u64,
+    /// What is to become of the prompt's blocks. It is recorded with the decision,
+    /// and is answered for the caller's allocations. Unknown ones are refused with
+    /// INVALID_ARGUMENT.
+    #[prost(enumeration = "CacheClass", tag = "6")]
+    pub cache_class: i32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ScheduleReply {
@@ -5236,6 +5241,9 @@ pub struct ScheduleReply {
     /// Every candidate with its cost terms, for people.
     #[prost(string, tag = "8")]
     pub explanation: ::prost::alloc::string::String,
+    /// What TxAllocate is to say on both nodes: never unspecified.
+    #[prost(enumeration = "CacheClass", tag = "9")]
+    pub cache_class: i32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct InstancePlacement {

@@ -27,6 +27,7 @@ fn request() -> v1::ScheduleRequest {
         max_tokens: 10,
         ttft_objective_ms: 0,
         tbt_objective_ms: 0,
+        cache_class: 0,
     }
 }
 
@@ -61,6 +62,14 @@ async fn a_schedule_names_whom_to_call_and_books_nothing() {
     assert_eq!((&*reply.fetch_from_node_id, reply.fetch_until_block), ("d", 10));
     assert_eq!((reply.block_tokens, reply.keys), (BLOCK_TOKENS, BlockKey::concat(&prompt_keys())));
     assert!(reply.explanation.contains("split engine-p -> engine-d"), "{}", reply.explanation);
+    // What the caller is to say on the nodes, and what is recorded of it.
+    use v1::CacheClass::{Ephemeral, Normal, Unspecified};
+    for (asked, said) in [(Unspecified, Normal), (Normal, Normal), (Ephemeral, Ephemeral)] {
+        let reply = ask(&mut client, |r| r.set_cache_class(asked)).await.expect("a schedule");
+        assert_eq!(reply.cache_class(), said);
+        let name = if said == Normal { "normal" } else { "ephemeral" };
+        assert_eq!(recorder.latest()[0].full()["cache_class"], name);
+    }
 }
 
 #[tokio::test]
@@ -77,6 +86,10 @@ async fn a_refusal_has_the_code_that_says_what_to_do() {
     assert_eq!(code(|r| r.model = "other".to_string()).await.code(), Code::NotFound);
     assert_eq!(code(|r| r.prompt.clear()).await.code(), Code::InvalidArgument);
     assert_eq!(code(|r| r.max_tokens = u32::MAX).await.code(), Code::InvalidArgument);
+    let unknown = code(|r| r.cache_class = 7).await;
+    assert_eq!(unknown.code(), Code::InvalidArgument);
+    let allowed = "must be CACHE_CLASS_NORMAL or CACHE_CLASS_EPHEMERAL";
+    assert!(unknown.message().contains(allowed), "{unknown}");
     // The profile says 500 us and more for a token. Idle, it would be tried.
     let busy = v1::InstanceLoad { running: 1, ..v1::InstanceLoad::default() };
     events
