@@ -1,6 +1,7 @@
 //! Ids, layouts, wire types and services that every part of Kvasir shares. No logic beyond what
 //! defines an id: what a block key *is* stands in [`keys`].
 //!
+//! - [`digest`]: what tells in a few bytes whether two sets of blocks are one
 //! - [`ids`]: newtypes for everything that is named or numbered
 //! - [`keys`]: namespaces and the chain of block keys
 //! - [`layout`]: how a block lies in a slot, checked
@@ -12,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod digest;
 pub mod ids;
 pub mod keys;
 pub mod layout;
@@ -25,6 +27,7 @@ pub mod v1 {
     include!("generated/kvasir.v1.rs");
 }
 
+pub use digest::{BlockSetDigest, TierDigests};
 pub use ids::{
     BlockKey, Class, FieldError, Generation, Imm, Incarnation, InstanceId, Mark, Namespace, NodeId,
     Share, Side, SlotIndex, Tenant, TxId,

@@ -5,7 +5,7 @@ mod common;
 use std::collections::BTreeSet;
 
 use common::*;
-use kvasir_proto::{BlockKey, Share, Side, v1};
+use kvasir_proto::{BlockKey, Share, Side, TierDigests, v1};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_stream::StreamExt;
 
@@ -18,6 +18,8 @@ struct Copy {
     sequence: u64,
     complete: bool,
     status: Option<v1::NodeDescription>,
+    /// How often digests came, and were those of this copy.
+    digests: u32,
 }
 
 impl Copy {
@@ -40,6 +42,12 @@ impl Copy {
                     } else {
                         assert!(self.keys.insert(key));
                     }
+                }
+                if let Some(digests) = &changes.digests {
+                    let dram = self.keys.iter().collect();
+                    let want = TierDigests { dram, ..TierDigests::default() };
+                    assert_eq!(TierDigests::from_wire(digests), Ok(want));
+                    self.digests += 1;
                 }
             }
             v1::node_event::Event::Status(status) => self.status = Some(status),
@@ -93,6 +101,9 @@ async fn a_subscriber_has_what_the_node_has_also_after_evictions() {
         .collect();
     assert!(node.metric("core_events_total{event=\"evicted\"}").await > 0.0);
     while copy.keys != all {
+        next(&mut events, &mut copy).await;
+    }
+    while copy.digests < 2 {
         next(&mut events, &mut copy).await;
     }
     // Who comes back with a sequence that is still known gets only what it lacks.

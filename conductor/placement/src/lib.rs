@@ -49,9 +49,7 @@ pub use explain::{
     DecodeExplanation, Explanation, FetchExplanation, PrefillExplanation, PrefixExplanation,
     RefusalExplanation, WayExplanation,
 };
-pub use index::{
-    BlockSetDigest, IndexLimits, IndexReader, NodeIndex, PrefixMatch, ShadowIndex, Tier,
-};
+pub use index::{IndexLimits, IndexReader, NodeIndex, PrefixMatch, ShadowIndex, Tier};
 pub use place::place;
 pub use routing::{Route, RoutedRows, Routing};
 pub use selection::Selection;

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kvasir_placement::{BlockSetDigest, IndexLimits, NodeIndex, ShadowIndex, Tier};
-use kvasir_proto::BlockKey;
+use kvasir_placement::{IndexLimits, NodeIndex, ShadowIndex, Tier};
+use kvasir_proto::{BlockKey, BlockSetDigest, TierDigests};
 use proptest::prelude::*;
 
 /// Block `at` of chain `chain`. Chains that are multiples of 16 crowd on a few places of the
@@ -309,9 +309,12 @@ proptest! {
             }
         }
         for (number, node) in nodes.iter().enumerate() {
-            let held = naive.keys().filter(|(node, ..)| *node == number);
-            let held: Vec<BlockKey> = held.map(|&(_, of, at)| key(of, at)).collect();
-            prop_assert_eq!(index.digest(*node), held.iter().collect::<BlockSetDigest>());
+            let [vram, dram, ssd] = [Tier::Vram, Tier::Dram, Tier::Ssd].map(|tier| {
+                let held = naive.iter().filter(|((node, ..), its)| *node == number && **its == tier);
+                let held: Vec<BlockKey> = held.map(|(&(_, of, at), _)| key(of, at)).collect();
+                held.iter().collect::<BlockSetDigest>()
+            });
+            prop_assert_eq!(index.digests(*node), Some(TierDigests { vram, dram, ssd }));
         }
     }
 }
@@ -342,11 +345,31 @@ fn a_digest_differs_when_an_event_is_lost_and_not_by_their_order() {
     index.insert(b, Tier::Dram, &keys[10..]);
     index.insert(b, Tier::Ssd, &keys[..10]);
     index.insert(b, Tier::Dram, &keys[3..7]);
-    assert_eq!(index.digest(a), index.digest(b));
+    assert_ne!(index.digests(a), index.digests(b), "some are in another tier");
+    index.insert(b, Tier::Dram, &keys[..10]);
+    assert_eq!(index.digests(a), index.digests(b));
     index.remove(b, &keys[19..]);
-    assert_ne!(index.digest(a), index.digest(b));
+    assert_ne!(index.digests(a), index.digests(b));
     index.retire_node(a);
-    assert_eq!(index.digest(a), BlockSetDigest::default());
+    assert_eq!(index.digests(a), Some(TierDigests::default()));
+}
+
+#[test]
+fn of_a_node_of_which_something_was_left_out_there_is_no_digest() {
+    let limits = IndexLimits { keys_max: 10, ..IndexLimits::default() };
+    let mut index = ShadowIndex::new(limits);
+    let (a, b) = (index.add_node().expect("room"), index.add_node().expect("room"));
+    let keys = chain(1, 11);
+    assert_eq!(index.insert(a, Tier::Dram, &keys[..10]), 0);
+    assert_eq!(index.insert(b, Tier::Ssd, &keys), 1);
+    let dram = keys[..10].iter().collect();
+    assert_eq!(index.digests(a), Some(TierDigests { dram, ..TierDigests::default() }));
+    assert_eq!(index.digests(b), None);
+    index.remove(b, &keys);
+    assert_eq!(index.digests(b), None, "what else was left out is not known");
+    index.retire_node(b);
+    let anew = index.add_node().expect("room");
+    assert_eq!(index.digests(anew), Some(TierDigests::default()));
 }
 
 /// What never changes is always found, whatever is written beside it, and what was never there is

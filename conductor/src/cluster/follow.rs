@@ -1,6 +1,10 @@
 //! One task for each configured node: connect, subscribe, apply its events, and begin anew with a
 //! snapshot when anything is amiss (a gap, another incarnation, a broken or silent stream).
 //!
+//! Now and then a node says the digests of what it has. When they are not those of what the index
+//! has of it, something was lost here or there that nobody has noticed: the index goes on with what
+//! it has until a snapshot takes its place.
+//!
 //! A node whose connection broke is most likely there: for `lost_keep_ms` its instances are taken
 //! when there are no others, and what is known of it stays. After that, and at once when it has
 //! restarted, is silent or cannot be understood, it is gone from every decision.
@@ -15,7 +19,7 @@ use kvasir_placement::{NodeIndex, ShadowIndex, Tier};
 use kvasir_proto::v1::engine_client::EngineClient;
 use kvasir_proto::v1::node_event::Event;
 use kvasir_proto::v1::store_node_client::StoreNodeClient;
-use kvasir_proto::{BlockKey, FieldError, Incarnation, InstanceId, NodeId, v1};
+use kvasir_proto::{BlockKey, FieldError, Incarnation, InstanceId, NodeId, TierDigests, v1};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};
 
@@ -29,6 +33,10 @@ const KEYS_AT_ONCE: usize = 1024;
 const MESSAGE_BYTES_MAX: usize = 64 << 20;
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 const SWEEP_INTERVAL: Duration = Duration::from_millis(200);
+/// When a snapshot does not make the digests agree, the next one is taken so much later, then twice
+/// as late and so on: it costs more than a view that is wrong somewhere.
+const RESYNC_MS_MIN: u64 = 10_000;
+const RESYNC_MS_MAX: u64 = 600_000;
 
 /// Why following a node ended.
 #[derive(Debug, thiserror::Error)]
@@ -188,6 +196,27 @@ struct Session<'a> {
     /// The sequence of the next change; absent until a whole snapshot is there.
     next_sequence: Option<u64>,
     warm: bool,
+    resync: Resync,
+}
+
+/// When the next snapshot may be taken because digests differ.
+#[derive(Debug, Default)]
+struct Resync {
+    /// Since digests last agreed.
+    in_a_row: u32,
+    from_us: u64,
+}
+
+impl Resync {
+    /// Whether it is time.
+    fn take(&mut self, now_us: u64) -> bool {
+        if now_us < self.from_us {
+            return false;
+        }
+        let pause_ms = (RESYNC_MS_MIN << self.in_a_row.min(16)).min(RESYNC_MS_MAX);
+        *self = Resync { in_a_row: self.in_a_row + 1, from_us: now_us + pause_ms * 1_000 };
+        true
+    }
 }
 
 impl<'a> Session<'a> {
@@ -202,6 +231,7 @@ impl<'a> Session<'a> {
             keeps_node: false,
             next_sequence: None,
             warm: false,
+            resync: Resync::default(),
         }
     }
 
@@ -222,8 +252,7 @@ impl<'a> Session<'a> {
         let status = described.await.map_err(|_| Lost::Silent(silence_ms))??.into_inner();
         self.join(&status, client.clone())?;
         self.apply_status(&status)?;
-        let subscribed = tokio::time::timeout(silence, client.events(v1::EventsRequest::default()));
-        let mut events = subscribed.await.map_err(|_| Lost::Silent(silence_ms))??.into_inner();
+        let mut events = self.subscribe(&mut client).await?;
         loop {
             let event = tokio::time::timeout(silence, events.message());
             let event = event.await.map_err(|_| Lost::Silent(silence_ms))??.ok_or(Lost::Ended)?;
@@ -232,12 +261,28 @@ impl<'a> Session<'a> {
             }
             match event.event {
                 Some(Event::Snapshot(part)) => self.apply_snapshot(&part)?,
-                Some(Event::Changes(changes)) => self.apply_changes(&changes)?,
+                Some(Event::Changes(changes)) => {
+                    self.apply_changes(&changes)?;
+                    if !self.agrees(&changes)? && self.resync.take(self.shared.now_us()) {
+                        events = self.subscribe(&mut client).await?;
+                    }
+                }
                 Some(Event::Status(status)) => self.apply_status(&status)?,
                 // A kind of event that this version does not know.
                 None => {}
             }
         }
+    }
+
+    /// From a snapshot on.
+    async fn subscribe(
+        &self,
+        client: &mut StoreNodeClient<Channel>,
+    ) -> Result<tonic::Streaming<v1::NodeEvent>, Lost> {
+        let silence_ms = self.shared.options.silence_ms_max;
+        let subscribed = client.events(v1::EventsRequest::default());
+        let subscribed = tokio::time::timeout(Duration::from_millis(silence_ms), subscribed).await;
+        Ok(subscribed.map_err(|_| Lost::Silent(silence_ms))??.into_inner())
     }
 
     fn join(
@@ -358,6 +403,36 @@ impl<'a> Session<'a> {
         self.shared.metrics.changes.inc_by(changes.len() as u64);
         self.count_entries();
         Ok(())
+    }
+
+    /// The index has of the node what the node says that it has after these changes, as far as that
+    /// can be told.
+    fn agrees(&mut self, batch: &v1::BlockChanges) -> Result<bool, FieldError> {
+        let Some(told) = &batch.digests else { return Ok(true) };
+        let told = TierDigests::from_wire(told)?;
+        let end = batch.sequence.saturating_add(batch.changes.len() as u64);
+        if self.next_sequence != Some(end) {
+            // The index is further already.
+            return Ok(true);
+        }
+        let here = self.with_index(|index, node| index.digests(node)).flatten();
+        let outcome = match here {
+            Some(here) if here == told => "same",
+            Some(_) => "differ",
+            // The index had no room for all of it.
+            None => "incomplete",
+        };
+        self.shared.metrics.digests.with_label_values(&[outcome]).inc();
+        match here {
+            Some(here) if here != told => {
+                tracing::warn!(node = %self.node_id, sequence = end - 1, ?told, ?here,
+                    "the index is wrong about a store node");
+                return Ok(false);
+            }
+            Some(_) => self.resync.in_a_row = 0,
+            None => {}
+        }
+        Ok(true)
     }
 
     fn apply_status(&mut self, status: &v1::NodeDescription) -> Result<(), Lost> {

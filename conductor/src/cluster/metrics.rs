@@ -23,6 +23,8 @@ pub(super) struct Metrics {
     pub(super) index_full: IntCounter,
     pub(super) changes: IntCounter,
     pub(super) snapshots: IntCounter,
+    /// By what came of them.
+    pub(super) digests: IntCounterVec,
     pub(super) losses: IntCounterVec,
     placements: IntCounterVec,
     /// By `way`, also `none`.
@@ -81,6 +83,11 @@ impl Metrics {
                 .counter("index_full_total", "Blocks left out of the index because it is full")?,
             changes: make.counter("index_changes_total", "Block changes applied")?,
             snapshots: make.counter("index_snapshots_total", "Whole snapshots taken in")?,
+            digests: make.counters(
+                "index_digests_total",
+                "Comparisons of what the index says of a node with what the node says of itself",
+                "outcome",
+            )?,
             losses: make.counters("node_losses_total", "Ends of a node's events", "reason")?,
             placements: make.counters("placements_total", "Requests placed", "kind")?,
             prefixes: make.counters(

@@ -469,8 +469,30 @@ pub struct BlockChanges {
     /// Of the first change; each change has the next one.
     #[prost(uint64, tag = "1")]
     pub sequence: u64,
+    /// None when only a digest is told.
     #[prost(message, repeated, tag = "2")]
     pub changes: ::prost::alloc::vec::Vec<BlockChange>,
+    /// Now and then: of all that the node has after the last of these changes.
+    #[prost(message, optional, tag = "3")]
+    pub digests: ::core::option::Option<TierDigests>,
+}
+/// Of each tier, the blocks that can be had fastest there.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TierDigests {
+    #[prost(message, optional, tag = "1")]
+    pub vram: ::core::option::Option<BlockSetDigest>,
+    #[prost(message, optional, tag = "2")]
+    pub dram: ::core::option::Option<BlockSetDigest>,
+    #[prost(message, optional, tag = "3")]
+    pub ssd: ::core::option::Option<BlockSetDigest>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct BlockSetDigest {
+    #[prost(uint64, tag = "1")]
+    pub blocks: u64,
+    /// The sum of their keys as little-endian numbers, modulo 2^128; 16 bytes, likewise.
+    #[prost(bytes = "vec", tag = "2")]
+    pub key_sum: ::prost::alloc::vec::Vec<u8>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct BlockChange {

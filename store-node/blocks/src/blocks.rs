@@ -22,7 +22,7 @@ mod tiers;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use kvasir_proto::{BlockKey, Generation, Share, SlotIndex};
+use kvasir_proto::{BlockKey, Generation, Share, SlotIndex, TierDigests};
 
 use crate::admin::AdminPins;
 use crate::api::{
@@ -364,6 +364,11 @@ impl Blocks {
     /// The sequence of the latest block change; 0 before the first.
     pub fn sequence(&self) -> u64 {
         self.cache.log().sequence()
+    }
+
+    /// Of all that the changes up to [`Blocks::sequence`] have said, tier by tier.
+    pub fn digests(&self) -> TierDigests {
+        self.cache.log().digests()
     }
 
     /// All keys, exact at the sequence it carries.

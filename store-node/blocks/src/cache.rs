@@ -123,7 +123,7 @@ impl Cache {
         if state.pins() == 0 {
             self.index.set_idle(slot);
         }
-        self.tell_here(key);
+        self.tell_here(key, self.tier_below(key));
     }
 
     /// Its bytes are final: makes it findable, pinned once by the share that wrote it.
@@ -131,7 +131,7 @@ impl Cache {
         let key = entry.key;
         self.slots.apply(slot, SlotEvent::Seal);
         self.index.insert(slot, entry, self.ssd.contains(key));
-        self.tell_here(key);
+        self.tell_here(key, self.tier_below(key));
     }
 
     /// A block lies on the SSD. False when the block before it does not.
@@ -142,7 +142,7 @@ impl Cache {
         }
         match self.index.find(key) {
             Some(slot) => self.index.set_sunk(slot, true),
-            None if !known => self.tell_gone(key),
+            None if !known => self.tell_gone(key, None),
             None => {}
         }
         true
@@ -155,7 +155,7 @@ impl Cache {
             self.ssd.remove(key);
             match self.index.find(key) {
                 Some(slot) => self.index.set_sunk(slot, false),
-                None => self.tell_gone(key),
+                None => self.tell_gone(key, Some(Tier::Ssd)),
             }
         }
         gone
@@ -245,7 +245,7 @@ impl Cache {
             self.ssd.remove(key);
             match self.index.find(key) {
                 Some(slot) => self.index.set_sunk(slot, false),
-                None => self.tell_gone(key),
+                None => self.tell_gone(key, Some(Tier::Ssd)),
             }
             gone.push(key);
         }
@@ -258,7 +258,7 @@ impl Cache {
         for (slot, key, sunk) in self.index.evict(slots.saturating_sub(self.slots.tally().free)) {
             self.evicted_unsunk_total += u64::from(has_ssd && !sunk);
             self.evicted_total += 1;
-            self.tell_gone(key);
+            self.tell_gone(key, Some(Tier::Dram));
             self.slots.apply(slot, SlotEvent::Evict);
         }
     }
@@ -294,7 +294,11 @@ impl Cache {
         if let Some(pool) = &mut self.pool
             && pool.hold(now_ms, page, key, of)
         {
-            self.log.push(BlockChange { key, removed: false, tier: Tier::Vram });
+            let was = match self.index.find(key) {
+                Some(_) => Some(Tier::Dram),
+                None => self.tier_below(key),
+            };
+            self.log.push(BlockChange { key, removed: false, tier: Tier::Vram }, was);
         }
     }
 
@@ -312,35 +316,38 @@ impl Cache {
 
     fn unlist(&mut self, slot: SlotIndex) {
         let key = self.index.remove(slot);
-        self.tell_gone(key);
+        self.tell_gone(key, Some(Tier::Dram));
     }
 
-    /// Notes for subscribers that a block is in a slot now.
-    fn tell_here(&mut self, key: BlockKey) {
+    /// Notes for subscribers that a block is in a slot now, and was in the tier `was`.
+    fn tell_here(&mut self, key: BlockKey, was: Option<Tier>) {
         if self.is_in_pool(key) {
             return;
         }
-        self.log.push(BlockChange { key, removed: false, tier: Tier::Dram });
+        self.log.push(BlockChange { key, removed: false, tier: Tier::Dram }, was);
     }
 
     /// The same of one that is in no slot now.
-    fn tell_gone(&mut self, key: BlockKey) {
+    fn tell_gone(&mut self, key: BlockKey, was: Option<Tier>) {
         if self.is_in_pool(key) {
             return;
         }
-        let (removed, tier) = match self.ssd.contains(key) {
-            true => (false, Tier::Ssd),
-            false => (true, Tier::Dram),
-        };
-        self.log.push(BlockChange { key, removed, tier });
+        let below = self.tier_below(key);
+        let (removed, tier) = (below.is_none(), below.unwrap_or(Tier::Dram));
+        self.log.push(BlockChange { key, removed, tier }, was);
     }
 
     /// The same of one that is in no page now.
     fn tell_left_pool(&mut self, key: BlockKey) {
         match self.index.find(key) {
-            Some(_) => self.tell_here(key),
-            None => self.tell_gone(key),
+            Some(_) => self.tell_here(key, Some(Tier::Vram)),
+            None => self.tell_gone(key, Some(Tier::Vram)),
         }
+    }
+
+    /// Where a block can be had that is neither in the pool nor in a slot.
+    fn tier_below(&self, key: BlockKey) -> Option<Tier> {
+        self.ssd.contains(key).then_some(Tier::Ssd)
     }
 
     /// Then what becomes of it elsewhere is no change of where it can be had fastest.

@@ -1,6 +1,9 @@
 //! Subscribers of block events and status. Each has a bounded queue; who falls behind gets changes
 //! from the core's log while it reaches back, and a new snapshot after that. Nothing is kept for a
 //! slow one but the rest of the snapshot it is being sent.
+//!
+//! Who is up to date is told the digests of what the node has, with the last changes or, when there
+//! are none for a while, without any: at the end of its snapshot, and every few seconds after that.
 
 use kvasir_blocks::{Blocks, Snapshot};
 use kvasir_proto::{BlockKey, v1};
@@ -9,6 +12,8 @@ use tokio::sync::mpsc;
 /// Keys in one part of a snapshot: 1 MiB.
 const SNAPSHOT_KEYS: usize = 65_536;
 const CHANGES_MAX: usize = 4096;
+/// A subscriber that is up to date is told the digests so often; they take some 70 bytes.
+const DIGESTS_MS: u64 = 5_000;
 /// Subscribers at once; there is one for each conductor.
 pub const SUBSCRIBERS_MAX: usize = 64;
 /// Events that wait for one subscriber.
@@ -26,6 +31,8 @@ struct Subscriber {
     queue: mpsc::Sender<v1::NodeEvent>,
     at: At,
     status_sent: bool,
+    /// When it is to be told the digests.
+    digests_due_ms: u64,
 }
 
 #[derive(Debug)]
@@ -59,15 +66,15 @@ impl Events {
         } else {
             At::NoSnapshot
         };
-        self.subscribers.push(Subscriber { queue, at, status_sent: false });
+        self.subscribers.push(Subscriber { queue, at, status_sent: false, digests_due_ms: 0 });
         self.status(&status);
     }
 
     /// Sends what subscribers lack and their queues take. Answers whether all are up to date.
-    pub fn advance(&mut self, blocks: &Blocks) -> bool {
+    pub fn advance(&mut self, now_ms: u64, blocks: &Blocks) -> bool {
         let incarnation = self.incarnation;
         self.subscribers.retain(|subscriber| !subscriber.queue.is_closed());
-        let advance = |subscriber: &mut Subscriber| subscriber.advance(incarnation, blocks);
+        let advance = |subscriber: &mut Subscriber| subscriber.advance(incarnation, now_ms, blocks);
         // Each is advanced, also after one that is behind.
         self.subscribers.iter_mut().map(advance).fold(true, |all, current| all & current)
     }
@@ -91,14 +98,20 @@ impl Events {
 }
 
 impl Subscriber {
-    fn advance(&mut self, incarnation: u64, blocks: &Blocks) -> bool {
+    fn advance(&mut self, incarnation: u64, now_ms: u64, blocks: &Blocks) -> bool {
         while self.queue.capacity() > 0 {
+            let digests_due = now_ms >= self.digests_due_ms;
             match &mut self.at {
-                At::Sequence(at) if *at == blocks.sequence() => return true,
+                At::Sequence(at) if *at == blocks.sequence() && !digests_due => return true,
                 At::Sequence(at) => match blocks.changes_since(*at, CHANGES_MAX) {
                     None => self.at = At::NoSnapshot,
                     Some(changes) => {
                         *at = changes.first_sequence + changes.changes.len() as u64 - 1;
+                        // They are exact after the last change, and known for no earlier one.
+                        let told = digests_due && *at == blocks.sequence();
+                        if told {
+                            self.digests_due_ms = now_ms + DIGESTS_MS;
+                        }
                         let change = |change: &kvasir_blocks::BlockChange| v1::BlockChange {
                             removed: change.removed,
                             key: change.key.0.to_vec(),
@@ -107,6 +120,7 @@ impl Subscriber {
                         let event = v1::node_event::Event::Changes(v1::BlockChanges {
                             sequence: changes.first_sequence,
                             changes: changes.changes.iter().map(change).collect(),
+                            digests: told.then(|| blocks.digests().to_wire()),
                         });
                         // There is room: this thread is the only sender.
                         let _ = self.send(incarnation, event);
@@ -163,7 +177,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use kvasir_blocks::{Allocate, AttachEpoch, Options};
-    use kvasir_proto::{Namespace, Share, Side, TxId};
+    use kvasir_proto::{Namespace, Share, Side, TierDigests, TxId};
 
     use super::*;
 
@@ -230,29 +244,69 @@ mod tests {
         let (queue, mut receiver) = mpsc::channel(2);
         let request = v1::EventsRequest { incarnation: 0, from_sequence: 0 };
         events.subscribe(&request, queue, v1::NodeDescription::default());
-        assert!(events.advance(&blocks));
+        assert!(events.advance(0, &blocks));
         let mut copy = BTreeSet::new();
         assert_eq!(take(&mut receiver, &mut copy), 1);
         // It reads in time: changes only.
         for serial in 0..3 {
             commit(&mut blocks, serial);
-            assert!(events.advance(&blocks));
+            assert!(events.advance(0, &blocks));
             assert_eq!(take(&mut receiver, &mut copy), 0);
         }
         // It reads nothing while much happens: its queue stays as long as it is.
         for serial in 3..50 {
             commit(&mut blocks, serial);
-            events.advance(&blocks);
+            events.advance(0, &blocks);
         }
-        assert!(!events.advance(&blocks), "it is behind");
+        assert!(!events.advance(0, &blocks), "it is behind");
         assert_eq!(receiver.len(), 2);
         let mut snapshots = take(&mut receiver, &mut copy);
-        while !events.advance(&blocks) {
+        while !events.advance(0, &blocks) {
             snapshots += take(&mut receiver, &mut copy);
         }
         snapshots += take(&mut receiver, &mut copy);
         assert_eq!(snapshots, 1);
         assert_eq!(copy, (0..50).map(key).collect());
+    }
+
+    /// What waits in the queue: how many changes each batch has, and the digests that it carries.
+    fn batches(
+        queue: &mut mpsc::Receiver<v1::NodeEvent>,
+    ) -> Vec<(u64, usize, Option<TierDigests>)> {
+        let mut batches = Vec::new();
+        while let Ok(event) = queue.try_recv() {
+            if let Some(v1::node_event::Event::Changes(batch)) = event.event {
+                let digests = batch.digests.as_ref();
+                let digests = digests.map(|of| TierDigests::from_wire(of).expect("digests"));
+                batches.push((batch.sequence, batch.changes.len(), digests));
+            }
+        }
+        batches
+    }
+
+    #[test]
+    fn digests_come_now_and_then_and_only_where_they_are_exact() {
+        let (mut blocks, mut events) = (blocks(), Events::new(9));
+        let (queue, mut receiver) = mpsc::channel(8);
+        events.subscribe(&v1::EventsRequest::default(), queue, v1::NodeDescription::default());
+        let upto = |serials: u64| {
+            let keys: Vec<BlockKey> = (0..serials).map(key).collect();
+            Some(TierDigests { dram: keys.iter().collect(), ..TierDigests::default() })
+        };
+        events.advance(1_000, &blocks);
+        assert_eq!(batches(&mut receiver), [(1, 0, upto(0))], "after the snapshot");
+        commit(&mut blocks, 0);
+        events.advance(1_001, &blocks);
+        assert_eq!(batches(&mut receiver), [(1, 1, None)], "not with every change");
+        events.advance(1_000 + DIGESTS_MS - 1, &blocks);
+        assert_eq!(batches(&mut receiver), []);
+        events.advance(1_000 + DIGESTS_MS, &blocks);
+        assert_eq!(batches(&mut receiver), [(2, 0, upto(1))], "in a quiet moment");
+        for serial in 1..4 {
+            commit(&mut blocks, serial);
+        }
+        events.advance(1_000 + 2 * DIGESTS_MS, &blocks);
+        assert_eq!(batches(&mut receiver), [(2, 3, upto(4))], "with changes");
     }
 
     #[test]
@@ -269,7 +323,7 @@ mod tests {
         assert_eq!(events.count(), SUBSCRIBERS_MAX);
         assert!(receivers.last_mut().is_some_and(|receiver| receiver.is_closed()));
         receivers.clear();
-        events.advance(&blocks);
+        events.advance(0, &blocks);
         assert_eq!(events.count(), 0);
     }
 }

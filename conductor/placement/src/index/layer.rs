@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use kvasir_proto::BlockKey;
+use kvasir_proto::{BlockKey, BlockSetDigest};
 
 use super::table::{Inserted, Removed, SHARD_BITS, TOUCHED_AT_ONCE, Table, Tag};
 
@@ -42,19 +42,10 @@ pub(super) struct Layer {
 /// What became of some keys.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Changed {
-    /// Keys that the node had not, or has no longer.
-    pub(super) keys: usize,
-    /// Their sum, as in a digest.
-    pub(super) sum: u128,
+    /// Of keys that the node had not, or has no longer.
+    pub(super) digest: BlockSetDigest,
     /// Keys left out because there was no room.
     pub(super) left_out: usize,
-}
-
-impl Changed {
-    fn count(&mut self, key: &BlockKey) {
-        self.keys += 1;
-        self.sum = self.sum.wrapping_add(u128::from_le_bytes(key.0));
-    }
 }
 
 impl Layer {
@@ -92,7 +83,7 @@ impl Layer {
             for key in keys {
                 match self.insert_one(Tag::from(key), node, keys_max) {
                     Inserted::Already => {}
-                    Inserted::Shared | Inserted::Fresh => changed.count(key),
+                    Inserted::Shared | Inserted::Fresh => changed.digest.add(key),
                     Inserted::Full => changed.left_out += 1,
                 }
             }
@@ -117,7 +108,7 @@ impl Layer {
                     }
                 }
                 if removed != Removed::Nothing {
-                    changed.count(key);
+                    changed.digest.add(key);
                 }
             }
         }

@@ -10,7 +10,6 @@
 //!
 //! A match searches along the chain ([`search`]), not block by block.
 
-mod digest;
 mod layer;
 mod matched;
 mod search;
@@ -21,9 +20,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
-use kvasir_proto::BlockKey;
+use kvasir_proto::{BlockKey, BlockSetDigest, TierDigests};
 
-pub use digest::BlockSetDigest;
 use layer::{Layer, SHARDS, Tables};
 pub use matched::PrefixMatch;
 
@@ -106,7 +104,17 @@ struct Group {
     sweep_at: usize,
     /// What is being swept out: those that were leaving when the sweep began.
     sweeping: u64,
-    digests: [BlockSetDigest; GROUP_NODES],
+    digests: [NodeDigests; GROUP_NODES],
+    /// Nodes of which something was left out since they were added.
+    incomplete: u64,
+}
+
+/// What one node has in each layer.
+#[derive(Debug, Clone, Copy, Default)]
+struct NodeDigests {
+    all: BlockSetDigest,
+    vram: BlockSetDigest,
+    ssd: BlockSetDigest,
 }
 
 impl Group {
@@ -119,7 +127,8 @@ impl Group {
             leaving: 0,
             sweep_at: SHARDS,
             sweeping: 0,
-            digests: [BlockSetDigest::default(); GROUP_NODES],
+            digests: [NodeDigests::default(); GROUP_NODES],
+            incomplete: 0,
         }
     }
 
@@ -174,29 +183,40 @@ impl Group {
 
     fn insert(&mut self, bit: usize, tier: Tier, keys: &[BlockKey], keys_max: usize) -> usize {
         let node = 1 << bit;
+        let digests = &mut self.digests[bit];
         let added = self.all.insert(node, keys, keys_max);
-        self.digests[bit].add(added.keys, added.sum);
+        digests.all = digests.all.with(added.digest);
+        let mut is_complete = added.left_out == 0;
         // A key that `all` has no room for may be in another layer: nobody asks for it there.
-        match tier {
-            Tier::Vram => self.vram.insert(node, keys, keys_max),
-            _ if self.vram.is_empty() => Default::default(),
-            _ => self.vram.remove(node, keys),
-        };
-        match tier {
-            Tier::Ssd => self.ssd.insert(node, keys, keys_max),
-            _ if self.ssd.is_empty() => Default::default(),
-            _ => self.ssd.remove(node, keys),
-        };
+        let of_tiers = [
+            (Tier::Vram, &mut self.vram, &mut digests.vram),
+            (Tier::Ssd, &mut self.ssd, &mut digests.ssd),
+        ];
+        for (its_tier, layer, digest) in of_tiers {
+            if tier == its_tier {
+                let added = layer.insert(node, keys, keys_max);
+                *digest = digest.with(added.digest);
+                is_complete &= added.left_out == 0;
+            } else if !layer.is_empty() {
+                *digest = digest.without(layer.remove(node, keys).digest);
+            }
+        }
+        self.incomplete |= u64::from(!is_complete) << bit;
         added.left_out
     }
 
     fn remove(&mut self, bit: usize, keys: &[BlockKey]) {
         let node = 1 << bit;
-        let gone = self.all.remove(node, keys);
-        self.digests[bit].subtract(gone.keys, gone.sum);
-        for layer in [&mut self.vram, &mut self.ssd].into_iter().filter(|l| !l.is_empty()) {
-            layer.remove(node, keys);
+        let NodeDigests { all, vram, ssd } = &mut self.digests[bit];
+        let layers = [(&mut self.all, all), (&mut self.vram, vram), (&mut self.ssd, ssd)];
+        for (layer, digest) in layers.into_iter().filter(|(layer, _)| !layer.is_empty()) {
+            *digest = digest.without(layer.remove(node, keys).digest);
         }
+    }
+
+    fn forget(&mut self, bit: usize) {
+        self.digests[bit] = NodeDigests::default();
+        self.incomplete &= !(1 << bit);
     }
 }
 
@@ -229,7 +249,7 @@ impl ShadowIndex {
             (self.groups.len() - 1, 0)
         });
         let place = &mut self.groups[group];
-        place.digests[bit] = BlockSetDigest::default();
+        place.forget(bit);
         place.live.store(place.live() | 1 << bit, Ordering::Release);
         self.publish();
         Ok(NodeIndex((group * GROUP_NODES + bit) as u16))
@@ -240,7 +260,7 @@ impl ShadowIndex {
         if let Some((group, bit)) = self.live_group(node) {
             group.live.store(group.live() & !(1 << bit), Ordering::Release);
             group.leaving |= 1 << bit;
-            group.digests[bit] = BlockSetDigest::default();
+            group.forget(bit);
         }
     }
 
@@ -279,18 +299,25 @@ impl ShadowIndex {
     /// (node, block) pairs of live nodes.
     pub fn entries(&self) -> usize {
         let digests = self.groups.iter().flat_map(|group| &group.digests);
-        digests.map(|digest| digest.blocks as usize).sum()
+        digests.map(|digests| digests.all.blocks as usize).sum()
     }
 
     /// Blocks of one node.
     pub fn entries_of(&self, node: NodeIndex) -> usize {
-        self.digest(node).blocks as usize
+        let (group, bit) = place_of(node);
+        self.groups.get(group).map_or(0, |group| group.digests[bit].all.blocks as usize)
     }
 
-    /// What was applied to this node, to be compared with what it says of itself.
-    pub fn digest(&self, node: NodeIndex) -> BlockSetDigest {
+    /// What was applied to this node, to be compared with what it says of itself; `None` when some
+    /// of it was left out, so that there is nothing to compare.
+    pub fn digests(&self, node: NodeIndex) -> Option<TierDigests> {
         let (group, bit) = place_of(node);
-        self.groups.get(group).map_or_else(Default::default, |group| group.digests[bit])
+        let Some(group) = self.groups.get(group) else { return Some(TierDigests::default()) };
+        if group.incomplete & (1 << bit) != 0 {
+            return None;
+        }
+        let NodeDigests { all, vram, ssd } = group.digests[bit];
+        Some(TierDigests { vram, dram: all.without(vram).without(ssd), ssd })
     }
 
     /// Memory of the tables.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kvasir_proto::v1::node_event::Event;
 use kvasir_proto::v1::store_node_server::{StoreNode, StoreNodeServer};
-use kvasir_proto::{BlockKey, SlotLayout, v1};
+use kvasir_proto::{BlockKey, SlotLayout, TierDigests, v1};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
@@ -149,7 +149,18 @@ impl Subscription {
             tier: 0,
         };
         let changes = changes.iter().map(change).collect();
-        self.send(Event::Changes(v1::BlockChanges { sequence, changes })).await;
+        self.batch(v1::BlockChanges { sequence, changes, digests: None }).await;
+    }
+
+    pub async fn batch(&self, batch: v1::BlockChanges) {
+        self.send(Event::Changes(batch)).await;
+    }
+
+    /// After everything up to `sequence` it has these blocks, all in DRAM.
+    pub async fn digests(&self, sequence: u64, keys: &[BlockKey]) {
+        let digests = TierDigests { dram: keys.iter().collect(), ..TierDigests::default() };
+        let (sequence, digests) = (sequence + 1, Some(digests.to_wire()));
+        self.batch(v1::BlockChanges { sequence, changes: Vec::new(), digests }).await;
     }
 
     /// Waits until the conductor has ended this subscription.

@@ -107,6 +107,81 @@ async fn a_snapshot_in_midstream_replaces_all_that_was_known() {
 }
 
 #[tokio::test]
+async fn what_was_lost_unnoticed_shows_in_the_digests_and_is_mended() {
+    let mut b = node("b", v1::Role::Both).await;
+    let world = World::of(&[&b]);
+    let events = b.subscription().await;
+    let keys = prompt_keys();
+    events.snapshot(5, &keys[..3]).await;
+    events.digests(5, &keys[..3]).await;
+    eventually("they agree", || digests(&world) == [1.0, 0.0, 0.0]).await;
+    // The node has a fourth block. In place of that it says once more that it has the third.
+    events.changes(6, &[(false, keys[2])]).await;
+    events.digests(6, &keys[..4]).await;
+    let again = b.subscription().await;
+    assert_eq!(again.request, v1::EventsRequest::default(), "from a snapshot");
+    events.ended().await;
+    assert_eq!(digests(&world), [1.0, 1.0, 0.0]);
+    assert!(world.is_ready() && world.held() == Some(3), "it serves with what it knows");
+    again.snapshot(6, &keys[..4]).await;
+    again.digests(6, &keys[..4]).await;
+    eventually("they agree again", || digests(&world) == [2.0, 1.0, 0.0]).await;
+    assert_eq!(world.held(), Some(4));
+    assert_eq!(world.metric("kvasir_conductor_index_snapshots_total"), 2.0);
+    assert_eq!(world.metric("kvasir_conductor_node_losses_total"), 0.0);
+}
+
+#[tokio::test]
+async fn a_block_in_another_tier_than_the_node_says_is_a_difference() {
+    let mut b = node("b", v1::Role::Both).await;
+    let world = World::of(&[&b]);
+    let events = b.subscription().await;
+    events.snapshot_of_ssd(&prompt_keys()).await;
+    events.digests(0, &prompt_keys()).await;
+    let _again = b.subscription().await;
+    assert_eq!(digests(&world), [0.0, 1.0, 0.0]);
+}
+
+#[tokio::test]
+async fn digests_that_no_snapshot_helps_do_not_bring_one_after_the_other() {
+    let mut b = node("b", v1::Role::Both).await;
+    let world = World::of(&[&b]);
+    let keys = prompt_keys();
+    let events = b.subscription().await;
+    events.snapshot(0, &keys[..3]).await;
+    events.digests(0, &keys[..4]).await;
+    let events = b.subscription().await;
+    events.snapshot(0, &keys[..3]).await;
+    for _ in 0..5 {
+        events.digests(0, &keys[..4]).await;
+    }
+    events.changes(1, &[(false, keys[3])]).await;
+    eventually("it goes on", || world.held() == Some(4)).await;
+    assert_eq!(digests(&world), [0.0, 6.0, 0.0]);
+    assert_eq!(world.metric("kvasir_conductor_index_snapshots_total"), 2.0);
+}
+
+#[tokio::test]
+async fn digests_are_compared_only_where_they_are_exact() {
+    let mut b = node("b", v1::Role::Both).await;
+    let world = World::with(vec![b.address.to_string()], |options| options.index_keys_max = 6);
+    let keys = prompt_keys();
+    let events = b.subscription().await;
+    events.snapshot(9, &keys[..5]).await;
+    // Of a time before the snapshot.
+    events.digests(8, &keys[..4]).await;
+    events.digests(9, &keys[..5]).await;
+    eventually("one is compared", || digests(&world) == [1.0, 0.0, 0.0]).await;
+    // Some of these have no place in the index.
+    let changes: Vec<_> = keys[5..].iter().map(|key| (false, *key)).collect();
+    events.changes(10, &changes).await;
+    events.digests(14, &keys).await;
+    eventually("one cannot be", || digests(&world) == [1.0, 0.0, 1.0]).await;
+    assert_eq!(world.held(), Some(6));
+    assert_eq!(world.metric("kvasir_conductor_index_snapshots_total"), 1.0);
+}
+
+#[tokio::test]
 async fn another_incarnation_starts_from_nothing() {
     let mut b = node("b", v1::Role::Both).await;
     let world = World::of(&[&b]);
@@ -231,10 +306,13 @@ async fn what_cannot_be_read_ends_the_stream_and_nothing_else() {
     let mut odd_address = description("b", 1, v1::Role::Both);
     odd_address.instance.as_mut().expect("set").grpc_address = "no address".to_string();
     let renamed = description("c", 1, v1::Role::Both);
+    let short_sum = v1::BlockSetDigest { blocks: 1, key_sum: vec![1; 15] };
+    let short_sum = v1::TierDigests { ssd: Some(short_sum), ..v1::TierDigests::default() };
     for event in [
         Event::Snapshot(v1::Snapshot { keys: vec![1; 17], ..v1::Snapshot::default() }),
-        Event::Changes(v1::BlockChanges { sequence: 1, changes: vec![short] }),
-        Event::Changes(v1::BlockChanges { sequence: u64::MAX, changes: vec![] }),
+        Event::Changes(v1::BlockChanges { sequence: 1, changes: vec![short], digests: None }),
+        Event::Changes(v1::BlockChanges { sequence: u64::MAX, changes: vec![], digests: None }),
+        Event::Changes(v1::BlockChanges { sequence: 1, changes: vec![], digests: Some(short_sum) }),
         Event::Status(odd_role),
         Event::Status(odd_model),
         Event::Status(odd_layout),
@@ -251,7 +329,7 @@ async fn what_cannot_be_read_ends_the_stream_and_nothing_else() {
     events.ended().await;
     let _events = followed(&mut b).await;
     eventually("it goes on", || world.held() == Some(0)).await;
-    assert_eq!(world.metric("kvasir_conductor_node_losses_total"), 9.0);
+    assert_eq!(world.metric("kvasir_conductor_node_losses_total"), 10.0);
 }
 
 #[tokio::test]

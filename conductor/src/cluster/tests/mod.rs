@@ -89,6 +89,17 @@ impl World {
     }
 }
 
+/// How many digests were compared, and what came of that: alike, different, and not to be told.
+fn digests(world: &World) -> [f64; 3] {
+    let families = world.registry.gather();
+    let family = families.iter().find(|f| f.name() == "kvasir_conductor_index_digests_total");
+    ["same", "differ", "incomplete"].map(|outcome| {
+        let metrics = family.iter().flat_map(|family| family.get_metric());
+        let of = metrics.filter(|metric| metric.get_label()[0].value() == outcome);
+        of.map(|metric| metric.get_counter().get_value()).sum()
+    })
+}
+
 const PROMPT_TOKENS: u32 = 10 * BLOCK_TOKENS + 1;
 
 fn prompt() -> Vec<u32> {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kvasir_proto::{Share, Side, SlotIndex};
+use kvasir_proto::{Share, Side, SlotIndex, TierDigests};
 
 use super::Blocks;
 use crate::share_state::Phase;
@@ -21,6 +21,7 @@ impl Blocks {
         self.check_tiers()?;
         self.check_pool()?;
         self.check_indexed()?;
+        self.check_digests()?;
         self.check_private_slots()?;
         self.check_pins()?;
         self.check_imms()?;
@@ -45,6 +46,19 @@ impl Blocks {
             return Err(format!("{indexed} slots are indexed, others are committed"));
         }
         Ok(())
+    }
+
+    /// What changes have said is what a snapshot would say.
+    fn check_digests(&self) -> Result<(), String> {
+        let snapshot = self.snapshot();
+        let (vram, rest) = snapshot.keys.split_at(snapshot.vram_keys);
+        let (dram, ssd) = rest.split_at(snapshot.dram_keys);
+        let [vram, dram, ssd] = [vram, dram, ssd].map(|keys| keys.iter().collect());
+        let (told, have) = (self.digests(), TierDigests { vram, dram, ssd });
+        match told == have {
+            true => Ok(()),
+            false => Err(format!("changes tell of {told:?}, and there is {have:?}")),
+        }
     }
 
     /// A block counts as sunk exactly when the SSD has it; each rising slot is one read's.

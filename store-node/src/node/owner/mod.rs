@@ -378,7 +378,7 @@ impl Owner {
         }
         let outbox = self.flush_engine() | self.flush_clients() | self.flush_tiers();
         let outbox = outbox | self.pools.flush();
-        let current = self.events.advance(&self.blocks);
+        let current = self.events.advance(now_ms, &self.blocks);
         self.report.gauges_stale |= worked;
         if self.report.dirty || self.events.lacks_status() {
             self.report_status(now_ms);
