@@ -362,15 +362,19 @@ impl Cluster {
         })
     }
 
-    /// One of these models is served from prompt to answer, and what every node holds that could
-    /// be reached at the start has been taken in.
-    pub fn is_ready<'a>(&self, mut names: impl Iterator<Item = &'a str>) -> bool {
+    /// What every node holds that could be reached at the start has been taken in.
+    pub fn is_warm(&self) -> bool {
+        self.shared.lock().unsettled.is_empty()
+    }
+
+    /// One of these models is served from prompt to answer.
+    pub fn serves<'a>(&self, mut names: impl Iterator<Item = &'a str>) -> bool {
         let state = self.shared.lock();
         let served = |name: &str| {
             let named = |spec: &ModelSpec| *spec.name == *name;
             state.view.models().any(|(index, spec)| named(spec) && state.view.serves(index))
         };
-        state.unsettled.is_empty() && names.any(served)
+        names.any(served)
     }
 
     /// This incarnation of this node is followed now.

@@ -62,12 +62,17 @@ impl Front {
         ApiError::over_quota(over, self.cluster.requests_end_in_ms(1))
     }
 
-    /// Why no request should come now.
+    /// Why no request should come now. As long as nodes are still saying what they hold, a request
+    /// for what they serve would be computed anew: that back ends answer for other models does not
+    /// help it. Once they have, one model that is served is enough, whoever serves it.
     pub fn unready(&self) -> Option<&'static str> {
         if self.draining.is_cancelled() {
             return Some("shutting down");
         }
-        let served = self.cluster.is_ready(self.texts.names()) || self.proxies.is_ready();
+        if !self.cluster.is_warm() {
+            return Some("store nodes have not yet said what they hold");
+        }
+        let served = self.cluster.serves(self.texts.names()) || self.proxies.is_ready();
         (!served).then_some(
             "no model of the configuration is served: engines to prefill and decode it must be attached, or a back end must answer",
         )

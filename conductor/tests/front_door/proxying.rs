@@ -20,7 +20,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::support::{Harness, config};
+use crate::support::{Harness, Pair, Role, Script, World, config};
 
 /// What arrived.
 #[derive(Debug, Clone)]
@@ -305,6 +305,34 @@ async fn a_server_that_fails_is_passed_over_and_asked_again_when_it_is_back() {
     assert_eq!(harness.get("/readyz").await.status, 503);
     let _back = Server::start_at(&address).await;
     harness.until_metric("kvasir_conductor_backends_alive{model=\"other\"}", |n| n == 1.0).await;
+    assert_eq!(post(&harness, "/v1/completions", None, &chat("hi")).await.status(), 200);
+}
+
+#[tokio::test]
+async fn a_server_that_answers_makes_nobody_ready_whose_own_nodes_are_cold() {
+    let (server, world) = (Server::start().await, World::default());
+    let script = Script { silent: true, ..Script::default() };
+    let pair = Pair::start(&world, "b", Role::Both, script).await;
+    let mut config = config(&[&pair]);
+    config.backends = vec![backend(server.address)];
+    let harness = Harness::start_unready(config).await;
+    let alive = "kvasir_conductor_backends_alive{model=\"other\"}";
+    harness.until_metric(alive, |n| n == 1.0).await;
+    harness.until_metric("kvasir_conductor_instances", |n| n == 1.0).await;
+    let unready = harness.get("/readyz").await;
+    assert_eq!(unready.status, 503);
+    assert!(unready.text.contains("what they hold"), "{unready:?}");
+    // Whoever asks nevertheless is answered.
+    assert_eq!(post(&harness, "/v1/completions", None, &chat("hi")).await.status(), 200);
+    pair.change(|script| script.silent = false);
+    harness.until("/readyz", |response| response.status == 200).await;
+}
+
+#[tokio::test]
+async fn nodes_that_cannot_be_reached_do_not_keep_it_from_passing_on() {
+    let server = Server::start().await;
+    // `start` waits until it is ready.
+    let harness = start(&[&server], |config| config.nodes = vec!["127.0.0.1:1".to_owned()]).await;
     assert_eq!(post(&harness, "/v1/completions", None, &chat("hi")).await.status(), 200);
 }
 

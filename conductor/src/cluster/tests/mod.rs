@@ -45,7 +45,7 @@ impl World {
     }
 
     fn is_ready(&self) -> bool {
-        self.cluster.is_ready(["tiny"].into_iter())
+        self.cluster.is_warm() && self.cluster.serves(["tiny"].into_iter())
     }
 
     fn plan(&self) -> Result<Plan, Refusal> {

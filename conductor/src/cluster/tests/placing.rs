@@ -142,9 +142,9 @@ async fn only_models_that_are_asked_for_make_it_ready() {
     let world = World::of(&[&b]);
     let _events = followed(&mut b).await;
     eventually("tiny is served", || world.is_ready()).await;
-    assert!(!world.cluster.is_ready(["other"].into_iter()));
-    assert!(world.cluster.is_ready(["other", "tiny"].into_iter()));
-    assert!(!world.cluster.is_ready(std::iter::empty()));
+    assert!(!world.cluster.serves(["other"].into_iter()));
+    assert!(world.cluster.serves(["other", "tiny"].into_iter()));
+    assert!(!world.cluster.serves(std::iter::empty()));
 }
 
 #[tokio::test]

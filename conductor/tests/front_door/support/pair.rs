@@ -199,6 +199,9 @@ impl StoreNode for Fake {
         &self,
         _: Request<v1::EventsRequest>,
     ) -> Result<Response<Self::EventsStream>, Status> {
+        while self.script().silent {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
         let keys = self.script().keys;
         let snapshot = v1::Snapshot { sequence: 0, first: true, last: true, keys, tier: 0 };
         let event = |event| Ok(v1::NodeEvent { incarnation: 1, event: Some(event) });

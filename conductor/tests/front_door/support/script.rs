@@ -60,6 +60,8 @@ pub struct Script {
     pub full: bool,
     /// Its events end, and it does not describe itself: it cannot be followed.
     pub away: bool,
+    /// It describes itself, and does not say what it holds.
+    pub silent: bool,
     /// Answers as another incarnation than the one it described itself as.
     pub restarted: bool,
     /// Another number is another model under the same name.
@@ -97,6 +99,7 @@ impl Default for Script {
             drop: Reply::Do,
             full: false,
             away: false,
+            silent: false,
             restarted: false,
             fingerprint: 7,
             context_tokens: 512,
