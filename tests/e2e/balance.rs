@@ -3,67 +3,18 @@
 
 mod support;
 
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 use serde_json::{Value, json};
-use support::cluster::{Cluster, KVASIR};
+use support::cluster::Cluster;
 use support::eventually;
+use support::second::Second;
 use support::vectors::Variant;
 
 /// A bound for a broken system, not something that is measured.
 const MOVED_WITHIN: Duration = Duration::from_secs(120);
-
-/// A second conductor over the same nodes.
-struct Second {
-    child: Child,
-    url: String,
-    watch: String,
-}
-
-impl Second {
-    async fn start(cluster: &Cluster) -> Second {
-        let text = std::fs::read_to_string(cluster.run_dir().join("conductor.toml"));
-        let mut config: toml::Table = text.expect("its configuration").parse().expect("TOML");
-        let mut address = |field: &str| {
-            let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-            let address = free.local_addr().expect("bound").to_string();
-            config.insert(field.into(), address.clone().into());
-            address
-        };
-        let (listen, watch) = (address("listen"), address("watch_listen"));
-        address("grpc_listen");
-        let path = cluster.run_dir().join("second.toml");
-        std::fs::write(&path, config.to_string()).expect("written");
-        let child = spawn(&path, &cluster.run_dir().join("second.log"));
-        let second =
-            Second { child, url: format!("http://{listen}"), watch: format!("http://{watch}") };
-        eventually("the second conductor is ready", async || {
-            let ready = cluster.client.get(format!("{}/readyz", second.url)).send().await;
-            ready.is_ok_and(|reply| reply.status() == 200)
-        })
-        .await;
-        second
-    }
-}
-
-fn spawn(config: &Path, log: &Path) -> Child {
-    let log = std::fs::File::create(log).expect("a file");
-    let mut command = Command::new(KVASIR);
-    command.args(["conductor", "--config"]).arg(config).stdin(Stdio::null());
-    command.stdout(log.try_clone().expect("a handle")).stderr(log);
-    command.spawn().expect("the binary can be started")
-}
-
-impl Drop for Second {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 /// What each engine does, as a conductor sees it.
 async fn roles(cluster: &Cluster, watch: &str) -> Vec<(String, String)> {

@@ -9,6 +9,7 @@ pub mod load;
 pub mod metrics;
 pub mod peers;
 pub mod rest;
+pub mod second;
 pub mod stored;
 pub mod vectors;
 

@@ -1,0 +1,76 @@
+//! A second conductor over a cluster's nodes, at addresses that stay its own when it is killed and
+//! started again.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use super::cluster::{Cluster, KVASIR};
+use super::eventually;
+
+#[derive(Debug)]
+pub struct Second {
+    child: Child,
+    config: PathBuf,
+    log: PathBuf,
+    pub url: String,
+    pub watch: String,
+}
+
+impl Second {
+    /// Returns when it is ready.
+    pub async fn start(cluster: &Cluster) -> Second {
+        let text = std::fs::read_to_string(cluster.run_dir().join("conductor.toml"));
+        let mut table: toml::Table = text.expect("its configuration").parse().expect("TOML");
+        let mut address = |field: &str| {
+            let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+            let address = free.local_addr().expect("bound").to_string();
+            table.insert(field.into(), address.clone().into());
+            address
+        };
+        let (listen, watch) = (address("listen"), address("watch_listen"));
+        address("grpc_listen");
+        let config = cluster.run_dir().join("second.toml");
+        std::fs::write(&config, table.to_string()).expect("written");
+        let log = cluster.run_dir().join("second.log");
+        let child = spawn(&config, &log);
+        let (url, watch) = (format!("http://{listen}"), format!("http://{watch}"));
+        let second = Second { child, config, log, url, watch };
+        eventually("the second conductor is ready", async || {
+            second.answers(&cluster.client, "/readyz").await
+        })
+        .await;
+        second
+    }
+
+    /// Whether a path is answered with 200.
+    pub async fn answers(&self, client: &reqwest::Client, path: &str) -> bool {
+        let reply = client.get(format!("{}{path}", self.url)).send().await;
+        reply.is_ok_and(|reply| reply.status() == 200)
+    }
+
+    /// With SIGKILL. It is dead when this returns, and its connections are closed.
+    pub fn kill(&mut self) {
+        self.child.kill().expect("it runs");
+        self.child.wait().expect("it is our child");
+    }
+
+    /// Starts a killed one again, and does not wait for it.
+    pub fn start_again(&mut self) {
+        self.child = spawn(&self.config, &self.log);
+    }
+}
+
+fn spawn(config: &Path, log: &Path) -> Child {
+    let log = std::fs::File::options().create(true).append(true).open(log).expect("a file");
+    let mut command = Command::new(KVASIR);
+    command.args(["conductor", "--config"]).arg(config).stdin(Stdio::null());
+    command.stdout(log.try_clone().expect("a handle")).stderr(log);
+    command.spawn().expect("the binary can be started")
+}
+
+impl Drop for Second {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
