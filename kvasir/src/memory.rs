@@ -9,6 +9,23 @@ pub fn available_bytes() -> u64 {
     available_below(Path::new("/")).unwrap_or(u64::MAX)
 }
 
+/// Reserved pages of 2 MiB that nobody has, which arenas take first and which do not count as available.
+pub fn reserved_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    reserved_in(&text)
+}
+
+fn reserved_in(meminfo: &str) -> u64 {
+    let field = |key: &str| -> Option<u64> {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(key))?;
+        line.split_whitespace().next()?.parse().ok()
+    };
+    let pages = || Some(field("HugePages_Free:")?.saturating_sub(field("HugePages_Rsvd:")?));
+    // Those of the host's usual size for them; reserved pages of another size are not used.
+    let is_used = field("Hugepagesize:") == Some(2048);
+    if is_used { pages().unwrap_or(0).saturating_mul(2 << 20) } else { 0 }
+}
+
 fn available_below(root: &Path) -> Option<u64> {
     let read = |path: &str| std::fs::read_to_string(root.join(path)).ok();
     let machine = read("proc/meminfo").and_then(|text| meminfo_bytes(&text, "MemAvailable:"));
@@ -84,6 +101,15 @@ mod tests {
             std::fs::write(path, text).unwrap();
         }
         assert_eq!(available_below(root.path()), expected, "{files:?}");
+    }
+
+    #[test]
+    fn reserved_pages_that_nobody_has_are_counted() {
+        let text =
+            "HugePages_Total: 9\nHugePages_Free:     5\nHugePages_Rsvd:     2\nHugepagesize:";
+        assert_eq!(reserved_in(&format!("{text}   2048 kB\n")), 6 << 20);
+        assert_eq!(reserved_in(&format!("{text}   1048576 kB\n")), 0);
+        assert_eq!(reserved_in("MemTotal: 24 kB\n"), 0);
     }
 
     #[test]

@@ -85,7 +85,7 @@ pub struct Config {
     pub ssd: Ssd,
     /// The object store that nodes share.
     pub object_store: ObjectStore,
-    /// Who may administer the node over gRPC (list, inspect, pin, evict, drain): "loopback", callers on
+    /// Who may administer the node over gRPC (list, inspect, pin, evict, replicate, drain): "loopback", callers on
     /// this host, over any address of it; "anyone" who reaches `listen`; "nobody".
     pub admin: AdminAccess,
     /// Copies of blocks on other nodes.

@@ -132,7 +132,7 @@ pub(super) async fn follow(
         session.keeps_node = lost.may_be_the_connection();
         let was_warm = session.warm;
         drop(session);
-        shared.lock().unsettled.remove(&at);
+        shared.lock().settle(at);
         shared.metrics.losses.with_label_values(&[lost.reason()]).inc();
         if was_warm {
             tracing::warn!(%address, error = %Causes(&lost), "lost a store node");
@@ -293,6 +293,10 @@ impl<'a> Session<'a> {
         self.node_id = NodeId::from(status.node_id.as_str());
         self.incarnation = Incarnation(status.incarnation);
         let mut state = self.shared.lock();
+        // It could not be reached at first, and is there before anything else is known.
+        if !state.was_warm {
+            state.unsettled.insert(self.at);
+        }
         let named =
             |node: &Option<Node>| node.as_ref().is_some_and(|node| node.node_id == self.node_id);
         let known = state.nodes.iter().position(named);
@@ -348,7 +352,10 @@ impl<'a> Session<'a> {
             self.next_sequence = Some(part.sequence.saturating_add(1));
             if !self.warm {
                 self.warm = true;
-                self.shared.lock().unsettled.remove(&self.at);
+                let mut state = self.shared.lock();
+                state.has_snapshot = true;
+                state.settle(self.at);
+                drop(state);
                 self.shared.metrics.nodes_warm.inc();
                 tracing::info!(node = %self.node_id, address = %self.address,
                     incarnation = self.incarnation.0, "following a store node");
@@ -367,7 +374,8 @@ impl<'a> Session<'a> {
         let State { nodes, view, .. } = &mut *state;
         let Some(node) = &mut nodes[self.at] else { return Ok(()) };
         let mut index = self.shared.index();
-        if index.entries_of(node.index) > 0 {
+        // Also where nothing of it is left but that something was left out.
+        if index.entries_of(node.index) > 0 || index.digests(node.index).is_none() {
             index.retire_node(node.index);
             let new = index.add_node()?;
             view.renumber_node(node.index, new);

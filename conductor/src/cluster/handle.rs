@@ -362,7 +362,8 @@ impl Cluster {
         })
     }
 
-    /// What every node holds that could be reached at the start has been taken in.
+    /// What every node holds that can be reached has been taken in, or had been once: one that comes later
+    /// changes nothing.
     pub fn is_warm(&self) -> bool {
         self.shared.lock().unsettled.is_empty()
     }

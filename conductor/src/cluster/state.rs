@@ -60,6 +60,8 @@ impl Shared {
             view,
             nodes: options.nodes.iter().map(|_| None).collect(),
             unsettled: (0..options.nodes.len()).collect(),
+            has_snapshot: false,
+            was_warm: false,
             failures: BTreeMap::new(),
             roles: options.balance.map(|balance| Roles::new(balance.roles)),
             wishes: Vec::new(),
@@ -107,8 +109,12 @@ pub(super) struct State {
     /// One for each configured address; absent while nothing is known of it.
     pub(super) nodes: Vec<Option<Node>>,
     /// Addresses of which it is not known yet, since this conductor began, whether there is a
-    /// node and what it holds. A node that comes later does not make the conductor less ready.
+    /// node and what it holds.
     pub(super) unsettled: BTreeSet<usize>,
+    /// Some node has said what it holds.
+    pub(super) has_snapshot: bool,
+    /// All that could be reached had said it once: one that comes later does not make the conductor less ready.
+    pub(super) was_warm: bool,
     /// Instances that have failed since they last served anything.
     pub(super) failures: BTreeMap<InstanceId, Failed>,
     /// Absent where nothing is done about roles.
@@ -165,6 +171,12 @@ impl Node {
 }
 
 impl State {
+    /// An address is not waited for any more: what is there is known, or nothing is there.
+    pub(super) fn settle(&mut self, at: usize) {
+        self.unsettled.remove(&at);
+        self.was_warm |= self.has_snapshot && self.unsettled.is_empty();
+    }
+
     pub(super) fn next_booking(&mut self) -> BookingId {
         self.bookings += 1;
         BookingId(self.bookings)

@@ -10,7 +10,7 @@ use kvasir_store_node::Config as NodeConfig;
 use kvasir_store_node::config::ARENA_SLOTS_MIN;
 
 use super::flags::{Engines, Flags, HOST_PAGE_BYTES};
-use crate::memory::available_bytes;
+use crate::memory::{available_bytes, reserved_bytes};
 use crate::output::sentence;
 
 const BUNDLED_MODEL: &str = "configs/models/tiny-deepseek-v2";
@@ -79,7 +79,7 @@ pub fn check_model(flags: &Flags, engines: Engines, model: &Path) -> Result<(), 
         tail_bytes: NodeConfig::default().tail_bytes,
         weights_bytes: description.memory_bytes,
     };
-    let (needed, available) = (need.total(engines), available_bytes());
+    let (needed, available) = (need.total(engines, reserved_bytes()), available_bytes());
     if needed > available {
         return Err(PreflightError::TooLittleMemory {
             engines: engines.total(),
@@ -110,12 +110,15 @@ struct Need {
 }
 
 impl Need {
-    fn total(self, engines: Engines) -> u64 {
-        self.arena_bytes
-            .saturating_add(self.tail_bytes)
+    /// Beside arenas that find room in reserved pages.
+    fn total(self, engines: Engines, reserved_bytes: u64) -> u64 {
+        let arenas = u64::from(engines.total());
+        let in_reserved = reserved_bytes / self.arena_bytes.max(1);
+        self.tail_bytes
             .saturating_add(self.weights_bytes)
             .saturating_add(2 * MEMORY_PER_PROCESS_BYTES)
-            .saturating_mul(u64::from(engines.total()))
+            .saturating_mul(arenas)
+            .saturating_add(self.arena_bytes.saturating_mul(arenas.saturating_sub(in_reserved)))
             .saturating_add(MEMORY_PER_PROCESS_BYTES)
     }
 }
@@ -129,9 +132,11 @@ mod tests {
         let engines = |prefill| Engines { prefill, decode: 1, both: 0 };
         let need = Need { arena_bytes: 100, tail_bytes: 7, weights_bytes: 10 };
         let process = MEMORY_PER_PROCESS_BYTES;
-        assert_eq!(need.total(engines(1)), 2 * 117 + 5 * process);
-        assert_eq!(need.total(engines(2)), 3 * 117 + 7 * process);
-        assert_eq!(Need { arena_bytes: u64::MAX, ..need }.total(engines(1)), u64::MAX);
+        assert_eq!(need.total(engines(1), 0), 2 * 117 + 5 * process);
+        assert_eq!(need.total(engines(2), 0), 3 * 117 + 7 * process);
+        assert_eq!(Need { arena_bytes: u64::MAX, ..need }.total(engines(1), 0), u64::MAX);
+        assert_eq!(need.total(engines(2), 199), 2 * 100 + 3 * 17 + 7 * process);
+        assert_eq!(need.total(engines(2), 1_000), 3 * 17 + 7 * process);
     }
 
     #[test]

@@ -14,21 +14,23 @@ from setuptools.command.build_py import build_py
 from setuptools.dist import Distribution
 
 NAME = "libkvasir_client_c.so"
-ROOT = pathlib.Path(__file__).resolve().parents[3]
+HERE = pathlib.Path(__file__).resolve().parent
 
 
 def library():
     given = os.environ.get("KVASIR_CLIENT_LIBRARY")
     if given:
         return pathlib.Path(given)
-    if not (ROOT / "Cargo.toml").exists():
+    crate = HERE.parent / "capi" / "Cargo.toml"
+    if not crate.exists():
         raise SystemExit(
             "kvasir-client is built in a checkout of Kvasir; set KVASIR_CLIENT_LIBRARY to a built "
             f"{NAME} to install it from elsewhere"
         )
-    target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+    root = HERE.parents[2]
+    target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", root / "target")).resolve()
     command = ["cargo", "build", "--release", "--locked", "-p", "kvasir-client-c"]
-    subprocess.run([*command, "--target-dir", str(target)], cwd=ROOT, check=True)
+    subprocess.run([*command, "--target-dir", str(target)], cwd=root, check=True)
     return target / "release" / NAME
 
 
