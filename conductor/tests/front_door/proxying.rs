@@ -329,6 +329,22 @@ async fn a_server_that_answers_makes_nobody_ready_whose_own_nodes_are_cold() {
 }
 
 #[tokio::test]
+async fn a_node_that_is_there_a_moment_late_is_waited_for() {
+    let world = World::default();
+    let script = Script { away: true, silent: true, ..Script::default() };
+    let pair = Pair::start(&world, "b", Role::Both, script).await;
+    let harness = Harness::start_unready(config(&[&pair])).await;
+    harness.until_metric("kvasir_conductor_node_losses_total{reason=\"call\"}", |n| n > 0.0).await;
+    pair.change(|script| script.away = false);
+    harness.until_metric("kvasir_conductor_instances", |n| n == 1.0).await;
+    let unready = harness.get("/readyz").await;
+    assert_eq!(unready.status, 503);
+    assert!(unready.text.contains("what they hold"), "{unready:?}");
+    pair.change(|script| script.silent = false);
+    harness.until("/readyz", |response| response.status == 200).await;
+}
+
+#[tokio::test]
 async fn nodes_that_cannot_be_reached_do_not_keep_it_from_passing_on() {
     let server = Server::start().await;
     // `start` waits until it is ready.
