@@ -428,6 +428,8 @@ async fn an_ephemeral_request_leaves_no_block() {
     request.set_cache_class(v1::CacheClass::Ephemeral);
     tiered.node.allocate(request).await.expect("allocated");
     let bound = tiered.engine.bind(P(1)).await;
+    // For an engine with a pool of its own, which is to keep nothing either.
+    assert!(bound.ephemeral);
     tiered.engine.compute(P(1), &prompt, &bound.slots, 0..4);
     tiered.engine.release(P(1));
     tiered.node.is_quiet().await;

@@ -3404,6 +3404,10 @@ pub struct Bound {
     /// Tokens of the prompt whose rows are there already and may only be read.
     #[prost(uint32, tag = "5")]
     pub cached_tokens: u32,
+    /// Nothing of this request is kept when it is over: its blocks are not to be held
+    /// in the engine's pool either (HoldPages).
+    #[prost(bool, tag = "6")]
+    pub ephemeral: bool,
 }
 /// Decode side: all pages and the tail have arrived.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -3517,7 +3521,7 @@ pub struct UnpinBlocks {
 /// These pages of the engine's pool hold these finished blocks, and nobody
 /// changes them until PagesDropped. They are announced as being in VRAM, and are
 /// copied into slots as there is room. What a GPU wrote must be complete, not
-/// only enqueued.
+/// only enqueued. Not for blocks of a request whose Bound says `ephemeral`.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct HoldPages {
     /// 16 bytes: the hash of the namespace.

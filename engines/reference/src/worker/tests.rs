@@ -103,7 +103,7 @@ fn bound() -> ToEngine {
         side: SHARE.side.to_wire(),
         status: v1::BindStatus::Ok.into(),
         slots: vec![7],
-        cached_tokens: 0,
+        ..v1::Bound::default()
     })
 }
 

@@ -88,8 +88,7 @@ impl Owner {
                     tx: Some(share.tx.into()),
                     side: share.side.to_wire(),
                     status: status.into(),
-                    slots: Vec::new(),
-                    cached_tokens: 0,
+                    ..v1::Bound::default()
                 };
                 self.tell_engine(v1::node_to_engine::Message::Bound(message));
             }
@@ -106,12 +105,14 @@ impl Owner {
         leg.pages.set_slots(&bound.slots);
         let block_tokens = leg.pages.layout().block_tokens();
         self.set_cached(share, bound.cached_tokens / block_tokens);
+        let view = self.blocks.share(share);
         let message = v1::Bound {
             tx: Some(share.tx.into()),
             side: share.side.to_wire(),
             status: v1::BindStatus::Ok.into(),
             slots: bound.slots.iter().map(|slot| slot.0).collect(),
             cached_tokens: bound.cached_tokens,
+            ephemeral: view.is_some_and(|view| view.request.is_ephemeral),
         };
         self.tell_engine(v1::node_to_engine::Message::Bound(message));
         self.tell_ready(share);

@@ -121,7 +121,8 @@ impl Ask {
         let Share { tx, side } = self.share();
         let status = status.into();
         let (tx, side) = (Some(tx.into()), side.to_wire());
-        ToEngine::Bound(v1::Bound { tx, side, status, slots, cached_tokens })
+        let ephemeral = false;
+        ToEngine::Bound(v1::Bound { tx, side, status, slots, cached_tokens, ephemeral })
     }
 
     pub fn ready(&self, first_token: u32) -> ToEngine {
