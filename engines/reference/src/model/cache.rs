@@ -66,8 +66,9 @@ unsafe impl Send for Cache {}
 impl Cache {
     /// # Safety
     /// `base` is aligned to 4 and points to `len_bytes` of readable, writable memory for as long as
-    /// the cache lives. While a step runs, nobody else writes the slots that its batch names; what
-    /// a step writes is read by others only after its `on_layer` said that it is there.
+    /// the cache lives. While a call runs (a step, a splice, a read), nobody else writes the slots
+    /// that it names; what a step writes is read by others only after its `on_layer` said that it is
+    /// there.
     pub unsafe fn new(spec: CacheSpec) -> Cache {
         let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
         let slot_bytes = size(spec.layout.slot_bytes());
@@ -116,18 +117,48 @@ impl Cache {
         slot.0 as usize * self.slot_bytes
     }
 
+    /// Where the row of one token of a slot begins, in bytes; it has room for `values`.
+    fn row_offset(&self, slot: SlotIndex, layer: usize, token: usize, values: usize) -> usize {
+        let row_bytes = self.page_bytes / self.block_tokens();
+        assert_eq!(values * self.spec.dtype.bytes(), row_bytes, "a row has another width");
+        assert!(token < self.block_tokens() && layer < self.spec.layout.layers());
+        self.slot_offset(slot) + layer * self.page_bytes + token * row_bytes
+    }
+
+    /// Copies the row of one token of a slot out, as `f32`.
+    ///
+    /// # Panics
+    /// When there is no such row, or `row` has another width.
+    pub fn read_row(&self, slot: SlotIndex, layer: usize, token: usize, row: &mut [f32]) {
+        let at = self.row_offset(slot, layer, token, row.len());
+        // SAFETY: slot, layer and token are within the memory, so the row is.
+        let from = unsafe { self.spec.base.as_ptr().add(at) };
+        match self.spec.dtype {
+            KvDtype::F32 => {
+                assert!(from.cast::<f32>().is_aligned(), "rows of f32 are aligned");
+                // SAFETY: as many values are readable at `from`, aligned as was just checked;
+                // nobody writes the slot, and `row` is the caller's own memory.
+                unsafe { from.cast::<f32>().copy_to_nonoverlapping(row.as_mut_ptr(), row.len()) };
+            }
+            KvDtype::Bf16 => {
+                for (i, value) in row.iter_mut().enumerate() {
+                    // SAFETY: as above, `i` values of two bytes on; nothing asks for alignment.
+                    let stored = unsafe { from.cast::<bf16>().add(i).read_unaligned() };
+                    *value = stored.to_f32();
+                }
+            }
+        }
+    }
+
     /// Writes the row of one token of a slot, rounded to the cache's type.
     pub(super) fn write_row(&mut self, slot: SlotIndex, layer: usize, token: usize, row: &[f32]) {
-        let row_bytes = self.page_bytes / self.block_tokens();
-        assert_eq!(row.len() * self.spec.dtype.bytes(), row_bytes, "a row has another width");
-        assert!(token < self.block_tokens() && layer < self.spec.layout.layers());
-        let at = self.slot_offset(slot) + layer * self.page_bytes + token * row_bytes;
-        // SAFETY: slot, layer and token are within the memory, so the row is; the step alone
+        let at = self.row_offset(slot, layer, token, row.len());
+        // SAFETY: slot, layer and token are within the memory, so the row is; the call alone
         // writes this slot, and `&mut self` says that no list of rows is being read.
         let to = unsafe { self.spec.base.as_ptr().add(at) };
         match self.spec.dtype {
             KvDtype::F32 => {
-                // SAFETY: `row_bytes` are writable at `to`, aligned as `fits` checked; `row` is
+                // SAFETY: as many values are writable at `to`, aligned as `fits` checked; `row` is
                 // the caller's own memory.
                 unsafe { to.cast::<f32>().copy_from_nonoverlapping(row.as_ptr(), row.len()) };
             }

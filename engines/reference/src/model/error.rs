@@ -36,3 +36,22 @@ pub enum StepError {
     #[error("the cache has another layout than this model")]
     Layout,
 }
+
+/// Why rows of a chunk were not copied. Nothing was written to the cache.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SpliceError {
+    #[error("no token of the chunk is named")]
+    NoTokens,
+    #[error("{needed} slots of the chunk are needed, and {got} are given")]
+    Chunk { needed: u32, got: usize },
+    #[error("{needed} pages of the sequence are needed, and {got} are given")]
+    Pages { needed: u32, got: usize },
+    #[error("slot {slot} lies beyond the {slots} slots of the cache")]
+    Slot { slot: u32, slots: u32 },
+    #[error("slot {slot} is the chunk's, and what is committed does not change")]
+    Committed { slot: u32 },
+    #[error("the chunk would end at position {end}, beyond the model's {max}")]
+    Position { end: u64, max: u32 },
+    #[error("the cache has another layout than this model")]
+    Layout,
+}

@@ -5,7 +5,7 @@
 //!
 //! Reading path: `config` (what config.json must say), `files` and `weights` (what the folder must
 //! hold), `forward` (a step), `elsewhere` (rows that are not here), `attention`, `moe` and `mlp` (its layers), `rope` and `math` (their
-//! parts), `cache` (the rim to the shared memory), `fingerprint`.
+//! parts), `splice` (rows used again at another place), `cache` (the rim to the shared memory), `fingerprint`.
 
 mod attention;
 mod cache;
@@ -19,12 +19,14 @@ mod math;
 mod mlp;
 mod moe;
 mod rope;
+mod splice;
 mod weights;
 
 pub use cache::{Cache, CacheSpec, KvDtype};
 pub use config::{ExpertsConfig, Groups, ModelConfig, Weighting};
 pub use elsewhere::{Elsewhere, LayerQueries, SequenceQueries};
-pub use error::{ModelError, StepError};
+pub use error::{ModelError, SpliceError, StepError};
 pub use forward::{Logits, SequenceStep, Workspace};
 pub use rope::{RopeConfig, Yarn};
+pub use splice::Splice;
 pub use weights::{LoadOptions, Model, ModelDescription};

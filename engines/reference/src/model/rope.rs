@@ -93,11 +93,29 @@ impl Rope {
     /// Fills one position's row of the table: cosine and sine of each pair in turn.
     pub fn turns(&self, position: u32, row: &mut [f32]) {
         for (pair, frequency) in row.chunks_exact_mut(2).zip(&self.frequencies) {
-            let (sin, cos) = f64::from(position as f32 * frequency).sin_cos();
+            let (sin, cos) = angle(position, *frequency).sin_cos();
             pair[0] = (cos * self.amplitude) as f32;
             pair[1] = (sin * self.amplitude) as f32;
         }
     }
+
+    /// Fills a row by which a key that was turned for position `old` becomes one for `new`.
+    ///
+    /// A pure rotation: the key has its amplitude already. Each angle is rounded as [`Rope::turns`]
+    /// rounds it, and then the difference is taken. One angle for `new - old` would lack those
+    /// roundings, which are some 10^-4 near position 4,000.
+    pub fn delta_turns(&self, old: u32, new: u32, row: &mut [f32]) {
+        for (pair, frequency) in row.chunks_exact_mut(2).zip(&self.frequencies) {
+            let (sin, cos) = (angle(new, *frequency) - angle(old, *frequency)).sin_cos();
+            pair[0] = cos as f32;
+            pair[1] = sin as f32;
+        }
+    }
+}
+
+/// Of one pair at a position: a product in f32, see [`Rope`].
+fn angle(position: u32, frequency: f32) -> f64 {
+    f64::from(position as f32 * frequency)
 }
 
 /// Turns the pairs (2i, 2i + 1) of `values` in place.
@@ -106,5 +124,73 @@ pub(super) fn rotate(values: &mut [f32], turns: &[f32]) {
         let (x, y) = (pair[0], pair[1]);
         pair[0] = x * turn[0] - y * turn[1];
         pair[1] = x * turn[1] + y * turn[0];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DIMS: usize = 64;
+
+    fn ropes() -> [Rope; 2] {
+        let yarn = Yarn {
+            factor: 8.0,
+            original_positions: 512.0,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            mscale: Some(1.0),
+            mscale_all_dims: Some(0.707),
+            attention_factor: None,
+        };
+        [None, Some(yarn)].map(|yarn| Rope::new(&RopeConfig { theta: 1e4, yarn }, DIMS))
+    }
+
+    fn turned(rope: &Rope, position: u32) -> Vec<f32> {
+        let mut key: Vec<f32> = (0..DIMS).map(|i| (i as f32 * 0.7 + 0.3).sin()).collect();
+        let mut turns = vec![0.0; rope.turn_len()];
+        rope.turns(position, &mut turns);
+        rotate(&mut key, &turns);
+        key
+    }
+
+    fn moved(rope: &Rope, key: &[f32], old: u32, new: u32) -> Vec<f32> {
+        let mut key = key.to_vec();
+        let mut turns = vec![0.0; rope.turn_len()];
+        rope.delta_turns(old, new, &mut turns);
+        rotate(&mut key, &turns);
+        key
+    }
+
+    /// Values of a pair are about 1; a rotation rounds each a few times.
+    fn assert_near(got: &[f32], want: &[f32], what: &str) {
+        for (got, want) in got.iter().zip(want) {
+            assert!((got - want).abs() < 1e-6, "{what}: {got}, not {want}");
+        }
+    }
+
+    const MOVES: [(u32, u32); 8] =
+        [(0, 1), (0, 3971), (13, 77), (64, 4001), (4001, 64), (1023, 100), (7, 0), (5, 131_071)];
+
+    #[test]
+    fn a_key_that_is_moved_is_the_key_of_the_other_position() {
+        for rope in ropes() {
+            for (old, new) in MOVES {
+                let got = moved(&rope, &turned(&rope, old), old, new);
+                assert_near(&got, &turned(&rope, new), &format!("{old} to {new}"));
+            }
+        }
+    }
+
+    #[test]
+    fn a_key_that_is_moved_back_is_itself() {
+        for rope in ropes() {
+            for (old, new) in MOVES {
+                let key = turned(&rope, old);
+                let back = moved(&rope, &moved(&rope, &key, old, new), new, old);
+                assert_near(&back, &key, &format!("{old} to {new} and back"));
+                assert_eq!(moved(&rope, &key, old, old), key, "by nothing");
+            }
+        }
     }
 }

@@ -10,5 +10,6 @@ mod naive;
 
 mod folders;
 mod naive_model;
+mod splice;
 mod steps;
 mod vectors;
