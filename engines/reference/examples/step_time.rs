@@ -70,7 +70,7 @@ fn measure(model: &Model, dtype: KvDtype, shape: &Shape) {
         .map(|pages| SequenceStep {
             tokens: &tokens,
             start: shape.context,
-            elsewhere: 0,
+            holes: &[],
             pages,
             logits: true,
         })

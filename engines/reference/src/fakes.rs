@@ -179,7 +179,7 @@ impl ToyModel {
         self.write_rows(&SequenceStep {
             tokens: prompt,
             start: 0,
-            elsewhere: 0,
+            holes: &[],
             pages: &pages,
             logits: false,
         });

@@ -3,6 +3,8 @@
 
 #![forbid(unsafe_code)]
 
+use std::ops::Range;
+
 use kvasir_attention::matrix::{Into, View, ViewMut, multiply};
 use kvasir_attention::{Job, Partial, PartialMut, Query, Visible, merge};
 
@@ -34,13 +36,23 @@ pub(super) enum QueryProjection {
 #[derive(Debug, Clone)]
 pub(super) struct Span {
     /// Rows of the layer's input that are this sequence's.
-    pub rows: std::ops::Range<usize>,
-    /// Positions that are cached here once this step's are written.
+    pub rows: Range<usize>,
+    /// Rows that are cached here once this step's are written.
     pub cached: usize,
-    /// Positions before those are attended elsewhere.
-    pub elsewhere: bool,
     /// Where the sequence's slots begin, within [`Queries::slot_offsets`].
-    pub slots: std::ops::Range<usize>,
+    pub slots: Range<usize>,
+}
+
+/// A hole that the queries of a span attend.
+#[derive(Debug, Clone)]
+pub(super) struct Away {
+    /// The span's place, and the sequence's in the batch.
+    pub sequence: usize,
+    /// Among the holes of the sequence.
+    pub hole: usize,
+    /// The span's turns as seen from where the hole's rows were computed, within
+    /// [`Queries::away_turns`]. Empty where that is their place in this sequence too.
+    pub turns: Range<usize>,
 }
 
 /// What a layer's queries need to know of the step.
@@ -56,6 +68,9 @@ pub(super) struct Queries<'a> {
     pub visible: &'a [usize],
     /// One row of cosines and sines for each token.
     pub turns: &'a [f32],
+    /// In the order of the spans and of positions.
+    pub away: &'a [Away],
+    pub away_turns: &'a [f32],
 }
 
 /// Memory that calls reuse.
@@ -64,6 +79,7 @@ pub(super) struct AttentionScratch {
     low: Vec<f32>,
     q: Vec<f32>,
     absorbed: Vec<f32>,
+    moved: Vec<f32>,
     latent_out: Vec<f32>,
     running: Vec<f32>,
     out: Vec<f32>,
@@ -104,7 +120,7 @@ impl Attention {
         let config = queries.config;
         let (heads, rank, value) = (config.heads, config.rank, config.value);
         let tokens = x.len() / config.hidden;
-        let AttentionScratch { low, q, absorbed, latent_out, running, out } = memory;
+        let AttentionScratch { low, q, absorbed, moved, latent_out, running, out } = memory;
         let q = scratch(q, tokens * heads * config.query_width());
         self.query.apply(x, tokens, q, low, queries.threads);
         let absorbed = scratch(absorbed, tokens * heads * config.row_width());
@@ -112,10 +128,13 @@ impl Attention {
 
         let latent_out = scratch(latent_out, tokens * heads * rank);
         let running = scratch(running, 2 * tokens * heads);
-        let sent = send(absorbed, queries, elsewhere);
+        if !queries.away.is_empty() {
+            turn_moved(q, absorbed, moved, queries);
+            send(absorbed, moved, queries, elsewhere);
+        }
         kernels.attend_all(jobs(absorbed, latent_out, running, cache, queries));
-        if !sent.is_empty() {
-            add_elsewhere(latent_out, running, queries, sent, elsewhere);
+        if !queries.away.is_empty() {
+            add_elsewhere(latent_out, running, queries, elsewhere);
         }
 
         let out = scratch(out, tokens * heads * value);
@@ -141,15 +160,21 @@ impl Attention {
             let absorbed = ViewMut::new(&mut absorbed[head * row..], tokens, rank, heads * row);
             multiply(absorbed, Into::Replace, q, expand, queries.threads);
         }
-        for ((q, absorbed), turns) in q
-            .chunks_exact(heads * width)
-            .zip(absorbed.chunks_exact_mut(heads * row))
-            .zip(queries.turns.chunks_exact(config.rope_dims))
-        {
-            for (q, absorbed) in q.chunks_exact(width).zip(absorbed.chunks_exact_mut(row)) {
-                absorbed[rank..].copy_from_slice(&q[nope..]);
-                rotate(&mut absorbed[rank..], turns);
-            }
+        rotate_queries(q, absorbed, queries.turns, config);
+    }
+}
+
+/// The last values of each absorbed query head: its `q_rope`, turned as its token's turns say.
+fn rotate_queries(q: &[f32], absorbed: &mut [f32], turns: &[f32], config: &ModelConfig) {
+    let (heads, width, row) = (config.heads, config.query_width(), config.row_width());
+    for ((q, absorbed), turns) in q
+        .chunks_exact(heads * width)
+        .zip(absorbed.chunks_exact_mut(heads * row))
+        .zip(turns.chunks_exact(config.rope_dims))
+    {
+        for (q, absorbed) in q.chunks_exact(width).zip(absorbed.chunks_exact_mut(row)) {
+            absorbed[config.rank..].copy_from_slice(&q[config.nope..]);
+            rotate(&mut absorbed[config.rank..], turns);
         }
     }
 }
@@ -205,31 +230,47 @@ fn jobs<'a>(
         .collect()
 }
 
-/// Sends the queries of spans whose beginning is elsewhere. Answers which spans those are.
-fn send(absorbed: &[f32], queries: &Queries<'_>, elsewhere: &mut dyn Elsewhere) -> Vec<usize> {
+/// Fills `moved` with the queries for holes that are moved, one hole after another.
+fn turn_moved(q: &[f32], absorbed: &[f32], moved: &mut Vec<f32>, queries: &Queries<'_>) {
+    let config = queries.config;
+    let (q_width, width) = (config.heads * config.query_width(), config.heads * config.row_width());
+    moved.clear();
+    for away in queries.away.iter().filter(|away| !away.turns.is_empty()) {
+        let rows = &queries.spans[away.sequence].rows;
+        let from = moved.len();
+        moved.extend_from_slice(&absorbed[rows.start * width..rows.end * width]);
+        let q = &q[rows.start * q_width..rows.end * q_width];
+        let turns = &queries.away_turns[away.turns.clone()];
+        rotate_queries(q, &mut moved[from..], turns, config);
+    }
+}
+
+/// Sends what is to be attended elsewhere.
+fn send(absorbed: &[f32], mut moved: &[f32], queries: &Queries<'_>, elsewhere: &mut dyn Elsewhere) {
     let config = queries.config;
     let width = config.heads * config.row_width();
-    let away = |(_, span): &(usize, &Span)| span.elsewhere && !span.rows.is_empty();
     let sequences: Vec<SequenceQueries<'_>> = queries
-        .spans
+        .away
         .iter()
-        .enumerate()
-        .filter(away)
-        .map(|(sequence, span)| SequenceQueries {
-            sequence,
-            values: &absorbed[span.rows.start * width..span.rows.end * width],
+        .map(|away| {
+            let rows = &queries.spans[away.sequence].rows;
+            let values = if away.turns.is_empty() {
+                &absorbed[rows.start * width..rows.end * width]
+            } else {
+                let (values, rest) = moved.split_at(rows.len() * width);
+                moved = rest;
+                values
+            };
+            SequenceQueries { sequence: away.sequence, hole: away.hole, values }
         })
         .collect();
-    if !sequences.is_empty() {
-        elsewhere.send(&LayerQueries {
-            layer: queries.layer,
-            d_qk: config.row_width(),
-            d_v: config.rank,
-            scale: queries.scale,
-            sequences: &sequences,
-        });
-    }
-    sequences.iter().map(|queries| queries.sequence).collect()
+    elsewhere.send(&LayerQueries {
+        layer: queries.layer,
+        d_qk: config.row_width(),
+        d_v: config.rank,
+        scale: queries.scale,
+        sequences: &sequences,
+    });
 }
 
 /// Merges what came back into what was attended here. The order of the parts is fixed, so that equal
@@ -238,20 +279,23 @@ fn add_elsewhere(
     latent_out: &mut [f32],
     running: &[f32],
     queries: &Queries<'_>,
-    sent: Vec<usize>,
     elsewhere: &mut dyn Elsewhere,
 ) {
     let (heads, rank) = (queries.config.heads, queries.config.rank);
     let (m, l) = running.split_at(running.len() / 2);
-    for (sequence, partials) in sent.into_iter().zip(elsewhere.receive()) {
-        let Some(mut partials) = partials else { continue };
-        let span = &queries.spans[sequence].rows;
+    let mut received = elsewhere.receive().into_iter();
+    for holes in queries.away.chunk_by(|a, b| a.sequence == b.sequence) {
+        let parts: Vec<Option<Vec<Partial>>> = received.by_ref().take(holes.len()).collect();
+        let parts: Option<Vec<Vec<Partial>>> = parts.into_iter().collect();
+        let Some(mut parts) = parts.map(|parts| parts.concat()) else { continue };
+        let span = &queries.spans[holes[0].sequence].rows;
         let rows = span.start * heads..span.end * heads;
         let out = &mut latent_out[rows.start * rank..rows.end * rank];
         let here = Partial { o: out.to_vec(), m: m[rows.clone()].to_vec(), l: l[rows].to_vec() };
-        // As positions go: what is elsewhere comes first.
-        partials.push(here);
-        out.copy_from_slice(&merge(&partials, rank).o);
+        // A part's place is where it ends: holes in their order, and rows here, which end with the
+        // query's own.
+        parts.push(here);
+        out.copy_from_slice(&merge(&parts, rank).o);
     }
 }
 

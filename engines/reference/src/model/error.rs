@@ -30,7 +30,7 @@ pub enum StepError {
     #[error("sequence {sequence} ends at position {end}, beyond the model's {max}")]
     Position { sequence: usize, end: u64, max: u32 },
     #[error(
-        "what sequence {sequence} has elsewhere is not whole pages before its tokens, or nobody attends it"
+        "the holes of sequence {sequence} are not in order, not of this cache or not outside its tokens, or nobody attends them"
     )]
     Elsewhere { sequence: usize },
     #[error("the cache has another layout than this model")]
@@ -50,6 +50,8 @@ pub enum SpliceError {
     Slot { slot: u32, slots: u32 },
     #[error("slot {slot} is the chunk's, and what is committed does not change")]
     Committed { slot: u32 },
+    #[error("the positions are in a hole of the sequence, or its holes are not in order")]
+    Hole,
     #[error("the chunk would end at position {end}, beyond the model's {max}")]
     Position { end: u64, max: u32 },
     #[error("the cache has another layout than this model")]

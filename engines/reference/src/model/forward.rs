@@ -9,37 +9,47 @@
 use kvasir_attention::{AttentionOptions, Partial};
 use kvasir_proto::SlotIndex;
 
-use super::attention::{AttentionScratch, Queries, Span};
+use super::attention::{AttentionScratch, Away, Queries, Span};
+use super::holes::{are_good, are_outside, rows_before};
 use super::math::{rms_norm, rms_norm_in_place, scratch};
 use super::mlp::MlpScratch;
 use super::moe::MoeScratch;
 use super::rope::softmax_factor;
 use super::weights::{Feed, Layer};
-use super::{Cache, Elsewhere, LayerQueries, Model, StepError};
+use super::{Cache, Elsewhere, Hole, LayerQueries, Model, StepError};
 
 /// What one sequence does in a step: a prefill chunk or one decoded token.
 #[derive(Debug, Clone, Copy)]
 pub struct SequenceStep<'a> {
     pub tokens: &'a [u32],
-    /// Position of the first of `tokens`; rows of all positions before it are in the cache.
+    /// Position of the first of `tokens`; rows of all positions before it are in the cache, or in a
+    /// hole.
     pub start: u32,
-    /// Positions before this one have no rows here and are attended elsewhere: whole pages, and none of
-    /// `tokens`. 0 for none.
-    pub elsewhere: u32,
-    /// The slots of the sequence from position `elsewhere` on; enough for `start + tokens.len()`.
+    /// Positions that have no rows here and are attended elsewhere, in order. None of `tokens` is in
+    /// one, and those behind them attend nothing of it.
+    pub holes: &'a [Hole],
+    /// The slots of the sequence's rows, which lie one after another without the holes; enough for
+    /// those up to `start + tokens.len()`. Behind a moved hole a row's place in its page is another
+    /// than its position's in a block.
     pub pages: &'a [SlotIndex],
     /// Whether logits after the last token are wanted.
     pub logits: bool,
 }
 
-impl SequenceStep<'_> {
+impl<'a> SequenceStep<'a> {
     fn end(&self) -> u64 {
         u64::from(self.start) + self.tokens.len() as u64
     }
 
     /// Positions up to the last of `tokens` whose rows are here.
     fn rows_here(&self) -> u64 {
-        self.end().saturating_sub(self.elsewhere.into())
+        rows_before(self.holes, self.end())
+    }
+
+    /// Those that `tokens` attend.
+    fn holes_before(&self) -> &'a [Hole] {
+        let behind = self.holes.iter().position(|hole| hole.positions.end > self.start);
+        &self.holes[..behind.unwrap_or(self.holes.len())]
     }
 }
 
@@ -66,6 +76,8 @@ pub struct Workspace {
     turns: Vec<f32>,
     logits: Vec<f32>,
     spans: Vec<Span>,
+    away: Vec<Away>,
+    away_turns: Vec<f32>,
     slot_offsets: Vec<usize>,
     visible: Vec<usize>,
     attention: AttentionScratch,
@@ -115,13 +127,13 @@ impl Model {
         batch: &[SequenceStep<'_>],
         on_layer: &mut dyn FnMut(usize),
     ) -> Result<Logits<'w>, StepError> {
-        if let Some(sequence) = batch.iter().position(|step| step.elsewhere > 0) {
+        if let Some(sequence) = batch.iter().position(|step| !step.holes_before().is_empty()) {
             return Err(StepError::Elsewhere { sequence });
         }
         self.forward_with(workspace, cache, batch, &mut Nowhere, on_layer)
     }
 
-    /// As [`Model::forward`], for a batch with sequences whose beginning is attended elsewhere.
+    /// As [`Model::forward`], for a batch with sequences that attend rows elsewhere.
     ///
     /// # Errors
     /// As there.
@@ -170,8 +182,8 @@ impl Model {
             if let Some(&token) = step.tokens.iter().find(|&&token| token as usize >= vocab) {
                 return Err(StepError::Token { sequence, token, vocab });
             }
-            let pages_whole = (step.elsewhere as usize).is_multiple_of(cache.block_tokens());
-            if step.elsewhere > step.start || !pages_whole {
+            let outside = are_outside(step.holes, step.start.into()..end);
+            if !outside || !are_good(step.holes, cache.block_tokens()) {
                 return Err(StepError::Elsewhere { sequence });
             }
             let rows = step.rows_here() as u32;
@@ -206,10 +218,9 @@ impl Model {
         let mut rows = rows.chunks_exact(config.row_width());
         let block_tokens = cache.block_tokens();
         for step in batch {
-            let positions = step.start as usize..step.end() as usize;
-            for (position, row) in positions.zip(&mut rows) {
-                let slot = step.pages[(position - step.elsewhere as usize) / block_tokens];
-                cache.write_row(slot, n, position % block_tokens, row);
+            let end = step.rows_here() as usize;
+            for (place, row) in (end - step.tokens.len()..end).zip(&mut rows) {
+                cache.write_row(step.pages[place / block_tokens], n, place % block_tokens, row);
             }
         }
     }
@@ -236,6 +247,8 @@ impl Model {
             slot_offsets: &workspace.slot_offsets,
             visible: &workspace.visible,
             turns: &workspace.turns,
+            away: &workspace.away,
+            away_turns: &workspace.away_turns,
         };
         let kernels = workspace.kernels.get_or_insert_with(|| {
             let threads = self.threads;
@@ -284,7 +297,6 @@ impl Workspace {
             self.spans.push(Span {
                 rows: from..from + step.tokens.len(),
                 cached: rows as usize,
-                elsewhere: step.elsewhere > 0,
                 slots: slots_from..self.slot_offsets.len(),
             });
         }
@@ -302,6 +314,33 @@ impl Workspace {
             model.rope.turns(position, turns);
         }
         self.fill_visible(model.config.heads);
+        self.fill_away(model, batch);
+    }
+
+    /// What the rows that are computed attend elsewhere.
+    fn fill_away(&mut self, model: &Model, batch: &[SequenceStep<'_>]) {
+        let turn_len = model.rope.turn_len();
+        self.away.clear();
+        self.away_turns.clear();
+        for (sequence, (span, step)) in self.spans.iter().zip(batch).enumerate() {
+            // Where not all rows are computed, it is the last ones.
+            let end = step.end() as u32;
+            let positions = end - span.rows.len() as u32..end;
+            if positions.is_empty() {
+                continue;
+            }
+            for (hole, &Hole { moved, .. }) in step.holes_before().iter().enumerate() {
+                let from = self.away_turns.len();
+                if moved > 0 {
+                    self.away_turns.resize(from + positions.len() * turn_len, 0.0);
+                    let turns = self.away_turns[from..].chunks_exact_mut(turn_len);
+                    for (position, turns) in positions.clone().zip(turns) {
+                        model.rope.turns(position - moved, turns);
+                    }
+                }
+                self.away.push(Away { sequence, hole, turns: from..self.away_turns.len() });
+            }
+        }
     }
 
     fn fill_visible(&mut self, heads: usize) {
@@ -333,5 +372,6 @@ impl Workspace {
             span.rows = from..kept;
         }
         self.fill_visible(model.config.heads);
+        self.fill_away(model, batch);
     }
 }

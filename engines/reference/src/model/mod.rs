@@ -4,7 +4,7 @@
 //! [`Cache`]. Nothing in this module knows of nodes, transactions or sockets.
 //!
 //! Reading path: `config` (what config.json must say), `files` and `weights` (what the folder must
-//! hold), `forward` (a step), `elsewhere` (rows that are not here), `attention`, `moe` and `mlp` (its layers), `rope` and `math` (their
+//! hold), `forward` (a step), `holes` and `elsewhere` (rows that are not here), `attention`, `moe` and `mlp` (its layers), `rope` and `math` (their
 //! parts), `splice` (rows used again at another place), `cache` (the rim to the shared memory), `fingerprint`.
 
 mod attention;
@@ -15,6 +15,7 @@ mod error;
 mod files;
 mod fingerprint;
 mod forward;
+mod holes;
 mod math;
 mod mlp;
 mod moe;
@@ -27,6 +28,7 @@ pub use config::{ExpertsConfig, Groups, ModelConfig, Weighting};
 pub use elsewhere::{Elsewhere, LayerQueries, SequenceQueries};
 pub use error::{ModelError, SpliceError, StepError};
 pub use forward::{Logits, SequenceStep, Workspace};
+pub use holes::Hole;
 pub use rope::{RopeConfig, Yarn};
 pub use splice::Splice;
 pub use weights::{LoadOptions, Model, ModelDescription};

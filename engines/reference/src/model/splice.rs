@@ -12,8 +12,9 @@ use std::ops::Range;
 
 use kvasir_proto::SlotIndex;
 
+use super::holes::{are_good, are_outside, rows_before};
 use super::rope::rotate;
-use super::{Cache, Model, SpliceError};
+use super::{Cache, Hole, Model, SpliceError};
 
 /// Which rows of a chunk, and where they go.
 #[derive(Debug, Clone)]
@@ -24,13 +25,21 @@ pub struct Splice<'a> {
     pub tokens: Range<u32>,
     /// The position of the first of them in the sequence; it need not begin a block.
     pub start: u32,
-    /// The sequence's slots, from position 0 on. Those that get rows are the sequence's own.
+    /// As [`SequenceStep`](super::SequenceStep) has them; the rows go into none of them.
+    pub holes: &'a [Hole],
+    /// As there. Those that get rows are the sequence's own.
     pub pages: &'a [SlotIndex],
 }
 
 impl Splice<'_> {
     fn end(&self) -> u64 {
         u64::from(self.start) + self.tokens.len() as u64
+    }
+
+    /// Which of the sequence's rows they become.
+    fn rows(&self) -> Range<u32> {
+        let end = rows_before(self.holes, self.end()) as u32;
+        end - self.tokens.len() as u32..end
     }
 }
 
@@ -47,10 +56,11 @@ impl Model {
         };
         let mut row = vec![0.0; self.config.row_width()];
         let mut turns = vec![0.0; self.rope.turn_len()];
-        for (old, new) in splice.tokens.clone().zip(splice.start..) {
+        let news = (splice.start..).zip(splice.rows());
+        for (old, (new, to)) in splice.tokens.clone().zip(news) {
             self.rope.delta_turns(old, new, &mut turns);
             let (from, from_token) = place(splice.chunk, old);
-            let (to, to_token) = place(splice.pages, new);
+            let (to, to_token) = place(splice.pages, to);
             for layer in 0..self.config.layers {
                 cache.read_row(from, layer, from_token, &mut row);
                 rotate(&mut row[self.config.rank..], &turns);
@@ -76,8 +86,13 @@ impl Model {
         let needed = cache.layout().pages_for(splice.tokens.end);
         let chunk = splice.chunk.get(..needed as usize);
         let chunk = chunk.ok_or(SpliceError::Chunk { needed, got: splice.chunk.len() })?;
-        let needed = cache.layout().pages_for(splice.end() as u32);
-        let pages = splice.pages.get(splice.start as usize / block_tokens..needed as usize);
+        let outside = are_outside(splice.holes, splice.start.into()..splice.end());
+        if !outside || !are_good(splice.holes, block_tokens) {
+            return Err(SpliceError::Hole);
+        }
+        let rows = splice.rows();
+        let needed = cache.layout().pages_for(rows.end);
+        let pages = splice.pages.get(rows.start as usize / block_tokens..needed as usize);
         let pages = pages.ok_or(SpliceError::Pages { needed, got: splice.pages.len() })?;
         let slots = cache.slots();
         if let Some(slot) = chunk.iter().chain(pages).find(|slot| slot.0 >= slots) {

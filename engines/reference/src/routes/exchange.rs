@@ -102,7 +102,9 @@ impl Elsewhere for Exchange<'_> {
         self.sequences = queries.sequences.iter().map(|queries| queries.sequence).collect();
         let mut messages: Vec<Message<'_>> = Vec::new();
         for (sequence, asked) in queries.sequences.iter().enumerate() {
-            let Some(prefix) = self.routed[asked.sequence] else {
+            // A sequence has no hole but its prefix.
+            let prefix = self.routed[asked.sequence].filter(|_| asked.hole == 0);
+            let Some(prefix) = prefix else {
                 self.failed[asked.sequence] = true;
                 continue;
             };

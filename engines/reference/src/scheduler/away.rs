@@ -3,14 +3,15 @@
 
 use kvasir_proto::SlotIndex;
 
+use crate::model::Hole;
 use crate::routes::RoutedPrefix;
 
 /// See the module. Default: all rows are here.
 #[derive(Debug, Default)]
 pub struct Away {
     prefix: Option<RoutedPrefix>,
-    /// Positions before this one have no rows here.
-    tokens: u32,
+    /// What has no rows here: the first positions, whole pages.
+    hole: Option<Hole>,
     /// Slots for those, as they are granted.
     front: Vec<SlotIndex>,
     /// Layers of decode steps that were attended elsewhere, and microseconds that they took.
@@ -20,8 +21,8 @@ pub struct Away {
 impl Away {
     pub fn new(prefix: Option<RoutedPrefix>) -> Self {
         let rows = |prefix: &RoutedPrefix| prefix.spans.iter().map(|span| span.rows).sum();
-        let tokens = prefix.as_ref().map_or(0, rows);
-        Away { prefix, tokens, ..Away::default() }
+        let hole = prefix.as_ref().and_then(|prefix| hole(rows(prefix)));
+        Away { prefix, hole, ..Away::default() }
     }
 
     /// Who attends them; nobody once they have been given up.
@@ -29,8 +30,14 @@ impl Away {
         self.prefix.as_ref()
     }
 
+    /// Positions before this one have no rows here.
     pub fn tokens(&self) -> u32 {
-        self.tokens
+        self.hole.as_ref().map_or(0, |hole| hole.positions.end)
+    }
+
+    /// The same, as the model takes it.
+    pub fn holes(&self) -> &[Hole] {
+        self.hole.as_slice()
     }
 
     /// Of one decode step.
@@ -60,16 +67,21 @@ impl Away {
     pub fn take(&mut self, granted: Vec<SlotIndex>, slots: &mut Vec<SlotIndex>, page_tokens: u32) {
         let mut granted = granted.into_iter();
         if self.prefix.is_none() {
-            let lacks = (self.tokens / page_tokens) as usize - self.front.len();
+            let lacks = (self.tokens() / page_tokens) as usize - self.front.len();
             self.front.extend(granted.by_ref().take(lacks));
         }
         slots.extend(granted);
-        if self.tokens > 0 && self.front.len() as u32 * page_tokens == self.tokens {
+        if self.hole.is_some() && self.front.len() as u32 * page_tokens == self.tokens() {
             self.front.append(slots);
             std::mem::swap(&mut self.front, slots);
-            self.tokens = 0;
+            self.hole = None;
         }
     }
+}
+
+/// So many positions, the first ones; `None` for none.
+fn hole(tokens: u32) -> Option<Hole> {
+    (tokens > 0).then_some(Hole { positions: 0..tokens, moved: 0 })
 }
 
 #[cfg(test)]
@@ -82,7 +94,7 @@ mod tests {
 
     #[test]
     fn slots_for_what_was_elsewhere_come_first_once_they_are_all_there() {
-        let mut away = Away { tokens: 12, ..Away::default() };
+        let mut away = Away { hole: hole(12), ..Away::default() };
         let mut here = slots(0..2);
         away.take(slots(10..12), &mut here, 4);
         assert_eq!((away.tokens(), away.pages(), here.len()), (12, 2, 2));

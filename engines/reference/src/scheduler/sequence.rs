@@ -131,7 +131,7 @@ impl Sequence {
         SequenceStep {
             tokens: &self.tokens[start as usize..end as usize],
             start,
-            elsewhere: self.away.tokens(),
+            holes: self.away.holes(),
             pages: &self.slots,
             logits: part.samples,
         }

@@ -10,6 +10,7 @@ mod naive;
 
 mod folders;
 mod naive_model;
+mod reuse;
 mod splice;
 mod steps;
 mod vectors;

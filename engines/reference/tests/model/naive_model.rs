@@ -29,7 +29,7 @@ fn check(dir: &std::path::Path, prompts: &[Vec<u32>], steps: usize) {
                 let batch = SequenceStep {
                     tokens: &tokens[start..],
                     start: start as u32,
-                    elsewhere: 0,
+                    holes: &[],
                     pages: &pages,
                     logits: true,
                 };

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::arena::{Arena, generate};
 use crate::vectors::load;
-use kvasir_engine_reference::model::{KvDtype, Model, Splice, SpliceError};
+use kvasir_engine_reference::model::{Hole, KvDtype, Model, Splice, SpliceError};
 use kvasir_proto::SlotIndex;
 
 const BLOCK_TOKENS: usize = 64;
@@ -80,6 +80,7 @@ fn check_first_layer(variant: &str, dtype: KvDtype, error: f32, back_error: f32)
             chunk: &chunk.slots,
             tokens: tokens.clone(),
             start: offset as u32,
+            holes: &[],
             pages: &pages,
         };
         model.splice(&mut arena.cache, &splice).expect("a splice");
@@ -94,6 +95,7 @@ fn check_first_layer(variant: &str, dtype: KvDtype, error: f32, back_error: f32)
                 chunk: &pages,
                 tokens: position..position + 1,
                 start: token,
+                holes: &[],
                 pages: &back,
             };
             model.splice(&mut arena.cache, &splice).expect("a splice");
@@ -128,7 +130,8 @@ fn some_tokens_of_a_chunk_go_into_their_places_and_nowhere_else() {
     let mut arena = Arena::new(&model, KvDtype::F32, BLOCK_TOKENS as u32, 20);
     let chunk = chunk(&model, &mut arena, &prompts);
     let pages = arena.slots_for(300);
-    let splice = Splice { chunk: &chunk.slots, tokens: 70..140, start: 101, pages: &pages };
+    let splice =
+        Splice { chunk: &chunk.slots, tokens: 70..140, start: 101, holes: &[], pages: &pages };
     model.splice(&mut arena.cache, &splice).expect("a splice");
     let rank = model.config().rank;
     for layer in 0..model.config().layers {
@@ -150,7 +153,7 @@ fn splices_that_cannot_be_are_refused_before_anything_is_written() {
     let slots = |slots: &[u32]| slots.iter().copied().map(SlotIndex).collect::<Vec<_>>();
     let mut check = |tokens: Range<u32>, start: u32, pages: &[u32], want: SpliceError| {
         let (chunk, pages) = (slots(&[0, 1]), slots(pages));
-        let splice = Splice { chunk: &chunk, tokens, start, pages: &pages };
+        let splice = Splice { chunk: &chunk, tokens, start, holes: &[], pages: &pages };
         assert_eq!(model.splice(&mut arena.cache, &splice), Err(want));
         let row = &rows(&model, &arena, &slots(&[4]), 0, 0..1)[0];
         assert!(row.iter().all(|value| value.is_nan()));
@@ -170,4 +173,10 @@ fn splices_that_cannot_be_are_refused_before_anything_is_written() {
         &[4],
         SpliceError::Position { end: u32::MAX.into(), max: 4096 },
     );
+    let hole = [Hole { positions: 70..80, moved: 70 }];
+    let (chunk, pages) = (slots(&[0, 1]), slots(&[4, 5]));
+    for start in [10, 75] {
+        let splice = Splice { chunk: &chunk, tokens: 0..64, start, holes: &hole, pages: &pages };
+        assert_eq!(model.splice(&mut arena.cache, &splice), Err(SpliceError::Hole));
+    }
 }

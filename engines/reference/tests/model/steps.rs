@@ -40,7 +40,7 @@ fn a_layer_is_announced_when_its_rows_are_there_and_no_other_row_is_touched() {
         let step = SequenceStep {
             tokens: &tokens,
             start: start as u32,
-            elsewhere: 0,
+            holes: &[],
             pages: &pages,
             logits: start == 0,
         };
@@ -81,11 +81,11 @@ fn steps_that_cannot_be_are_refused_before_anything_is_written() {
         let good = SequenceStep {
             tokens: &[1],
             start: 0,
-            elsewhere: 0,
+            holes: &[],
             pages: &[SlotIndex(0)],
             logits: true,
         };
-        let bad = SequenceStep { tokens, start, elsewhere: 0, pages: &pages, logits: true };
+        let bad = SequenceStep { tokens, start, holes: &[], pages: &pages, logits: true };
         let mut announced = false;
         let on_layer = &mut |_| announced = true;
         let got = model.forward(&mut workspace, &mut arena.cache, &[good, bad], on_layer);
@@ -121,7 +121,7 @@ fn a_cache_of_another_layout_is_refused() {
         let step = SequenceStep {
             tokens: &[1],
             start: 0,
-            elsewhere: 0,
+            holes: &[],
             pages: &[SlotIndex(0)],
             logits: true,
         };

@@ -128,7 +128,7 @@ fn check_batch(variant: &str, dtype: KvDtype, chunk: usize, stagger: usize, thre
             .map(|&n| SequenceStep {
                 tokens: &sequences[n].0[sequences[n].1..end(n)],
                 start: sequences[n].1 as u32,
-                elsewhere: 0,
+                holes: &[],
                 pages: &pages[n],
                 logits: end(n) == sequences[n].0.len(),
             })

@@ -76,7 +76,7 @@ pub fn generate(
         let step = SequenceStep {
             tokens,
             start: at as u32,
-            elsewhere: 0,
+            holes: &[],
             pages,
             logits: end == prompt.len(),
         };
@@ -90,7 +90,7 @@ pub fn generate(
     while tokens.len() < steps {
         let last = [tokens[tokens.len() - 1]];
         let step =
-            SequenceStep { tokens: &last, start: at as u32, elsewhere: 0, pages, logits: true };
+            SequenceStep { tokens: &last, start: at as u32, holes: &[], pages, logits: true };
         let out = model.forward(&mut workspace, &mut arena.cache, &[step], &mut |_| ());
         tokens.push(best(out.expect("a step").row(0)));
         at += 1;

@@ -23,6 +23,8 @@ pub struct Naive {
 #[derive(Default, Clone)]
 pub struct Sequence {
     position: usize,
+    /// What is fed attends nothing before this position.
+    pub attends_from: usize,
     keys: BTreeMap<(usize, usize), Vec<Vec<f64>>>,
     values: BTreeMap<(usize, usize), Vec<Vec<f64>>>,
 }
@@ -127,9 +129,10 @@ impl Naive {
             keys.push([&expanded[..nope], &key_rope].concat());
             let values = sequence.values.entry((layer, head)).or_default();
             values.push(expanded[nope..].to_vec());
+            let (keys, values) = (&keys[sequence.attends_from..], &values[sequence.attends_from..]);
             let scores: Vec<f64> = keys.iter().map(|key| dot(&q, key) * self.scale()).collect();
             let mut head_out = vec![0.0; value];
-            for (weight, value) in softmax(&scores).iter().zip(values.iter()) {
+            for (weight, value) in softmax(&scores).iter().zip(values) {
                 add(&mut head_out, value, *weight);
             }
             out.extend(head_out);
