@@ -287,7 +287,8 @@ fn add_elsewhere(
     for holes in queries.away.chunk_by(|a, b| a.sequence == b.sequence) {
         let parts: Vec<Option<Vec<Partial>>> = received.by_ref().take(holes.len()).collect();
         let parts: Option<Vec<Vec<Partial>>> = parts.into_iter().collect();
-        let Some(mut parts) = parts.map(|parts| parts.concat()) else { continue };
+        let Some(parts) = parts else { continue };
+        let mut parts: Vec<Partial> = parts.into_iter().flatten().collect();
         let span = &queries.spans[holes[0].sequence].rows;
         let rows = span.start * heads..span.end * heads;
         let out = &mut latent_out[rows.start * rank..rows.end * rank];
