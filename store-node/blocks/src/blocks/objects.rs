@@ -90,6 +90,12 @@ impl Blocks {
         Ok(found)
     }
 
+    /// Takes back what [`Self::get_objects`] has pinned, as if nobody had asked for it.
+    pub fn unget_objects(&mut self, epoch: AttachEpoch, handle: u64) {
+        let slots = self.gets.remove(epoch, handle).unwrap_or_default();
+        slots.iter().for_each(|&slot| self.cache.unpin_unused(slot));
+    }
+
     /// Where an object can be had fastest, when it can. What is in the object store alone counts as on the SSD.
     pub fn find_object(&self, namespace: Namespace, key: BlockKey) -> Option<Tier> {
         if self.object_slot(namespace, key).is_some() {

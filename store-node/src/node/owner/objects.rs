@@ -436,13 +436,19 @@ impl Owner {
         let client = &self.clients.list[at];
         let (namespace, epoch) = (client.namespace, client.line.epoch());
         let mut rising = BTreeSet::new();
-        if self.tiers.are_any() && client.gets.len() < WAITING_MAX && self.leaves_room(1).is_ok() {
+        let may_rise = self.tiers.are_any() && client.gets.len() < WAITING_MAX;
+        let is_below =
+            |key: &&BlockKey| self.blocks.find_object(namespace, **key) == Some(Tier::Ssd);
+        let below: Vec<BlockKey> = match may_rise {
+            true => keys.iter().filter(is_below).copied().collect(),
+            false => Vec::new(),
+        };
+        if !below.is_empty() && self.leaves_room(keys.len()).is_ok() {
+            // What is here stays while room is made for the others. A refusal comes again below.
+            let _ = self.blocks.get_objects(epoch, request, namespace, &keys);
             let now_ms = clock::now_ms();
             let lease_ms = self.config.lease_ms_max;
-            for &key in &keys {
-                if self.blocks.find_object(namespace, key) != Some(Tier::Ssd) {
-                    continue;
-                }
+            for key in below {
                 let tx = self.clients.next_tx(self.incarnation);
                 let share = Share { tx, side: Side::Source };
                 let wanted = ReserveObjects { share, epoch, namespace, keys: vec![key], lease_ms };
@@ -465,6 +471,7 @@ impl Owner {
     fn answer_get(&mut self, at: usize, request: u64, get: Get) -> Result<(), Broken> {
         let client = &self.clients.list[at];
         let (namespace, epoch) = (client.namespace, client.line.epoch());
+        self.blocks.unget_objects(epoch, request);
         let got = match self.leaves_room(get.keys.len()) {
             Ok(()) => {
                 self.blocks.get_objects(epoch, request, namespace, &get.keys).map_err(Refusal::from)

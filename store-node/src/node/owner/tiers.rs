@@ -52,6 +52,11 @@ pub struct Tiers {
     next_hint: u64,
 }
 
+/// So many extents a segment must have room for.
+const EXTENTS_OF_A_SEGMENT_MIN: u64 = 7;
+const TOO_SMALL: &str = "a block is more than a seventh of a segment: none goes to the SSD; begin a new log with a \
+     larger `ssd.segment_bytes`";
+
 /// The SSD of a node that has one.
 #[derive(Debug)]
 struct OnSsd {
@@ -59,6 +64,8 @@ struct OnSsd {
     state: State,
     extent_bytes_max: u64,
     bytes_max: u64,
+    /// Blocks are too large for its segments, so that none goes there.
+    is_too_small: bool,
     /// The last error of the disk, and when it was met.
     error: Option<(u64, String)>,
     counts: Counts,
@@ -71,6 +78,7 @@ impl Tiers {
             state: State::Opening,
             extent_bytes_max: 0,
             bytes_max: 0,
+            is_too_small: false,
             error: None,
             counts: Counts::default(),
         };
@@ -119,17 +127,15 @@ impl Owner {
         let extent_bytes = (pages * kvasir_log::PAGE_BYTES) as u64;
         let hash = shape.hash;
         self.tiers.shape = Some(shape);
-        let too_large = self
-            .tiers
-            .ssd
-            .as_ref()
-            .is_some_and(|ssd| ssd.bytes_max > 0 && extent_bytes > ssd.extent_bytes_max / 8);
+        // Larger ones would leave too much room at the ends of segments for cleaning to gain anything.
+        let largest = |ssd: &OnSsd| ssd.extent_bytes_max / EXTENTS_OF_A_SEGMENT_MIN;
+        let ssd = self.tiers.ssd.as_mut();
+        let too_large = ssd.is_some_and(|ssd| {
+            ssd.is_too_small = ssd.bytes_max > 0 && extent_bytes > largest(ssd);
+            ssd.is_too_small
+        });
         if too_large {
-            tracing::error!(
-                extent_bytes,
-                "a block is more than an eighth of a segment: none goes to the SSD; begin a new log \
-                 with a larger `ssd.segment_bytes`"
-            );
+            tracing::error!(extent_bytes, "{TOO_SMALL}");
         }
         self.blocks.set_extents(hash, if too_large { 0 } else { extent_bytes });
     }
@@ -320,11 +326,12 @@ impl Owner {
             (State::Up { .. }, _) if !answers => {
                 format!("hangs: an operation takes longer than {} ms", self.config.ssd.timeout_ms)
             }
+            (State::Up { .. }, _) if ssd.is_too_small => format!("unused: {TOO_SMALL}"),
             (State::Up { .. }, Some((_, why))) => format!("degraded: {why}"),
             (State::Up { how }, None) => format!("ready, by {how}"),
         };
         Some(v1::SsdStatus {
-            usable: matches!(ssd.state, State::Up { .. }) && answers,
+            usable: matches!(ssd.state, State::Up { .. }) && answers && !ssd.is_too_small,
             state,
             blocks: counts.ssd_blocks.into(),
             bytes: counts.ssd_bytes,
