@@ -51,6 +51,8 @@ pub struct Put {
 pub struct Get {
     pub keys: Vec<BlockKey>,
     pub checksums: bool,
+    /// What of it was in memory is pinned until then.
+    pub is_held: bool,
     /// Reads that have not ended.
     pub rising: BTreeSet<Share>,
     /// Reads that have: each holds its object until the answer.

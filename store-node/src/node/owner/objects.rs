@@ -435,7 +435,7 @@ impl Owner {
         let keys = keys(&get.keys, OBJECTS_MAX)?;
         let client = &self.clients.list[at];
         let (namespace, epoch) = (client.namespace, client.line.epoch());
-        let mut rising = BTreeSet::new();
+        let (mut is_held, mut rising) = (false, BTreeSet::new());
         let may_rise = self.tiers.are_any() && client.gets.len() < WAITING_MAX;
         let is_below =
             |key: &&BlockKey| self.blocks.find_object(namespace, **key) == Some(Tier::Ssd);
@@ -445,7 +445,7 @@ impl Owner {
         };
         if !below.is_empty() && self.leaves_room(keys.len()).is_ok() {
             // What is here stays while room is made for the others. A refusal comes again below.
-            let _ = self.blocks.get_objects(epoch, request, namespace, &keys);
+            is_held = self.blocks.get_objects(epoch, request, namespace, &keys).is_ok();
             let now_ms = clock::now_ms();
             let lease_ms = self.config.lease_ms_max;
             for key in below {
@@ -458,7 +458,8 @@ impl Owner {
                 }
             }
         }
-        let get = Get { keys, checksums: get.checksums, rising, risen: Vec::new() };
+        let checksums = get.checksums;
+        let get = Get { keys, checksums, is_held, rising, risen: Vec::new() };
         if get.rising.is_empty() {
             return self.answer_get(at, request, get);
         }
@@ -471,7 +472,9 @@ impl Owner {
     fn answer_get(&mut self, at: usize, request: u64, get: Get) -> Result<(), Broken> {
         let client = &self.clients.list[at];
         let (namespace, epoch) = (client.namespace, client.line.epoch());
-        self.blocks.unget_objects(epoch, request);
+        if get.is_held {
+            self.blocks.unget_objects(epoch, request);
+        }
         let got = match self.leaves_room(get.keys.len()) {
             Ok(()) => {
                 self.blocks.get_objects(epoch, request, namespace, &get.keys).map_err(Refusal::from)
