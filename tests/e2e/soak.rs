@@ -21,14 +21,12 @@ use support::rest::comes_to_rest;
 const ROUNDS: usize = 12;
 /// What is not looked at: caches fill, pools of threads and connections come up.
 const ROUNDS_WARM: usize = 4;
-/// The other rounds are looked at in so many parts.
-const PARTS: usize = 3;
 const CLIENTS: u64 = 4;
 const CONVERSATIONS: usize = 16;
 const CONVERSATION_TOKENS_MAX: usize = 1_500;
 const REST_WITHIN: Duration = Duration::from_secs(30);
 
-/// What the last part may have more of than the first, where each has more than the one before it.
+/// What the last rounds may have more of than those before them.
 const GROWTH_KIB_MAX: u64 = 6 << 10;
 const GROWTH_DESCRIPTORS_MAX: u64 = 8;
 const GROWTH_THREADS_MAX: u64 = 4;
@@ -167,12 +165,9 @@ async fn a_cluster_that_serves_for_long_keeps_nothing_of_what_it_has_served() {
     assert!(evicted > 0.0, "there was room for everything");
     for (name, rounds) in &held {
         let rounds = &rounds[ROUNDS_WARM..];
-        // What grows does so again and again. What is taken once and used ever after (room for the largest step so
-        // far) does not.
-        let parts: Vec<Held> = rounds.chunks(rounds.len().div_ceil(PARTS)).map(least).collect();
-        let grew = |value: fn(&Held) -> u64, most: u64| {
-            parts.windows(2).all(|pair| value(&pair[1]) > value(&pair[0]) + most / 2)
-        };
+        let (before, after) = rounds.split_at(rounds.len() / 2);
+        let (before, after) = (least(before), least(after));
+        let grew = |value: fn(&Held) -> u64, most: u64| value(&after) > value(&before) + most;
         assert!(!grew(|held| held.private_kib, GROWTH_KIB_MAX), "{name} grows: {rounds:#?}");
         assert!(!grew(|held| held.descriptors, GROWTH_DESCRIPTORS_MAX), "{name}: {rounds:#?}");
         assert!(!grew(|held| held.threads, GROWTH_THREADS_MAX), "{name}: {rounds:#?}");

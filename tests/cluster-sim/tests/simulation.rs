@@ -114,6 +114,7 @@ fn whatever_fails_nothing_happens_that_must_not() {
     if seeds >= SEEDS {
         assert!(sum.answered > 5 * seeds && sum.committed > 20 * seeds, "{sum:?}");
         assert!(sum.evicted > seeds && sum.risen > 0 && sum.kept > 0 && sum.fetched > 0, "{sum:?}");
+        assert!(sum.ssd_evicted > seeds && sum.moved > seeds, "{sum:?}");
         assert!(sum.leases_over > 0 && sum.cut_off > 0 && sum.crashes > 0, "{sum:?}");
         let missing: Vec<&str> =
             COVERED.into_iter().filter(|what| !sum.covered.contains_key(what)).collect();
