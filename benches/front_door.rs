@@ -227,6 +227,7 @@ impl Node {
             let options = AttachOptions {
                 attach_dir: attach_dir.clone(),
                 instance_id: name.clone(),
+                instance_type: String::new(),
                 role,
                 model: v1::ModelDescription {
                     name: MODEL.to_owned(),

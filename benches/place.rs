@@ -37,6 +37,7 @@ fn report(node: u16) -> InstanceReport {
     };
     InstanceReport {
         instance_id: InstanceId::from(format!("{name}-{node:02}").as_str()),
+        instance_type: "".into(),
         node: NodeIndex(node),
         node_id: NodeId::from(format!("{name}-{node:02}-node").as_str()),
         attachment: (1, 1),
@@ -74,6 +75,7 @@ fn request(tie_seed: u64, now_us: u64) -> PlaceRequest<'static> {
         may_route: true,
         is_endless: false,
         steering: Steering::default(),
+        chunks: &[],
     }
 }
 

@@ -111,15 +111,26 @@ pub struct Config {
     pub write_stall_ms: u64,
     /// Prompts that are tokenized at once; more wait.
     pub tokenize_parallel: usize,
+    /// Memory for what parts of prompts were tokenized to, in bytes, so that what prompts share (a system
+    /// prompt, a conversation so far) is tokenized once; 0 keeps nothing. Texts are cut in front of the model's special
+    /// tokens.
+    pub tokenize_memo_bytes: u64,
     /// On shutdown, requests in flight may finish for this long; then they are cancelled.
     pub drain_ms: u64,
     /// TLS 1.3 for the HTTP API. The files are read again while the conductor runs.
     pub tls: TlsConfig,
+    /// What engines of a type cost until that is measured; those of others begin as a small model on a few
+    /// cores does.
+    pub profiles: Vec<ProfileConfig>,
     /// Attention over blocks that stay on another node.
     pub routes: RoutesConfig,
     /// Whether requests may name the instance that serves them and say what becomes of their prefix, in headers
     /// (docs/front-door.md). For experiments: who may do so can put all load on one engine.
     pub steering_enabled: bool,
+    /// Whether requests may name parts of their prompts that are attended as if each stood alone, so that what was
+    /// computed of a document serves wherever it stands (docs/front-door.md). Their answers are others than
+    /// without that, and how far off depends on the model.
+    pub chunks_enabled: bool,
     /// Where API keys are asked for, requests wait here for their tenant's turn when they cannot go at once
     /// (docs/front-door.md). Without keys they go or are refused.
     pub waiting: WaitingConfig,
@@ -382,6 +393,16 @@ pub struct ModelConfig {
     pub path: PathBuf,
 }
 
+/// What engines of one type cost.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ProfileConfig {
+    /// As the engines' `instance_type` has it.
+    pub instance_type: String,
+    /// A file like those of configs/instances.
+    pub file: PathBuf,
+}
+
 /// An OpenAI server that requests for a model are passed on to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -442,10 +463,13 @@ impl Default for Config {
             keep_alive_ms: 75_000,
             write_stall_ms: 20_000,
             tokenize_parallel: 4,
+            tokenize_memo_bytes: 64 << 20,
             drain_ms: 10_000,
             tls: TlsConfig::default(),
+            profiles: Vec::new(),
             routes: RoutesConfig::default(),
             steering_enabled: false,
+            chunks_enabled: false,
             waiting: WaitingConfig::default(),
             balance: BalanceConfig::default(),
             contexts: ContextsConfig::default(),

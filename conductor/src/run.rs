@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
+use kvasir_placement::InstanceProfile;
 use kvasir_placement::balance::roles::RolesOptions;
 use kvasir_placement::waiting::LineOptions;
 use prometheus::Registry;
@@ -18,7 +19,9 @@ use tonic::transport::Server;
 use crate::access::{Access, Tenants};
 use crate::cluster::attend::Constants;
 use crate::cluster::{BalanceOptions, Cluster, ClusterError, Objectives, Options, Policy, Routing};
-use crate::config::{BalanceConfig, BalanceMode, Config, RoutesConfig, WaitingConfig};
+use crate::config::{
+    BalanceConfig, BalanceMode, Config, ProfileConfig, RoutesConfig, WaitingConfig,
+};
 use crate::contexts::Contexts;
 use crate::error::Error;
 use crate::http::{
@@ -28,7 +31,7 @@ use crate::metrics::Metrics;
 use crate::openai::{Limits, unix_seconds};
 use crate::proxy::Proxies;
 use crate::serve::{ServeOptions, Serving, WaitOptions, scheduler_service};
-use crate::text::Texts;
+use crate::text::{Memo, Texts};
 use crate::watch::{self, Watch};
 
 /// Scheduler calls of one connection that are worked on at once; more wait.
@@ -76,7 +79,8 @@ impl Conductor {
         let metrics = Arc::new(Metrics::new(Registry::new())?);
         let (access, tls) = load_guards(&config, &metrics).await?;
         let (models, parallel) = (config.models.clone(), config.tokenize_parallel);
-        let load = tokio::task::spawn_blocking(move || Texts::load(&models, parallel));
+        let memo = Memo::new(config.tokenize_memo_bytes, metrics.registry())?;
+        let load = tokio::task::spawn_blocking(move || Texts::load(&models, parallel, memo));
         let texts = load.await.map_err(|error| Error::Config(error.to_string()))??;
         let (backends, counts) = (config.backends.clone(), metrics.proxied.clone());
         let load = tokio::task::spawn_blocking(move || Proxies::load(&backends, counts));
@@ -155,6 +159,7 @@ impl Conductor {
             request_deadline: Duration::from_millis(config.request_deadline_ms),
             objectives: objectives(&config),
             steering_enabled: config.steering_enabled,
+            chunks_enabled: config.chunks_enabled,
             started_unix_s: unix_seconds(),
             access,
             draining: draining.clone(),
@@ -279,6 +284,7 @@ fn cluster_options(config: &Config) -> Result<Options, Error> {
             routing: routing(&config.routes)?,
             ..Policy::default()
         },
+        profiles: profiles(&config.profiles)?,
         balance: balance_options(config),
         captures_inputs: config.decisions_kept > 0 && config.decisions_inputs_bytes > 0,
         ..Options::default()
@@ -324,6 +330,22 @@ fn routing(routes: &RoutesConfig) -> Result<Option<Routing>, Error> {
     let kernel = profile("routes.kernel_file", routes.kernel_file.as_deref(), KERNEL)?;
     let constants = Constants { fabric, holder: kernel, local: kernel };
     Ok(Some(Routing { constants, always: routes.always }))
+}
+
+/// What engines of some types cost at first.
+fn profiles(configured: &[ProfileConfig]) -> Result<Vec<(String, InstanceProfile)>, Error> {
+    let of = |of: &ProfileConfig| {
+        let field = format!("profiles: {}", of.instance_type);
+        let profile: InstanceProfile = profile(&field, Some(&of.file), "")?;
+        match profile.flaw() {
+            Some(flaw) => {
+                let why = format!("`{field}`: {:?}: `{flaw}` must be from 0 to an hour", of.file);
+                Err(Error::Config(why))
+            }
+            None => Ok((of.instance_type.clone(), profile)),
+        }
+    };
+    configured.iter().map(of).collect()
 }
 
 fn profile<T: DeserializeOwned>(

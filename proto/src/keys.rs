@@ -2,6 +2,8 @@
 //! to 16 bytes and chained from a root that hashes the namespace. Two blocks have one key exactly
 //! when all the tokens up to their end and everything else that shapes their rows agree.
 
+use std::ops::Range;
+
 use crate::ids::{BlockKey, Namespace};
 
 /// Hashes everything that requests must agree on to share blocks.
@@ -51,6 +53,33 @@ pub fn chain(namespace: Namespace, tokens: &[u32], block_tokens: usize) -> Vec<B
         .collect()
 }
 
+/// As [`chain`], for a prompt with chunks that are attended as if each stood alone. Blocks before the first
+/// of them are those of any prompt; the others are not, and neither are their keys: they name the chunks.
+pub fn chain_with_chunks(
+    namespace: Namespace,
+    tokens: &[u32],
+    block_tokens: usize,
+    chunks: &[Range<u32>],
+) -> Vec<BlockKey> {
+    let first = chunks.iter().map(|chunk| chunk.start as usize).min().unwrap_or(tokens.len());
+    let mut extras = b"chunks".to_vec();
+    for Range { start, end } in chunks {
+        extras.extend(start.to_le_bytes());
+        extras.extend(end.to_le_bytes());
+    }
+    let mut parent = None;
+    let blocks = tokens.chunks_exact(block_tokens).enumerate();
+    blocks
+        .map(|(at, block)| {
+            let is_exact = (at + 1) * block_tokens <= first;
+            let extras: &[u8] = if is_exact { &[] } else { &extras };
+            let key = block_key(namespace, parent, block, extras);
+            parent = Some(key);
+            key
+        })
+        .collect()
+}
+
 fn first_16(hasher: &blake3::Hasher) -> [u8; 16] {
     let mut out = [0; 16];
     hasher.finalize_xof().fill(&mut out);
@@ -74,6 +103,24 @@ mod tests {
             for block in 0..4 {
                 assert_eq!(keys[block] == other[block], block < changed / 64);
             }
+        }
+    }
+
+    #[test]
+    fn what_is_behind_a_chunk_has_no_key_of_a_prompt_that_was_computed_whole() {
+        let root = namespace(b"model", "f32", "", "");
+        let tokens: Vec<u32> = (0..256).collect();
+        let exact = chain(root, &tokens, 64);
+        let keys = |chunks: &[Range<u32>]| chain_with_chunks(root, &tokens, 64, chunks);
+        assert_eq!(keys(&[]), exact);
+        for (start, same) in [(1, 0), (63, 0), (64, 1), (100, 1), (191, 2), (192, 3)] {
+            let end = start + 64;
+            let with = keys(std::slice::from_ref(&(start..end)));
+            for block in 0..4 {
+                assert_eq!(with[block] == exact[block], block < same, "{start}, block {block}");
+            }
+            assert_ne!(with[3], keys(&[start..end, end..end + 64])[3]);
+            assert_ne!(with[3], keys(std::slice::from_ref(&(start..end + 64)))[3]);
         }
     }
 

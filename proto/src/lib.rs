@@ -27,6 +27,11 @@ pub mod v1 {
     include!("generated/kvasir.v1.rs");
 }
 
+/// Chunks of one prompt that are attended elsewhere, at most: rings have room for the queries of so many.
+pub const ROUTED_CHUNKS_MAX: usize = 4;
+/// Chunks of one prompt, at most.
+pub const CHUNKS_MAX: usize = 64;
+
 pub use digest::{BlockSetDigest, TierDigests};
 pub use ids::{
     BlockKey, Class, FieldError, Generation, Imm, Incarnation, InstanceId, Mark, Namespace, NodeId,

@@ -143,6 +143,7 @@ async fn a_connection_that_is_lost_is_not_the_end_of_a_process_that_may_still_wr
     let options = common::engine::options(&dir, layout());
     let request = v1::AttachRequest {
         instance_id: options.instance_id,
+        instance_type: options.instance_type,
         role: options.role.into(),
         model: Some(options.model),
         layout: Some((&options.layout).into()),

@@ -9,7 +9,7 @@ mod common;
 use std::path::Path;
 
 use common::*;
-use kvasir_proto::{Share, Side, v1};
+use kvasir_proto::{Share, Side, SlotLayout, v1};
 use kvasir_store_node::config::{Config, SsdIo};
 
 fn P(serial: u64) -> Share {
@@ -145,6 +145,18 @@ async fn what_was_pushed_out_of_memory_comes_back_from_the_ssd() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn plain_calls_do_as_well() {
     blocks_rise_again(SsdIo::Plain).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_says_when_its_blocks_are_too_large_for_the_segments_of_its_ssd() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut node = TestNode::start_with(Domain::Shm, with_ssd(dir.path(), SsdIo::Auto)).await;
+    // Six pages with its head, of segments of 32.
+    let large = SlotLayout::layer_major(BLOCK_TOKENS, LAYERS.into(), 80).expect("a layout");
+    let _engine = FakeEngine::try_attach(&node, large).await.expect("attached");
+    let says = "unused: a block is more than a seventh of a segment";
+    until(says, async || node.get("/readyz").await.1.contains(says).then_some(())).await;
+    assert!(!node.describe().await.ssd.expect("there is one").usable);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

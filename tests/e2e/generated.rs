@@ -8,7 +8,7 @@ mod support;
 
 use std::path::Path;
 
-use checkpoint::{Sizes, random_checkpoint};
+use checkpoint::{IndexerSizes, Sizes, random_checkpoint};
 use support::answers::{cached_tokens, check_case, reusable_tokens};
 use support::cluster::Cluster;
 use support::expected::Expected;
@@ -88,4 +88,11 @@ async fn a_checkpoint_without_query_rank_groups_and_yarn_in_several_files_gives_
         ..Sizes::default()
     };
     check_sizes(7, &sizes).await;
+}
+
+#[tokio::test]
+async fn a_checkpoint_that_selects_rows_gives_its_tokens() {
+    let indexer = Some(IndexerSizes { heads: 8, width: 32, topk: 40 });
+    let sizes = Sizes { indexer, layers: 2, dense_layers: 1, heads: 4, ..Sizes::default() };
+    check_sizes(22, &sizes).await;
 }

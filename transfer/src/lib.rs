@@ -84,6 +84,7 @@ pub use signalled::{
     Fallback, OrderedBy, Put, PutWithSignal, Signal, SignalGroup, SignalMode, SignalOutcomes,
     SignalledPut,
 };
+pub use submit::INLINE_BYTES_MAX;
 pub use topology::{Location, Topology};
 pub use traits::{DomainTraits, Poster, Visible};
 pub use write::{PageSide, Source, Write, WritePaged};

@@ -82,6 +82,7 @@ pub(crate) fn wanted(
         may_route: false,
         is_endless: false,
         steering: Steering::default(),
+        chunks: &[],
     }
 }
 
@@ -600,6 +601,7 @@ pub(crate) fn report(cluster: &Cluster, node: NodeIndex, role: Role) -> Instance
     };
     InstanceReport {
         instance_id: InstanceId::from(name.as_str()),
+        instance_type: "".into(),
         node,
         node_id: NodeId::from(format!("node-{:04}", node.0).as_str()),
         attachment: (1, 1),

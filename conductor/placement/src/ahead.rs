@@ -44,7 +44,10 @@ impl Considered {
     fn ahead(&self) -> Option<Ahead<'_>> {
         let is_there = |candidate: &&PrefillCandidate| {
             let verdict = candidate.verdict;
-            !matches!(verdict, Verdict::Excluded | Verdict::NotNamed | Verdict::Draining)
+            !matches!(
+                verdict,
+                Verdict::Excluded | Verdict::NotNamed | Verdict::NotWhole | Verdict::Draining
+            )
         };
         let candidates = self.prefill_candidates.iter().filter(is_there);
         let best = candidates.min_by_key(|candidate| candidate.cost_us)?;

@@ -14,6 +14,7 @@ pub(crate) mod tbt;
 pub(crate) mod tenth;
 
 use fit::Fit;
+use serde::Deserialize;
 
 pub(crate) use odds::BINS;
 pub(crate) use tbt::LearnedTbt;
@@ -23,7 +24,7 @@ pub use tenth::LongestTenth;
 /// The longest time that any estimate gives: an hour.
 const ESTIMATE_US_MAX: f64 = 3.6e9;
 
-/// Where all three models start.
+/// Where the models of all instances start, but of types that have an [`InstanceProfile`] of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Profile {
     pub prefill: PrefillProfile,
@@ -33,13 +34,53 @@ pub struct Profile {
     pub ssd: SsdProfile,
 }
 
+/// Where the models of an instance of some type start: a file like those of `configs/instances`.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct InstanceProfile {
+    pub prefill: PrefillProfile,
+    pub decode: StepProfile,
+}
+
+/// `base_us + sequence_us * running + token_us * context`, of which `context` are the cached tokens of all
+/// that run.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StepProfile {
+    pub base_us: f64,
+    pub sequence_us: f64,
+    pub token_us: f64,
+}
+
+impl InstanceProfile {
+    /// The field of which no model can start: not a number, negative, or more than an hour.
+    pub fn flaw(&self) -> Option<&'static str> {
+        let PrefillProfile { base_us, token_us, pair_us, reused_us } = self.prefill;
+        let prefill = [
+            ("prefill.base_us", base_us),
+            ("prefill.token_us", token_us),
+            ("prefill.pair_us", pair_us),
+            ("prefill.reused_us", reused_us),
+        ];
+        let StepProfile { base_us, sequence_us, token_us } = self.decode;
+        let decode = [
+            ("decode.base_us", base_us),
+            ("decode.sequence_us", sequence_us),
+            ("decode.token_us", token_us),
+        ];
+        let is_flaw = |(_, value): &(&str, f64)| !(0.0..=ESTIMATE_US_MAX).contains(value);
+        prefill.into_iter().chain(decode).find(is_flaw).map(|(field, _)| field)
+    }
+}
+
 /// `base_us + max(token_us * n + pair_us * n (2 r + n), reused_us * r)` for `n` computed after `r`
 /// reused tokens. What is reused is loaded layer by layer while others are computed, so that the
 /// longer of the two counts (*Mooncake*'s condition for reuse compares the same two).
 ///
 /// `n (2 r + n) = (r + n)^2 - r^2` is the part of the squared length that is computed here: with
 /// `r = 0` this is Mooncake's formula with `pair_us = l a d / speed`, `token_us = l b d^2 / speed`.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct PrefillProfile {
     pub base_us: f64,
     pub token_us: f64,
@@ -55,11 +96,12 @@ impl Default for PrefillProfile {
     }
 }
 
-/// `base_us + sequence_us * running`.
+/// As [`StepProfile`] has it, and how long answers are.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DecodeProfile {
     pub base_us: f64,
     pub sequence_us: f64,
+    pub token_us: f64,
     /// How long an answer takes in all: the uniform decode time of *Mooncake* §4.3.
     pub answer_us: f64,
     /// How many tokens an answer has.
@@ -71,6 +113,7 @@ impl Default for DecodeProfile {
         DecodeProfile {
             base_us: 2_000.0,
             sequence_us: 500.0,
+            token_us: 0.0,
             answer_us: 2_000_000.0,
             answer_tokens: 256.0,
         }
@@ -132,6 +175,11 @@ impl PrefillModel {
     pub(crate) fn learned(profile: PrefillProfile) -> Self {
         let PrefillProfile { base_us, token_us, pair_us, reused_us } = profile;
         PrefillModel { fit: Fit::learned([base_us, token_us, pair_us]), reused_us }
+    }
+
+    /// How many it has learned from.
+    pub(crate) fn samples(&self) -> u32 {
+        self.fit.samples()
     }
 
     pub fn predict_us(&self, computed_tokens: u64, reused_tokens: u64) -> u64 {
@@ -230,6 +278,7 @@ impl LinkModel {
 pub(crate) struct LearnedDecode {
     pub base_us: f64,
     pub sequence_us: f64,
+    pub token_us: f64,
     /// Measured over predicted.
     pub scale: f64,
     pub answer_us: f64,
@@ -262,31 +311,39 @@ impl DecodeModel {
     }
 
     pub(crate) fn learned(&self) -> LearnedDecode {
-        let DecodeProfile { base_us, sequence_us, .. } = self.profile;
+        let DecodeProfile { base_us, sequence_us, token_us, .. } = self.profile;
         let DecodeModel { scale, answer_us, answer_tokens, .. } = *self;
-        LearnedDecode { base_us, sequence_us, scale, answer_us, answer_tokens }
+        LearnedDecode { base_us, sequence_us, token_us, scale, answer_us, answer_tokens }
     }
 
     /// One that has learned this.
     pub(crate) fn from_learned(learned: LearnedDecode) -> Self {
-        let LearnedDecode { base_us, sequence_us, scale, answer_us, answer_tokens } = learned;
-        let profile = DecodeProfile { base_us, sequence_us, answer_us, answer_tokens };
+        let LearnedDecode { base_us, sequence_us, token_us, scale, answer_us, answer_tokens } =
+            learned;
+        let profile = DecodeProfile { base_us, sequence_us, token_us, answer_us, answer_tokens };
         DecodeModel { scale, ..DecodeModel::new(profile) }
     }
 
-    /// The time between tokens with `running` sequences.
-    pub fn predict_step_us(&self, running: u32) -> u64 {
-        bounded_us(self.scale * self.unscaled(running))
+    /// How many steps it has learned from.
+    pub(crate) fn samples(&self) -> u32 {
+        self.scale_samples
     }
 
-    /// The mean time between tokens was `measured_us` while `running` sequences ran.
+    /// The time between tokens with `running` sequences of so many cached tokens in all.
+    pub fn predict_step_us(&self, running: u32, context_tokens: f64) -> u64 {
+        bounded_us(self.scale * self.unscaled(running, context_tokens))
+    }
+
+    /// The mean time between tokens was `measured_us` while `running` sequences ran, of so many cached
+    /// tokens in all.
     ///
     /// The mean is geometric: a step that took a thousand times as long (a stopped machine) at
     /// most doubles what many have taught, and an estimate that is far too high comes down within
     /// tens of samples; an arithmetic mean needs as many as made it.
-    pub fn observe_step(&mut self, running: u32, measured_us: u64) {
+    pub fn observe_step(&mut self, running: u32, context_tokens: f64, measured_us: u64) {
         if measured_us > 0 {
-            let sample = (measured_us as f64 / self.unscaled(running)).clamp(1e-3, 1e3);
+            let unscaled = self.unscaled(running, context_tokens).max(1e-3);
+            let sample = (measured_us as f64 / unscaled).clamp(1e-3, 1e3);
             self.scale *= (sample / self.scale).powf(weight(&mut self.scale_samples));
         }
     }
@@ -321,8 +378,9 @@ impl DecodeModel {
         }
     }
 
-    fn unscaled(&self, running: u32) -> f64 {
-        self.profile.base_us + self.profile.sequence_us * f64::from(running.max(1))
+    fn unscaled(&self, running: u32, context_tokens: f64) -> f64 {
+        let DecodeProfile { base_us, sequence_us, token_us, .. } = self.profile;
+        base_us + sequence_us * f64::from(running.max(1)) + token_us * context_tokens
     }
 }
 

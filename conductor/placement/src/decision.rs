@@ -7,6 +7,7 @@ use kvasir_proto::{BlockKey, InstanceId, NodeId};
 use serde::{Deserialize, Serialize};
 
 use crate::attend::Way;
+use crate::chunks::{AskedChunk, PlacedChunk};
 use crate::cost::DecodeLoad;
 use crate::growth::Growth;
 use crate::index::NodeIndex;
@@ -33,6 +34,8 @@ pub struct PlaceRequest<'a> {
     /// It will have `max_tokens` and not fewer.
     pub is_endless: bool,
     pub steering: Steering<'a>,
+    /// In the order of the prompt. The match is of what is before the first of them.
+    pub chunks: &'a [AskedChunk],
 }
 
 /// What a request says of its own place. Default: nothing.
@@ -175,13 +178,15 @@ pub struct Placement {
     pub fetch: Option<Fetch>,
     /// The prefix stays there, and is attended there.
     pub route: Option<Route>,
+    /// What becomes of each chunk of the request.
+    pub chunks: Vec<PlacedChunk>,
     /// The prefill side is to leave what only its SSD has there: to fetch or to compute it takes less time.
     pub leaves_ssd: bool,
     /// What was asked about the prefix, where it could have stayed.
     pub attended: Option<Attended>,
     /// Prompt tokens that are left to compute.
     pub compute_tokens: u32,
-    /// Prompt tokens that are reused: held, fetched or attended elsewhere.
+    /// Prompt tokens that are reused: held, fetched or attended elsewhere, chunks among them.
     pub reused_tokens: u32,
     pub queue_us: u64,
     pub transfer_us: u64,
@@ -354,6 +359,8 @@ pub enum Verdict {
     /// there is nobody else, and its node decides.
     RoomUnreported,
     Draining,
+    /// The request has chunks, which need an instance that does both.
+    NotWhole,
     /// No decode instance could be paired with it.
     NoDecode,
     /// No prefill instance could be paired with it in time.
@@ -399,4 +406,7 @@ pub enum Missing {
     /// The one that the request named.
     #[error("such")]
     Named,
+    /// For a request with chunks, which is served whole.
+    #[error("prefilling and decoding")]
+    Whole,
 }

@@ -7,6 +7,7 @@ use kvasir_proto::{InstanceId, NodeId};
 use serde::Serialize;
 
 use crate::attend::Price;
+use crate::chunks::PlacedChunk;
 use crate::decision::{
     Considered, DecodeCandidate, Placement, PrefillCandidate, Refusal, Refused, Shape, Verdict,
 };
@@ -20,6 +21,17 @@ impl fmt::Display for Placement {
             let (_, node) = self.considered.name(*source);
             writeln!(f, "prefix of {blocks} blocks on {node}")?;
             writeln!(f, "{decision}")?;
+        }
+        for chunk in &self.chunks {
+            let PlacedChunk { first_position, blocks, .. } = chunk;
+            write!(f, "chunk of {blocks} blocks at {first_position}: {}", chunk.way())?;
+            if let Some(source) = chunk.source() {
+                write!(f, ", {} has it", source.node_id)?;
+            }
+            writeln!(f)?;
+            if let Some(decision) = &chunk.decision {
+                writeln!(f, "{decision}")?;
+            }
         }
         match &self.shape {
             Shape::Whole(chosen) => write!(f, "whole on {}", chosen.instance_id)?,
@@ -153,6 +165,9 @@ pub struct Explanation {
     pub fetch: Option<FetchExplanation>,
     /// What became of a prefix that could have stayed on another node.
     pub prefix: Option<PrefixExplanation>,
+    /// What becomes of the request's chunks.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub chunks: Vec<ChunkExplanation>,
     pub queue_us: u64,
     pub transfer_us: u64,
     pub compute_us: u64,
@@ -186,7 +201,20 @@ pub struct PrefixExplanation {
     pub ways: Vec<WayExplanation>,
 }
 
-/// What one way to a prefix would have cost.
+/// Blocks of a prompt that are used as if they had been computed alone.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ChunkExplanation {
+    pub first_position: u32,
+    pub blocks: u32,
+    /// `here`, `fetch`, `route` or `recompute`.
+    pub becomes: String,
+    /// The other node that has it.
+    pub node: Option<String>,
+    /// Where there was a choice.
+    pub ways: Vec<WayExplanation>,
+}
+
+/// What one way to a prefix or a chunk would have cost.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct WayExplanation {
     pub way: String,
@@ -287,6 +315,7 @@ impl Placement {
                 bytes: fetch.bytes,
             }),
             prefix: self.attended.as_ref().map(|asked| self.prefix(asked)),
+            chunks: self.chunks.iter().map(explain_chunk).collect(),
             queue_us: self.queue_us,
             transfer_us: self.transfer_us,
             compute_us: self.compute_us,
@@ -301,19 +330,11 @@ impl Placement {
     }
 
     fn prefix(&self, asked: &Attended) -> PrefixExplanation {
-        let way = |price: &Price| WayExplanation {
-            way: price.way.to_string(),
-            once_us: price.once_us,
-            step_us: price.step_us,
-            total_us: price.total_us,
-            moved_bytes: price.moved_bytes,
-            closed: price.closed.map(|closed| closed.to_string()),
-        };
         PrefixExplanation {
             node: self.considered.name(asked.source).1.to_string(),
             blocks: asked.blocks,
             chosen: asked.decision.chosen.map(|way| way.to_string()),
-            ways: asked.decision.prices.iter().map(way).collect(),
+            ways: asked.decision.prices.iter().map(explain_way).collect(),
         }
     }
 
@@ -370,6 +391,28 @@ impl Placement {
     }
 }
 
+fn explain_way(price: &Price) -> WayExplanation {
+    WayExplanation {
+        way: price.way.to_string(),
+        once_us: price.once_us,
+        step_us: price.step_us,
+        total_us: price.total_us,
+        moved_bytes: price.moved_bytes,
+        closed: price.closed.map(|closed| closed.to_string()),
+    }
+}
+
+fn explain_chunk(chunk: &PlacedChunk) -> ChunkExplanation {
+    let prices = chunk.decision.iter().flat_map(|decision| &decision.prices);
+    ChunkExplanation {
+        first_position: chunk.first_position,
+        blocks: chunk.blocks,
+        becomes: chunk.way().to_owned(),
+        node: chunk.source().map(|source| source.node_id.to_string()),
+        ways: prices.map(explain_way).collect(),
+    }
+}
+
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -383,6 +426,7 @@ impl fmt::Display for Verdict {
             Verdict::Avoided => "failed a moment ago",
             Verdict::RoomUnreported => "idle, and its room is not reported yet",
             Verdict::Draining => "draining",
+            Verdict::NotWhole => "chunks need an instance that does both",
             Verdict::NoDecode => "nobody to decode",
             Verdict::NoPrefill => "nobody to prefill in time",
         })

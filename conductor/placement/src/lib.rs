@@ -11,7 +11,8 @@
 //! 5. [`queue`]: the work that is booked on one instance
 //! 6. `growth`, `drain`: the room that answers will take, and when it comes back
 //! 7. [`explain`]: a decision as text and as values
-//! 8. [`attend`]: move the query, move the cache, or prefill again; [`routing`]: when a placement asks that
+//! 8. [`attend`]: move the query, move the cache, or prefill again; [`routing`]: when a placement asks that;
+//!    [`chunks`]: the same for parts of a prompt that were computed at another offset
 //! 9. `ahead`: what a node should read from its SSD before it is asked
 //! 10. [`balance`]: how many instances prefill and how many decode
 //! 11. [`calibration`]: how true predictions were
@@ -25,6 +26,7 @@ mod ahead;
 pub mod attend;
 pub mod balance;
 pub mod calibration;
+pub mod chunks;
 pub mod cost;
 pub mod decision;
 mod drain;
@@ -39,15 +41,19 @@ pub mod view;
 pub mod waiting;
 
 pub use ahead::Ahead;
-pub use cost::{DecodeProfile, LinkProfile, LongestTenth, PrefillProfile, Profile, SsdProfile};
+pub use chunks::{AskedChunk, ChunkUse, PlacedChunk};
+pub use cost::{
+    DecodeProfile, InstanceProfile, LinkProfile, LongestTenth, PrefillProfile, Profile, SsdProfile,
+    StepProfile,
+};
 pub use decision::{
     Admission, Chosen, Considered, DecodeCandidate, Fetch, Keeper, Missing, Objectives,
     OverloadReason, PlaceRequest, Placement, Policy, PrefillCandidate, Refusal, Refused, Shape,
     Steering, Verdict, conversation,
 };
 pub use explain::{
-    DecodeExplanation, Explanation, FetchExplanation, PrefillExplanation, PrefixExplanation,
-    RefusalExplanation, WayExplanation,
+    ChunkExplanation, DecodeExplanation, Explanation, FetchExplanation, PrefillExplanation,
+    PrefixExplanation, RefusalExplanation, WayExplanation,
 };
 pub use index::{IndexLimits, IndexReader, NodeIndex, PrefixMatch, ShadowIndex, Tier};
 pub use place::place;

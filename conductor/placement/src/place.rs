@@ -10,6 +10,7 @@
 //! - An instance that does both serves a request whole. It competes with the pairs.
 //! - A request that nobody can serve in time by estimates alone is a probe of them (see [`place`]).
 
+mod chunks;
 mod refusal;
 
 use crate::attend::Way;
@@ -156,6 +157,7 @@ impl<'a> Planner<'a> {
 
     fn plan(&self) -> Result<Placement, Refused> {
         let fits = self.check_named().and_then(|()| self.check_size());
+        let fits = fits.and_then(|()| self.check_whole());
         fits.map_err(|refusal| self.refuse_at_all(refusal))?;
         let mut prefills = self.price_prefills();
         let best_split = prefills
@@ -231,6 +233,14 @@ impl<'a> Planner<'a> {
         match self.members().any(|(_, instance)| is_there(instance)) {
             true => Ok(()),
             false => Err(self.no_instance(Missing::Named)),
+        }
+    }
+
+    /// Whether somebody does both, where a request needs that.
+    fn check_whole(&self) -> Result<(), Refusal> {
+        match self.members().all(|(_, instance)| self.lacks_a_role(instance)) {
+            true => Err(self.no_instance(Missing::Whole)),
+            false => Ok(()),
         }
     }
 
@@ -379,6 +389,7 @@ impl<'a> Planner<'a> {
             rank_us,
             verdict: match self.request.steering.instance {
                 Some(named) if *named != instance.report.instance_id => Verdict::NotNamed,
+                _ if self.lacks_a_role(instance) => Verdict::NotWhole,
                 _ => self.gate(instance, self.prefill_slots(instance, memory_blocks)),
             },
         }
@@ -422,7 +433,12 @@ impl<'a> Planner<'a> {
 
     fn compute_us(&self, instance: &Instance, reused_blocks: u32) -> u64 {
         let reused = u64::from(reused_blocks) * u64::from(self.spec.block_tokens);
-        instance.prefill_model.predict_us(u64::from(self.prompt_tokens) - reused, reused)
+        self.rest_us(instance, reused + self.chunk_tokens_here(instance))
+    }
+
+    fn rest_us(&self, instance: &Instance, reused: u64) -> u64 {
+        let rest = u64::from(self.prompt_tokens).saturating_sub(reused);
+        instance.prefill_model.predict_us(rest, reused)
     }
 
     fn block_bytes(&self, blocks: u32) -> u64 {
@@ -679,6 +695,9 @@ impl<'a> Planner<'a> {
             Some(asked) => (asked.blocks, 0, self.routed_compute_us(prefill, asked)),
             None => (prefill.used_blocks, prefill.transfer_us, prefill.compute_us),
         };
+        let chunks = self.placed_chunks(prefill, decode);
+        let used = chunks.iter().filter(|chunk| !chunk.is_computed()).map(|chunk| chunk.blocks);
+        let used_blocks = used.fold(used_blocks, u32::saturating_add);
         let (predicted_ttft_us, added_step_us) = match routed {
             Some(asked) => (
                 self.routed_ttft_us(prefill, decode, asked),
@@ -686,7 +705,22 @@ impl<'a> Planner<'a> {
             ),
             None => (winner.ttft_us, 0),
         };
-        let reused_tokens = used_blocks * self.spec.block_tokens;
+        let reused_tokens = used_blocks.saturating_mul(self.spec.block_tokens);
+        // What of chunks comes from elsewhere is not computed, and waited for.
+        let (compute_us, chunks_us, chunks_step_us) = match chunks.is_empty() {
+            true => (compute_us, 0, 0),
+            false => (
+                self.rest_us(self.at(prefill.at), reused_tokens.into()),
+                chunks.iter().map(|chunk| chunk.once_us).sum::<u64>(),
+                chunks.iter().map(|chunk| chunk.step_us).sum(),
+            ),
+        };
+        let predicted_ttft_us = match chunks.is_empty() {
+            true => predicted_ttft_us,
+            false => {
+                (predicted_ttft_us + compute_us + chunks_us).saturating_sub(prefill.compute_us)
+            }
+        };
         let fetch = prefill.fetch_from.filter(|_| routed.is_none()).map(|source| {
             let in_memory = self.memory_blocks(self.at(source)).min(prefill.used_blocks);
             Fetch {
@@ -702,14 +736,15 @@ impl<'a> Planner<'a> {
             route,
             leaves_ssd: prefill.leaves_ssd,
             attended,
-            compute_tokens: self.prompt_tokens - reused_tokens,
+            chunks,
+            compute_tokens: self.prompt_tokens.saturating_sub(reused_tokens),
             reused_tokens,
             queue_us: prefill.queue_us,
             transfer_us,
             compute_us,
             decode_wait_us: decode.wait_us,
             predicted_ttft_us,
-            predicted_tbt_us: winner.tbt_us + added_step_us,
+            predicted_tbt_us: winner.tbt_us + added_step_us + chunks_step_us,
             probe: false,
             rank_us: prefill.rank_us,
             rank_delay_us: prefill.rank_us - self.request.now_us,
@@ -766,7 +801,7 @@ impl<'a> Planner<'a> {
         let is_whole = prefill.at == decode.at && prefill.held_blocks == 0;
         let asked_for = self.request.steering.prefix;
         let is_open = self.request.may_route && asked_for.is_none_or(|way| way == Way::Route);
-        if !is_open || !is_whole || blocks == 0 {
+        if !is_open || !is_whole || blocks == 0 || !self.request.chunks.is_empty() {
             return None;
         }
         let instance = self.at(prefill.at);
@@ -776,6 +811,7 @@ impl<'a> Planner<'a> {
             block_bytes: self.spec.block_bytes,
             block_tokens: self.spec.block_tokens,
             blocks,
+            is_moved: false,
             flows: (holder.routes_out.iter())
                 .filter(|(requester, _)| *requester != instance.reference)
                 .count() as u32,

@@ -63,6 +63,8 @@ pub(crate) struct Question {
     pub block_bytes: u64,
     pub block_tokens: u32,
     pub blocks: u32,
+    /// They were computed at another offset.
+    pub is_moved: bool,
     /// Other instances for which that node attends prefixes.
     pub flows: u32,
     /// Requests of this instance whose prefix it attends: their queries go in one message.
@@ -117,7 +119,7 @@ impl Question {
             rows: 0,
             has_kernel: true,
         };
-        let span = Span { holders: &[holder], is_moved: false, is_selected: false };
+        let span = Span { holders: &[holder], is_moved: self.is_moved, is_selected: false };
         let demand = Demand {
             rows: u64::from(heads) * u64::from(tokens),
             steps,

@@ -3,8 +3,10 @@
 //! [`crate::place()`] only reads. Names are resolved once, so that a decision compares numbers.
 
 mod decoding;
+mod members;
 mod recorded;
 mod roles;
+mod routes;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +14,10 @@ use std::sync::Arc;
 use kvasir_proto::{InstanceId, NodeId};
 use serde::{Deserialize, Serialize};
 
-use crate::cost::{DecodeLoad, DecodeModel, LinkModel, PrefillModel, Profile, TbtModel};
+use crate::chunks::routed_blocks;
+use crate::cost::{
+    DecodeLoad, DecodeModel, InstanceProfile, LinkModel, PrefillModel, Profile, TbtModel,
+};
 use crate::decision::{Placement, Policy};
 use crate::growth::Growth;
 use crate::index::NodeIndex;
@@ -96,6 +101,8 @@ pub struct ReportedLoad {
 #[derive(Debug, Clone, PartialEq)]
 pub struct InstanceReport {
     pub instance_id: InstanceId,
+    /// What it runs on, as its operator calls it; empty when nobody said.
+    pub instance_type: Arc<str>,
     pub node: NodeIndex,
     pub node_id: NodeId,
     /// Differs between any two attachments of this instance to this node.
@@ -361,6 +368,8 @@ pub(crate) struct Booked {
     prompt_tokens: u32,
     fetch: Option<(InstanceRef, u64)>,
     route: Option<BookedRoute>,
+    /// Who attends its chunks.
+    chunk_routes: Vec<InstanceRef>,
     /// When the prompt is predicted to be computed, and then the answer to end.
     pub(crate) prefill_end_us: u64,
     pub(crate) end_us: u64,
@@ -382,6 +391,8 @@ pub(crate) struct Booked {
 #[derive(Debug)]
 pub struct ClusterView {
     profile: Profile,
+    /// By the name of the type.
+    profiles: BTreeMap<Arc<str>, InstanceProfile>,
     policy: Policy,
     instances: Vec<Instance>,
     names: Arc<Names>,
@@ -399,6 +410,7 @@ impl ClusterView {
     pub fn new(policy: Policy, profile: Profile) -> Self {
         ClusterView {
             profile,
+            profiles: BTreeMap::new(),
             policy,
             instances: Vec::new(),
             names: Arc::default(),
@@ -409,6 +421,11 @@ impl ClusterView {
             bookings: BTreeMap::new(),
             half_life_us: None,
         }
+    }
+
+    /// Where the models of instances of this type start that come from now on.
+    pub fn know(&mut self, instance_type: &str, profile: InstanceProfile) {
+        self.profiles.insert(instance_type.into(), profile);
     }
 
     /// What is known of how far predictions of the time between tokens were off is forgotten with time, half
@@ -437,7 +454,8 @@ impl ClusterView {
             }
         }
         let old = self.instances.iter().position(same).map(|at| self.instances.remove(at));
-        let learned = old.filter(|old| old.model == model);
+        let learned = old
+            .filter(|old| old.model == model && old.report.instance_type == report.instance_type);
         let member = self.member(model, report, learned, now_us);
         let reference = member.reference;
         self.instances.push(member);
@@ -515,7 +533,8 @@ impl ClusterView {
         let prompt_blocks = placement.considered.prompt_blocks;
         let prefill_end_us = now_us.saturating_add(placement.predicted_ttft_us);
         // What is attended elsewhere takes no slots here.
-        let routed_blocks = placement.route.as_ref().map_or(0, |route| route.blocks);
+        let routed_blocks = placement.route.as_ref().map_or(0, |route| route.blocks)
+            + routed_blocks(&placement.chunks);
         let prefill_slots = prompt_blocks.saturating_sub(prefill.memory_blocks);
         let mut booked = Booked {
             prefill: prefill.instance,
@@ -534,6 +553,7 @@ impl ClusterView {
                 companions: 0,
                 slots: routed_blocks.saturating_sub(decode.memory_blocks),
             }),
+            chunk_routes: routes::of_chunks(placement),
             decode_slots: prompt_blocks.saturating_sub(decode.memory_blocks.max(routed_blocks)),
             prefill_taken: Taken::default(),
             decode_taken: Taken::default(),
@@ -542,6 +562,9 @@ impl ClusterView {
         let ready_us = self.book_fetch(placement, now_us);
         if let Some(route) = &mut booked.route {
             route.companions = self.begin_route(route.source, decode.instance);
+        }
+        for source in &booked.chunk_routes {
+            self.begin_route(*source, decode.instance);
         }
         let rank_stretch = self.policy.rank_stretch;
         if let Some(instance) = self.find(prefill.instance) {
@@ -658,7 +681,7 @@ impl ClusterView {
             }
         }
         if first_time && let Some(instance) = self.find(booked.decode) {
-            let begun = Booked { handed_over_us: None, ..booked };
+            let begun = Booked { handed_over_us: None, ..booked.clone() };
             instance.decodes.remove(begun.decode_booking());
             let end_us = now_us.saturating_add(instance.decode_model.answer_us());
             instance.decodes.book(Booked { end_us, ..booked }.decode_booking());
@@ -691,35 +714,6 @@ impl ClusterView {
         if let Some(routes) = &mut self.routes {
             routes.observe_layer(demand, routed_us as f64 / f64::from(layers));
         }
-    }
-
-    /// Answers with how many requests of that instance the source attends prefixes for already.
-    fn begin_route(&mut self, source: InstanceRef, requester: InstanceRef) -> u32 {
-        if let Some(requester) = self.find(requester) {
-            requester.routes_in += 1;
-        }
-        let Some(source) = self.find(source) else { return 0 };
-        match source.routes_out.iter_mut().find(|(of, _)| *of == requester) {
-            Some((_, count)) => {
-                *count += 1;
-                *count - 1
-            }
-            None => {
-                source.routes_out.push((requester, 1));
-                0
-            }
-        }
-    }
-
-    fn end_route(&mut self, source: InstanceRef, requester: InstanceRef) {
-        if let Some(requester) = self.find(requester) {
-            requester.routes_in = requester.routes_in.saturating_sub(1);
-        }
-        let Some(source) = self.find(source) else { return };
-        for (of, count) in &mut source.routes_out {
-            *count -= u32::from(*of == requester);
-        }
-        source.routes_out.retain(|(_, count)| *count > 0);
     }
 
     /// A step of an instance took so long. It says what rows here cost where all rows are here and nothing but
@@ -761,8 +755,9 @@ impl ClusterView {
     pub fn stepped(&mut self, id: BookingId, interval_us: u64, now_us: u64) {
         let Some(decode) = self.bookings.get(&id).map(|booked| booked.decode) else { return };
         if let Some(instance) = self.find(decode) {
-            let running = instance.answers_at(now_us, now_us).round() as u32;
-            instance.decode_model.observe_step(running, interval_us);
+            let running = instance.answers_at(now_us, now_us).round();
+            let context_tokens = running * instance.decodes.mean_tokens().unwrap_or(0.0);
+            instance.decode_model.observe_step(running as u32, context_tokens, interval_us);
         }
         self.observe_local_step(decode, interval_us);
     }
@@ -774,6 +769,9 @@ impl ClusterView {
         let Some(booked) = self.bookings.remove(&id) else { return };
         if let Some(route) = booked.route {
             self.end_route(route.source, booked.decode);
+        }
+        for source in &booked.chunk_routes {
+            self.end_route(*source, booked.decode);
         }
         if let Some(instance) = self.find(booked.prefill) {
             instance.prefills.remove(id, now_us);
@@ -814,57 +812,6 @@ impl ClusterView {
 
     fn find(&mut self, reference: InstanceRef) -> Option<&mut Instance> {
         self.instances.iter_mut().find(|instance| instance.reference == reference)
-    }
-
-    fn member(
-        &mut self,
-        model: ModelIndex,
-        report: InstanceReport,
-        learned: Option<Instance>,
-        now_us: u64,
-    ) -> Instance {
-        let Profile { prefill, decode, link, ssd: _ } = self.profile;
-        let (prefill_model, decode_model, tbt_model, link) = match learned {
-            Some(old) => (old.prefill_model, old.decode_model, old.tbt_model, old.link),
-            None => (
-                PrefillModel::new(prefill),
-                DecodeModel::new(decode),
-                TbtModel::new(decode),
-                LinkModel::new(link),
-            ),
-        };
-        let reference = InstanceRef(self.next_instance);
-        self.next_instance += 1;
-        let mut member = Instance {
-            reference,
-            model,
-            role: report.playing(),
-            report: report.clone(),
-            prefill_model,
-            decode_model,
-            tbt_model,
-            joined_tokens: 0,
-            sent: Sent::default(),
-            paced_us: now_us,
-            link,
-            bytes_in: 0,
-            bytes_out: 0,
-            routes_out: Vec::new(),
-            routes_in: 0,
-            in_free_us: 0,
-            out_free_us: 0,
-            pushes: None,
-            prefills: PrefillQueue::default(),
-            decodes: DecodeBookings::default(),
-            other_tokens: 0,
-            other_answers: 0,
-            reports: 0,
-            slots_booked: 0,
-            slots_expected: 0,
-            avoid_until_us: None,
-        };
-        member.take_report(report, now_us);
-        member
     }
 
     fn intern(&mut self, spec: &ModelSpec) -> ModelIndex {

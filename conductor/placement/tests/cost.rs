@@ -1,7 +1,7 @@
 //! The cost models against machines that they do not know.
 
 use kvasir_placement::cost::{DecodeModel, LinkModel, PrefillModel};
-use kvasir_placement::{DecodeProfile, LinkProfile, PrefillProfile};
+use kvasir_placement::{DecodeProfile, InstanceProfile, LinkProfile, PrefillProfile};
 
 /// Lengths as requests have them: computed and reused tokens.
 fn lengths() -> impl Iterator<Item = (u64, u64)> {
@@ -145,43 +145,80 @@ fn decode_steps_and_answers_follow_what_was_measured() {
     let profile = DecodeProfile {
         base_us: 1_000.0,
         sequence_us: 100.0,
+        token_us: 0.0,
         answer_us: 1_000_000.0,
         answer_tokens: 256.0,
     };
     let mut model = DecodeModel::new(profile);
-    assert_eq!((model.predict_step_us(1), model.predict_step_us(10)), (1_100, 2_000));
+    assert_eq!((model.predict_step_us(1, 0.0), model.predict_step_us(10, 0.0)), (1_100, 2_000));
     for _ in 0..60 {
-        model.observe_step(10, 6_000);
+        model.observe_step(10, 0.0, 6_000);
         model.observe_answer(30_000_000, 1_000);
     }
-    assert!((5_900..6_100).contains(&model.predict_step_us(10)));
-    assert!(model.predict_step_us(20) > model.predict_step_us(10));
+    assert!((5_900..6_100).contains(&model.predict_step_us(10, 0.0)));
+    assert!(model.predict_step_us(20, 0.0) > model.predict_step_us(10, 0.0));
     assert!((29_000_000..30_100_000).contains(&model.answer_us()));
-    model.observe_step(1, 0);
-    model.observe_step(1, u64::MAX);
+    model.observe_step(1, 0.0, 0);
+    model.observe_step(1, 0.0, u64::MAX);
     assert!((990..=1_000).contains(&model.answer_tokens()), "{}", model.answer_tokens());
     model.observe_answer(u64::MAX, u32::MAX);
-    assert!(model.predict_step_us(1) < 200 * 1_100, "{}", model.predict_step_us(1));
-    assert!(model.predict_step_us(u32::MAX) <= 3_600_000_000);
+    assert!(model.predict_step_us(1, 0.0) < 200 * 1_100, "{}", model.predict_step_us(1, 0.0));
+    assert!(model.predict_step_us(u32::MAX, 0.0) <= 3_600_000_000);
+}
+
+#[test]
+fn a_step_takes_longer_over_a_longer_context() {
+    let profile = DecodeProfile { token_us: 0.5, ..DecodeProfile::default() };
+    let mut model = DecodeModel::new(profile);
+    let [short_us, long_us] = [1_000.0, 100_000.0].map(|tokens| model.predict_step_us(8, tokens));
+    assert_eq!(long_us - short_us, 49_500);
+    // A machine of twice that speed.
+    for _ in 0..60 {
+        model.observe_step(8, 1_000.0, short_us / 2);
+        model.observe_step(8, 100_000.0, long_us / 2);
+    }
+    let learned_us = model.predict_step_us(8, 50_000.0);
+    let real_us = (2_000.0 + 8.0 * 500.0 + 0.5 * 50_000.0) / 2.0;
+    assert!((learned_us as f64 / real_us - 1.0).abs() < 0.02, "{learned_us} for {real_us}");
+}
+
+#[test]
+fn the_published_profiles_of_instances_are_what_models_start_from() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/instances");
+    let mut profiles = 0;
+    for entry in std::fs::read_dir(folder).expect("the folder is there") {
+        let path = entry.expect("a file").path();
+        let text = std::fs::read_to_string(&path).expect("it is read");
+        let profile: InstanceProfile =
+            toml::from_str(&text).unwrap_or_else(|e| panic!("{path:?}: {e}"));
+        assert_eq!(profile.flaw(), None, "{path:?}");
+        for wrong in [-1.0, f64::NAN, 1e12] {
+            let prefill = PrefillProfile { pair_us: wrong, ..profile.prefill };
+            let flawed = InstanceProfile { prefill, ..profile };
+            assert_eq!(flawed.flaw(), Some("prefill.pair_us"));
+        }
+        profiles += 1;
+    }
+    assert!(profiles > 0);
 }
 
 #[test]
 fn one_wild_step_at_most_doubles_an_estimate_and_a_wild_estimate_comes_down_in_tens_of_steps() {
     let mut model = DecodeModel::new(DecodeProfile::default());
-    let real_us = model.predict_step_us(1);
+    let real_us = model.predict_step_us(1, 0.0);
     for _ in 0..20 {
-        model.observe_step(1, real_us);
+        model.observe_step(1, 0.0, real_us);
     }
-    model.observe_step(1, real_us * 1_000);
-    let doubled_us = model.predict_step_us(1);
+    model.observe_step(1, 0.0, real_us * 1_000);
+    let doubled_us = model.predict_step_us(1, 0.0);
     assert!(doubled_us <= 2 * real_us, "{real_us} became {doubled_us}");
     for _ in 0..100 {
-        model.observe_step(1, real_us * 1_000);
+        model.observe_step(1, 0.0, real_us * 1_000);
     }
-    assert!(model.predict_step_us(1) > 900 * real_us);
+    assert!(model.predict_step_us(1, 0.0) > 900 * real_us);
     for _ in 0..50 {
-        model.observe_step(1, real_us);
+        model.observe_step(1, 0.0, real_us);
     }
-    let after_us = model.predict_step_us(1);
+    let after_us = model.predict_step_us(1, 0.0);
     assert!(after_us < 2 * real_us, "{real_us} is predicted as {after_us}");
 }

@@ -231,6 +231,7 @@ fn request(world: &World, now_us: u64) -> PlaceRequest<'static> {
         may_route: true,
         is_endless: false,
         steering: Steering::default(),
+        chunks: &[],
     }
 }
 

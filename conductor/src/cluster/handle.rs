@@ -8,8 +8,8 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use kvasir_placement::{
-    Fetch, Inputs, ModelIndex, ModelSpec, Objectives, PlaceRequest, Placement, Policy, PrefixMatch,
-    Profile, Refusal, Refused, Steering,
+    AskedChunk, ChunkUse, Fetch, Inputs, InstanceProfile, ModelIndex, ModelSpec, Objectives,
+    PlaceRequest, PlacedChunk, Placement, Policy, PrefixMatch, Profile, Refusal, Refused, Steering,
 };
 use kvasir_proto::v1::engine_client::EngineClient;
 use kvasir_proto::v1::store_node_client::StoreNodeClient;
@@ -32,6 +32,8 @@ pub struct Options {
     pub policy: Policy,
     /// What costs are taken to be until they are measured.
     pub profile: Profile,
+    /// The same for instances of these types.
+    pub profiles: Vec<(String, InstanceProfile)>,
     /// Different block keys in the index, at most; about 27 bytes each.
     pub index_keys_max: usize,
     /// Between attempts to reach a node, growing from the least to the most.
@@ -59,6 +61,7 @@ impl Default for Options {
             nodes: Vec::new(),
             policy: Policy::default(),
             profile: Profile::default(),
+            profiles: Vec::new(),
             index_keys_max: 16 << 20,
             reconnect_ms_min: 50,
             reconnect_ms_max: 2_000,
@@ -138,6 +141,16 @@ pub struct PlaceQuery<'a> {
     /// It will have `max_tokens` and not fewer.
     pub is_endless: bool,
     pub steering: Steering<'a>,
+    /// Parts of the prompt that are used as if each stood alone; `keys` are those of other prompts only before
+    /// the first of them.
+    pub chunks: &'a [QueriedChunk],
+}
+
+/// Whole blocks of a prompt, with the keys that they have as a prompt alone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QueriedChunk {
+    pub first_position: u32,
+    pub keys: Arc<[BlockKey]>,
 }
 
 /// A placed request: whom to call. What is in the handles may be stale by the time of the call.
@@ -152,7 +165,21 @@ pub struct Placed {
     pub decode: Option<EngineTarget>,
     pub fetch: Option<FetchSource>,
     pub route: Option<RouteHolder>,
+    /// One for each chunk of the query.
+    pub chunks: Vec<ChunkTarget>,
     pub booking: Booking,
+}
+
+/// Whence a chunk comes.
+#[derive(Debug, Clone)]
+pub enum ChunkTarget {
+    /// The engine's own node has it, or had it a moment ago.
+    Here,
+    /// This node sends a copy.
+    Fetched(NodeHandle),
+    /// This node attends it.
+    Routed(NodeHandle),
+    Computed,
 }
 
 /// An instance and the store node it is attached to.
@@ -261,7 +288,8 @@ impl Cluster {
         if placement.queue_us > ahead_us {
             return Err(NotNow::Queues { placement: Box::new(placement) });
         }
-        let Some((prefill, decode, fetch, route)) = targets(&state, &placement) else {
+        let Some(Targets { prefill, decode, fetch, route, chunks }) = targets(&state, &placement)
+        else {
             // Instances and nodes change together under the lock, so this does not happen; were
             // it to, the caller could do no more than with an instance that has just gone.
             return Err(NotNow::Refused(gone(query, placement)));
@@ -272,7 +300,7 @@ impl Cluster {
         self.shared.metrics.placed(&placement);
         let predicted = Predicted::of(&placement, query.objectives);
         let booking = Booking::new(self.shared.clone(), id, placed_at, predicted);
-        Ok(Placed { placement, inputs, prefill, decode, fetch, route, booking })
+        Ok(Placed { placement, inputs, prefill, decode, fetch, route, chunks, booking })
     }
 
     /// The same decision without booking it.
@@ -287,7 +315,7 @@ impl Cluster {
         let Decided { placement, inputs } =
             decided.inspect_err(|none| self.count_refused(&none.refused.refusal))?;
         match targets(&state, &placement) {
-            Some((prefill, decode, fetch, _)) => {
+            Some(Targets { prefill, decode, fetch, .. }) => {
                 Ok(Plan { placement, inputs, prefill, decode, fetch })
             }
             None => Err(gone(query, placement)),
@@ -301,6 +329,12 @@ impl Cluster {
         matched: &PrefixMatch,
         now_us: u64,
     ) -> Result<Decided, NotPlaced> {
+        let chunk = |chunk: &QueriedChunk| AskedChunk {
+            first_position: chunk.first_position,
+            blocks: chunk.keys.len() as u32,
+            matched: self.shared.reader.match_prefix(&chunk.keys),
+        };
+        let chunks: Vec<AskedChunk> = query.chunks.iter().map(chunk).collect();
         let request = PlaceRequest {
             model: query.model.index,
             prompt_tokens: query.prompt_tokens,
@@ -313,6 +347,7 @@ impl Cluster {
             may_route: query.may_route,
             is_endless: query.is_endless,
             steering: query.steering,
+            chunks: &chunks,
         };
         let captures = self.shared.options.captures_inputs;
         let inputs = captures.then(|| Inputs::capture(&state.view, matched, &request)).flatten();
@@ -482,7 +517,13 @@ fn gone(query: &PlaceQuery<'_>, placement: Placement) -> NotPlaced {
     NotPlaced { refused: Refused { refusal, considered: placement.considered }, inputs: None }
 }
 
-type Targets = (EngineTarget, Option<EngineTarget>, Option<FetchSource>, Option<RouteHolder>);
+struct Targets {
+    prefill: EngineTarget,
+    decode: Option<EngineTarget>,
+    fetch: Option<FetchSource>,
+    route: Option<RouteHolder>,
+    chunks: Vec<ChunkTarget>,
+}
 
 /// The handles of what was chosen.
 fn targets(state: &State, placement: &Placement) -> Option<Targets> {
@@ -507,5 +548,14 @@ fn targets(state: &State, placement: &Placement) -> Option<Targets> {
             Some(RouteHolder { node, blocks: route.blocks })
         }
     };
-    Some((prefill, decode, fetch, route))
+    let chunk = |chunk: &PlacedChunk| {
+        Some(match &chunk.becomes {
+            ChunkUse::Here => ChunkTarget::Here,
+            ChunkUse::Computed => ChunkTarget::Computed,
+            ChunkUse::Fetched(source) => ChunkTarget::Fetched(state.node_handle(source.node)?),
+            ChunkUse::Routed(source) => ChunkTarget::Routed(state.node_handle(source.node)?),
+        })
+    };
+    let chunks = placement.chunks.iter().map(chunk).collect::<Option<_>>()?;
+    Some(Targets { prefill, decode, fetch, route, chunks })
 }

@@ -29,6 +29,8 @@ pub(super) struct Metrics {
     placements: IntCounterVec,
     /// By `way`, also `none`.
     prefixes: IntCounterVec,
+    /// By what became of them.
+    chunks: IntCounterVec,
     probes: IntCounter,
     /// By what became of them.
     pub(super) hints: IntCounterVec,
@@ -93,6 +95,11 @@ impl Metrics {
             prefixes: make.counters(
                 "prefixes_total",
                 "Prefixes that could have stayed on another node, by what was cheapest",
+                "way",
+            )?,
+            chunks: make.counters(
+                "chunks_total",
+                "Chunks of prompts, by what was to become of them: here, fetch, route or recompute",
                 "way",
             )?,
             probes: make.counter(
@@ -214,6 +221,9 @@ impl Metrics {
         if let Some(asked) = &placement.attended {
             let way = asked.decision.chosen.map(|way| way.to_string());
             self.prefixes.with_label_values(&[way.as_deref().unwrap_or("none")]).inc();
+        }
+        for chunk in &placement.chunks {
+            self.chunks.with_label_values(&[chunk.way()]).inc();
         }
         let kind = match (placement.is_whole(), placement.fetch.is_some()) {
             (true, false) if placement.route.is_some() => "whole_route",

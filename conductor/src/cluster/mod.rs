@@ -31,8 +31,8 @@ mod tests;
 pub use balance::{BalanceOptions, BalanceOverview};
 pub use booking::{Booking, PrefillTime};
 pub use handle::{
-    Cluster, ClusterError, EngineTarget, FetchSource, NodeHandle, NotNow, NotPlaced, Options,
-    PlaceQuery, Placed, Plan, RouteHolder, ServedModel,
+    ChunkTarget, Cluster, ClusterError, EngineTarget, FetchSource, NodeHandle, NotNow, NotPlaced,
+    Options, PlaceQuery, Placed, Plan, QueriedChunk, RouteHolder, ServedModel,
 };
 pub use hint::Expected;
 pub use keepers::Keepers;

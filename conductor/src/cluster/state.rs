@@ -55,6 +55,9 @@ impl Shared {
         let limits = IndexLimits { keys_max: options.index_keys_max, nodes_max: NODES_MAX };
         let index = ShadowIndex::new(limits);
         let mut view = ClusterView::new(options.policy, options.profile);
+        for (instance_type, profile) in &options.profiles {
+            view.know(instance_type, *profile);
+        }
         view.forget_in(FORGETS_IN_US);
         let state = State {
             view,

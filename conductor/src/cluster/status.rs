@@ -38,6 +38,7 @@ pub(super) fn attached(
     let load = status.load.unwrap_or_default();
     let report = InstanceReport {
         instance_id: InstanceId::from(instance.instance_id.as_str()),
+        instance_type: instance.instance_type.as_str().into(),
         node,
         node_id: NodeId::from(status.node_id.as_str()),
         attachment: (status.incarnation, instance.attach_epoch),

@@ -48,6 +48,7 @@ pub(crate) struct Front {
     pub request_deadline: Duration,
     pub objectives: ObjectiveBounds,
     pub steering_enabled: bool,
+    pub chunks_enabled: bool,
     pub started_unix_s: u64,
     /// Absent where everybody is answered.
     pub access: Option<Arc<Access>>,

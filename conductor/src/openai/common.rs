@@ -4,6 +4,7 @@
 use kvasir_proto::v1;
 use serde_json::Value;
 
+use super::chunks::{self, NamedChunk};
 use super::error::ApiError;
 use super::fields::{Fields, kind_of, neutral};
 
@@ -38,6 +39,8 @@ pub(crate) struct Common {
     pub sampling: v1::SamplingParams,
     pub return_token_ids: bool,
     pub add_special_tokens: Option<bool>,
+    /// Parts of the prompt that are attended as if each stood alone.
+    pub chunks: Vec<NamedChunk>,
 }
 
 impl Common {
@@ -57,6 +60,7 @@ impl Common {
         take_neutral(fields, n, max_tokens, &sampling)?;
         let return_token_ids = fields.flag("return_token_ids")?;
         let add_special_tokens = fields.boolean("add_special_tokens")?;
+        let chunks = chunks::take(fields)?;
         fields.ignore(&[
             "user",
             "metadata",
@@ -78,6 +82,7 @@ impl Common {
             sampling,
             return_token_ids,
             add_special_tokens,
+            chunks,
         })
     }
 }

@@ -49,6 +49,10 @@ impl CompletionRequest {
             common.sampling.logprobs = true;
             common.sampling.top_logprobs = top as u32;
         }
+        if !common.chunks.is_empty() && prompts.len() > 1 {
+            let message = "There must be one prompt where parts of it are named.";
+            return Err(ApiError::invalid(super::chunks::MEMBER, message));
+        }
         let echo = fields.flag("echo")?;
         if echo && common.sampling.logprobs {
             let message = "`echo` with `logprobs` is not supported.";

@@ -60,10 +60,12 @@ fn check<T>(schema: &str, body: Value, parse: impl Fn(&[u8]) -> Result<T, super:
 fn every_member_of_a_request_is_in_the_document_and_the_reverse() {
     let stream = json!({"include_obfuscation": false});
     let message = |kind: &str| json!([{"role": "user", "content": [{"type": kind, "text": "x"}]}]);
+    let chunks = json!([{"text": "x"}]);
     let chat = json!({"model": "m", "stream": true, "stream_options": stream,
-        "messages": message("text")});
+        "messages": message("text"), "kvasir_chunks": chunks});
     check("ChatRequest", chat, |body| ChatRequest::parse(body, &LIMITS));
-    let completion = json!({"model": "m", "stream": true, "stream_options": stream, "prompt": "x"});
+    let completion = json!({"model": "m", "stream": true, "stream_options": stream, "prompt": "x",
+        "kvasir_chunks": chunks});
     check("CompletionRequest", completion, |body| CompletionRequest::parse(body, &LIMITS));
     let response = json!({"model": "m", "stream": true, "stream_options": stream,
         "input": message("input_text"), "reasoning": {}, "text": {}});

@@ -162,6 +162,7 @@ impl From<TextError> for ApiError {
             TextError::NoTemplate | TextError::Template(_) => {
                 ApiError::invalid("prompt", error.to_string())
             }
+            TextError::Chunk { .. } => ApiError::invalid(super::chunks::MEMBER, error.to_string()),
             TextError::Tokenize(_) => ApiError::invalid("prompt", error.to_string()),
             TextError::TooLong { .. } => ApiError {
                 code: "context_length_exceeded",

@@ -9,6 +9,7 @@
 
 mod answer;
 mod chat;
+mod chunks;
 mod common;
 mod completions;
 mod contexts;

@@ -1,6 +1,7 @@
 //! From a checked request to jobs: finds the model, makes tokens of text, and holds the prompt
 //! against what the model can take.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -10,6 +11,7 @@ use serde_json::{Map, Value};
 
 use super::answer::{Answer, Style};
 use super::chat::ChatRequest;
+use super::chunks::{self, NamedChunk};
 use super::common::Common;
 use super::completions::{CompletionRequest, Prompt};
 use super::contexts::{ContextRequest, Source};
@@ -32,12 +34,14 @@ pub(super) async fn chat(
     arrival: &Arrival,
     request: ChatRequest,
 ) -> Result<(Answer, Vec<Job>), ApiError> {
-    let ChatRequest { common, messages, add_generation_prompt, template_arguments } = request;
+    let ChatRequest { mut common, messages, add_generation_prompt, template_arguments } = request;
+    permit_chunks(front, &common)?;
     let rendering = Rendering {
         messages,
         add_generation_prompt,
         template_arguments,
         add_special_tokens: common.add_special_tokens.unwrap_or(false),
+        chunks: std::mem::take(&mut common.chunks),
     };
     let (prompt, served) = rendered(front, arrival, &common.model, rendering).await?;
     let room = room_of(&prompt.tokens, "prompt", common.max_tokens, &served)?;
@@ -51,6 +55,17 @@ struct Rendering {
     add_generation_prompt: bool,
     template_arguments: Map<String, Value>,
     add_special_tokens: bool,
+    chunks: Vec<NamedChunk>,
+}
+
+/// Parts of a prompt are attended as if they stood alone only where that is let.
+fn permit_chunks(front: &Front, common: &Common) -> Result<(), ApiError> {
+    if common.chunks.is_empty() || front.chunks_enabled {
+        return Ok(());
+    }
+    let member = chunks::MEMBER;
+    let message = format!("`{member}` is not taken here: `chunks_enabled` is off.");
+    Err(ApiError::invalid(member, message))
 }
 
 async fn rendered(
@@ -67,6 +82,7 @@ async fn rendered(
             add_generation_prompt,
             template_arguments,
             add_special_tokens,
+            chunks,
         } = rendering;
         let template = text.template.as_ref().ok_or(TextError::NoTemplate)?;
         if !template.knows_developer() {
@@ -78,8 +94,10 @@ async fn rendered(
         }
         let rendered = template.render(&messages, add_generation_prompt, &template_arguments)?;
         let room = hashed.context_tokens;
-        let tokens = text.tokenizer.encode(&rendered, add_special_tokens, room)?;
-        Ok::<_, TextError>(JobPrompt::new(tokens.into(), &hashed, salt))
+        let encode = |part: &str, special| text.encode(part, special, salt.as_bytes(), room);
+        let (tokens, chunks) =
+            chunks::encode(&rendered, &chunks, (add_special_tokens, room), text.frame(), encode)?;
+        Ok::<_, TextError>(JobPrompt::new(tokens.into(), chunks.into(), &hashed, salt))
     };
     Ok((front.texts.run(encode).await??, served))
 }
@@ -99,6 +117,7 @@ pub(super) async fn context(
                 add_generation_prompt: false,
                 template_arguments,
                 add_special_tokens: add_special_tokens.unwrap_or(false),
+                chunks: Vec::new(),
             };
             rendered(front, arrival, &name, rendering).await?
         }
@@ -107,8 +126,9 @@ pub(super) async fn context(
             let (hashed, salt) = (served.clone(), Arc::clone(&arrival.tenant_salt));
             let add_special_tokens = add_special_tokens.unwrap_or(true);
             let encode = move || {
-                let tokens = tokens_of(&text, prompt, add_special_tokens, &hashed)?;
-                Ok::<_, TextError>(JobPrompt::new(tokens.into(), &hashed, salt))
+                let of = (&hashed, salt.as_bytes());
+                let (tokens, chunks) = tokens_of(&text, prompt, &[], add_special_tokens, of)?;
+                Ok::<_, TextError>(JobPrompt::new(tokens.into(), chunks.into(), &hashed, salt))
             };
             (front.texts.run(encode).await??, served)
         }
@@ -151,7 +171,9 @@ pub(super) async fn completion(
     arrival: &Arrival,
     request: CompletionRequest,
 ) -> Result<(Answer, Vec<Job>), ApiError> {
-    let CompletionRequest { common, prompts, echo } = request;
+    let CompletionRequest { mut common, prompts, echo } = request;
+    permit_chunks(front, &common)?;
+    let chunks = std::mem::take(&mut common.chunks);
     let (text, served) = model(front, &common.model)?;
     let add_special_tokens = common.add_special_tokens.unwrap_or(true);
     let quick = !echo && are_few_ids(&prompts);
@@ -166,8 +188,9 @@ pub(super) async fn completion(
                     Prompt::Ids(ids) => text.tokenizer.decode(ids)?,
                 });
             }
-            let tokens = tokens_of(&text, prompt, add_special_tokens, &hashed)?;
-            all.push(JobPrompt::new(tokens.into(), &hashed, Arc::clone(&salt)));
+            let of = (&hashed, salt.as_bytes());
+            let (tokens, chunks) = tokens_of(&text, prompt, &chunks, add_special_tokens, of)?;
+            all.push(JobPrompt::new(tokens.into(), chunks.into(), &hashed, Arc::clone(&salt)));
         }
         Ok::<_, TextError>((all, echoes))
     };
@@ -186,14 +209,20 @@ pub(super) async fn completion(
 fn tokens_of(
     text: &ModelText,
     prompt: Prompt,
+    chunks: &[NamedChunk],
     add_special_tokens: bool,
-    served: &ServedModel,
-) -> Result<Vec<u32>, TextError> {
+    (served, salt): (&ServedModel, &[u8]),
+) -> Result<(Vec<u32>, Vec<Range<u32>>), TextError> {
     match prompt {
         Prompt::Text(prompt) => {
-            text.tokenizer.encode(&prompt, add_special_tokens, served.context_tokens)
+            let room = served.context_tokens;
+            let encode = |part: &str, special| text.encode(part, special, salt, room);
+            chunks::encode(&prompt, chunks, (add_special_tokens, room), text.frame(), encode)
         }
-        Prompt::Ids(ids) => Ok(ids),
+        Prompt::Ids(ids) => {
+            let ranges = chunks::ranges(chunks, ids.len())?;
+            Ok((ids, ranges))
+        }
     }
 }
 

@@ -68,6 +68,7 @@ impl ResponseRequest {
             sampling,
             return_token_ids: false,
             add_special_tokens: None,
+            chunks: Vec::new(),
         };
         let chat = ChatRequest {
             common,

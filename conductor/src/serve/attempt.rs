@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use super::Serving;
+use super::chunks::{self, Brought};
 use super::fault::{Failure, Fault, FaultKind, engine_fault, node_fault};
 use super::fetch;
 use super::job::{Ended, FinishReason, Job, Prompt};
@@ -52,7 +53,7 @@ const BLAME_WITHIN: Duration = Duration::from_millis(200);
 /// Runs it to the end of the answer; all tokens have then been passed on.
 pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, Ended), Fault> {
     let Scene { serving, job, phase, .. } = scene;
-    let Placed { placement, prefill, decode, fetch, route, booking, .. } = placed;
+    let Placed { placement, prefill, decode, fetch, route, chunks, booking, .. } = placed;
     let (rank_delay_us, leave_ssd) = (placement.rank_delay_us, placement.leaves_ssd);
     phase.set(Phase::Allocating);
     let mut shares = vec![(prefill.node.clone(), Side::Prefill)];
@@ -73,9 +74,13 @@ pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, End
         None => None,
     };
     let routed_blocks = route.as_ref().map_or(0, |holder| holder.blocks);
-    let computing = Computing { target: &prefill, routed_blocks, leave_ssd };
+    let brought = chunks::bring(scene, &chunks, &prefill).await;
+    let chunk_tokens_elsewhere = brought.tokens_elsewhere;
+    let computing =
+        Computing { target: &prefill, routed_blocks, chunk_tokens_elsewhere, leave_ssd };
     let reserved = reserve(scene, &transaction, computing, decode.as_ref(), fetch.as_ref()).await?;
     let reused = reserved.reused_blocks().saturating_mul(scene.prompt.block_tokens());
+    let reused = reused.saturating_add(brought.tokens_reused);
     booking.revise(reused.min(scene.prompt.length().saturating_sub(1)));
     phase.set(if reserved.fetch.is_some() { Phase::Fetching } else { Phase::Prefilling });
 
@@ -85,7 +90,7 @@ pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, End
         None => (&prefill, v1::Leg::Whole),
     };
     let renewal = Some(transaction.renew());
-    let (pace, routed) = (Pace::new(), route.is_some());
+    let (pace, routed) = (Pace::new(), route.is_some() || !brought.wire.is_empty());
     let mut course = Course {
         scene,
         transaction,
@@ -94,6 +99,7 @@ pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, End
         pace,
         cached: &cached,
         routed,
+        brought,
         prefill: None,
     };
     let source_lost = CancellationToken::new();
@@ -109,6 +115,7 @@ pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, End
     let mut prefilling_done = decode.is_none();
     let request = v1::GenerateRequest {
         routed: route.iter().map(|holder| routed_span(scene, tx, holder)).collect(),
+        chunks: course.brought.wire.clone(),
         ..generate_request(scene, tx, leg, rank_delay_us)
     };
     let mut answer = Leg::new(answering, request, trace);
@@ -176,8 +183,9 @@ struct Course<'a> {
     renewal: Option<Renewal>,
     pace: Pace,
     cached: &'a OnceLock<u32>,
-    /// A part of the prompt is attended elsewhere.
+    /// A part of the prompt is attended elsewhere, or not computed in its place.
     routed: bool,
+    brought: Brought<'a>,
     prefill: Option<PrefillTime>,
 }
 
@@ -281,6 +289,7 @@ impl Course<'_> {
             self.booking.paced(tbt_us, finished.answer_tokens);
         }
         self.transaction.finish();
+        self.brought.finish();
         self.booking.complete(finished.answer_tokens);
         let (text, ended) = ending(finished, self.cached.get().copied().unwrap_or(0));
         (text, Ended { tbt_us, prefill: self.prefill, ..ended })
@@ -345,6 +354,7 @@ fn generate_request(
         namespace: scene.prompt.namespace().0.to_vec(),
         rank_delay_us,
         routed: Vec::new(),
+        chunks: Vec::new(),
     }
 }
 

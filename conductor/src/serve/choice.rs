@@ -113,7 +113,7 @@ async fn attempts(
         let keys = prompt.keys();
         let placed = match first.take() {
             Some(placed) => Ok(placed),
-            None => place(serving, job, &model, keys, &mut avoided).await,
+            None => place(serving, job, &model, &prompt, &mut avoided).await,
         };
         let mut placed = placed.map_err(|none| {
             serving.cluster.hint(&Expected::Refused(&none.refused), prompt.namespace(), keys);
@@ -152,20 +152,21 @@ async fn place(
     serving: &Serving,
     job: &Job,
     model: &ServedModel,
-    keys: &[kvasir_proto::BlockKey],
+    prompt: &Prompt,
     avoided: &mut Avoided,
 ) -> Result<Placed, NotPlaced> {
     let place = |avoided: &Avoided| {
         serving.cluster.place(&PlaceQuery {
             model,
-            keys,
-            prompt_tokens: job.prompt.length(),
+            keys: prompt.keys(),
+            prompt_tokens: prompt.length(),
             max_tokens: job.sampling.max_tokens,
             objectives: job.objectives,
             exclude: &avoided.all(),
             may_route: !avoided.routes && !job.lies_together,
             is_endless: job.is_endless(),
             steering: job.steering.borrow(),
+            chunks: prompt.chunks(),
         })
     };
     let mut placed = place(avoided);

@@ -1,5 +1,6 @@
 //! What is to be served, and what comes out of it.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,7 +11,7 @@ use tokio::time::Instant;
 use super::class::CacheClass;
 use super::line::Claim;
 use crate::access::Admission;
-use crate::cluster::{Objectives, PrefillTime, ServedModel, Steering};
+use crate::cluster::{Objectives, PrefillTime, QueriedChunk, ServedModel, Steering};
 use crate::http::Trace;
 
 /// A prompt with the keys of its blocks; made once, shared by its choices and attempts.
@@ -21,14 +22,40 @@ pub(crate) struct Prompt {
     namespace: Namespace,
     block_tokens: u32,
     keys: Arc<[BlockKey]>,
+    /// Parts that the client named, and what of each is used as if it stood alone: its whole blocks, as long as a
+    /// token of the prompt follows.
+    named: Arc<[Range<u32>]>,
+    chunks: Arc<[QueriedChunk]>,
 }
 
 impl Prompt {
     /// Hashes the blocks: about a microsecond for each.
-    pub fn new(tokens: Arc<[u32]>, model: &ServedModel, tenant_salt: Arc<str>) -> Prompt {
+    pub fn new(
+        tokens: Arc<[u32]>,
+        named: Arc<[Range<u32>]>,
+        model: &ServedModel,
+        tenant_salt: Arc<str>,
+    ) -> Prompt {
         let (namespace, block_tokens) = (model.namespace(&tenant_salt), model.block_tokens);
-        let keys = keys::chain(namespace, &tokens, block_tokens as usize).into();
-        Prompt { tokens, tenant_salt, namespace, block_tokens, keys }
+        let used: Vec<Range<u32>> =
+            named.iter().filter_map(|named| used(named, tokens.len(), block_tokens)).collect();
+        let size = block_tokens as usize;
+        let chunk = |chunk: &Range<u32>| QueriedChunk {
+            first_position: chunk.start,
+            keys: {
+                let alone = &tokens[chunk.start as usize..chunk.end as usize];
+                keys::chain(namespace, alone, size).into()
+            },
+        };
+        let chunks = used.iter().map(chunk).collect();
+        // What is behind a chunk is not what a prompt has there that is computed whole.
+        let keys = keys::chain_with_chunks(namespace, &tokens, size, &used).into();
+        Prompt { tokens, tenant_salt, namespace, block_tokens, keys, named, chunks }
+    }
+
+    /// Parts that are used as if each stood alone.
+    pub fn chunks(&self) -> &[QueriedChunk] {
+        &self.chunks
     }
 
     /// The keys in the model's namespace as it is now: it may have been replaced since.
@@ -37,7 +64,8 @@ impl Prompt {
         if self.namespace == namespace && self.block_tokens == model.block_tokens {
             return self.clone();
         }
-        Prompt::new(Arc::clone(&self.tokens), model, Arc::clone(&self.tenant_salt))
+        let (tokens, named) = (Arc::clone(&self.tokens), Arc::clone(&self.named));
+        Prompt::new(tokens, named, model, Arc::clone(&self.tenant_salt))
     }
 
     pub fn keys(&self) -> &[BlockKey] {
@@ -56,6 +84,15 @@ impl Prompt {
     pub fn length(&self) -> u32 {
         u32::try_from(self.tokens.len()).unwrap_or(u32::MAX)
     }
+}
+
+/// What of a part that was named is used; nothing of one that begins the prompt, whose rows are those of any
+/// prompt that begins so.
+fn used(named: &Range<u32>, prompt_tokens: usize, block_tokens: u32) -> Option<Range<u32>> {
+    let last = u32::try_from(prompt_tokens).unwrap_or(u32::MAX).saturating_sub(1);
+    let tokens = named.end.min(last).saturating_sub(named.start);
+    let whole = tokens / block_tokens.max(1) * block_tokens;
+    (named.start > 0 && whole > 0).then(|| named.start..named.start + whole)
 }
 
 /// Counts the tokens of one answer for its tenant, where there are tenants. While it is there the
@@ -170,4 +207,25 @@ pub(crate) enum FinishReason {
     #[default]
     Stop,
     Length,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_part_that_is_named_whole_blocks_are_used_and_a_token_follows() {
+        for (named, prompt_tokens, want) in [
+            (10..74, 100, Some(10..74)),
+            (10..80, 100, Some(10..74)),
+            (10..73, 100, None),
+            (10..74, 74, None),
+            (10..140, 138, Some(10..74)),
+            (10..140, 200, Some(10..138)),
+            (0..128, 200, None),
+            (1..u32::MAX, 200, Some(1..193)),
+        ] {
+            assert_eq!(used(&named, prompt_tokens, 64), want, "{named:?} of {prompt_tokens}");
+        }
+    }
 }

@@ -9,13 +9,14 @@
 //! 5. [`transaction`]: what an attempt holds on the nodes; dropped, it gives it all back
 //! 6. [`recorder`]: what was decided, and what came of it
 //! 7. [`schedule`]: decisions for callers with a front door of their own
-//! 8. [`reserve`], [`fetch`], [`legs`], [`renewal`], [`abort`], [`fault`], [`pace`]: its parts
+//! 8. [`reserve`], [`fetch`], [`chunks`], [`legs`], [`renewal`], [`abort`], [`fault`], [`pace`]: its parts
 //!
 //! No KV bytes are seen here; only ids, places and tokens.
 
 mod abort;
 mod attempt;
 mod choice;
+mod chunks;
 mod class;
 mod fault;
 mod fetch;

@@ -7,7 +7,7 @@ use super::attempt::Scene;
 use super::fault::{Fault, node_fault};
 use super::fetch::Fetch;
 use super::transaction::Transaction;
-use crate::cluster::{EngineTarget, FetchSource, RouteHolder};
+use crate::cluster::{EngineTarget, FetchSource, NodeHandle, RouteHolder};
 
 /// What the nodes answered.
 pub(super) struct Reserved {
@@ -55,18 +55,28 @@ pub(super) async fn pin(
     transaction: &mut Transaction<'_>,
     holder: &RouteHolder,
 ) -> bool {
-    let blocks = holder.blocks as usize;
+    let keys = &scene.prompt.keys()[..holder.blocks as usize];
+    pin_keys(scene, transaction, &holder.node, keys).await
+}
+
+/// The same for any chain.
+pub(super) async fn pin_keys(
+    scene: Scene<'_>,
+    transaction: &mut Transaction<'_>,
+    node: &NodeHandle,
+    keys: &[BlockKey],
+) -> bool {
     let wanted = v1::TxAllocateRequest {
-        prompt_tokens: holder.blocks * scene.prompt.block_tokens(),
-        ..request(scene, transaction, Side::Source, &scene.prompt.keys()[..blocks])
+        prompt_tokens: keys.len() as u32 * scene.prompt.block_tokens(),
+        ..request(scene, transaction, Side::Source, keys)
     };
-    let reply = transaction.allocate(&holder.node, wanted).await;
+    let reply = transaction.allocate(node, wanted).await;
     let pinned = match &reply {
-        Ok(reply) => reply.held_blocks >= holder.blocks,
+        Ok(reply) => reply.held_blocks as usize >= keys.len(),
         Err(_) => false,
     };
     if !pinned {
-        tracing::info!(node = %holder.node.node_id, ?reply, "a prefix cannot stay where it is");
+        tracing::info!(node = %node.node_id, ?reply, "blocks cannot stay where they are");
         transaction.abort_share(Side::Source, "route");
     }
     pinned
@@ -78,6 +88,8 @@ pub(super) struct Computing<'a> {
     pub target: &'a EngineTarget,
     /// The first ones are attended elsewhere: slots are for what follows.
     pub routed_blocks: u32,
+    /// So are these, of its chunks.
+    pub chunk_tokens_elsewhere: u32,
     /// What only its SSD has is fetched or computed.
     pub leave_ssd: bool,
 }
@@ -86,7 +98,7 @@ pub(super) struct Computing<'a> {
 pub(super) async fn reserve(
     scene: Scene<'_>,
     transaction: &Transaction<'_>,
-    Computing { target: prefill, routed_blocks, leave_ssd }: Computing<'_>,
+    Computing { target: prefill, routed_blocks, chunk_tokens_elsewhere, leave_ssd }: Computing<'_>,
     decode: Option<&EngineTarget>,
     source: Option<&FetchSource>,
 ) -> Result<Reserved, Fault> {
@@ -99,6 +111,14 @@ pub(super) async fn reserve(
             request.keys.drain(..routed_blocks as usize * 16);
             request.prompt_tokens -= routed_blocks * scene.prompt.block_tokens();
             // Without those before them nobody could find them.
+            request.cache_class = v1::CacheClass::Ephemeral.into();
+        }
+        if !scene.prompt.chunks().is_empty() {
+            // Rows lie one after another without what is elsewhere, and nobody finds them: the keys of what is behind
+            // a chunk only count the slots.
+            request.prompt_tokens -= chunk_tokens_elsewhere;
+            let blocks = request.prompt_tokens / scene.prompt.block_tokens();
+            request.keys.truncate(blocks as usize * 16);
             request.cache_class = v1::CacheClass::Ephemeral.into();
         }
         let request = v1::TxAllocateRequest {

@@ -98,6 +98,7 @@ fn schedule(
         may_route: false,
         is_endless: false,
         steering: Steering::default(),
+        chunks: &[],
     };
     let model_name = Arc::clone(&model.name);
     let asked = Asked { request_id, model: model_name, prompt_tokens, cache, is_plan: true };

@@ -61,6 +61,7 @@ pub(super) async fn wait(
             may_route: !job.lies_together,
             is_endless: job.is_endless(),
             steering: job.steering.borrow(),
+            chunks: prompt.chunks(),
         };
         // While it waits what it will need can be read; once, since it may be called often.
         let mut hint = |expected: &Expected<'_>| {

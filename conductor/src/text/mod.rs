@@ -4,6 +4,8 @@
 //! holds up the reactor. Who waits for a thread is bounded by the requests that are let in. Text
 //! that comes back is made by the engines, not here.
 
+mod memo;
+mod pieces;
 mod template;
 mod tokenizer;
 
@@ -15,12 +17,17 @@ use tokio::sync::Semaphore;
 use crate::config::ModelConfig;
 use crate::error::Error;
 
+pub(crate) use memo::Memo;
+pub(crate) use pieces::Frame;
 pub(crate) use template::ChatTemplate;
+use tokenizer::Remembered;
 pub(crate) use tokenizer::{PromptTokenizer, SpecialTokens};
 
 /// One model's way from text to tokens.
 #[derive(Debug)]
 pub(crate) struct ModelText {
+    name: String,
+    memo: Arc<Memo>,
     pub tokenizer: PromptTokenizer,
     /// Absent when the model has none: it then answers completions only.
     pub template: Option<ChatTemplate>,
@@ -36,12 +43,34 @@ pub(crate) enum TextError {
     Template(String),
     #[error("the prompt could not be tokenized: {0}")]
     Tokenize(String),
+    /// A part of the prompt that was named is not one.
+    #[error("{why}")]
+    Chunk { why: String },
     /// So many tokens at the very least, which is more than there is room for.
     #[error("the prompt has at least {at_least} tokens")]
     TooLong { at_least: usize },
     /// A thread panicked or the runtime is shutting down.
     #[error("tokenizing was interrupted")]
     Interrupted,
+}
+
+impl ModelText {
+    /// What the tokenizer puts around every text; absent when that is not always the same.
+    pub fn frame(&self) -> Option<&Frame> {
+        self.tokenizer.frame()
+    }
+
+    /// The tokens of a tenant's prompt; see [`PromptTokenizer::encode`].
+    pub fn encode(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+        salt: &[u8],
+        tokens_max: u32,
+    ) -> Result<Vec<u32>, TextError> {
+        let remembered = Remembered { memo: &self.memo, model: &self.name, salt };
+        self.tokenizer.encode(text, add_special_tokens, tokens_max, remembered)
+    }
 }
 
 /// All configured models, and the bound on work for them.
@@ -53,11 +82,13 @@ pub(crate) struct Texts {
 
 impl Texts {
     /// Reads the files of every model; blocks while it does.
-    pub fn load(models: &[ModelConfig], parallel: usize) -> Result<Texts, Error> {
+    pub fn load(models: &[ModelConfig], parallel: usize, memo: Memo) -> Result<Texts, Error> {
+        let memo = Arc::new(memo);
         let load = |config: &ModelConfig| {
             let (tokenizer, special) = PromptTokenizer::load(&config.path)?;
             let template = ChatTemplate::load(&config.path, &special)?;
-            Ok(Arc::new(ModelText { tokenizer, template }))
+            let (name, memo) = (config.name.clone(), Arc::clone(&memo));
+            Ok(Arc::new(ModelText { name, memo, tokenizer, template }))
         };
         let models = models
             .iter()
@@ -103,7 +134,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn no_more_prompts_are_tokenized_at_once_than_allowed() {
-        let texts = Arc::new(Texts::load(&[], 2).expect("no models"));
+        let texts = Arc::new(Texts::load(&[], 2, Memo::none()).expect("no models"));
         let running = Arc::new(AtomicUsize::new(0));
         let tasks = (0..16).map(|_| {
             let (texts, running) = (Arc::clone(&texts), Arc::clone(&running));
@@ -124,7 +155,7 @@ mod tests {
 
     #[tokio::test]
     async fn work_that_panics_is_an_error_and_gives_its_permit_back() {
-        let texts = Texts::load(&[], 1).expect("no models");
+        let texts = Texts::load(&[], 1, Memo::none()).expect("no models");
         for _ in 0..3 {
             let broken = texts.run(|| -> u32 { panic!("as the test wants") }).await;
             assert_eq!(broken, Err(TextError::Interrupted));

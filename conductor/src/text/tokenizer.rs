@@ -6,6 +6,8 @@ use serde_json::Value;
 use tokenizers::Tokenizer;
 
 use super::TextError;
+use super::memo::{Memo, PieceKey};
+use super::pieces::{Cuts, Frame, PIECE_BYTES_MIN};
 
 /// Texts of the special tokens that chat templates ask for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -22,6 +24,18 @@ pub(crate) struct PromptTokenizer {
     tokenizer: Tokenizer,
     /// Bytes of text that one token covers at most; absent when that cannot be known.
     token_bytes_max: Option<usize>,
+    /// Absent when texts are not to be cut.
+    cuts: Option<Cuts>,
+    /// Absent when special tokens are not the same around every text.
+    frame: Option<Frame>,
+}
+
+/// What is remembered of prompts, and for whom.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Remembered<'a> {
+    pub memo: &'a Memo,
+    pub model: &'a str,
+    pub salt: &'a [u8],
 }
 
 impl PromptTokenizer {
@@ -46,27 +60,76 @@ impl PromptTokenizer {
             None => SpecialTokens::default(),
         };
         let token_bytes_max = token_bytes_max(&bytes, &tokenizer);
-        Ok((PromptTokenizer { tokenizer, token_bytes_max }, special))
+        let (cuts, frame) = (Cuts::of(&tokenizer), Frame::of(&tokenizer));
+        Ok((PromptTokenizer { tokenizer, token_bytes_max, cuts, frame }, special))
     }
 
     /// `add_special_tokens`: what the tokenizer's post-processor adds (a begin token, mostly).
     /// Rendered chats carry theirs already. Text that cannot fit into `tokens_max` is refused
-    /// unread where that can be told: tokenizing takes some fifty times its bytes of memory.
+    /// unread where that can be told: tokenizing takes some fifty times its bytes of memory. Tokens of
+    /// pieces that are remembered are not made again, and are the same.
     pub fn encode(
         &self,
         text: &str,
         add_special_tokens: bool,
         tokens_max: u32,
+        remembered: Remembered<'_>,
     ) -> Result<Vec<u32>, TextError> {
         let at_least = self.token_bytes_max.map_or(0, |bytes| text.len().div_ceil(bytes));
         if at_least > tokens_max as usize {
             return Err(TextError::TooLong { at_least });
         }
+        let memo = remembered.memo;
+        let frame = if add_special_tokens { self.frame.as_ref() } else { Some(&Frame::NONE) };
+        let (true, Some(frame)) = (memo.keeps() && text.len() >= PIECE_BYTES_MIN, frame) else {
+            memo.tokenized(text.len());
+            return self.tokens(text, add_special_tokens);
+        };
+        let whole = || vec![text];
+        let pieces = self.cuts.as_ref().map_or_else(whole, |cuts| cuts.pieces(text));
+        let mut tokens = frame.before.clone();
+        for piece in pieces {
+            if piece.len() < PIECE_BYTES_MIN {
+                memo.tokenized(piece.len());
+                tokens.extend(self.tokens(piece, false)?);
+                continue;
+            }
+            let key = PieceKey::new(remembered.model, remembered.salt, piece);
+            if let Some(found) = memo.find(&key, piece.len()) {
+                tokens.extend_from_slice(&found);
+                continue;
+            }
+            memo.tokenized(piece.len());
+            let made = self.tokens(piece, false)?;
+            memo.keep(key, &made);
+            tokens.extend(made);
+        }
+        tokens.extend_from_slice(&frame.behind);
+        Ok(tokens)
+    }
+
+    /// The same where nothing is remembered.
+    #[cfg(test)]
+    pub fn encode_anew(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+        tokens_max: u32,
+    ) -> Result<Vec<u32>, TextError> {
+        let remembered = Remembered { memo: &Memo::none(), model: "", salt: b"" };
+        self.encode(text, add_special_tokens, tokens_max, remembered)
+    }
+
+    fn tokens(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TextError> {
         let encoding = self
             .tokenizer
             .encode_fast(text, add_special_tokens)
             .map_err(|error| TextError::Tokenize(error.to_string()))?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    pub fn frame(&self) -> Option<&Frame> {
+        self.frame.as_ref()
     }
 
     /// The text of a prompt given as ids.
@@ -98,37 +161,4 @@ fn token_text(config: &Value, name: &str) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn tiny() -> PromptTokenizer {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/models/tiny-deepseek-v2");
-        PromptTokenizer::load(Path::new(path)).expect("the files are there").0
-    }
-
-    #[test]
-    fn text_that_cannot_fit_is_refused_unread_and_other_text_never() {
-        let tiny = tiny();
-        let bytes = tiny.token_bytes_max.expect("byte-level");
-        let long = "a".repeat(bytes * 4);
-        assert!(tiny.encode(&long, true, 4).is_ok_and(|ids| ids.len() > 4), "it is read");
-        let refused = tiny.encode(&(long + "a"), true, 4);
-        assert_eq!(refused, Err(TextError::TooLong { at_least: 5 }));
-        // The longest token there is fits into one.
-        let vocab = tiny.tokenizer.get_vocab(true);
-        let longest = vocab.iter().max_by_key(|(text, _)| text.len()).expect("tokens");
-        let text = tiny.tokenizer.decode(&[*longest.1], false).expect("decodes");
-        assert_eq!(tiny.encode(&text, true, 1), Ok(vec![*longest.1]));
-    }
-
-    #[test]
-    fn special_tokens_may_be_strings_or_objects() {
-        let config = serde_json::json!({
-            "bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": false}, "pad_token": null
-        });
-        assert_eq!(token_text(&config, "bos_token").as_deref(), Some("<s>"));
-        assert_eq!(token_text(&config, "eos_token").as_deref(), Some("</s>"));
-        assert_eq!(token_text(&config, "pad_token"), None);
-        assert_eq!(token_text(&config, "unk_token"), None);
-    }
-}
+mod tests;

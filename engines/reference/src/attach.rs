@@ -14,9 +14,11 @@ use tokio_util::sync::CancellationToken;
 use crate::Error;
 use crate::inbox::Inbox;
 use crate::metrics::Metrics;
-use crate::model::{Cache, CacheSpec, KvDtype, Model, SequenceStep, StepError, Workspace};
+use crate::model::{
+    Cache, CacheSpec, KvDtype, Model, SequenceStep, Splice, SpliceError, StepError, Workspace,
+};
 use crate::ports::{CachePort, Compute, PortLost};
-use crate::routes::RoutedPrefix;
+use crate::routes::RoutedHoles;
 use crate::routes::exchange::{Exchange, ExchangeOptions};
 use crate::worker::{Attachment, WaitPort};
 
@@ -120,7 +122,7 @@ impl Compute for ModelCompute {
     fn forward(
         &mut self,
         batch: &[SequenceStep<'_>],
-        routed: &[Option<&RoutedPrefix>],
+        routed: &[Option<&RoutedHoles>],
         on_layer: &mut dyn FnMut(usize),
     ) -> Result<Vec<&[f32]>, StepError> {
         let ModelCompute { model, workspace, cache, exchange, step, failed, exchanged, .. } = self;
@@ -134,6 +136,10 @@ impl Compute for ModelCompute {
 
     fn failed(&self) -> &[usize] {
         &self.failed
+    }
+
+    fn fill(&mut self, splice: &Splice<'_>) -> Result<(), SpliceError> {
+        self.model.fill(&mut self.cache, splice)
     }
 
     fn exchanged(&self) -> (u32, u64) {

@@ -38,6 +38,9 @@ impl Role {
 pub struct Config {
     /// The engine's name; unique in the cluster.
     pub instance_id: String,
+    /// What it runs on, as in "h100-tp8", at most 128 bytes; may be empty. A conductor takes engines of one type to
+    /// be equally fast until it has measured each, and may have a profile of the type.
+    pub instance_type: String,
     /// The legs of requests that it takes: `prefill`, `decode` or `both`.
     pub role: Role,
     /// The folder of the model, as Hugging Face publishes it: config.json, tokenizer.json and
@@ -109,6 +112,7 @@ impl Default for Config {
     fn default() -> Self {
         Config {
             instance_id: "engine-0".to_owned(),
+            instance_type: String::new(),
             role: Role::Both,
             model: PathBuf::from("configs/models/tiny-deepseek-v2"),
             model_name: "tiny-deepseek-v2".to_owned(),

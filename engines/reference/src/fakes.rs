@@ -12,9 +12,9 @@ use kvasir_proto::v1::engine_to_node::Message as ToNode;
 use kvasir_proto::v1::node_to_engine::Message as ToEngine;
 use kvasir_proto::{Share, SlotIndex, v1};
 
-use crate::model::{SequenceStep, StepError};
+use crate::model::{SequenceStep, Splice, SpliceError, StepError};
 use crate::ports::{CachePort, Compute, PortLost};
-use crate::routes::RoutedPrefix;
+use crate::routes::RoutedHoles;
 use crate::text::Vocabulary;
 use crate::worker::WaitPort;
 
@@ -200,10 +200,32 @@ impl ToyModel {
 }
 
 impl Compute for ToyModel {
+    fn fill(&mut self, splice: &Splice<'_>) -> Result<(), SpliceError> {
+        let end = splice.start + splice.tokens.end;
+        let behind = splice.holes.iter().all(|hole| hole.positions.start >= end);
+        assert!(behind && splice.tokens.start == 0, "{splice:?}");
+        let size = self.page_tokens;
+        let place = |pages: &[SlotIndex], at: u32| (pages[(at / size) as usize], at % size);
+        let mut rows = self.rows.lock().expect("tests that panic are over");
+        let of_chunk = |at: u32| *rows.get(&place(splice.chunk, at)).expect("a row of the chunk");
+        let chunk: Vec<u64> = splice.tokens.clone().map(of_chunk).collect();
+        let behind = splice.start..splice.start.next_multiple_of(size);
+        let moved: Vec<Option<u64>> =
+            behind.clone().map(|at| rows.get(&place(splice.pages, at)).copied()).collect();
+        for (at, row) in behind.zip(moved) {
+            let to = place(splice.pages, at + splice.tokens.end);
+            row.and_then(|row| rows.insert(to, row));
+        }
+        for (at, row) in (splice.start..).zip(chunk) {
+            rows.insert(place(splice.pages, at), row);
+        }
+        Ok(())
+    }
+
     fn forward(
         &mut self,
         batch: &[SequenceStep<'_>],
-        _routed: &[Option<&RoutedPrefix>],
+        _routed: &[Option<&RoutedHoles>],
         on_layer: &mut dyn FnMut(usize),
     ) -> Result<Vec<&[f32]>, StepError> {
         let parts = batch.iter().map(|part| (part.start, part.tokens.len())).collect();

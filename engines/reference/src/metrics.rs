@@ -8,6 +8,7 @@ use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, 
 pub struct Metrics {
     pub prompt_tokens_computed: IntCounter,
     pub prompt_tokens_cached: IntCounter,
+    pub prompt_tokens_spliced: IntCounter,
     pub answer_tokens: IntCounter,
     pub steps: IntCounter,
     pub step_seconds: Histogram,
@@ -46,6 +47,10 @@ impl Metrics {
             prompt_tokens_cached: counter(
                 "prompt_tokens_cached_total",
                 "Prompt tokens of prefill and whole legs whose rows were there already",
+            ),
+            prompt_tokens_spliced: counter(
+                "prompt_tokens_spliced_total",
+                "Prompt tokens of chunks whose rows were copied from another offset",
             ),
             answer_tokens: counter("answer_tokens_total", "Tokens given to callers"),
             steps: counter("steps_total", "Steps computed"),

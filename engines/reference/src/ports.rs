@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use kvasir_proto::v1;
 
-use crate::model::{SequenceStep, StepError};
-use crate::routes::RoutedPrefix;
+use crate::model::{SequenceStep, Splice, SpliceError, StepError};
+use crate::routes::RoutedHoles;
 
 /// The attachment is of no use any more: everything bound through it is void.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -46,7 +46,7 @@ pub trait Compute {
     fn forward(
         &mut self,
         batch: &[SequenceStep<'_>],
-        routed: &[Option<&RoutedPrefix>],
+        routed: &[Option<&RoutedHoles>],
         on_layer: &mut dyn FnMut(usize),
     ) -> Result<Vec<&[f32]>, StepError>;
 
@@ -55,6 +55,12 @@ pub trait Compute {
     fn failed(&self) -> &[usize] {
         &[]
     }
+
+    /// Fills a hole of a sequence; see [`crate::model::Model::fill`].
+    ///
+    /// # Errors
+    /// [`SpliceError`] before anything was written.
+    fn fill(&mut self, splice: &Splice<'_>) -> Result<(), SpliceError>;
 
     /// Layers of the last batch that were attended elsewhere too, and microseconds from sending their queries
     /// to having all that came back.

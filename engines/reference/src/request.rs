@@ -4,15 +4,15 @@
 
 use std::collections::BTreeSet;
 
-use kvasir_proto::{Namespace, Share, Side, v1};
+use kvasir_proto::{CHUNKS_MAX, Namespace, Share, Side, v1};
 use tonic::Status;
 
 use crate::config::Role;
-use crate::routes::SpanRequest;
+use crate::routes::{HOLES_MAX, SpanRequest};
 use crate::sampling::Sampling;
-use crate::scheduler::CheckedRequest;
 use crate::scheduler::answer::AnswerOptions;
 use crate::scheduler::sequence::Leg;
+use crate::scheduler::{CheckedRequest, ChunkRequest};
 use crate::text::{StopStrings, TextOptions};
 
 const STOP_STRINGS_MAX: usize = 64;
@@ -31,6 +31,8 @@ pub struct Limits {
     /// Tokens that end an answer unless they are ignored.
     pub end_tokens: Vec<u32>,
     pub block_tokens: u32,
+    /// The model selects the rows that it attends.
+    pub selects: bool,
 }
 
 impl Limits {
@@ -54,7 +56,13 @@ impl Limits {
                 Some(Namespace::try_from(request.namespace.as_slice()).map_err(refuse)?)
             }
         };
-        let routed = self.routed(request.routed, leg, request.prompt.len())?;
+        let is_plain = request.routed.is_empty() && request.chunks.is_empty();
+        if leg != Leg::Whole && !is_plain {
+            return Err(refuse("only a whole leg attends blocks elsewhere, or has chunks"));
+        }
+        let routed = spans(request.routed)?;
+        let chunks = self.chunks(request.chunks, blocks_of(&routed), request.prompt.len())?;
+        self.check_room(&routed, &chunks, request.prompt.len())?;
         Ok(CheckedRequest {
             share: Share { tx, side },
             leg,
@@ -64,37 +72,59 @@ impl Limits {
             namespace,
             rank_delay_us: request.rank_delay_us,
             routed,
+            chunks,
         })
     }
 
-    /// Spans in the order of the prompt, without gaps, and at least one token after them.
-    fn routed(
+    /// Chunks in the order of the prompt, disjoint, and behind `blocks` of it.
+    fn chunks(
         &self,
-        spans: Vec<v1::RoutedSpan>,
-        leg: Leg,
+        chunks: Vec<v1::Chunk>,
+        blocks: u32,
         prompt_tokens: usize,
-    ) -> Result<Vec<SpanRequest>, Status> {
-        if !spans.is_empty() && leg != Leg::Whole {
-            return Err(refuse("only a whole leg attends blocks elsewhere"));
+    ) -> Result<Vec<ChunkRequest>, Status> {
+        if self.selects && !chunks.is_empty() {
+            return Err(refuse("a model that selects rows takes no chunks"));
         }
-        let mut next = 0u32;
-        let mut checked = Vec::with_capacity(spans.len());
-        for span in spans {
-            let v1::RoutedSpan { node, tx, lease_ms, first_block, blocks } = span;
-            let tx = tx.try_into().map_err(|why: kvasir_proto::FieldError| refuse(why))?;
-            if first_block != next || blocks == 0 {
-                return Err(refuse("routed blocks have a gap, or a span has none"));
-            }
-            if lease_ms == 0 || node.is_empty() {
-                return Err(refuse("a routed span needs a node and a lease"));
-            }
-            next = next.checked_add(blocks).ok_or_else(|| refuse("too many routed blocks"))?;
-            checked.push(SpanRequest { node, tx, lease_ms, first_block, blocks });
+        if chunks.len() > CHUNKS_MAX {
+            return Err(refuse(format!("there may be {CHUNKS_MAX} chunks at most")));
         }
-        if u64::from(next) * u64::from(self.block_tokens) >= prompt_tokens as u64 {
-            return Err(refuse("at least one token of a prompt is not routed"));
+        let mut next = u64::from(blocks) * u64::from(self.block_tokens);
+        let mut checked = Vec::with_capacity(chunks.len());
+        for v1::Chunk { first_position, blocks, routed } in chunks {
+            let end = u64::from(first_position) + u64::from(blocks) * u64::from(self.block_tokens);
+            if blocks == 0 || first_position == 0 || u64::from(first_position) < next {
+                return Err(refuse("chunks are not in order, or one is empty or a prefix"));
+            }
+            if end >= prompt_tokens as u64 {
+                return Err(refuse("at least one token of a prompt follows its chunks"));
+            }
+            next = end;
+            let routed = spans(routed)?;
+            if !routed.is_empty() && blocks_of(&routed) != blocks {
+                return Err(refuse("a chunk is attended elsewhere in part"));
+            }
+            // Less than a prompt has, which is checked.
+            checked.push(ChunkRequest { positions: first_position..end as u32, routed });
         }
         Ok(checked)
+    }
+
+    /// At least one token is not elsewhere, and no more parts are than queries have room for.
+    fn check_room(
+        &self,
+        routed: &[SpanRequest],
+        chunks: &[ChunkRequest],
+        prompt_tokens: usize,
+    ) -> Result<(), Status> {
+        if u64::from(blocks_of(routed)) * u64::from(self.block_tokens) >= prompt_tokens as u64 {
+            return Err(refuse("at least one token of a prompt is not routed"));
+        }
+        let elsewhere = chunks.iter().filter(|chunk| !chunk.routed.is_empty()).count();
+        if elsewhere + usize::from(!routed.is_empty()) > HOLES_MAX {
+            return Err(refuse(format!("{HOLES_MAX} parts of a prompt are routed at most")));
+        }
+        Ok(())
     }
 
     fn leg(&self, leg: i32) -> Result<Leg, Status> {
@@ -170,6 +200,29 @@ impl Limits {
     }
 }
 
+/// In order and without gaps.
+fn spans(spans: Vec<v1::RoutedSpan>) -> Result<Vec<SpanRequest>, Status> {
+    let mut next = 0u32;
+    let mut checked = Vec::with_capacity(spans.len());
+    for span in spans {
+        let v1::RoutedSpan { node, tx, lease_ms, first_block, blocks } = span;
+        let tx = tx.try_into().map_err(|why: kvasir_proto::FieldError| refuse(why))?;
+        if first_block != next || blocks == 0 {
+            return Err(refuse("routed blocks have a gap, or a span has none"));
+        }
+        if lease_ms == 0 || node.is_empty() {
+            return Err(refuse("a routed span needs a node and a lease"));
+        }
+        next = next.checked_add(blocks).ok_or_else(|| refuse("too many routed blocks"))?;
+        checked.push(SpanRequest { node, tx, lease_ms, first_block, blocks });
+    }
+    Ok(checked)
+}
+
+fn blocks_of(spans: &[SpanRequest]) -> u32 {
+    spans.last().map_or(0, |span| span.first_block + span.blocks)
+}
+
 fn check_stops(params: &v1::SamplingParams) -> Result<(), Status> {
     if params.stop.len() > STOP_STRINGS_MAX {
         return Err(refuse(format!("there may be {STOP_STRINGS_MAX} stop strings at most")));
@@ -207,7 +260,8 @@ mod tests {
     use super::*;
 
     fn limits(role: Role) -> Limits {
-        Limits { role, vocab: 100, context_tokens: 32, end_tokens: vec![1], block_tokens: 8 }
+        let (end_tokens, selects) = (vec![1], false);
+        Limits { role, vocab: 100, context_tokens: 32, end_tokens, block_tokens: 8, selects }
     }
 
     fn request() -> v1::GenerateRequest {
@@ -224,6 +278,7 @@ mod tests {
             namespace: vec![0; 16],
             rank_delay_us: 0,
             routed: Vec::new(),
+            chunks: Vec::new(),
         }
     }
 
@@ -252,6 +307,54 @@ mod tests {
         let routed = check(|r| r.routed = vec![span(0, 1), span(1, 1)]).expect("taken").routed;
         let places: Vec<(u32, u32)> = routed.iter().map(|s| (s.first_block, s.blocks)).collect();
         assert_eq!(places, [(0, 1), (1, 1)]);
+    }
+
+    fn chunk(first_position: u32, blocks: u32) -> v1::Chunk {
+        v1::Chunk { first_position, blocks, routed: Vec::new() }
+    }
+
+    #[test]
+    fn chunks_follow_one_another_anywhere_behind_what_is_routed() {
+        let checked = check(|r| {
+            r.prompt = vec![5; 27];
+            r.routed = vec![span(0, 1)];
+            r.chunks = vec![chunk(9, 1), v1::Chunk { routed: vec![span(0, 1)], ..chunk(18, 1) }];
+        });
+        let mut checked = checked.expect("taken");
+        let places: Vec<_> =
+            checked.places(8).into_iter().map(|p| (p.positions, p.elsewhere)).collect();
+        assert_eq!(places, [(0..8, true), (9..17, false), (18..26, true)]);
+        assert_eq!(checked.take_routed().len(), 2);
+    }
+
+    #[test]
+    fn what_is_wrong_of_chunks_is_said() {
+        let wrong = |change: &dyn Fn(&mut v1::GenerateRequest), part: &str| {
+            let why = check(change).expect_err("refused");
+            assert!(why.contains(part), "{why:?} does not say {part:?}");
+        };
+        wrong(&|r| r.chunks = vec![chunk(0, 1)], "a prefix");
+        wrong(&|r| r.chunks = vec![chunk(3, 0)], "empty");
+        wrong(&|r| r.chunks = vec![chunk(10, 1), chunk(1, 1)], "order");
+        wrong(&|r| r.chunks = vec![chunk(1, 1), chunk(8, 1)], "order");
+        wrong(&|r| (r.routed, r.chunks) = (vec![span(0, 1)], vec![chunk(7, 1)]), "order");
+        wrong(&|r| r.chunks = vec![chunk(4, 2)], "follows");
+        wrong(&|r| r.chunks = vec![chunk(u32::MAX, u32::MAX)], "follows");
+        wrong(&|r| (r.leg, r.chunks) = (v1::Leg::Decode.into(), vec![chunk(1, 1)]), "whole leg");
+        let half = v1::Chunk { routed: vec![span(0, 1)], ..chunk(1, 2) };
+        wrong(&move |r| r.chunks = vec![half.clone()], "in part");
+        let many = |r: &mut v1::GenerateRequest| {
+            r.prompt = vec![5; 31];
+            let one = |at| v1::Chunk { routed: vec![span(0, 1)], ..chunk(at, 1) };
+            r.chunks = [1, 9, 17].map(one).to_vec();
+        };
+        assert!(check(many).is_ok());
+        wrong(&|r| r.chunks = vec![chunk(1, 1); CHUNKS_MAX + 1], "chunks at most");
+        let chosen = v1::GenerateRequest { chunks: vec![chunk(1, 1)], ..request() };
+        assert!(limits(Role::Both).check(chosen.clone()).is_ok());
+        let selects = Limits { selects: true, ..limits(Role::Both) };
+        let why = selects.check(chosen).expect_err("never under selection");
+        assert!(why.message().contains("selects"), "{why}");
     }
 
     #[test]

@@ -3,7 +3,11 @@
 #![forbid(unsafe_code)]
 
 #[cfg(test)]
+mod chunks;
+#[cfg(test)]
 mod routed;
+#[cfg(test)]
+mod selected;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
@@ -230,6 +234,7 @@ fn limits(config: &Config, model: &Model) -> Limits {
         context_tokens: model.config().positions_max,
         end_tokens: model.config().eos.clone(),
         block_tokens: config.block_tokens,
+        selects: model.config().indexer.is_some(),
     }
 }
 
@@ -237,6 +242,7 @@ fn attach_options(config: &Config, model: &Model, grpc_address: String) -> Attac
     AttachOptions {
         attach_dir: config.attach_dir.clone(),
         instance_id: config.instance_id.clone(),
+        instance_type: config.instance_type.clone(),
         role: config.role.to_wire(),
         model: v1::ModelDescription {
             name: config.model_name.clone(),

@@ -18,7 +18,7 @@ use tonic::{Request, Response, Status};
 use crate::events::{self, EventResult};
 use crate::inbox::Inbox;
 use crate::request::Limits;
-use crate::routes::{RoutedPrefix, Router};
+use crate::routes::{RoutedHoles, Router};
 use crate::scheduler::sequence::Leg;
 use crate::scheduler::{CheckedRequest, Job, Shared};
 
@@ -45,6 +45,7 @@ impl<A: Send + 'static> Engine for EngineService<A> {
     ) -> Result<Response<Self::GenerateStream>, Status> {
         self.inbox.wait_attached(ATTACH_PATIENCE).await;
         let mut admitted = self.admit(request.into_inner())?;
+        admitted.job.places = admitted.job.request.places(self.limits.block_tokens);
         admitted.job.routed = self.open_routes(&mut admitted.job.request).await?;
         self.hand_over(admitted).map(Response::new)
     }
@@ -67,7 +68,8 @@ impl<A> EngineService<A> {
             return Err(Status::resource_exhausted("the engine has as many requests as it takes"));
         };
         let (sink, events) = events::channel(request.answer.max_tokens);
-        let job = Job { request, events: sink, admitted, received_us, routed: None };
+        let (routed, places) = (None, Vec::new());
+        let job = Job { request, events: sink, admitted, received_us, routed, places };
         Ok(LetIn { job, events })
     }
 
@@ -75,8 +77,8 @@ impl<A> EngineService<A> {
     async fn open_routes(
         &self,
         request: &mut CheckedRequest,
-    ) -> Result<Option<RoutedPrefix>, Status> {
-        let wanted = std::mem::take(&mut request.routed);
+    ) -> Result<Option<RoutedHoles>, Status> {
+        let wanted = request.take_routed();
         let (Some(namespace), false) = (request.namespace, wanted.is_empty()) else {
             return Ok(None);
         };
@@ -156,6 +158,7 @@ mod tests {
             context_tokens: 64,
             end_tokens: Vec::new(),
             block_tokens: 8,
+            selects: false,
         };
         let shared = Shared {
             vocabulary: vocabulary(),

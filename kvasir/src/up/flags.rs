@@ -116,6 +116,11 @@ pub struct Flags {
     #[arg(long)]
     pub steering: bool,
 
+    /// Requests may name parts of their prompts that are attended as if each stood alone, so that what was computed
+    /// of a document serves wherever it stands. With `--both`: such a request is served by one engine.
+    #[arg(long, requires = "both")]
+    pub chunks: bool,
+
     /// For experiments: a prefix that another node has stays there, whatever it costs.
     #[arg(long, hide = true, requires = "routes")]
     pub always_route: bool,

@@ -263,6 +263,7 @@ fn conductor(
             ..RoutesConfig::default()
         },
         steering_enabled: flags.steering,
+        chunks_enabled: flags.chunks,
         balance: balance(flags),
         lease_ms: flags.lease_ms,
         drain_ms: CONDUCTOR_DRAIN_MS.into(),
@@ -388,7 +389,7 @@ mod tests {
             "--both 1 --arena-bytes 64MiB --chunk-tokens 16 --kv-dtype bf16 --domain tcp --threads 3 \
              --no-push --throttle-bytes-per-s 1000 --layer-log-dir /logs --no-verify --lease-ms 70000 \
              --request-deadline-ms 900 --ttft-objective-ms 800 --tbt-objective-ms 70 --always-fetch --model-name other \
-             --ssd-bytes 64MiB --ssd-dir /disk --ssd-faults --steering --balance act --balance-window-ms 1000",
+             --ssd-bytes 64MiB --ssd-dir /disk --ssd-faults --steering --chunks --balance act --balance-window-ms 1000",
         );
         let node: NodeConfig = config(&plan, "both-1-node");
         assert_eq!(node.arena_bytes, 64 << 20);
@@ -410,7 +411,7 @@ mod tests {
         let conductor: ConductorConfig = config(&plan, "conductor");
         assert_eq!((conductor.request_deadline_ms, conductor.lease_ms), (900, 70_000));
         assert_eq!((conductor.ttft_objective_ms, conductor.tbt_objective_ms), (800, 70));
-        assert!(conductor.always_fetch && conductor.steering_enabled);
+        assert!(conductor.always_fetch && conductor.steering_enabled && conductor.chunks_enabled);
         let BalanceConfig { mode, sample_ms, window_ms, dwell_ms, .. } = conductor.balance;
         assert_eq!((mode, sample_ms), (BalanceMode::Act, 100));
         assert_eq!((window_ms, dwell_ms), (1_000, 2_000));

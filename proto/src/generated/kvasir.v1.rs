@@ -92,6 +92,10 @@ pub struct InstanceDescription {
     /// How often that was set since the engine attached.
     #[prost(uint64, tag = "8")]
     pub role_version: u64,
+    /// What it runs on, as its operator calls it ("h100-tp8"); empty when nobody said. Instances of one type
+    /// that serve one model are taken to be equally fast until each has been measured.
+    #[prost(string, tag = "9")]
+    pub instance_type: ::prost::alloc::string::String,
 }
 /// What an engine is doing, published in its control memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -3225,6 +3229,9 @@ pub struct AttachRequest {
     /// Pages of the engine's own. Absent when it computes in the node's slots alone.
     #[prost(message, optional, tag = "8")]
     pub pool: ::core::option::Option<PoolDescription>,
+    /// See InstanceDescription; at most 128 bytes.
+    #[prost(string, tag = "9")]
+    pub instance_type: ::prost::alloc::string::String,
 }
 /// A pool of pages that the engine's own block manager gives out. One page has
 /// room for one block. The node knows what lies there from HoldPages.
@@ -4703,8 +4710,30 @@ pub struct GenerateRequest {
     /// or late the engine computes the blocks itself, in slots that it grows.
     #[prost(message, repeated, tag = "8")]
     pub routed: ::prost::alloc::vec::Vec<RoutedSpan>,
+    /// Chunks of the prompt that are used at another offset than the one that they were computed at: in the
+    /// order of the prompt, disjoint, behind what is routed, and with at least one token of the prompt after
+    /// them. Only on a whole leg, whose share is ephemeral and whose cached tokens end before the first chunk.
+    /// The share has slots for all of the prompt but what is attended elsewhere.
+    #[prost(message, repeated, tag = "9")]
+    pub chunks: ::prost::alloc::vec::Vec<Chunk>,
 }
-/// Blocks of a prompt that one node holds.
+/// Whole blocks of a prompt that are attended as if they had been a prompt alone, from position 0 on: the
+/// answer does not depend on who computed them, nor where. What nobody attends elsewhere is copied from
+/// blocks of the engine's own node, which it looks up by the keys of that prompt, or else computed; its keys
+/// are rotated to where the chunk stands.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Chunk {
+    /// Where the chunk stands in the prompt; not 0, where it would be a prefix.
+    #[prost(uint32, tag = "1")]
+    pub first_position: u32,
+    #[prost(uint32, tag = "2")]
+    pub blocks: u32,
+    /// Who attends it where it lies: all of it, in order and without gaps, or empty. `first_block` counts in the
+    /// chunk. When a holder is lost or late the engine computes the chunk itself.
+    #[prost(message, repeated, tag = "3")]
+    pub routed: ::prost::alloc::vec::Vec<RoutedSpan>,
+}
+/// Blocks of a prompt, or of a chunk, that one node holds.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RoutedSpan {
     /// The node's gRPC address, as in "10.0.0.7:7401".

@@ -25,6 +25,8 @@ pub struct AttachOptions {
     /// The node's directory, with `attach.sock` in it.
     pub attach_dir: PathBuf,
     pub instance_id: String,
+    /// What it runs on, as its operator calls it; may be empty.
+    pub instance_type: String,
     pub role: v1::Role,
     pub model: v1::ModelDescription,
     pub layout: SlotLayout,
@@ -98,6 +100,7 @@ impl EngineAttachment {
     pub async fn connect(options: AttachOptions) -> Result<Self, AttachError> {
         let request = v1::AttachRequest {
             instance_id: options.instance_id,
+            instance_type: options.instance_type,
             role: options.role.into(),
             model: Some(options.model),
             layout: Some((&options.layout).into()),

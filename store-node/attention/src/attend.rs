@@ -104,7 +104,7 @@ impl Kernel {
 
     /// Runs a task on the instruction set, or on the next best where it is missing.
     #[cfg(target_arch = "x86_64")]
-    fn run(self, task: impl Task) {
+    pub(crate) fn run(self, task: impl Task) {
         use crate::simd::{Avx2, Avx512};
         match (self, Avx512::detect(), Avx2::detect()) {
             (Kernel::Amx | Kernel::Avx512, Some(simd), _) => simd.run(task),
@@ -114,7 +114,7 @@ impl Kernel {
     }
 
     #[cfg(not(target_arch = "x86_64"))]
-    fn run(self, task: impl Task) {
+    pub(crate) fn run(self, task: impl Task) {
         Portable.run(task);
     }
 }
@@ -185,6 +185,14 @@ impl Attention {
     pub fn new(options: AttentionOptions) -> Self {
         let threads = options.threads.max(1);
         Attention { options, scratch: (0..threads).map(|_| Scratch::default()).collect() }
+    }
+
+    pub(crate) fn kernel(&self) -> Kernel {
+        self.options.kernel
+    }
+
+    pub(crate) fn threads(&self) -> usize {
+        self.scratch.len()
     }
 
     /// The partial of `query` over `pages`, into `out`.

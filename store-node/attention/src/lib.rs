@@ -11,9 +11,10 @@
 //! 3. [`attend`]: chooses a kernel and a strategy, splits work over threads
 //! 4. `scalar` (the reference), `narrow` (few query rows: decode), `wide` (many: prefill), `amx`
 //!    (products of bf16 in tiles)
-//! 5. [`cuda`]: the same over rows in a GPU's memory
-//! 6. [`vectors`]: kernels against files of reference vectors
-//! 7. `simd`, `exp`, `gather`, [`fp8`], [`matrix`]: what those are made of
+//! 5. [`index`]: under selection, which rows a query attends
+//! 6. [`cuda`]: attention over rows in a GPU's memory
+//! 7. [`vectors`]: kernels against files of reference vectors
+//! 8. `simd`, `exp`, `gather`, [`fp8`], [`matrix`]: what those are made of
 //!
 //! Results are bit-equal for the same kernel, shape, split and number of threads.
 
@@ -24,6 +25,7 @@ pub mod cuda;
 mod exp;
 pub mod fp8;
 mod gather;
+pub mod index;
 pub mod matrix;
 mod narrow;
 pub mod pages;
@@ -34,5 +36,6 @@ pub mod vectors;
 mod wide;
 
 pub use attend::{Attention, AttentionOptions, Job, Kernel, Precision};
+pub use index::{Candidate, IndexQuery};
 pub use pages::{PageError, PageList, PageSpec, RowDtype};
 pub use partial::{Partial, PartialMut, Query, Visible, merge};

@@ -18,7 +18,7 @@
 //!    `blocks/pools.rs`: an engine's own pages; `pools.rs`: who may touch each; `pool_work.rs`: what is being filled.
 //! 5. `blocks/admin.rs`: what administrators ask for; `admin.rs`: its words.
 //!    `blocks/replication.rs`: copies on other nodes, and draining; `replicas.rs`: what it remembers.
-//! 6. [`moving`]: pushes between nodes, and their ends.
+//! 6. [`moving`]: pushes between nodes, and their ends; copies.
 //! 7. `cache.rs`: slots (`slots.rs`), index and eviction order (`index.rs`, `eviction.rs`) and event
 //!    log (`events.rs`), which change together; `share.rs`, `gets.rs`, `imms.rs`, `ended.rs`: the rest
 //!    of what it remembers.

@@ -58,7 +58,8 @@ pub enum Class {
     /// As long as there is room; on the SSD too, where the node has one.
     #[default]
     Normal,
-    /// In memory, until it is removed or the client that put it closes or dies. Never on the SSD.
+    /// In memory, until it is removed or the client that put it closes or dies. Never on the SSD,
+    /// unless somebody has it kept for a tenant meanwhile: then it stays for that.
     Ephemeral,
     /// On the SSD, for the tenant, until so much time has passed. The put is answered when it is
     /// durable.

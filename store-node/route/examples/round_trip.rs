@@ -93,7 +93,7 @@ fn open(holder: &Holder, requester: &Requester, query_rows: usize) -> Arc<Sessio
     let dtype = WireDtype::Bf16;
     let size = SessionSize {
         query_bytes_max: wire::query_room(1, query_rows, D_QK, dtype) as u32,
-        answer_bytes_max: wire::answer_room(1, query_rows, D_V, dtype) as u32,
+        answer_bytes_max: wire::partials_room(1, query_rows, D_V, dtype) as u32,
         depth: 2,
     };
     let prepared = requester.prepare(size).expect("memory");

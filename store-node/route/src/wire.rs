@@ -7,30 +7,31 @@
 //! | step, layer | 4, 4 |
 //! | d_qk, d_v, scale (f32) | 4, 4, 4 |
 //! | parts, query rows of all parts | 4, 4 |
+//! | kind, heads, number ([`Kind`]) | 4, 4, 4 |
 //! | each part: route, pins, first block, cached rows, query rows | 8, 8, 4, 4, 4 |
 //! | query rows, part by part | rows × d_qk × dtype |
+//! | of scores: a weight for each query row | rows × 4 |
+//! | of selected rows: how many for each token, then which ones | tokens × 4, number × 4 |
 //!
-//! | answer | bytes |
-//! | --- | --- |
-//! | magic, version, status | 4, 2, 2 |
-//! | serial, step, layer of the query | 8, 4, 4 |
-//! | parts | 4 |
-//! | each part's status | 4 |
-//! | each part that is well: o, m, l | rows × d_v × dtype, rows × 4, rows × 4 |
-//!
-//! Both come from another process: nothing in them is believed before it is checked.
+//! What is answered is in [`answer`]. Both come from another process: nothing in them is believed before it
+//! is checked.
 
-use kvasir_attention::Partial;
+pub mod answer;
+
+pub use answer::{
+    ANSWER_HEADER_BYTES, Answer, Asked, Best, BestShape, MessageStatus, PartStatus, PartialShape,
+    Reply, answer_room, read_answer, write_answer,
+};
 
 const QUERY_MAGIC: u32 = u32::from_le_bytes(*b"kvrq");
-const ANSWER_MAGIC: u32 = u32::from_le_bytes(*b"kvra");
-const VERSION: u16 = 1;
+/// Of queries and answers.
+const VERSION: u16 = 2;
 /// Bytes of a query before its parts.
-pub const QUERY_HEADER_BYTES: usize = 52;
+pub const QUERY_HEADER_BYTES: usize = 64;
 /// Bytes of one part's description.
 pub const PART_BYTES: usize = 28;
-/// Bytes of an answer before the parts' statuses.
-pub const ANSWER_HEADER_BYTES: usize = 28;
+/// A message or its answer: what one write takes.
+pub const MESSAGE_BYTES_MAX: usize = kvasir_transfer::INLINE_BYTES_MAX;
 /// Parts of one message at most: one for each sequence of a batch and holder.
 pub const PARTS_MAX: usize = 4096;
 /// The widest row.
@@ -83,14 +84,64 @@ pub fn partial_bytes(rows: usize, d_v: usize, dtype: WireDtype) -> usize {
     rows * (d_v * dtype.bytes() + 8)
 }
 
-/// Room that a query of so many parts and rows takes.
+/// Room that a query of so many parts and rows takes, where all rows attend all.
 pub fn query_room(parts: usize, rows: usize, d_qk: usize, dtype: WireDtype) -> usize {
     QUERY_HEADER_BYTES + parts * PART_BYTES + query_bytes(rows, d_qk, dtype)
 }
 
 /// Room that its answer takes at most.
-pub fn answer_room(parts: usize, rows: usize, d_v: usize, dtype: WireDtype) -> usize {
+pub fn partials_room(parts: usize, rows: usize, d_v: usize, dtype: WireDtype) -> usize {
     ANSWER_HEADER_BYTES + parts * 4 + partial_bytes(rows, d_v, dtype)
+}
+
+/// What is asked of a part's cached rows. Under selection both ends know what a token is: so many query
+/// rows, one for each head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Every query row attends all of them.
+    Dense,
+    /// Query rows are an indexer's, always in f32. Answered is which `topk` rows score best for each token.
+    Scores { heads: u32, topk: u32 },
+    /// Each token attends the rows that are named for it, at least one; so many are named in all parts.
+    Selected { heads: u32, named: u32 },
+}
+
+impl Kind {
+    const DENSE: u32 = 0;
+    const SCORES: u32 = 1;
+    const SELECTED: u32 = 2;
+
+    /// Kind, heads and number.
+    fn code(self) -> [u32; 3] {
+        match self {
+            Kind::Dense => [Kind::DENSE, 0, 0],
+            Kind::Scores { heads, topk } => [Kind::SCORES, heads, topk],
+            Kind::Selected { heads, named } => [Kind::SELECTED, heads, named],
+        }
+    }
+
+    fn from_code(code: [u32; 3]) -> Option<Self> {
+        match code {
+            [Kind::DENSE, 0, 0] => Some(Kind::Dense),
+            [_, 0, _] | [_, _, 0] => None,
+            [Kind::SCORES, heads, topk] => Some(Kind::Scores { heads, topk }),
+            [Kind::SELECTED, heads, named] => Some(Kind::Selected { heads, named }),
+            _ => None,
+        }
+    }
+
+    /// Bytes behind so many query rows; `None` when they are not whole tokens.
+    fn bytes_behind(self, rows: usize) -> Option<usize> {
+        let whole = |heads: u32| rows.is_multiple_of(heads as usize);
+        match self {
+            Kind::Dense => Some(0),
+            Kind::Scores { heads, .. } => whole(heads).then_some(rows.checked_mul(4)?),
+            Kind::Selected { heads, named } => {
+                let numbers = (rows / heads as usize).checked_add(named as usize)?;
+                whole(heads).then_some(numbers.checked_mul(4)?)
+            }
+        }
+    }
 }
 
 /// Which exchange of a session this is. A serial is never used twice in a session.
@@ -108,8 +159,10 @@ pub struct QueryHead {
     pub dispatch: Dispatch,
     pub dtype: WireDtype,
     pub d_qk: u32,
+    /// As attention needs it, and the scale; scores do not.
     pub d_v: u32,
     pub scale: f32,
+    pub kind: Kind,
 }
 
 /// One sequence's query rows, and the cached rows that they attend: the first `cached_rows` from the
@@ -124,6 +177,36 @@ pub struct Part {
     pub query_rows: u32,
 }
 
+/// What a part brings beside its description.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PartBody<'a> {
+    /// `query_rows × d_qk`.
+    pub values: &'a [f32],
+    /// Of scores: one for each query row.
+    pub weights: &'a [f32],
+    /// Of selected rows: for each token those that it attends, in their order, none of them twice.
+    pub selected: &'a [&'a [u32]],
+}
+
+/// Rows that tokens attend, one list after another.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Lists {
+    ends: Vec<usize>,
+    rows: Vec<u32>,
+}
+
+impl Lists {
+    pub fn of(&self, token: usize) -> &[u32] {
+        let from = token.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.rows[from..self.ends[token]]
+    }
+
+    /// In all lists.
+    pub fn rows(&self) -> usize {
+        self.rows.len()
+    }
+}
+
 /// A query, checked and widened.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Query {
@@ -131,55 +214,56 @@ pub struct Query {
     pub parts: Vec<Part>,
     /// Rows of `d_qk` values, part by part.
     pub values: Vec<f32>,
+    /// Of scores: one for each query row.
+    pub weights: Vec<f32>,
+    /// Of selected rows: for each token of all parts.
+    pub selected: Lists,
 }
 
-/// What became of a message as a whole.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MessageStatus {
-    /// See each part.
-    Taken,
-    /// More flows than the holder takes at once: nothing was computed.
-    Busy,
-    /// It cannot be read, or is of another session.
-    Malformed,
-}
+impl Query {
+    /// Query rows of a part, within those of all.
+    pub fn rows_of(&self, part: usize) -> std::ops::Range<usize> {
+        let before = self.parts[..part].iter().map(|part| part.query_rows as usize).sum::<usize>();
+        before..before + self.parts[part].query_rows as usize
+    }
 
-/// What became of one part.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PartStatus {
-    Computed,
-    /// The lease is over, or there never was such a route in this session.
-    NoRoute,
-    /// Other blocks, generations or another namespace than those that the route holds.
-    OtherPins,
-    /// Cached rows or a layer that the route does not have.
-    OutOfRange,
-    /// The rows have another width, or lie so that no kernel reads them.
-    OtherShape,
-}
+    /// Bytes of what is asked, without descriptions of parts.
+    pub fn bytes(&self) -> usize {
+        let rows = self.values.len() / self.head.d_qk as usize;
+        let behind = self.head.kind.bytes_behind(rows).unwrap_or(0);
+        query_bytes(rows, self.head.d_qk as usize, self.head.dtype) + behind
+    }
 
-impl MessageStatus {
-    const ALL: [MessageStatus; 3] =
-        [MessageStatus::Taken, MessageStatus::Busy, MessageStatus::Malformed];
-}
+    /// About how many values of the cache it is multiplied with. Its numbers are only what it says of itself.
+    pub fn work(&self) -> u64 {
+        let pairs = match self.head.kind {
+            Kind::Selected { heads, named } => u64::from(heads) * u64::from(named),
+            Kind::Dense | Kind::Scores { .. } => {
+                let of = |part: &Part| u64::from(part.cached_rows) * u64::from(part.query_rows);
+                self.parts.iter().map(of).fold(0, u64::saturating_add)
+            }
+        };
+        pairs.saturating_mul(self.head.d_qk.into())
+    }
 
-impl PartStatus {
-    const ALL: [PartStatus; 5] = [
-        PartStatus::Computed,
-        PartStatus::NoRoute,
-        PartStatus::OtherPins,
-        PartStatus::OutOfRange,
-        PartStatus::OtherShape,
-    ];
-}
-
-/// An answer, checked against its query.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Answer {
-    pub dispatch: Dispatch,
-    pub status: MessageStatus,
-    /// One for each part of the query, in its order.
-    pub parts: Vec<Result<Partial, PartStatus>>,
+    /// Room that its answer takes at most.
+    pub fn answer_room(&self) -> usize {
+        let head = &self.head;
+        match head.kind {
+            Kind::Dense | Kind::Selected { .. } => {
+                let shape = |part: &Part| PartialShape {
+                    rows: part.query_rows,
+                    d_v: head.d_v,
+                    dtype: head.dtype,
+                };
+                answer_room::<kvasir_attention::Partial>(self.parts.iter().map(shape))
+            }
+            Kind::Scores { heads, topk } => {
+                let shape = |part: &Part| BestShape::new(part, heads, topk);
+                answer_room::<Best>(self.parts.iter().map(shape))
+            }
+        }
+    }
 }
 
 /// Bytes that are not what they must be.
@@ -191,8 +275,14 @@ pub enum WireError {
     Field(&'static str),
 }
 
+/// Whether these are some of so many rows, in their order, each of them once.
+fn are_rows(rows: &[u32], cached: u32) -> bool {
+    rows.last().is_some_and(|last| *last < cached) && rows.is_sorted_by(|a, b| a < b)
+}
+
 /// Reads numbers off the front.
-struct Reader<'a>(&'a [u8]);
+#[derive(Debug)]
+pub struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
     fn take(&mut self, bytes: usize) -> Result<&'a [u8], WireError> {
@@ -215,6 +305,39 @@ impl<'a> Reader<'a> {
 
     fn u64(&mut self) -> Result<u64, WireError> {
         Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    fn kind(&mut self) -> Result<Kind, WireError> {
+        let code = [self.u32()?, self.u32()?, self.u32()?];
+        Kind::from_code(code).ok_or(WireError::Field("kind"))
+    }
+
+    fn u32s(&mut self, count: usize) -> Result<Vec<u32>, WireError> {
+        let bytes = self.take(count.checked_mul(4).ok_or(WireError::Short)?)?;
+        Ok(bytes.as_chunks::<4>().0.iter().map(|number| u32::from_le_bytes(*number)).collect())
+    }
+
+    /// For each token of the parts the rows that it attends: some, in their order, each of them once and
+    /// one that the part has.
+    fn lists(&mut self, parts: &[Part], heads: u32, named: u32) -> Result<Lists, WireError> {
+        let tokens_of = |part: &Part| (part.query_rows / heads) as usize;
+        let counts = self.u32s(parts.iter().map(tokens_of).sum())?;
+        let total: u64 = counts.iter().map(|count| u64::from(*count)).sum();
+        if total != u64::from(named) {
+            return Err(WireError::Field("selected"));
+        }
+        let rows = self.u32s(named as usize)?;
+        let mut lists = Lists { ends: Vec::with_capacity(counts.len()), rows };
+        let cached = parts.iter().flat_map(|part| (0..tokens_of(part)).map(|_| part.cached_rows));
+        let mut end = 0;
+        for (token, (count, cached)) in counts.into_iter().zip(cached).enumerate() {
+            end += count as usize;
+            lists.ends.push(end);
+            if !are_rows(lists.of(token), cached) {
+                return Err(WireError::Field("selected"));
+            }
+        }
+        Ok(lists)
     }
 
     /// Values of a dtype, as f32.
@@ -263,8 +386,17 @@ fn put_values(out: &mut Vec<u8>, values: &[f32], dtype: WireDtype) {
     }
 }
 
-/// Writes a query. `rows` are the parts' query rows, one slice for each part.
-pub fn write_query(out: &mut Vec<u8>, head: &QueryHead, parts: &[Part], rows: &[&[f32]]) {
+/// Bytes of a query with these bodies.
+pub fn query_bytes_of(head: &QueryHead, bodies: &[PartBody<'_>]) -> usize {
+    let of = |body: &PartBody<'_>| {
+        let lists: usize = body.selected.iter().map(|rows| 4 + rows.len() * 4).sum();
+        PART_BYTES + body.values.len() * head.dtype.bytes() + body.weights.len() * 4 + lists
+    };
+    QUERY_HEADER_BYTES + bodies.iter().map(of).sum::<usize>()
+}
+
+/// Writes a query, with a body for each part.
+pub fn write_query(out: &mut Vec<u8>, head: &QueryHead, parts: &[Part], bodies: &[PartBody<'_>]) {
     out.extend(QUERY_MAGIC.to_le_bytes());
     out.extend(VERSION.to_le_bytes());
     out.extend(head.dtype.code().to_le_bytes());
@@ -275,8 +407,10 @@ pub fn write_query(out: &mut Vec<u8>, head: &QueryHead, parts: &[Part], rows: &[
         out.extend(number.to_le_bytes());
     }
     out.extend(head.scale.to_le_bytes());
-    out.extend((parts.len() as u32).to_le_bytes());
-    out.extend(total.to_le_bytes());
+    let [kind, heads, number] = head.kind.code();
+    for number in [parts.len() as u32, total, kind, heads, number] {
+        out.extend(number.to_le_bytes());
+    }
     for part in parts {
         out.extend(part.route.to_le_bytes());
         out.extend(part.pins.to_le_bytes());
@@ -284,9 +418,11 @@ pub fn write_query(out: &mut Vec<u8>, head: &QueryHead, parts: &[Part], rows: &[
             out.extend(number.to_le_bytes());
         }
     }
-    for values in rows {
-        put_values(out, values, head.dtype);
-    }
+    bodies.iter().for_each(|body| put_values(out, body.values, head.dtype));
+    bodies.iter().for_each(|body| put_values(out, body.weights, WireDtype::F32));
+    let lists = || bodies.iter().flat_map(|body| body.selected);
+    lists().for_each(|rows| out.extend((rows.len() as u32).to_le_bytes()));
+    lists().for_each(|rows| rows.iter().for_each(|row| out.extend(row.to_le_bytes())));
 }
 
 /// The length of the query whose head this is, as it says itself.
@@ -301,9 +437,11 @@ pub fn query_length(head: &[u8]) -> Result<usize, WireError> {
     let d_qk = reader.u32()? as usize;
     reader.take(8)?;
     let (parts, rows) = (reader.u32()? as usize, reader.u32()? as usize);
+    let kind = reader.kind()?;
     let values = rows.checked_mul(d_qk).and_then(|values| values.checked_mul(dtype.bytes()));
     let list = parts.checked_mul(PART_BYTES);
     let all = values.zip(list).and_then(|(values, list)| values.checked_add(list));
+    let all = all.zip(kind.bytes_behind(rows)).and_then(|(all, behind)| all.checked_add(behind));
     all.and_then(|all| all.checked_add(QUERY_HEADER_BYTES)).ok_or(WireError::Field("rows"))
 }
 
@@ -322,6 +460,7 @@ pub fn read_query(bytes: &[u8]) -> Result<Query, WireError> {
     let (d_qk, d_v) = (reader.u32()?, reader.u32()?);
     let scale = f32::from_bits(reader.u32()?);
     let (parts, rows) = (reader.u32()? as usize, reader.u32()?);
+    let kind = reader.kind()?;
     if d_v == 0 || d_v > d_qk || d_qk > WIDTH_MAX {
         return Err(WireError::Field("width"));
     }
@@ -330,6 +469,10 @@ pub fn read_query(bytes: &[u8]) -> Result<Query, WireError> {
     }
     if parts == 0 || parts > PARTS_MAX {
         return Err(WireError::Field("parts"));
+    }
+    // A score must be the same wherever it is computed: what it is made of is never rounded.
+    if matches!(kind, Kind::Scores { .. }) && dtype != WireDtype::F32 {
+        return Err(WireError::Field("dtype"));
     }
     let mut list = Vec::with_capacity(parts);
     let mut total = 0u64;
@@ -341,7 +484,8 @@ pub fn read_query(bytes: &[u8]) -> Result<Query, WireError> {
             cached_rows: reader.u32()?,
             query_rows: reader.u32()?,
         };
-        if part.query_rows == 0 || part.cached_rows == 0 {
+        let is_whole = kind.bytes_behind(part.query_rows as usize).is_some();
+        if part.query_rows == 0 || part.cached_rows == 0 || !is_whole {
             return Err(WireError::Field("rows"));
         }
         total += u64::from(part.query_rows);
@@ -352,99 +496,14 @@ pub fn read_query(bytes: &[u8]) -> Result<Query, WireError> {
     }
     let count = (rows as usize).checked_mul(d_qk as usize).ok_or(WireError::Short)?;
     let values = reader.values(count, dtype)?;
-    let head = QueryHead { session, dispatch, dtype, d_qk, d_v, scale };
-    Ok(Query { head, parts: list, values })
-}
-
-/// Writes an answer.
-pub fn write_answer(out: &mut Vec<u8>, answer: &Answer, dtype: WireDtype) {
-    out.extend(ANSWER_MAGIC.to_le_bytes());
-    out.extend(VERSION.to_le_bytes());
-    let code = MessageStatus::ALL.iter().position(|status| *status == answer.status);
-    out.extend((code.expect("all are listed") as u16).to_le_bytes());
-    out.extend(answer.dispatch.serial.to_le_bytes());
-    let parts = answer.parts.len() as u32;
-    for number in [answer.dispatch.step, answer.dispatch.layer, parts] {
-        out.extend(number.to_le_bytes());
+    let (mut weights, mut selected) = (Vec::new(), Lists::default());
+    match kind {
+        Kind::Dense => {}
+        Kind::Scores { .. } => weights = reader.values(rows as usize, WireDtype::F32)?,
+        Kind::Selected { heads, named } => selected = reader.lists(&list, heads, named)?,
     }
-    for part in &answer.parts {
-        let status = part.as_ref().err().copied().unwrap_or(PartStatus::Computed);
-        let code = PartStatus::ALL.iter().position(|known| *known == status);
-        out.extend((code.expect("all are listed") as u32).to_le_bytes());
-    }
-    for partial in answer.parts.iter().flatten() {
-        put_values(out, &partial.o, dtype);
-        put_values(out, &partial.m, WireDtype::F32);
-        put_values(out, &partial.l, WireDtype::F32);
-    }
-}
-
-/// What an answer must fit.
-#[derive(Debug, Clone)]
-pub struct Asked {
-    pub dispatch: Dispatch,
-    /// Query rows of each part.
-    pub rows: Vec<u32>,
-    pub d_v: u32,
-    pub dtype: WireDtype,
-}
-
-/// Reads an answer from the front of a slot.
-///
-/// # Errors
-/// [`WireError`], also when it answers another query.
-pub fn read_answer(bytes: &[u8], asked: &Asked) -> Result<Answer, WireError> {
-    let mut reader = Reader(bytes);
-    if reader.u32()? != ANSWER_MAGIC || reader.u16()? != VERSION {
-        return Err(WireError::Field("magic"));
-    }
-    let status = MessageStatus::ALL.get(usize::from(reader.u16()?)).copied();
-    let status = status.ok_or(WireError::Field("status"))?;
-    let dispatch = Dispatch { serial: reader.u64()?, step: reader.u32()?, layer: reader.u32()? };
-    let count = reader.u32()? as usize;
-    if status == MessageStatus::Malformed {
-        return Ok(Answer { dispatch, status, parts: Vec::new() });
-    }
-    if dispatch != asked.dispatch {
-        return Err(WireError::Field("dispatch"));
-    }
-    if status == MessageStatus::Busy {
-        return Ok(Answer { dispatch, status, parts: Vec::new() });
-    }
-    if count != asked.rows.len() {
-        return Err(WireError::Field("parts"));
-    }
-    let statuses: Vec<PartStatus> = (0..count)
-        .map(|_| {
-            let known = PartStatus::ALL.get(reader.u32()? as usize);
-            known.copied().ok_or(WireError::Field("part status"))
-        })
-        .collect::<Result<_, _>>()?;
-    let mut parts = Vec::with_capacity(count);
-    for (status, &rows) in statuses.into_iter().zip(&asked.rows) {
-        if status != PartStatus::Computed {
-            parts.push(Err(status));
-            continue;
-        }
-        let rows = rows as usize;
-        let partial = Partial {
-            o: reader.values(rows * asked.d_v as usize, asked.dtype)?,
-            m: reader.values(rows, WireDtype::F32)?,
-            l: reader.values(rows, WireDtype::F32)?,
-        };
-        if !is_sound(&partial) {
-            return Err(WireError::Field("partial"));
-        }
-        parts.push(Ok(partial));
-    }
-    Ok(Answer { dispatch, status, parts })
-}
-
-/// A partial over at least one row is made of numbers.
-fn is_sound(partial: &Partial) -> bool {
-    partial.l.iter().all(|l| l.is_finite() && *l > 0.0)
-        && partial.m.iter().all(|m| m.is_finite())
-        && partial.o.iter().all(|value| value.is_finite())
+    let head = QueryHead { session, dispatch, dtype, d_qk, d_v, scale, kind };
+    Ok(Query { head, parts: list, values, weights, selected })
 }
 
 #[cfg(test)]
@@ -466,42 +525,90 @@ mod tests {
         }
     }
 
-    fn head(dtype: WireDtype) -> QueryHead {
+    fn head(dtype: WireDtype, kind: Kind) -> QueryHead {
         let dispatch = Dispatch { serial: 9, step: 4, layer: 2 };
-        QueryHead { session: 7, dispatch, dtype, d_qk: 3, d_v: 2, scale: 0.5 }
+        QueryHead { session: 7, dispatch, dtype, d_qk: 3, d_v: 2, scale: 0.5, kind }
     }
 
     fn part(query_rows: u32) -> Part {
         Part { route: 1, pins: 2, first_block: 3, cached_rows: 5, query_rows }
     }
 
-    fn query(dtype: WireDtype) -> Vec<u8> {
+    const VALUES: [f32; 9] = [1.0, 2.0, 3.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0];
+    const WEIGHTS: [f32; 3] = [0.5, -1.0, 2.0];
+
+    fn dense(dtype: WireDtype) -> Vec<u8> {
         let mut bytes = Vec::new();
-        let rows = [vec![1.0, 2.0, 3.0], vec![4.0; 6]];
-        let rows: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
-        write_query(&mut bytes, &head(dtype), &[part(1), part(2)], &rows);
+        let bodies =
+            [&VALUES[..3], &VALUES[3..]].map(|values| PartBody { values, ..PartBody::default() });
+        write_query(&mut bytes, &head(dtype, Kind::Dense), &[part(1), part(2)], &bodies);
         bytes
     }
 
+    fn scores(dtype: WireDtype, heads: u32, topk: u32) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let values = [&VALUES[..3], &VALUES[3..]];
+        let weights = [&WEIGHTS[..1], &WEIGHTS[1..]];
+        let bodies: Vec<PartBody<'_>> = (values.iter().zip(&weights))
+            .map(|(values, weights)| PartBody { values, weights, selected: &[] })
+            .collect();
+        let kind = Kind::Scores { heads, topk };
+        write_query(&mut bytes, &head(dtype, kind), &[part(1), part(2)], &bodies);
+        bytes
+    }
+
+    /// Of one head: a token in the first part and two in the second.
+    fn selected(lists: [&[u32]; 3], named: u32) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let body = |values, selected| PartBody { values, weights: &[], selected };
+        let bodies = [body(&VALUES[..3], &lists[..1]), body(&VALUES[3..], &lists[1..])];
+        let head = head(WireDtype::F32, Kind::Selected { heads: 1, named });
+        write_query(&mut bytes, &head, &[part(1), part(2)], &bodies);
+        bytes
+    }
+
+    const LISTS: [&[u32]; 3] = [&[0, 4], &[3], &[0, 1, 2, 3, 4]];
+
     #[test]
     fn a_query_is_read_as_it_was_written_and_takes_the_room_that_was_said() {
-        for dtype in [WireDtype::F32, WireDtype::Bf16] {
-            let mut bytes = query(dtype);
-            assert_eq!(bytes.len(), query_room(2, 3, 3, dtype));
+        let room = query_room(2, 3, 3, WireDtype::F32);
+        assert_eq!(dense(WireDtype::F32).len(), room);
+        assert_eq!(scores(WireDtype::F32, 1, 8).len(), room + 12);
+        assert_eq!(selected(LISTS, 8).len(), room + 12 + 32);
+        let narrow = dense(WireDtype::Bf16);
+        assert_eq!(narrow.len(), query_room(2, 3, 3, WireDtype::Bf16));
+        for mut bytes in
+            [dense(WireDtype::F32), narrow, scores(WireDtype::F32, 1, 8), selected(LISTS, 8)]
+        {
             assert_eq!(query_length(&bytes[..QUERY_HEADER_BYTES]), Ok(bytes.len()));
+            let length = bytes.len();
             bytes.extend([0; 10]);
             let read = read_query(&bytes).expect("a query");
-            assert_eq!(read.head, head(dtype));
+            assert_eq!(read.head, head(read.head.dtype, read.head.kind));
             assert_eq!(read.parts, vec![part(1), part(2)]);
-            assert_eq!(read.values, [1.0, 2.0, 3.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0]);
+            assert_eq!(read.values, VALUES);
+            assert_eq!(read.rows_of(1), 1..3);
+            assert_eq!(QUERY_HEADER_BYTES + 2 * PART_BYTES + read.bytes(), length);
+            match read.head.kind {
+                Kind::Dense => assert_eq!((read.weights.len(), read.selected.rows()), (0, 0)),
+                Kind::Scores { heads, topk } => {
+                    assert_eq!((heads, topk, &read.weights[..]), (1, 8, &WEIGHTS[..]));
+                }
+                Kind::Selected { heads, named } => {
+                    assert_eq!((heads, named), (1, 8));
+                    assert_eq!([0, 1, 2].map(|token| read.selected.of(token)), LISTS);
+                }
+            }
         }
     }
 
     #[test]
     fn a_query_that_cannot_be_is_refused_and_never_read_beyond_its_end() {
-        let good = query(WireDtype::F32);
-        for end in 0..good.len() {
-            assert!(read_query(&good[..end]).is_err(), "{end} bytes");
+        let good = dense(WireDtype::F32);
+        for good in [good.clone(), scores(WireDtype::F32, 1, 8), selected(LISTS, 8)] {
+            for end in 0..good.len() {
+                assert!(read_query(&good[..end]).is_err(), "{end} bytes");
+            }
         }
         let changed = |at: usize, to: u8| {
             let mut bytes = good.clone();
@@ -517,58 +624,77 @@ mod tests {
         assert_eq!(changed(47, 200), Err(WireError::Field("parts")));
         assert_eq!(changed(48, 4), Err(WireError::Field("rows")));
         assert_eq!(changed(51, 255), Err(WireError::Field("rows")));
+        for (at, to) in [(52, 3), (52, 1), (52, 2), (56, 1), (60, 1)] {
+            assert_eq!(changed(at, to), Err(WireError::Field("kind")), "{to} at {at}");
+        }
         let mut infinite = good.clone();
         infinite[40..44].copy_from_slice(&f32::INFINITY.to_le_bytes());
         assert_eq!(read_query(&infinite), Err(WireError::Field("scale")));
     }
 
-    fn asked() -> Asked {
-        let dispatch = head(WireDtype::F32).dispatch;
-        Asked { dispatch, rows: vec![1, 2], d_v: 2, dtype: WireDtype::F32 }
-    }
-
-    fn answer() -> Answer {
-        let partial = Partial { o: vec![1.0, -2.0], m: vec![3.0], l: vec![4.0] };
-        let parts = vec![Ok(partial), Err(PartStatus::NoRoute)];
-        Answer { dispatch: asked().dispatch, status: MessageStatus::Taken, parts }
-    }
-
-    fn written(answer: &Answer) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        write_answer(&mut bytes, answer, WireDtype::F32);
-        bytes
+    #[test]
+    fn scores_are_asked_in_full_precision_and_of_whole_tokens() {
+        let refused = |bytes: Vec<u8>| read_query(&bytes).expect_err("refused");
+        assert_eq!(refused(scores(WireDtype::Bf16, 1, 8)), WireError::Field("dtype"));
+        assert_eq!(refused(scores(WireDtype::F32, 2, 8)), WireError::Field("rows"));
+        assert_eq!(refused(scores(WireDtype::F32, 0, 8)), WireError::Field("kind"));
+        assert_eq!(refused(scores(WireDtype::F32, 1, 0)), WireError::Field("kind"));
+        assert_eq!(query_length(&scores(WireDtype::F32, 2, 8)), Err(WireError::Field("rows")));
     }
 
     #[test]
-    fn an_answer_is_read_as_it_was_written() {
-        let bytes = written(&answer());
-        assert!(bytes.len() <= answer_room(2, 3, 2, WireDtype::F32));
-        assert_eq!(read_answer(&bytes, &asked()), Ok(answer()));
-        for status in [MessageStatus::Busy, MessageStatus::Malformed] {
-            let refused = Answer { status, parts: Vec::new(), ..answer() };
-            assert_eq!(read_answer(&written(&refused), &asked()), Ok(refused));
-        }
-        for end in 0..bytes.len() {
-            assert_eq!(read_answer(&bytes[..end], &asked()), Err(WireError::Short));
-        }
+    fn rows_that_a_part_does_not_have_or_that_are_named_twice_are_refused() {
+        let refused = |lists, named| read_query(&selected(lists, named)).expect_err("refused");
+        let field = WireError::Field("selected");
+        assert_eq!(refused([&[0, 5], &[3], &[1]], 4), field, "a row beyond the last");
+        assert_eq!(refused([&[4, 0], &[3], &[1]], 4), field, "not in order");
+        assert_eq!(refused([&[4, 4], &[3], &[1]], 4), field, "twice");
+        assert_eq!(refused([&[4], &[], &[1]], 2), field, "a token without a row");
+        assert_eq!(refused([&[0, 4], &[3], &[1]], 3), field, "more than was said");
+        assert_eq!(refused([&[0, 4], &[3], &[1]], 5), field, "fewer than was said");
     }
 
     #[test]
-    fn an_answer_to_another_query_or_with_what_is_no_number_is_refused() {
-        let dispatch = Dispatch { serial: 8, ..asked().dispatch };
-        let other = Asked { dispatch, ..asked() };
-        let bytes = written(&answer());
-        assert_eq!(read_answer(&bytes, &other), Err(WireError::Field("dispatch")));
-        let fewer = Asked { rows: vec![1], ..asked() };
-        assert_eq!(read_answer(&bytes, &fewer), Err(WireError::Field("parts")));
-        for wrong in [
-            Partial { o: vec![f32::NAN, 0.0], m: vec![0.0], l: vec![1.0] },
-            Partial { o: vec![0.0, 0.0], m: vec![f32::NEG_INFINITY], l: vec![1.0] },
-            Partial { o: vec![0.0, 0.0], m: vec![0.0], l: vec![0.0] },
-        ] {
-            let wrong = Answer { parts: vec![Ok(wrong), Err(PartStatus::NoRoute)], ..answer() };
-            let read = read_answer(&written(&wrong), &asked());
-            assert_eq!(read, Err(WireError::Field("partial")));
+    fn an_answer_has_the_room_of_what_was_asked() {
+        let room = |bytes: Vec<u8>| read_query(&bytes).expect("a query").answer_room();
+        let head = ANSWER_HEADER_BYTES + 2 * 4;
+        assert_eq!(room(dense(WireDtype::F32)), head + 3 * (2 * 4 + 8));
+        assert_eq!(room(dense(WireDtype::Bf16)), head + 3 * (2 * 2 + 8));
+        assert_eq!(room(selected(LISTS, 8)), head + 3 * (2 * 4 + 8));
+        assert_eq!(room(scores(WireDtype::F32, 1, 2)), head + 3 * 2 * 8);
+        assert_eq!(room(scores(WireDtype::F32, 1, u32::MAX)), head + 3 * 5 * 8);
+    }
+
+    #[test]
+    fn whatever_bytes_come_nothing_is_believed_of_them_that_cannot_be() {
+        let good = [dense(WireDtype::F32), scores(WireDtype::F32, 1, 8), selected(LISTS, 8)];
+        let mut state = 1u64;
+        let mut random = |below: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) as usize % below
+        };
+        for turn in 0..60_000 {
+            let mut bytes = good[turn % good.len()].clone();
+            for _ in 0..=random(3) {
+                let at = random(bytes.len());
+                bytes[at] = [0, 1, 2, 255, random(256) as u8][random(5)];
+            }
+            bytes.truncate(bytes.len() - random(2) * random(bytes.len()));
+            let _ = query_length(&bytes);
+            let Ok(query) = read_query(&bytes) else { continue };
+            let rows: usize = query.parts.iter().map(|part| part.query_rows as usize).sum();
+            assert_eq!(query.values.len(), rows * query.head.d_qk as usize);
+            assert!(query.answer_room() >= ANSWER_HEADER_BYTES && query.work() > 0);
+            assert!(query.bytes() < bytes.len());
+            if let Kind::Selected { heads, .. } = query.head.kind {
+                let mut token = 0;
+                for part in &query.parts {
+                    for _ in 0..part.query_rows / heads {
+                        assert!(are_rows(query.selected.of(token), part.cached_rows));
+                        token += 1;
+                    }
+                }
+            }
         }
     }
 }

@@ -1,18 +1,17 @@
 //! Carries out copies of blocks to other nodes, and looks which nodes could take some: calls that the
 //! node's thread cannot wait for. It decides nothing; what it met is told as commands.
 //!
-//! A copy is a transaction like any fetch. The share of the prefill side there reserves what it lacks,
-//! the share of the source side here pins what is sent and pushes it, and the other side commits. A long
-//! chain goes in pieces, each a transaction of its own, so that what has arrived stays when the next
-//! piece fails.
+//! What a copy is, and when it counts, is the block core's matter
+//! ([`Copying`](kvasir_blocks::moving::copying::Copying)).
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use kvasir_blocks::moving::copying::{CopyAnswer, CopyStep, Copying};
 use kvasir_blocks::{CopyError, CopyPlan, Peer, PeerView};
-use kvasir_proto::{BlockKey, Side, SlotLayout, TxId, v1};
+use kvasir_proto::{BlockKey, Mark, Side, SlotLayout, TxId, v1};
 use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
 use tonic::transport::{Channel, Endpoint};
@@ -24,7 +23,7 @@ use super::command::{Command, NodeHandle, Refused};
 use super::inbox::NotTaken;
 
 /// Blocks that one transaction copies at most, beside those that the other node has.
-const PIECE_BLOCKS: usize = 64;
+const PIECE_BLOCKS: u32 = 64;
 /// A call that only asks must be answered within this time.
 const CALL: Duration = Duration::from_secs(10);
 const CONNECT: Duration = Duration::from_secs(2);
@@ -150,21 +149,40 @@ struct Job {
     serial: Arc<AtomicU64>,
 }
 
+/// The transaction of the piece that is being copied.
+struct Piece {
+    tx: TxId,
+    targets: Option<v1::WriteTargets>,
+}
+
 impl Job {
     async fn run(self) -> Result<(), CopyError> {
-        let blocks = self.plan.keys.len();
-        let mut until = 0;
-        while until < blocks {
-            until = (until + PIECE_BLOCKS).min(blocks);
-            let serial = self.serial.fetch_add(1, Ordering::Relaxed);
-            let tx = TxId { conductor_incarnation: self.own.incarnation, serial };
-            let piece = self.piece(tx, until).await;
-            if piece.is_err() {
-                self.abort(tx).await;
-            }
-            piece?;
+        let block_tokens = self.own.layout.block_tokens();
+        let mut copying = Copying::new(&self.plan, block_tokens, PIECE_BLOCKS);
+        let mut piece = Piece { tx: self.next_tx(), targets: None };
+        loop {
+            let answer = match copying.step() {
+                CopyStep::Reserve { blocks, prompt_tokens } => {
+                    piece = Piece { tx: self.next_tx(), targets: None };
+                    self.reserve(&mut piece, blocks, prompt_tokens).await
+                }
+                CopyStep::Pin { blocks } => self.pin(piece.tx, blocks).await,
+                CopyStep::Push => self.push(&mut piece).await,
+                CopyStep::Commit { good_blocks } => self.commit(piece.tx, good_blocks).await,
+                CopyStep::Keep(mark) => self.keep(mark).await,
+                CopyStep::Abort => {
+                    self.abort(piece.tx).await;
+                    Ok(CopyAnswer::Aborted)
+                }
+                CopyStep::End(result) => return result,
+            };
+            copying.answer(answer.unwrap_or_else(CopyAnswer::Failed));
         }
-        self.keep().await
+    }
+
+    fn next_tx(&self) -> TxId {
+        let serial = self.serial.fetch_add(1, Ordering::Relaxed);
+        TxId { conductor_incarnation: self.own.incarnation, serial }
     }
 
     fn peer_says(&self, status: &Status) -> CopyError {
@@ -189,73 +207,75 @@ impl Job {
         }
     }
 
-    fn allocation(&self, tx: TxId, side: Side, until: usize) -> v1::TxAllocateRequest {
+    fn allocation(&self, tx: TxId, side: Side, blocks: u32) -> v1::TxAllocateRequest {
         v1::TxAllocateRequest {
             tx: Some(tx.into()),
             side: side.to_wire(),
             namespace: self.plan.namespace.0.to_vec(),
-            keys: BlockKey::concat(&self.plan.keys[..until]),
+            keys: BlockKey::concat(&self.plan.keys[..blocks as usize]),
             lease_ms: self.lease_ms,
             ..v1::TxAllocateRequest::default()
         }
     }
 
-    /// Copies what the other node lacks of the first `until` blocks.
-    async fn piece(&self, tx: TxId, until: usize) -> Result<(), CopyError> {
-        let blocks = u32::try_from(until).unwrap_or(u32::MAX);
-        let prompt_tokens = blocks.saturating_mul(self.own.layout.block_tokens()).saturating_add(1);
+    async fn reserve(
+        &self,
+        piece: &mut Piece,
+        blocks: u32,
+        prompt_tokens: u32,
+    ) -> Result<CopyAnswer, CopyError> {
         let request = v1::TxAllocateRequest {
             prompt_tokens,
             fetch_until_block: blocks,
             writer_endpoint: self.own.endpoint.clone(),
             replica: true,
-            ..self.allocation(tx, Side::Prefill, until)
+            ..self.allocation(piece.tx, Side::Prefill, blocks)
         };
         let mut client = self.client.clone();
-        let reply = self.ask_peer(client.tx_allocate(request)).await?;
-        // It has them all, or will in a moment.
-        let Some(targets) = reply.targets else { return Ok(()) };
-        let wanted = u32::try_from(targets.slots.len()).unwrap_or(u32::MAX);
-        let not_here = |refused: Refused| CopyError::NotHere(refused.to_string());
-        let source = self.allocation(tx, Side::Source, until);
-        self.node.ask(|reply| Command::Allocate(source, reply)).await.map_err(not_here)?;
-        let good_blocks = self.push(tx, targets).await?;
-        let commit = v1::TxCommitRequest {
-            tx: Some(tx.into()),
-            side: Side::Prefill.to_wire(),
-            good_blocks,
-            source_lost: false,
-        };
-        let held = self.ask_peer(client.tx_commit(commit)).await?.held_blocks;
-        if good_blocks < wanted {
-            let why = format!("{good_blocks} of {wanted} blocks were sent whole");
-            return Err(CopyError::NotHere(why));
-        }
-        if held < blocks {
-            let why = format!("it holds {held} blocks of {blocks} that were sent");
-            return Err(CopyError::Refused { peer: self.plan.to.clone(), why });
-        }
-        Ok(())
+        piece.targets = self.ask_peer(client.tx_allocate(request)).await?.targets;
+        let slots = |targets: &v1::WriteTargets| u32::try_from(targets.slots.len());
+        let targets = piece.targets.as_ref().map(|targets| slots(targets).unwrap_or(u32::MAX));
+        Ok(CopyAnswer::Reserved { targets })
+    }
+
+    async fn pin(&self, tx: TxId, blocks: u32) -> Result<CopyAnswer, CopyError> {
+        let source = self.allocation(tx, Side::Source, blocks);
+        let pinned = self.node.ask(|reply| Command::Allocate(source, reply)).await;
+        pinned.map_err(not_here)?;
+        Ok(CopyAnswer::Pinned)
     }
 
     /// Sends, and renews the leases of both sides meanwhile.
-    async fn push(&self, tx: TxId, targets: v1::WriteTargets) -> Result<u32, CopyError> {
+    async fn push(&self, piece: &mut Piece) -> Result<CopyAnswer, CopyError> {
+        let tx = piece.tx;
         let request = v1::TxPushRequest {
             tx: Some(tx.into()),
             side: Side::Source.to_wire(),
-            targets: Some(targets),
+            targets: piece.targets.take(),
         };
         let push = self.node.ask(|reply| Command::Push(request, reply));
         tokio::pin!(push);
         loop {
             tokio::select! {
                 pushed = &mut push => {
-                    let pushed = pushed.map_err(|refused| CopyError::NotHere(refused.to_string()))?;
-                    return Ok(pushed.good_blocks);
+                    let good_blocks = pushed.map_err(not_here)?.good_blocks;
+                    return Ok(CopyAnswer::Pushed { good_blocks });
                 }
                 () = sleep(Duration::from_millis(self.lease_ms / 3 + 1)) => self.renew(tx).await?,
             }
         }
+    }
+
+    async fn commit(&self, tx: TxId, good_blocks: u32) -> Result<CopyAnswer, CopyError> {
+        let commit = v1::TxCommitRequest {
+            tx: Some(tx.into()),
+            side: Side::Prefill.to_wire(),
+            good_blocks,
+            source_lost: false,
+        };
+        let mut client = self.client.clone();
+        let held_blocks = self.ask_peer(client.tx_commit(commit)).await?.held_blocks;
+        Ok(CopyAnswer::Committed { held_blocks })
     }
 
     async fn renew(&self, tx: TxId) -> Result<(), CopyError> {
@@ -290,9 +310,8 @@ impl Job {
         }
     }
 
-    /// What was promised here is promised there, for as long, and durable.
-    async fn keep(&self) -> Result<(), CopyError> {
-        let Some(kept) = self.plan.kept else { return Ok(()) };
+    /// What was promised here shall be promised there, for as long, and durable.
+    async fn keep(&self, kept: Mark) -> Result<CopyAnswer, CopyError> {
         let request = v1::KeepContextRequest {
             namespace: self.plan.namespace.0.to_vec(),
             keys: BlockKey::concat(&self.plan.keys),
@@ -303,12 +322,11 @@ impl Job {
         };
         let mut client = self.client.clone();
         // It waits for a disk, and whoever waits for nothing more asks again.
-        let kept_blocks = self.ask_peer(client.keep_context(request)).await?.kept_blocks as usize;
-        let blocks = self.plan.keys.len();
-        if kept_blocks < blocks {
-            let why = format!("it kept {kept_blocks} blocks of {blocks}");
-            return Err(CopyError::NoRoom { peer: self.plan.to.clone(), why });
-        }
-        Ok(())
+        let kept_blocks = self.ask_peer(client.keep_context(request)).await?.kept_blocks;
+        Ok(CopyAnswer::Kept { kept_blocks })
     }
+}
+
+fn not_here(refused: Refused) -> CopyError {
+    CopyError::NotHere(refused.to_string())
 }

@@ -22,6 +22,7 @@ pub fn options(attach_dir: &Path, layout: SlotLayout) -> AttachOptions {
     AttachOptions {
         attach_dir: attach_dir.into(),
         instance_id: "engine".into(),
+        instance_type: "a-type".into(),
         role: v1::Role::Both,
         model: v1::ModelDescription {
             name: "model".into(),

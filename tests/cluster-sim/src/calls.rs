@@ -5,15 +5,45 @@ use kvasir_blocks::{AttachEpoch, Bound, ContextName};
 use kvasir_proto::{BlockKey, Namespace, Share, SlotIndex, Tenant};
 use kvasir_transfer::{Endpoint, RegionDesc};
 
+/// Who calls nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Party {
+    Conductor(usize),
+    Node(usize),
+}
+
+impl Party {
+    /// For what is drawn for its calls.
+    pub fn number(self) -> u64 {
+        match self {
+            Party::Conductor(conductor) => conductor as u64,
+            Party::Node(node) => 32 + node as u64,
+        }
+    }
+}
+
 /// Names a call, so that its answer finds who asked; the same for each of its tries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Caller {
-    pub conductor: usize,
+    pub who: Party,
     pub incarnation: u64,
     pub call: u64,
 }
 
-/// From a conductor to a node, or to the engine on it.
+/// Until when a chain is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Term {
+    Ttl {
+        ttl_ms: u64,
+    },
+    /// As another node has promised it.
+    Until {
+        until_unix_ms: u64,
+        since_unix_ms: Option<u64>,
+    },
+}
+
+/// From a conductor or a node to a node, or to the engine on it.
 #[derive(Debug, Clone)]
 pub enum Call {
     Allocate(Box<AllocateCall>),
@@ -42,8 +72,16 @@ pub enum Call {
         namespace: Namespace,
         keys: Vec<BlockKey>,
         tenant: Tenant,
-        ttl_ms: u64,
+        term: Term,
     },
+    /// Another node shall have a copy of these.
+    Replicate {
+        namespace: Namespace,
+        keys: Vec<BlockKey>,
+        to: usize,
+    },
+    /// What are you?
+    Describe,
     /// A context gets another time from now, or (none) is dropped.
     Change {
         context: ContextName,
@@ -66,6 +104,8 @@ pub struct AllocateCall {
     pub writer: Option<Endpoint>,
     pub is_ephemeral: bool,
     pub leaves_ssd: bool,
+    /// Its blocks are copies to have: nobody computes anything.
+    pub is_replica: bool,
 }
 
 /// What an engine is to do for a request.
@@ -101,14 +141,88 @@ pub enum Reply {
     Pushed {
         good_blocks: u32,
     },
-    Committed,
-    Kept,
+    Committed {
+        held_blocks: u32,
+    },
+    Kept {
+        kept_blocks: u32,
+    },
+    /// Whether all of them are alive.
+    Renewed {
+        all: bool,
+    },
+    Replicated {
+        blocks: u32,
+    },
+    Described {
+        incarnation: u64,
+        draining: bool,
+        available: u32,
+        keeps: bool,
+    },
     Done,
     /// From the engine that answers.
     Answered {
         tokens: Vec<u32>,
     },
     Refused(String),
+}
+
+/// What becomes of what a client puts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kept {
+    Normal,
+    /// As long as its client lives.
+    Ephemeral,
+    For {
+        ttl_ms: u64,
+    },
+}
+
+/// From a client of objects to its node.
+#[derive(Debug, Clone)]
+pub enum FromClient {
+    Reserve {
+        keys: Vec<BlockKey>,
+        lease_ms: u64,
+    },
+    /// These of what was reserved are written, with these checksums.
+    Commit {
+        reserve: u64,
+        objects: Vec<u32>,
+        checksums: Vec<Vec<u64>>,
+        kept: Kept,
+    },
+    Get {
+        keys: Vec<BlockKey>,
+    },
+    Unpin {
+        get: u64,
+    },
+    Find {
+        keys: Vec<BlockKey>,
+    },
+    Remove {
+        keys: Vec<BlockKey>,
+    },
+    /// The process has ended; the last that is heard of it.
+    Gone,
+}
+
+/// From a node to a client, in answer to what it said last.
+#[derive(Debug, Clone)]
+pub enum ToClient {
+    /// A slot for each object that is not there.
+    Reserved {
+        slots: Vec<Option<SlotIndex>>,
+    },
+    Committed,
+    Got {
+        slots: Vec<Option<SlotIndex>>,
+    },
+    Found,
+    Removed,
+    Refused,
 }
 
 /// From a node to its engine.

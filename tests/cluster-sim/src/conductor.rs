@@ -13,7 +13,7 @@ use kvasir_placement::{
 };
 use kvasir_proto::{BlockKey, InstanceId, NodeId, Share, Side, Tenant, TxId};
 
-use crate::calls::{AllocateCall, Call, Caller, LegStart, Reply, Targets};
+use crate::calls::{AllocateCall, Call, Caller, LegStart, Party, Reply, Targets, Term};
 use crate::content::{BLOCK_TOKENS, SLOT_BYTES};
 use crate::context::{Context, Event};
 use crate::node::Node;
@@ -27,6 +27,8 @@ const CALL_US: u64 = 120_000;
 const TRIES: u32 = 3;
 /// Of fetches so many are asked for up to the end of the prompt, whatever the source has.
 const BELIEF_PERCENT: u64 = 20;
+/// Of the prompts that were answered so many are copied to another node, as an administrator asks for it.
+const REPLICATE_PERCENT: u64 = 12;
 
 #[derive(Debug)]
 pub struct Conductor {
@@ -70,6 +72,7 @@ enum What {
     Fetch,
     Commit,
     Start,
+    Copy,
     Rest,
 }
 
@@ -238,6 +241,7 @@ impl Conductor {
             may_route: false,
             is_endless: false,
             steering: Steering::default(),
+            chunks: &[],
         };
         let Ok(placement) = place(&self.view, &matched, &asked) else { return };
         // Each request is tried once by one conductor.
@@ -309,6 +313,7 @@ impl Conductor {
             writer: writer.and_then(endpoint),
             is_ephemeral: plan.ephemeral,
             leaves_ssd: placement.leaves_ssd,
+            is_replica: false,
         };
         let mut calls = vec![(prefill, wanted(Side::Prefill, fetch_until_block, source))];
         calls.extend(decode.map(|decode| (decode, wanted(Side::Decode, 0, Some(prefill)))));
@@ -326,6 +331,10 @@ impl Conductor {
         Job { request, tx, prefill, decode, source, reserving, targets, held_by_source }
     }
 
+    fn caller(&self, call: u64) -> Caller {
+        Caller { who: Party::Conductor(self.index), incarnation: self.incarnation, call }
+    }
+
     fn call(&mut self, context: &mut Context, serial: u64, to: usize, what: What, call: Call) {
         let number = number(serial, &call);
         let process = context.processes.get(&to).copied();
@@ -334,15 +343,14 @@ impl Conductor {
     }
 
     fn try_call(&mut self, context: &mut Context, number: u64) {
-        let (conductor, incarnation) = (self.index, self.incarnation);
-        let from = Caller { conductor, incarnation, call: number };
+        let from = self.caller(number);
         let Some(waiting) = self.calls.get_mut(&number) else { return };
         waiting.tries += 1;
         if let Some(to) = waiting.process {
             context.send(&Event::Call { to, from, call: waiting.call.clone() });
         }
         // A fetch takes as long as it takes; it is not asked for twice.
-        let slow = matches!(waiting.what, What::Fetch | What::Commit);
+        let slow = matches!(waiting.what, What::Fetch | What::Commit | What::Copy);
         context.after(if slow { 4 * CALL_US } else { CALL_US }, Event::Unanswered { caller: from });
     }
 
@@ -443,8 +451,7 @@ impl Conductor {
         to: usize,
         (share, request, answers): (Share, usize, bool),
     ) {
-        let (conductor, incarnation) = (self.index, self.incarnation);
-        let reply = Caller { conductor, incarnation, call: 0 };
+        let reply = self.caller(0);
         let mut leg = LegStart { share, request, answers, reply };
         leg.reply.call = number(serial, &Call::Start { leg: leg.clone() });
         let what = if answers { What::Start } else { What::Rest };
@@ -489,16 +496,29 @@ impl Conductor {
         if let Some(ttl_ms) = plan.keep_ms {
             let keys = context.truth.requests[job.request].keys[..blocks()].to_vec();
             let last = *keys.last().expect("one block at least");
-            let call = Call::Keep { namespace, keys, tenant, ttl_ms };
+            let term = Term::Ttl { ttl_ms };
+            let call = Call::Keep { namespace, keys, tenant, term };
             self.call(context, serial, to, What::Rest, call);
             if self.contexts.len() == CONTEXTS_MAX {
                 self.contexts.remove(0);
             }
             self.contexts.push((to, ContextName { tenant, namespace, last }));
         } else if !self.contexts.is_empty() && chance.percent(60) {
-            let (to, name) = self.contexts[chance.below(self.contexts.len())];
+            let (mut to, name) = self.contexts[chance.below(self.contexts.len())];
+            // It may have moved.
+            if chance.percent(30) {
+                to = chance.below(context.plan.nodes.len());
+            }
             let ttl_ms = chance.percent(50).then(|| chance.between(200, 100_000));
             self.call(context, serial, to, What::Rest, Call::Change { context: name, ttl_ms });
+        }
+        let mut chance = context.chance("replicate", plan.id, 0);
+        if chance.percent(REPLICATE_PERCENT) {
+            let keys = context.truth.requests[job.request].keys[..full].to_vec();
+            let nodes = context.plan.nodes.len();
+            let other = (to + 1 + chance.below(nodes - 1)) % nodes;
+            let call = Call::Replicate { namespace, keys, to: other };
+            self.call(context, serial, to, What::Copy, call);
         }
     }
 
@@ -517,7 +537,7 @@ impl Conductor {
         let (conductor, incarnation) = (self.index, self.incarnation);
         for (side, to) in job.sides() {
             let call = Call::Renew { shares: vec![job.share(side)], lease_ms: LEASE_MS };
-            let from = Caller { conductor, incarnation, call: 0 };
+            let from = self.caller(0);
             if let Some(to) = context.processes.get(&to).copied() {
                 context.send(&Event::Call { to, from, call });
             }
@@ -538,6 +558,8 @@ fn number(serial: u64, call: &Call) -> u64 {
         Call::Renew { .. } => 18,
         Call::Prefetch { .. } => 19,
         Call::Change { .. } => 20,
+        Call::Replicate { .. } => 21,
+        Call::Describe => 22,
     };
     serial * 32 + kind
 }
@@ -553,8 +575,10 @@ fn tier(tier: kvasir_blocks::Tier) -> kvasir_placement::Tier {
 fn report(node: &Node, number: NodeIndex, epoch: u32, running: u32) -> InstanceReport {
     let counts = node.running.as_ref().map(|running| running.blocks.counts()).unwrap_or_default();
     let incarnation = node.running.as_ref().map_or(0, |running| running.incarnation);
+    let draining = node.running.as_ref().is_some_and(|running| running.blocks.is_draining());
     InstanceReport {
         instance_id: InstanceId::from(format!("i{}", node.index).as_str()),
+        instance_type: "".into(),
         node: number,
         node_id: NodeId::from(format!("n{}", node.index).as_str()),
         attachment: (incarnation, epoch),
@@ -578,7 +602,7 @@ fn report(node: &Node, number: NodeIndex, epoch: u32, running: u32) -> InstanceR
         slots_total: counts.slots,
         slots_available: counts.free + counts.evictable,
         plays: None,
-        draining: false,
+        draining,
         load: ReportedLoad { running, waiting: 0, waiting_prompt_tokens: 0 },
     }
 }

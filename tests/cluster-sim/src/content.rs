@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use kvasir_proto::{BlockKey, Namespace, SlotLayout, keys};
 
-use crate::plan::{Plan, RequestPlan};
+use crate::plan::{OBJECTS, Plan, RequestPlan, TENANTS, namespace};
 use crate::random::mix;
 
 pub const BLOCK_TOKENS: u32 = 4;
@@ -40,6 +40,17 @@ pub fn page(before: &PageBytes, tokens: &[u32]) -> PageBytes {
         chunk.copy_from_slice(&mix(state.wrapping_add(at as u64)).to_le_bytes());
     }
     bytes
+}
+
+/// Of its runs.
+pub fn checksums(page: &PageBytes) -> Vec<u64> {
+    let layout = layout();
+    let runs = (0..layout.layers()).flat_map(|layer| layout.runs(layer));
+    let bytes = |run: &kvasir_proto::layout::Run| {
+        let start = run.offset_bytes as usize;
+        kvasir_transfer::checksum(&page[start..start + run.length_bytes as usize])
+    };
+    runs.map(bytes).collect()
 }
 
 /// The token that follows the last page.
@@ -76,12 +87,23 @@ pub struct Truth {
     pub requests: Vec<Expected>,
     pub blocks: BTreeMap<BlockKey, Block>,
     by_bytes: BTreeMap<PageBytes, BlockKey>,
+    /// Of each tenant.
+    objects: Vec<Vec<BlockKey>>,
 }
 
 impl Truth {
     pub fn new(plan: &Plan) -> Self {
-        let mut truth =
-            Truth { requests: Vec::new(), blocks: BTreeMap::new(), by_bytes: BTreeMap::new() };
+        let mut truth = Truth {
+            requests: Vec::new(),
+            blocks: BTreeMap::new(),
+            by_bytes: BTreeMap::new(),
+            objects: Vec::new(),
+        };
+        for tenant in 0..TENANTS {
+            let keys = (0..OBJECTS).map(|object| truth.put(namespace(tenant), object));
+            let keys = keys.collect();
+            truth.objects.push(keys);
+        }
         for request in &plan.requests {
             let expected = truth.compute(request);
             truth.requests.push(expected);
@@ -93,6 +115,24 @@ impl Truth {
     pub fn chain(&self, key: BlockKey) -> Vec<BlockKey> {
         let before = |key: &BlockKey| self.blocks.get(key).and_then(|block| block.parent);
         std::iter::successors(Some(key), before).collect()
+    }
+
+    /// An object of a tenant: a block that follows no other.
+    pub fn object(&self, tenant: u64, object: u64) -> BlockKey {
+        self.objects[tenant as usize][object as usize]
+    }
+
+    pub fn is_object(&self, key: BlockKey) -> bool {
+        self.objects.iter().flatten().any(|of| *of == key)
+    }
+
+    fn put(&mut self, namespace: Namespace, object: u64) -> BlockKey {
+        let tokens = [0x0b1e_c700 + object as u32; BLOCK_TOKENS as usize];
+        let key = keys::chain(namespace, &tokens, BLOCK_TOKENS as usize)[0];
+        let bytes = page(&root(namespace), &tokens);
+        self.blocks.insert(key, Block { namespace, parent: None, bytes });
+        self.by_bytes.insert(bytes, key);
+        key
     }
 
     /// The block with these rows.

@@ -6,9 +6,9 @@ use std::rc::Rc;
 
 use kvasir_blocks::AttachEpoch;
 use kvasir_blocks::moving::writers::CutRound;
-use kvasir_proto::Share;
+use kvasir_proto::{Share, TxId};
 
-use crate::calls::{Call, Caller, FromEngine, Reply, ToEngine};
+use crate::calls::{Call, Caller, FromClient, FromEngine, Reply, ToClient, ToEngine};
 use crate::checkers::Books;
 use crate::content::Truth;
 use crate::plan::Plan;
@@ -65,6 +65,23 @@ pub enum Event {
     EngineStarts {
         at: Life,
     },
+    /// A client of objects is started.
+    Client(usize),
+    ToClient {
+        at: Life,
+        epoch: AttachEpoch,
+        message: ToClient,
+    },
+    FromClient {
+        at: Life,
+        epoch: AttachEpoch,
+        request: u64,
+        message: FromClient,
+    },
+    ClientStep {
+        at: Life,
+        epoch: AttachEpoch,
+    },
     Tick {
         at: Life,
     },
@@ -79,6 +96,16 @@ pub enum Event {
         part: u32,
     },
     Job {
+        at: Life,
+    },
+    /// The leases of a copy that is being pushed are renewed.
+    RenewCopy {
+        at: Life,
+        copy: u64,
+        tx: TxId,
+    },
+    /// A node that has said that it has drained is taken away, with its disk.
+    Leaves {
         at: Life,
     },
     FaultBegins(usize),
@@ -180,7 +207,9 @@ impl Context {
 
     /// What is to happen, beside what the plan says.
     pub fn waiting(&self) -> usize {
-        let planned = |event: &&Event| matches!(event, Event::Request(_) | Event::FaultBegins(_));
+        let planned = |event: &&Event| {
+            matches!(event, Event::Request(_) | Event::Client(_) | Event::FaultBegins(_))
+        };
         self.events.values().filter(|event| !planned(event)).count()
     }
 }
@@ -191,12 +220,12 @@ fn concerns(event: &Event) -> (u64, u64) {
     match event {
         Event::Call { to, from, call: Call::Renew { shares, .. } } => {
             let (id, other) = shares.first().map_or((0, 0), share);
-            (id, other ^ (to.node as u64) << 8 ^ (from.conductor as u64) << 16)
+            (id, other ^ (to.node as u64) << 8 ^ from.who.number() << 16)
         }
-        Event::Call { from, .. } => (from.call, from.conductor as u64),
+        Event::Call { from, .. } => (from.call, from.who.number()),
         Event::Reply { to, reply } => {
             let kind = matches!(reply, Reply::Answered { .. });
-            (to.call, 1_000 + to.conductor as u64 + 100 * u64::from(kind))
+            (to.call, 1_000 + to.who.number() + 100 * u64::from(kind))
         }
         _ => (0, 0),
     }

@@ -8,7 +8,7 @@
 //! Reading path:
 //! 1. [`plan`]: what a run will try, drawn from its seed
 //! 2. [`world`]: what happens next; [`context`]: what everybody has at hand
-//! 3. [`node`], [`conductor`], [`engine`]: who it happens to; [`calls`]: what they say to each other
+//! 3. [`node`], [`conductor`], [`engine`], [`client`]: who it happens to; [`calls`]: what they say to each other
 //! 4. [`content`]: what every byte must be; [`seen`]: what an observer sees; [`checkers`]: what must
 //!    never be seen, one module for each invariant
 //! 5. [`shrink`]: making a failing run smaller
@@ -17,6 +17,7 @@
 
 pub mod calls;
 pub mod checkers;
+pub mod client;
 pub mod conductor;
 pub mod content;
 pub mod context;

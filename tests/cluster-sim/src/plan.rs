@@ -3,11 +3,17 @@
 
 use kvasir_proto::{Namespace, keys};
 
+use crate::calls::Kept;
 use crate::content::BLOCK_TOKENS;
 use crate::random::Random;
 
 /// Tenants, each with a namespace of its own.
 pub const TENANTS: u64 = 2;
+/// Objects that clients of a tenant put and get.
+pub const OBJECTS: u64 = 10;
+/// In a run, and in each hour of a long one.
+const CLIENTS_MAX: usize = 14;
+const CLIENTS_AN_HOUR: u64 = 200;
 /// Conversations of each tenant: prompts of one begin alike.
 const CONVERSATIONS: u64 = 3;
 const PROMPT_BLOCKS_MAX: u64 = 7;
@@ -26,6 +32,7 @@ pub struct Plan {
     pub conductors: usize,
     pub requests: Vec<RequestPlan>,
     pub faults: Vec<FaultPlan>,
+    pub clients: Vec<ClientPlan>,
     /// Of a hundred calls between conductors, nodes and engines so many are lost, and so many come twice.
     pub lost_percent: u64,
     pub twice_percent: u64,
@@ -95,7 +102,105 @@ impl RequestPlan {
     }
 }
 
-fn namespace(tenant: u64) -> Namespace {
+/// A client of objects: a process on a node's host.
+#[derive(Debug, Clone)]
+pub struct ClientPlan {
+    /// Stays the same when others are left out.
+    pub id: u64,
+    pub at_us: u64,
+    pub node: usize,
+    pub tenant: u64,
+    /// It asks for what another tenant has put.
+    pub curious: bool,
+    pub ops: Vec<ObjectOp>,
+    /// Each of its steps takes so long.
+    pub pace_us: u64,
+    pub lease_ms: u64,
+    /// It ends in the middle of this one, after so many steps.
+    pub dies_at_op: Option<usize>,
+    pub dies_at_step: u32,
+    /// Of what it has reserved the last object is not written.
+    pub leaves_last: bool,
+}
+
+/// What a client does with some objects.
+#[derive(Debug, Clone)]
+pub enum ObjectOp {
+    Put { objects: Vec<u64>, kept: Kept },
+    Get { objects: Vec<u64> },
+    Find { objects: Vec<u64> },
+    Remove { objects: Vec<u64> },
+}
+
+impl ObjectOp {
+    pub fn objects(&self) -> &[u64] {
+        match self {
+            ObjectOp::Put { objects, .. }
+            | ObjectOp::Get { objects }
+            | ObjectOp::Find { objects }
+            | ObjectOp::Remove { objects } => objects,
+        }
+    }
+
+    pub fn kept(&self) -> Option<Kept> {
+        match self {
+            ObjectOp::Put { kept, .. } => Some(*kept),
+            _ => None,
+        }
+    }
+}
+
+impl ClientPlan {
+    pub fn namespace(&self) -> Namespace {
+        namespace(self.tenant)
+    }
+
+    pub fn tenant_of_keys(&self) -> u64 {
+        if self.curious { (self.tenant + 1) % TENANTS } else { self.tenant }
+    }
+}
+
+fn client(random: &mut Random, id: u64, nodes: usize, busy_us: u64) -> ClientPlan {
+    let curious = random.percent(15);
+    let op = |random: &mut Random| {
+        let first = random.draw() % OBJECTS;
+        let count = random.between(1, 4);
+        let objects: Vec<u64> = (first..first + count).map(|object| object % OBJECTS).collect();
+        let what = random.below(20);
+        let kept = match random.below(10) {
+            0..=3 => Kept::Normal,
+            4..=6 => Kept::Ephemeral,
+            _ => Kept::For { ttl_ms: random.between(200, 100_000) },
+        };
+        match what {
+            0..=8 if !curious => ObjectOp::Put { objects, kept },
+            0..=15 => ObjectOp::Get { objects },
+            16..=18 => ObjectOp::Find { objects },
+            _ => ObjectOp::Remove { objects: objects[..1].to_vec() },
+        }
+    };
+    let slow = random.percent(12);
+    let ops: Vec<ObjectOp> = (0..random.between(2, 8)).map(|_| op(random)).collect();
+    ClientPlan {
+        id,
+        at_us: random.between(0, busy_us),
+        node: random.below(nodes),
+        tenant: random.draw() % TENANTS,
+        curious,
+        pace_us: if slow { random.between(30_000, 400_000) } else { random.between(20, 4_000) },
+        lease_ms: if random.percent(if slow { 60 } else { 15 }) {
+            random.between(3, 60)
+        } else {
+            1_500
+        },
+        dies_at_op: random.percent(40).then(|| random.below(ops.len())),
+        dies_at_step: random.below(4) as u32,
+        leaves_last: random.percent(15),
+        ops,
+    }
+}
+
+pub fn namespace(tenant: u64) -> Namespace {
     keys::namespace(b"simulated", "u8", &format!("tenant {tenant}"), "")
 }
 
@@ -143,6 +248,9 @@ pub enum Fault {
     CutOffFails(usize),
     /// A bit flips in a committed block of a node's memory.
     MemoryRots(usize),
+    /// The node is to drain. When it says that it has, it is taken away with its disk, and at the end another
+    /// host with an empty one takes its place; otherwise it stays.
+    Drain(usize),
 }
 
 impl Fault {
@@ -169,6 +277,7 @@ impl Fault {
             Fault::ClockBack(_) => "a clock jumps back",
             Fault::CutOffFails(_) => "cutting off fails",
             Fault::MemoryRots(_) => "memory rots",
+            Fault::Drain(_) => "a node is drained",
         }
     }
 }
@@ -216,7 +325,16 @@ impl Plan {
             busy_us,
             tick_us: 5_000,
             finished_ms: 6_000,
+            clients: Vec::new(),
         }
+        .with_clients(&mut random)
+    }
+
+    fn with_clients(mut self, random: &mut Random) -> Self {
+        let (nodes, busy_us) = (self.nodes.len(), self.busy_us);
+        let clients = 0..random.below(CLIENTS_MAX) as u64;
+        self.clients = clients.map(|id| client(random, id, nodes, busy_us)).collect();
+        self
     }
 }
 
@@ -241,13 +359,19 @@ impl Plan {
             linger_us: 50_000,
         };
         (plan.tick_us, plan.busy_us) = (100_000, hours * HOUR_US);
-        (plan.requests, plan.faults) = (Vec::new(), Vec::new());
+        (plan.requests, plan.faults, plan.clients) = (Vec::new(), Vec::new(), Vec::new());
         for hour in 0..hours {
             for _ in 0..requests_an_hour {
                 let id = plan.requests.len() as u64;
                 let mut request = request(seed, id, ASKED_US, &mut random);
                 request.at_us += hour * HOUR_US;
                 plan.requests.push(request);
+            }
+            for _ in 0..CLIENTS_AN_HOUR {
+                let id = plan.clients.len() as u64;
+                let mut client = client(&mut random, id, plan.nodes.len(), ASKED_US);
+                client.at_us += hour * HOUR_US;
+                plan.clients.push(client);
             }
             for _ in 0..FAULTS_AN_HOUR {
                 let id = plan.faults.len() as u64;
@@ -284,10 +408,12 @@ impl Plan {
             | Fault::DiskRots(of)
             | Fault::ClockForward(of)
             | Fault::ClockBack(of)
-            | Fault::MemoryRots(of) => of >= node,
+            | Fault::MemoryRots(of)
+            | Fault::Drain(of) => of >= node,
         };
         self.nodes.truncate(node);
         self.faults.retain(|fault| !concerns(&fault.what));
+        self.clients.retain(|client| client.node < node);
     }
 }
 
@@ -333,7 +459,7 @@ fn fault(
 ) -> FaultPlan {
     let node = random.below(nodes);
     let other = (node + 1 + random.below(nodes - 1)) % nodes;
-    let what = match random.below(25) {
+    let what = match random.below(28) {
         0 | 1 => Fault::NodeCrash(node),
         2 => Fault::NodePause(node),
         3 | 20 | 21 => Fault::ConductorCrash(random.below(conductors)),
@@ -353,6 +479,7 @@ fn fault(
         18 => Fault::ClockBack(node),
         22 => Fault::NodeKilled(node),
         23 | 24 => Fault::CutOffFails(node),
+        25..=27 => Fault::Drain(node),
         _ => Fault::MemoryRots(node),
     };
     FaultPlan {

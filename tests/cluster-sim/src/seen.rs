@@ -51,6 +51,8 @@ pub enum Reader {
     Push(u64, u64),
     /// A copy to the SSD.
     Sink(u64),
+    /// A client of objects, by one of its requests.
+    Client(AttachEpoch, u64),
 }
 
 /// A block that a node says it has.
@@ -260,6 +262,57 @@ pub enum Seen {
     StandsStill {
         node: usize,
         until_us: u64,
+    },
+    /// A client puts objects, by this share.
+    PutBegan {
+        at: Life,
+        share: Share,
+        epoch: AttachEpoch,
+    },
+    /// A client was told that these are stored.
+    ObjectsStored {
+        at: Life,
+        keys: Vec<BlockKey>,
+    },
+    /// This one lives as long as the client that has put it.
+    Ephemeral {
+        at: Life,
+        epoch: AttachEpoch,
+        key: BlockKey,
+    },
+    /// A client of this namespace was told that these are there, and they alone of what it asked for.
+    Found {
+        at: Life,
+        namespace: Namespace,
+        keys: Vec<BlockKey>,
+    },
+    /// A client of this namespace removes this one.
+    ObjectRemoved {
+        node: usize,
+        namespace: Namespace,
+        key: BlockKey,
+    },
+    /// The process of a client has ended, and its node knows it.
+    ClientGone {
+        at: Life,
+        epoch: AttachEpoch,
+    },
+    /// A node shall drain, and takes no work from now on, nor promises anything.
+    DrainBegan {
+        at: Life,
+    },
+    /// It shall not, and does again.
+    DrainStopped {
+        at: Life,
+    },
+    /// It has said that it has drained: it may be taken away.
+    Drained {
+        at: Life,
+    },
+    /// It was taken away with its disk, after it had said so.
+    Left {
+        node: usize,
+        unix_ms: u64,
     },
     /// Nothing is under way any more; a prompt as long as the node's memory was asked for.
     AtRest {

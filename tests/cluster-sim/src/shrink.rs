@@ -12,6 +12,7 @@ const RUNS_MAX: usize = 300;
 pub fn shrink(plan: &Plan, failure: Failure) -> (Plan, Failure) {
     let mut shrinking = Shrinking { plan: plan.clone(), failure, runs: 0 };
     shrinking.shorten(|plan| &mut plan.faults);
+    shrinking.shorten(|plan| &mut plan.clients);
     shrinking.shorten(|plan| &mut plan.requests);
     shrinking.shorten(|plan| &mut plan.faults);
     shrinking.change(|plan| plan.network = crate::plan::NetworkPlan::default());

@@ -7,8 +7,9 @@ use std::time::Duration;
 use kvasir_log::sim_disk::Faults;
 use kvasir_transfer::sim::{SimConfig, SimFaults, SimNetwork};
 
-use crate::calls::Call;
+use crate::calls::{Call, Caller, Party, Reply};
 use crate::checkers::Violation;
+use crate::client;
 use crate::conductor::Conductor;
 use crate::context::{Context, Event};
 use crate::engine;
@@ -20,6 +21,8 @@ use crate::seen::{Life, Seen};
 const QUIET_US: u64 = 5_000_000;
 /// What a block takes to come from the SSD, when nothing goes wrong.
 const ASKED_US: u64 = 20_000;
+/// Writes of disks that may come one after the other when nothing is asked any more.
+const WRITES_MAX: usize = 50;
 /// A part of a run that takes more than this goes round in circles.
 const STEPS_MAX: u64 = 30_000_000;
 
@@ -109,6 +112,9 @@ impl World {
         for (index, request) in plan.requests.iter().enumerate() {
             context.at(request.at_us, Event::Request(index));
         }
+        for (index, client) in plan.clients.iter().enumerate() {
+            context.at(client.at_us, Event::Client(index));
+        }
         for (index, fault) in plan.faults.iter().enumerate() {
             context.at(fault.at_us, Event::FaultBegins(index));
         }
@@ -137,14 +143,32 @@ impl World {
         for node in &mut self.nodes {
             if let Some(running) = &mut node.running {
                 running.kill_engine(&mut self.context);
+                running.kill_clients(&mut self.context);
             }
         }
         self.run_until(busy_us + QUIET_US)?;
+        self.let_disks_rest()?;
         self.show_at_rest()?;
         let mut summary = self.summary();
         self.ask_for_what_was_kept()?;
         summary.covered = self.context.books.covered().clone();
         Ok(summary)
+    }
+
+    /// What is no longer kept makes room on a disk, whenever that is, and what is written there then is
+    /// waited for: it is no longer than any write.
+    ///
+    /// # Errors
+    /// [`Violation`].
+    pub fn let_disks_rest(&mut self) -> Result<(), Violation> {
+        for _ in 0..WRITES_MAX {
+            let mut nodes = self.nodes.iter().filter_map(|node| node.running.as_ref());
+            if nodes.all(|running| running.blocks.counts().sinking == 0) {
+                break;
+            }
+            self.run_until(self.context.now_us + 1_000)?;
+        }
+        Ok(())
     }
 
     /// Shows what nodes hold when nothing is under way.
@@ -317,14 +341,27 @@ impl World {
                     conductor.0.renew(conductor.1, serial);
                 }
             }
-            Event::Unanswered { caller } => {
-                if let Some(conductor) = self.conductor(caller.conductor, caller.incarnation) {
-                    conductor.0.unanswered(conductor.1, caller.call);
+            Event::Unanswered { caller } => match caller.who {
+                Party::Conductor(conductor) => {
+                    if let Some(conductor) = self.conductor(conductor, caller.incarnation) {
+                        conductor.0.unanswered(conductor.1, caller.call);
+                    }
                 }
-            }
-            Event::Reply { to, reply } => {
-                if let Some(conductor) = self.conductor(to.conductor, to.incarnation) {
-                    conductor.0.take_reply(conductor.1, to.call, reply);
+                Party::Node(node) => self.reply_to_node(node, caller, None),
+            },
+            Event::Reply { to, reply } => match to.who {
+                Party::Conductor(conductor) => {
+                    if let Some(conductor) = self.conductor(conductor, to.incarnation) {
+                        conductor.0.take_reply(conductor.1, to.call, reply);
+                    }
+                }
+                Party::Node(node) => self.reply_to_node(node, to, Some(reply)),
+            },
+            Event::Leaves { at } => self.leave(at),
+            Event::Client(index) => {
+                let node = self.context.plan.clients[index].node;
+                if let Some(running) = &mut self.nodes[node].running {
+                    running.open_client(&mut self.context, index);
                 }
             }
             Event::Poll { conductor, incarnation } => {
@@ -349,7 +386,11 @@ impl World {
             | Event::Job { at }
             | Event::Disk { at }
             | Event::Cut { at, .. }
+            | Event::RenewCopy { at, .. }
+            | Event::FromClient { at, .. }
             | Event::EngineStarts { at } => (at.node, false),
+            Event::Reply { to: Caller { who: Party::Node(node), .. }, .. }
+            | Event::Unanswered { caller: Caller { who: Party::Node(node), .. } } => (*node, false),
             Event::ToEngine { at, .. } | Event::EngineStep { at, .. } => (at.node, true),
             _ => return false,
         };
@@ -376,7 +417,27 @@ impl World {
         same.then_some((conductor, &mut self.context))
     }
 
-    fn call(&mut self, to: Life, from: crate::calls::Caller, call: Call) {
+    fn reply_to_node(&mut self, node: usize, to: Caller, reply: Option<Reply>) {
+        let running = self.nodes[node].running.as_mut();
+        if let Some(running) = running.filter(|running| running.incarnation == to.incarnation) {
+            running.take_reply(&mut self.context, to.call, reply);
+            running.show(&mut self.context);
+        }
+    }
+
+    /// A node that has drained is taken away; when nobody wants it to be gone any more another host comes
+    /// in its place at once.
+    fn leave(&mut self, at: Life) {
+        let node = &mut self.nodes[at.node];
+        if node.running.is_some() && node.at() == at {
+            node.leave_for_good(&mut self.context, &self.network);
+            if self.context.now_us >= node.drains_until_us {
+                node.start(&mut self.context, &self.network);
+            }
+        }
+    }
+
+    fn call(&mut self, to: Life, from: Caller, call: Call) {
         let node = &mut self.nodes[to.node];
         if node.unreachable {
             return;
@@ -397,12 +458,19 @@ impl World {
             | Event::Tick { at }
             | Event::Disk { at }
             | Event::Cut { at, .. }
+            | Event::RenewCopy { at, .. }
+            | Event::ToClient { at, .. }
+            | Event::FromClient { at, .. }
+            | Event::ClientStep { at, .. }
             | Event::Job { at } => *at,
             _ => return,
         };
         let node = &mut self.nodes[at.node];
         let unix_ms = node.unix_ms(&self.context);
         let context = &mut self.context;
+        if matches!(event, Event::Tick { .. }) && node.at() == at {
+            node.look_after_drain(context);
+        }
         let Some(running) = node.running.as_mut().filter(|running| running.at == at) else {
             return;
         };
@@ -418,6 +486,13 @@ impl World {
                 running.take_engine(context, epoch, message);
             }
             Event::EngineStarts { .. } => running.engine_starts(context),
+            Event::ToClient { epoch, message, .. } => {
+                client::hear(running, context, epoch, message);
+            }
+            Event::FromClient { epoch, request, message, .. } => {
+                running.take_client(context, unix_ms, (epoch, request), message);
+            }
+            Event::ClientStep { epoch, .. } => client::step(running, context, epoch),
             Event::Tick { .. } => {
                 running.tick(context, unix_ms);
                 running.show_ssd(context, unix_ms);
@@ -425,6 +500,7 @@ impl World {
             }
             Event::Disk { .. } => running.disk_moves(context),
             Event::Job { .. } => running.take_jobs(context),
+            Event::RenewCopy { copy, tx, .. } => running.renew_copy(context, copy, tx),
             Event::Cut { writer, round, part, .. } => {
                 running.cut_part(context, (writer, round, part));
             }
@@ -492,6 +568,7 @@ impl World {
                 }
             }
             Fault::DiskRots(node) => self.nodes[node].rot(&mut self.context, fault.id),
+            Fault::Drain(node) => self.nodes[node].drains_until_us = until_us,
         }
     }
 
@@ -543,6 +620,9 @@ impl World {
             }
             Fault::DiskSyncsFail(node) => self.disk_fault(node, |faults| faults.syncs_fail = false),
             Fault::DiskLies(node) => self.disk_fault(node, |faults| faults.wrong_one_in = 0),
+            Fault::Drain(node) => {
+                self.nodes[node].stop_drain(&mut self.context, &self.network);
+            }
             Fault::NodePause(_)
             | Fault::EngineCrash(_)
             | Fault::EngineStall(_)

@@ -46,6 +46,8 @@ fn hours_of_requests_and_faults_leave_nothing_behind() {
     for hour in 1..=hours {
         let result = world.run_until(hour * HOUR_US - 1_000_000);
         assert!(result.is_ok(), "hour {hour}: {result:?}\n{}", trace(&world));
+        let rest = world.let_disks_rest();
+        assert!(rest.is_ok(), "hour {hour}: {rest:?}\n{}", trace(&world));
         let kept = world.kept();
         let at_rest = world.show_at_rest();
         assert!(at_rest.is_ok(), "hour {hour}: {at_rest:?}\n{}", trace(&world));

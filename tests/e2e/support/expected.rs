@@ -9,6 +9,8 @@ use naive::{Naive, Sequence};
 
 /// A nearer tie may fall either way, and then everything behind it differs.
 const MARGIN: f64 = 0.05;
+/// The same of scores by which rows are chosen.
+const CHOICE_MARGIN: f64 = 1e-6;
 
 pub struct Expected {
     naive: Naive,
@@ -29,7 +31,8 @@ impl Expected {
         let mut answer = Vec::new();
         for _ in 0..max_tokens {
             let (token, margin) = naive::best(&logits);
-            if margin < MARGIN {
+            let is_near = |choice: &f64| *choice < CHOICE_MARGIN;
+            if margin < MARGIN || sequence.choices.iter().any(is_near) {
                 break;
             }
             answer.push(token);

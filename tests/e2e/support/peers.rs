@@ -116,6 +116,7 @@ impl Peer {
             namespace: self.namespace.0.to_vec(),
             rank_delay_us: 0,
             routed,
+            chunks: Vec::new(),
         };
         Ok(self.engine.clone().generate(request).await?.into_inner())
     }

@@ -54,6 +54,11 @@ impl<const N: usize> Fit<N> {
         Fit { coefficients, ..Fit::new(coefficients) }
     }
 
+    /// How many were taken.
+    pub(crate) fn samples(&self) -> u32 {
+        self.samples
+    }
+
     pub(crate) fn coefficients(&self) -> [f64; N] {
         self.coefficients
     }

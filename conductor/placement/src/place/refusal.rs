@@ -119,7 +119,7 @@ impl Planner<'_> {
         let mut most: Option<(&Instance, u32)> = None;
         for (at, verdict, slots) in side {
             match verdict {
-                Verdict::Excluded | Verdict::NotNamed | Verdict::Draining => {}
+                Verdict::Excluded | Verdict::NotNamed | Verdict::NotWhole | Verdict::Draining => {}
                 Verdict::NoRoom => {
                     let instance = self.at(at);
                     let left = |(instance, slots): (&Instance, u32)| {

@@ -95,8 +95,10 @@ impl Instance {
             self.in_time(load, objective_us).is_some()
         };
         if !is_known {
-            let model = &self.decode_model;
-            let in_time = |running: &u32| model.predict_step_us(*running) <= objective_us;
+            let context = self.decodes.mean_tokens().unwrap_or(prompt_tokens.into());
+            let step_us =
+                |running| self.decode_model.predict_step_us(running, context * f64::from(running));
+            let in_time = |running: &u32| step_us(*running) <= objective_us;
             let running = (1..=self.report.max_running).rev().find(in_time).unwrap_or(1);
             return self.answers_left_in_us(running - 1, now_us);
         }
@@ -118,7 +120,9 @@ impl Instance {
     /// How long a step takes then, by the step model.
     fn step_us(&self, load: DecodeLoad) -> u64 {
         let running_max = f64::from(self.report.max_running.max(1));
-        self.decode_model.predict_step_us(load.running.min(running_max).ceil() as u32)
+        let running = load.running.min(running_max).ceil();
+        let mean_tokens = self.decodes.mean_tokens().unwrap_or(load.prompt_tokens);
+        self.decode_model.predict_step_us(running as u32, running * mean_tokens)
     }
 
     /// How likely it meets the objective; nothing while there is little to tell it from.

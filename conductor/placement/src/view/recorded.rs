@@ -24,6 +24,7 @@ use super::{
     Names, ReportedLoad, Role, Sent, Taken,
 };
 use crate::attend::Way;
+use crate::chunks::AskedChunk;
 use crate::cost::{
     BINS, DecodeModel, LearnedDecode, LearnedTbt, LinkModel, LinkProfile, PrefillModel,
     PrefillProfile, Profile, SsdProfile, TbtModel,
@@ -123,6 +124,17 @@ struct RequestInputs {
     instance: Option<String>,
     #[serde(default)]
     prefix: Option<Way>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    chunks: Vec<ChunkInputs>,
+}
+
+/// A chunk, and how much of it each instance's node holds, in all and in memory, in their order.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ChunkInputs {
+    first_position: u32,
+    blocks: u32,
+    held: Vec<(u32, u32)>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -260,11 +272,19 @@ impl Inputs {
         for (instance, end_us, count) in view.bookings.values().flat_map(Booked::slots_held) {
             slots.entry(instance).or_default().push((end_us, count));
         }
-        let members = view.instances.iter().filter(|instance| instance.model == request.model);
-        let instances = members.map(|instance| {
+        let members = || view.instances.iter().filter(|one| one.model == request.model);
+        let instances = members().map(|instance| {
             let slots_end_us = slots.remove(&instance.reference).unwrap_or_default();
             InstanceInputs::capture(instance, matched, slots_end_us)
         });
+        let chunk = |chunk: &AskedChunk| {
+            let held = |instance: &Instance| {
+                let (matched, node) = (&chunk.matched, instance.report.node);
+                (matched.held_blocks(node), matched.memory_blocks(node))
+            };
+            let (first_position, blocks) = (chunk.first_position, chunk.blocks);
+            ChunkInputs { first_position, blocks, held: members().map(held).collect() }
+        };
         Some(Inputs {
             policy: view.policy,
             ssd: view.profile.ssd,
@@ -291,6 +311,7 @@ impl Inputs {
                 is_endless: request.is_endless,
                 instance: request.steering.instance.map(ToString::to_string),
                 prefix: request.steering.prefix,
+                chunks: request.chunks.iter().map(chunk).collect(),
             },
             instances: instances.collect(),
         })
@@ -308,7 +329,9 @@ impl Inputs {
                 + size_of_val(&*instance.slots_end_us)
                 + size_of_val(&*instance.routes_out)
         });
-        size_of::<Inputs>() + exclude.sum::<usize>() + instances.sum::<usize>()
+        let chunk = |chunk: &ChunkInputs| size_of_val(chunk) + size_of_val(&*chunk.held);
+        let chunks = self.request.chunks.iter().map(chunk).sum::<usize>();
+        size_of::<Inputs>() + chunks + exclude.sum::<usize>() + instances.sum::<usize>()
     }
 
     fn decide(&self) -> Result<Placement, Refused> {
@@ -316,6 +339,15 @@ impl Inputs {
         let named = self.request.instance.as_deref().map(InstanceId::from);
         let exclude: Vec<InstanceId> =
             self.request.exclude.iter().map(|id| InstanceId::from(&**id)).collect();
+        let chunk = |chunk: &ChunkInputs| {
+            let held =
+                self.instances.iter().zip(&chunk.held).map(|(instance, (all, memory))| {
+                    (NodeIndex(instance.node_index), *all, *memory)
+                });
+            let matched = PrefixMatch::from_memory_and_all(&held.collect::<Vec<_>>());
+            AskedChunk { first_position: chunk.first_position, blocks: chunk.blocks, matched }
+        };
+        let chunks: Vec<AskedChunk> = self.request.chunks.iter().map(chunk).collect();
         let request = PlaceRequest {
             model: ModelIndex(0),
             prompt_tokens,
@@ -331,6 +363,7 @@ impl Inputs {
             may_route: self.request.may_route,
             is_endless: self.request.is_endless,
             steering: Steering { instance: named.as_ref(), prefix: self.request.prefix },
+            chunks: &chunks,
         };
         let held = self.instances.iter().map(|instance| {
             (NodeIndex(instance.node_index), instance.held_blocks, instance.memory_blocks)
@@ -390,12 +423,19 @@ impl Inputs {
             within("routes", step)?;
         }
         early("now_us", [self.request.now_us])?;
+        let tokens =
+            |chunk: &ChunkInputs| u64::from(chunk.blocks) * u64::from(self.model.block_tokens);
+        let chunk_tokens = self.request.chunks.iter().map(tokens).fold(0, u64::saturating_add);
+        if chunk_tokens > u64::from(self.request.prompt_tokens) {
+            return Err("chunks");
+        }
         for instance in &self.instances {
             let PrefillProfile { base_us, token_us, pair_us, reused_us } = instance.prefill;
             within("prefill", &[base_us, token_us, pair_us, reused_us])?;
-            let LearnedDecode { base_us, sequence_us, scale, answer_us, answer_tokens } =
+            let LearnedDecode { base_us, sequence_us, token_us, scale, answer_us, answer_tokens } =
                 instance.decode;
-            within("decode", &[base_us, sequence_us, scale, answer_us, answer_tokens])?;
+            let decode = [base_us, sequence_us, token_us, scale, answer_us, answer_tokens];
+            within("decode", &decode)?;
             if let Some(TbtInputs { coefficients, off, slowest_us }) = instance.tbt.as_deref() {
                 within("tbt", &[*slowest_us])?;
                 within("tbt", coefficients)?;
@@ -489,6 +529,7 @@ impl InstanceInputs {
             role: self.role,
             report: InstanceReport {
                 instance_id: InstanceId(Arc::clone(&self.instance)),
+                instance_type: "".into(),
                 node: NodeIndex(self.node_index),
                 node_id: NodeId(Arc::clone(&self.node)),
                 attachment: (0, 0),
@@ -545,6 +586,7 @@ fn held_until(instance: InstanceRef, end_us: u64, slots: u32) -> Booked {
         prompt_tokens: 0,
         fetch: None,
         route: None,
+        chunk_routes: Vec::new(),
         prefill_end_us: end_us,
         end_us,
         handed_over_us: Some(0),
@@ -568,6 +610,9 @@ struct Unexplained {
     route_blocks: Option<u32>,
     route_layer: Option<[f64; 3]>,
     route_prefill_us: Option<u64>,
+    chunk_instances: Vec<Option<u64>>,
+    chunk_once_us: Vec<u64>,
+    chunk_step_us: Vec<u64>,
     leaves_ssd: bool,
     rank_us: u64,
     rank_delay_us: u64,
@@ -588,6 +633,7 @@ impl Unexplained {
             route,
             leaves_ssd,
             attended,
+            chunks,
             rank_us,
             rank_delay_us,
             keeper,
@@ -618,6 +664,11 @@ impl Unexplained {
             route_blocks: route.as_ref().map(|route| route.blocks),
             route_layer: route.as_ref().map(|route| route.layer.numbers()),
             route_prefill_us: attended.as_ref().map(|attended| attended.prefill_us),
+            chunk_instances: (chunks.iter())
+                .map(|chunk| chunk.source().map(|source| source.instance.0))
+                .collect(),
+            chunk_once_us: chunks.iter().map(|chunk| chunk.once_us).collect(),
+            chunk_step_us: chunks.iter().map(|chunk| chunk.step_us).collect(),
             leaves_ssd: *leaves_ssd,
             rank_us: *rank_us,
             rank_delay_us: *rank_delay_us,

@@ -24,6 +24,7 @@ pub fn profile() -> Profile {
         decode: DecodeProfile {
             base_us: 1_000.0,
             sequence_us: 100.0,
+            token_us: 0.0,
             answer_us: 1_000_000.0,
             answer_tokens: 256.0,
         },
@@ -50,6 +51,7 @@ pub fn model(name: &str) -> ModelSpec {
 pub fn report(name: &str, node: u16, role: Role) -> InstanceReport {
     InstanceReport {
         instance_id: InstanceId::from(name),
+        instance_type: "".into(),
         node: NodeIndex(node),
         node_id: NodeId::from(format!("n{node}").as_str()),
         attachment: (1, 1),
@@ -126,6 +128,7 @@ impl World {
             may_route: true,
             is_endless: false,
             steering: Steering::default(),
+            chunks: &[],
         };
         change(&mut request);
         place(&self.view, &self.matched, &request)

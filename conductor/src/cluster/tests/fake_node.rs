@@ -41,6 +41,7 @@ pub fn description(node_id: &str, incarnation: u64, role: v1::Role) -> v1::NodeD
             max_running: 8,
             plays: 0,
             role_version: 0,
+            instance_type: String::new(),
         }),
         layout: Some(v1::SlotLayout::from(&layout)),
         slots_total: 1_000,

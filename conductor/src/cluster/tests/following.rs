@@ -182,6 +182,30 @@ async fn digests_are_compared_only_where_they_are_exact() {
 }
 
 #[tokio::test]
+async fn a_node_of_which_nothing_had_room_is_compared_again_after_a_snapshot() {
+    let (mut a, mut b) = (node("a", v1::Role::Both).await, node("b", v1::Role::Both).await);
+    let nodes = vec![a.address.to_string(), b.address.to_string()];
+    let world = World::with(nodes, |options| options.index_keys_max = 3);
+    let keys = prompt_keys();
+    let to_a = a.subscription().await;
+    to_a.snapshot(0, &keys[..3]).await;
+    let entries = |count: f64| world.metric("kvasir_conductor_index_entries") == count;
+    eventually("the index is full", || entries(3.0)).await;
+    let to_b = b.subscription().await;
+    to_b.snapshot(5, &keys[3..5]).await;
+    to_b.digests(5, &keys[3..5]).await;
+    eventually("it cannot be compared", || digests(&world) == [0.0, 0.0, 1.0]).await;
+    assert!(entries(3.0), "nothing of it had room");
+    let gone: Vec<_> = keys[..3].iter().map(|key| (true, *key)).collect();
+    to_a.changes(1, &gone).await;
+    eventually("there is room", || entries(0.0)).await;
+    to_b.snapshot(5, &keys[3..5]).await;
+    to_b.digests(5, &keys[3..5]).await;
+    eventually("it is compared", || digests(&world) == [1.0, 0.0, 1.0]).await;
+    assert!(entries(2.0));
+}
+
+#[tokio::test]
 async fn another_incarnation_starts_from_nothing() {
     let mut b = node("b", v1::Role::Both).await;
     let world = World::of(&[&b]);

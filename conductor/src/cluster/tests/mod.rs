@@ -71,6 +71,7 @@ impl World {
             may_route: true,
             is_endless: false,
             steering: Steering::default(),
+            chunks: &[],
         };
         ask(&self.cluster, &query)
     }

@@ -121,6 +121,7 @@ impl Fake {
                 max_running: 64,
                 plays: 0,
                 role_version: 0,
+                instance_type: String::new(),
             }),
             layout: Some((&SlotLayout::layer_major(BLOCK_TOKENS, 2, 64).expect("fits")).into()),
             slots_total: 100_000,

@@ -8,8 +8,10 @@ use std::ops::Range;
 use kvasir_attention::matrix::{Into, View, ViewMut, multiply};
 use kvasir_attention::{Job, Partial, PartialMut, Query, Visible, merge};
 
+use super::indexer::{IndexScratch, Indexer};
 use super::math::{Matrix, rms_norm_in_place, scratch};
 use super::rope::rotate;
+use super::selection::{self, Selection};
 use super::{Cache, Elsewhere, LayerQueries, ModelConfig, SequenceQueries};
 
 /// The norms of the low-rank forms have this epsilon, whatever `rms_norm_eps` says.
@@ -24,6 +26,7 @@ pub(super) struct Attention {
     /// `kv_b_proj`: for each head the keys' expansion, then the values'.
     pub expand: Matrix,
     pub output: Matrix,
+    pub indexer: Option<Indexer>,
 }
 
 #[derive(Debug)]
@@ -39,6 +42,8 @@ pub(super) struct Span {
     pub rows: Range<usize>,
     /// Rows that are cached here once this step's are written.
     pub cached: usize,
+    /// Positions up to the last of this step's: what its last token sees, here or elsewhere.
+    pub end: usize,
     /// Where the sequence's slots begin, within [`Queries::slot_offsets`].
     pub slots: Range<usize>,
 }
@@ -50,6 +55,7 @@ pub(super) struct Away {
     pub sequence: usize,
     /// Among the holes of the sequence.
     pub hole: usize,
+    pub positions: Range<u32>,
     /// The span's turns as seen from where the hole's rows were computed, within
     /// [`Queries::away_turns`]. Empty where that is their place in this sequence too.
     pub turns: Range<usize>,
@@ -83,6 +89,7 @@ pub(super) struct AttentionScratch {
     latent_out: Vec<f32>,
     running: Vec<f32>,
     out: Vec<f32>,
+    index: IndexScratch,
 }
 
 impl Attention {
@@ -120,19 +127,28 @@ impl Attention {
         let config = queries.config;
         let (heads, rank, value) = (config.heads, config.rank, config.value);
         let tokens = x.len() / config.hidden;
-        let AttentionScratch { low, q, absorbed, moved, latent_out, running, out } = memory;
+        let AttentionScratch { low, q, absorbed, moved, latent_out, running, out, index } = memory;
         let q = scratch(q, tokens * heads * config.query_width());
         self.query.apply(x, tokens, q, low, queries.threads);
         let absorbed = scratch(absorbed, tokens * heads * config.row_width());
         self.absorb(q, absorbed, queries, tokens);
 
+        let indexer = self.indexer.as_ref();
+        let selection = indexer.filter(|indexer| selection::is_needed(&indexer.sizes, queries));
+        let selection = selection.map(|indexer| {
+            let inputs = (x, self.query.latent(x, low, tokens));
+            let asked = indexer.queries(inputs, tokens, queries.turns, index, queries.threads);
+            selection::choose(indexer, &asked, (cache, &mut *elsewhere), queries, kernels)
+        });
+        let selection = selection.as_ref();
+
         let latent_out = scratch(latent_out, tokens * heads * rank);
         let running = scratch(running, 2 * tokens * heads);
         if !queries.away.is_empty() {
             turn_moved(q, absorbed, moved, queries);
-            send(absorbed, moved, queries, elsewhere);
+            send(absorbed, moved, selection, queries, elsewhere);
         }
-        kernels.attend_all(jobs(absorbed, latent_out, running, cache, queries));
+        kernels.attend_all(jobs(absorbed, (latent_out, running), cache, selection, queries));
         if !queries.away.is_empty() {
             add_elsewhere(latent_out, running, queries, elsewhere);
         }
@@ -193,41 +209,54 @@ impl QueryProjection {
             }
         }
     }
+
+    /// What queries of these tokens are made of, which [`QueryProjection::apply`] has left in `low`.
+    fn latent<'a>(&self, x: &'a [f32], low: &'a [f32], tokens: usize) -> &'a [f32] {
+        match self {
+            QueryProjection::Full(_) => x,
+            QueryProjection::LowRank { down, .. } => &low[..tokens * down.outputs],
+        }
+    }
 }
 
-/// One job for each span. `running` holds the largest logits and the denominators, which only a merge
-/// with what is elsewhere needs.
+/// One job for each span, or for each token where tokens select. `running` holds the largest logits and the
+/// denominators, which only a merge with what is elsewhere needs.
 fn jobs<'a>(
     absorbed: &'a [f32],
-    mut latent_out: &'a mut [f32],
-    running: &'a mut [f32],
+    (mut latent_out, running): (&'a mut [f32], &'a mut [f32]),
     cache: &'a Cache,
+    selection: Option<&'a Selection>,
     queries: &Queries<'a>,
 ) -> Vec<Job<'a>> {
     let config = queries.config;
     let (heads, rank, row) = (config.heads, config.rank, config.row_width());
     let (mut m, mut l) = running.split_at_mut(running.len() / 2);
-    let spans = queries.spans.iter().filter(|span| !span.rows.is_empty());
-    spans
-        .map(|span| {
-            let rows = span.rows.len() * heads;
-            let from = span.rows.start * heads;
-            let query = Query {
-                values: &absorbed[from * row..][..rows * row],
-                d_qk: row,
-                d_v: rank,
-                scale: queries.scale,
-                visible: Visible::First(&queries.visible[from..][..rows]),
-            };
-            let out = PartialMut {
-                o: split_off(&mut latent_out, rows * rank),
-                m: split_off(&mut m, rows),
-                l: split_off(&mut l, rows),
-            };
-            let slots = &queries.slot_offsets[span.slots.clone()];
-            Job { query, pages: cache.rows(queries.layer, slots, span.cached), out }
-        })
-        .collect()
+    let mut jobs = Vec::new();
+    let mut job = |from: usize, rows: usize, visible, pages| {
+        let values = &absorbed[from * row..][..rows * row];
+        let query = Query { values, d_qk: row, d_v: rank, scale: queries.scale, visible };
+        let out = PartialMut {
+            o: split_off(&mut latent_out, rows * rank),
+            m: split_off(&mut m, rows),
+            l: split_off(&mut l, rows),
+        };
+        jobs.push(Job { query, pages, out });
+    };
+    for (n, span) in queries.spans.iter().enumerate().filter(|(_, span)| !span.rows.is_empty()) {
+        let (rows, from) = (span.rows.len() * heads, span.rows.start * heads);
+        let slots = &queries.slot_offsets[span.slots.clone()];
+        let pages = cache.rows(queries.layer, slots, span.cached);
+        match selection.and_then(|selection| selection.here[n].as_ref()) {
+            None => job(from, rows, Visible::First(&queries.visible[from..][..rows]), pages),
+            Some(lists) => {
+                for (token, list) in span.rows.clone().zip(lists) {
+                    let pages = pages.select(list).expect("rows that the span has");
+                    job(token * heads, heads, Visible::All, pages);
+                }
+            }
+        }
+    }
+    jobs
 }
 
 /// Fills `moved` with the queries for holes that are moved, one hole after another.
@@ -246,13 +275,20 @@ fn turn_moved(q: &[f32], absorbed: &[f32], moved: &mut Vec<f32>, queries: &Queri
 }
 
 /// Sends what is to be attended elsewhere.
-fn send(absorbed: &[f32], mut moved: &[f32], queries: &Queries<'_>, elsewhere: &mut dyn Elsewhere) {
+fn send(
+    absorbed: &[f32],
+    mut moved: &[f32],
+    selection: Option<&Selection>,
+    queries: &Queries<'_>,
+    elsewhere: &mut dyn Elsewhere,
+) {
     let config = queries.config;
     let width = config.heads * config.row_width();
     let sequences: Vec<SequenceQueries<'_>> = queries
         .away
         .iter()
-        .map(|away| {
+        .enumerate()
+        .map(|(n, away)| {
             let rows = &queries.spans[away.sequence].rows;
             let values = if away.turns.is_empty() {
                 &absorbed[rows.start * width..rows.end * width]
@@ -261,7 +297,8 @@ fn send(absorbed: &[f32], mut moved: &[f32], queries: &Queries<'_>, elsewhere: &
                 moved = rest;
                 values
             };
-            SequenceQueries { sequence: away.sequence, hole: away.hole, values }
+            let selected = selection.map(|selection| &selection.away[n][..]);
+            SequenceQueries { sequence: away.sequence, hole: away.hole, values, selected }
         })
         .collect();
     elsewhere.send(&LayerQueries {

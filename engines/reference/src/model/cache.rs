@@ -56,9 +56,12 @@ pub struct CacheSpec {
 pub struct Cache {
     spec: CacheSpec,
     slot_bytes: usize,
-    page_bytes: usize,
     slots: u32,
 }
+
+/// The runs of a layer.
+const ROWS: usize = 0;
+const KEYS: usize = 1;
 
 // SAFETY: the memory outlives the cache and is not tied to a thread (contract of `Cache::new`).
 unsafe impl Send for Cache {}
@@ -70,11 +73,9 @@ impl Cache {
     /// that it names; what a step writes is read by others only after its `on_layer` said that it is
     /// there.
     pub unsafe fn new(spec: CacheSpec) -> Cache {
-        let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
-        let slot_bytes = size(spec.layout.slot_bytes());
-        let page_bytes = size(spec.layout.runs(0)[0].length_bytes);
+        let slot_bytes = usize::try_from(spec.layout.slot_bytes()).unwrap_or(usize::MAX);
         let slots = u32::try_from(spec.len_bytes / slot_bytes).unwrap_or(u32::MAX);
-        Cache { spec, slot_bytes, page_bytes, slots }
+        Cache { spec, slot_bytes, slots }
     }
 
     pub fn dtype(&self) -> KvDtype {
@@ -94,21 +95,11 @@ impl Cache {
         self.spec.layout.block_tokens() as usize
     }
 
-    /// Whether the slots hold rows of this model: layers one after another, one run each.
+    /// Whether the slots hold rows of this model, and keys where it has an indexer.
     pub(super) fn fits(&self, config: &ModelConfig) -> bool {
         let layout = &self.spec.layout;
-        let row_bytes = config.row_width() * self.spec.dtype.bytes();
         self.spec.base.addr().get().is_multiple_of(size_of::<f32>())
-            && self.page_bytes == self.block_tokens() * row_bytes
-            && self.slot_bytes == self.page_bytes * config.layers
-            && layout.layers() == config.layers
-            && (0..config.layers).all(|layer| match layout.runs(layer) {
-                [run] => {
-                    run.offset_bytes == (layer * self.page_bytes) as u64
-                        && run.length_bytes == self.page_bytes as u64
-                }
-                _ => false,
-            })
+            && *layout == config.layout(layout.block_tokens(), self.spec.dtype)
     }
 
     /// Where a slot begins, in bytes; the slot must be one of the memory's.
@@ -117,12 +108,25 @@ impl Cache {
         slot.0 as usize * self.slot_bytes
     }
 
-    /// Where the row of one token of a slot begins, in bytes; it has room for `values`.
-    fn row_offset(&self, slot: SlotIndex, layer: usize, token: usize, values: usize) -> usize {
-        let row_bytes = self.page_bytes / self.block_tokens();
+    /// Where a run of a layer begins in a slot, and the bytes of each of its rows.
+    fn run(&self, layer: usize, run: usize) -> (usize, usize) {
+        let run = self.spec.layout.runs(layer)[run];
+        // Within a slot, which is within the memory.
+        (run.offset_bytes as usize, run.length_bytes as usize / self.block_tokens())
+    }
+
+    /// Where the row of one token of a slot begins in a run of a layer, in bytes; it has room for `values`.
+    fn row_offset(
+        &self,
+        slot: SlotIndex,
+        (layer, run): (usize, usize),
+        token: usize,
+        values: usize,
+    ) -> usize {
+        let (run_at, row_bytes) = self.run(layer, run);
         assert_eq!(values * self.spec.dtype.bytes(), row_bytes, "a row has another width");
-        assert!(token < self.block_tokens() && layer < self.spec.layout.layers());
-        self.slot_offset(slot) + layer * self.page_bytes + token * row_bytes
+        assert!(token < self.block_tokens());
+        self.slot_offset(slot) + run_at + token * row_bytes
     }
 
     /// Copies the row of one token of a slot out, as `f32`.
@@ -130,7 +134,19 @@ impl Cache {
     /// # Panics
     /// When there is no such row, or `row` has another width.
     pub fn read_row(&self, slot: SlotIndex, layer: usize, token: usize, row: &mut [f32]) {
-        let at = self.row_offset(slot, layer, token, row.len());
+        self.read(slot, (layer, ROWS), token, row);
+    }
+
+    /// Copies an indexer's key of one token of a slot out, as `f32`.
+    ///
+    /// # Panics
+    /// When there is no such key, or `key` has another width.
+    pub fn read_key(&self, slot: SlotIndex, layer: usize, token: usize, key: &mut [f32]) {
+        self.read(slot, (layer, KEYS), token, key);
+    }
+
+    fn read(&self, slot: SlotIndex, place: (usize, usize), token: usize, row: &mut [f32]) {
+        let at = self.row_offset(slot, place, token, row.len());
         // SAFETY: slot, layer and token are within the memory, so the row is.
         let from = unsafe { self.spec.base.as_ptr().add(at) };
         match self.spec.dtype {
@@ -152,7 +168,16 @@ impl Cache {
 
     /// Writes the row of one token of a slot, rounded to the cache's type.
     pub(super) fn write_row(&mut self, slot: SlotIndex, layer: usize, token: usize, row: &[f32]) {
-        let at = self.row_offset(slot, layer, token, row.len());
+        self.write(slot, (layer, ROWS), token, row);
+    }
+
+    /// Writes an indexer's key of one token of a slot, rounded to the cache's type.
+    pub(super) fn write_key(&mut self, slot: SlotIndex, layer: usize, token: usize, key: &[f32]) {
+        self.write(slot, (layer, KEYS), token, key);
+    }
+
+    fn write(&mut self, slot: SlotIndex, place: (usize, usize), token: usize, row: &[f32]) {
+        let at = self.row_offset(slot, place, token, row.len());
         // SAFETY: slot, layer and token are within the memory, so the row is; the call alone
         // writes this slot, and `&mut self` says that no list of rows is being read.
         let to = unsafe { self.spec.base.as_ptr().add(at) };
@@ -178,14 +203,32 @@ impl Cache {
         slot_offsets: &'a [usize],
         rows: usize,
     ) -> PageList<'a> {
-        let layer_at = layer * self.page_bytes;
-        assert!(layer_at < self.spec.len_bytes, "the memory holds a slot");
-        let row_stride_bytes = self.page_bytes / self.block_tokens();
-        // SAFETY: `layer_at` is within the memory.
-        let base = unsafe { self.spec.base.add(layer_at) };
+        self.list((layer, ROWS), slot_offsets, rows)
+    }
+
+    /// The same of an indexer's keys.
+    pub(super) fn keys<'a>(
+        &'a self,
+        layer: usize,
+        slot_offsets: &'a [usize],
+        rows: usize,
+    ) -> PageList<'a> {
+        self.list((layer, KEYS), slot_offsets, rows)
+    }
+
+    fn list<'a>(
+        &'a self,
+        (layer, run): (usize, usize),
+        slot_offsets: &'a [usize],
+        rows: usize,
+    ) -> PageList<'a> {
+        let (run_at, row_stride_bytes) = self.run(layer, run);
+        assert!(run_at < self.spec.len_bytes, "the memory holds a slot");
+        // SAFETY: `run_at` is within the memory.
+        let base = unsafe { self.spec.base.add(run_at) };
         let spec = PageSpec {
             base,
-            len_bytes: self.spec.len_bytes - layer_at,
+            len_bytes: self.spec.len_bytes - run_at,
             offsets_bytes: &slot_offsets[..rows.div_ceil(self.block_tokens())],
             rows_per_page: self.block_tokens(),
             row_stride_bytes,

@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use kvasir_proto::SlotLayout;
+use kvasir_proto::layout::Run;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -30,6 +31,8 @@ pub struct ModelConfig {
     pub rank: usize,
     /// Width of the query's low-rank form, when there is one.
     pub query_rank: Option<usize>,
+    /// Present when each token attends only the rows that score best.
+    pub indexer: Option<IndexerConfig>,
     /// Width of the dense MLP.
     pub intermediate: usize,
     /// The first layers, which have a dense MLP; the others are mixtures of experts.
@@ -43,6 +46,16 @@ pub struct ModelConfig {
     pub positions_max: u32,
     /// End-of-sequence tokens, of config.json and generation_config.json.
     pub eos: Vec<u32>,
+}
+
+/// What chooses the rows that a token attends, in every layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IndexerConfig {
+    pub heads: usize,
+    /// Of a head, and of the key that they share; the first of it are rotated.
+    pub width: usize,
+    /// Rows that a token attends, or all before it and itself where there are no more.
+    pub topk: usize,
 }
 
 /// The mixture-of-experts layers.
@@ -84,13 +97,23 @@ impl ModelConfig {
         self.nope + self.rope_dims
     }
 
-    /// How a block of this model lies in a slot: layers one after another, a row for each token.
+    /// How a block of this model lies in a slot: layers one after another, a row for each token, and behind
+    /// the rows of a layer its indexer's keys.
     ///
     /// # Panics
     /// When `block_tokens` is 0.
     pub fn layout(&self, block_tokens: u32, dtype: KvDtype) -> SlotLayout {
-        let row_bytes = (self.row_width() * dtype.bytes()) as u64;
-        SlotLayout::layer_major(block_tokens, self.layers, row_bytes)
+        let page_bytes = |width: usize| (width * dtype.bytes()) as u64 * u64::from(block_tokens);
+        let rows = page_bytes(self.row_width());
+        let keys = page_bytes(self.indexer.map_or(0, |indexer| indexer.width));
+        let layer = |layer: u64| {
+            let at = layer * (rows + keys);
+            let rows = [Run { offset_bytes: at, length_bytes: rows }];
+            let keys = Run { offset_bytes: at + rows[0].length_bytes, length_bytes: keys };
+            rows.into_iter().chain(self.indexer.map(|_| keys)).collect()
+        };
+        let layers = self.layers as u64;
+        SlotLayout::new(block_tokens, layers * (rows + keys), (0..layers).map(layer).collect())
             .expect("a model has layers and rows, and a block has tokens")
     }
 
@@ -179,6 +202,9 @@ struct Raw {
     qk_nope_head_dim: Option<usize>,
     qk_rope_head_dim: Option<usize>,
     v_head_dim: Option<usize>,
+    index_n_heads: Option<usize>,
+    index_head_dim: Option<usize>,
+    index_topk: Option<usize>,
     topk_method: Option<String>,
     scoring_func: Option<String>,
     n_group: Option<usize>,
@@ -268,6 +294,7 @@ impl Raw {
                 None => None,
                 rank => Some(size(rank, "q_lora_rank")?),
             },
+            indexer: self.indexer(rope_dims)?,
             intermediate: match dense_layers {
                 0 => 0,
                 _ => size(self.intermediate_size, "intermediate_size")?,
@@ -299,6 +326,21 @@ impl Raw {
         unless(frequency == 1, || format!("`moe_layer_freq` is {frequency}; only 1 is"))?;
         let scoring = self.scoring_func.as_deref().unwrap_or("softmax");
         unless(scoring == "softmax", || format!("`scoring_func` is {scoring}; only softmax is"))
+    }
+
+    /// Three numbers, all or none of them.
+    fn indexer(&self, rope_dims: usize) -> Result<Option<IndexerConfig>, Refusal> {
+        if [self.index_n_heads, self.index_head_dim, self.index_topk] == [None; 3] {
+            return Ok(None);
+        }
+        let heads = size(self.index_n_heads, "index_n_heads")?;
+        let width = size(self.index_head_dim, "index_head_dim")?;
+        let topk = size(self.index_topk, "index_topk")?;
+        if width < rope_dims {
+            let why = format!("`index_head_dim` is {width}, and {rope_dims} of it are rotated");
+            return Err(Refusal::Damaged(why));
+        }
+        Ok(Some(IndexerConfig { heads, width, topk }))
     }
 
     fn experts(&self) -> Result<ExpertsConfig, Refusal> {

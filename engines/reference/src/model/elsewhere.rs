@@ -3,7 +3,7 @@
 
 #![forbid(unsafe_code)]
 
-use kvasir_attention::Partial;
+use kvasir_attention::{Candidate, Partial};
 
 /// The queries of one layer, in absorbed form, of the sequences that attend rows elsewhere.
 #[derive(Debug, Clone, Copy)]
@@ -27,10 +27,49 @@ pub struct SequenceQueries<'a> {
     /// The hole's place among those of the sequence.
     pub hole: usize,
     pub values: &'a [f32],
+    /// Under selection: for each token the rows of the hole that its queries attend, in their order, perhaps
+    /// none. Either all sequences of a layer have such lists or none has.
+    pub selected: Option<&'a [Vec<u32>]>,
 }
 
-/// Who attends what is elsewhere.
+/// An indexer's queries of one layer, of the sequences that select among rows elsewhere.
+#[derive(Debug, Clone, Copy)]
+pub struct IndexQueries<'a> {
+    pub layer: usize,
+    /// Query rows of a token, and values of each and of a key.
+    pub heads: usize,
+    pub width: usize,
+    /// Rows that are wanted for each token.
+    pub topk: usize,
+    /// One for each sequence and hole, in the order of the batch and of positions.
+    pub sequences: &'a [SequenceIndex<'a>],
+}
+
+/// Queries of one sequence over the keys of one hole.
+#[derive(Debug, Clone, Copy)]
+pub struct SequenceIndex<'a> {
+    pub sequence: usize,
+    pub hole: usize,
+    /// `tokens × heads × width`.
+    pub values: &'a [f32],
+    /// `tokens × heads`.
+    pub weights: &'a [f32],
+}
+
+/// Who attends what is elsewhere. Under selection a layer is asked for its best rows first: [`Elsewhere::score`]
+/// and [`Elsewhere::best`], and then as any other. Who is never asked that needs neither.
 pub trait Elsewhere {
+    /// Sends a layer's indexer queries. Returns at once.
+    fn score(&mut self, queries: &IndexQueries<'_>) {
+        let _ = queries;
+    }
+
+    /// What came back: for each sequence and hole and each of its tokens the rows of the hole that are, or
+    /// might be, among the best of all. `None` when not all of that came, as in [`Elsewhere::receive`].
+    fn best(&mut self) -> Vec<Option<Vec<Vec<Candidate>>>> {
+        Vec::new()
+    }
+
     /// Sends a layer's queries. Returns at once: the model attends its own rows meanwhile.
     fn send(&mut self, queries: &LayerQueries<'_>);
 

@@ -42,6 +42,8 @@ pub enum StepError {
 pub enum SpliceError {
     #[error("no token of the chunk is named")]
     NoTokens,
+    #[error("a hole is filled with whole blocks, from the chunk's first token on")]
+    NotWhole,
     #[error("{needed} slots of the chunk are needed, and {got} are given")]
     Chunk { needed: u32, got: usize },
     #[error("{needed} pages of the sequence are needed, and {got} are given")]
@@ -52,6 +54,10 @@ pub enum SpliceError {
     Committed { slot: u32 },
     #[error("the positions are in a hole of the sequence, or its holes are not in order")]
     Hole,
+    #[error(
+        "the model selects rows, and what was chosen of a chunk for one prompt says nothing of another"
+    )]
+    Selects,
     #[error("the chunk would end at position {end}, beyond the model's {max}")]
     Position { end: u64, max: u32 },
     #[error("the cache has another layout than this model")]

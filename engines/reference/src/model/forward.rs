@@ -73,6 +73,7 @@ pub struct Workspace {
     x: Vec<f32>,
     normed: Vec<f32>,
     rows: Vec<f32>,
+    keys: Vec<f32>,
     turns: Vec<f32>,
     logits: Vec<f32>,
     spans: Vec<Span>,
@@ -183,7 +184,10 @@ impl Model {
                 return Err(StepError::Token { sequence, token, vocab });
             }
             let outside = are_outside(step.holes, step.start.into()..end);
-            if !outside || !are_good(step.holes, cache.block_tokens()) {
+            // What was chosen of a chunk's rows for one prompt says nothing of another.
+            let moves = step.holes.iter().any(|hole| hole.moved > 0);
+            let selects = self.config.indexer.is_some();
+            if !outside || !are_good(step.holes, cache.block_tokens()) || (selects && moves) {
                 return Err(StepError::Elsewhere { sequence });
             }
             let rows = step.rows_here() as u32;
@@ -221,6 +225,16 @@ impl Model {
             let end = step.rows_here() as usize;
             for (place, row) in (end - step.tokens.len()..end).zip(&mut rows) {
                 cache.write_row(step.pages[place / block_tokens], n, place % block_tokens, row);
+            }
+        }
+        let Some(indexer) = &layer.attention.indexer else { return };
+        let keys = scratch(&mut workspace.keys, tokens * indexer.sizes.width);
+        indexer.keys(normed, tokens, turns, keys, self.threads);
+        let mut keys = keys.chunks_exact(indexer.sizes.width);
+        for step in batch {
+            let end = step.rows_here() as usize;
+            for (place, key) in (end - step.tokens.len()..end).zip(&mut keys) {
+                cache.write_key(step.pages[place / block_tokens], n, place % block_tokens, key);
             }
         }
     }
@@ -297,6 +311,7 @@ impl Workspace {
             self.spans.push(Span {
                 rows: from..from + step.tokens.len(),
                 cached: rows as usize,
+                end: step.end() as usize,
                 slots: slots_from..self.slot_offsets.len(),
             });
         }
@@ -329,7 +344,8 @@ impl Workspace {
             if positions.is_empty() {
                 continue;
             }
-            for (hole, &Hole { moved, .. }) in step.holes_before().iter().enumerate() {
+            for (hole, held) in step.holes_before().iter().enumerate() {
+                let Hole { positions: of_hole, moved } = held.clone();
                 let from = self.away_turns.len();
                 if moved > 0 {
                     self.away_turns.resize(from + positions.len() * turn_len, 0.0);
@@ -338,7 +354,8 @@ impl Workspace {
                         model.rope.turns(position - moved, turns);
                     }
                 }
-                self.away.push(Away { sequence, hole, turns: from..self.away_turns.len() });
+                let turns = from..self.away_turns.len();
+                self.away.push(Away { sequence, hole, positions: of_hole, turns });
             }
         }
     }

@@ -60,6 +60,16 @@ pub(super) fn rms_norm(x: &[f32], weight: &[f32], epsilon: f32, target: &mut [f3
     }
 }
 
+/// LayerNorm of one row, in place.
+pub(super) fn layer_norm_in_place(row: &mut [f32], weight: &[f32], bias: &[f32], epsilon: f32) {
+    let mean = row.iter().sum::<f32>() / row.len() as f32;
+    row.iter_mut().for_each(|value| *value -= mean);
+    let scale = 1.0 / (mean_square(row) + epsilon).sqrt();
+    for ((value, weight), bias) in row.iter_mut().zip(weight).zip(bias) {
+        *value = *value * scale * weight + bias;
+    }
+}
+
 /// silu(gate) · up of rows `[gate, up]` into rows of half the width.
 pub(super) fn gated(gate_up: &[f32], target: &mut [f32], width: usize) {
     for (row, target) in gate_up.chunks_exact(2 * width).zip(target.chunks_exact_mut(width)) {

@@ -127,6 +127,14 @@ pub(super) fn rotate(values: &mut [f32], turns: &[f32]) {
     }
 }
 
+/// Turns the pairs (i, i + half) of `values` in place: as an indexer has them.
+pub(super) fn rotate_halves(values: &mut [f32], turns: &[f32]) {
+    let (first, second) = values.split_at_mut(values.len() / 2);
+    for ((x, y), turn) in first.iter_mut().zip(second).zip(turns.chunks_exact(2)) {
+        (*x, *y) = (*x * turn[0] - *y * turn[1], *x * turn[1] + *y * turn[0]);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

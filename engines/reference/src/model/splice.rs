@@ -70,9 +70,69 @@ impl Model {
         Ok(())
     }
 
+    /// As [`Model::splice`] of a chunk's leading whole blocks, into a sequence that has rows behind them
+    /// already: a hole is filled. `pages` has the new pages behind the one in which the chunk begins; what
+    /// lies there from its beginning on goes to the end of the last new one first. The chunk may lie in
+    /// the new pages, and be no more after this.
+    ///
+    /// # Errors
+    /// [`SpliceError`], before anything was written.
+    pub fn fill(&self, cache: &mut Cache, splice: &Splice<'_>) -> Result<(), SpliceError> {
+        let block_tokens = cache.block_tokens();
+        let tokens = splice.tokens.len();
+        if splice.tokens.start != 0 || !tokens.is_multiple_of(block_tokens) {
+            return Err(SpliceError::NotWhole);
+        }
+        self.check_places(cache, splice)?;
+        let (width, rank) = (self.config.row_width(), self.config.rank);
+        let rows = splice.rows();
+        let (begins, ends) = (rows.start as usize, rows.end as usize);
+        let in_page = begins % block_tokens;
+        // Of one layer: the chunk, then what was behind it in its first page.
+        let behind = if in_page == 0 { 0 } else { block_tokens - in_page };
+        let mut held = vec![0.0; (tokens + behind) * width];
+        let mut turns = vec![0.0; tokens * self.rope.turn_len()];
+        for (old, turns) in turns.chunks_exact_mut(self.rope.turn_len()).enumerate() {
+            self.rope.delta_turns(old as u32, splice.start + old as u32, turns);
+        }
+        for layer in 0..self.config.layers {
+            let (chunk, rest) = held.split_at_mut(tokens * width);
+            for (at, row) in chunk.chunks_exact_mut(width).enumerate() {
+                cache.read_row(splice.chunk[at / block_tokens], layer, at % block_tokens, row);
+            }
+            for (at, row) in (in_page..).zip(rest.chunks_exact_mut(width)) {
+                cache.read_row(splice.pages[begins / block_tokens], layer, at, row);
+            }
+            let turns = turns.chunks_exact(self.rope.turn_len());
+            for ((at, row), turns) in (begins..).zip(chunk.chunks_exact_mut(width)).zip(turns) {
+                rotate(&mut row[rank..], turns);
+                cache.write_row(splice.pages[at / block_tokens], layer, at % block_tokens, row);
+            }
+            for (at, row) in (in_page..).zip(rest.chunks_exact(width)) {
+                cache.write_row(splice.pages[ends / block_tokens], layer, at, row);
+            }
+        }
+        Ok(())
+    }
+
     fn check_splice(&self, cache: &Cache, splice: &Splice<'_>) -> Result<(), SpliceError> {
+        self.check_places(cache, splice)?;
+        let rows = splice.rows();
+        let first = rows.start as usize / cache.block_tokens();
+        let pages = &splice.pages[first..cache.layout().pages_for(rows.end) as usize];
+        let committed: BTreeSet<u32> = splice.chunk.iter().map(|slot| slot.0).collect();
+        match pages.iter().find(|slot| committed.contains(&slot.0)) {
+            Some(slot) => Err(SpliceError::Committed { slot: slot.0 }),
+            None => Ok(()),
+        }
+    }
+
+    fn check_places(&self, cache: &Cache, splice: &Splice<'_>) -> Result<(), SpliceError> {
         if !cache.fits(&self.config) {
             return Err(SpliceError::Layout);
+        }
+        if self.config.indexer.is_some() {
+            return Err(SpliceError::Selects);
         }
         if splice.tokens.is_empty() {
             return Err(SpliceError::NoTokens);
@@ -98,10 +158,6 @@ impl Model {
         if let Some(slot) = chunk.iter().chain(pages).find(|slot| slot.0 >= slots) {
             return Err(SpliceError::Slot { slot: slot.0, slots });
         }
-        let committed: BTreeSet<u32> = splice.chunk.iter().map(|slot| slot.0).collect();
-        match pages.iter().find(|slot| committed.contains(&slot.0)) {
-            Some(slot) => Err(SpliceError::Committed { slot: slot.0 }),
-            None => Ok(()),
-        }
+        Ok(())
     }
 }

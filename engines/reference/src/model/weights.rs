@@ -5,9 +5,10 @@
 use std::path::Path;
 
 use super::attention::{Attention, QueryProjection};
-use super::config::ExpertsConfig;
+use super::config::{ExpertsConfig, IndexerConfig};
 use super::files::WeightFiles;
 use super::fingerprint::fingerprint;
+use super::indexer::Indexer;
 use super::math::Matrix;
 use super::mlp::Mlp;
 use super::moe::Moe;
@@ -233,6 +234,29 @@ fn build_attention(
             rank,
         )?,
         output: plan.matrix(&format!("{at}.o_proj.weight"), hidden, heads * config.value)?,
+        indexer: match config.indexer {
+            None => None,
+            Some(sizes) => Some(build_indexer(plan, config, sizes, &format!("{at}.indexer"))?),
+        },
+    })
+}
+
+fn build_indexer(
+    plan: &mut Plan<'_>,
+    config: &ModelConfig,
+    sizes: IndexerConfig,
+    at: &str,
+) -> Result<Indexer, ModelError> {
+    let IndexerConfig { heads, width, .. } = sizes;
+    let low = config.query_rank.unwrap_or(config.hidden);
+    Ok(Indexer {
+        sizes,
+        rope_dims: config.rope_dims,
+        query: plan.matrix(&format!("{at}.wq_b.weight"), heads * width, low)?,
+        key: plan.matrix(&format!("{at}.wk.weight"), width, config.hidden)?,
+        key_norm: plan.vector(&format!("{at}.k_norm.weight"), width)?,
+        key_bias: plan.vector(&format!("{at}.k_norm.bias"), width)?,
+        weights: plan.matrix(&format!("{at}.weights_proj.weight"), heads, config.hidden)?,
     })
 }
 

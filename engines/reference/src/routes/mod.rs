@@ -30,7 +30,10 @@ use tonic::transport::{Channel, Endpoint};
 
 use self::leases::Leases;
 use crate::config::Config;
-use crate::model::ModelConfig;
+use crate::model::{IndexerConfig, ModelConfig};
+
+/// Parts of one prompt that are attended elsewhere, at most: a message has room for the queries of so many.
+pub const HOLES_MAX: usize = kvasir_proto::ROUTED_CHUNKS_MAX;
 
 /// Exchanges of one session: one at a time, and room for one that was given up.
 const DEPTH: u32 = 2;
@@ -55,11 +58,12 @@ pub struct RoutedSpan {
     pub rows: u32,
 }
 
-/// The beginning of a prompt that is attended elsewhere. The shares that pin it end when it is dropped.
+/// What of a prompt is attended elsewhere: its beginning, or chunks of it. The shares that pin it end when it
+/// is dropped.
 #[derive(Debug)]
-pub struct RoutedPrefix {
-    /// In the order of the prompt.
-    pub spans: Vec<RoutedSpan>,
+pub struct RoutedHoles {
+    /// In the order of the prompt; the spans of each in order too.
+    pub holes: Vec<Vec<RoutedSpan>>,
     _leases: Leases,
 }
 
@@ -89,6 +93,24 @@ pub struct Router {
 /// The session with one holder, if there is one.
 type Place = tokio::sync::Mutex<Option<Arc<Session>>>;
 
+/// Room for a step of so many sequences and tokens.
+fn session_size(parts: usize, tokens: usize, model: &ModelConfig, dtype: WireDtype) -> SessionSize {
+    let rows = tokens * model.heads;
+    let mut query = wire::query_room(parts, rows, model.row_width(), dtype);
+    let mut answer = wire::partials_room(parts, rows, model.rank, dtype);
+    if let Some(IndexerConfig { heads, width, topk }) = model.indexer {
+        // A token attends no more rows than that, wherever they are.
+        let topk = topk.min(model.positions_max as usize);
+        query += tokens * (1 + topk) * size_of::<u32>();
+        let weights = tokens * heads * size_of::<f32>();
+        query = query.max(wire::query_room(parts, tokens * heads, width, WireDtype::F32) + weights);
+        answer = answer.max(wire::partials_room(parts, 0, 0, dtype) + tokens * topk * 8);
+    }
+    // A step of which more would travel at once is computed here.
+    let size = |bytes: usize| bytes.min(wire::MESSAGE_BYTES_MAX) as u32;
+    SessionSize { query_bytes_max: size(query), answer_bytes_max: size(answer), depth: DEPTH }
+}
+
 /// How the engine reaches holders, from its configuration.
 fn options(config: &Config) -> RequesterOptions {
     let routes = &config.routes;
@@ -107,18 +129,19 @@ impl Router {
     /// Nothing is started before a request needs it.
     pub fn new(config: &Config, model: &ModelConfig, registry: Registry) -> Self {
         let dtype = wire_dtype(config);
-        let parts = config.max_running as usize;
-        let rows = (config.chunk_tokens as usize + parts) * model.heads;
-        let size = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
+        // Each hole of a sequence has its own part and queries, turned its own way. Prompt tokens are counted for
+        // each when a step is planned, and one more may be taken than there is budget for.
+        let parts = config.max_running as usize * HOLES_MAX;
         let shape = Shape {
             block_tokens: config.block_tokens,
             d_qk: model.row_width() as u32,
             kv_dtype: config.kv_dtype.name(),
-            size: SessionSize {
-                query_bytes_max: size(wire::query_room(parts, rows, model.row_width(), dtype)),
-                answer_bytes_max: size(wire::answer_room(parts, rows, model.rank, dtype)),
-                depth: DEPTH,
-            },
+            size: session_size(
+                parts,
+                config.chunk_tokens as usize + parts + HOLES_MAX,
+                model,
+                dtype,
+            ),
         };
         let (requester, sessions) = (OnceCell::new(), Mutex::default());
         let call_timeout = Duration::from_millis(config.routes.call_timeout_ms.into());
@@ -130,29 +153,37 @@ impl Router {
         self.requester.get_or_try_init(start).await
     }
 
-    /// Opens what a request wants to attend elsewhere.
+    /// Opens what a request wants to attend elsewhere: of each hole its spans.
     ///
     /// # Errors
     /// A status that says which holder refused, and why. The shares at the holders are given up then.
     pub async fn open(
         &self,
         namespace: Namespace,
-        wanted: Vec<SpanRequest>,
-    ) -> Result<RoutedPrefix, Status> {
+        wanted: Vec<Vec<SpanRequest>>,
+    ) -> Result<RoutedHoles, Status> {
         let mut leases = Leases::default();
-        let mut spans = Vec::with_capacity(wanted.len());
-        for request in wanted {
-            let channel = connect(&request.node, self.call_timeout)?;
-            leases.add(channel.clone(), &request);
-            let span = self.open_span(channel, namespace, &request).await.map_err(|status| {
-                let why =
-                    format!("the node {} cannot be asked: {}", request.node, status.message());
-                Status::new(status.code(), why)
-            })?;
-            spans.push(span);
+        let mut holes = Vec::with_capacity(wanted.len());
+        for hole in wanted {
+            let mut spans = Vec::with_capacity(hole.len());
+            for request in hole {
+                let channel = connect(&request.node, self.call_timeout)?;
+                leases.add(channel.clone(), &request);
+                let span =
+                    self.open_span(channel, namespace, &request).await.map_err(|status| {
+                        let why = format!(
+                            "the node {} cannot be asked: {}",
+                            request.node,
+                            status.message()
+                        );
+                        Status::new(status.code(), why)
+                    })?;
+                spans.push(span);
+            }
+            holes.push(spans);
         }
         leases.renew();
-        Ok(RoutedPrefix { spans, _leases: leases })
+        Ok(RoutedHoles { holes, _leases: leases })
     }
 
     async fn open_span(
@@ -258,13 +289,23 @@ fn close(channel: Channel, session: u64) {
     });
 }
 
-/// What the engine says of its queries.
+/// What the engine says of its queries. Under selection a token brings its indexer's queries too and the numbers
+/// of its rows, and rows and scores come back: each query row has its share of that.
 pub fn routed_rows(config: &Config, model: &ModelConfig) -> v1::RoutedRows {
     let dtype = wire_dtype(config);
+    let share = |bytes: usize| bytes.div_ceil(model.heads);
+    let (query, partial) = match model.indexer {
+        None => (0, 0),
+        Some(IndexerConfig { heads, width, topk }) => {
+            let topk = topk.min(model.positions_max as usize);
+            let scores = heads * (width + 1) * size_of::<f32>();
+            (share(scores + topk * size_of::<u32>()), share(topk * 8))
+        }
+    };
     v1::RoutedRows {
         heads: model.heads as u32,
-        query_bytes: wire::query_bytes(1, model.row_width(), dtype) as u32,
-        partial_bytes: wire::partial_bytes(1, model.rank, dtype) as u32,
+        query_bytes: (wire::query_bytes(1, model.row_width(), dtype) + query) as u32,
+        partial_bytes: (wire::partial_bytes(1, model.rank, dtype) + partial) as u32,
     }
 }
 

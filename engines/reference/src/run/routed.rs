@@ -68,7 +68,7 @@ impl Host {
         }
     }
 
-    async fn abort_source(&self, ask: &Ask) {
+    pub async fn abort_source(&self, ask: &Ask) {
         let (tx, side) = (Some(ask.tx()), v1::Side::Source.into());
         let request = v1::TxAbortRequest { tx, side, reason: "a test".into() };
         self.node_client.clone().tx_abort(request).await.expect("aborted");
@@ -76,7 +76,11 @@ impl Host {
 }
 
 /// Begins an answer of `engine` with the prompt's full blocks attended by `holders`, in equal parts.
-async fn begin(engine: &Host, holders: &[&Host], ask: &Ask) -> tonic::Streaming<v1::GenerateEvent> {
+pub async fn begin(
+    engine: &Host,
+    holders: &[&Host],
+    ask: &Ask,
+) -> tonic::Streaming<v1::GenerateEvent> {
     let blocks = ((ask.prompt.len() - 1) / BLOCK) as u32;
     let each = blocks.div_ceil(holders.len() as u32);
     let mut spans = Vec::new();
@@ -90,7 +94,7 @@ async fn begin(engine: &Host, holders: &[&Host], ask: &Ask) -> tonic::Streaming<
 }
 
 /// The tokens up to the end, with `meanwhile` after the first ones.
-async fn tokens(
+pub async fn tokens(
     mut events: tonic::Streaming<v1::GenerateEvent>,
     meanwhile: impl AsyncFnOnce(),
 ) -> Vec<u32> {
@@ -106,12 +110,12 @@ async fn tokens(
     tokens
 }
 
-async fn routed(engine: &Host, holders: &[&Host], ask: &Ask) -> Vec<u32> {
+pub async fn routed(engine: &Host, holders: &[&Host], ask: &Ask) -> Vec<u32> {
     tokens(begin(engine, holders, ask).await, async || ()).await
 }
 
 /// A metric of a node.
-async fn metric(host: &Host, name: &str) -> u64 {
+pub async fn metric(host: &Host, name: &str) -> u64 {
     let page = super::tests::get(host.node.address(), "/metrics").await;
     let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     line.unwrap_or_else(|| panic!("{name} is not in {page}")).trim().parse().expect("a number")

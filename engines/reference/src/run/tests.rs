@@ -63,6 +63,7 @@ async fn without_a_node_it_lives_is_not_ready_and_refuses_calls() {
         namespace: vec![0; 16],
         rank_delay_us: 0,
         routed: Vec::new(),
+        chunks: Vec::new(),
     };
     let refused = client.generate(request.clone()).await.expect_err("there is no node");
     assert_eq!(refused.code(), Code::Unavailable);

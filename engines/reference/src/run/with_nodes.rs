@@ -31,7 +31,7 @@ pub struct Case {
     pub greedy: Vec<u32>,
 }
 
-fn file(path: &str) -> std::path::PathBuf {
+pub fn file(path: &str) -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
@@ -65,6 +65,11 @@ impl Host {
 
     /// With so long a wait for partials of holders.
     pub async fn start_with(role: Role, deadline_ms: u32) -> Self {
+        Host::start_model(role, deadline_ms, file("configs/models/tiny-deepseek-v2")).await
+    }
+
+    /// With another model.
+    pub async fn start_model(role: Role, deadline_ms: u32, model: std::path::PathBuf) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let node_config = kvasir_store_node::Config {
@@ -77,7 +82,7 @@ impl Host {
         let node = kvasir_store_node::start(node_config.clone()).await.expect("a node");
         let config = Config {
             role,
-            model: file("configs/models/tiny-deepseek-v2"),
+            model,
             attach_dir: node_config.attach_dir.clone(),
             listen: any,
             chunk_tokens: 100,
@@ -167,6 +172,16 @@ impl Host {
         leg: v1::Leg,
         routed: Vec<v1::RoutedSpan>,
     ) -> Result<Streaming<v1::GenerateEvent>, Status> {
+        self.call_with(ask, leg, routed, Vec::new()).await
+    }
+
+    pub async fn call_with(
+        &self,
+        ask: &Ask,
+        leg: v1::Leg,
+        routed: Vec<v1::RoutedSpan>,
+        chunks: Vec<v1::Chunk>,
+    ) -> Result<Streaming<v1::GenerateEvent>, Status> {
         let request = v1::GenerateRequest {
             tx: Some(ask.tx()),
             leg: leg.into(),
@@ -181,27 +196,28 @@ impl Host {
             namespace: self.namespace.0.to_vec(),
             rank_delay_us: 0,
             routed,
+            chunks,
         };
         Ok(self.engine_client.clone().generate(request).await?.into_inner())
     }
 
     async fn generate(&self, ask: &Ask, leg: v1::Leg) -> Result<Answered, Status> {
-        let mut events = self.call(ask, leg).await?;
-        let mut answered = Answered::default();
-        while let Some(event) = events.message().await? {
-            match event.event.expect("an event") {
-                Event::Accepted(accepted) => answered.cached = accepted.cached_tokens,
-                Event::Tokens(tokens) => {
-                    answered.tokens.extend(tokens.tokens.iter().map(|token| token.id));
-                    answered.text.push_str(&tokens.text);
-                }
-                Event::Finished(finished) => {
-                    answered.text.push_str(&finished.text);
-                    answered.finished = Some(finished);
-                }
-            }
-        }
-        Ok(answered)
+        let events = self.call(ask, leg).await?;
+        Answered::of(events, async || ()).await
+    }
+
+    /// Computed here, and answered by `decode`.
+    pub async fn hand_over(&self, decode: &Host, ask: &Ask) -> Vec<u32> {
+        self.allocate(ask, v1::Side::Prefill, Vec::new()).await;
+        let writer = self.endpoint().await;
+        let targets = decode.allocate(ask, v1::Side::Decode, writer).await.targets;
+        let push =
+            v1::TxPushRequest { tx: Some(ask.tx()), side: v1::Side::Prefill.into(), targets };
+        self.node_client.clone().tx_push(push).await.expect("armed");
+        let legs = (self.generate(ask, v1::Leg::Prefill), decode.generate(ask, v1::Leg::Decode));
+        let (prefilled, decoded) = futures::future::join(legs.0, legs.1).await;
+        assert_eq!(prefilled.expect("handed over").reason(), Reason::HandedOver);
+        decoded.expect("an answer").tokens
     }
 
     /// A whole leg with its allocation.
@@ -241,6 +257,31 @@ pub struct Answered {
 }
 
 impl Answered {
+    /// All of it, with `meanwhile` after the first tokens.
+    pub async fn of(
+        mut events: Streaming<v1::GenerateEvent>,
+        meanwhile: impl AsyncFnOnce(),
+    ) -> Result<Answered, Status> {
+        let (mut answered, mut meanwhile) = (Answered::default(), Some(meanwhile));
+        while let Some(event) = events.message().await? {
+            match event.event.expect("an event") {
+                Event::Accepted(accepted) => answered.cached = accepted.cached_tokens,
+                Event::Tokens(tokens) => {
+                    answered.tokens.extend(tokens.tokens.iter().map(|token| token.id));
+                    answered.text.push_str(&tokens.text);
+                    if let Some(meanwhile) = meanwhile.take() {
+                        meanwhile().await;
+                    }
+                }
+                Event::Finished(finished) => {
+                    answered.text.push_str(&finished.text);
+                    answered.finished = Some(finished);
+                }
+            }
+        }
+        Ok(answered)
+    }
+
     fn reason(&self) -> Reason {
         self.finished.as_ref().expect("finished").reason()
     }
@@ -298,19 +339,8 @@ async fn handed_over_answers_are_the_reference_s_and_decoding_computes_no_prompt
     let prefill = Host::start(Role::Prefill).await;
     let decode = Host::start(Role::Decode).await;
     let cases = cases();
-    let (writer, asks) = (prefill.endpoint().await, asks(&cases, 1));
-    let hand_over = async |ask: &Ask| {
-        prefill.allocate(ask, v1::Side::Prefill, Vec::new()).await;
-        let targets = decode.allocate(ask, v1::Side::Decode, writer.clone()).await.targets;
-        let push =
-            v1::TxPushRequest { tx: Some(ask.tx()), side: v1::Side::Prefill.into(), targets };
-        let pushed = prefill.node_client.clone().tx_push(push).await;
-        pushed.expect("armed");
-        let legs = (prefill.generate(ask, v1::Leg::Prefill), decode.generate(ask, v1::Leg::Decode));
-        let (prefilled, decoded) = futures::future::join(legs.0, legs.1).await;
-        assert_eq!(prefilled.expect("handed over").reason(), Reason::HandedOver);
-        decoded.expect("an answer").tokens
-    };
+    let asks = asks(&cases, 1);
+    let hand_over = async |ask: &Ask| prefill.hand_over(&decode, ask).await;
     let answers = futures::future::join_all(asks.iter().map(hand_over)).await;
     for (case, tokens) in cases.iter().zip(answers) {
         assert_eq!(tokens, case.greedy, "{} tokens", case.prompt.len());

@@ -1,11 +1,10 @@
 //! What the node says, and what becomes of the sequence it is about.
 
-use kvasir_proto::v1::generate_event::Event;
 use kvasir_proto::v1::node_to_engine::Message;
 use kvasir_proto::{Share, Side, SlotIndex, v1};
 use tonic::Status;
 
-use super::sequence::{Leg, State};
+use super::sequence::{Leg, Resume, State};
 use super::{End, Scheduler, release};
 use crate::ports::{CachePort, Compute, PortLost};
 use crate::tail::EngineTail;
@@ -28,8 +27,9 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
             Message::Ready(ready) => (ready.tx, Side::Decode.to_wire()),
             Message::Grown(grown) => (grown.tx, grown.side),
             Message::Stop(stop) => (stop.tx, stop.side),
-            // This engine looks nothing up by itself, and computes in slots.
-            Message::Got(_) | Message::PagesDropped(_) | Message::PagesFilled(_) => return Ok(()),
+            Message::Got(got) => return self.handle_got(got),
+            // This engine computes in slots.
+            Message::PagesDropped(_) | Message::PagesFilled(_) => return Ok(()),
         };
         let share = Share::from_wire(tx, side).map_err(|why| PortLost(why.to_string()))?;
         let Some(&id) = self.by_share.get(&share) else {
@@ -77,18 +77,22 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
             self.forget(id, end);
             return Ok(());
         }
-        let slots = match self.checked(&bound.slots) {
+        let mut slots = match self.checked(&bound.slots) {
             Ok(slots) => slots,
             Err(why) => return self.broken(id, why),
         };
         let sequence = self.sequences.get_mut(&id).expect("looked up by the caller");
-        let cached = bound.cached_tokens;
         let prefills = sequence.leg != Leg::Decode;
-        // The share has slots, and may have cached rows, for what is not away.
-        let away = sequence.away.tokens();
-        let pages = (sequence.prompt_tokens - away).div_ceil(sequence.page_tokens);
-        let cached = away.saturating_add(cached);
-        let cached_max = sequence.prompt_tokens - u32::from(prefills);
+        // The share has slots, and may have cached rows, for what is not elsewhere. What is computed in its
+        // place follows a prefix that is elsewhere, and ends before the first chunk.
+        let elsewhere = sequence.away.tokens_elsewhere();
+        let pages = (sequence.prompt_tokens - elsewhere).div_ceil(sequence.page_tokens);
+        let begins = sequence.away.skip(0);
+        let cached = begins.saturating_add(bound.cached_tokens);
+        let cached_max = match sequence.away.until(begins, sequence.prompt_tokens) {
+            until if until < sequence.prompt_tokens => until,
+            prompt => prompt - u32::from(prefills),
+        };
         if sequence.state != State::Binding || slots.len() != pages as usize || cached > cached_max
         {
             let (state, prompt, got) = (sequence.state, sequence.prompt_tokens, slots.len());
@@ -98,17 +102,21 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
             );
             return self.broken(id, why);
         }
+        // The first ones may have cached rows: gaps have the last ones.
+        let own = slots.split_off(slots.len() - sequence.away.lacks(sequence.page_tokens));
         sequence.slots = slots;
-        sequence.events.send(Event::Accepted(v1::Accepted { cached_tokens: cached }));
-        if prefills {
-            sequence.state = State::Prefilling { computed: cached };
-            sequence.admitted.settle(cached);
-            self.runnable.push(id);
-            self.shared.metrics.prompt_tokens_cached.inc_by(cached.into());
-        } else {
+        sequence.add_slots(own);
+        sequence.cached_tokens = cached - begins + elsewhere;
+        if !prefills {
             sequence.state = State::Arriving;
+            sequence.accept();
+            return Ok(());
         }
-        Ok(())
+        let resume = Resume::Prefilling { computed: sequence.away.skip(cached) };
+        sequence.state = State::Filling { resume };
+        sequence.admitted.settle(sequence.cached_tokens);
+        self.runnable.push(id);
+        self.fill(id)
     }
 
     fn handle_ready(&mut self, id: u64, ready: &v1::Ready) -> Result<(), PortLost> {
@@ -150,7 +158,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
     }
 
     /// A slot that does not exist would be a write outside the cache.
-    fn checked(&self, slots: &[u32]) -> Result<Vec<SlotIndex>, String> {
+    pub(super) fn checked(&self, slots: &[u32]) -> Result<Vec<SlotIndex>, String> {
         let total = self.port.slots_total();
         match slots.iter().find(|&&slot| slot >= total) {
             Some(slot) => Err(format!("slot {slot} was granted, and there are only {total}")),

@@ -9,6 +9,7 @@
 //! - [`plan`]: what a step computes
 //! - [`step`]: a step from plan to tokens
 //! - [`inbound`]: what the node says
+//! - [`fill`]: how chunks get their places
 //! - [`answer`], [`growth`], [`answer_blocks`], [`away`]: parts of a sequence
 
 #![forbid(unsafe_code)]
@@ -16,6 +17,7 @@
 pub mod answer;
 pub mod answer_blocks;
 pub mod away;
+mod fill;
 pub mod growth;
 mod inbound;
 pub mod plan;
@@ -26,6 +28,7 @@ mod step;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,12 +42,12 @@ use crate::events::EventSink;
 use crate::layer_log::LayerLog;
 use crate::metrics::Metrics;
 use crate::ports::{CachePort, Clock, Compute, PortLost};
-use crate::routes::{RoutedPrefix, SpanRequest};
+use crate::routes::{RoutedHoles, SpanRequest};
 use crate::sampling::Sampler;
 use crate::text::Vocabulary;
 use answer::{Answer, AnswerOptions};
 use answer_blocks::AnswerBlocks;
-use away::Away;
+use away::{Away, Place};
 use growth::Growth;
 use sequence::{Leg, Sequence, State, Times};
 
@@ -71,6 +74,36 @@ pub struct CheckedRequest {
     pub rank_delay_us: u64,
     /// What of the prompt's beginning is to be attended elsewhere.
     pub routed: Vec<SpanRequest>,
+    /// Behind that, in order.
+    pub chunks: Vec<ChunkRequest>,
+}
+
+/// Whole blocks of a prompt that are used as if they had been computed alone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChunkRequest {
+    pub positions: Range<u32>,
+    /// Who attends it where it lies; empty where nobody does.
+    pub routed: Vec<SpanRequest>,
+}
+
+impl CheckedRequest {
+    /// Of what is to be attended elsewhere, the spans of each part.
+    pub fn take_routed(&mut self) -> Vec<Vec<SpanRequest>> {
+        let chunks = self.chunks.iter_mut().map(|chunk| std::mem::take(&mut chunk.routed));
+        let prefix = std::mem::take(&mut self.routed);
+        [prefix].into_iter().chain(chunks).filter(|spans| !spans.is_empty()).collect()
+    }
+
+    /// Where the prompt is not computed in its place.
+    pub fn places(&self, block_tokens: u32) -> Vec<Place> {
+        let prefix = self.routed.iter().map(|span| span.blocks).sum::<u32>() * block_tokens;
+        let prefix = (prefix > 0).then_some(Place { positions: 0..prefix, elsewhere: true });
+        let chunk = |chunk: &ChunkRequest| Place {
+            positions: chunk.positions.clone(),
+            elsewhere: !chunk.routed.is_empty(),
+        };
+        prefix.into_iter().chain(self.chunks.iter().map(chunk)).collect()
+    }
 }
 
 /// A request that was taken in.
@@ -80,8 +113,10 @@ pub struct Job {
     pub events: EventSink,
     pub admitted: Admitted,
     pub received_us: u64,
-    /// What `request.routed` has led to.
-    pub routed: Option<RoutedPrefix>,
+    /// What was to be attended elsewhere has led to.
+    pub routed: Option<RoutedHoles>,
+    /// What of the prompt is not computed in its place.
+    pub places: Vec<Place>,
 }
 
 /// What the scheduler is told once.
@@ -133,6 +168,8 @@ pub struct Scheduler<P, C> {
     /// a seat, so a running sequence is never displaced.
     runnable: Vec<u64>,
     serial: u64,
+    /// Names look-ups at the node.
+    lookups: u64,
     step: u32,
     alive_at_us: u64,
     look_at_us: u64,
@@ -162,6 +199,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
             unanswered: BTreeSet::new(),
             runnable: Vec::new(),
             serial: 0,
+            lookups: 0,
             step: 0,
             alive_at_us: 0,
             look_at_us: 0,
@@ -242,7 +280,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
     }
 
     fn sequence_of(&self, job: Job) -> Sequence {
-        let Job { request, events, admitted, received_us, routed } = job;
+        let Job { request, events, admitted, received_us, routed, places } = job;
         let prompt_tokens = request.prompt.len() as u32;
         let block_tokens = self.options.block_tokens;
         let blocks = |namespace| AnswerBlocks::new(namespace, prompt_tokens, block_tokens);
@@ -253,8 +291,9 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
             tokens: request.prompt,
             prompt_tokens,
             slots: Vec::new(),
-            answer_blocks: request.namespace.filter(|_| routed.is_none()).map(blocks),
-            away: Away::new(routed),
+            answer_blocks: request.namespace.filter(|_| places.is_empty()).map(blocks),
+            namespace: request.namespace,
+            away: Away::new(routed, places),
             answer: Answer::new(request.answer, Arc::clone(&self.shared.vocabulary)),
             first_token: None,
             growth: Growth::default(),
@@ -263,6 +302,8 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
             times: Times { received_us, ..Times::default() },
             rank_delay_us: request.rank_delay_us,
             prompt_tokens_computed: 0,
+            cached_tokens: 0,
+            accepted: false,
             page_tokens: block_tokens,
         }
     }

@@ -15,10 +15,11 @@ pub struct Candidate {
 pub enum Work {
     /// The last token, at this position.
     Decode { position: u32 },
-    /// Prompt tokens from `computed` on.
-    Prefill { computed: u32, prompt_tokens: u32 },
-    /// Tokens from `computed` on, up to and without `until`, and no token after them.
-    Recall { computed: u32, until: u32 },
+    /// Prompt tokens from `computed` on, up to and without `until` in one step. Each has so many queries for
+    /// what is elsewhere, or one.
+    Prefill { computed: u32, until: u32, prompt_tokens: u32, queries: u32 },
+    /// Tokens of a chunk from `computed` on, up to and without `until`, and no token after them.
+    Alone { computed: u32, until: u32 },
 }
 
 /// What one sequence does in the step.
@@ -40,7 +41,7 @@ pub fn plan_step(candidates: &[Candidate], chunk_tokens: u32) -> Vec<Part> {
             Work::Decode { position } => {
                 parts.push(Part { sequence, positions: position..position + 1, samples: true });
             }
-            Work::Recall { computed, until } => {
+            Work::Alone { computed, until } => {
                 let tokens = budget.min(until - computed);
                 budget -= tokens;
                 if tokens > 0 {
@@ -48,9 +49,10 @@ pub fn plan_step(candidates: &[Candidate], chunk_tokens: u32) -> Vec<Part> {
                     parts.push(Part { sequence, positions, samples: false });
                 }
             }
-            Work::Prefill { computed, prompt_tokens } => {
-                let tokens = budget.min(prompt_tokens - computed);
-                budget -= tokens;
+            Work::Prefill { computed, until, prompt_tokens, queries } => {
+                // As many rows as the budget has, whatever they are turned to; and one token at least.
+                let tokens = (budget / queries).max(budget.min(1)).min(until - computed);
+                budget = budget.saturating_sub(tokens * queries);
                 let end = computed + tokens;
                 if tokens > 0 {
                     let samples = end == prompt_tokens;
@@ -90,7 +92,8 @@ mod tests {
     use super::*;
 
     fn prefill(sequence: u64, computed: u32, prompt_tokens: u32) -> Candidate {
-        Candidate { sequence, work: Work::Prefill { computed, prompt_tokens } }
+        let work = Work::Prefill { computed, until: prompt_tokens, prompt_tokens, queries: 1 };
+        Candidate { sequence, work }
     }
 
     fn decode(sequence: u64, position: u32) -> Candidate {
@@ -122,8 +125,22 @@ mod tests {
     }
 
     #[test]
-    fn what_is_called_back_shares_the_budget_and_gives_no_token() {
-        let work = Work::Recall { computed: 64, until: 128 };
+    fn a_prompt_goes_up_to_a_chunk_and_counts_for_each_part_that_is_elsewhere() {
+        let step = |computed, queries, budget| {
+            let (until, prompt_tokens) = (100, 200);
+            let work = Work::Prefill { computed, until, prompt_tokens, queries };
+            check(&[Candidate { sequence: 1, work }, prefill(2, 0, 60)], budget)
+        };
+        assert_eq!(step(90, 1, 50), vec![(1, 90..100, false), (2, 0..40, false)]);
+        assert_eq!(step(90, 3, 50), vec![(1, 90..100, false), (2, 0..20, false)]);
+        assert_eq!(step(0, 3, 50), vec![(1, 0..16, false), (2, 0..2, false)]);
+        assert_eq!(step(0, 3, 2), vec![(1, 0..1, false)]);
+        assert_eq!(step(0, 3, 0), vec![]);
+    }
+
+    #[test]
+    fn what_is_computed_alone_shares_the_budget_and_gives_no_token() {
+        let work = Work::Alone { computed: 64, until: 128 };
         let candidates = [Candidate { sequence: 1, work }, prefill(2, 0, 60)];
         let expected = vec![(1, 64..128, false), (2, 0..36, false)];
         assert_eq!(check(&candidates, 100), expected);

@@ -6,16 +6,17 @@
 //! | decode | Binding, Arriving, Decoding |
 //! | whole | Binding, Prefilling, Decoding |
 //!
-//! A whole leg whose beginning is attended elsewhere and that has lost it is Recalling, and then again in
-//! the state that it was in.
+//! A whole leg with chunks that nobody attends elsewhere is Filling before it is Prefilling, and one that has
+//! lost what was attended elsewhere is Filling, and then again in the state that it was in.
 //!
 //! From every state it may also end: cancelled, stopped by the node, or failed.
 
-use kvasir_proto::{Share, SlotIndex, v1};
+use kvasir_proto::v1::generate_event::Event;
+use kvasir_proto::{Namespace, Share, SlotIndex, v1};
 
 use super::answer::Answer;
 use super::answer_blocks::AnswerBlocks;
-use super::away::Away;
+use super::away::{Away, Next};
 use super::growth::{Growth, Room};
 use super::plan::{Part, PromptPages, Work};
 use crate::admission::Admitted;
@@ -43,11 +44,11 @@ pub enum State {
     /// Rows of all tokens but the last are in the cache. On a decode leg the first token is not
     /// among the tokens until there is a seat.
     Decoding,
-    /// What was elsewhere, positions before `until`, is computed here, when there are slots for it.
-    Recalling { computed: u32, until: u32, resume: Resume },
+    /// Its gaps get the rows that are not computed in their place (see [`super::away`]).
+    Filling { resume: Resume },
 }
 
-/// What a sequence was doing when it lost its beginning, and goes on with.
+/// What a sequence goes on with when its gaps are filled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Resume {
     Prefilling { computed: u32 },
@@ -74,12 +75,15 @@ pub struct Sequence {
     /// The prompt, then the answer.
     pub tokens: Vec<u32>,
     pub prompt_tokens: u32,
-    /// From the first position on that is not away.
+    /// Of its rows one after another, without those of gaps.
     pub slots: Vec<SlotIndex>,
     pub away: Away,
     pub answer: Answer,
-    /// Absent on a prefill leg, which fills no block beyond the prompt, and where the beginning is elsewhere:
-    /// nobody could find a block without those before it.
+    /// Absent on a prefill leg.
+    pub namespace: Option<Namespace>,
+    /// Absent on a prefill leg, which fills no block beyond the prompt, and where not all of the prompt is
+    /// computed in its place: nobody could find a block without those before it, and what is behind a chunk
+    /// is another block than that of a prompt that was computed whole.
     pub answer_blocks: Option<AnswerBlocks>,
     /// Decode leg: what was handed over, from `Ready` until there is a seat. The caller hears of
     /// the first token when the others follow, and not a long wait before the second.
@@ -91,6 +95,9 @@ pub struct Sequence {
     /// By how much it counts as having come later, while nothing of it is computed.
     pub rank_delay_us: u64,
     pub prompt_tokens_computed: u32,
+    /// Prompt tokens whose rows were somewhere, and whether the caller was told.
+    pub cached_tokens: u32,
+    pub accepted: bool,
     pub page_tokens: u32,
 }
 
@@ -100,10 +107,17 @@ impl Sequence {
         match self.state {
             State::Binding | State::Arriving => None,
             State::Prefilling { computed } => {
-                Some(Work::Prefill { computed, prompt_tokens: self.prompt_tokens })
+                let prompt_tokens = self.prompt_tokens;
+                let until = self.away.until(computed, prompt_tokens);
+                let queries = self.away.holes_before(computed).max(1);
+                Some(Work::Prefill { computed, until, prompt_tokens, queries })
             }
-            State::Recalling { .. } if self.away.tokens() > 0 => None,
-            State::Recalling { computed, until, .. } => Some(Work::Recall { computed, until }),
+            State::Filling { .. } => match self.away.next(self.page_tokens) {
+                Next::Compute { positions, computed } => {
+                    Some(Work::Alone { computed, until: positions.end - positions.start })
+                }
+                _ => None,
+            },
             State::Decoding if self.first_token.is_some() || self.room().is_short() => None,
             State::Decoding => Some(Work::Decode { position: self.tokens.len() as u32 - 1 }),
         }
@@ -128,6 +142,15 @@ impl Sequence {
     /// Its part of the model's batch.
     pub fn batch_part(&self, part: &Part) -> SequenceStep<'_> {
         let (start, end) = (part.positions.start, part.positions.end);
+        if let Some(chunk) = self.alone() {
+            return SequenceStep {
+                tokens: &self.tokens[(chunk + start) as usize..(chunk + end) as usize],
+                start,
+                holes: &[],
+                pages: self.away.pages_alone(),
+                logits: false,
+            };
+        }
         SequenceStep {
             tokens: &self.tokens[start as usize..end as usize],
             start,
@@ -137,13 +160,18 @@ impl Sequence {
         }
     }
 
+    /// Where the chunk begins that it computes alone, if it does that.
+    pub fn alone(&self) -> Option<u32> {
+        match (self.state, self.away.next(self.page_tokens)) {
+            (State::Filling { .. }, Next::Compute { positions, .. }) => Some(positions.start),
+            _ => None,
+        }
+    }
+
     /// How far its rows reach. The last token of an answer needs no row.
     pub fn room(&self) -> Room {
-        // What is away needs room from when it is called back.
-        let away = match self.state {
-            State::Recalling { .. } => 0,
-            _ => self.away.tokens(),
-        };
+        // What is elsewhere needs room from when it is given up.
+        let away = self.away.tokens_elsewhere();
         Room {
             rows_next: self.tokens.len() as u32 - away,
             rows_max: self.prompt_tokens + self.answer.max_tokens() - 1 - away,
@@ -152,9 +180,9 @@ impl Sequence {
         }
     }
 
-    /// Others find the blocks that it fills: nothing of it is, or was, elsewhere.
+    /// Others find the blocks that it fills: all of it is computed in its place.
     pub fn shares_blocks(&self) -> bool {
-        self.leg == Leg::Prefill || self.answer_blocks.is_some()
+        (self.leg == Leg::Prefill || self.answer_blocks.is_some()) && self.away.is_nothing()
     }
 
     pub fn prompt_pages(&self) -> PromptPages {
@@ -167,30 +195,36 @@ impl Sequence {
 
     /// Its lease is this engine's to renew: the conductor does so until the hand-over.
     pub fn renews_lease(&self) -> bool {
-        matches!(self.state, State::Decoding | State::Recalling { .. })
+        matches!(self.state, State::Decoding | State::Filling { resume: Resume::Decoding })
     }
 
-    /// Its beginning is attended elsewhere no more: it will be computed here.
+    /// Nothing of it is attended elsewhere any more: it will be here.
     pub fn recall(&mut self) {
         let resume = match self.state {
             State::Prefilling { computed } => Resume::Prefilling { computed },
             State::Decoding => Resume::Decoding,
-            State::Binding | State::Arriving | State::Recalling { .. } => return,
+            State::Binding | State::Arriving | State::Filling { .. } => return,
         };
         self.away.give_up();
-        self.state = State::Recalling { computed: 0, until: self.away.tokens(), resume };
+        self.state = State::Filling { resume };
     }
 
-    /// More of what is called back is computed.
-    pub fn recalled(&mut self, to: u32) {
-        let State::Recalling { computed, until, resume } = &mut self.state else { return };
-        *computed = to;
-        if to >= *until {
-            self.state = match *resume {
-                Resume::Prefilling { computed } => State::Prefilling { computed },
-                Resume::Decoding => State::Decoding,
-            };
+    /// Tells the caller what of the prompt was there.
+    pub fn accept(&mut self) {
+        if !self.accepted {
+            self.accepted = true;
+            let cached_tokens = self.cached_tokens;
+            self.events.send(Event::Accepted(v1::Accepted { cached_tokens }));
         }
+    }
+
+    /// Goes on when its gaps are filled.
+    pub fn resume(&mut self) {
+        let State::Filling { resume } = self.state else { return };
+        self.state = match resume {
+            Resume::Prefilling { computed } => State::Prefilling { computed },
+            Resume::Decoding => State::Decoding,
+        };
     }
 
     pub fn add_slots(&mut self, granted: Vec<SlotIndex>) {

@@ -13,7 +13,7 @@ use super::{ALIVE_EVERY_US, End, Scheduler, alive_message};
 use crate::layer_log::ShareInStep;
 use crate::model::SequenceStep;
 use crate::ports::{CachePort, Compute, PortLost};
-use crate::routes::RoutedPrefix;
+use crate::routes::RoutedHoles;
 use crate::tail::EngineTail;
 
 impl<P: CachePort, C: Compute> Scheduler<P, C> {
@@ -25,6 +25,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
     pub fn step(&mut self) -> Result<bool, PortLost> {
         self.begin_answers()?;
         self.ask_for_room()?;
+        self.fill_gaps()?;
         let parts = plan_step(&self.candidates(), self.options.chunk_tokens);
         if parts.is_empty() {
             return Ok(false);
@@ -62,7 +63,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
     }
 
     /// A holder did not give what the step needed: what it would have meant is forgotten, and the sequence
-    /// computes the holders' blocks here.
+    /// gets the holders' blocks here.
     fn recall(&mut self, id: u64) {
         let sequence = self.sequences.get_mut(&id).expect("parts are of sequences that are there");
         tracing::warn!(share = %sequence.share, "blocks elsewhere are lost; they are computed here");
@@ -146,8 +147,8 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
         let Scheduler { sequences, port, compute, shared, step, alive_at_us, sampler, .. } = self;
         let batch: Vec<SequenceStep<'_>> =
             parts.iter().map(|part| sequences[&part.sequence].batch_part(part)).collect();
-        let away = |part: &Part| sequences[&part.sequence].away.prefix();
-        let routed: Vec<Option<&RoutedPrefix>> = parts.iter().map(away).collect();
+        let away = |part: &Part| sequences[&part.sequence].away.routed();
+        let routed: Vec<Option<&RoutedHoles>> = parts.iter().map(away).collect();
         let mut lost = None;
         let mut on_layer = |layers_done: usize| {
             // The time comes first: as soon as the word is stored the layer may leave.
@@ -190,16 +191,19 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
         let id = part.sequence;
         let sequence = self.sequences.get_mut(&id).expect("parts are of sequences that are there");
         sequence.times.started_us.get_or_insert(begun_us);
-        if let State::Recalling { .. } = sequence.state {
+        if let State::Filling { .. } = sequence.state {
             let computed = part.positions.end - part.positions.start;
             sequence.prompt_tokens_computed += computed;
+            if !sequence.accepted {
+                sequence.admitted.settle(computed);
+            }
             self.shared.metrics.prompt_tokens_computed.inc_by(computed.into());
-            sequence.recalled(part.positions.end);
+            sequence.away.computed(part.positions.end);
             return Ok(());
         }
         if let State::Prefilling { .. } = sequence.state {
             let computed = part.positions.end - part.positions.start;
-            sequence.state = State::Prefilling { computed: part.positions.end };
+            sequence.state = State::Prefilling { computed: sequence.away.skip(part.positions.end) };
             sequence.prompt_tokens_computed += computed;
             sequence.admitted.settle(computed);
             self.shared.metrics.prompt_tokens_computed.inc_by(computed.into());

@@ -2,9 +2,11 @@
 //! back, leg by leg and state by state.
 //!
 //! - [`bench`]: what the tests stand on
+//! - [`chunks`]: chunks that are used at another offset
 //! - [`walk`]: everything at once, in a random order
 
 mod bench;
+mod chunks;
 mod walk;
 
 use std::sync::atomic::Ordering;
@@ -323,7 +325,7 @@ fn in_each_state(mut check: impl FnMut(Bench, Ask, Caller, &str)) {
             State::Binding => "binding",
             State::Arriving => "arriving",
             State::Prefilling { .. } => "prefilling",
-            State::Recalling { .. } => unreachable!("nothing of it is elsewhere"),
+            State::Filling { .. } => unreachable!("all of it is computed in its place"),
             State::Decoding if sequence.room().is_short() => "short of room",
             State::Decoding => "decoding",
         };

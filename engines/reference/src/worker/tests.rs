@@ -90,10 +90,12 @@ impl Engine {
             answer,
             namespace: Some(Namespace([0; 16])),
             routed: Vec::new(),
+            chunks: Vec::new(),
             rank_delay_us: 0,
         };
         let admitted = self.shared.admission.try_admit(PROMPT.len() as u32).expect("room");
-        (Job { request, events: sink, admitted, received_us: 0, routed: None }, events)
+        let (routed, places) = (None, Vec::new());
+        (Job { request, events: sink, admitted, received_us: 0, routed, places }, events)
     }
 }
 

@@ -11,6 +11,7 @@ mod naive;
 mod folders;
 mod naive_model;
 mod reuse;
+mod selection;
 mod splice;
 mod steps;
 mod vectors;

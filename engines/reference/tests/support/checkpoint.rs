@@ -19,6 +19,7 @@ pub struct Sizes {
     pub value: usize,
     pub rank: usize,
     pub query_rank: Option<usize>,
+    pub indexer: Option<IndexerSizes>,
     pub intermediate: usize,
     pub experts: usize,
     pub experts_per_token: usize,
@@ -35,6 +36,14 @@ pub struct Sizes {
     pub files: usize,
 }
 
+/// An indexer's heads, their width, and how many rows a token attends.
+#[derive(Debug, Clone, Copy)]
+pub struct IndexerSizes {
+    pub heads: usize,
+    pub width: usize,
+    pub topk: usize,
+}
+
 impl Default for Sizes {
     /// Unlike the tiny models in every number.
     fn default() -> Self {
@@ -48,6 +57,7 @@ impl Default for Sizes {
             value: 20,
             rank: 64,
             query_rank: Some(40),
+            indexer: None,
             intermediate: 160,
             experts: 6,
             experts_per_token: 3,
@@ -103,7 +113,7 @@ fn config_of(sizes: &Sizes) -> Value {
         "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128,
         "beta_fast": 32, "beta_slow": 1, "mscale": 0.8, "mscale_all_dim": 0.6,
     });
-    json!({
+    let mut config = json!({
         "architectures": ["DeepseekV2ForCausalLM"],
         "model_type": "deepseek_v2",
         "attention_bias": false,
@@ -138,7 +148,13 @@ fn config_of(sizes: &Sizes) -> Value {
         "torch_dtype": "bfloat16",
         "v_head_dim": sizes.value,
         "vocab_size": sizes.vocab,
-    })
+    });
+    if let Some(IndexerSizes { heads, width, topk }) = sizes.indexer {
+        config["index_n_heads"] = json!(heads);
+        config["index_head_dim"] = json!(width);
+        config["index_topk"] = json!(topk);
+    }
+    config
 }
 
 fn shapes(sizes: &Sizes) -> Vec<(String, Vec<usize>)> {
@@ -170,6 +186,15 @@ fn shapes(sizes: &Sizes) -> Vec<(String, Vec<usize>)> {
         let expanded = sizes.heads * (sizes.nope + sizes.value);
         push(format!("{attention}.kv_b_proj.weight"), &[expanded, sizes.rank]);
         push(format!("{attention}.o_proj.weight"), &[hidden, sizes.heads * sizes.value]);
+        if let Some(IndexerSizes { heads, width, .. }) = sizes.indexer {
+            let at = format!("{attention}.indexer");
+            let low = sizes.query_rank.unwrap_or(hidden);
+            push(format!("{at}.wq_b.weight"), &[heads * width, low]);
+            push(format!("{at}.wk.weight"), &[width, hidden]);
+            push(format!("{at}.k_norm.weight"), &[width]);
+            push(format!("{at}.k_norm.bias"), &[width]);
+            push(format!("{at}.weights_proj.weight"), &[heads, hidden]);
+        }
         let mut mlp = |at: &str, width: usize| {
             push(format!("{at}.gate_proj.weight"), &[width, hidden]);
             push(format!("{at}.up_proj.weight"), &[width, hidden]);
@@ -228,6 +253,7 @@ impl Random {
         let mut bytes = Vec::with_capacity(2 * count);
         for _ in 0..count {
             let value = match shape {
+                [_] if name.ends_with("bias") => 0.2 * self.normal(),
                 [_] => 1.0 + 0.2 * self.normal(),
                 [_, inputs] => {
                     let gain = if name.contains("lm_head") { 12.0 } else { 1.6 };

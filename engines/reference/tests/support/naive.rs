@@ -27,6 +27,10 @@ pub struct Sequence {
     pub attends_from: usize,
     keys: BTreeMap<(usize, usize), Vec<Vec<f64>>>,
     values: BTreeMap<(usize, usize), Vec<Vec<f64>>>,
+    /// Of each layer an indexer's keys.
+    index_keys: BTreeMap<usize, Vec<Vec<f64>>>,
+    /// Of all choices of rows so far, how near the first that was not taken came to the last that was.
+    pub choices: Vec<f64>,
 }
 
 impl Naive {
@@ -103,13 +107,14 @@ impl Naive {
         let at = format!("model.layers.{layer}.self_attn");
         let (nope, rope) = (self.size("qk_nope_head_dim"), self.size("qk_rope_head_dim"));
         let (value, rank) = (self.size("v_head_dim"), self.size("kv_lora_rank"));
-        let q = if self.config["q_lora_rank"].is_null() {
-            self.linear(&format!("{at}.q_proj.weight"), x)
+        let (q, low) = if self.config["q_lora_rank"].is_null() {
+            (self.linear(&format!("{at}.q_proj.weight"), x), x.to_vec())
         } else {
             let low = self.linear(&format!("{at}.q_a_proj.weight"), x);
             let low = self.norm(&format!("{at}.q_a_layernorm.weight"), &low, 1e-6);
-            self.linear(&format!("{at}.q_b_proj.weight"), &low)
+            (self.linear(&format!("{at}.q_b_proj.weight"), &low), low)
         };
+        let is_attended = self.choose(sequence, layer, x, &low);
         let latent = self.linear(&format!("{at}.kv_a_proj_with_mqa.weight"), x);
         let mut key_rope = latent[rank..].to_vec();
         let mut latent = self.norm(&format!("{at}.kv_a_layernorm.weight"), &latent[..rank], 1e-6);
@@ -130,7 +135,11 @@ impl Naive {
             let values = sequence.values.entry((layer, head)).or_default();
             values.push(expanded[nope..].to_vec());
             let (keys, values) = (&keys[sequence.attends_from..], &values[sequence.attends_from..]);
-            let scores: Vec<f64> = keys.iter().map(|key| dot(&q, key) * self.scale()).collect();
+            let mut scores: Vec<f64> = keys.iter().map(|key| dot(&q, key) * self.scale()).collect();
+            for (score, is_attended) in scores.iter_mut().zip(&is_attended[sequence.attends_from..])
+            {
+                *score = if *is_attended { *score } else { f64::NEG_INFINITY };
+            }
             let mut head_out = vec![0.0; value];
             for (weight, value) in softmax(&scores).iter().zip(values) {
                 add(&mut head_out, value, *weight);
@@ -138,6 +147,60 @@ impl Naive {
             out.extend(head_out);
         }
         self.linear(&format!("{at}.o_proj.weight"), &out)
+    }
+
+    /// Which positions a token attends: with an indexer the best ones, else all.
+    fn choose(&self, sequence: &mut Sequence, layer: usize, x: &[f64], low: &[f64]) -> Vec<bool> {
+        let position = sequence.position;
+        let Some(topk) = self.config["index_topk"].as_u64() else {
+            return vec![true; position + 1];
+        };
+        let (heads, width) = (self.size("index_n_heads"), self.size("index_head_dim"));
+        let rope = self.size("qk_rope_head_dim");
+        let at = format!("model.layers.{layer}.self_attn.indexer");
+        let mut key = self.linear(&format!("{at}.wk.weight"), x);
+        let mean = key.iter().sum::<f64>() / width as f64;
+        let variance = key.iter().map(|k| (k - mean).powi(2)).sum::<f64>() / width as f64;
+        let (gain, bias) = (format!("{at}.k_norm.weight"), format!("{at}.k_norm.bias"));
+        for ((k, gain), bias) in key.iter_mut().zip(self.tensor(&gain)).zip(self.tensor(&bias)) {
+            *k = (*k - mean) / (variance + 1e-6).sqrt() * gain + bias;
+        }
+        self.rotate_halves(&mut key[..rope], position);
+        if self.round_cache {
+            key.iter_mut().for_each(|k| *k = bf16::from_f64(*k).to_f64());
+        }
+        let keys = sequence.index_keys.entry(layer).or_default();
+        keys.push(key);
+        let mut queries = self.linear(&format!("{at}.wq_b.weight"), low);
+        for query in queries.chunks_exact_mut(width) {
+            self.rotate_halves(&mut query[..rope], position);
+        }
+        let weights = self.linear(&format!("{at}.weights_proj.weight"), x);
+        let factor = (heads as f64).powf(-0.5) * (width as f64).powf(-0.5);
+        let score = |key: &Vec<f64>| -> f64 {
+            let of_head = |(query, weight): (&[f64], &f64)| weight * dot(query, key).max(0.0);
+            queries.chunks_exact(width).zip(&weights).map(of_head).sum::<f64>() * factor
+        };
+        let mut ranked: Vec<(f64, usize)> =
+            keys.iter().enumerate().map(|(position, key)| (score(key), position)).collect();
+        ranked.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        let mut is_attended = vec![false; ranked.len()];
+        let taken = ranked.len().min(topk as usize);
+        ranked[..taken].iter().for_each(|(_, position)| is_attended[*position] = true);
+        if taken < ranked.len() {
+            sequence.choices.push(ranked[taken - 1].0 - ranked[taken].0);
+        }
+        is_attended
+    }
+
+    /// As [`Naive::rotate`], of the pairs (i, i + half).
+    fn rotate_halves(&self, x: &mut [f64], position: usize) {
+        let half = x.len() / 2;
+        let mut pairs: Vec<f64> = (0..half).flat_map(|i| [x[i], x[half + i]]).collect();
+        self.rotate(&mut pairs, position);
+        for (i, pair) in pairs.chunks_exact(2).enumerate() {
+            (x[i], x[half + i]) = (pair[0], pair[1]);
+        }
     }
 
     fn scale(&self) -> f64 {

@@ -262,7 +262,7 @@ impl Blocks {
         self.waited_for().any(|block| block.key == key)
     }
 
-    fn is_being_kept(&self, key: BlockKey) -> bool {
+    pub(super) fn is_being_kept(&self, key: BlockKey) -> bool {
         self.sinks.all.values().any(|sink| sink.keep.is_some() && sink.block.key == key)
     }
 

@@ -4,7 +4,7 @@
 //! never heard of again once it has ended, so nothing of it is remembered. What is got together is
 //! pinned under one handle, like an engine's blocks.
 
-use kvasir_proto::{BlockKey, Namespace, SlotIndex};
+use kvasir_proto::{BlockKey, Class, Namespace, SlotIndex};
 
 use super::Blocks;
 use crate::api::{
@@ -120,6 +120,19 @@ impl Blocks {
             self.drop_read(now_ms, slot, &AbortReason::Removed);
         }
         true
+    }
+
+    /// Forgets an object that was to live as long as its client, which has ended. One that is kept for a tenant
+    /// meanwhile, or is being kept, stays: whoever was told so knows nothing of that client. False when it stays,
+    /// or there was none.
+    pub fn end_object(&mut self, now_ms: u64, namespace: Namespace, key: BlockKey) -> bool {
+        let class = self.cache.ssd().get(key).map(|block| block.class);
+        let in_bucket = self.bucket.get(key).and_then(|block| block.mark);
+        let is_kept = matches!(class, Some(Class::Context { .. })) || in_bucket.is_some();
+        if is_kept || self.is_being_kept(key) || self.is_waited_for(key) {
+            return false;
+        }
+        self.remove_object(now_ms, namespace, key)
     }
 
     /// The slot of an object: a block of that namespace that follows no other.

@@ -6,8 +6,9 @@
 //! (a push until its end is seen to), [`tail`] (what follows the pages) and [`tail_space`] (where),
 //! [`sent_pushes`] (what is remembered of it afterwards), [`peer_message`] (what two nodes say to each
 //! other), [`writer_stops`] and [`writers`] (the receiver's side of an end), [`engine_stops`] (the end of
-//! what an engine writes).
+//! what an engine writes), [`copying`] (a chain that one node gives to another).
 
+pub mod copying;
 pub mod engine_stops;
 pub mod leaving;
 pub mod pages;

@@ -1,10 +1,10 @@
 //! Objects of clients that are no engines: put by shares of their own, got one by one.
 
 use kvasir_blocks::{
-    AbortReason, Action, AllocateError, AttachEpoch, Commit, GetError, Options, Outcome,
-    ReserveObjects, ShareError, SsdSize, Tier,
+    AbortReason, Action, AllocateError, AttachEpoch, Commit, GetError, KeepRequest, Options,
+    Outcome, ReserveObjects, ShareError, SsdSize, Tier,
 };
-use kvasir_proto::{BlockKey, Share, Side, SlotIndex, TxId};
+use kvasir_proto::{BlockKey, Share, Side, SlotIndex, Tenant, TxId};
 
 use crate::support::{EPOCH, LEASE_MS, Node, namespace, options};
 
@@ -266,4 +266,44 @@ fn what_is_removed_from_the_ssd_is_forgotten_there() {
     assert_eq!(node.forgotten, [object(1)]);
     assert_eq!(find(&node, &[1]), [None]);
     node.assert_idle();
+}
+
+#[test]
+fn what_a_tenant_was_told_is_kept_does_not_go_with_the_client_that_had_put_it() {
+    let mut node = Node::with(Options { sink_ahead_percent: 0, ..options(4) });
+    node.blocks.set_extents(7, 10);
+    let (bytes_max, context_bytes_max, tenant_bytes_max) = (100, 100, 100);
+    node.blocks.ssd_ready(SsdSize { bytes_max, context_bytes_max, tenant_bytes_max }, Vec::new());
+    put(&mut node, 1, &[1, 2, 3]);
+    let keep = |node: &mut Node, name: u8| {
+        let wanted = KeepRequest {
+            namespace: namespace("objects"),
+            keys: vec![object(name)],
+            tenant: Tenant(1),
+            until_unix_ms: 9_000,
+            since_unix_ms: None,
+        };
+        node.blocks.keep(node.now_ms, &wanted).expect("room");
+        node.actions();
+        std::mem::take(&mut node.sinks)
+    };
+    for (sink, _) in keep(&mut node, 1) {
+        node.blocks.sunk(node.now_ms, sink, Ok(()));
+    }
+    node.actions();
+    // Another one is being written.
+    let sinks = keep(&mut node, 2);
+    assert_eq!(sinks.len(), 1);
+    let end = |node: &mut Node, name: u8| {
+        node.blocks.end_object(node.now_ms, namespace("objects"), object(name))
+    };
+    assert_eq!([1, 2, 3].map(|name| end(&mut node, name)), [false, false, true]);
+    for (sink, _) in sinks {
+        node.blocks.sunk(node.now_ms, sink, Ok(()));
+    }
+    node.actions();
+    assert_eq!(find(&node, &[1, 2, 3]), [Some(Tier::Dram), Some(Tier::Dram), None]);
+    assert!(
+        node.blocks.ssd_block(object(1)).is_some() && node.blocks.ssd_block(object(2)).is_some()
+    );
 }

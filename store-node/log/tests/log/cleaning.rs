@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use kvasir_log::AppendError;
 
-use crate::support::{TestLog, key, until};
+use crate::support::{SEGMENT_PAGES, TestLog, key, until};
 
 /// Appends for ever what fits, removing the oldest when the log is full; keeps `kept` for ever.
 fn churn(log: &mut TestLog, numbers: Range<u32>, kept: &BTreeSet<u32>) -> BTreeSet<u32> {
@@ -69,6 +69,29 @@ fn a_crash_while_space_is_reclaimed_loses_nothing() {
         let counts = log.log.counts();
         assert!(counts.segments_free > 0 || log.try_append(9_999).is_ok(), "{counts:?}");
     }
+}
+
+#[test]
+fn a_segment_that_is_full_of_live_extents_is_not_cleaned_for_ever() {
+    let mut log = TestLog::new(3);
+    // An eighth of a segment each, so that seven of them fill one.
+    let bytes = vec![1; (SEGMENT_PAGES / 8 - 1) * 4096];
+    let mut n = 0;
+    while log.try_append_bytes(n, None, &bytes).is_ok() {
+        log.settle();
+        n += 1;
+    }
+    let counts = log.log.counts();
+    assert_eq!(counts.live_bytes, u64::from(n) * (SEGMENT_PAGES as u64 / 8) * 4096);
+    assert!(n % 7 == 0 && n > 28, "seven in each: {n}");
+    assert_eq!((counts.moved_total, counts.cleaned_segments_total), (0, 0));
+    // One of them goes: now there is something to gain.
+    log.log.remove(key(0));
+    log.log.retry();
+    log.settle();
+    let _ = log.try_append_bytes(n, None, &bytes);
+    log.settle();
+    assert!(log.log.counts().moved_total > 0, "{:?}", log.log.counts());
 }
 
 #[test]

@@ -102,9 +102,18 @@ impl TestLog {
 
     /// With another mark than the block's own.
     pub fn try_append_as(&mut self, n: u32, mark: Option<Mark>) -> Result<(), AppendError> {
-        let bytes = payload(n);
+        self.try_append_bytes(n, mark, &payload(n))
+    }
+
+    /// With other bytes too.
+    pub fn try_append_bytes(
+        &mut self,
+        n: u32,
+        mark: Option<Mark>,
+        bytes: &[u8],
+    ) -> Result<(), AppendError> {
         let mut extent = ExtentBuf::new(Record { mark, ..record(n) }, bytes.len());
-        extent.payload_mut().copy_from_slice(&bytes);
+        extent.payload_mut().copy_from_slice(bytes);
         let appended = self.log.append(u64::from(n), extent);
         self.pump();
         appended

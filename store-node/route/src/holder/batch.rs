@@ -7,8 +7,9 @@ use kvasir_proto::SlotIndex;
 use kvasir_transfer::SharedMemory;
 
 use super::rows::RowShape;
+use super::select;
 use crate::grouping::{Attends, Member, group};
-use crate::wire::{Part, PartStatus, Query};
+use crate::wire::{Best, Kind, Part, PartStatus, Query};
 
 /// Slots that a session may attend.
 #[derive(Debug)]
@@ -21,21 +22,40 @@ pub struct Route {
     pub shape: RowShape,
 }
 
+impl Route {
+    /// Those of a part that was checked.
+    pub fn slots_of(&self, part: &Part) -> &[SlotIndex] {
+        let blocks = (part.cached_rows as usize).div_ceil(self.shape.block_tokens);
+        &self.slots[part.first_block as usize..][..blocks]
+    }
+}
+
 /// Routes by their names.
 pub type Routes = BTreeMap<u64, Route>;
 
 /// Partials of one message's parts, in their order.
 pub type Parts = Vec<Result<Partial, PartStatus>>;
 
+/// What one message asked for.
+#[derive(Debug)]
+pub enum Computed {
+    Partials(Parts),
+    Best(Vec<Result<Best, PartStatus>>),
+}
+
 /// Looks whether a part may be computed.
-fn check<'a>(routes: &'a Routes, query: &Query, part: &Part) -> Result<&'a Route, PartStatus> {
+pub fn check<'a>(routes: &'a Routes, query: &Query, part: &Part) -> Result<&'a Route, PartStatus> {
     let head = &query.head;
     let route = routes.get(&part.route).filter(|route| route.session == head.session);
     let route = route.ok_or(PartStatus::NoRoute)?;
     if route.pins != part.pins {
         return Err(PartStatus::OtherPins);
     }
-    if route.shape.width != head.d_qk as usize {
+    let width = match head.kind {
+        Kind::Dense | Kind::Selected { .. } => Some(route.shape.width),
+        Kind::Scores { .. } => route.shape.key_width(),
+    };
+    if width != Some(head.d_qk as usize) {
         return Err(PartStatus::OtherShape);
     }
     let blocks = (part.cached_rows as usize).div_ceil(route.shape.block_tokens);
@@ -59,18 +79,19 @@ struct Shared<'a> {
     status: PartStatus,
 }
 
-/// Computes all parts of the messages. Answers the parts of each, and how many attentions it took.
+/// Computes all parts of the messages. Answers what each asked for, and how many attentions it took.
 pub fn compute(
     queries: &[Query],
     routes: &Routes,
     memory: &SharedMemory,
     kernels: &mut Attention,
-) -> (Vec<Parts>, usize) {
+) -> (Vec<Computed>, usize) {
     let mut answers: Vec<Parts> = Vec::with_capacity(queries.len());
     let mut wanted = Vec::new();
     for (message, query) in queries.iter().enumerate() {
         let mut parts = Vec::with_capacity(query.parts.len());
-        for (index, part) in query.parts.iter().enumerate() {
+        let dense = query.parts.iter().filter(|_| query.head.kind == Kind::Dense);
+        for (index, part) in dense.enumerate() {
             match check(routes, query, part) {
                 Ok(route) => {
                     let attends = Attends {
@@ -97,13 +118,19 @@ pub fn compute(
     for group in &groups {
         scatter(group, queries, &mut answers);
     }
-    (answers, groups.len())
-}
-
-/// Rows of a part's query within its message.
-fn rows_of(query: &Query, part: usize) -> std::ops::Range<usize> {
-    let before = query.parts[..part].iter().map(|part| part.query_rows as usize).sum::<usize>();
-    before..before + query.parts[part].query_rows as usize
+    let mut attentions = groups.len();
+    let mut computed = |(query, dense): (&Query, Parts)| match query.head.kind {
+        Kind::Dense => Computed::Partials(dense),
+        Kind::Selected { heads, .. } => {
+            attentions += query.parts.len();
+            Computed::Partials(select::attend(query, heads, routes, memory, kernels))
+        }
+        Kind::Scores { heads, topk } => {
+            Computed::Best(select::best(query, (heads, topk), routes, memory, kernels))
+        }
+    };
+    let computed = queries.iter().zip(answers).map(&mut computed).collect();
+    (computed, attentions)
 }
 
 fn shared<'a>(
@@ -116,13 +143,12 @@ fn shared<'a>(
     let query = &queries[first.message];
     let d_qk = query.head.d_qk as usize;
     let route = &routes[&query.parts[first.part].route];
-    let blocks = (attends.cached_rows as usize).div_ceil(route.shape.block_tokens);
-    let slots = &route.slots[attends.first_block as usize..][..blocks];
+    let slots = route.slots_of(&query.parts[first.part]);
     let offsets = route.shape.offsets(attends.layer as usize, slots);
     let mut values = Vec::new();
     for member in &members {
         let query = &queries[member.message];
-        let rows = rows_of(query, member.part);
+        let rows = query.rows_of(member.part);
         values.extend_from_slice(&query.values[rows.start * d_qk..rows.end * d_qk]);
     }
     let partial = Partial::empty(values.len() / d_qk, attends.d_v as usize);
@@ -159,7 +185,7 @@ fn scatter(group: &Shared<'_>, queries: &[Query], answers: &mut [Parts]) {
     let d_v = group.attends.d_v as usize;
     let mut at = 0;
     for member in &group.members {
-        let rows = rows_of(&queries[member.message], member.part).len();
+        let rows = queries[member.message].rows_of(member.part).len();
         let partial = Partial {
             o: group.partial.o[at * d_v..(at + rows) * d_v].to_vec(),
             m: group.partial.m[at..at + rows].to_vec(),

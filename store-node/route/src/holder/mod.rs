@@ -6,6 +6,7 @@
 //!
 //! - `thread`: the loop and what it owns
 //! - `batch`: what is computed, and how the answers come together
+//! - `select`: the same under selection, and an indexer's scores
 //! - `rows`: slots as a list of rows; the one place with an address in it
 //!
 //! Bounds: sessions, routes and bytes of rings ([`HolderOptions`]); a session has a message for each slot of
@@ -13,6 +14,7 @@
 
 mod batch;
 mod rows;
+mod select;
 mod thread;
 
 use std::net::SocketAddr;

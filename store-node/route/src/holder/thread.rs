@@ -16,14 +16,15 @@ use kvasir_transfer::{
     TransferEngine, Write, WriteError,
 };
 
-use super::batch::{self, Route, Routes};
+use super::batch::{self, Computed, Route, Routes};
 use super::rows::RowShape;
 use super::{HolderOptions, OpenError, OpenRoute, OpenSession, Reply, RouteOpened, SessionOpened};
 use crate::metrics::HolderMetrics;
 use crate::requester::DEPTH_MAX;
 use crate::turns::{Drive, Turns};
 use crate::wire::{
-    self, Answer, Dispatch, MessageStatus, PartStatus, Query, WireDtype, partial_bytes, query_bytes,
+    self, Answer, Dispatch, MESSAGE_BYTES_MAX, MessageStatus, PartStatus, Query,
+    Reply as PartReply, WireDtype,
 };
 
 /// How long the thread looks for queries before it sleeps: a layer of a small model.
@@ -221,14 +222,7 @@ impl Thread {
 
     /// About how many values of the cache the queries that wait are multiplied with.
     fn values_waiting(&self) -> u64 {
-        let of_query = |query: &Query| -> u64 {
-            let rows = query
-                .parts
-                .iter()
-                .map(|part| u64::from(part.cached_rows) * u64::from(part.query_rows));
-            rows.sum::<u64>() * u64::from(query.head.d_qk)
-        };
-        self.waiting.iter().map(|waiting| of_query(&waiting.query)).sum()
+        self.waiting.iter().map(|waiting| waiting.query.work()).sum()
     }
 
     fn take(&mut self, input: Input) {
@@ -262,6 +256,11 @@ impl Thread {
             return Err(OpenError::Invalid(format!(
                 "a ring has 1 to {DEPTH_MAX} slots of at least one byte"
             )));
+        }
+        // An answer leaves in one write.
+        if answer_bytes_max as usize > MESSAGE_BYTES_MAX {
+            let why = format!("{answer_bytes_max} bytes; at most {MESSAGE_BYTES_MAX} are written");
+            return Err(invalid("answer_bytes_max", why));
         }
         let endpoint = Endpoint::from_bytes(&request.endpoint)
             .map_err(|error| invalid("endpoint", error.to_string()))?;
@@ -383,10 +382,7 @@ impl Thread {
     fn arrived(&mut self, id: u64, slot: u32) {
         let Some(session) = self.sessions.get(&id) else { return };
         let query = session.query(slot).filter(|query| {
-            let head = &query.head;
-            let rows = query.parts.iter().map(|part| part.query_rows as usize).sum();
-            let room = wire::answer_room(query.parts.len(), rows, head.d_v as usize, head.dtype);
-            head.session == id && room <= session.answer_bytes_max as usize
+            query.head.session == id && query.answer_room() <= session.answer_bytes_max as usize
         });
         match query {
             Some(query) if self.waiting.len() < self.options.flows_max => {
@@ -401,7 +397,8 @@ impl Thread {
     }
 
     fn refuse(&mut self, session: u64, slot: u32, dispatch: Dispatch, status: MessageStatus) {
-        self.answer(session, slot, &Answer { dispatch, status, parts: Vec::new() }, WireDtype::F32);
+        let answer: Answer = Answer { dispatch, status, parts: Vec::new() };
+        self.answer(session, slot, &answer, WireDtype::F32);
     }
 
     fn compute(&mut self) {
@@ -414,29 +411,30 @@ impl Thread {
             batch::compute(&queries, &self.routes, &self.slots, &mut self.kernels);
         self.metrics.batches.inc();
         self.metrics.groups.inc_by(groups as u64);
-        for (((session, slot), query), parts) in places.into_iter().zip(&queries).zip(answers) {
-            self.count(query, &parts);
-            let answer =
-                Answer { dispatch: query.head.dispatch, status: MessageStatus::Taken, parts };
-            self.answer(session, slot, &answer, query.head.dtype);
+        for ((place, query), computed) in places.into_iter().zip(&queries).zip(answers) {
+            match computed {
+                Computed::Partials(parts) => self.taken(place, query, parts),
+                Computed::Best(parts) => self.taken(place, query, parts),
+            }
         }
     }
 
-    fn count(&self, query: &Query, parts: &[Result<kvasir_attention::Partial, PartStatus>]) {
-        let head = &query.head;
-        let rows = query.parts.iter().map(|part| part.query_rows as usize).sum();
-        let arrived = query_bytes(rows, head.d_qk as usize, head.dtype);
-        self.metrics.query_bytes.inc_by(arrived as u64);
-        let answered = parts.iter().flatten().map(|partial| partial.m.len()).sum();
-        let left = partial_bytes(answered, head.d_v as usize, head.dtype);
-        self.metrics.partial_bytes.inc_by(left as u64);
+    fn taken<R: PartReply>(
+        &mut self,
+        (session, slot): (u64, u32),
+        query: &Query,
+        parts: Vec<Result<R, PartStatus>>,
+    ) {
+        self.metrics.query_bytes.inc_by(query.bytes() as u64);
         let refused = parts.iter().filter(|part| part.is_err()).count();
         self.metrics.parts_refused.inc_by(refused as u64);
+        let answer = Answer { dispatch: query.head.dispatch, status: MessageStatus::Taken, parts };
+        self.answer(session, slot, &answer, query.head.dtype);
     }
 
     /// One write, whatever the message asked. The slot is listened to again before the requester can know
     /// that it is free.
-    fn answer(&mut self, id: u64, slot: u32, answer: &Answer, dtype: WireDtype) {
+    fn answer<R: PartReply>(&mut self, id: u64, slot: u32, answer: &Answer<R>, dtype: WireDtype) {
         let label = match answer.status {
             MessageStatus::Taken => "taken",
             MessageStatus::Busy => "busy",
@@ -448,6 +446,10 @@ impl Thread {
         self.expect(id, slot);
         let mut bytes = Vec::new();
         wire::write_answer(&mut bytes, answer, dtype);
+        if answer.status == MessageStatus::Taken {
+            let descriptions = wire::ANSWER_HEADER_BYTES + 4 * answer.parts.len();
+            self.metrics.partial_bytes.inc_by((bytes.len() - descriptions) as u64);
+        }
         let inputs = self.inputs.clone();
         let done = Completion::callback(move |outcome| {
             if matches!(outcome, Err(error) if error != WriteError::Cancelled) {

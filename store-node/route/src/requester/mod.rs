@@ -6,8 +6,10 @@
 //! - An answer is taken whole or not at all, and a flight that was given up leaves its slot in quarantine
 //!   ([`slot`]) until the answer has come or the session is over.
 //! - Any thread may dispatch; [`gather`] waits on one.
+//! - Under selection a layer is two exchanges ([`selection`]).
 
 mod gate;
+mod selection;
 mod session;
 mod slot;
 
@@ -26,6 +28,7 @@ use kvasir_transfer::{
 use prometheus::Registry;
 
 use self::gate::Gate;
+pub use self::selection::{IndexRows, IndexShape, SelectedRows};
 use self::session::{Core, Rings};
 pub use self::session::{
     DispatchError, Flight, FlightError, PartRows, QueryShape, Session, gather,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use kvasir_attention::Partial;
 use kvasir_transfer::{
     Completion, Expect, PeerId, RegionDesc, Source, SubmitError, TransferEngine, Write, WriteError,
 };
@@ -13,7 +14,10 @@ use super::slot::Slot;
 use super::{Grant, Prepared, SessionSize};
 use crate::metrics::RequesterMetrics;
 use crate::turns::Drive;
-use crate::wire::{self, Answer, Asked, Dispatch, Part, QueryHead, WireDtype, WireError};
+use crate::wire::{
+    self, Answer, Asked, Dispatch, Kind, Part, PartBody, PartialShape, QueryHead, Reply, WireDtype,
+    WireError,
+};
 
 /// What all sessions of a requester use.
 #[derive(Debug)]
@@ -81,11 +85,31 @@ pub struct QueryShape {
     pub scale: f32,
 }
 
+impl QueryShape {
+    /// Of a message whose session and serial nobody knows yet.
+    pub(super) fn head(&self, kind: Kind) -> QueryHead {
+        let QueryShape { step, layer, dtype, d_qk, d_v, scale } = *self;
+        let dispatch = Dispatch { serial: 0, step, layer };
+        QueryHead { session: 0, dispatch, dtype, d_qk, d_v, scale, kind }
+    }
+
+    /// What a part is answered with.
+    pub(super) fn partial(&self, part: &Part) -> PartialShape {
+        PartialShape { rows: part.query_rows, d_v: self.d_v, dtype: self.dtype }
+    }
+}
+
 /// A part and its query rows: `query_rows × d_qk` values.
 #[derive(Debug, Clone, Copy)]
 pub struct PartRows<'a> {
     pub part: Part,
     pub values: &'a [f32],
+}
+
+impl<'a> PartRows<'a> {
+    fn body(&self) -> PartBody<'a> {
+        PartBody { values: self.values, ..PartBody::default() }
+    }
 }
 
 /// A line to one holder: see [`super`].
@@ -147,9 +171,26 @@ impl Session {
         parts: &[PartRows<'_>],
         deadline: Duration,
     ) -> Result<Flight, DispatchError> {
-        let rows: usize = parts.iter().map(|part| part.part.query_rows as usize).sum();
-        let bytes = wire::query_room(parts.len(), rows, shape.d_qk as usize, shape.dtype);
-        let answer = wire::answer_room(parts.len(), rows, shape.d_v as usize, shape.dtype);
+        let list: Vec<Part> = parts.iter().map(|part| part.part).collect();
+        let bodies: Vec<PartBody<'_>> = parts.iter().map(PartRows::body).collect();
+        let asked = list.iter().map(|part| shape.partial(part)).collect();
+        self.dispatch_parts(shape.head(Kind::Dense), &list, &bodies, asked, deadline)
+    }
+
+    /// As [`Session::dispatch`], whatever is asked. The session and the serial of `head` are filled in here.
+    pub(super) fn dispatch_parts<R: Reply>(
+        self: &Arc<Self>,
+        mut head: QueryHead,
+        parts: &[Part],
+        bodies: &[PartBody<'_>],
+        asked: Vec<R::Shape>,
+        deadline: Duration,
+    ) -> Result<Flight<R>, DispatchError> {
+        let serial = self.next_serial.fetch_add(1, Ordering::Relaxed);
+        head.session = self.id;
+        head.dispatch.serial = serial;
+        let asked = Asked { dispatch: head.dispatch, parts: asked };
+        let (bytes, answer) = (wire::query_bytes_of(&head, bodies), asked.room());
         let (query_max, answer_max) = (self.size().query_bytes_max, self.size().answer_bytes_max);
         if bytes > query_max as usize {
             return Err(DispatchError::TooLong { bytes, bytes_max: query_max as usize });
@@ -161,21 +202,10 @@ impl Session {
             return Err(DispatchError::Lost);
         }
         let slot = self.rings.slots.iter().position(Slot::take).ok_or(DispatchError::Full)?;
-        let serial = self.next_serial.fetch_add(1, Ordering::Relaxed);
-        let dispatch = Dispatch { serial, step: shape.step, layer: shape.layer };
-        let head = QueryHead {
-            session: self.id,
-            dispatch,
-            dtype: shape.dtype,
-            d_qk: shape.d_qk,
-            d_v: shape.d_v,
-            scale: shape.scale,
-        };
-        let list: Vec<Part> = parts.iter().map(|part| part.part).collect();
-        let values: Vec<&[f32]> = parts.iter().map(|part| part.values).collect();
         let mut message = Vec::with_capacity(bytes);
-        wire::write_query(&mut message, &head, &list, &values);
-        debug_assert_eq!(message.len(), bytes, "every part has its rows");
+        wire::write_query(&mut message, &head, parts, bodies);
+        debug_assert_eq!(message.len(), bytes, "as it was counted");
+        debug_assert_eq!(wire::query_length(&message), Ok(bytes), "every part has its rows");
         // It leaves from here.
         let mut turns = self.core().drive.take();
         let sent = self.send(slot, message, deadline);
@@ -191,10 +221,8 @@ impl Session {
                 SubmitError::Invalid(_) | SubmitError::Stopped => DispatchError::Lost,
             });
         }
-        let d_qk = shape.d_qk as usize;
-        self.core().metrics.query_bytes.inc_by(wire::query_bytes(rows, d_qk, shape.dtype) as u64);
-        let rows = list.iter().map(|part| part.query_rows).collect();
-        let asked = Asked { dispatch, rows, d_v: shape.d_v, dtype: shape.dtype };
+        let descriptions = wire::QUERY_HEADER_BYTES + parts.len() * wire::PART_BYTES;
+        self.core().metrics.query_bytes.inc_by((bytes - descriptions) as u64);
         Ok(Flight { session: Arc::clone(self), slot, asked })
     }
 
@@ -238,38 +266,35 @@ impl Session {
 
 /// One exchange under way. Dropped before its answer has come, its slot stays in quarantine.
 #[derive(Debug)]
-pub struct Flight {
+pub struct Flight<R: Reply = Partial> {
     session: Arc<Session>,
     slot: usize,
-    asked: Asked,
+    asked: Asked<R>,
 }
 
-impl Flight {
+impl<R: Reply> Flight<R> {
     /// The answer, when it is there.
-    pub fn poll(&self) -> Option<Result<Answer, FlightError>> {
+    pub fn poll(&self) -> Option<Result<Answer<R>, FlightError>> {
         if self.session.rings.slots[self.slot].has_arrived() {
             return Some(self.read());
         }
         self.session.is_lost().then_some(Err(FlightError::Lost))
     }
 
-    fn read(&self) -> Result<Answer, FlightError> {
+    fn read(&self) -> Result<Answer<R>, FlightError> {
         let size = self.session.size().answer_bytes_max as usize;
-        let rows: usize = self.asked.rows.iter().map(|&rows| rows as usize).sum();
-        let (parts, d_v) = (self.asked.rows.len(), self.asked.d_v as usize);
-        let mut bytes = vec![0; wire::answer_room(parts, rows, d_v, self.asked.dtype)];
+        let mut bytes = vec![0; self.asked.room()];
         let memory = self.session.answers.answers.memory();
         memory.copy_to(self.slot * size, &mut bytes).expect("the dispatch checked that it fits");
         let answer = wire::read_answer(&bytes, &self.asked)?;
-        let used = answer.parts.iter().zip(&self.asked.rows).filter(|(part, _)| part.is_ok());
-        let rows: usize = used.map(|(_, &rows)| rows as usize).sum();
-        let bytes = wire::partial_bytes(rows, d_v, self.asked.dtype);
+        let used = answer.parts.iter().zip(&self.asked.parts).filter(|(part, _)| part.is_ok());
+        let bytes: usize = used.map(|(_, shape)| R::room(shape)).sum();
         self.session.core().metrics.partial_bytes.inc_by(bytes as u64);
         Ok(answer)
     }
 }
 
-impl Drop for Flight {
+impl<R: Reply> Drop for Flight<R> {
     fn drop(&mut self) {
         self.session.rings.slots[self.slot].give_back();
     }
@@ -277,8 +302,12 @@ impl Drop for Flight {
 
 /// Waits for every flight until that time. Each answer is read when it comes; what has not come by then is
 /// [`FlightError::Late`].
-pub fn gather(flights: Vec<Flight>, until: Instant) -> Vec<Result<Answer, FlightError>> {
-    let mut answers: Vec<Option<Result<Answer, FlightError>>> = vec![None; flights.len()];
+pub fn gather<R: Reply>(
+    flights: Vec<Flight<R>>,
+    until: Instant,
+) -> Vec<Result<Answer<R>, FlightError>> {
+    let mut answers: Vec<Option<Result<Answer<R>, FlightError>>> = Vec::new();
+    answers.resize_with(flights.len(), || None);
     let Some(first) = flights.first() else { return Vec::new() };
     let core = Arc::clone(first.session.core());
     core.gate.wait(until, &core.drive, || {
@@ -291,7 +320,7 @@ pub fn gather(flights: Vec<Flight>, until: Instant) -> Vec<Result<Answer, Flight
         }
         all
     });
-    let outcome = |answer: &Result<Answer, FlightError>| match answer {
+    let outcome = |answer: &Result<Answer<R>, FlightError>| match answer {
         Ok(_) => "answered",
         Err(FlightError::Late) => "late",
         Err(FlightError::Lost) => "lost",

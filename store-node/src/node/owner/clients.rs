@@ -409,7 +409,7 @@ impl Owner {
         let epoch = client.line.epoch();
         tracing::info!(client = client.name, epoch = epoch.0, "client gone");
         for key in client.ephemeral.keys() {
-            self.blocks.remove_object(now_ms, client.namespace, *key);
+            self.blocks.end_object(now_ms, client.namespace, *key);
         }
         self.blocks.engine_gone(now_ms, epoch);
         self.metrics.clients.set(self.clients.list.len() as i64);

@@ -26,6 +26,8 @@ const GOODBYE_TURNS: usize = 1_024;
 const PENDING_MS: u64 = 10_000;
 /// Writes that one page may take; far more than any model has layers and tensors.
 const RUNS_MAX: usize = 16_384;
+/// Of the name of an instance's type.
+const TYPE_BYTES_MAX: usize = 128;
 
 /// What the blocks in the arena are: an engine that agrees finds them, another one clears them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -110,6 +112,13 @@ impl Owner {
         if request.instance_id.is_empty() {
             return Err(missing("instance_id"));
         }
+        if request.instance_type.len() > TYPE_BYTES_MAX {
+            let bytes = request.instance_type.len();
+            let why = format!(
+                "field `instance_type` has {bytes} bytes; at most {TYPE_BYTES_MAX} are taken"
+            );
+            return Err(Refused::Invalid(why));
+        }
         if matches!(v1::Role::try_from(request.role), Err(_) | Ok(v1::Role::Unspecified)) {
             return Err(Refused::Invalid(format!("field `role` is {}", request.role)));
         }
@@ -140,6 +149,7 @@ impl Owner {
             max_running: request.max_running,
             plays: v1::Role::Unspecified.into(),
             role_version: 0,
+            instance_type: request.instance_type,
         };
         Ok((shape, instance))
     }

@@ -1,6 +1,9 @@
 //! I7: never is an acknowledged context lost by a crash, before its time is over or somebody asks for less;
 //! and never does one come back that was dropped, or the time that it had before.
 //!
+//! Nor is one lost by a node that was taken away after it had said that it has drained: then another node has
+//! promised it, for as long at least, and is held to that.
+//!
 //! What a disk has done to a block by itself is known here, since it was the run that did it: then the
 //! block and those after it are excused (a lost disk takes two replicas), and nothing else is. What lies
 //! on a disk is looked up in its bytes, and in the end every block that was kept is asked for.
@@ -28,6 +31,9 @@ pub struct Durability {
     truth: Rc<Truth>,
     /// By its last block.
     contexts: BTreeMap<(usize, BlockKey), Promise>,
+    /// For how long a node has said that it keeps a context, whatever has become of that since; and (the longest
+    /// time there is) those that were to be changed there afterwards.
+    told_ms: BTreeMap<(usize, BlockKey), u64>,
     /// Blocks of which a disk has changed an extent.
     rotted: BTreeSet<(usize, BlockKey)>,
     /// Nodes whose disks have lied: what was not written may be all that is known of a block.
@@ -39,6 +45,7 @@ impl Durability {
         Durability {
             truth,
             contexts: BTreeMap::new(),
+            told_ms: BTreeMap::new(),
             rotted: BTreeSet::new(),
             lied_to: BTreeSet::new(),
         }
@@ -80,6 +87,30 @@ impl Durability {
         of_node.for_each(|(_, promise)| promise.least_ms = 0);
     }
 
+    /// A node was taken away with its disk, after it had said that it has drained.
+    fn leave(&mut self, node: usize, unix_ms: u64) -> Result<(), String> {
+        self.expire(node, unix_ms);
+        // What its disk has spoiled by itself was lost before, whether somebody has found that out or not.
+        for last in self.lasts(node).filter(|last| !self.has_rotted(node, *last)) {
+            let least_ms = self.contexts[&(node, last)].least_ms;
+            let of_other = |((of, key), until_ms): (&(usize, BlockKey), &u64)| {
+                *of != node && *key == last && *until_ms >= least_ms
+            };
+            if !self.told_ms.iter().any(of_other) {
+                return Err(format!(
+                    "node {node} was to keep the context of {last:?} until {least_ms} and has left, and \
+                     no other node has said that it keeps it as long"
+                ));
+            }
+        }
+        self.contexts.retain(|(of, _), _| *of != node);
+        self.rotted.retain(|(of, _)| *of != node);
+        self.lied_to.remove(&node);
+        // What it had promised is no other's promise any more.
+        self.told_ms.retain(|(of, _), _| *of != node);
+        Ok(())
+    }
+
     fn has_rotted(&self, node: usize, key: BlockKey) -> bool {
         self.truth.chain(key).iter().any(|of| self.rotted.contains(&(node, *of)))
     }
@@ -101,7 +132,9 @@ impl Durability {
     ) -> Result<(), String> {
         let listed: BTreeMap<BlockKey, u64> =
             listed.iter().map(|context| (context.last, context.until_unix_ms)).collect();
-        for last in self.lasts(node).filter(|last| !self.has_rotted(node, *last)) {
+        let is_context =
+            |last: &BlockKey| !self.has_rotted(node, *last) && !self.truth.is_object(*last);
+        for last in self.lasts(node).filter(is_context) {
             let Promise { least_ms, .. } = self.contexts[&(node, last)];
             let until_ms = listed.get(&last).copied().unwrap_or(0);
             if until_ms < least_ms {
@@ -139,6 +172,9 @@ impl Checker for Durability {
                 let until_ms = until_unix_ms.unwrap_or(0);
                 promise.most_ms = promise.most_ms.max(until_ms);
                 promise.least_ms = promise.least_ms.min(until_ms);
+                if let Some(told_ms) = self.told_ms.get_mut(&(*node, *last)) {
+                    *told_ms = u64::MAX;
+                }
             }
             // Never for less long than before.
             Seen::KeepAsked { node, keys, until_unix_ms } => {
@@ -149,9 +185,22 @@ impl Checker for Durability {
             }
             Seen::Kept { node, keys, until_unix_ms } => {
                 if let Some(last) = keys.last() {
+                    let told_ms = self.told_ms.entry((*node, *last)).or_insert(0);
+                    *told_ms = (*told_ms).max(*until_unix_ms);
                     let promise = self.contexts.entry((*node, *last)).or_default();
                     promise.least_ms = promise.least_ms.max(*until_unix_ms);
                     promise.most_ms = promise.most_ms.max(*until_unix_ms);
+                }
+            }
+            // By somebody of its own namespace; anybody else's does not count.
+            Seen::ObjectRemoved { node, namespace, key }
+                if self.truth.blocks.get(key).is_some_and(|of| of.namespace == *namespace) =>
+            {
+                if let Some(promise) = self.contexts.get_mut(&(*node, *key)) {
+                    promise.least_ms = 0;
+                }
+                if let Some(told_ms) = self.told_ms.get_mut(&(*node, *key)) {
+                    *told_ms = u64::MAX;
                 }
             }
             Seen::ContextChanged { node, last, until_unix_ms } => {
@@ -159,6 +208,7 @@ impl Checker for Durability {
                 let promise = Promise { least_ms: until_ms, most_ms: until_ms };
                 self.contexts.insert((*node, *last), promise);
             }
+            Seen::Left { node, unix_ms } => self.leave(*node, *unix_ms)?,
             Seen::DiskRotted { node, keys } => {
                 self.rotted.extend(keys.iter().map(|key| (*node, *key)));
             }

@@ -5,10 +5,12 @@
 mod answers;
 mod bytes;
 mod chains;
+mod drains;
 mod durability;
 mod generations;
 mod leases;
 mod namespaces;
+mod objects;
 mod reads;
 mod reuse;
 mod transactions;
@@ -84,6 +86,8 @@ impl Books {
             Box::new(chains::Chains::new(Rc::clone(truth))),
             Box::<transactions::Transactions>::default(),
             Box::<generations::Generations>::default(),
+            Box::<drains::Drains>::default(),
+            Box::<objects::Objects>::default(),
         ];
         Books {
             checkers,

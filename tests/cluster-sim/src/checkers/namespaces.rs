@@ -23,7 +23,11 @@ impl Checker for Namespaces {
     }
 
     fn see(&mut self, _now_us: u64, seen: &Seen) -> Result<(), String> {
-        let Seen::Held { at, share, namespace, keys } = seen else { return Ok(()) };
+        let (at, share, namespace, keys) = match seen {
+            Seen::Held { at, share, namespace, keys } => (at, share.to_string(), namespace, keys),
+            Seen::Found { at, namespace, keys } => (at, "a client".to_owned(), namespace, keys),
+            _ => return Ok(()),
+        };
         let foreign = keys.iter().find(|key| {
             self.truth.blocks.get(*key).is_some_and(|block| block.namespace != *namespace)
         });

@@ -25,6 +25,11 @@ impl Checker for Reads {
             Seen::ReadEnded { at, reader } => {
                 self.open.remove(&(*at, *reader));
             }
+            Seen::ClientGone { at, epoch } => {
+                let is_its =
+                    |reader: &Reader| matches!(reader, Reader::Client(of, _) if of == epoch);
+                self.open.retain(|(of, reader), _| of != at || !is_its(reader));
+            }
             Seen::GivenOut { at, place: Place::Slot(slot), to } => {
                 let of_node = self.open.iter().filter(|((of, _), _)| of == at);
                 for ((_, reader), slots) in of_node {

@@ -61,8 +61,9 @@ impl Running {
                 leg.pages.set_whole(page, slot, checksums);
             }
             leg.cached_pages = leg.cached_pages.max(cached_blocks);
+            let held_blocks = leg.cached_pages;
             self.stops.forget(share);
-            self.answer_settling(context, share);
+            self.answer_settling(context, share, held_blocks);
             self.tell_ready(context, share);
             self.pump(context, share);
         }
@@ -166,12 +167,14 @@ impl Running {
         from: Caller,
     ) {
         let leg = self.legs.get_mut(&share);
+        let cached_pages = leg.as_ref().map_or(0, |leg| leg.cached_pages);
         let incoming = leg.and_then(|leg| leg.incoming.as_mut());
         let Some(incoming) = incoming.filter(|_| share.side == Side::Prefill) else {
             return self.answer(context, from, Reply::Refused("the share has no fetch".into()));
         };
         if !matches!(incoming.state, IncomingState::Waiting) {
-            return self.answer(context, from, Reply::Committed);
+            self.answer(context, from, Reply::Committed { held_blocks: cached_pages });
+            return self.release_replica(context, share);
         }
         let pages = incoming.pages.len() as u32;
         let good_pages = good_blocks.min(pages);
@@ -207,16 +210,18 @@ impl Running {
                 leg.pages.set_whole(page, slot, checksums);
             }
             leg.cached_pages = leg.cached_pages.max(cached_blocks);
-            self.answer_settling(context, share);
+            self.answer_settling(context, share, cached_blocks);
         }
     }
 
-    fn answer_settling(&mut self, context: &mut Context, share: Share) {
+    fn answer_settling(&mut self, context: &mut Context, share: Share, held_blocks: u32) {
         let incoming = self.legs.get_mut(&share).and_then(|leg| leg.incoming.as_mut());
         let settling = incoming.and_then(|incoming| incoming.settling.take());
-        for caller in settling.into_iter().flat_map(|(_, callers)| callers) {
-            self.answer(context, caller, Reply::Committed);
+        let Some((_, callers)) = settling else { return };
+        for caller in callers {
+            self.answer(context, caller, Reply::Committed { held_blocks });
         }
+        self.release_replica(context, share);
     }
 }
 

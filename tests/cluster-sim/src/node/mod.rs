@@ -4,7 +4,9 @@
 mod arrivals;
 mod disk;
 mod engine_side;
+mod objects;
 mod pushes;
+mod replicas;
 mod shares;
 mod stops;
 mod writers;
@@ -21,7 +23,9 @@ use kvasir_blocks::moving::sent_pushes::SentPushes;
 use kvasir_blocks::moving::tail_space::{TailRange, TailSpace};
 use kvasir_blocks::moving::writer_stops::WriterStops;
 use kvasir_blocks::moving::writers::CutRound;
-use kvasir_blocks::{AbortReason, Allocate, AttachEpoch, Blocks, Counts, Eviction, Options};
+use kvasir_blocks::{
+    AbortReason, Allocate, AttachEpoch, Blocks, Counts, Eviction, Options, ReplicaOptions,
+};
 use kvasir_log::sim_disk::SimDisk;
 use kvasir_proto::{
     BlockKey, Generation, Namespace, Share, Side, SlotIndex, SlotLayout, Tenant, TxId,
@@ -41,6 +45,8 @@ use crate::random::Random;
 use crate::seen::{Held, Life, Listed, ListedContext, Owner, Place, Seen};
 
 pub use disk::Ssd;
+use objects::Clients;
+use replicas::Replication;
 use writers::{Of, Writers};
 
 /// Room for tails: of some seventy at once, since shares have at most one each.
@@ -113,6 +119,8 @@ struct Leg {
     tail: Option<Vec<u8>>,
     finished: bool,
     reading: bool,
+    /// Its blocks are copies to have.
+    replica: bool,
 }
 
 #[derive(Debug)]
@@ -160,6 +168,8 @@ pub struct Running {
     next_epoch: u32,
     pub ssd: Option<Ssd>,
     keeps: BTreeMap<u64, (Caller, Promise)>,
+    replication: Replication,
+    clients: Clients,
     next_push: u64,
     next_group: u64,
     next_hint: u64,
@@ -191,6 +201,8 @@ pub struct Node {
     /// Until when what is read of its disk may not be what lies there.
     pub disk_lies_until_us: u64,
     cuts_fail: bool,
+    /// Until then it shall drain and leave.
+    pub drains_until_us: u64,
 }
 
 impl Node {
@@ -207,6 +219,7 @@ impl Node {
             clock_ahead_ms: 0,
             disk_lies_until_us: 0,
             cuts_fail: false,
+            drains_until_us: 0,
         }
     }
 
@@ -265,6 +278,16 @@ impl Node {
             sink_ahead_percent: 40,
             prefetch_chains_max: 4,
             prefetch_spares_ms: 20,
+            replicas: ReplicaOptions {
+                copies_max: 2,
+                asked_max: 4,
+                hot_asks: 2,
+                hot_window_ms: 600,
+                hot_pushes: 1 + (context.plan.seed % 2) as usize,
+                hot_again_ms: 200,
+                hot_chains_max: 4,
+                retry_ms: 30,
+            },
             ..Options::default()
         };
         let mut running = Running {
@@ -284,6 +307,8 @@ impl Node {
             next_epoch: 0,
             ssd: None,
             keeps: BTreeMap::new(),
+            replication: Replication::default(),
+            clients: Clients::default(),
             next_push: 1,
             next_group: 1,
             next_hint: 0,
@@ -328,6 +353,38 @@ impl Node {
         let keys = disk::on_disk(&disk, context).into_iter().map(|(_, key)| key).collect();
         context.see(Seen::OnDisk { node: self.index, keys });
         self.disk = Some(disk);
+    }
+
+    /// It has said that it has drained: it is taken away, and its disk with it. Another host without
+    /// anything may come in its place.
+    pub fn leave_for_good(&mut self, context: &mut Context, network: &SimNetwork) {
+        let Some(running) = self.running.take() else { return };
+        network.kill(&running.transfer);
+        let unix_ms = self.unix_ms(context);
+        context.covers("a drained node leaves");
+        context.see(Seen::Crashed { at: self.at() });
+        context.see(Seen::Left { node: self.index, unix_ms });
+        let seed = context.chance("disk", self.index as u64, self.life.into()).draw();
+        self.disk = self.plan.has_ssd.then(|| SimDisk::new(disk::DISK_BYTES, seed));
+    }
+
+    /// Begins to drain, also again after a crash, as long as it is wanted.
+    pub fn look_after_drain(&mut self, context: &mut Context) {
+        if let Some(running) = &mut self.running
+            && context.now_us < self.drains_until_us
+            && !running.blocks.is_draining()
+        {
+            running.begin_drain(context);
+        }
+    }
+
+    /// It shall stay after all.
+    pub fn stop_drain(&mut self, context: &mut Context, network: &SimNetwork) {
+        self.drains_until_us = 0;
+        match &mut self.running {
+            Some(running) => drop(running.stop_drain(context)),
+            None => self.start(context, network),
+        }
     }
 
     /// From now on cutting off takes long and fails here, or no longer so.
@@ -416,9 +473,12 @@ impl Running {
             self.blocks.handle_timeout(now_ms);
         }
         self.look_after_engine_stops(context);
+        self.look_after_clients(context);
         self.look_after_stops(context);
         self.look_through_memory(context);
         self.tick_disk(context, unix_ms);
+        self.run_actions(context);
+        self.plan_copies(context);
         self.run_actions(context);
     }
 
@@ -616,6 +676,8 @@ impl Running {
             ("tails", self.tail_space.taken_bytes() as usize),
             ("writers", self.writers.count()),
             ("keeps", self.keeps.len()),
+            ("copies", self.replication.copies()),
+            ("clients", self.clients.count()),
             ("shares", counts.shares as usize),
             ("pins", counts.pins as usize),
             ("locks", (counts.allocated + counts.rising + counts.leaving) as usize),

@@ -4,15 +4,14 @@ use kvasir_blocks::moving::pages::Pages;
 use kvasir_blocks::moving::tail;
 use kvasir_blocks::moving::tail_space::TailRange;
 use kvasir_blocks::{
-    AbortOutcome, AbortReason, Action, Allocate, AllocateError, Allocated, ContextName,
-    KeepRequest, Prefetched,
+    Action, Allocate, AllocateError, Allocated, ContextName, KeepRequest, Prefetched,
 };
-use kvasir_proto::{BlockKey, Imm, Namespace, Share, Side, SlotIndex, Tenant, TxId};
+use kvasir_proto::{BlockKey, Imm, Namespace, Share, Side, SlotIndex, TxId};
 use kvasir_transfer::Completion;
 use kvasir_transfer::engine::Expect;
 
 use super::{End, Incoming, IncomingState, LEASE_MS_MAX, Leg, Promise, Running};
-use crate::calls::{AllocateCall, Call, Caller, Reply, Targets, ToEngine};
+use crate::calls::{AllocateCall, Call, Caller, Party, Reply, Targets, Term, ToEngine};
 use crate::content::{BLOCK_TOKENS, LAYERS};
 use crate::context::{Context, Event};
 use crate::seen::{Owner, Place, Seen};
@@ -30,27 +29,34 @@ impl Running {
                 self.commit(context, share, good_blocks, source_lost, from);
             }
             Call::Abort { share } => {
-                let reason = AbortReason::Asked(String::new());
-                let outcome = self.blocks.abort(context.now_ms(), share, reason);
-                if outcome == AbortOutcome::Tombstoned {
-                    context.covers("a tombstone is left");
-                    context.see(Seen::Tombstoned { at: self.at, share });
-                }
+                self.abort_share(context, share);
                 self.answer(context, from, Reply::Done);
             }
             Call::Renew { shares, lease_ms } => {
+                let mut all = true;
                 for share in shares {
-                    self.renew(context, share, lease_ms);
+                    all &= self.renew(context, share, lease_ms);
                 }
-                self.answer(context, from, Reply::Done);
+                self.answer(context, from, Reply::Renewed { all });
             }
             Call::Prefetch { namespace, keys } => {
                 self.prefetch(context, namespace, &keys);
                 self.answer(context, from, Reply::Done);
             }
-            Call::Keep { namespace, keys, tenant, ttl_ms } => {
-                let until_unix_ms = unix_ms + ttl_ms;
-                self.keep(context, from, (namespace, keys, tenant), until_unix_ms);
+            Call::Keep { namespace, keys, tenant, term } => {
+                let (until_unix_ms, since_unix_ms) = match term {
+                    Term::Ttl { ttl_ms } => (unix_ms + ttl_ms, Some(unix_ms)),
+                    Term::Until { until_unix_ms, since_unix_ms } => (until_unix_ms, since_unix_ms),
+                };
+                let wanted = KeepRequest { namespace, keys, tenant, until_unix_ms, since_unix_ms };
+                self.keep(context, from, &wanted);
+            }
+            Call::Replicate { namespace, keys, to } => {
+                self.replicate(context, from, (namespace, &keys, to));
+            }
+            Call::Describe => {
+                let reply = self.describe(context);
+                self.answer(context, from, reply);
             }
             Call::Change { context: name, ttl_ms } => {
                 let until_unix_ms = ttl_ms.map(|ttl_ms| unix_ms + ttl_ms);
@@ -67,18 +73,26 @@ impl Running {
     }
 
     pub(super) fn answer(&self, context: &mut Context, to: Caller, reply: Reply) {
-        context.send(&Event::Reply { to, reply });
-    }
-
-    pub(super) fn renew(&mut self, context: &mut Context, share: Share, lease_ms: u64) {
-        if self.blocks.renew(context.now_ms(), share, lease_ms).is_ok() {
-            context.see(Seen::Renewed { at: self.at, share, lease_ms });
+        match to.who {
+            // Its own: nothing is between.
+            Party::Node(node) if node == self.at.node => {
+                context.after(1, Event::Reply { to, reply });
+            }
+            _ => context.send(&Event::Reply { to, reply }),
         }
     }
 
-    fn allocate(&mut self, context: &mut Context, call: &AllocateCall) -> Reply {
+    pub(super) fn renew(&mut self, context: &mut Context, share: Share, lease_ms: u64) -> bool {
+        let renewed = self.blocks.renew(context.now_ms(), share, lease_ms).is_ok();
+        if renewed {
+            context.see(Seen::Renewed { at: self.at, share, lease_ms });
+        }
+        renewed
+    }
+
+    pub(super) fn allocate(&mut self, context: &mut Context, call: &AllocateCall) -> Reply {
         let share = call.share;
-        if share.side != Side::Source && self.engine.is_none() {
+        if share.side != Side::Source && self.engine.is_none() && !call.is_replica {
             return Reply::Refused("no engine is attached".into());
         }
         let wanted = Allocate {
@@ -118,16 +132,42 @@ impl Running {
         };
         match self.blocks.allocate(now_ms, &wanted) {
             Ok(allocated) => {
+                let held = &wanted.keys[..allocated.held_blocks as usize];
+                self.note_asked(context, share, (wanted.namespace, held));
                 self.open_leg(context, &wanted, &allocated, reserved);
-                self.allocate_reply(share)
+                let reply = self.allocate_reply(share);
+                if call.is_replica {
+                    self.open_replica(context, share);
+                }
+                reply
             }
             Err(error) => {
-                if matches!(error, AllocateError::Tombstoned) {
-                    context.covers("a tombstone is met");
+                match error {
+                    AllocateError::Tombstoned => context.covers("a tombstone is met"),
+                    AllocateError::Draining => context.covers("a draining node takes no work"),
+                    _ => {}
                 }
                 self.unreserve(reserved);
                 Reply::Refused(error.to_string())
             }
+        }
+    }
+
+    /// A share whose blocks are copies to have: nobody computes anything, so that it is over when nothing
+    /// more comes.
+    fn open_replica(&mut self, context: &mut Context, share: Share) {
+        let Some(leg) = self.legs.get_mut(&share) else { return };
+        leg.replica = true;
+        if leg.incoming.is_none() {
+            self.release_replica(context, share);
+        }
+    }
+
+    /// All of a copy that comes has come.
+    pub(super) fn release_replica(&mut self, context: &mut Context, share: Share) {
+        if self.legs.get(&share).is_some_and(|leg| leg.replica) {
+            // Refused when it has ended already.
+            let _ = self.blocks.release(context.now_ms(), share);
         }
     }
 
@@ -186,6 +226,7 @@ impl Running {
             tail: None,
             finished: false,
             reading: false,
+            replica: false,
         };
         self.legs.insert(share, leg);
         self.set_cached(share, allocated.held_blocks - allocated.rising_blocks);
@@ -273,23 +314,11 @@ impl Running {
         }
     }
 
-    fn keep(
-        &mut self,
-        context: &mut Context,
-        from: Caller,
-        (namespace, keys, tenant): (Namespace, Vec<BlockKey>, Tenant),
-        until_unix_ms: u64,
-    ) {
-        let wanted = KeepRequest {
-            namespace,
-            keys: keys.clone(),
-            tenant,
-            until_unix_ms,
-            since_unix_ms: Some(context.now_ms()),
-        };
-        match self.blocks.keep(context.now_ms(), &wanted) {
+    fn keep(&mut self, context: &mut Context, from: Caller, wanted: &KeepRequest) {
+        match self.blocks.keep(context.now_ms(), wanted) {
             Ok(keep) => {
-                let node = self.at.node;
+                let (node, keys, until_unix_ms) =
+                    (self.at.node, wanted.keys.clone(), wanted.until_unix_ms);
                 context.see(Seen::KeepAsked { node, keys: keys.clone(), until_unix_ms });
                 self.keeps.insert(keep, (from, Promise::Keep { keys, until_unix_ms }));
             }
@@ -326,15 +355,15 @@ impl Running {
             (Some(blocks), Promise::Keep { mut keys, until_unix_ms }) => {
                 keys.truncate(blocks as usize);
                 context.see(Seen::Kept { node, keys, until_unix_ms });
-                Reply::Kept
+                Reply::Kept { kept_blocks: blocks }
             }
-            (Some(_), Promise::Change { last, until_unix_ms }) => {
+            (Some(kept_blocks), Promise::Change { last, until_unix_ms }) => {
                 context.covers(match until_unix_ms {
                     Some(_) => "a context gets another time",
                     None => "a context is dropped",
                 });
                 context.see(Seen::ContextChanged { node, last, until_unix_ms });
-                Reply::Kept
+                Reply::Kept { kept_blocks }
             }
             (None, _) => Reply::Refused("the SSD did not take all of it".into()),
         };
@@ -354,7 +383,11 @@ impl Running {
         while let Some(action) = self.blocks.poll_action() {
             match action {
                 Action::Bound { share, epoch, bound } => self.bound(context, share, epoch, bound),
-                Action::StopEngine { share, epoch, .. } => self.stop_engine(context, share, epoch),
+                Action::StopEngine { share, epoch, .. } => {
+                    if !self.stop_client(context, share) {
+                        self.stop_engine(context, share, epoch);
+                    }
+                }
                 Action::StopWriter { share } => self.stop_writer(context, share),
                 Action::StopPush { share } => self.stop_push(context, share),
                 Action::CancelImm { .. } => {}
@@ -369,9 +402,15 @@ impl Running {
                 }
                 Action::Forget { key } => self.forget(context, key),
                 Action::Risen { share, blocks, is_all } => {
-                    self.source_risen(context, share, blocks, is_all);
+                    if !is_all || !self.object_risen(context, share) {
+                        self.source_risen(context, share, blocks, is_all);
+                    }
                 }
-                Action::Kept { keep, blocks, mark: _ } => self.keep_ended(context, keep, blocks),
+                Action::Kept { keep, blocks, mark: _ } => {
+                    if !self.object_kept(context, keep, blocks) {
+                        self.keep_ended(context, keep, blocks);
+                    }
+                }
                 Action::Upload { .. } | Action::Download { .. } | Action::Discard { .. } => {
                     unreachable!("no node of a simulated cluster has an object store")
                 }

@@ -245,6 +245,8 @@ pub(super) struct DecodeForm {
     #[serde(with = "exact")]
     sequence_us: f64,
     #[serde(with = "exact")]
+    token_us: f64,
+    #[serde(with = "exact")]
     scale: f64,
     #[serde(with = "exact")]
     answer_us: f64,

@@ -21,7 +21,7 @@ use crate::ports::Clock;
 use crate::sampling::Sampling;
 use crate::scheduler::answer::AnswerOptions;
 use crate::scheduler::sequence::Leg;
-use crate::scheduler::{CheckedRequest, Job, Scheduler, SchedulerOptions, Shared};
+use crate::scheduler::{CheckedRequest, ChunkRequest, Job, Scheduler, SchedulerOptions, Shared};
 use crate::tail::EngineTail;
 use crate::text::TextOptions;
 
@@ -70,6 +70,7 @@ pub struct Ask {
     pub prompt_tokens: u32,
     pub answer: AnswerOptions,
     pub rank_delay_us: u64,
+    pub chunks: Vec<ChunkRequest>,
 }
 
 impl Ask {
@@ -89,7 +90,7 @@ impl Ask {
             logprobs: None,
             text: TextOptions::default(),
         };
-        Ask { serial, leg, prompt_tokens, answer, rank_delay_us: 0 }
+        Ask { serial, leg, prompt_tokens, answer, rank_delay_us: 0, chunks: Vec::new() }
     }
 
     pub fn share(&self) -> Share {
@@ -207,11 +208,13 @@ impl Bench {
             answer: ask.answer.clone(),
             namespace: (ask.leg != Leg::Prefill).then_some(NAMESPACE),
             routed: Vec::new(),
+            chunks: ask.chunks.clone(),
             rank_delay_us: ask.rank_delay_us,
         };
         let tokens = if ask.leg == Leg::Decode { 0 } else { ask.prompt_tokens };
         let admitted = self.scheduler.shared.admission.try_admit(tokens).expect("room");
-        let job = Job { request, events: sink, admitted, received_us: 1, routed: None };
+        let (routed, places) = (None, request.places(PAGE));
+        let job = Job { request, events: sink, admitted, received_us: 1, routed, places };
         self.scheduler.accept(job).expect("the node is there");
         Caller { events }
     }

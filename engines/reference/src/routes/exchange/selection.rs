@@ -1,0 +1,245 @@
+//! The two exchanges of a layer under selection. First each holder says which of its rows score best for each
+//! token; then those that were chosen among everybody's are attended where they lie. Tokens that chose nothing
+//! of a holder are not sent to it.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use kvasir_attention::{Candidate, Partial};
+use kvasir_route::Part;
+use kvasir_route::requester::{
+    DispatchError, Flight, IndexRows, IndexShape, QueryShape, SelectedRows, Session,
+};
+use kvasir_route::wire::Best;
+
+use super::{Exchange, Message, Place, WRITE_DEADLINE_MIN, add, part_of};
+use crate::model::{IndexQueries, LayerQueries, SequenceQueries};
+use crate::routes::RoutedSpan;
+
+/// What is under way.
+#[derive(Debug, Default)]
+pub struct Selecting {
+    scores: Vec<(Flight<Best>, Vec<Place>)>,
+    /// Holders were asked for scores of this layer.
+    has_scored: bool,
+    /// The layer's queries were sent with chosen rows.
+    pub is_sent: bool,
+    /// With the tokens that each part is of.
+    partials: Vec<(Flight, Vec<Chosen>)>,
+    /// Query rows of each sequence and hole, and of a token.
+    rows: Vec<usize>,
+    heads: usize,
+    d_v: usize,
+}
+
+/// Tokens that attend something of a span.
+#[derive(Debug, Clone)]
+struct Chosen {
+    place: Place,
+    tokens: Vec<usize>,
+}
+
+/// Each span with its rows among those of its hole.
+fn with_rows(spans: &[RoutedSpan]) -> impl Iterator<Item = (usize, &RoutedSpan, Range<u32>)> {
+    let mut end = 0;
+    spans.iter().enumerate().map(move |(n, span)| {
+        let start = end;
+        end += span.rows;
+        (n, span, start..end)
+    })
+}
+
+/// What one token attends of a hole, within these rows of it and numbered from the first of them on.
+fn within(selected: &[u32], rows: &Range<u32>) -> Vec<u32> {
+    let from = selected.partition_point(|row| *row < rows.start);
+    let to = selected.partition_point(|row| *row < rows.end);
+    selected[from..to].iter().map(|row| row - rows.start).collect()
+}
+
+/// A part of a message that owns what it sends.
+struct Sent {
+    part: Part,
+    values: Vec<f32>,
+    lists: Vec<Vec<u32>>,
+}
+
+impl Sent {
+    fn lists(&self) -> Vec<&[u32]> {
+        self.lists.iter().map(Vec::as_slice).collect()
+    }
+}
+
+impl<'a> Exchange<'a> {
+    pub(super) fn send_scores(&mut self, queries: &IndexQueries<'_>) {
+        self.sent_at = Instant::now();
+        let asked = queries.sequences.iter().map(|queries| (queries.sequence, queries.hole));
+        self.asked = asked.collect();
+        let mut messages: Vec<Message<IndexRows<'_>, Place>> = Vec::new();
+        for (at, asked) in queries.sequences.iter().enumerate() {
+            let Some(spans) = self.spans_of(asked.sequence, asked.hole) else { continue };
+            for (span, routed) in spans.iter().enumerate() {
+                let part = part_of(routed, asked.weights.len());
+                let part = IndexRows { part, values: asked.values, weights: asked.weights };
+                add(&mut messages, &routed.session, part, Place { asked: at, span });
+            }
+        }
+        let shape = IndexShape {
+            step: self.step,
+            layer: queries.layer as u32,
+            heads: queries.heads as u32,
+            width: queries.width as u32,
+            topk: queries.topk as u32,
+        };
+        let deadline = self.options.deadline.max(WRITE_DEADLINE_MIN);
+        for Message { session, parts, places } in messages {
+            match session.dispatch_scores(&shape, &parts, deadline) {
+                Ok(flight) => self.selecting.scores.push((flight, places)),
+                Err(error) => self.fail(&places, &error),
+            }
+        }
+        self.selecting.has_scored = !self.selecting.scores.is_empty();
+    }
+
+    pub(super) fn receive_best(&mut self) -> Vec<Option<Vec<Vec<Candidate>>>> {
+        let sent = std::mem::take(&mut self.selecting.scores);
+        let mut best: Vec<Vec<Vec<Candidate>>> = vec![Vec::new(); self.asked.len()];
+        self.each_part(sent, |exchange, place, part: Best| {
+            let (sequence, hole) = exchange.asked[place.asked];
+            let spans = exchange.spans(sequence, hole).unwrap_or_default();
+            let Some((_, _, rows)) = with_rows(spans).nth(place.span) else { return };
+            let all = &mut best[place.asked];
+            all.resize_with(part.0.len(), Vec::new);
+            for (all, found) in all.iter_mut().zip(part.0) {
+                let row = |row: u32| rows.start + row;
+                all.extend(found.iter().map(|found| Candidate { row: row(found.row), ..*found }));
+            }
+        });
+        self.took += self.sent_at.elapsed();
+        let known =
+            |(best, &(sequence, _)): (_, &(usize, usize))| (!self.failed[sequence]).then_some(best);
+        best.into_iter().zip(&self.asked).map(known).collect()
+    }
+
+    pub(super) fn send_selected(&mut self, queries: &LayerQueries<'_>) {
+        let tokens = |asked: &SequenceQueries<'_>| asked.selected.map_or(0, <[_]>::len);
+        let rows = |asked: &SequenceQueries<'_>| asked.values.len() / queries.d_qk;
+        let first = queries.sequences.iter().find(|asked| tokens(asked) > 0);
+        let heads = first.map_or(1, |asked| rows(asked) / tokens(asked));
+        self.selecting.is_sent = true;
+        self.selecting.rows = queries.sequences.iter().map(rows).collect();
+        (self.selecting.heads, self.selecting.d_v) = (heads, queries.d_v);
+        let mut messages: Vec<Message<Sent, Chosen>> = Vec::new();
+        for (at, asked) in queries.sequences.iter().enumerate() {
+            let Some(spans) = self.spans_of(asked.sequence, asked.hole) else { continue };
+            let lists = asked.selected.unwrap_or_default();
+            for (span, routed, rows) in with_rows(spans) {
+                let of_token = |list: &Vec<u32>| within(list, &rows);
+                let chosen: Vec<(usize, Vec<u32>)> = lists
+                    .iter()
+                    .map(of_token)
+                    .enumerate()
+                    .filter(|(_, list)| !list.is_empty())
+                    .collect();
+                if chosen.is_empty() {
+                    continue;
+                }
+                let width = heads * queries.d_qk;
+                let values =
+                    chosen.iter().flat_map(|(token, _)| &asked.values[token * width..][..width]);
+                let values: Vec<f32> = values.copied().collect();
+                let part = part_of(routed, chosen.len() * heads);
+                let (tokens, lists) = chosen.into_iter().unzip();
+                let place = Chosen { place: Place { asked: at, span }, tokens };
+                add(&mut messages, &routed.session, Sent { part, values, lists }, place);
+            }
+        }
+        let shape = QueryShape {
+            step: self.step,
+            layer: queries.layer as u32,
+            dtype: self.options.dtype,
+            d_qk: queries.d_qk as u32,
+            d_v: queries.d_v as u32,
+            scale: queries.scale,
+        };
+        for Message { session, parts, places } in messages {
+            match self.dispatch(&session, &shape, &parts) {
+                Ok(flight) => self.selecting.partials.push((flight, places)),
+                Err(error) => {
+                    let places: Vec<Place> = places.iter().map(|chosen| chosen.place).collect();
+                    self.fail(&places, &error);
+                }
+            }
+        }
+    }
+
+    fn dispatch(
+        &self,
+        session: &Arc<Session>,
+        shape: &QueryShape,
+        parts: &[Sent],
+    ) -> Result<Flight, DispatchError> {
+        let lists: Vec<Vec<&[u32]>> = parts.iter().map(Sent::lists).collect();
+        let rows: Vec<SelectedRows<'_>> = (parts.iter().zip(&lists))
+            .map(|(sent, lists)| SelectedRows {
+                part: sent.part,
+                values: &sent.values,
+                selected: lists,
+            })
+            .collect();
+        let deadline = self.options.deadline.max(WRITE_DEADLINE_MIN);
+        session.dispatch_selected(shape, self.selecting.heads as u32, &rows, deadline)
+    }
+
+    pub(super) fn receive_selected(&mut self) -> Vec<Option<Vec<Partial>>> {
+        let sent = std::mem::take(&mut self.selecting.partials);
+        let (heads, d_v) = (self.selecting.heads, self.selecting.d_v);
+        let was_asked = !sent.is_empty() || self.selecting.has_scored;
+        // Over nothing, where nothing was chosen.
+        let empty = |(&(sequence, hole), &rows): (&(usize, usize), &usize)| {
+            let spans = self.spans(sequence, hole).map_or(0, <[_]>::len);
+            vec![Some(Partial::empty(rows, d_v)); spans]
+        };
+        let mut partials: Vec<Vec<Option<Partial>>> =
+            self.asked.iter().zip(&self.selecting.rows).map(empty).collect();
+        let mut tokens: Vec<Chosen> = Vec::new();
+        let flights = sent.into_iter().map(|(flight, chosen)| {
+            let places = chosen.iter().map(|chosen| chosen.place).collect();
+            tokens.extend(chosen);
+            (flight, places)
+        });
+        let flights: Vec<(Flight, Vec<Place>)> = flights.collect();
+        self.each_part(flights, |_, place, part: Partial| {
+            let of_place = |chosen: &&Chosen| chosen.place == place;
+            let Some(chosen) = tokens.iter().find(of_place) else { return };
+            let Some(all) = &mut partials[place.asked][place.span] else { return };
+            for (at, token) in chosen.tokens.iter().enumerate() {
+                let (from, to) = (at * heads, token * heads);
+                all.o[to * d_v..(to + heads) * d_v]
+                    .copy_from_slice(&part.o[from * d_v..(from + heads) * d_v]);
+                all.m[to..to + heads].copy_from_slice(&part.m[from..from + heads]);
+                all.l[to..to + heads].copy_from_slice(&part.l[from..from + heads]);
+            }
+        });
+        if was_asked {
+            self.layers += 1;
+            self.took += self.sent_at.elapsed();
+        }
+        (self.selecting.is_sent, self.selecting.has_scored) = (false, false);
+        self.whole(partials)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_chosen_of_a_hole_is_dealt_out_to_its_spans() {
+        let selected = [0, 3, 63, 64, 70, 200];
+        assert_eq!(within(&selected, &(0..64)), [0, 3, 63]);
+        assert_eq!(within(&selected, &(64..128)), [0, 6]);
+        assert_eq!(within(&selected, &(128..192)), [0; 0]);
+        assert_eq!(within(&selected, &(192..256)), [8]);
+    }
+}
