@@ -3,14 +3,13 @@
 
 mod support;
 
-use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
 use support::answers::{cached_tokens, check_case, reusable_tokens};
 use support::cluster::{Cluster, KVASIR};
 use support::vectors::{BLOCK_TOKENS, Case, Variant};
-use support::{eventually, lose_cache};
+use support::{eventually, lose_cache, own_address};
 
 const CONTEXTS: &str = "/v1/contexts";
 const TTL_S: u64 = 5_000;
@@ -168,10 +167,10 @@ impl Keyed {
         std::fs::write(&keys_file, keys).expect("written");
         let config = std::fs::read_to_string(cluster.run_dir().join("conductor.toml"));
         let mut config: toml::Table = config.expect("its file").parse().expect("TOML");
-        let address = free_address();
+        let address = own_address();
         config.insert("listen".into(), address.clone().into());
-        config.insert("grpc_listen".into(), free_address().into());
-        config.insert("watch_listen".into(), free_address().into());
+        config.insert("grpc_listen".into(), own_address().into());
+        config.insert("watch_listen".into(), own_address().into());
         config.insert("api_keys_file".into(), keys_file.to_str().expect("a path").into());
         let file = folder.path().join("conductor.toml");
         std::fs::write(&file, config.to_string()).expect("written");
@@ -210,12 +209,6 @@ impl Keyed {
             Err(_) => (0, Value::Null),
         }
     }
-}
-
-/// One that nobody uses now.
-fn free_address() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("bound").to_string()
 }
 
 #[tokio::test]

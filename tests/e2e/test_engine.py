@@ -3,7 +3,7 @@ found again, and read where it lies. The test is the conductor."""
 
 import hashlib
 import pathlib
-import socket
+import secrets
 import subprocess
 import sys
 import time
@@ -44,9 +44,8 @@ def pb(tmp_path_factory):
 
 @pytest.fixture
 def node(request, tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    # Of its own in the loopback network (all of 127.0.0.0/8): nobody else gets its port.
+    address = f"127.{1 + secrets.randbelow(127)}.{secrets.randbelow(256)}.{secrets.randbelow(256)}:7000"
     config = tmp_path / "store-node.toml"
     config.write_text(f"""
         listen = "{address}"

@@ -66,7 +66,10 @@ struct Server {
 
 impl Server {
     async fn start() -> Server {
-        Server::start_at("127.0.0.1:0").await
+        // One of its own in the loopback network (all of 127.0.0.0/8): nobody else gets a port there
+        // while the server is away.
+        let [a, b, c] = rand::random::<[u8; 3]>();
+        Server::start_at(&format!("127.{}.{b}.{c}:0", 1 + a % 127)).await
     }
 
     async fn start_at(address: &str) -> Server {

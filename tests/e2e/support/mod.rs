@@ -28,6 +28,13 @@ pub fn has_rdma() -> bool {
     is_named
 }
 
+/// Where a process listens that is killed and started again: of its own in the loopback network
+/// (all of 127.0.0.0/8), so that nobody else gets its port in between.
+pub fn own_address() -> String {
+    let [a, b, c] = rand::random::<[u8; 3]>();
+    format!("127.{}.{b}.{c}:7000", 1 + a % 127)
+}
+
 /// Asks again and again until it is so; panics with `what` when it has not become so in time. The
 /// time is a bound for a broken system, not something that is measured.
 pub async fn eventually<F>(what: &str, mut is_so: impl FnMut() -> F)

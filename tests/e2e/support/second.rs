@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use super::cluster::{Cluster, KVASIR};
-use super::eventually;
+use super::{eventually, own_address};
 
 #[derive(Debug)]
 pub struct Second {
@@ -22,8 +22,7 @@ impl Second {
         let text = std::fs::read_to_string(cluster.run_dir().join("conductor.toml"));
         let mut table: toml::Table = text.expect("its configuration").parse().expect("TOML");
         let mut address = |field: &str| {
-            let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-            let address = free.local_addr().expect("bound").to_string();
+            let address = own_address();
             table.insert(field.into(), address.clone().into());
             address
         };

@@ -57,6 +57,12 @@ pub struct Host {
     _dir: tempfile::TempDir,
 }
 
+/// An address of the loopback network (all of 127.0.0.0/8) that nobody else is given.
+fn own_loopback() -> Ipv4Addr {
+    let [a, b, c] = rand::random();
+    Ipv4Addr::new(127, 1 + a % 127, b, c)
+}
+
 impl Host {
     pub async fn start(role: Role) -> Self {
         // No wait for partials here ends by the time that is over.
@@ -73,7 +79,8 @@ impl Host {
         let dir = tempfile::tempdir().expect("a folder");
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let node_config = kvasir_store_node::Config {
-            listen: any,
+            // One of its own: no other test of this host gets a port there while the node is away.
+            listen: SocketAddr::from((own_loopback(), 0)),
             attach_dir: dir.path().join("node"),
             arena_bytes: 256 << 20,
             lease_ms_max: LEASE_MS,
