@@ -49,6 +49,8 @@ pub(crate) struct Metrics {
     pub tokens: IntCounterVec,
     /// Attempts after the first, by the phase in which the one before failed.
     pub retries: IntCounterVec,
+    /// Requests that waited for another one that brought the beginning of their prompt, by how that ended.
+    pub awaited: IntCounterVec,
     /// Transactions that were given up, by phase.
     pub abandoned: IntCounterVec,
     /// TxAbort calls by result.
@@ -183,6 +185,11 @@ impl Metrics {
                 "kvasir_conductor_retries_total",
                 "Further attempts at a request, by the phase in which the former one failed.",
                 &["phase"],
+            )?,
+            awaited: counters(
+                "kvasir_conductor_beginnings_awaited_total",
+                "Waits for another request that brought the beginning of the same prompt to the same node, by how they ended.",
+                &["outcome"],
             )?,
             abandoned: counters(
                 "kvasir_conductor_transactions_abandoned_total",

@@ -14,11 +14,14 @@ use std::time::Duration;
 use kvasir_proto::Side;
 use kvasir_proto::v1::generate_event::Event;
 use kvasir_proto::v1::{self, finished::Reason};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use super::Serving;
+use super::arrivals::{Lead, Outcome, Plan, Stage, Turn};
 use super::chunks::{self, Brought};
+use super::class::CacheClass;
 use super::fault::{Failure, Fault, FaultKind, engine_fault, node_fault};
 use super::fetch;
 use super::job::{Ended, FinishReason, Job, Prompt};
@@ -53,6 +56,7 @@ const BLAME_WITHIN: Duration = Duration::from_millis(200);
 /// Runs it to the end of the answer; all tokens have then been passed on.
 pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, Ended), Fault> {
     let Scene { serving, job, phase, .. } = scene;
+    let lead = begin(scene, &placed).await;
     let Placed { placement, prefill, decode, fetch, route, chunks, booking, .. } = placed;
     let (rank_delay_us, leave_ssd) = (placement.rank_delay_us, placement.leaves_ssd);
     phase.set(Phase::Allocating);
@@ -85,6 +89,10 @@ pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, End
     phase.set(if reserved.fetch.is_some() { Phase::Fetching } else { Phase::Prefilling });
 
     let cached = OnceLock::new();
+    let accepted = |tokens: u32| {
+        let _ = cached.set(tokens);
+        lead.iter().for_each(|lead| lead.reached(Stage::Fetched));
+    };
     let (answering, leg) = match &decode {
         Some(decode) => (decode, v1::Leg::Decode),
         None => (&prefill, v1::Leg::Whole),
@@ -98,6 +106,7 @@ pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, End
         renewal,
         pace,
         cached: &cached,
+        lead: lead.as_ref(),
         routed,
         brought,
         prefill: None,
@@ -111,7 +120,7 @@ pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, End
     let trace = job.trace.as_ref();
     let prefill_leg =
         Leg::new(&prefill, generate_request(scene, tx, v1::Leg::Prefill, rank_delay_us), trace);
-    let mut prefilling = pin!(legs::prefill(prefill_leg, &cached));
+    let mut prefilling = pin!(legs::prefill(prefill_leg, accepted));
     let mut prefilling_done = decode.is_none();
     let request = v1::GenerateRequest {
         routed: route.iter().map(|holder| routed_span(scene, tx, holder)).collect(),
@@ -143,9 +152,7 @@ pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, End
                 Side::Decode => return Err(not_renewed(scene, answering)),
             },
             event = answer.next() => match event {
-                Ok(Event::Accepted(accepted)) if decode.is_none() => {
-                    let _ = cached.set(accepted.cached_tokens);
-                }
+                Ok(Event::Accepted(event)) if decode.is_none() => accepted(event.cached_tokens),
                 Ok(Event::Accepted(_)) => {}
                 Ok(Event::Tokens(tokens)) => {
                     if !course.is_handed_over() {
@@ -183,6 +190,8 @@ struct Course<'a> {
     renewal: Option<Renewal>,
     pace: Pace,
     cached: &'a OnceLock<u32>,
+    /// Absent where others do not find what it brings.
+    lead: Option<&'a Lead<'a>>,
     /// A part of the prompt is attended elsewhere, or not computed in its place.
     routed: bool,
     brought: Brought<'a>,
@@ -240,17 +249,26 @@ impl Course<'_> {
         prefill: &EngineTarget,
     ) -> Result<(), Fault> {
         match prefilled {
-            Ok(finished) => self.prefill = self.booking.prefilled(measured(&finished)),
+            Ok(finished) => {
+                self.is_computed();
+                self.prefill = self.booking.prefilled(measured(&finished));
+            }
             Err(_) if self.is_handed_over() => {}
             Err(status) => return Err(engine_fault(self.scene, &status, prefill)),
         }
         Ok(())
     }
 
+    /// The prompt is: others find it.
+    fn is_computed(&self) {
+        self.lead.iter().for_each(|lead| lead.reached(Stage::Computed));
+    }
+
     /// Waits while the client takes nothing.
     async fn tokens(&mut self, tokens: v1::Tokens) -> Result<(), Failure> {
         let Scene { serving, job, phase, outlet, .. } = self.scene;
         if !self.is_handed_over() {
+            self.is_computed();
             phase.set(Phase::Decoding);
             self.renewal = None;
             self.booking.first_token();
@@ -293,6 +311,50 @@ impl Course<'_> {
         self.booking.complete(finished.answer_tokens);
         let (text, ended) = ending(finished, self.cached.get().copied().unwrap_or(0));
         (text, Ended { tbt_us, prefill: self.prefill, ..ended })
+    }
+}
+
+/// Of the time that a request has left, what it may wait for others.
+const AWAIT_SHARE: u32 = 4;
+
+/// Waits for others that bring the beginning of the same prompt to the same node, and says from then on that this
+/// one does. `None` where there is nothing to bring that others could find, or to find that others bring.
+async fn begin<'a>(scene: Scene<'a>, placed: &Placed) -> Option<Lead<'a>> {
+    let Scene { serving, job, prompt, phase, .. } = scene;
+    let Placed { placement, prefill, fetch, route, booking, .. } = placed;
+    if route.is_some() || !prompt.chunks().is_empty() {
+        return None;
+    }
+    let us = Duration::from_micros;
+    let mut plan = Plan {
+        node: prefill.node.node_id.clone(),
+        incarnation: prefill.node.incarnation,
+        keys: Arc::clone(prompt.keys()),
+        held_blocks: prefill.held_blocks as usize,
+        fetched_blocks: fetch.as_ref().map_or(0, |fetch| fetch.until_block as usize),
+        fetched_in: us(placement.transfer_us),
+        computed_in: us(placement.queue_us.max(placement.transfer_us) + placement.compute_us),
+        is_kept: job.cache != CacheClass::Ephemeral,
+    };
+    let remaining = job.deadline.saturating_duration_since(Instant::now());
+    let until = Instant::now() + remaining / AWAIT_SHARE;
+    loop {
+        match serving.arrivals.enter(&plan, Instant::now()) {
+            Turn::Leads(lead) => return Some(lead),
+            Turn::Follows(awaited) if Instant::now() < until => {
+                phase.set(Phase::Awaiting);
+                let awaited_blocks = awaited.blocks;
+                let tokens = awaited_blocks * prompt.block_tokens() as usize;
+                let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+                booking.revise(tokens.min(prompt.length().saturating_sub(1)));
+                let outcome = awaited.there(until).await;
+                serving.metrics.awaited.with_label_values(&[outcome.name()]).inc();
+                if outcome == Outcome::There {
+                    plan.held_blocks = awaited_blocks;
+                }
+            }
+            Turn::Follows(_) => return None,
+        }
     }
 }
 

@@ -68,7 +68,7 @@ impl Prompt {
         Prompt::new(tokens, named, model, Arc::clone(&self.tenant_salt))
     }
 
-    pub fn keys(&self) -> &[BlockKey] {
+    pub fn keys(&self) -> &Arc<[BlockKey]> {
         &self.keys
     }
 

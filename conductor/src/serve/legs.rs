@@ -1,7 +1,5 @@
 //! The calls to the engines. Dropping a leg cancels it there.
 
-use std::sync::OnceLock;
-
 use futures::future::BoxFuture;
 use kvasir_proto::v1::{self, generate_event::Event};
 use tonic::{Request, Response, Status, Streaming};
@@ -54,13 +52,12 @@ impl Leg {
     }
 }
 
-/// Runs a prefill leg to its end. `cached` is set as soon as the engine has accepted it.
-pub(super) async fn prefill(mut leg: Leg, cached: &OnceLock<u32>) -> Result<v1::Finished, Status> {
+/// Runs a prefill leg to its end. `accepted` is called as soon as the engine has accepted it, with the tokens
+/// that were cached.
+pub(super) async fn prefill(mut leg: Leg, accepted: impl Fn(u32)) -> Result<v1::Finished, Status> {
     loop {
         match leg.next().await? {
-            Event::Accepted(accepted) => {
-                let _ = cached.set(accepted.cached_tokens);
-            }
+            Event::Accepted(event) => accepted(event.cached_tokens),
             Event::Finished(finished) => return Ok(finished),
             // The decode side tells them.
             Event::Tokens(_) => {}

@@ -9,11 +9,13 @@
 //! 5. [`transaction`]: what an attempt holds on the nodes; dropped, it gives it all back
 //! 6. [`recorder`]: what was decided, and what came of it
 //! 7. [`schedule`]: decisions for callers with a front door of their own
-//! 8. [`reserve`], [`fetch`], [`chunks`], [`legs`], [`renewal`], [`abort`], [`fault`], [`pace`]: its parts
+//! 8. [`arrivals`]: what requests that begin alike bring once for all of them
+//! 9. [`reserve`], [`fetch`], [`chunks`], [`legs`], [`renewal`], [`abort`], [`fault`], [`pace`]: its parts
 //!
 //! No KV bytes are seen here; only ids, places and tokens.
 
 mod abort;
+mod arrivals;
 mod attempt;
 mod choice;
 mod chunks;
@@ -96,6 +98,7 @@ pub(crate) struct Serving {
     incarnation: u64,
     serial: AtomicU64,
     lines: Option<Arc<Lines>>,
+    arrivals: arrivals::Arrivals,
     permits: Arc<Semaphore>,
     /// Choices and aborts: what must end before the conductor does.
     tasks: TaskTracker,
@@ -115,6 +118,7 @@ impl Serving {
             cluster,
             options,
             lines,
+            arrivals: arrivals::Arrivals::default(),
             metrics,
             recorder: Arc::new(Recorder::new(
                 options.decisions_kept,

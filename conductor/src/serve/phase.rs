@@ -1,8 +1,8 @@
 //! Where a request is. One way forward, and out of every phase into the end:
 //!
 //! ```text
-//! [Waiting ->] Placing -> Allocating -> [Fetching ->] Prefilling -> Decoding -> Ended
-//!                 ^___________|_____________|_____________|_ _ _ _ _ _ _|   (another attempt)
+//! [Waiting ->] Placing [-> Awaiting] -> Allocating -> [Fetching ->] Prefilling -> Decoding -> Ended
+//!                 ^_________________________|_____________|_____________|_ _ _ _ _ _ _|   (another attempt)
 //! ```
 //!
 //! From Decoding only an answer that is not streamed goes back: nothing of it was sent.
@@ -11,6 +11,7 @@
 //! | --- | --- | --- |
 //! | Waiting | nothing; it has a place in a line | |
 //! | Placing | nothing | |
+//! | Awaiting | nothing; another request brings what it needs | |
 //! | Allocating | perhaps a share on each node | |
 //! | Fetching | prefill, decode and source share | conductor |
 //! | Prefilling | prefill and decode share | conductor |
@@ -25,6 +26,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 pub(crate) enum Phase {
     Waiting,
     Placing,
+    Awaiting,
     Allocating,
     Fetching,
     Prefilling,
@@ -33,9 +35,10 @@ pub(crate) enum Phase {
 }
 
 impl Phase {
-    const ALL: [Phase; 7] = [
+    const ALL: [Phase; 8] = [
         Phase::Waiting,
         Phase::Placing,
+        Phase::Awaiting,
         Phase::Allocating,
         Phase::Fetching,
         Phase::Prefilling,
@@ -48,6 +51,7 @@ impl Phase {
         match self {
             Phase::Waiting => "waiting for its turn",
             Phase::Placing => "placing",
+            Phase::Awaiting => "waiting for another that begins alike",
             Phase::Allocating => "allocating",
             Phase::Fetching => "fetching",
             Phase::Prefilling => "prefilling",
