@@ -8,9 +8,10 @@
 
 use kvasir_proto::ROUTED_CHUNKS_MAX;
 
-use crate::attend::{Decision, Way};
+use crate::attend::{Closed, Decision, Price, Way};
 use crate::decision::Chosen;
 use crate::index::PrefixMatch;
+use crate::routing::LayerDemand;
 
 /// Of chunks of one prompt, so many stay on other nodes at most.
 pub const ROUTED_MAX: usize = ROUTED_CHUNKS_MAX;
@@ -49,6 +50,10 @@ pub struct PlacedChunk {
     pub once_us: u64,
     /// Added to each step.
     pub step_us: u64,
+    /// What a layer of a step asks of who attends it.
+    pub(crate) layer: Option<LayerDemand>,
+    /// What comes with a fetch.
+    pub(crate) fetched_bytes: u64,
 }
 
 impl PlacedChunk {
@@ -62,6 +67,19 @@ impl PlacedChunk {
 
     pub fn is_routed(&self) -> bool {
         matches!(self.becomes, ChunkUse::Routed(_))
+    }
+
+    /// Room that it takes where the request is served: rows of its own, and a copy for others too.
+    pub(crate) fn slots(&self) -> u32 {
+        match self.becomes {
+            ChunkUse::Routed(_) => 0,
+            ChunkUse::Fetched(_) => self.blocks.saturating_mul(2),
+            ChunkUse::Here | ChunkUse::Computed => self.blocks,
+        }
+    }
+
+    pub fn is_fetched(&self) -> bool {
+        matches!(self.becomes, ChunkUse::Fetched(_))
     }
 
     pub fn is_computed(&self) -> bool {
@@ -84,8 +102,15 @@ pub(crate) fn routed_blocks(chunks: &[PlacedChunk]) -> u32 {
     chunks.iter().filter(|chunk| chunk.is_routed()).map(|chunk| chunk.blocks).sum()
 }
 
-/// The cheapest of the ways that are open, and that the caller leaves open.
+/// The cheapest of the ways that are open, and that the caller leaves open. Where rows that are here miss the
+/// objective between tokens whichever way they come, they come the cheapest way nevertheless.
 pub(crate) fn cheapest(decision: &Decision, is_open: impl Fn(Way) -> bool) -> Option<Way> {
-    let open = decision.prices.iter().filter(|price| price.closed.is_none() && is_open(price.way));
-    open.min_by(|a, b| a.total_us.total_cmp(&b.total_us)).map(|price| price.way)
+    let least = |is_open: &dyn Fn(&Price) -> bool| {
+        let open = decision.prices.iter().filter(|price| is_open(price));
+        open.min_by(|a, b| a.total_us.total_cmp(&b.total_us)).map(|price| price.way)
+    };
+    least(&|price| price.closed.is_none() && is_open(price.way)).or_else(|| {
+        let comes = |way: Way| matches!(way, Way::Fetch | Way::Recompute) && is_open(way);
+        least(&|price| price.closed == Some(Closed::TooSlow) && comes(price.way))
+    })
 }

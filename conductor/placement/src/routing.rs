@@ -183,10 +183,18 @@ impl RouteModel {
     /// A layer took `measured_us` in the mean.
     pub(crate) fn observe_layer(&mut self, demand: LayerDemand, measured_us: f64) {
         if measured_us.is_finite() && measured_us > 0.0 {
-            let LayerDemand { bytes, tokens, rows } = demand;
-            let beyond = (rows - self.flat_rows).max(0.0);
-            self.layer.observe([1.0, bytes, tokens, tokens * beyond], measured_us);
+            self.layer.observe(self.features(demand), measured_us);
         }
+    }
+
+    /// What such a layer takes by what is known.
+    pub(crate) fn layer_us(&self, demand: LayerDemand) -> f64 {
+        self.layer.predict(self.features(demand))
+    }
+
+    fn features(&self, LayerDemand { bytes, tokens, rows }: LayerDemand) -> [f64; 4] {
+        let beyond = (rows - self.flat_rows).max(0.0);
+        [1.0, bytes, tokens, tokens * beyond]
     }
 
     /// A step of so many sequences, with so many rows in each layer, all of them here.

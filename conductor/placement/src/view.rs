@@ -3,6 +3,7 @@
 //! [`crate::place()`] only reads. Names are resolved once, so that a decision compares numbers.
 
 mod decoding;
+mod fetches;
 mod members;
 mod recorded;
 mod roles;
@@ -22,10 +23,12 @@ use crate::decision::{Placement, Policy};
 use crate::growth::Growth;
 use crate::index::NodeIndex;
 use crate::queue::{DecodeBookings, PrefillBooking, PrefillQueue, left_share};
-use crate::routing::{LayerDemand, RouteModel, RoutedRows};
+use crate::routing::{RouteModel, RoutedRows};
 
 pub(crate) use decoding::Sent;
+use fetches::BookedFetch;
 pub use recorded::{Difference, FORM, Inputs, RecordedDecision, RecordedError};
+use routes::BookedRoute;
 
 /// Models that are remembered, at most. When there are more, those that nobody serves go first.
 const MODELS_MAX: usize = 256;
@@ -341,18 +344,6 @@ struct Taken {
     slots: u32,
 }
 
-/// A prefix that is attended elsewhere.
-#[derive(Debug, Clone, Copy)]
-struct BookedRoute {
-    source: InstanceRef,
-    /// What a layer of it asks.
-    layer: LayerDemand,
-    /// How many of its instance the source had beside it when it came.
-    companions: u32,
-    /// What it would take where the request decodes.
-    slots: u32,
-}
-
 /// What an instance did when an answer began there.
 #[derive(Debug, Clone, Copy)]
 struct Begun {
@@ -366,10 +357,9 @@ pub(crate) struct Booked {
     pub(crate) prefill: InstanceRef,
     pub(crate) decode: InstanceRef,
     prompt_tokens: u32,
-    fetch: Option<(InstanceRef, u64)>,
-    route: Option<BookedRoute>,
-    /// Who attends its chunks.
-    chunk_routes: Vec<InstanceRef>,
+    /// Copies under way, and parts that are attended elsewhere.
+    fetches: Vec<BookedFetch>,
+    routes: Vec<BookedRoute>,
     /// When the prompt is predicted to be computed, and then the answer to end.
     pub(crate) prefill_end_us: u64,
     pub(crate) end_us: u64,
@@ -532,39 +522,31 @@ impl ClusterView {
         let (prefill, decode) = (placement.prefill(), placement.decode());
         let prompt_blocks = placement.considered.prompt_blocks;
         let prefill_end_us = now_us.saturating_add(placement.predicted_ttft_us);
-        // What is attended elsewhere takes no slots here.
+        // What is here already takes no slots, nor does what is attended elsewhere: those are other blocks.
         let routed_blocks = placement.route.as_ref().map_or(0, |route| route.blocks)
             + routed_blocks(&placement.chunks);
+        let taken_blocks = decode.memory_blocks.saturating_add(routed_blocks);
         let prefill_slots = prompt_blocks.saturating_sub(prefill.memory_blocks);
         let mut booked = Booked {
             prefill: prefill.instance,
             decode: decode.instance,
             prompt_tokens: placement.considered.prompt_tokens,
-            fetch: placement.fetch.as_ref().map(|fetch| (fetch.source.instance, fetch.bytes)),
+            fetches: fetches::of(placement),
             prefill_end_us,
             end_us: prefill_end_us,
             handed_over_us: None,
             decode_load: Some(placement.decode_load),
             begun: None,
             prefill_slots: if placement.is_whole() { 0 } else { prefill_slots },
-            route: placement.route.as_ref().map(|route| BookedRoute {
-                source: route.source.instance,
-                layer: route.layer,
-                companions: 0,
-                slots: routed_blocks.saturating_sub(decode.memory_blocks),
-            }),
-            chunk_routes: routes::of_chunks(placement),
-            decode_slots: prompt_blocks.saturating_sub(decode.memory_blocks.max(routed_blocks)),
+            decode_slots: prompt_blocks.saturating_sub(taken_blocks),
+            routes: routes::of(placement),
             prefill_taken: Taken::default(),
             decode_taken: Taken::default(),
             growth: placement.growth,
         };
-        let ready_us = self.book_fetch(placement, now_us);
-        if let Some(route) = &mut booked.route {
+        let ready_us = self.begin_fetches(placement, &booked.fetches, now_us);
+        for route in &mut booked.routes {
             route.companions = self.begin_route(route.source, decode.instance);
-        }
-        for source in &booked.chunk_routes {
-            self.begin_route(*source, decode.instance);
         }
         let rank_stretch = self.policy.rank_stretch;
         if let Some(instance) = self.find(prefill.instance) {
@@ -591,40 +573,6 @@ impl ClusterView {
         self.bookings.insert(id, booked);
     }
 
-    /// Counts a fetch on both ways. Answers with when it is predicted to be over.
-    fn book_fetch(&mut self, placement: &Placement, now_us: u64) -> u64 {
-        let Some(fetch) = &placement.fetch else { return now_us };
-        let ready_us = now_us.saturating_add(placement.transfer_us);
-        let mut free_us = now_us;
-        if let Some(source) = self.find(fetch.source.instance) {
-            free_us = free_us.max(now_us.saturating_add(source.out_waits_us(now_us)));
-            source.bytes_out += fetch.bytes;
-        }
-        if let Some(target) = self.find(placement.prefill().instance) {
-            free_us = free_us.max(now_us.saturating_add(target.in_waits_us(now_us)));
-            free_us = free_us.saturating_add(target.link.occupied_us(fetch.bytes));
-            target.bytes_in += fetch.bytes;
-            target.in_free_us = free_us;
-        }
-        if let Some(source) = self.find(fetch.source.instance) {
-            source.out_free_us = free_us;
-        }
-        ready_us
-    }
-
-    /// Its prefix is not attended elsewhere after all: it takes slots where the request decodes.
-    pub fn unrouted(&mut self, id: BookingId) {
-        let Some(mut booked) = self.bookings.remove(&id) else { return };
-        if let Some(route) = booked.route.take() {
-            self.end_route(route.source, booked.decode);
-            booked.decode_slots = booked.decode_slots.saturating_add(route.slots);
-            if let Some(instance) = self.find(booked.decode) {
-                instance.take_slots(&mut booked.decode_taken, route.slots);
-            }
-        }
-        self.bookings.insert(id, booked);
-    }
-
     /// The node really holds, or will have fetched, this many leading tokens: the rest is to be
     /// computed. Corrects what is booked.
     pub fn revise(&mut self, id: BookingId, reused_tokens: u32) {
@@ -638,22 +586,6 @@ impl ClusterView {
         instance.prefills.revise(id, work);
     }
 
-    /// The fetch of this request has ended: `moved` are its bytes and time when it went well.
-    pub fn fetched(&mut self, id: BookingId, moved: Option<(u64, u64)>) {
-        let Some(booked) = self.bookings.get_mut(&id) else { return };
-        let prefill = booked.prefill;
-        let Some((source, bytes)) = booked.fetch.take() else { return };
-        if let Some(instance) = self.find(source) {
-            instance.bytes_out -= bytes;
-        }
-        if let Some(instance) = self.find(prefill) {
-            instance.bytes_in -= bytes;
-            if let Some((moved_bytes, moved_us)) = moved {
-                instance.link.observe(moved_bytes, moved_us);
-            }
-        }
-    }
-
     /// The prompt is computed and handed over. `measured` is what the engine said: computed
     /// tokens and its time for them. Answers with what that was predicted to be.
     pub fn prefilled(
@@ -662,7 +594,7 @@ impl ClusterView {
         measured: Option<(u32, u64)>,
         now_us: u64,
     ) -> Option<u64> {
-        self.fetched(id, None);
+        self.end_fetches(id);
         let booked = self.bookings.get_mut(&id)?;
         let first_time = booked.handed_over_us.is_none();
         booked.handed_over_us = Some(booked.handed_over_us.unwrap_or(now_us));
@@ -697,23 +629,6 @@ impl ClusterView {
             }
         }
         predicted_us
-    }
-
-    /// So many layers of decode steps were attended elsewhere, and took so long.
-    pub fn routed(&mut self, id: BookingId, layers: u32, routed_us: u64) {
-        let Some((route, requester)) =
-            self.bookings.get(&id).and_then(|booked| Some((booked.route?, booked.decode)))
-        else {
-            return;
-        };
-        // As many as were there at either end: who comes or goes between is not counted.
-        let now = self.find(route.source).map_or(1, |source| source.routes_of(requester));
-        let together = f64::from(now.max(route.companions + 1));
-        let LayerDemand { bytes, tokens, rows } = route.layer;
-        let demand = LayerDemand { bytes: together * bytes, tokens, rows: together * rows };
-        if let Some(routes) = &mut self.routes {
-            routes.observe_layer(demand, routed_us as f64 / f64::from(layers));
-        }
     }
 
     /// A step of an instance took so long. It says what rows here cost where all rows are here and nothing but
@@ -765,13 +680,10 @@ impl ClusterView {
     /// The request is over. When its answer reached its end, `completed` is how many tokens it has;
     /// otherwise it broke off, by a deadline or since its client has gone.
     pub fn unbook(&mut self, id: BookingId, completed: Option<u32>, now_us: u64) {
-        self.fetched(id, None);
+        self.end_fetches(id);
         let Some(booked) = self.bookings.remove(&id) else { return };
-        if let Some(route) = booked.route {
+        for route in &booked.routes {
             self.end_route(route.source, booked.decode);
-        }
-        for source in &booked.chunk_routes {
-            self.end_route(*source, booked.decode);
         }
         if let Some(instance) = self.find(booked.prefill) {
             instance.prefills.remove(id, now_us);

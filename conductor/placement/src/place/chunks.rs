@@ -1,10 +1,10 @@
 //! What becomes of a request's chunks, once it is known which instance serves it: see [`crate::chunks`].
 
 use super::Planner;
-use crate::attend::{Decision, Way};
+use crate::attend::Way;
 use crate::chunks::{AskedChunk, ChunkUse, PlacedChunk, ROUTED_MAX, cheapest};
 use crate::decision::{DecodeCandidate, PrefillCandidate};
-use crate::routing::Question;
+use crate::routing::{Attended, Question};
 use crate::view::{Instance, Role};
 
 impl Planner<'_> {
@@ -30,8 +30,7 @@ impl Planner<'_> {
     ) -> Vec<PlacedChunk> {
         let mut placed: Vec<PlacedChunk> = Vec::with_capacity(self.request.chunks.len());
         for chunk in self.request.chunks {
-            let routed = placed.iter().filter(|chunk| chunk.is_routed()).count();
-            placed.push(self.placed_chunk(chunk, prefill, decode, routed < ROUTED_MAX));
+            placed.push(self.placed_chunk(chunk, prefill, decode, &placed));
         }
         placed
     }
@@ -41,7 +40,7 @@ impl Planner<'_> {
         chunk: &AskedChunk,
         prefill: &PrefillCandidate,
         decode: &DecodeCandidate,
-        may_route: bool,
+        before: &[PlacedChunk],
     ) -> PlacedChunk {
         let AskedChunk { first_position, blocks, .. } = *chunk;
         let placed = |becomes, decision, once_us, step_us| PlacedChunk {
@@ -51,6 +50,8 @@ impl Planner<'_> {
             decision,
             once_us,
             step_us,
+            layer: None,
+            fetched_bytes: 0,
         };
         let instance = self.at(prefill.at);
         if is_with(chunk, instance) {
@@ -64,11 +65,19 @@ impl Planner<'_> {
             return placed(ChunkUse::Computed, None, 0, 0);
         };
         let chosen = || self.chosen(source as u32, blocks, blocks);
-        let fetch_us = self.transfer_us(source, instance, blocks);
+        // What is here of it is not sent.
+        let fetched_blocks = blocks - chunk.matched.memory_blocks(instance.report.node);
+        let fetch_us = self.transfer_us(source, instance, fetched_blocks);
         let recompute_us = instance.prefill_model.predict_us(self.tokens(blocks), 0);
-        let decision =
-            self.chunk_decision(chunk, source, (prefill, decode), (fetch_us, recompute_us));
-        let may_route = may_route && self.request.may_route && decision.is_some();
+        let asked = self.asked_of_chunk(
+            (chunk, before),
+            source,
+            (prefill, decode),
+            (fetch_us, recompute_us),
+        );
+        let (decision, layer) = asked.map(|asked| (asked.decision, asked.layer)).unzip();
+        let routed = before.iter().filter(|chunk| chunk.is_routed()).count();
+        let may_route = routed < ROUTED_MAX && self.request.may_route && decision.is_some();
         let is_open = |way: Way| match way {
             Way::Route => may_route,
             Way::Fetch | Way::Recompute => true,
@@ -90,30 +99,39 @@ impl Planner<'_> {
             Some(Way::Route) => {
                 let (once_us, step_us) =
                     price(Way::Route).map_or((0.0, 0.0), |price| (price.once_us, price.step_us));
-                placed(ChunkUse::Routed(chosen()), decision, once_us as u64, step_us as u64)
+                let becomes = ChunkUse::Routed(chosen());
+                PlacedChunk { layer, ..placed(becomes, decision, once_us as u64, step_us as u64) }
             }
             Some(Way::Fetch) => {
                 let once_us = price(Way::Fetch).map_or(fetch_us, |price| price.once_us as u64);
-                placed(ChunkUse::Fetched(chosen()), decision, once_us, 0)
+                let fetched_bytes = self.block_bytes(fetched_blocks);
+                let becomes = ChunkUse::Fetched(chosen());
+                PlacedChunk { fetched_bytes, ..placed(becomes, decision, once_us, 0) }
             }
             _ => placed(ChunkUse::Computed, decision, 0, 0),
         }
     }
 
-    /// What the ways cost, where there are prices of routing.
-    fn chunk_decision(
+    /// What the ways cost, where there are prices of routing. The chunks before it are under way with it: it has
+    /// what they leave of a step and of the room here.
+    fn asked_of_chunk(
         &self,
-        chunk: &AskedChunk,
+        (chunk, before): (&AskedChunk, &[PlacedChunk]),
         source: usize,
         (prefill, decode): (&PrefillCandidate, &DecodeCandidate),
         (fetch_us, recompute_us): (u64, u64),
-    ) -> Option<Decision> {
+    ) -> Option<Attended> {
         let routing = self.view.policy().routing.as_ref()?;
         let (rows, routes) = (self.spec.routed?, self.view.routes.as_ref()?);
         let (instance, holder) = (self.at(prefill.at), self.at(source as u32));
         let tokens = self.tokens(chunk.blocks);
         let splice_us = routing.constants.fabric.splice.us(tokens) as u64;
         let behind = u64::from(chunk.first_position).saturating_add(tokens);
+        let is_there = |chunk: &&PlacedChunk| {
+            let at = chunk.source().map(|source| source.instance);
+            chunk.is_routed() && at == Some(holder.reference)
+        };
+        let beside = before.iter().filter(is_there).count() as u32;
         let question = Question {
             rows,
             block_bytes: self.spec.block_bytes,
@@ -123,20 +141,24 @@ impl Planner<'_> {
             flows: (holder.routes_out.iter())
                 .filter(|(requester, _)| *requester != instance.reference)
                 .count() as u32,
-            companions: holder.routes_of(instance.reference),
+            companions: holder.routes_of(instance.reference) + beside,
             prefill_tokens: u64::from(self.prompt_tokens).saturating_sub(behind) as u32,
             answer_tokens: match self.request.is_endless {
                 true => self.request.max_tokens,
                 false => self.request.max_tokens.min(instance.decode_model.answer_tokens()),
             },
             always: false,
-            step_us: decode.tbt_us,
+            step_us: before
+                .iter()
+                .fold(decode.tbt_us, |step_us, chunk| step_us.saturating_add(chunk.step_us)),
             step_max_us: self.objectives.tbt_us,
-            free_slots: instance.slots_left(),
+            free_slots: before
+                .iter()
+                .fold(instance.slots_left(), |left, chunk| left.saturating_sub(chunk.slots())),
             fetch_us: fetch_us.saturating_add(splice_us),
             recompute_us,
         };
-        Some(question.answer(source as u32, routing, routes).decision)
+        Some(question.answer(source as u32, routing, routes))
     }
 }
 

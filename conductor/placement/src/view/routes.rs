@@ -1,16 +1,110 @@
 //! Which instances attend what for which others, as it is booked.
 
-use super::{ClusterView, InstanceRef};
+use super::{BookingId, ClusterView, InstanceRef};
 use crate::decision::Placement;
+use crate::routing::LayerDemand;
 
-/// Who attends chunks of a request, once for each.
-pub(super) fn of_chunks(placement: &Placement) -> Vec<InstanceRef> {
-    let routed = placement.chunks.iter().filter(|chunk| chunk.is_routed());
-    routed.filter_map(|chunk| Some(chunk.source()?.instance)).collect()
+/// A part of a prompt that is attended elsewhere.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct BookedRoute {
+    /// Which chunk of the placement; otherwise the prefix.
+    chunk: Option<usize>,
+    pub(super) source: InstanceRef,
+    /// What a layer of it asks.
+    layer: LayerDemand,
+    /// How many of its instance the source had beside it when it came.
+    pub(super) companions: u32,
+    /// What it would take where the request decodes.
+    slots: u32,
+}
+
+/// Those of a placement: the prefix first.
+pub(super) fn of(placement: &Placement) -> Vec<BookedRoute> {
+    let prefix = placement.route.as_ref().map(|route| BookedRoute {
+        chunk: None,
+        source: route.source.instance,
+        layer: route.layer,
+        companions: 0,
+        slots: route.blocks,
+    });
+    let chunks = placement.chunks.iter().enumerate().filter(|(_, chunk)| chunk.is_routed());
+    let chunks = chunks.filter_map(|(at, chunk)| {
+        Some(BookedRoute {
+            chunk: Some(at),
+            source: chunk.source()?.instance,
+            layer: chunk.layer?,
+            companions: 0,
+            slots: chunk.blocks,
+        })
+    });
+    prefix.into_iter().chain(chunks).collect()
 }
 
 impl ClusterView {
-    /// Answers with how many requests of that instance the source attends prefixes for already.
+    /// Its prefix is not attended elsewhere after all: it takes slots where the request decodes.
+    pub fn unrouted(&mut self, id: BookingId) {
+        self.end_route_of(id, None);
+    }
+
+    /// The same of one of its chunks.
+    pub fn unrouted_chunk(&mut self, id: BookingId, chunk: usize) {
+        self.end_route_of(id, Some(chunk));
+    }
+
+    fn end_route_of(&mut self, id: BookingId, chunk: Option<usize>) {
+        let Some(mut booked) = self.bookings.remove(&id) else { return };
+        let at = booked.routes.iter().position(|route| route.chunk == chunk);
+        if let Some(route) = at.map(|at| booked.routes.remove(at)) {
+            self.end_route(route.source, booked.decode);
+            booked.decode_slots = booked.decode_slots.saturating_add(route.slots);
+            if let Some(instance) = self.find(booked.decode) {
+                instance.take_slots(&mut booked.decode_taken, route.slots);
+            }
+        }
+        self.bookings.insert(id, booked);
+    }
+
+    /// So many layers of decode steps were attended elsewhere, and took so long.
+    pub fn routed(&mut self, id: BookingId, layers: u32, routed_us: u64) {
+        let Some(booked) = self.bookings.get(&id) else { return };
+        let (routes, requester) = (booked.routes.clone(), booked.decode);
+        let demands = routes.iter().map(|route| self.asked_of(route.source, &routes, requester));
+        let demands: Vec<LayerDemand> = demands.collect();
+        if let Some(learned) = &mut self.routes {
+            // All holders are asked at once: a layer waits for the one that takes longest.
+            let takes_us = |demand: &LayerDemand| learned.layer_us(*demand);
+            let slowest = demands.into_iter().max_by(|a, b| takes_us(a).total_cmp(&takes_us(b)));
+            if let Some(slowest) = slowest {
+                learned.observe_layer(slowest, routed_us as f64 / f64::from(layers));
+            }
+        }
+    }
+
+    /// What a layer asks of one holder: these parts of one request that it has, and as many as were there of
+    /// that instance at either end. Who comes or goes between is not counted.
+    fn asked_of(
+        &self,
+        holder: InstanceRef,
+        routes: &[BookedRoute],
+        requester: InstanceRef,
+    ) -> LayerDemand {
+        let parts = || routes.iter().filter(|route| route.source == holder);
+        let now = self.instances.iter().find(|instance| instance.reference == holder);
+        let now = now.map_or(1, |holder| holder.routes_of(requester));
+        let before = parts().map(|part| part.companions + 1).max().unwrap_or(1);
+        let count = parts().count().max(1) as f64;
+        // Others are taken to ask what these do in the mean.
+        let together = f64::from(now.max(before)) / count;
+        let sum = |of: fn(&LayerDemand) -> f64| parts().map(|part| of(&part.layer)).sum::<f64>();
+        LayerDemand {
+            bytes: together * sum(|layer| layer.bytes),
+            tokens: sum(|layer| layer.tokens),
+            // Each part is attended by queries of its own.
+            rows: together * sum(|layer| layer.rows) / count,
+        }
+    }
+
+    /// Answers with how many parts of requests of that instance the source attends already.
     pub(super) fn begin_route(&mut self, source: InstanceRef, requester: InstanceRef) -> u32 {
         if let Some(requester) = self.find(requester) {
             requester.routes_in += 1;

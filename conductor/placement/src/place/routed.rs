@@ -1,0 +1,71 @@
+//! What a prefix costs that another node has and that could stay there: see [`crate::routing`].
+
+use super::Planner;
+use crate::attend::Way;
+use crate::decision::{DecodeCandidate, PrefillCandidate};
+use crate::routing::{Attended, Question};
+
+impl Planner<'_> {
+    /// The prefill of what follows a prefix that is attended elsewhere.
+    pub(super) fn routed_compute_us(&self, prefill: &PrefillCandidate, asked: &Attended) -> u64 {
+        let rest_us = self.compute_us(self.at(prefill.at), asked.blocks);
+        rest_us.saturating_add(asked.prefill_us)
+    }
+
+    /// Nothing is fetched first.
+    pub(super) fn routed_ttft_us(
+        &self,
+        prefill: &PrefillCandidate,
+        decode: &DecodeCandidate,
+        asked: &Attended,
+    ) -> u64 {
+        let compute_us = self.routed_compute_us(prefill, asked);
+        compute_us.saturating_add(prefill.queue_us).saturating_add(decode.wait_us)
+    }
+
+    /// What the ways to a prefix that lies elsewhere cost, where it could stay there.
+    pub(super) fn attended(
+        &self,
+        prefill: &PrefillCandidate,
+        decode: &DecodeCandidate,
+    ) -> Option<Attended> {
+        let routing = self.view.policy().routing.as_ref()?;
+        let rows = self.spec.routed?;
+        let (_, source) = self.best_in_memory.or(self.best)?;
+        let holder = self.at(source as u32);
+        let blocks = self.memory_blocks(holder);
+        let is_whole = prefill.at == decode.at && prefill.held_blocks == 0;
+        let asked_for = self.request.steering.prefix;
+        let is_open = self.request.may_route && asked_for.is_none_or(|way| way == Way::Route);
+        if !is_open || !is_whole || blocks == 0 || !self.request.chunks.is_empty() {
+            return None;
+        }
+        let instance = self.at(prefill.at);
+        let prefix_tokens = blocks * self.spec.block_tokens;
+        let question = Question {
+            rows,
+            block_bytes: self.spec.block_bytes,
+            block_tokens: self.spec.block_tokens,
+            blocks,
+            is_moved: false,
+            flows: (holder.routes_out.iter())
+                .filter(|(requester, _)| *requester != instance.reference)
+                .count() as u32,
+            companions: holder.routes_of(instance.reference),
+            prefill_tokens: self.prompt_tokens - prefix_tokens,
+            answer_tokens: match self.request.is_endless {
+                true => self.request.max_tokens,
+                false => self.request.max_tokens.min(instance.decode_model.answer_tokens()),
+            },
+            always: routing.always || asked_for.is_some(),
+            step_us: decode.tbt_us,
+            step_max_us: self.objectives.tbt_us,
+            free_slots: instance.slots_left(),
+            fetch_us: self.transfer_us(source, instance, blocks),
+            recompute_us: self
+                .compute_us(instance, 0)
+                .saturating_sub(self.compute_us(instance, blocks)),
+        };
+        Some(question.answer(source as u32, routing, self.view.routes.as_ref()?))
+    }
+}

@@ -1,0 +1,108 @@
+//! What is copied to an instance's node before it computes, as it is booked: the best prefix, and chunks.
+
+use super::{BookingId, ClusterView, InstanceRef};
+use crate::chunks::ChunkUse;
+use crate::decision::Placement;
+
+/// A copy under way.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct BookedFetch {
+    /// Which chunk of the placement; otherwise the prefix.
+    chunk: Option<usize>,
+    source: InstanceRef,
+    bytes: u64,
+}
+
+/// Those of a placement: the prefix first.
+pub(super) fn of(placement: &Placement) -> Vec<BookedFetch> {
+    let prefix = placement.fetch.as_ref().map(|fetch| BookedFetch {
+        chunk: None,
+        source: fetch.source.instance,
+        bytes: fetch.bytes,
+    });
+    let chunks = placement.chunks.iter().enumerate().filter_map(|(at, chunk)| {
+        let ChunkUse::Fetched(source) = &chunk.becomes else { return None };
+        Some(BookedFetch { chunk: Some(at), source: source.instance, bytes: chunk.fetched_bytes })
+    });
+    prefix.into_iter().chain(chunks).collect()
+}
+
+impl ClusterView {
+    /// Counts copies on both ways. Answers with when they are predicted to be over.
+    pub(super) fn begin_fetches(
+        &mut self,
+        placement: &Placement,
+        fetches: &[BookedFetch],
+        now_us: u64,
+    ) -> u64 {
+        let target = placement.prefill().instance;
+        fetches.iter().for_each(|fetch| self.begin_fetch(*fetch, target, now_us));
+        let mut ready_us = now_us;
+        if placement.fetch.is_some() {
+            ready_us = ready_us.saturating_add(placement.transfer_us);
+        }
+        let fetched = placement.chunks.iter().filter(|chunk| chunk.is_fetched());
+        fetched.fold(ready_us, |ready_us, chunk| ready_us.saturating_add(chunk.once_us))
+    }
+
+    fn begin_fetch(&mut self, fetch: BookedFetch, target: InstanceRef, now_us: u64) {
+        let BookedFetch { source, bytes, .. } = fetch;
+        let mut free_us = now_us;
+        if let Some(source) = self.find(source) {
+            free_us = free_us.max(now_us.saturating_add(source.out_waits_us(now_us)));
+            source.bytes_out += bytes;
+        }
+        if let Some(target) = self.find(target) {
+            free_us = free_us.max(now_us.saturating_add(target.in_waits_us(now_us)));
+            free_us = free_us.saturating_add(target.link.occupied_us(bytes));
+            target.bytes_in += bytes;
+            target.in_free_us = free_us;
+        }
+        if let Some(source) = self.find(source) {
+            source.out_free_us = free_us;
+        }
+    }
+
+    /// The fetch of this request's prefix has ended: `moved` are its bytes and time when it went well.
+    pub fn fetched(&mut self, id: BookingId, moved: Option<(u64, u64)>) {
+        if self.end_fetch(id, None).is_some()
+            && let Some((bytes, us)) = moved
+        {
+            self.moved(id, bytes, us);
+        }
+    }
+
+    /// The copy of this chunk has ended. Answers how many bytes were to come with it.
+    pub fn chunk_fetched(&mut self, id: BookingId, chunk: usize) -> u64 {
+        self.end_fetch(id, Some(chunk)).map_or(0, |fetch| fetch.bytes)
+    }
+
+    /// So many bytes have come to where the prompt of this request is computed, in this time.
+    pub fn moved(&mut self, id: BookingId, bytes: u64, us: u64) {
+        let Some(prefill) = self.bookings.get(&id).map(|booked| booked.prefill) else { return };
+        if let Some(instance) = self.find(prefill) {
+            instance.link.observe(bytes, us);
+        }
+    }
+
+    /// Whatever is still under way for this request is not waited for any more.
+    pub(super) fn end_fetches(&mut self, id: BookingId) {
+        let Some(booked) = self.bookings.get(&id) else { return };
+        for fetch in booked.fetches.clone() {
+            self.end_fetch(id, fetch.chunk);
+        }
+    }
+
+    fn end_fetch(&mut self, id: BookingId, chunk: Option<usize>) -> Option<BookedFetch> {
+        let booked = self.bookings.get_mut(&id)?;
+        let at = booked.fetches.iter().position(|fetch| fetch.chunk == chunk)?;
+        let (fetch, prefill) = (booked.fetches.remove(at), booked.prefill);
+        if let Some(source) = self.find(fetch.source) {
+            source.bytes_out -= fetch.bytes;
+        }
+        if let Some(target) = self.find(prefill) {
+            target.bytes_in -= fetch.bytes;
+        }
+        Some(fetch)
+    }
+}
