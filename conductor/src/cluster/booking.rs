@@ -86,6 +86,21 @@ impl Booking {
         self.shared.lock().view.unrouted(self.id);
     }
 
+    /// This chunk could not stay where it is.
+    pub fn unrouted_chunk(&self, chunk: usize) {
+        self.shared.lock().view.unrouted_chunk(self.id, chunk);
+    }
+
+    /// The copy of this chunk has ended, well or not. Answers how many bytes were to come with it.
+    pub fn chunk_fetched(&self, chunk: usize) -> u64 {
+        self.shared.lock().view.chunk_fetched(self.id, chunk)
+    }
+
+    /// So many bytes of chunks have come in this time.
+    pub fn moved(&self, bytes: u64, us: u64) {
+        self.shared.lock().view.moved(self.id, bytes, us);
+    }
+
     /// The fetch has ended: so many bytes in this time, or `None` when it failed.
     pub fn fetched(&self, moved: Option<(u64, u64)>) {
         self.shared.lock().view.fetched(self.id, moved);

@@ -78,7 +78,7 @@ pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, End
         None => None,
     };
     let routed_blocks = route.as_ref().map_or(0, |holder| holder.blocks);
-    let brought = chunks::bring(scene, &chunks, &prefill).await;
+    let brought = chunks::bring(scene, &chunks, &prefill, &booking).await;
     let chunk_tokens_elsewhere = brought.tokens_elsewhere;
     let computing =
         Computing { target: &prefill, routed_blocks, chunk_tokens_elsewhere, leave_ssd };
@@ -271,6 +271,7 @@ impl Course<'_> {
             self.is_computed();
             phase.set(Phase::Decoding);
             self.renewal = None;
+            self.brought.hand_over();
             self.booking.first_token();
             self.booking.prefilled(None);
             let ttft = job.arrived.elapsed();

@@ -3,6 +3,7 @@
 
 mod answers;
 mod cancelling;
+mod chunks;
 mod contexts;
 mod document;
 mod errors;

@@ -114,7 +114,11 @@ impl Fake {
                     kv_dtype: "f32".to_owned(),
                     vocab_size: VOCAB_SIZE,
                     context_tokens: self.script().context_tokens,
-                    routed: None,
+                    routed: self.script().routes.then_some(v1::RoutedRows {
+                        heads: 4,
+                        query_bytes: 64,
+                        partial_bytes: 64,
+                    }),
                 }),
                 grpc_address: self.address.clone(),
                 attach_epoch: 1,
@@ -228,12 +232,23 @@ impl StoreNode for Fake {
         let request = request.into_inner();
         let tx = serial(request.tx);
         self.world.note(Happened::Allocate { node: self.name, tx, request: request.clone() });
+        let side = Side::from_wire(request.side).expect("a side");
+        while side == Side::Source && self.script().pin == Reply::Hold {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
         let script = self.script();
         follow(script.allocate).await?;
         self.lease(tx, request.side, request.lease_ms);
         let pages = request.prompt_tokens.div_ceil(BLOCK_TOKENS);
-        let (held, until) = (script.held_blocks, request.fetch_until_block);
-        let targets = match Side::from_wire(request.side).expect("a side") {
+        let until = request.fetch_until_block;
+        let held = match side {
+            Side::Source => {
+                follow(script.pin).await?;
+                request.keys.len() as u32 / 16
+            }
+            Side::Prefill | Side::Decode => script.held_blocks,
+        };
+        let targets = match side {
             Side::Decode => Some(self.targets(0, pages)),
             Side::Prefill if until > held => Some(self.targets(held, until)),
             Side::Prefill | Side::Source => None,
@@ -357,9 +372,12 @@ impl StoreNode for Fake {
 
     async fn replicate(
         &self,
-        _: Request<v1::ReplicateRequest>,
+        request: Request<v1::ReplicateRequest>,
     ) -> Result<Response<v1::ReplicateReply>, Status> {
-        Err(Status::unimplemented("a front door copies nothing"))
+        let request = request.into_inner();
+        self.world.note(Happened::Replicate { node: self.name, request: request.clone() });
+        follow(self.script().replicate).await?;
+        Ok(Response::new(v1::ReplicateReply { blocks: request.keys.len() as u32 / 16 }))
     }
 
     async fn set_role(

@@ -39,6 +39,11 @@ pub enum Leg {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Script {
     pub allocate: Reply,
+    /// Of allocations of the source side, what follows.
+    pub pin: Reply,
+    pub replicate: Reply,
+    /// Its engine can have blocks attended elsewhere.
+    pub routes: bool,
     pub push: Reply,
     pub commit: Reply,
     /// Renewals of shares of this side are never answered.
@@ -86,6 +91,9 @@ impl Default for Script {
     fn default() -> Self {
         Script {
             allocate: Reply::Do,
+            pin: Reply::Do,
+            replicate: Reply::Do,
+            routes: false,
             push: Reply::Do,
             commit: Reply::Do,
             unrenewed: None,

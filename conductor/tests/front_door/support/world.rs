@@ -40,6 +40,10 @@ pub enum Happened {
         tx: u64,
         side: Side,
     },
+    Replicate {
+        node: &'static str,
+        request: v1::ReplicateRequest,
+    },
     Keep {
         node: &'static str,
         request: v1::KeepContextRequest,
