@@ -35,7 +35,7 @@ impl Default for Leases {
 }
 
 impl Leases {
-    /// A share that ends with these; from [`Leases::renew`] on it is renewed until then.
+    /// A share that ends with these; from the next [`Leases::renew`] on it is renewed until then.
     pub fn add(&mut self, channel: Channel, request: &SpanRequest) {
         let side = v1::Side::Source.into();
         let share = v1::TxShare { tx: Some(request.tx.into()), side };
@@ -48,7 +48,7 @@ impl Leases {
         self.held.push(held);
     }
 
-    /// Begins to renew.
+    /// Begins to renew those that are not renewed yet.
     pub fn renew(&mut self) {
         for held in self.held.drain(..) {
             let ends = self.ends.clone();

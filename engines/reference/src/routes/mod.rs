@@ -178,11 +178,12 @@ impl Router {
                         );
                         Status::new(status.code(), why)
                     })?;
+                // The next ones may take longer to be opened than this lease lasts.
+                leases.renew();
                 spans.push(span);
             }
             holes.push(spans);
         }
-        leases.renew();
         Ok(RoutedHoles { holes, _leases: leases })
     }
 
