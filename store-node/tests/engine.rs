@@ -81,7 +81,7 @@ async fn an_engine_that_leaves_gives_everything_back() {
     engine.bind(P(2)).await;
     engine.grow(P(2), 3).await;
     let keys = BlockKey::concat(&chain(&prompt));
-    engine.send(ToNode::Get(v1::GetBlocks { handle: 9, keys }));
+    engine.send(ToNode::Get(v1::GetBlocks { handle: 9, keys, memory_only: false }));
     until("pins", async || (node.metric("pins").await == 4.0).then_some(())).await;
     drop(engine);
     is_alone(&mut node).await;
@@ -174,7 +174,11 @@ async fn blocks_are_pinned_for_an_engine_that_asks() {
     fill(&mut node, &mut engine, 1, &prompt).await;
     let mut keys = chain(&prompt);
     keys[2] = BlockKey([7; 16]);
-    engine.send(ToNode::Get(v1::GetBlocks { handle: 5, keys: BlockKey::concat(&keys) }));
+    engine.send(ToNode::Get(v1::GetBlocks {
+        handle: 5,
+        keys: BlockKey::concat(&keys),
+        memory_only: false,
+    }));
     let slots = engine
         .wait("blocks", |message| match message {
             v1::node_to_engine::Message::Got(got) if got.handle == 5 => Some(got.slots.clone()),

@@ -211,7 +211,11 @@ async fn blocks_of_a_pool_are_announced_copied_and_found_by_others() {
     node.has_blocks(&keys).await;
     counted(&node, "sunk", 5.0).await;
     // The engine finds them in slots, as it would find any others; so does a share of a transaction.
-    pooled.engine.send(ToNode::Get(v1::GetBlocks { handle: 1, keys: BlockKey::concat(&keys) }));
+    pooled.engine.send(ToNode::Get(v1::GetBlocks {
+        handle: 1,
+        keys: BlockKey::concat(&keys),
+        memory_only: false,
+    }));
     let got = pooled.engine.got(1).await;
     pooled.engine.holds(&prompt, &got.slots, 0..5);
     let reply = node.allocate(allocate(P(1), &prompt)).await.expect("room");
@@ -237,7 +241,7 @@ async fn pages_may_be_dropped_while_they_are_copied() {
         node.has_blocks(&chain(&prompt)).await;
         let handle = 100 + u64::from(round);
         let keys = BlockKey::concat(&chain(&prompt));
-        pooled.engine.send(ToNode::Get(v1::GetBlocks { handle, keys }));
+        pooled.engine.send(ToNode::Get(v1::GetBlocks { handle, keys, memory_only: false }));
         let got = pooled.engine.got(handle).await;
         pooled.engine.holds(&prompt, &got.slots, 0..3);
         pooled.engine.send(ToNode::Unpin(v1::UnpinBlocks { handle }));
@@ -450,7 +454,11 @@ async fn a_pool_in_memory_of_a_gpu_is_a_tier_as_any_other() {
     pooled.drop_pages(1, 7..12).await;
     known.sees(&keys, Some(v1::Tier::Dram)).await;
     pooled.write(&prompt(9, 5 * BLOCK_TOKENS), 0..5, 7);
-    pooled.engine.send(ToNode::Get(v1::GetBlocks { handle: 1, keys: BlockKey::concat(&keys) }));
+    pooled.engine.send(ToNode::Get(v1::GetBlocks {
+        handle: 1,
+        keys: BlockKey::concat(&keys),
+        memory_only: false,
+    }));
     let got = pooled.engine.got(1).await;
     pooled.engine.holds(&first, &got.slots, 0..5);
     pooled.engine.send(ToNode::Unpin(v1::UnpinBlocks { handle: 1 }));

@@ -367,11 +367,19 @@ async fn an_engine_that_looks_again_finds_what_was_on_the_ssd() {
     tiered.push_out(&prompt).await;
     let keys = kvasir_proto::BlockKey::concat(&chain(&prompt));
     let engine = &mut tiered.engine;
-    engine.send(ToNode::Get(v1::GetBlocks { handle: 1, keys: keys.clone() }));
+    let get = v1::GetBlocks { handle: 3, keys: keys.clone(), memory_only: true };
+    engine.send(ToNode::Get(get));
+    let got = engine.got(3).await;
+    assert_eq!(
+        (got.slots.len(), got.rising_blocks),
+        (0, 0),
+        "nothing is read that nobody waits for"
+    );
+    engine.send(ToNode::Get(v1::GetBlocks { handle: 1, keys: keys.clone(), memory_only: false }));
     let got = engine.got(1).await;
     assert_eq!((got.slots.len(), got.rising_blocks), (0, 4));
     tiered.node.has_blocks(&chain(&prompt)).await;
-    engine.send(ToNode::Get(v1::GetBlocks { handle: 2, keys }));
+    engine.send(ToNode::Get(v1::GetBlocks { handle: 2, keys, memory_only: false }));
     let got = engine.got(2).await;
     assert_eq!((got.slots.len(), got.rising_blocks), (4, 0));
     engine.holds(&prompt, &got.slots, 0..4);

@@ -3508,6 +3508,9 @@ pub struct GetBlocks {
     pub handle: u64,
     #[prost(bytes = "vec", tag = "2")]
     pub keys: ::prost::alloc::vec::Vec<u8>,
+    /// Whoever looks will not look again: what only the SSD has is not read for it.
+    #[prost(bool, tag = "3")]
+    pub memory_only: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GotBlocks {

@@ -48,7 +48,9 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
                     let keys = keys::chain(root, chunk, sequence.page_tokens as usize);
                     sequence.away.asked(handle);
                     let keys = BlockKey::concat(&keys);
-                    self.port.send(Message::Get(v1::GetBlocks { handle, keys }))?;
+                    // What is not in memory is computed at once: nobody would use what is read.
+                    let get = v1::GetBlocks { handle, keys, memory_only: true };
+                    self.port.send(Message::Get(get))?;
                 }
                 Next::Waits | Next::Compute { .. } => return Ok(()),
             }

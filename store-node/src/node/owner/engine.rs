@@ -330,7 +330,7 @@ impl Owner {
                     self.released(share);
                 }
             }
-            FromEngine::Get(v1::GetBlocks { handle, keys }) => {
+            FromEngine::Get(v1::GetBlocks { handle, keys, memory_only }) => {
                 let keys = BlockKey::list(&keys)?;
                 let got = self.blocks.get(epoch, handle, &keys);
                 let slots = got.unwrap_or_else(|error| {
@@ -338,7 +338,7 @@ impl Owner {
                     Vec::new()
                 });
                 // What it has not found it may find when it looks again.
-                let rising_blocks = match slots.len() < keys.len() {
+                let rising_blocks = match !memory_only && slots.len() < keys.len() {
                     true => self.read_ahead(None, &keys).map_or(0, |ahead| ahead.rising_blocks),
                     false => 0,
                 };
