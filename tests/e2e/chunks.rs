@@ -5,6 +5,7 @@ mod support;
 
 use serde_json::{Value, json};
 use support::cluster::Cluster;
+use support::keyed::Keyed;
 use support::vectors::{BLOCK_TOKENS, Case, Variant, ids};
 use support::{eventually, hears_of};
 
@@ -35,8 +36,18 @@ impl Asked {
 
 /// Asks one engine, with the document as a chunk or not, and one way to it.
 async fn ask(cluster: &Cluster, body: Value, engine: &str, way: Option<&str>) -> Asked {
-    let url = format!("{}/v1/completions", cluster.url);
-    let request = cluster.client.post(url).json(&body).header("x-kvasir-explain", "1");
+    let request = cluster.client.post(format!("{}/v1/completions", cluster.url));
+    steered(request, body, engine, way).await
+}
+
+/// The same at whoever this asks.
+async fn steered(
+    request: reqwest::RequestBuilder,
+    body: Value,
+    engine: &str,
+    way: Option<&str>,
+) -> Asked {
+    let request = request.json(&body).header("x-kvasir-explain", "1");
     let request = request.header("x-kvasir-instance", engine);
     let request = match way {
         Some(way) => request.header("x-kvasir-prefix", way),
@@ -126,6 +137,51 @@ async fn a_document_in_the_middle_is_found_and_gives_the_same_tokens_every_way()
     assert_eq!(again.tokens(), answers[0]);
     let exact = ask(&cluster, body(&cluster, &case.prompt, tokens), "both-2", None).await;
     assert_eq!(exact.tokens(), case.greedy);
+    no_share_is_left(&cluster).await;
+}
+
+#[tokio::test]
+async fn a_tenants_document_is_neither_attended_nor_fetched_nor_copied_for_another() {
+    let flags = "--both 2 --routes --steering --chunks --route-deadline-ms 600000";
+    let cluster = Cluster::start(flags).await;
+    let (keyed, case) = (Keyed::start(&cluster).await, case());
+    let ask = async |tenant: &str, body: Value, engine: &str, way: Option<&str>| {
+        let request = keyed.request("POST", "/v1/completions", tenant);
+        steered(request, body, engine, way).await
+    };
+    let document = body(&cluster, &case.prompt[START..END], 1);
+    assert_eq!(ask("a", document, "both-1", None).await.status, 200);
+    eventually("the conductor with keys knows of the document", async || {
+        let metrics = keyed.request("GET", "/metrics", "a").send().await.expect("an answer");
+        let metrics = metrics.text().await.expect("text");
+        metrics.lines().any(|line| line == format!("kvasir_conductor_index_entries {BLOCKS}"))
+    })
+    .await;
+    let (spliced, queries) =
+        ("kvasir_engine_prompt_tokens_spliced_total", "kvasir_route_query_bytes_total");
+    let short = || reusing(&cluster, &case.prompt, 8);
+    let mut answers = Vec::new();
+    // Neither from where it is not, nor where it is.
+    for (engine, way) in [("both-2", "route"), ("both-2", "fetch"), ("both-1", "recompute")] {
+        let asked = ask("b", short(), engine, Some(way)).await;
+        assert!(asked.placement.contains(": recompute"), "{way}: {}", asked.placement);
+        let cached = asked.answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
+        assert_eq!(cached, Some(0), "{way} at {engine}");
+        answers.push(asked.tokens());
+    }
+    for engine in ["both-1", "both-2"] {
+        assert_eq!(cluster.sum(engine, spliced, &[]).await, 0.0, "{engine}");
+    }
+    assert_eq!(cluster.sum("-node", queries, &[]).await, 0.0);
+    // Whose it is has it both ways, and the same tokens.
+    for (engine, way, became) in [("both-2", "route", "route"), ("both-1", "route", "here")] {
+        let asked = ask("a", short(), engine, Some(way)).await;
+        assert!(asked.placement.contains(&format!(": {became}")), "{way}: {}", asked.placement);
+        answers.push(asked.tokens());
+    }
+    assert!(cluster.sum("-node", queries, &[]).await > 0.0);
+    assert!(cluster.sum("both-1", spliced, &[]).await > 0.0);
+    assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
     no_share_is_left(&cluster).await;
 }
 

@@ -5,6 +5,7 @@
 pub mod answers;
 pub mod cluster;
 pub mod expected;
+pub mod keyed;
 pub mod load;
 pub mod metrics;
 pub mod peers;
