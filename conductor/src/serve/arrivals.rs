@@ -56,7 +56,7 @@ pub(super) struct Plan {
 
 impl Plan {
     /// When so many leading blocks are there.
-    fn there_in(&self, blocks: usize) -> Duration {
+    pub fn there_in(&self, blocks: usize) -> Duration {
         if blocks <= self.held_blocks {
             Duration::ZERO
         } else if blocks <= self.fetched_blocks {

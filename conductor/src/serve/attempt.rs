@@ -315,8 +315,11 @@ impl Course<'_> {
     }
 }
 
-/// Of the time that a request has left, what it may wait for others.
+/// Of the time that a request has left, what it may wait for others; and so many times what it would take itself,
+/// with an allowance for predictions that know little yet. Whoever hangs is not waited for.
 const AWAIT_SHARE: u32 = 4;
+const AWAIT_TIMES: u32 = 4;
+const AWAIT_LEAST: Duration = Duration::from_secs(2);
 
 /// Waits for others that bring the beginning of the same prompt to the same node, and says from then on that this
 /// one does. `None` where there is nothing to bring that others could find, or to find that others bring.
@@ -338,7 +341,7 @@ async fn begin<'a>(scene: Scene<'a>, placed: &Placed) -> Option<Lead<'a>> {
         is_kept: job.cache != CacheClass::Ephemeral,
     };
     let remaining = job.deadline.saturating_duration_since(Instant::now());
-    let until = Instant::now() + remaining / AWAIT_SHARE;
+    let mut until = Instant::now() + remaining / AWAIT_SHARE;
     loop {
         match serving.arrivals.enter(&plan, Instant::now()) {
             Turn::Leads(lead) => return Some(lead),
@@ -348,10 +351,13 @@ async fn begin<'a>(scene: Scene<'a>, placed: &Placed) -> Option<Lead<'a>> {
                 let tokens = awaited_blocks * prompt.block_tokens() as usize;
                 let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
                 booking.revise(tokens.min(prompt.length().saturating_sub(1)));
-                let outcome = awaited.there(until).await;
+                let patience = AWAIT_LEAST + plan.there_in(awaited_blocks) * AWAIT_TIMES;
+                let outcome = awaited.there(until.min(Instant::now() + patience)).await;
                 serving.metrics.awaited.with_label_values(&[outcome.name()]).inc();
-                if outcome == Outcome::There {
-                    plan.held_blocks = awaited_blocks;
+                match outcome {
+                    Outcome::There => plan.held_blocks = awaited_blocks,
+                    Outcome::Failed => {}
+                    Outcome::Late => until = Instant::now(),
                 }
             }
             Turn::Follows(_) => return None,
