@@ -129,6 +129,15 @@ pub struct ReserveObjects {
     pub lease_ms: u64,
 }
 
+/// An object as it lies in memory. What is put under its key when it has gone is another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ObjectAt {
+    pub namespace: Namespace,
+    pub key: BlockKey,
+    pub slot: SlotIndex,
+    pub generation: Generation,
+}
+
 /// What a share got.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Allocated {

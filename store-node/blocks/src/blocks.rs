@@ -26,7 +26,8 @@ use kvasir_proto::{BlockKey, Generation, Share, SlotIndex, TierDigests};
 
 use crate::admin::AdminPins;
 use crate::api::{
-    Action, BlockView, Busy, Changes, Counts, Options, ShareError, ShareView, Snapshot, SsdSize,
+    Action, BlockView, Busy, Changes, Counts, ObjectAt, Options, ShareError, ShareView, Snapshot,
+    SsdSize,
 };
 use crate::bucket::Bucket;
 use crate::cache::Cache;
@@ -109,6 +110,8 @@ pub struct Blocks {
     rises: Rises,
     bucket: Bucket,
     fills: Fills,
+    /// Objects that go when they are not kept after all: their clients have ended. No more than are being kept.
+    ending_objects: BTreeMap<BlockKey, ObjectAt>,
     /// Shares that are hints.
     hints: usize,
     /// Bounded by the shares, each of which adds every action at most once (and once for each block that
@@ -172,6 +175,7 @@ impl Blocks {
             rises: Rises::default(),
             bucket: Bucket::default(),
             fills: Fills::default(),
+            ending_objects: BTreeMap::new(),
             hints: 0,
             actions: VecDeque::new(),
             totals: Totals::default(),

@@ -56,9 +56,9 @@ pub use admin::{
 pub use api::{
     AbortOutcome, AbortReason, Action, Allocate, AllocateError, Allocated, Arrival, AttachEpoch,
     BindError, Binding, BlockChange, BlockView, Bound, Busy, Changes, Commit, ContextName, Counts,
-    GetError, GrowError, KeepError, KeepRequest, Options, Outcome, PoolError, PrefetchError,
-    Prefetched, ReserveObjects, RiseError, ShareError, ShareView, SinkError, Snapshot, SsdSize,
-    Tier, WritePageError,
+    GetError, GrowError, KeepError, KeepRequest, ObjectAt, Options, Outcome, PoolError,
+    PrefetchError, Prefetched, ReserveObjects, RiseError, ShareError, ShareView, SinkError,
+    Snapshot, SsdSize, Tier, WritePageError,
 };
 pub use blocks::Blocks;
 pub use bucket::{BucketOptions, UploadFrom};

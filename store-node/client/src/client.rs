@@ -59,7 +59,8 @@ pub enum Class {
     #[default]
     Normal,
     /// In memory, until it is removed or the client that put it closes or dies. Never on the SSD,
-    /// unless somebody has it kept for a tenant meanwhile: then it stays for that.
+    /// unless somebody has it kept for a tenant meanwhile: then it stays for that. Each counts as one
+    /// that the client holds; one too many is [`Outcome::NotKept`].
     Ephemeral,
     /// On the SSD, for the tenant, until so much time has passed. The put is answered when it is
     /// durable.

@@ -250,6 +250,52 @@ fn an_ephemeral_object_outlives_pressure_and_goes_with_its_client() {
 }
 
 #[test]
+fn what_another_client_has_put_since_does_not_go_with_the_client_of_the_former_one() {
+    let node = plain();
+    let (owner, other) = (node.client(), node.client());
+    let (key, last) = (owner.key(b"scratch"), owner.key(b"last"));
+    let options = PutOptions { class: Class::Ephemeral, ..PutOptions::default() };
+    owner.put(&[(key, b"for now"), (last, b"too")], &options).expect("room");
+    assert_eq!(other.remove(&[key]).expect("an answer"), 1);
+    other.put(&[(key, b"another's")], &PutOptions::default()).expect("room");
+    drop(owner);
+    until("what is its own goes", || other.exists(&[last]).expect("an answer") == [false]);
+    let read = other.get(&[key]).expect("an answer").remove(0).expect("it is another's");
+    assert_eq!(&read[..], b"another's");
+}
+
+#[test]
+fn an_ephemeral_object_that_another_client_removes_takes_no_room() {
+    let node = plain();
+    let (owner, other) = (node.client(), node.client());
+    let options = PutOptions { class: Class::Ephemeral, ..PutOptions::default() };
+    // More than there are slots.
+    for key in keys(&owner, 300) {
+        let outcomes = owner.put(&[(key, b"for now")], &options).expect("room");
+        assert_eq!(outcomes, [Outcome::Stored]);
+        assert_eq!(other.remove(&[key]).expect("an answer"), 1);
+    }
+}
+
+#[test]
+fn an_ephemeral_object_that_cannot_be_held_is_a_normal_one_and_its_client_is_told() {
+    let node = plain();
+    let client = node.client();
+    let read = client.key(b"read");
+    client.put(&[(read, b"often")], &PutOptions::default()).expect("room");
+    // As much as one client may hold.
+    let gets = (0..16).map(|_| client.get(&[read; 4_096]).expect("an answer"));
+    let held: Vec<_> = gets.collect();
+    let key = client.key(b"scratch");
+    let options = PutOptions { class: Class::Ephemeral, ..PutOptions::default() };
+    let outcomes = client.put(&[(key, b"for now")], &options).expect("room");
+    let [Outcome::NotKept(why)] = &outcomes[..] else { panic!("{outcomes:?}") };
+    assert!(why.contains("65536"), "{why}");
+    assert_eq!(client.exists(&[key]).expect("an answer"), [true]);
+    drop(held);
+}
+
+#[test]
 fn a_removed_object_is_gone_and_can_be_put_anew() {
     let node = plain();
     let client = node.client();
@@ -425,6 +471,32 @@ fn objects_sink_and_rise_and_context_objects_are_durable_when_their_put_is_answe
 }
 
 /// Room for what is read from the SSD is not made of what the same call finds in memory.
+#[test]
+fn an_ephemeral_object_that_is_found_rotten_takes_no_room() {
+    let node = with_ssd();
+    let (owner, other) = (node.client(), node.client());
+    put_context(&other, &[(other.key(b"first"), b"bytes")]);
+    let class = Class::Context { ttl: Duration::from_secs(600) };
+    let options = PutOptions { class, ..PutOptions::default() };
+    // More than there are slots.
+    for key in keys(&owner, 150) {
+        let mut reserved = None;
+        until("there is room", || {
+            reserved = owner.reserve(&[key], Duration::from_secs(60)).ok();
+            reserved.is_some()
+        });
+        let mut reservation = reserved.expect("room");
+        let first = reservation.bytes_mut(0, 8).expect("a slot").as_mut_ptr();
+        assert_eq!(reservation.commit(Class::Ephemeral).expect("an answer"), [Outcome::Stored]);
+        // SAFETY: the slot is mapped as long as the client is, which pins it, and nobody writes it but this.
+        unsafe { first.write_volatile(!first.read_volatile()) };
+        // Whoever writes it to the SSD sees that.
+        let outcomes = other.put(&[(key, b"")], &options).expect("an answer");
+        assert!(matches!(outcomes[..], [Outcome::NotKept(_)]), "{outcomes:?}");
+        assert_eq!(other.exists(&[key]).expect("an answer"), [false]);
+    }
+}
+
 #[test]
 fn a_get_of_many_objects_finds_those_in_memory_and_those_on_the_ssd() {
     let node = with_ssd();

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use kvasir_blocks::ObjectAt;
 use kvasir_proto::{BlockKey, Namespace, Share, Tenant, v1};
 use prost::Message;
 
@@ -30,10 +31,18 @@ pub struct Client {
     pub fetches: BTreeMap<u64, Fetch>,
     /// Commits that wait until objects are durable.
     pub commits: BTreeMap<u64, Commit>,
-    /// Objects that go with this client, and the name of the pin that keeps each until then.
-    pub ephemeral: BTreeMap<BlockKey, u64>,
+    /// Objects that go with this client. Each has its slot, so that they are no more than those.
+    pub ephemeral: BTreeMap<BlockKey, Ephemeral>,
     /// Shares that it was told to stop writing, and when.
     pub stopping: BTreeMap<Share, u64>,
+}
+
+/// An object that goes with the client that has put it.
+#[derive(Debug)]
+pub struct Ephemeral {
+    pub object: ObjectAt,
+    /// The name of the pin that keeps it until then.
+    pub pin: u64,
 }
 
 /// Objects reserved together.

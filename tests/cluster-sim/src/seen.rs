@@ -269,13 +269,20 @@ pub enum Seen {
         share: Share,
         epoch: AttachEpoch,
     },
-    /// A client was told that these are stored.
+    /// A client of this namespace was told that these are stored.
     ObjectsStored {
         at: Life,
+        namespace: Namespace,
         keys: Vec<BlockKey>,
     },
     /// This one lives as long as the client that has put it.
     Ephemeral {
+        at: Life,
+        epoch: AttachEpoch,
+        key: BlockKey,
+    },
+    /// With this client, which has ended, its node has dropped this one.
+    ObjectWent {
         at: Life,
         epoch: AttachEpoch,
         key: BlockKey,
@@ -338,6 +345,12 @@ pub enum Seen {
         node: usize,
         keys: Vec<BlockKey>,
         until_unix_ms: u64,
+    },
+    /// What was asked for has ended: so many of the first are kept, or none.
+    KeepEnded {
+        node: usize,
+        keys: Vec<BlockKey>,
+        blocks: Option<u32>,
     },
     /// A context that ends with this block shall get this time, or (none) be no more: it has begun.
     ContextAsked {

@@ -44,6 +44,7 @@ impl Blocks {
     /// Begins to send what is kept and is not in the object store. To be called now and then, and after anything
     /// was kept.
     pub fn upload_ahead(&mut self, now_ms: u64) {
+        self.end_objects(now_ms);
         while self.bucket.usable
             && now_ms >= self.bucket.retry_at_ms
             && self.bucket.uploads.len() < self.uploads_max()
@@ -264,6 +265,11 @@ impl Blocks {
 
     pub(super) fn is_being_kept(&self, key: BlockKey) -> bool {
         self.sinks.all.values().any(|sink| sink.keep.is_some() && sink.block.key == key)
+    }
+
+    /// A block counts as kept because of a chain that goes on from it and is not all durable yet.
+    pub(super) fn is_coming(&self, key: BlockKey) -> bool {
+        self.sinks.keeps.values().any(|keep| keep.coming.contains(&key))
     }
 
     /// Those of a tenant whose chains are whole, here or there: so many at most after one of them, and fewer

@@ -8,7 +8,8 @@ use kvasir_proto::{BlockKey, Class, Namespace, SlotIndex};
 
 use super::Blocks;
 use crate::api::{
-    AbortReason, Action, Allocate, AllocateError, AttachEpoch, GetError, ReserveObjects, Tier,
+    AbortReason, Action, Allocate, AllocateError, AttachEpoch, GetError, ObjectAt, ReserveObjects,
+    Tier,
 };
 use crate::share::{Hold, Page, ShareRecord};
 use crate::share_state::{Engine, ShareState};
@@ -122,17 +123,45 @@ impl Blocks {
         true
     }
 
+    /// The object of this key that is in memory now.
+    pub fn object_at(&self, namespace: Namespace, key: BlockKey) -> Option<ObjectAt> {
+        let slot = self.object_slot(namespace, key)?;
+        let generation = self.cache.slots().generation(slot)?;
+        Some(ObjectAt { namespace, key, slot, generation })
+    }
+
+    /// Whether this object is there still, and not another one that was put under its key since.
+    pub fn is_there(&self, object: &ObjectAt) -> bool {
+        self.object_at(object.namespace, object.key).as_ref() == Some(object)
+    }
+
     /// Forgets an object that was to live as long as its client, which has ended. One that is kept for a tenant
-    /// meanwhile, or is being kept, stays: whoever was told so knows nothing of that client. False when it stays,
-    /// or there was none.
-    pub fn end_object(&mut self, now_ms: u64, namespace: Namespace, key: BlockKey) -> bool {
+    /// meanwhile stays: whoever was told so knows nothing of that client. One that is being kept goes when that
+    /// fails. What others have put under its key since is theirs. False when it has not gone.
+    pub fn end_object(&mut self, now_ms: u64, object: &ObjectAt) -> bool {
+        let ObjectAt { namespace, key, .. } = *object;
+        if !self.is_there(object) {
+            return false;
+        }
+        if self.is_being_kept(key) || self.is_waited_for(key) || self.is_coming(key) {
+            self.ending_objects.insert(key, *object);
+            return false;
+        }
         let class = self.cache.ssd().get(key).map(|block| block.class);
-        let in_bucket = self.bucket.get(key).and_then(|block| block.mark);
-        let is_kept = matches!(class, Some(Class::Context { .. })) || in_bucket.is_some();
-        if is_kept || self.is_being_kept(key) || self.is_waited_for(key) {
+        let on_ssd = matches!(class, Some(Class::Context { .. }));
+        // Nothing is there but what somebody was promised.
+        let in_bucket = self.bucket.get(key).is_some();
+        if on_ssd || in_bucket {
             return false;
         }
         self.remove_object(now_ms, namespace, key)
+    }
+
+    /// Keeping has ended of some: those whose clients have ended meanwhile go, unless they are kept now.
+    pub(super) fn end_objects(&mut self, now_ms: u64) {
+        for object in std::mem::take(&mut self.ending_objects).into_values() {
+            self.end_object(now_ms, &object);
+        }
     }
 
     /// The slot of an object: a block of that namespace that follows no other.

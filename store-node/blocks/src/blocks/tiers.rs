@@ -169,6 +169,7 @@ impl Blocks {
         }
         if let Some(keep) = done.keep {
             self.kept(keep, sink, stored);
+            self.end_objects(now_ms);
         }
         self.issue_sinks(now_ms);
     }

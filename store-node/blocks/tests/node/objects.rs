@@ -1,8 +1,8 @@
 //! Objects of clients that are no engines: put by shares of their own, got one by one.
 
 use kvasir_blocks::{
-    AbortReason, Action, AllocateError, AttachEpoch, Commit, GetError, KeepRequest, Options,
-    Outcome, ReserveObjects, ShareError, SsdSize, Tier,
+    AbortReason, Action, AllocateError, AttachEpoch, BucketOptions, Commit, GetError, KeepRequest,
+    ObjectAt, Options, Outcome, ReserveObjects, ShareError, SinkError, SsdSize, Tier,
 };
 use kvasir_proto::{BlockKey, Share, Side, SlotIndex, Tenant, TxId};
 
@@ -268,36 +268,72 @@ fn what_is_removed_from_the_ssd_is_forgotten_there() {
     node.assert_idle();
 }
 
-#[test]
-fn what_a_tenant_was_told_is_kept_does_not_go_with_the_client_that_had_put_it() {
+fn at(node: &Node, name: u8) -> ObjectAt {
+    node.blocks.object_at(namespace("objects"), object(name)).expect("it is in memory")
+}
+
+/// The client that has put it for as long as it lives has ended.
+fn end(node: &mut Node, object: &ObjectAt) -> bool {
+    let gone = node.blocks.end_object(node.now_ms, object);
+    node.check();
+    gone
+}
+
+fn ask_to_keep(node: &mut Node, name: u8) {
+    let wanted = KeepRequest {
+        namespace: namespace("objects"),
+        keys: vec![object(name)],
+        tenant: Tenant(1),
+        until_unix_ms: 9_000,
+        since_unix_ms: None,
+    };
+    node.blocks.keep(node.now_ms, &wanted).expect("room");
+    node.actions();
+}
+
+fn node_that_keeps() -> Node {
     let mut node = Node::with(Options { sink_ahead_percent: 0, ..options(4) });
     node.blocks.set_extents(7, 10);
     let (bytes_max, context_bytes_max, tenant_bytes_max) = (100, 100, 100);
     node.blocks.ssd_ready(SsdSize { bytes_max, context_bytes_max, tenant_bytes_max }, Vec::new());
+    node
+}
+
+/// A node without an SSD, whose object store takes one block at a time.
+fn node_with_bucket() -> Node {
+    let bucket = BucketOptions { uploads_max: 1, tenant_bytes_max: 40, ..BucketOptions::default() };
+    let mut node = Node::with(Options { bucket, sink_ahead_percent: 0, ..options(8) });
+    node.blocks.set_extents(7, 10);
+    node.blocks.bucket_listed(Vec::new());
+    node.blocks.set_bucket_usable(true);
+    node
+}
+
+fn sent(node: &mut Node, name: u8, result: Result<(), SinkError>) {
+    let (upload, key, _) = node.uploads.pop().expect("it is being sent");
+    assert_eq!(key, object(name));
+    node.blocks.uploaded(node.now_ms, upload, result);
+    node.actions();
+}
+
+#[test]
+fn what_a_tenant_was_told_is_kept_does_not_go_with_the_client_that_had_put_it() {
+    let mut node = node_that_keeps();
     put(&mut node, 1, &[1, 2, 3]);
-    let keep = |node: &mut Node, name: u8| {
-        let wanted = KeepRequest {
-            namespace: namespace("objects"),
-            keys: vec![object(name)],
-            tenant: Tenant(1),
-            until_unix_ms: 9_000,
-            since_unix_ms: None,
-        };
-        node.blocks.keep(node.now_ms, &wanted).expect("room");
-        node.actions();
-        std::mem::take(&mut node.sinks)
-    };
-    for (sink, _) in keep(&mut node, 1) {
+    ask_to_keep(&mut node, 1);
+    for (sink, _) in std::mem::take(&mut node.sinks) {
         node.blocks.sunk(node.now_ms, sink, Ok(()));
     }
     node.actions();
     // Another one is being written.
-    let sinks = keep(&mut node, 2);
+    ask_to_keep(&mut node, 2);
+    let sinks = std::mem::take(&mut node.sinks);
     assert_eq!(sinks.len(), 1);
-    let end = |node: &mut Node, name: u8| {
-        node.blocks.end_object(node.now_ms, namespace("objects"), object(name))
-    };
-    assert_eq!([1, 2, 3].map(|name| end(&mut node, name)), [false, false, true]);
+    let ended = [1, 2, 3].map(|name| {
+        let object = at(&node, name);
+        end(&mut node, &object)
+    });
+    assert_eq!(ended, [false, false, true]);
     for (sink, _) in sinks {
         node.blocks.sunk(node.now_ms, sink, Ok(()));
     }
@@ -306,4 +342,126 @@ fn what_a_tenant_was_told_is_kept_does_not_go_with_the_client_that_had_put_it() 
     assert!(
         node.blocks.ssd_block(object(1)).is_some() && node.blocks.ssd_block(object(2)).is_some()
     );
+}
+
+#[test]
+fn what_others_have_put_since_does_not_go_with_the_client_that_had_put_the_former_one() {
+    for is_pinned in [true, false] {
+        let mut node = Node::new(2);
+        node.fill("1p", "a");
+        put(&mut node, 1, &[1]);
+        let first = at(&node, 1);
+        assert!(node.blocks.is_there(&first));
+        let keys = if is_pinned { vec![object(1)] } else { Vec::new() };
+        node.blocks.get_objects(CLIENT, 1, namespace("objects"), &keys).expect("room");
+        assert!(node.blocks.remove_object(node.now_ms, namespace("objects"), object(1)));
+        assert!(!node.blocks.is_there(&first));
+        put(&mut node, 2, &[1]);
+        let second = at(&node, 1);
+        assert_eq!(second.slot != first.slot, is_pinned, "a pin holds the slot");
+        assert!(!end(&mut node, &first), "it is another's");
+        assert_eq!(find(&node, &[1]), [Some(Tier::Dram)]);
+        assert!(end(&mut node, &second));
+        assert_eq!(find(&node, &[1]), [None]);
+    }
+}
+
+#[test]
+fn what_was_being_kept_when_its_client_ended_goes_when_that_fails() {
+    let mut node = node_that_keeps();
+    put(&mut node, 1, &[1, 2]);
+    for (name, result, stays) in [(1, Err(SinkError::Failed), false), (2, Ok(()), true)] {
+        ask_to_keep(&mut node, name);
+        let (sink, _) = node.sinks.pop().expect("it is being written");
+        let object = at(&node, name);
+        assert!(!end(&mut node, &object), "somebody waits for it");
+        assert_eq!(find(&node, &[name]), [Some(Tier::Dram)]);
+        node.blocks.sunk(node.now_ms, sink, result);
+        node.actions();
+        node.now_ms += Options::default().sink_retry_ms;
+        assert_eq!(find(&node, &[name]), [stays.then_some(Tier::Dram)]);
+    }
+    node.assert_idle();
+}
+
+#[test]
+fn what_counted_as_kept_because_of_a_chain_goes_when_that_is_not_kept_after_all() {
+    let mut node = node_that_keeps();
+    node.fill("1p", "ab");
+    let keys = crate::support::chain("ab");
+    let first = node.blocks.object_at(namespace(""), keys[0]).expect("it is in memory");
+    let wanted = KeepRequest {
+        namespace: namespace(""),
+        keys,
+        tenant: Tenant(1),
+        until_unix_ms: 9_000,
+        since_unix_ms: None,
+    };
+    node.blocks.keep(node.now_ms, &wanted).expect("room");
+    node.actions();
+    let [(sink, _), (next, _)] = node.sinks[..] else { panic!("{:?}", node.sinks) };
+    node.sinks.clear();
+    node.blocks.sunk(node.now_ms, sink, Ok(()));
+    assert!(!end(&mut node, &first), "somebody waits for the chain");
+    node.blocks.sunk(node.now_ms, next, Err(SinkError::Failed));
+    node.actions();
+    assert_eq!(node.blocks.find_object(namespace(""), first.key), None);
+    node.assert_idle();
+}
+
+#[test]
+fn what_is_put_anew_stays_when_keeping_the_former_one_fails() {
+    let mut node = node_that_keeps();
+    put(&mut node, 1, &[1]);
+    ask_to_keep(&mut node, 1);
+    let (sink, _) = node.sinks.pop().expect("it is being written");
+    let object = at(&node, 1);
+    assert!(!end(&mut node, &object));
+    assert!(node.blocks.remove_object(node.now_ms, namespace("objects"), object.key));
+    put(&mut node, 2, &[1]);
+    node.blocks.sunk(node.now_ms, sink, Err(SinkError::Failed));
+    node.actions();
+    assert_eq!(find(&node, &[1]), [Some(Tier::Dram)]);
+    node.assert_idle();
+}
+
+#[test]
+fn what_the_object_store_keeps_does_not_go_with_the_client_that_had_put_it() {
+    let mut node = node_with_bucket();
+    put(&mut node, 1, &[1]);
+    ask_to_keep(&mut node, 1);
+    sent(&mut node, 1, Ok(()));
+    let object = at(&node, 1);
+    assert!(!end(&mut node, &object), "a tenant was told that it is kept");
+    node.actions();
+    assert_eq!(node.discarded, []);
+    assert_eq!(find(&node, &[1]), [Some(Tier::Dram)]);
+    assert!(node.blocks.bucket_block(object.key).is_some());
+    node.assert_idle();
+}
+
+#[test]
+fn what_somebody_waits_for_in_the_object_store_stays_until_that_fails() {
+    let mut node = node_with_bucket();
+    put(&mut node, 1, &[1, 2, 3]);
+    // One is being sent, and the others wait for that.
+    [1, 2, 3].into_iter().for_each(|name| ask_to_keep(&mut node, name));
+    assert_eq!(node.uploads.len(), 1);
+    for name in [1, 2, 3] {
+        let object = at(&node, name);
+        assert!(!end(&mut node, &object), "somebody waits for it");
+    }
+    assert_eq!(find(&node, &[1, 2, 3]), [Some(Tier::Dram); 3]);
+    sent(&mut node, 1, Err(SinkError::Failed));
+    assert_eq!(find(&node, &[1, 2, 3]), [None, Some(Tier::Dram), Some(Tier::Dram)]);
+    node.now_ms += BucketOptions::default().retry_ms;
+    node.blocks.upload_ahead(node.now_ms);
+    node.actions();
+    sent(&mut node, 2, Ok(()));
+    assert_eq!(find(&node, &[1, 2, 3]), [None, Some(Tier::Dram), Some(Tier::Dram)]);
+    node.blocks.set_bucket_usable(false);
+    node.blocks.upload_ahead(node.now_ms);
+    node.actions();
+    assert_eq!(find(&node, &[1, 2]), [None, Some(Tier::Dram)]);
+    node.uploads.clear();
 }

@@ -46,6 +46,8 @@ pub struct Clients {
     pub(super) shares: BTreeMap<Share, ShareOf>,
     /// What waits for objects to be durable.
     pub(super) keeps: BTreeMap<u64, KeepOf>,
+    /// Blocks that were found rotten, when it was last looked whether clients hold some of them.
+    dropped: u64,
 }
 
 /// A share is a client's: of a put, or of a get (the number of its request) that reads the SSD.
@@ -116,6 +118,7 @@ impl Clients {
             next_number: OWN_NUMBERS,
             shares: BTreeMap::new(),
             keeps: BTreeMap::new(),
+            dropped: 0,
         }
     }
 
@@ -393,6 +396,10 @@ impl Owner {
                 Presence::Gone => self.client_gone(at),
             }
         }
+        let dropped = self.blocks.counts().dropped_total;
+        if std::mem::replace(&mut self.clients.dropped, dropped) != dropped {
+            self.let_go_of_dropped();
+        }
         self.run_actions();
     }
 
@@ -408,8 +415,8 @@ impl Owner {
         let client = self.clients.list.swap_remove(at);
         let epoch = client.line.epoch();
         tracing::info!(client = client.name, epoch = epoch.0, "client gone");
-        for key in client.ephemeral.keys() {
-            self.blocks.end_object(now_ms, client.namespace, *key);
+        for held in client.ephemeral.values() {
+            self.blocks.end_object(now_ms, &held.object);
         }
         self.blocks.engine_gone(now_ms, epoch);
         self.metrics.clients.set(self.clients.list.len() as i64);

@@ -13,7 +13,7 @@ use v1::{ObjectClass, ObjectOutcome, ObjectRefusal};
 use super::Owner;
 use super::clients::{KeepOf, ShareOf};
 use crate::clock;
-use crate::node::client::{Commit, Fetch, Get, Put, WAITING_MAX};
+use crate::node::client::{Commit, Ephemeral, Fetch, Get, OWN_NUMBERS, Put, WAITING_MAX};
 use crate::node::command::FetchName;
 use crate::node::line::Broken;
 
@@ -86,6 +86,9 @@ impl Owner {
             FromClient::Fetch(v1::FetchObjects { keys: wanted, source }) => {
                 let wanted = keys(&wanted, OBJECTS_MAX)?;
                 return self.fetch_objects(at, request, &source, Fetch::Only(wanted));
+            }
+            FromClient::Unpin(v1::UnpinObjects { get }) if get >= OWN_NUMBERS => {
+                return Err(Broken(format!("it unpins {get}, which is no number of a request")));
             }
             FromClient::Unpin(v1::UnpinObjects { get }) => {
                 let epoch = self.clients.list[at].line.epoch();
@@ -237,17 +240,20 @@ impl Owner {
         };
         let there: Vec<(usize, BlockKey)> =
             outcomes.iter().enumerate().filter_map(stored).collect();
-        if class == ObjectClass::Ephemeral {
-            for &(position, key) in &there {
-                if outcomes[position] == ObjectOutcome::Stored {
-                    self.hold_ephemeral(at, key);
-                }
-            }
-        }
         for outcome in &outcomes {
             self.metrics.objects.with_label_values(&[name_of(*outcome)]).inc();
         }
         let mut waiting = Commit { outcomes, why: String::new(), keeping: 0 };
+        if class == ObjectClass::Ephemeral {
+            for &(position, key) in &there {
+                if waiting.outcomes[position] == ObjectOutcome::Stored
+                    && let Err(why) = self.hold_ephemeral(at, key)
+                {
+                    waiting.outcomes[position] = ObjectOutcome::NotKept;
+                    waiting.why = why;
+                }
+            }
+        }
         if class == ObjectClass::Context {
             for (position, key) in there {
                 self.keep_object(at, request, position, key, commit.ttl_ms, &mut waiting);
@@ -290,17 +296,18 @@ impl Owner {
         self.answer_client(at, request, Ok(ToClient::Committed(committed)))
     }
 
-    fn hold_ephemeral(&mut self, at: usize, key: BlockKey) {
-        let number = self.clients.next_number();
+    /// One that cannot be held is a normal object, as is answered then.
+    fn hold_ephemeral(&mut self, at: usize, key: BlockKey) -> Result<(), String> {
+        let pin = self.clients.next_number();
         let client = &mut self.clients.list[at];
         let (epoch, namespace) = (client.line.epoch(), client.namespace);
-        match self.blocks.get_objects(epoch, number, namespace, &[key]) {
-            Ok(_) => {
-                client.ephemeral.insert(key, number);
-            }
-            // It competes as a normal one does.
-            Err(error) => tracing::warn!(client = client.name, %error, "an object is not held"),
+        let object = self.blocks.object_at(namespace, key).ok_or("it is not there any more")?;
+        let pinned = self.blocks.get_objects(epoch, pin, namespace, &[key]);
+        pinned.map_err(|error| error.to_string())?;
+        if let Some(former) = client.ephemeral.insert(key, Ephemeral { object, pin }) {
+            self.blocks.unpin(epoch, former.pin);
         }
+        Ok(())
     }
 
     fn keep_object(
@@ -536,14 +543,31 @@ impl Owner {
     }
 
     fn remove_object(&mut self, at: usize, key: BlockKey) -> bool {
-        let client = &mut self.clients.list[at];
-        let (namespace, epoch) = (client.namespace, client.line.epoch());
-        let held = client.ephemeral.remove(&key);
+        let namespace = self.clients.list[at].namespace;
         let removed = self.blocks.remove_object(clock::now_ms(), namespace, key);
-        if let Some(number) = held {
-            self.blocks.unpin(epoch, number);
+        // Whoever had put it may be another client.
+        for client in self.clients.list.iter_mut().filter(|of| of.namespace == namespace) {
+            let held = client.ephemeral.get(&key);
+            if held.is_some_and(|held| !self.blocks.is_there(&held.object))
+                && let Some(Ephemeral { pin, .. }) = client.ephemeral.remove(&key)
+            {
+                self.blocks.unpin(client.line.epoch(), pin);
+            }
         }
         removed
+    }
+
+    /// Objects that go with their clients have gone before them: their slots come free.
+    pub(super) fn let_go_of_dropped(&mut self) {
+        for client in &mut self.clients.list {
+            let epoch = client.line.epoch();
+            let is_gone = |_: &BlockKey, held: &mut Ephemeral| !self.blocks.is_there(&held.object);
+            let gone: Vec<u64> =
+                client.ephemeral.extract_if(.., is_gone).map(|(_, held)| held.pin).collect();
+            for pin in gone {
+                self.blocks.unpin(epoch, pin);
+            }
+        }
     }
 }
 

@@ -1,26 +1,31 @@
-//! Objects of clients: one is found when all of it is written and not before, and what a dead client held is
-//! free. That their bytes are those that were put is `bytes`', and that nobody writes them any more `writers`'.
+//! Objects of clients: one is found when all of it is written and not before, what a dead client held is free,
+//! and with a client goes only what is its own. That the bytes of objects are those that were put is `bytes`',
+//! and that nobody writes them any more `writers`'.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvasir_blocks::AttachEpoch;
-use kvasir_proto::{BlockKey, Share};
+use kvasir_proto::{BlockKey, Namespace, Share};
 
 use super::Checker;
 use crate::seen::{Life, Seen};
 
 #[derive(Debug, Default)]
 pub struct Objects {
-    /// Whatever some client has written and said so of.
-    put: BTreeSet<BlockKey>,
+    /// Whatever some client has written and said so of, and the namespace of that client.
+    put: BTreeMap<BlockKey, Namespace>,
     /// Stored just now: the next list of that node has them.
     stored: BTreeSet<(Life, BlockKey)>,
     /// Open puts, and whose they are.
     puts: BTreeMap<(Life, Share), AttachEpoch>,
     /// What lives as long as a client.
     ephemeral: BTreeMap<(Life, BlockKey), AttachEpoch>,
-    /// Tenants asked for these to be kept.
+    /// Tenants have asked for these to be kept, so many times, and have not heard yet.
+    asked: BTreeMap<(usize, BlockKey), u32>,
+    /// They were, once.
     kept: BTreeSet<(usize, BlockKey)>,
+    /// What was being kept when the client ended that it was to go with: it goes when it is not kept after all.
+    waiting: BTreeSet<(Life, BlockKey)>,
     /// Clients that ended just now.
     gone: BTreeSet<(Life, AttachEpoch)>,
 }
@@ -38,15 +43,30 @@ impl Objects {
                 return Err(format!("{at:?} has {share}, of client {:?} that has ended", gone.1));
             }
             let of_gone = |((of, _), by): &(&(Life, BlockKey), &AttachEpoch)| (*of, **by) == *gone;
-            let mut keys = self.ephemeral.iter().filter(of_gone).map(|((_, key), _)| *key);
-            let left =
-                |key: &BlockKey| listed.contains(key) && !self.kept.contains(&(at.node, *key));
-            if let Some(key) = keys.find(left) {
+            let keys = self.ephemeral.iter().filter(of_gone).map(|((_, key), _)| *key);
+            let left = |key: &BlockKey| {
+                listed.contains(key)
+                    && !self.kept.contains(&(at.node, *key))
+                    && !self.asked.contains_key(&(at.node, *key))
+            };
+            if let Some(key) = keys.clone().find(left) {
                 return Err(format!(
                     "{at:?} lists {key:?}, which was to go with client {:?}",
                     gone.1
                 ));
             }
+            self.waiting.extend(keys.map(|key| (at, key)));
+        }
+        let is_at = |of: &Life, key: &BlockKey| {
+            *of == at && listed.contains(key) && !self.kept.contains(&(at.node, *key))
+        };
+        self.waiting.retain(|(of, key)| *of != at || is_at(of, key));
+        let over =
+            |(of, key): &&(Life, BlockKey)| *of == at && !self.asked.contains_key(&(at.node, *key));
+        if let Some((_, key)) = self.waiting.iter().find(over) {
+            return Err(format!(
+                "{at:?} lists {key:?}, which is not kept and was to go with a client that has ended"
+            ));
         }
         let gone = std::mem::take(&mut self.gone);
         self.ephemeral.retain(|(of, _), by| !gone.contains(&(*of, *by)));
@@ -68,28 +88,58 @@ impl Checker for Objects {
             Seen::Ended { at, share } => {
                 self.puts.remove(&(*at, *share));
             }
-            Seen::ObjectsStored { at, keys } => {
-                self.put.extend(keys);
+            Seen::ObjectsStored { at, namespace, keys } => {
+                self.put.extend(keys.iter().map(|key| (*key, *namespace)));
+                // Whatever was there had gone before.
+                self.ephemeral.retain(|(of, key), _| of != at || !keys.contains(key));
+                self.waiting.retain(|(of, key)| of != at || !keys.contains(key));
                 self.stored.extend(keys.iter().map(|key| (*at, *key)));
             }
             Seen::Ephemeral { at, epoch, key } => {
                 self.ephemeral.insert((*at, *key), *epoch);
             }
-            Seen::ObjectRemoved { node, key, .. } => {
+            // Who is of another namespace removes nothing.
+            Seen::ObjectRemoved { node, namespace, key }
+                if self.put.get(key) == Some(namespace) =>
+            {
                 self.ephemeral.retain(|(at, of), _| at.node != *node || of != key);
+                self.waiting.retain(|(at, of)| at.node != *node || of != key);
+            }
+            Seen::ObjectWent { at, epoch, key }
+                if self.ephemeral.get(&(*at, *key)) != Some(epoch) =>
+            {
+                return Err(format!(
+                    "{key:?} goes at {at:?} with client {epoch:?}, whose it is not"
+                ));
             }
             Seen::KeepAsked { node, keys, .. } => {
-                self.kept.extend(keys.iter().map(|key| (*node, *key)));
+                for key in keys {
+                    *self.asked.entry((*node, *key)).or_insert(0) += 1;
+                }
+            }
+            Seen::KeepEnded { node, keys, blocks } => {
+                let kept = keys.iter().take(blocks.unwrap_or(0) as usize);
+                let objects = kept.filter(|key| self.put.contains_key(key));
+                self.kept.extend(objects.map(|key| (*node, *key)));
+                for key in keys {
+                    let Some(asked) = self.asked.get_mut(&(*node, *key)) else { continue };
+                    *asked -= 1;
+                    if *asked == 0 {
+                        self.asked.remove(&(*node, *key));
+                    }
+                }
             }
             Seen::Found { at, keys, .. } => {
-                if let Some(key) = keys.iter().find(|key| !self.put.contains(key)) {
+                if let Some(key) = keys.iter().find(|key| !self.put.contains_key(key)) {
                     return Err(format!("{key:?} is found at {at:?}, and nobody has put it"));
                 }
             }
             Seen::ClientGone { at, epoch } => {
                 self.gone.insert((*at, *epoch));
             }
-            Seen::Listing { at, blocks } if !self.stored.is_empty() || !self.gone.is_empty() => {
+            Seen::Listing { at, blocks }
+                if !self.stored.is_empty() || !self.gone.is_empty() || !self.waiting.is_empty() =>
+            {
                 return self.look(*at, &blocks.iter().map(|block| block.key).collect());
             }
             Seen::Crashed { at } => {
@@ -97,6 +147,8 @@ impl Checker for Objects {
                 self.puts.retain(|(of, _), _| of != at);
                 self.ephemeral.retain(|(of, _), _| of != at);
                 self.gone.retain(|(of, _)| of != at);
+                self.waiting.retain(|(of, _)| of != at);
+                self.asked.retain(|(node, _), _| *node != at.node);
             }
             _ => {}
         }

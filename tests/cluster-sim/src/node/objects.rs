@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kvasir_blocks::{AttachEpoch, Commit, KeepRequest, ReserveObjects, Tier};
+use kvasir_blocks::{AttachEpoch, Commit, KeepRequest, ObjectAt, ReserveObjects, Tier};
 use kvasir_proto::{BlockKey, Namespace, Share, Side, SlotIndex, Tenant, TxId};
 
 use super::{LEASE_MS_MAX, Running};
@@ -26,6 +26,8 @@ pub struct Clients {
     /// What is being kept: for whom, which request, and what.
     keeps: BTreeMap<u64, (AttachEpoch, u64, BlockKey, u64)>,
     next: u64,
+    /// Blocks that were found rotten, when it was last looked whether clients hold some of them.
+    dropped: u64,
 }
 
 #[derive(Debug)]
@@ -37,7 +39,8 @@ struct Attached {
     gets: BTreeMap<u64, Get>,
     /// How many of a commit's objects are being kept.
     commits: BTreeMap<u64, usize>,
-    ephemeral: BTreeMap<BlockKey, u64>,
+    /// What goes with it, and the names of the pins.
+    ephemeral: BTreeMap<BlockKey, (ObjectAt, u64)>,
     stopping: BTreeMap<Share, u64>,
     expelled: bool,
 }
@@ -60,7 +63,8 @@ struct Get {
 
 impl Clients {
     pub fn count(&self) -> usize {
-        self.list.len() + self.shares.len() + self.keeps.len()
+        let held: usize = self.list.values().map(|of| of.ephemeral.len()).sum();
+        self.list.len() + self.shares.len() + self.keeps.len() + held
     }
 }
 
@@ -239,10 +243,10 @@ impl Running {
                 Ok(_) | Err(_) => context.covers("a put has lost its lease"),
             }
         }
+        context.see(Seen::ObjectsStored { at, namespace, keys: stored.clone() });
         if kept == Kept::Ephemeral {
             stored.iter().for_each(|key| self.hold_ephemeral(context, epoch, *key));
         }
-        context.see(Seen::ObjectsStored { at, keys: stored });
         let mut keeping = 0;
         if let Kept::For { ttl_ms } = kept {
             let until_unix_ms = unix_ms + ttl_ms;
@@ -279,8 +283,10 @@ impl Running {
         // Never the number of a request.
         let number = SERIALS + self.clients.next;
         let Some(of) = self.clients.list.get_mut(&epoch) else { return };
+        let Some(object) = self.blocks.object_at(of.namespace, key) else { return };
         if let Ok(slots) = self.blocks.get_objects(epoch, number, of.namespace, &[key]) {
-            of.ephemeral.insert(key, number);
+            let former = of.ephemeral.insert(key, (object, number));
+            former.into_iter().for_each(|(_, pin)| self.let_go(context, epoch, pin));
             let slots = slots.iter().flatten().map(|slot| slot.0).collect();
             let reader = Reader::Client(epoch, number);
             context.see(Seen::ReadBegan { at: self.at, reader, slots });
@@ -297,6 +303,7 @@ impl Running {
     ) -> bool {
         let Some(of) = self.clients.keeps.remove(&keep) else { return false };
         let (epoch, request, key, until_unix_ms) = of;
+        context.see(Seen::KeepEnded { node: self.at.node, keys: vec![key], blocks });
         if blocks.is_some() && self.clients.list.contains_key(&epoch) {
             context.covers("an object is kept");
             let (node, keys) = (self.at.node, vec![key]);
@@ -404,15 +411,36 @@ impl Running {
         epoch: AttachEpoch,
         (namespace, key): (Namespace, BlockKey),
     ) {
-        let of = self.clients.list.get_mut(&epoch);
-        let held = of.and_then(|of| of.ephemeral.remove(&key));
         context.see(Seen::ObjectRemoved { node: self.at.node, namespace, key });
         self.blocks.remove_object(context.now_ms(), namespace, key);
-        if let Some(number) = held {
-            let reader = Reader::Client(epoch, number);
-            context.see(Seen::ReadEnded { at: self.at, reader });
-            self.blocks.unpin(epoch, number);
+        // Whoever had put it may be another client.
+        let is_it = |object: &ObjectAt| (object.namespace, object.key) == (namespace, key);
+        if self.let_go_of_gone(context, is_it).iter().any(|of| *of != epoch) {
+            context.covers("an ephemeral object is removed by another client");
         }
+    }
+
+    /// Of these objects, those that go with their clients and have gone before them: their slots come free.
+    /// Answers with the clients.
+    fn let_go_of_gone(
+        &mut self,
+        context: &mut Context,
+        of_them: impl Fn(&ObjectAt) -> bool,
+    ) -> Vec<AttachEpoch> {
+        let mut gone = Vec::new();
+        for (epoch, of) in &mut self.clients.list {
+            let is_gone = |_: &BlockKey, held: &mut (ObjectAt, u64)| {
+                of_them(&held.0) && !self.blocks.is_there(&held.0)
+            };
+            gone.extend(of.ephemeral.extract_if(.., is_gone).map(|(_, held)| (*epoch, held.1)));
+        }
+        gone.iter().for_each(|(epoch, pin)| self.let_go(context, *epoch, *pin));
+        gone.into_iter().map(|(epoch, _)| epoch).collect()
+    }
+
+    fn let_go(&mut self, context: &mut Context, epoch: AttachEpoch, pin: u64) {
+        context.see(Seen::ReadEnded { at: self.at, reader: Reader::Client(epoch, pin) });
+        self.blocks.unpin(epoch, pin);
     }
 
     // ---- its end ----
@@ -437,6 +465,10 @@ impl Running {
                 context.after(1, Event::ClientStep { at, epoch: *epoch });
             }
         }
+        let dropped = self.blocks.counts().dropped_total;
+        if std::mem::replace(&mut self.clients.dropped, dropped) != dropped {
+            self.let_go_of_gone(context, |_| true);
+        }
     }
 
     fn client_gone(&mut self, context: &mut Context, epoch: AttachEpoch) {
@@ -452,9 +484,14 @@ impl Running {
         }
         self.clients.keeps.retain(|_, keep| keep.0 != epoch);
         context.see(Seen::ClientGone { at, epoch });
-        for key in of.ephemeral.keys() {
-            context.covers("an ephemeral object goes with its client");
-            self.blocks.end_object(now_ms, of.namespace, *key);
+        for (object, _) in of.ephemeral.values() {
+            let (namespace, key) = (object.namespace, object.key);
+            let was_there = self.blocks.find_object(namespace, key).is_some();
+            self.blocks.end_object(now_ms, object);
+            if was_there && self.blocks.find_object(namespace, key).is_none() {
+                context.covers("an ephemeral object goes with its client");
+                context.see(Seen::ObjectWent { at, epoch, key });
+            }
         }
         self.blocks.engine_gone(now_ms, epoch);
     }

@@ -351,6 +351,9 @@ impl Running {
     fn keep_ended(&mut self, context: &mut Context, keep: u64, blocks: Option<u32>) {
         let Some((from, promise)) = self.keeps.remove(&keep) else { return };
         let node = self.at.node;
+        if let Promise::Keep { keys, .. } = &promise {
+            context.see(Seen::KeepEnded { node, keys: keys.clone(), blocks });
+        }
         let reply = match (blocks, promise) {
             (Some(blocks), Promise::Keep { mut keys, until_unix_ms }) => {
                 keys.truncate(blocks as usize);
