@@ -14,6 +14,8 @@ pub const OBJECTS: u64 = 10;
 /// In a run, and in each hour of a long one.
 const CLIENTS_MAX: usize = 14;
 const CLIENTS_AN_HOUR: u64 = 200;
+/// Runs in which two clients have to do with one object besides.
+const RIVALS_PERCENT: u64 = 30;
 /// Conversations of each tenant: prompts of one begin alike.
 const CONVERSATIONS: u64 = 3;
 const PROMPT_BLOCKS_MAX: u64 = 7;
@@ -158,6 +160,35 @@ impl ClientPlan {
     pub fn tenant_of_keys(&self) -> u64 {
         if self.curious { (self.tenant + 1) % TENANTS } else { self.tenant }
     }
+}
+
+/// One has put an object for as long as it lives; meanwhile the other one removes it and puts it anew, or has it
+/// kept.
+fn rivals(random: &mut Random, id: u64, nodes: usize, busy_us: u64) -> [ClientPlan; 2] {
+    let objects = vec![random.draw() % OBJECTS];
+    let put = |kept| ObjectOp::Put { objects: objects.clone(), kept };
+    let find = || ObjectOp::Find { objects: objects.clone() };
+    let mut first = ClientPlan {
+        curious: false,
+        pace_us: random.between(50, 2_000),
+        lease_ms: 1_500,
+        dies_at_op: None,
+        leaves_last: false,
+        ops: vec![put(Kept::Ephemeral)],
+        ..client(random, id, nodes, busy_us)
+    };
+    first.ops.extend((0..random.between(2, 12)).map(|_| find()));
+    let mut second = ClientPlan {
+        id: id + 1,
+        at_us: first.at_us + random.between(4, 12) * first.pace_us,
+        ops: match random.percent(60) {
+            true => vec![ObjectOp::Remove { objects: objects.clone() }, put(Kept::Normal)],
+            false => vec![put(Kept::For { ttl_ms: random.between(200, 100_000) })],
+        },
+        ..first.clone()
+    };
+    second.ops.extend((0..random.between(0, 4)).map(|_| find()));
+    [first, second]
 }
 
 fn client(random: &mut Random, id: u64, nodes: usize, busy_us: u64) -> ClientPlan {
@@ -334,6 +365,10 @@ impl Plan {
         let (nodes, busy_us) = (self.nodes.len(), self.busy_us);
         let clients = 0..random.below(CLIENTS_MAX) as u64;
         self.clients = clients.map(|id| client(random, id, nodes, busy_us)).collect();
+        if random.percent(RIVALS_PERCENT) {
+            let id = self.clients.len() as u64;
+            self.clients.extend(rivals(random, id, nodes, busy_us));
+        }
         self
     }
 }
