@@ -256,9 +256,8 @@ async fn tails_take_as_much_room_as_their_shares_need() {
         };
         pair.decode.allocate(request).await.expect("room");
     }
-    let taken = async |pair: &Pair| pair.decode.metric("tail_bytes").await;
     // Checksums of one page and what its engine may say: nine granules, where 1 MiB has 1,024.
-    assert_eq!(taken(&pair).await, SHARES as f64 * 9.0 * 1024.0);
+    pair.decode.shows("tail_bytes", SHARES as f64 * 9.0 * 1024.0).await;
     for serial in 1..=SHARES {
         pair.decode.abort(D(serial)).await;
     }
@@ -270,7 +269,7 @@ async fn tails_take_as_much_room_as_their_shares_need() {
         ..allocate(P(99), &pair.prompt)
     };
     pair.decode.allocate(request).await.expect("room");
-    assert_eq!(taken(&pair).await, 1024.0);
+    pair.decode.shows("tail_bytes", 1024.0).await;
     pair.decode.abort(P(99)).await;
     pair.is_quiet().await;
 }

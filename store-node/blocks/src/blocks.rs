@@ -36,7 +36,6 @@ use crate::gets::Gets;
 use crate::imms::Imms;
 use crate::index::Found;
 use crate::pool_work::Fills;
-use crate::pools::PoolTable;
 use crate::replicas::Replicas;
 use crate::share::ShareRecord;
 use crate::share_state::Refusal;
@@ -195,7 +194,7 @@ impl Blocks {
             self.admin_unpin(pin);
         }
         let pins = self.cache.slots().tally().pins;
-        let has_pool = self.cache.pool().is_some();
+        let has_pool = !self.cache.pools().is_empty();
         if !self.shares.is_empty() || pins > 0 || !self.rises.all.is_empty() || has_pool {
             return Err(Busy { shares: as_u32(self.shares.len()), pins: as_u32(pins) });
         }
@@ -293,7 +292,7 @@ impl Blocks {
 
     pub fn counts(&self) -> Counts {
         let tally = self.cache.slots().tally();
-        let pool = self.cache.pool().map(PoolTable::tally).unwrap_or_default();
+        let pool = self.cache.pools().tally();
         Counts {
             slots: self.cache.slots().len(),
             free: tally.free,
@@ -377,9 +376,9 @@ impl Blocks {
 
     /// All keys, exact at the sequence it carries.
     pub fn snapshot(&self) -> Snapshot {
-        let (index, pool) = (self.cache.index(), self.cache.pool());
-        let in_pool = |key: &BlockKey| pool.is_some_and(|pool| pool.block(*key).is_some());
-        let mut keys: Vec<BlockKey> = pool.into_iter().flat_map(PoolTable::keys).collect();
+        let (index, pools) = (self.cache.index(), self.cache.pools());
+        let in_pool = |key: &BlockKey| pools.block(*key).is_some();
+        let mut keys: Vec<BlockKey> = pools.keys().into_iter().collect();
         let vram_keys = keys.len();
         keys.extend(index.iter().map(|(_, entry)| entry.key).filter(|key| !in_pool(key)));
         let dram_keys = keys.len() - vram_keys;

@@ -1,4 +1,4 @@
-//! The cache: slots, index, what lies on the SSD and in the engine's pool, and event log, which must change together
+//! The cache: slots, index, what lies on the SSD and in engines' pools, and event log, which must change together
 //! and change only here.
 //!
 //! It knows nothing of transactions beyond the share that a private slot is reserved for. It must
@@ -8,10 +8,11 @@
 
 use kvasir_proto::{BlockKey, Generation, Namespace, Share, SlotIndex};
 
-use crate::api::{BlockChange, Tier};
+use crate::api::{AttachEpoch, BlockChange, Tier};
 use crate::events::EventLog;
 use crate::eviction::Eviction;
 use crate::index::{Entry, Index};
+use crate::pool_set::PoolSet;
 use crate::pools::PoolTable;
 use crate::slot_state::{SlotEvent, SlotState};
 use crate::slots::Slots;
@@ -26,7 +27,7 @@ pub(crate) struct Cache {
     evicted_total: u64,
     evicted_unsunk_total: u64,
     eviction: Eviction,
-    pool: Option<PoolTable>,
+    pools: PoolSet,
 }
 
 impl Cache {
@@ -39,7 +40,7 @@ impl Cache {
             evicted_total: 0,
             evicted_unsunk_total: 0,
             eviction,
-            pool: None,
+            pools: PoolSet::default(),
         }
     }
 
@@ -263,37 +264,38 @@ impl Cache {
         }
     }
 
-    /// The attached engine's pool, when it has one.
-    pub(crate) fn pool(&self) -> Option<&PoolTable> {
-        self.pool.as_ref()
+    /// The pools of the attached engines.
+    pub(crate) fn pools(&self) -> &PoolSet {
+        &self.pools
     }
 
-    pub(crate) fn pool_mut(&mut self) -> Option<&mut PoolTable> {
-        self.pool.as_mut()
+    pub(crate) fn pools_mut(&mut self) -> &mut PoolSet {
+        &mut self.pools
     }
 
-    pub(crate) fn open_pool(&mut self, pool: PoolTable) {
-        self.close_pool();
-        self.pool = Some(pool);
+    pub(crate) fn open_pool(&mut self, epoch: AttachEpoch, pool: PoolTable) {
+        self.close_pool(epoch);
+        self.pools.insert(epoch, pool);
     }
 
-    /// Nothing of the pool counts any more.
-    pub(crate) fn close_pool(&mut self) {
-        let Some(pool) = self.pool.take() else { return };
+    /// Nothing of this engine's pool counts any more.
+    pub(crate) fn close_pool(&mut self, epoch: AttachEpoch) {
+        let Some(pool) = self.pools.remove(epoch) else { return };
         pool.keys().for_each(|key| self.tell_left_pool(key));
     }
 
-    /// A page of the pool holds this block from now on.
+    /// A page of an engine's pool holds this block from now on.
     pub(crate) fn hold(
         &mut self,
         now_ms: u64,
-        page: u32,
+        (epoch, page): (AttachEpoch, u32),
         key: BlockKey,
         of: (Namespace, Option<BlockKey>),
     ) {
-        if let Some(pool) = &mut self.pool
-            && pool.hold(now_ms, page, key, of)
-        {
+        let was_in_pool = self.is_in_pool(key);
+        let Some(pool) = self.pools.of_mut(epoch) else { return };
+        pool.hold(now_ms, page, key, of);
+        if !was_in_pool {
             let was = match self.index.find(key) {
                 Some(_) => Some(Tier::Dram),
                 None => self.tier_below(key),
@@ -303,8 +305,8 @@ impl Cache {
     }
 
     /// The engine wants these pages back.
-    pub(crate) fn drop_pages(&mut self, handle: u64, pages: &[u32]) {
-        let gone = self.pool.as_mut().map(|pool| pool.drop_pages(handle, pages));
+    pub(crate) fn drop_pages(&mut self, epoch: AttachEpoch, handle: u64, pages: &[u32]) {
+        let gone = self.pools.of_mut(epoch).map(|pool| pool.drop_pages(handle, pages));
         gone.into_iter().flatten().for_each(|key| self.tell_left_pool(key));
     }
 
@@ -337,21 +339,24 @@ impl Cache {
         self.log.push(BlockChange { key, removed, tier }, was);
     }
 
-    /// The same of one that is in no page now.
+    /// The same of one that is in no page of an engine now; another engine may have it in one.
     fn tell_left_pool(&mut self, key: BlockKey) {
+        if self.is_in_pool(key) {
+            return;
+        }
         match self.index.find(key) {
             Some(_) => self.tell_here(key, Some(Tier::Vram)),
             None => self.tell_gone(key, Some(Tier::Vram)),
         }
     }
 
-    /// Where a block can be had that is neither in the pool nor in a slot.
+    /// Where a block can be had that is neither in a pool nor in a slot.
     fn tier_below(&self, key: BlockKey) -> Option<Tier> {
         self.ssd.contains(key).then_some(Tier::Ssd)
     }
 
     /// Then what becomes of it elsewhere is no change of where it can be had fastest.
     fn is_in_pool(&self, key: BlockKey) -> bool {
-        self.pool.as_ref().is_some_and(|pool| pool.block(key).is_some())
+        self.pools.block(key).is_some()
     }
 }

@@ -15,7 +15,8 @@
 //!    `blocks/bucket.rs`: what is sent to an object store; `bucket.rs`: what is known of it.
 //!    `blocks/prefetch.rs`: what rises on a hint.
 //!    `blocks/objects.rs`: objects of clients that are no engines.
-//!    `blocks/pools.rs`: an engine's own pages; `pools.rs`: who may touch each; `pool_work.rs`: what is being filled.
+//!    `blocks/pools.rs`: engines' own pages; `pools.rs`: who may touch each; `pool_set.rs`: what all engines have there
+//!    together; `pool_work.rs`: what is being filled.
 //! 5. `blocks/admin.rs`: what administrators ask for; `admin.rs`: its words.
 //!    `blocks/replication.rs`: copies on other nodes, and draining; `replicas.rs`: what it remembers.
 //! 6. [`moving`]: pushes between nodes, and their ends; copies.
@@ -39,6 +40,7 @@ mod gets;
 mod imms;
 mod index;
 pub mod moving;
+mod pool_set;
 mod pool_work;
 mod pools;
 mod replicas;

@@ -1,4 +1,4 @@
-//! The pages of an engine's own pool: who may touch each, and which blocks they hold.
+//! The pages of one engine's own pool: who may touch each, and which blocks they hold.
 //!
 //! The engine gives pages out and takes them back; the node only knows what it was told. Copies are the
 //! shell's, and each is begun and ended here, so that no page goes back to the engine while one touches it.
@@ -9,7 +9,7 @@ use std::hash::BuildHasherDefault;
 
 use kvasir_proto::{BlockKey, Namespace};
 
-use crate::api::{AttachEpoch, PoolError};
+use crate::api::PoolError;
 use crate::index::KeyHasher;
 
 /// Who may touch a page.
@@ -71,7 +71,6 @@ pub(crate) struct PoolTally {
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct PoolTable {
-    epoch: AttachEpoch,
     pages: Vec<PageState>,
     tally: PoolTally,
     blocks: HashMap<BlockKey, PoolBlock, BuildHasherDefault<KeyHasher>>,
@@ -84,9 +83,8 @@ pub(crate) struct PoolTable {
 }
 
 impl PoolTable {
-    pub(crate) fn new(epoch: AttachEpoch, pages: u32) -> Self {
+    pub(crate) fn new(pages: u32) -> Self {
         PoolTable {
-            epoch,
             pages: vec![PageState::Free; pages as usize],
             tally: PoolTally { pages, ..PoolTally::default() },
             blocks: HashMap::default(),
@@ -95,11 +93,6 @@ impl PoolTable {
             dropped: VecDeque::new(),
             next: 0,
         }
-    }
-
-    /// Whose pool it is.
-    pub(crate) fn epoch(&self) -> AttachEpoch {
-        self.epoch
     }
 
     pub(crate) fn tally(&self) -> PoolTally {
@@ -385,6 +378,19 @@ impl PoolTable {
             return Err(format!("the pool's tally is {:?} and should be {tally:?}", self.tally));
         }
         Ok(())
+    }
+}
+
+impl std::ops::Add for PoolTally {
+    type Output = PoolTally;
+
+    fn add(self, other: PoolTally) -> PoolTally {
+        PoolTally {
+            pages: self.pages + other.pages,
+            held: self.held + other.held,
+            filling: self.filling + other.filling,
+            dropping: self.dropping + other.dropping,
+        }
     }
 }
 

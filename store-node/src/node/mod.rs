@@ -1,7 +1,7 @@
-//! The node: one thread that owns the block core, the attached engine and every push.
+//! The node: one thread that owns the block core, the attached engines and every push.
 //!
 //! Reading path: [`owner`] (the switchboard), then what it holds: [`leg`] for each share,
-//! [`session`] and [`steps`] for the engine, [`client`] for each client of objects, [`writers`] for the other nodes, [`events`] for
+//! [`session`] and [`steps`] for each engine, [`client`] for each client of objects, [`writers`] for the other nodes, [`events`] for
 //! conductors, [`copier`] for copies on other nodes. What is decided of pushes and their ends is the core's ([`kvasir_blocks::moving`]).
 //! What comes in goes through [`inbox`].
 
@@ -19,6 +19,7 @@ pub mod peer_message;
 pub mod session;
 pub mod sources;
 pub mod steps;
+pub mod watch;
 pub mod writers;
 
 /// Where the serials of transactions begin that the node begins itself, so that none meets another: copies,

@@ -1,14 +1,18 @@
-//! The node's end of the attached engine's line: what it is, and how far it is with its steps.
+//! The node's end of one attached engine's line: what the engine is, how far it is with its steps, what it was told to
+//! stop, and its pool.
 
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
+use kvasir_blocks::moving::engine_stops::EngineStops;
 use kvasir_proto::{SlotLayout, v1};
 use prost::Message;
 
 use super::line::{Broken, Line, LineError};
 use super::steps::Steps;
 use crate::attach::control::Progress;
+use crate::pool::Pool;
 
 /// See the module.
 #[derive(Debug)]
@@ -18,6 +22,10 @@ pub struct Session {
     pub line: Line,
     /// When somebody last said what the engine plays.
     pub role_set_ms: Option<u64>,
+    /// Stops that the engine has been told, and when it is expelled instead.
+    pub stops: EngineStops,
+    /// Pages of its own, while it is listened to.
+    pub pool: Option<Arc<Pool>>,
 }
 
 impl Session {
@@ -34,7 +42,8 @@ impl Session {
         let line = Line::open(instance.attach_epoch, memory, connection)?;
         // A layout of more layers is refused before.
         let steps = Steps::new(layout.layers() as u16);
-        Ok(Session { instance, steps, line, role_set_ms: None })
+        let stops = EngineStops::default();
+        Ok(Session { instance, steps, line, role_set_ms: None, stops, pool: None })
     }
 
     pub fn load(&self) -> v1::InstanceLoad {

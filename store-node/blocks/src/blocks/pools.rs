@@ -1,4 +1,4 @@
-//! Between the pages of an engine's own pool and the slots: what the engine says that its pages hold, what is copied into
+//! Between the pages of engines' own pools and the slots: what an engine says that its pages hold, what is copied into
 //! slots so that others and the tiers below have it too, and what is copied into pages.
 //!
 //! A block comes from a page into a slot as one comes from the SSD: the slot rises, and is committed when the block
@@ -24,20 +24,18 @@ const PRESSED: usize = 4;
 impl Blocks {
     /// An engine that has attached has a pool of so many pages.
     pub fn open_pool(&mut self, epoch: AttachEpoch, pages: u32) {
-        self.close_fills();
-        self.cache.open_pool(PoolTable::new(epoch, pages));
+        self.close_fills(epoch);
+        self.cache.open_pool(epoch, PoolTable::new(pages));
     }
 
     /// Nothing of this engine's pool counts any more. Copies under way are answered as ever, and count for nothing.
     pub fn close_pool(&mut self, epoch: AttachEpoch) {
-        if self.cache.pool().is_some_and(|pool| pool.epoch() == epoch) {
-            self.close_fills();
-            self.cache.close_pool();
-        }
+        self.close_fills(epoch);
+        self.cache.close_pool(epoch);
     }
 
-    fn close_fills(&mut self) {
-        self.fills.all.values_mut().for_each(Fill::stop);
+    fn close_fills(&mut self, epoch: AttachEpoch) {
+        self.fills.all.values_mut().filter(|fill| fill.epoch == epoch).for_each(Fill::stop);
     }
 
     /// These pages hold these blocks of a chain, which begins after `parent`, and nobody changes them until they are
@@ -48,6 +46,7 @@ impl Blocks {
     pub fn hold_pages(
         &mut self,
         now_ms: u64,
+        epoch: AttachEpoch,
         (namespace, parent): (Namespace, Option<BlockKey>),
         keys: &[BlockKey],
         pages: &[u32],
@@ -55,8 +54,7 @@ impl Blocks {
         if keys.len() != pages.len() {
             return Err(PoolError::Count { keys: keys.len(), pages: pages.len() });
         }
-        let pool = self.cache.pool().ok_or(PoolError::NoPool)?;
-        pool.check_free(pages)?;
+        self.cache.pools().of(epoch)?.check_free(pages)?;
         if let Some(parent) = parent
             && self.namespace_of(parent).is_some_and(|of| of != namespace)
         {
@@ -68,7 +66,7 @@ impl Blocks {
             if !self.may_be(key, namespace, before) {
                 return Err(PoolError::OtherBlock(key));
             }
-            self.cache.hold(now_ms, page, key, (namespace, before));
+            self.cache.hold(now_ms, (epoch, page), key, (namespace, before));
             before = Some(key);
         }
         Ok(())
@@ -82,8 +80,7 @@ impl Blocks {
         let same_in_memory = in_memory.is_none_or(|entry| {
             entry.namespace == namespace && entry.parent.and_then(key_of) == parent
         });
-        let pool = self.cache.pool();
-        same_in_memory && pool.is_none_or(|pool| pool.fits(key, namespace, parent))
+        same_in_memory && self.cache.pools().fits(key, namespace, parent)
     }
 
     /// The engine wants these pages back: [`Action::PagesDropped`] says when it may have them. What no other tier has is
@@ -91,13 +88,19 @@ impl Blocks {
     ///
     /// # Errors
     /// [`PoolError`]; then nothing was done.
-    pub fn drop_pages(&mut self, now_ms: u64, handle: u64, pages: &[u32]) -> Result<(), PoolError> {
-        let pool = self.cache.pool().ok_or(PoolError::NoPool)?;
+    pub fn drop_pages(
+        &mut self,
+        now_ms: u64,
+        (epoch, handle): (AttachEpoch, u64),
+        pages: &[u32],
+    ) -> Result<(), PoolError> {
+        let pool = self.cache.pools().of(epoch)?;
         pool.check_drop(pages)?;
+        let last = pool.last_of(pages);
         self.cache.set_now(now_ms);
         let copies_max = PRESSED * self.pool_copies_max();
-        for key in pool_keys(self.cache.pool(), pages) {
-            if self.has_elsewhere(key) {
+        for key in last {
+            if self.has_elsewhere(key) || self.another_holds(epoch, key) {
                 continue;
             }
             let room = copies_max.saturating_sub(self.pool_copies());
@@ -105,9 +108,8 @@ impl Blocks {
             let all = path.iter().all(|key| self.sink_page(now_ms, *key));
             self.totals.pool_dropped_unsunk += u64::from(path.is_empty() || !all);
         }
-        self.cache.drop_pages(handle, pages);
-        let epoch = self.cache.pool().map(PoolTable::epoch);
-        for fill in self.fills.all.values_mut().filter(|fill| Some(fill.epoch) == epoch) {
+        self.cache.drop_pages(epoch, handle, pages);
+        for fill in self.fills.all.values_mut().filter(|fill| fill.epoch == epoch) {
             fill.give_up(pages);
         }
         self.tell_dropped();
@@ -123,14 +125,12 @@ impl Blocks {
     pub fn fill_pages(
         &mut self,
         now_ms: u64,
-        (share, handle): (Share, u64),
+        (share, epoch, handle): (Share, AttachEpoch, u64),
         keys: &[BlockKey],
         pages: &[u32],
     ) -> Result<(), PoolError> {
         self.forget_until(now_ms);
-        let pool = self.cache.pool().ok_or(PoolError::NoPool)?;
-        let epoch = pool.epoch();
-        pool.check_free(pages)?;
+        self.cache.pools().of(epoch)?.check_free(pages)?;
         let Some(first) = keys.len().checked_sub(pages.len()) else {
             return Err(PoolError::Count { keys: keys.len(), pages: pages.len() });
         };
@@ -179,7 +179,7 @@ impl Blocks {
             // Refused by no state of a share that was just made.
             let _ = record.state.on(ShareEvent::ReadBegin);
         }
-        if let Some(pool) = self.cache.pool_mut() {
+        if let Some(pool) = self.cache.pools_mut().of_mut(epoch) {
             pool.begin_fill(pages);
         }
         let mut fill = Fill {
@@ -209,12 +209,11 @@ impl Blocks {
     /// [`PoolError`]; then nothing is done.
     pub fn fill_from_share(
         &mut self,
-        (share, first, handle): (Share, u32, u64),
+        (share, first): (Share, u32),
+        (epoch, handle): (AttachEpoch, u64),
         pages: &[u32],
     ) -> Result<(), PoolError> {
-        let pool = self.cache.pool().ok_or(PoolError::NoPool)?;
-        let epoch = pool.epoch();
-        pool.check_free(pages)?;
+        self.cache.pools().of(epoch)?.check_free(pages)?;
         if let Some(record) = self.shares.get(&share) {
             let end = u64::from(first) + pages.len() as u64;
             if end > u64::from(record.prompt_pages) {
@@ -226,7 +225,7 @@ impl Blocks {
             self.actions.push_back(Action::PagesFilled { epoch, handle, blocks: 0 });
             return Ok(());
         }
-        if let Some(pool) = self.cache.pool_mut() {
+        if let Some(pool) = self.cache.pools_mut().of_mut(epoch) {
             pool.begin_fill(pages);
         }
         self.fills.insert(Fill {
@@ -268,7 +267,7 @@ impl Blocks {
     /// Begins copies between the pool and slots, as far as there may be more. To be called before the actions are drained,
     /// whenever anything has happened.
     pub fn copy_pages(&mut self, now_ms: u64) {
-        if self.cache.pool().is_none() && self.fills.all.is_empty() {
+        if self.cache.pools().is_empty() && self.fills.all.is_empty() {
             return;
         }
         let fills: Vec<u64> = self.fills.all.keys().copied().collect();
@@ -297,7 +296,7 @@ impl Blocks {
                 let sums = sums.or((of.hold != Hold::Pinned).then(Vec::new))?;
                 Some((of.slot, self.cache.slots().generation(of.slot)?, sums))
             });
-            let pool = self.cache.pool_mut().filter(|pool| pool.epoch() == epoch);
+            let pool = self.cache.pools_mut().of_mut(epoch);
             let may_write = of.is_some() && pool.is_some_and(|pool| pool.begin_write(page));
             let Some((slot, generation, checksums)) = of.filter(|_| may_write) else {
                 // The engine wants the page back, or the share has been aborted, or the block dropped.
@@ -316,8 +315,7 @@ impl Blocks {
     /// A copy into a page is over.
     pub fn page_written(&mut self, now_ms: u64, copy: u64, result: Result<(), WritePageError>) {
         let Some(write) = self.fills.writes.remove(&copy) else { return };
-        let pool = self.cache.pool_mut();
-        if let Some(pool) = pool.filter(|pool| pool.epoch() == write.epoch) {
+        if let Some(pool) = self.cache.pools_mut().of_mut(write.epoch) {
             pool.end_write(write.page);
         }
         if result == Err(WritePageError::Corrupt) {
@@ -336,7 +334,7 @@ impl Blocks {
         let Some(fill) = self.fills.remove(number) else { return };
         let Fill { epoch, handle, share, owns_share, ref pages, .. } = fill;
         let blocks = fill.filled();
-        if let Some(pool) = self.cache.pool_mut().filter(|pool| pool.epoch() == epoch) {
+        if let Some(pool) = self.cache.pools_mut().of_mut(epoch) {
             let pages: Vec<u32> = pages.iter().copied().flatten().collect();
             pool.end_fill(&pages);
             self.actions.push_back(Action::PagesFilled { epoch, handle, blocks });
@@ -371,7 +369,15 @@ impl Blocks {
         true
     }
 
-    /// Copies between the pool and slots that are not over.
+    /// Whose pool a block rises from, where it rises from one.
+    pub fn rises_from(&self, rise: u64) -> Option<AttachEpoch> {
+        match self.rises.all.get(&rise)?.from {
+            RiseFrom::Pool { epoch, .. } => Some(epoch),
+            RiseFrom::Ssd | RiseFrom::Bucket => None,
+        }
+    }
+
+    /// Copies between pools and slots that are not over.
     pub(super) fn pool_copies(&self) -> usize {
         self.rises.of_pool as usize + self.fills.writes.len()
     }
@@ -385,7 +391,7 @@ impl Blocks {
     /// Copies blocks into slots that only the pool has, those first that were held first.
     fn sink_pages(&mut self, now_ms: u64) {
         self.cache.set_now(now_ms);
-        while let Some(key) = self.cache.pool().and_then(PoolTable::next_waiting) {
+        while let Some(key) = self.cache.pools().next_waiting() {
             let room = self.pool_copies_max().saturating_sub(self.pool_copies());
             if room == 0 {
                 return;
@@ -397,10 +403,14 @@ impl Blocks {
             {
                 return;
             }
-            if let Some(pool) = self.cache.pool_mut() {
-                pool.looked_after(key);
-            }
+            self.cache.pools_mut().looked_after(key);
         }
+    }
+
+    /// The pool of another engine has it too.
+    fn another_holds(&self, epoch: AttachEpoch, key: BlockKey) -> bool {
+        let mut others = self.cache.pools().iter().filter(|(of, _)| *of != epoch);
+        others.any(|(_, pool)| pool.block(key).is_some())
     }
 
     /// Another tier has it, or will in a moment.
@@ -411,9 +421,9 @@ impl Blocks {
     }
 
     /// The blocks to copy so that this one can be committed, itself the last: those before it that no slot has. `None`
-    /// when one of them is not in the pool either, or they are too many.
+    /// when one of them is in no pool either, or they are too many.
     fn sink_path(&self, key: BlockKey, blocks_max: usize) -> Option<Vec<BlockKey>> {
-        let pool = self.cache.pool()?;
+        let pools = self.cache.pools();
         let comes = |key: &BlockKey| {
             self.cache.index().find(*key).is_some() || self.rises.of_key(*key).is_some()
         };
@@ -424,7 +434,7 @@ impl Blocks {
                 return None;
             }
             path.push(key);
-            next = pool.block(key)?.parent.filter(|parent| !comes(parent));
+            next = pools.block(key)?.parent.filter(|parent| !comes(parent));
         }
         path.reverse();
         Some(path)
@@ -432,7 +442,7 @@ impl Blocks {
 
     /// Begins to copy a block of the pool, where nothing that was used since it was held has to go for it.
     fn sink_page(&mut self, now_ms: u64, key: BlockKey) -> bool {
-        let Some(held) = self.cache.pool().and_then(|pool| pool.block(key)) else { return false };
+        let Some(held) = self.cache.pools().block(key) else { return false };
         let (of, since_ms) = ((held.namespace, held.parent), held.since_ms);
         self.cache.has_slot_unused_since(since_ms)
             && self.begin_pool_rise(now_ms, of, key).is_some()
@@ -446,9 +456,11 @@ impl Blocks {
         key: BlockKey,
     ) -> Option<(u64, SlotIndex)> {
         let slot = self.cache.rise()?;
-        let pool = self.cache.pool_mut().expect("it has the block");
-        pool.looked_after(key);
-        let (epoch, page) = (pool.epoch(), pool.begin_read(key).expect("a page holds the block"));
+        let pools = self.cache.pools_mut();
+        pools.looked_after(key);
+        let epoch = pools.holder(key).expect("a pool holds the block");
+        let page = pools.of_mut(epoch).and_then(|pool| pool.begin_read(key));
+        let page = page.expect("a page holds the block");
         let rise = self.insert_rise(now_ms, of, key, (RiseFrom::Pool { epoch, page }, slot));
         self.actions.push_back(Action::ReadPage { rise, epoch, page, slot });
         Some((rise, slot))
@@ -456,23 +468,21 @@ impl Blocks {
 
     /// A copy of a page is over. False when the pool is not there any more.
     pub(super) fn end_pool_read(&mut self, epoch: AttachEpoch, page: u32) -> bool {
-        let Some(pool) = self.cache.pool_mut().filter(|pool| pool.epoch() == epoch) else {
-            return false;
-        };
+        let Some(pool) = self.cache.pools_mut().of_mut(epoch) else { return false };
         pool.end_read(page);
         self.tell_dropped();
         true
     }
 
     fn tell_dropped(&mut self) {
-        let Some(pool) = self.cache.pool_mut() else { return };
-        let epoch = pool.epoch();
-        while let Some(handle) = pool.next_dropped() {
-            self.actions.push_back(Action::PagesDropped { epoch, handle });
+        for (epoch, pool) in self.cache.pools_mut().iter_mut() {
+            while let Some(handle) = pool.next_dropped() {
+                self.actions.push_back(Action::PagesDropped { epoch, handle });
+            }
         }
     }
 
-    /// The pool's books are those of the copies under way.
+    /// The pools' books are those of the copies under way.
     pub(super) fn check_pool(&self) -> Result<(), String> {
         for (number, fill) in &self.fills.all {
             let writes = self.fills.writes.values().filter(|write| write.fill == *number).count();
@@ -488,19 +498,16 @@ impl Blocks {
         if self.fills.of_share.len() != self.shares.values().filter(|of| of.is_fill).count() {
             return Err("there are shares of fills that are over".to_owned());
         }
-        let Some(pool) = self.cache.pool() else { return Ok(()) };
-        let of_page = |from: RiseFrom| match from {
-            RiseFrom::Pool { epoch, page } if epoch == pool.epoch() => Some(page),
-            _ => None,
-        };
-        let reading = self.rises.all.values().filter(|rise| rise.landed.is_none());
-        let reads: Vec<u32> = reading.filter_map(|rise| of_page(rise.from)).collect();
-        let writing = self.fills.writes.values().filter(|write| write.epoch == pool.epoch());
-        let writes: Vec<u32> = writing.map(|write| write.page).collect();
-        pool.check(&reads, &writes)
+        self.cache.pools().iter().try_for_each(|(of, pool)| {
+            let of_page = |from: RiseFrom| match from {
+                RiseFrom::Pool { epoch, page } if epoch == of => Some(page),
+                _ => None,
+            };
+            let reading = self.rises.all.values().filter(|rise| rise.landed.is_none());
+            let reads: Vec<u32> = reading.filter_map(|rise| of_page(rise.from)).collect();
+            let writing = self.fills.writes.values().filter(|write| write.epoch == of);
+            let writes: Vec<u32> = writing.map(|write| write.page).collect();
+            pool.check(&reads, &writes)
+        })
     }
-}
-
-fn pool_keys(pool: Option<&PoolTable>, pages: &[u32]) -> Vec<BlockKey> {
-    pool.map(|pool| pool.last_of(pages)).unwrap_or_default()
 }

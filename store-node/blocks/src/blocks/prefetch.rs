@@ -103,7 +103,7 @@ impl Blocks {
     pub(super) fn namespace_of(&self, key: BlockKey) -> Option<Namespace> {
         let slot = self.cache.index().find(key);
         let in_memory = slot.and_then(|slot| self.cache.index().entry(slot));
-        let in_pool = || Some(self.cache.pool()?.block(key)?.namespace);
+        let in_pool = || Some(self.cache.pools().block(key)?.namespace);
         let below = || self.cache.ssd().get(key).or(self.bucket.get(key));
         let elsewhere = || in_pool().or_else(|| Some(below()?.namespace));
         in_memory.map(|entry| entry.namespace).or_else(elsewhere)

@@ -333,9 +333,7 @@ impl Blocks {
         loop {
             let before = at;
             let parent = |at: usize| at.checked_sub(1).map(|before| keys[before]);
-            if let Some(pool) = self.cache.pool() {
-                at += pool.prefix(namespace, parent(at), &keys[at..]);
-            }
+            at += self.cache.pools().prefix(namespace, parent(at), &keys[at..]);
             if ssd_is_usable {
                 let ssd = self.cache.ssd();
                 at += ssd.prefix(namespace, self.layout, parent(at), &keys[at..]);
@@ -351,7 +349,7 @@ impl Blocks {
 
     /// Whether anything can be read from below memory now.
     pub(super) fn below_is_usable(&self, now_ms: u64) -> bool {
-        self.bucket.usable || self.ssd_is_usable(now_ms) || self.cache.pool().is_some()
+        self.bucket.usable || self.ssd_is_usable(now_ms) || !self.cache.pools().is_empty()
     }
 
     /// A page of a share that is read from the SSD or the object store, by this share first or by an earlier one.
@@ -378,7 +376,7 @@ impl Blocks {
         namespace: Namespace,
         key: BlockKey,
     ) -> Option<(u64, SlotIndex)> {
-        let held = self.cache.pool().and_then(|pool| pool.block(key));
+        let held = self.cache.pools().block(key);
         if let Some(parent) =
             held.filter(|held| held.namespace == namespace).map(|held| held.parent)
         {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kvasir_proto::{BlockKey, Namespace};
 
 use super::{PageState, PoolTable};
-use crate::api::{AttachEpoch, PoolError};
+use crate::api::PoolError;
 
 const PAGES: u32 = 6;
 const KEYS: u64 = 4;
@@ -16,7 +16,7 @@ fn key(number: u64) -> BlockKey {
 }
 
 fn table() -> PoolTable {
-    PoolTable::new(AttachEpoch(1), PAGES)
+    PoolTable::new(PAGES)
 }
 
 #[derive(Debug, Default)]

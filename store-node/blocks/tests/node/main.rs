@@ -20,3 +20,4 @@ mod sim_ssd;
 mod simulation;
 mod support;
 mod tiers;
+mod two_pools;

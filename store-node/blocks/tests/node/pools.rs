@@ -29,13 +29,16 @@ impl Pool {
         let pages: Vec<u32> = (page..).take(keys.len() - first).collect();
         let now_ms = self.node.now_ms;
         let of = (namespace(""), parent);
-        let held = self.node.blocks.hold_pages(now_ms, of, &keys[first..], &pages);
+        let held = self.node.blocks.hold_pages(now_ms, EPOCH, of, &keys[first..], &pages);
         self.node.check();
         held
     }
 
     fn drop(&mut self, handle: u64, pages: &[u32]) -> String {
-        self.node.blocks.drop_pages(self.node.now_ms, handle, pages).expect("pages to drop");
+        self.node
+            .blocks
+            .drop_pages(self.node.now_ms, (EPOCH, handle), pages)
+            .expect("pages to drop");
         self.node.actions()
     }
 
@@ -46,7 +49,7 @@ impl Pool {
         let pages: Vec<u32> = (page..).take(keys.len() - first).collect();
         let share = share(&format!("{}s", self.serial));
         let now_ms = self.node.now_ms;
-        let asked = self.node.blocks.fill_pages(now_ms, (share, handle), &keys, &pages);
+        let asked = self.node.blocks.fill_pages(now_ms, (share, EPOCH, handle), &keys, &pages);
         asked.expect("pages to fill");
         self.node.actions()
     }
@@ -112,7 +115,7 @@ fn a_page_that_is_read_goes_back_when_that_is_over() {
     let (first, page) = pool.node.reads.remove(0);
     pool.node.blocks.risen(pool.node.now_ms, first, Ok(vec![page.into()]));
     assert_eq!(pool.node.actions(), "", "the other one is still read");
-    let again = pool.node.blocks.drop_pages(0, 8, &[0]).expect_err("it is being dropped");
+    let again = pool.node.blocks.drop_pages(0, (EPOCH, 8), &[0]).expect_err("it is being dropped");
     assert_eq!(again, PoolError::Taken { page: 0, state: "being dropped" });
     assert_eq!(pool.read(), "Dropped(7)");
     assert_eq!(pool.tier("ab"), Some(Tier::Dram));
@@ -306,7 +309,7 @@ fn pages_of_a_share_are_named_late() {
     let mut pool = Pool::new(64, 16);
     pool.node.open("7d", "abc", 1);
     // Before anything has come; the last page is not full.
-    pool.node.blocks.fill_from_share((share("7d"), 1, 5), &[8, 9, 10]).expect("pages");
+    pool.node.blocks.fill_from_share((share("7d"), 1), (EPOCH, 5), &[8, 9, 10]).expect("pages");
     assert_eq!((pool.node.actions(), pool.node.writes.len()), (String::new(), 0));
     pool.node.blocks.arrived(pool.node.now_ms, share("7d"), sums(4)).expect("settled");
     assert_eq!(pool.node.actions(), "");
@@ -318,13 +321,13 @@ fn pages_of_a_share_are_named_late() {
     pool.node.assert_idle();
     // After it; and what is to be computed is not there.
     pool.node.open("8p", "abcd", 1);
-    pool.node.blocks.fill_from_share((share("8p"), 2, 6), &[0, 1]).expect("pages");
+    pool.node.blocks.fill_from_share((share("8p"), 2), (EPOCH, 6), &[0, 1]).expect("pages");
     pool.node.actions();
     assert_eq!(pool.written(Ok(())), "Filled/1(6)");
-    let refused = pool.node.blocks.fill_from_share((share("8p"), 4, 6), &[0, 1]);
+    let refused = pool.node.blocks.fill_from_share((share("8p"), 4), (EPOCH, 6), &[0, 1]);
     assert_eq!(refused, Err(PoolError::NotOfShare { pages: 5 }));
     pool.node.release("8p");
-    pool.node.blocks.fill_from_share((share("8p"), 0, 7), &[0]).expect("pages");
+    pool.node.blocks.fill_from_share((share("8p"), 0), (EPOCH, 7), &[0]).expect("pages");
     assert_eq!(pool.node.actions(), "Released(8p) Filled/0(7)");
     pool.node.assert_idle();
 }
@@ -334,7 +337,7 @@ fn a_share_that_is_aborted_ends_when_no_copy_reads_it() {
     let mut pool = Pool::new(64, 16);
     pool.node.fill("1p", "ab");
     pool.node.open("7p", "ab", 1);
-    pool.node.blocks.fill_from_share((share("7p"), 0, 5), &[0, 1]).expect("pages");
+    pool.node.blocks.fill_from_share((share("7p"), 0), (EPOCH, 5), &[0, 1]).expect("pages");
     pool.node.actions();
     assert_eq!(pool.node.writes.len(), 2);
     pool.node.blocks.abort(pool.node.now_ms, share("7p"), AbortReason::PeerLost);
@@ -354,8 +357,8 @@ fn nothing_more_of_an_aborted_share_is_copied() {
     let mut pool = Pool::new(16, 16);
     pool.node.fill("1p", "abcd");
     pool.node.open("7p", "abcd", 1);
-    pool.node.blocks.fill_from_share((share("7p"), 0, 5), &[0]).expect("pages");
-    pool.node.blocks.fill_from_share((share("7p"), 1, 6), &[1, 2, 3]).expect("pages");
+    pool.node.blocks.fill_from_share((share("7p"), 0), (EPOCH, 5), &[0]).expect("pages");
+    pool.node.blocks.fill_from_share((share("7p"), 1), (EPOCH, 6), &[1, 2, 3]).expect("pages");
     pool.node.actions();
     assert_eq!(pool.node.writes.len(), 2, "one of each");
     pool.node.blocks.abort(pool.node.now_ms, share("7p"), AbortReason::PeerLost);
@@ -396,18 +399,18 @@ fn what_an_engine_cannot_mean_is_refused() {
     let mut pool = Pool::new(64, 4);
     let of = (namespace(""), None);
     let (blocks, keys) = (&mut pool.node.blocks, chain("ab"));
-    let refused = blocks.hold_pages(0, of, &keys, &[1]).expect_err("a page is missing");
+    let refused = blocks.hold_pages(0, EPOCH, of, &keys, &[1]).expect_err("a page is missing");
     assert_eq!(refused, PoolError::Count { keys: 2, pages: 1 });
-    let refused = blocks.hold_pages(0, of, &keys, &[3, 4]).expect_err("no such page");
+    let refused = blocks.hold_pages(0, EPOCH, of, &keys, &[3, 4]).expect_err("no such page");
     assert_eq!(refused, PoolError::NoSuchPage { page: 4, pages: 4 });
-    blocks.hold_pages(0, of, &keys, &[0, 1]).expect("held");
+    blocks.hold_pages(0, EPOCH, of, &keys, &[0, 1]).expect("held");
     // Known after another block, or in another namespace.
-    let refused = blocks.hold_pages(0, of, &keys[1..], &[2]).expect_err("another parent");
+    let refused = blocks.hold_pages(0, EPOCH, of, &keys[1..], &[2]).expect_err("another parent");
     assert_eq!(refused, PoolError::OtherBlock(keys[1]));
     let other = (namespace("tenant"), Some(keys[0]));
-    let refused = blocks.hold_pages(0, other, &chain_in("tenant", "b"), &[2]);
+    let refused = blocks.hold_pages(0, EPOCH, other, &chain_in("tenant", "b"), &[2]);
     assert_eq!(refused, Err(PoolError::OtherBlock(keys[0])));
-    let fills = (share("9s"), 1);
+    let fills = (share("9s"), EPOCH, 1);
     let refused = blocks.fill_pages(0, fills, &keys, &[2, 3, 0]).expect_err("too many pages");
     assert_eq!(refused, PoolError::Taken { page: 0, state: "held" });
     let refused = blocks.fill_pages(0, fills, &keys[..1], &[2, 3]).expect_err("too many pages");
@@ -415,8 +418,8 @@ fn what_an_engine_cannot_mean_is_refused() {
     pool.node.fill("1p", "q");
     assert_eq!(pool.node.slot("q"), SlotIndex(0));
     let (blocks, q) = (&mut pool.node.blocks, chain("q"));
-    let refused = blocks.hold_pages(0, (namespace(""), Some(keys[0])), &q, &[2]);
+    let refused = blocks.hold_pages(0, EPOCH, (namespace(""), Some(keys[0])), &q, &[2]);
     assert_eq!(refused, Err(PoolError::OtherBlock(q[0])));
-    let refused = Node::new(8).blocks.drop_pages(0, 1, &[0]).expect_err("no pool");
+    let refused = Node::new(8).blocks.drop_pages(0, (EPOCH, 1), &[0]).expect_err("no pool");
     assert_eq!(refused, PoolError::NoPool);
 }

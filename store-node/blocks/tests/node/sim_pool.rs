@@ -243,7 +243,8 @@ impl World {
             self.pool.pages[page as usize] = Page::Held(key);
             self.pool.contents[page as usize] = Some(key);
         }
-        let held = self.blocks.hold_pages(self.now_ms, (namespace, parent), keys, &pages);
+        let held =
+            self.blocks.hold_pages(self.now_ms, self.epoch, (namespace, parent), keys, &pages);
         held.expect("pages that are the engine's, and blocks that are what they are");
     }
 
@@ -259,7 +260,9 @@ impl World {
         let handle = self.pool.handle();
         self.pool.set(&pages, Page::Dropping(handle));
         self.pool.drops.insert(handle, pages.clone());
-        self.blocks.drop_pages(self.now_ms, handle, &pages).expect("pages that the node has");
+        self.blocks
+            .drop_pages(self.now_ms, (self.epoch, handle), &pages)
+            .expect("pages that the node has");
     }
 
     fn fill(&mut self) {
@@ -275,7 +278,8 @@ impl World {
         let wanted = keys[keys.len() - pages.len()..].to_vec();
         self.pool.set(&pages, Page::Filling(handle));
         self.pool.fills.insert(handle, Fill { share: None, wanted, pages: pages.clone() });
-        let filled = self.blocks.fill_pages(self.now_ms, (share, handle), &keys, &pages);
+        let filled =
+            self.blocks.fill_pages(self.now_ms, (share, self.epoch, handle), &keys, &pages);
         filled.expect("pages that are the engine's");
     }
 
@@ -294,7 +298,8 @@ impl World {
         self.pool.set(&pages, Page::Filling(handle));
         let fill = Fill { share: Some(share), wanted, pages: pages.clone() };
         self.pool.fills.insert(handle, fill);
-        let filled = self.blocks.fill_from_share((share, first as u32, handle), &pages);
+        let filled =
+            self.blocks.fill_from_share((share, first as u32), (self.epoch, handle), &pages);
         filled.expect("pages of a prompt");
     }
 

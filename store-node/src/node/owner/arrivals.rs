@@ -90,14 +90,14 @@ impl Owner {
                     status: status.into(),
                     ..v1::Bound::default()
                 };
-                self.tell_engine(v1::node_to_engine::Message::Bound(message));
+                self.tell_engine(epoch, v1::node_to_engine::Message::Bound(message));
             }
         }
     }
 
     /// The slots are settled: the engine may begin.
     pub(super) fn bound(&mut self, share: Share, epoch: AttachEpoch, bound: Bound) {
-        if self.session.as_ref().is_none_or(|session| session.line.epoch() != epoch) {
+        if self.engines.get(epoch).is_none() {
             return;
         }
         let Some(leg) = self.legs.get_mut(&share) else { return };
@@ -114,7 +114,7 @@ impl Owner {
             cached_tokens: bound.cached_tokens,
             ephemeral: view.is_some_and(|view| view.request.is_ephemeral),
         };
-        self.tell_engine(v1::node_to_engine::Message::Bound(message));
+        self.tell_engine(epoch, v1::node_to_engine::Message::Bound(message));
         self.tell_ready(share);
         // What is cached can be pushed at once.
         self.pump(share);
@@ -125,13 +125,14 @@ impl Owner {
         let Some(leg) = self.legs.get_mut(&share) else { return };
         let Some(incoming) = &mut leg.incoming else { return };
         let IncomingState::Arrived { engine, told } = &mut incoming.state else { return };
-        if share.side != Side::Decode || leg.engine.is_none() || std::mem::replace(told, true) {
+        let Some(epoch) = leg.engine.filter(|_| share.side == Side::Decode) else { return };
+        if std::mem::replace(told, true) {
             return;
         }
         let message = v1::Ready { tx: Some(share.tx.into()), tail: std::mem::take(engine) };
         // From now on the engine renews, at the next of its regular times.
         let _ = self.blocks.renew(clock::now_ms(), share, leg.lease_ms);
-        self.tell_engine(v1::node_to_engine::Message::Ready(message));
+        self.tell_engine(epoch, v1::node_to_engine::Message::Ready(message));
     }
 
     /// Settles a fetch whose source sent less than was asked for.

@@ -2,15 +2,14 @@
 //! is in `objects`.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use kvasir_blocks::{AbortReason, AttachEpoch};
 use kvasir_proto::{Namespace, Share, Tenant, TxId, objects, v1};
-use rustix::event::epoll;
 
-use super::engine::CacheShape;
+use super::engines::CacheShape;
 use super::{BATCH, Owner};
 use crate::attach::control::CONTROL_BYTES;
 use crate::attach::doorbell;
@@ -22,6 +21,7 @@ use crate::node::client::{Client, OWN_NUMBERS};
 use crate::node::command::Refused;
 use crate::node::generations::Generations;
 use crate::node::line::{Broken, Line, Presence};
+use crate::node::watch::Watch;
 
 /// Clients at once, and tokens given to others.
 const CLIENTS_MAX: usize = 64;
@@ -77,35 +77,6 @@ struct Pending {
     until_ms: u64,
 }
 
-/// What the node's thread sleeps on for all clients: their doorbells, and their connections and processes.
-#[derive(Debug)]
-struct Watch {
-    bells: OwnedFd,
-    ends: OwnedFd,
-}
-
-impl Watch {
-    fn new() -> rustix::io::Result<Self> {
-        let make = || epoll::create(epoll::CreateFlags::CLOEXEC);
-        Ok(Watch { bells: make()?, ends: make()? })
-    }
-
-    fn add(&self, line: &Line) -> rustix::io::Result<()> {
-        let [bell, connection, process] = line.fds();
-        let (data, flags) = (epoll::EventData::new_u64(0), epoll::EventFlags::IN);
-        epoll::add(&self.bells, bell, data, flags)?;
-        epoll::add(&self.ends, connection, data, flags)?;
-        epoll::add(&self.ends, process, data, flags)
-    }
-
-    /// A connection that is closed stays readable: its end has been seen.
-    fn forget_connection(&self, line: &Line) {
-        let [bell, connection, _] = line.fds();
-        let _ = epoll::delete(&self.bells, bell);
-        let _ = epoll::delete(&self.ends, connection);
-    }
-}
-
 impl Clients {
     pub fn new() -> Self {
         Clients {
@@ -143,7 +114,7 @@ impl Clients {
 
     /// Ready when a client rings; and when one may have gone.
     pub(super) fn fds(&self) -> Option<[BorrowedFd<'_>; 2]> {
-        self.watch.as_ref().map(|watch| [watch.bells.as_fd(), watch.ends.as_fd()])
+        self.watch.as_ref().map(Watch::fds)
     }
 
     pub(super) fn announce_sleep(&self) {

@@ -6,8 +6,8 @@
 //! - `arrivals`: pages that come
 //! - `stops`: making sure that nobody writes any more
 //! - `failures`: telling receivers that a push to them has failed
-//! - `engine`: the attached engine; `role`: what it plays
-//! - `pools`: that engine's own pages
+//! - `engines`: which are attached; `engine`: what each of them says; `role`: what it plays
+//! - `pools`: engines' own pages
 //! - `clients` and `objects`: processes that put and get objects; `fetches`: what they want of other nodes
 //! - `tiers`: what sinks to the SSD and rises from it; `bucket`: the same of the object store
 //! - `routes`: queries of engines elsewhere over what is here
@@ -21,6 +21,7 @@ mod bucket;
 mod clients;
 mod contexts;
 mod engine;
+mod engines;
 mod failures;
 mod fetches;
 mod objects;
@@ -39,7 +40,6 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvasir_blocks::moving::engine_stops::EngineStops;
 use kvasir_blocks::moving::sent_pushes::SentPushes;
 use kvasir_blocks::moving::tail_space::TailSpace;
 use kvasir_blocks::moving::writer_stops::WriterStops;
@@ -49,7 +49,7 @@ use kvasir_transfer::spin::Spin;
 use kvasir_transfer::{Driver, RegionHandle, SharedMemory, TransferEngine};
 
 use self::clients::Clients;
-use self::engine::{CacheShape, PendingAttach};
+use self::engines::{CacheShape, Engines};
 pub use self::failures::Failure;
 use self::fetches::Fetches;
 use self::pools::Pools;
@@ -62,7 +62,6 @@ use super::copier::Copier;
 use super::events::Events;
 use super::inbox::{Bell, End, FromPeer, Inbox, Post};
 use super::leg::Leg;
-use super::session::Session;
 use super::sources::Sources;
 use super::writers::Writers;
 use crate::attach::doorbell;
@@ -124,15 +123,11 @@ pub struct Owner {
     legs: BTreeMap<Share, Leg>,
     /// Stops that peers have been asked for.
     stops: WriterStops,
-    /// Stops that the engine has been told, and when it is expelled instead.
-    engine_stops: EngineStops,
     writers: Writers,
     sent: SentPushes,
     transfer: TransferEngine,
     driver: Option<Driver>,
-    session: Option<Session>,
-    pending_attach: Option<PendingAttach>,
-    attach_epoch: u32,
+    engines: Engines,
     clients: Clients,
     cache: Option<CacheShape>,
     /// What is below memory.
@@ -192,14 +187,11 @@ impl Owner {
             tails,
             legs: BTreeMap::new(),
             stops: WriterStops::default(),
-            engine_stops: EngineStops::default(),
             writers,
             sent: SentPushes::default(),
             transfer,
             driver,
-            session: None,
-            pending_attach: None,
-            attach_epoch: 0,
+            engines: Engines::default(),
             clients: Clients::new(),
             cache: None,
             tiers: Tiers::new(ssd, bucket),
@@ -266,7 +258,7 @@ impl Owner {
             self.take_end(end);
             worked = true;
         }
-        worked |= self.take_engine();
+        worked |= self.take_engines();
         worked |= self.take_clients();
         worked |= self.take_ssd();
         worked |= self.take_bucket();
@@ -356,7 +348,7 @@ impl Owner {
 
     /// What happens now and then.
     fn tick(&mut self, now_ms: u64) {
-        self.look_after_engine();
+        self.look_after_engines();
         self.look_after_engine_stops(now_ms);
         self.look_after_clients(now_ms);
         self.look_after_stops(now_ms);
@@ -376,7 +368,7 @@ impl Owner {
             self.pump_all();
             self.run_actions();
         }
-        let outbox = self.flush_engine() | self.flush_clients() | self.flush_tiers();
+        let outbox = self.flush_engines() | self.flush_clients() | self.flush_tiers();
         let outbox = outbox | self.pools.flush();
         let current = self.events.advance(now_ms, &self.blocks);
         self.report.gauges_stale |= worked;
@@ -389,9 +381,7 @@ impl Owner {
     fn sleep(&mut self, timeout: Duration) {
         let bell: Arc<Bell> = Arc::clone(&self.inbox.bell);
         doorbell::announce_sleep(&bell.sleeping);
-        if let Some(session) = &self.session {
-            doorbell::announce_sleep(session.line.control().node_sleeps());
-        }
+        self.engines.announce_sleep();
         self.clients.announce_sleep();
         if let Some(driver) = &mut self.driver {
             driver.announce_sleep();
@@ -405,31 +395,23 @@ impl Owner {
         }
         bell.bell.clear();
         doorbell::awake(&bell.sleeping);
-        if let Some(session) = &self.session {
-            session.line.clear_bell();
-            doorbell::awake(session.line.control().node_sleeps());
-        }
+        self.engines.awake();
         self.clients.awake();
     }
 
     fn sleep_on(&mut self, bell: &Bell, timeout: Duration) {
         let patience = self.driver.as_mut().and_then(Driver::patience);
         let timeout = patience.map_or(timeout, |patience| timeout.min(patience));
-        // An engine that is not listened to any more has a connection that is always readable:
-        // its end is looked for at each tick.
-        let session = self.session.as_ref().filter(|session| !session.line.is_expelled());
-        let engine = session.map(|session| session.line.fds());
-        let clients = self.clients.fds();
+        let (engines, clients) = (self.engines.fds(), self.clients.fds());
         let mut fds = vec![bell.bell.as_fd()];
-        fds.extend(engine.iter().flatten());
+        fds.extend(engines.iter().flatten());
+        let engine_ends = engines.map_or(0, |_| 1 << (fds.len() - 1));
         fds.extend(clients.iter().flatten());
         let client_ends = clients.map_or(0, |_| 1 << (fds.len() - 1));
         fds.extend(self.driver.as_ref().and_then(Driver::wake_fd));
         let ready = doorbell::sleep(&fds, timeout);
-        let engine_ends = if engine.is_some() { 0b1100 } else { 0 };
         if ready & engine_ends != 0 {
-            self.look_after_engine();
-            self.run_actions();
+            self.look_after_engines();
         }
         if ready & client_ends != 0 {
             self.look_after_clients(clock::now_ms());

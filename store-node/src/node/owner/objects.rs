@@ -129,7 +129,7 @@ impl Owner {
 
     /// Engines go first: where one is attached, clients leave it a part of the slots.
     fn leaves_room(&self, wanted: usize) -> Result<(), Refusal> {
-        if self.session.is_none() {
+        if self.engines.is_empty() {
             return Ok(());
         }
         let (available, slots) = (self.blocks.available(), self.blocks.counts().slots);

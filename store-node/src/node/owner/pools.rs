@@ -1,4 +1,4 @@
-//! The attached engine's own pages: what it says of them, and the copies that the core asks for.
+//! Engines' own pages: what each says of its own, and the copies that the core asks for.
 
 use std::sync::Arc;
 
@@ -20,22 +20,17 @@ impl From<kvasir_blocks::PoolError> for Broken {
     }
 }
 
-/// The pool of the attached engine, and who copies.
+/// Who copies between pools and slots. The pools are with their engines' sessions.
 #[derive(Debug)]
 pub struct Pools {
     /// Started with the first pool.
     copier: Option<PageCopier>,
-    current: Option<(AttachEpoch, Arc<Pool>)>,
     next_fill: u64,
 }
 
 impl Pools {
     pub fn new() -> Self {
-        Pools { copier: None, current: None, next_fill: SERIALS_OF_FILLS }
-    }
-
-    pub(super) fn is_any(&self) -> bool {
-        self.current.is_some()
+        Pools { copier: None, next_fill: SERIALS_OF_FILLS }
     }
 
     fn next_share(&mut self, incarnation: u64) -> Share {
@@ -63,12 +58,15 @@ impl Owner {
 
     pub(super) fn open_pool(&mut self, epoch: AttachEpoch, pool: Arc<Pool>) {
         self.blocks.open_pool(epoch, pool.layout.pages());
-        self.pools.current = Some((epoch, pool));
+        if let Some(session) = self.engines.get_mut(epoch) {
+            session.pool = Some(pool);
+        }
     }
 
     /// The engine is not listened to any more, or gone. Copies under way go on.
-    pub(super) fn close_pool(&mut self) {
-        let Some((epoch, pool)) = self.pools.current.take() else { return };
+    pub(super) fn close_pool(&mut self, epoch: AttachEpoch) {
+        let session = self.engines.get_mut(epoch);
+        let Some(pool) = session.and_then(|session| session.pool.take()) else { return };
         self.blocks.close_pool(epoch);
         pool.close();
         if let Some(copier) = &mut self.pools.copier {
@@ -76,7 +74,11 @@ impl Owner {
         }
     }
 
-    pub(super) fn hold_pages(&mut self, hold: &v1::HoldPages) -> Result<(), Broken> {
+    pub(super) fn hold_pages(
+        &mut self,
+        epoch: AttachEpoch,
+        hold: &v1::HoldPages,
+    ) -> Result<(), Broken> {
         let namespace = Namespace::try_from(hold.namespace.as_slice())?;
         let parent = match &*BlockKey::list(&hold.parent)? {
             [] => None,
@@ -85,11 +87,15 @@ impl Owner {
         };
         let keys = BlockKey::list(&hold.keys)?;
         let of = (namespace, parent);
-        Ok(self.blocks.hold_pages(clock::now_ms(), of, &keys, &hold.pages)?)
+        Ok(self.blocks.hold_pages(clock::now_ms(), epoch, of, &keys, &hold.pages)?)
     }
 
-    pub(super) fn drop_pages(&mut self, drop: &v1::DropPages) -> Result<(), Broken> {
-        Ok(self.blocks.drop_pages(clock::now_ms(), drop.handle, &drop.pages)?)
+    pub(super) fn drop_pages(
+        &mut self,
+        epoch: AttachEpoch,
+        drop: &v1::DropPages,
+    ) -> Result<(), Broken> {
+        Ok(self.blocks.drop_pages(clock::now_ms(), (epoch, drop.handle), &drop.pages)?)
     }
 
     pub(super) fn fill_pages(
@@ -108,17 +114,17 @@ impl Owner {
                 self.pages_filled(epoch, fill.handle, 0);
                 return Ok(());
             }
-            let of = (share, first_page, fill.handle);
-            return Ok(self.blocks.fill_from_share(of, &fill.pages)?);
+            let (of, by) = ((share, first_page), (epoch, fill.handle));
+            return Ok(self.blocks.fill_from_share(of, by, &fill.pages)?);
         }
         let share = self.pools.next_share(self.incarnation);
-        let of = (share, fill.handle);
+        let of = (share, epoch, fill.handle);
         Ok(self.blocks.fill_pages(clock::now_ms(), of, &keys, &fill.pages)?)
     }
 
     pub(super) fn copy_page(&mut self, epoch: AttachEpoch, page: u32, slot: SlotIndex, way: Way) {
-        let pool = self.pools.current.as_ref().filter(|(of, _)| *of == epoch);
-        let (Some((_, pool)), Some(cache)) = (pool, &self.cache) else {
+        let pool = self.engines.get(epoch).and_then(|session| session.pool.as_ref());
+        let (Some(pool), Some(cache)) = (pool, &self.cache) else {
             // It was closed after the core has asked for this.
             return self.page_copied(match way {
                 Way::IntoSlot { rise } => {
@@ -140,8 +146,8 @@ impl Owner {
             Copied::IntoSlot { rise, result } => {
                 // An engine that has left may use its memory for something else, and leaves before it does: what was
                 // copied counts only if it has not left by now.
-                if result.is_ok() {
-                    self.look_after_engine();
+                if let Some(epoch) = self.blocks.rises_from(rise).filter(|_| result.is_ok()) {
+                    self.look_after_engine(epoch);
                 }
                 self.blocks.risen(clock::now_ms(), rise, result);
             }
@@ -155,16 +161,10 @@ impl Owner {
     }
 
     pub(super) fn pages_dropped(&mut self, epoch: AttachEpoch, handle: u64) {
-        self.tell_pool_owner(epoch, ToEngine::PagesDropped(v1::PagesDropped { handle }));
+        self.tell_engine(epoch, ToEngine::PagesDropped(v1::PagesDropped { handle }));
     }
 
     pub(super) fn pages_filled(&mut self, epoch: AttachEpoch, handle: u64, blocks: u32) {
-        self.tell_pool_owner(epoch, ToEngine::PagesFilled(v1::PagesFilled { handle, blocks }));
-    }
-
-    fn tell_pool_owner(&mut self, epoch: AttachEpoch, message: ToEngine) {
-        if self.session.as_ref().is_some_and(|session| session.line.epoch() == epoch) {
-            self.tell_engine(message);
-        }
+        self.tell_engine(epoch, ToEngine::PagesFilled(v1::PagesFilled { handle, blocks }));
     }
 }

@@ -21,7 +21,7 @@ pub struct Reported {
 
 impl Owner {
     pub(super) fn describe(&self) -> v1::NodeDescription {
-        let session = self.session.as_ref().filter(|session| !session.line.is_expelled());
+        let session = self.engines.heard().next();
         let counts = self.blocks.counts();
         v1::NodeDescription {
             node_id: self.config.node_id.clone(),

@@ -1,4 +1,4 @@
-//! Which of the two roles the attached engine plays, where it can do both. Conductors set it and follow
+//! Which of the two roles an attached engine plays, where it can do both. Conductors set it and follow
 //! it; the engine itself takes whatever comes, so that what runs is finished and a conductor that has not
 //! heard yet is served.
 
@@ -15,12 +15,10 @@ impl Owner {
     ) -> Result<v1::SetRoleReply, Refused> {
         let now_ms = clock::now_ms();
         let incarnation = self.incarnation;
-        let session = self.session.as_mut().filter(|session| !session.line.is_expelled());
+        let session = self.engines.get_mut(kvasir_blocks::AttachEpoch(request.attach_epoch));
         let session = session.filter(|session| {
-            let instance = &session.instance;
             incarnation == request.incarnation
-                && instance.instance_id == request.instance_id
-                && instance.attach_epoch == request.attach_epoch
+                && session.instance.instance_id == request.instance_id
         });
         let Some(session) = session else {
             return Err(Refused::NotFound(format!(

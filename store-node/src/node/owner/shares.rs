@@ -69,7 +69,7 @@ impl Owner {
             return Err(Refused::Precondition("no engine has attached to this node".into()));
         };
         let layout = Arc::clone(&cache.layout);
-        let served = self.session.as_ref().is_some_and(|session| !session.line.is_expelled());
+        let served = self.engines.heard().next().is_some();
         if request.replica && share.side != Side::Prefill {
             return Err(Refused::Invalid("only a share of the prefill side is a replica".into()));
         }
@@ -363,7 +363,7 @@ impl Owner {
 
     fn ended(&mut self, share: Share, outcome: Outcome) {
         self.stops.forget(share);
-        self.engine_stops.let_go(share);
+        self.engines.let_go(share);
         self.object_risen(share);
         self.clients.shares.remove(&share);
         self.end_leg(share, outcome);

@@ -286,7 +286,7 @@ impl Owner {
         if self.drain_until_ms.is_some() {
             return Err(PrefetchError::Draining);
         }
-        if !self.tiers.are_any() && !self.pools.is_any() {
+        if !self.tiers.are_any() && !self.engines.have_pools() {
             return Err(PrefetchError::NoSsd);
         }
         let tx = TxId { conductor_incarnation: self.incarnation, serial: self.tiers.next_hint };
