@@ -116,11 +116,11 @@ pub enum TransferThread {
     Node,
 }
 
-/// Certificates of a node towards other nodes, in PEM.
+/// Certificates of a node, or of an engine that sends queries to nodes, towards other nodes, in PEM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TransferTls {
-    /// This node's certificate, and those between it and the authority.
+    /// Its own certificate, and those between it and the authority.
     pub certificate: Option<PathBuf>,
     /// The certificate's private key.
     pub key: Option<PathBuf>,

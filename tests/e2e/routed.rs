@@ -7,6 +7,7 @@ mod checkpoint;
 mod support;
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use checkpoint::{IndexerSizes, Sizes, random_checkpoint};
 use futures::future::join_all;
@@ -15,7 +16,7 @@ use support::answers::{check_many, reusable_tokens};
 use support::cluster::Cluster;
 use support::eventually;
 use support::expected::Expected;
-use support::peers::{Ask, Peer, tokens};
+use support::peers::{Ask, LONG_LEASE_MS, Peer, tokens};
 use support::vectors::{Case, ROW_VALUES, Variant};
 
 /// Of both models: heads, layers, and the values of a row that are the value.
@@ -28,7 +29,8 @@ const RECALLS: &str = "kvasir_engine_recalls_total";
 const PUSHED: &str = "kvasir_store_pushed_bytes_total";
 
 fn ask(serial: u64, case: &Case) -> Ask {
-    Ask { serial, prompt: case.prompt.clone(), max_tokens: case.greedy.len() as u32 }
+    let max_tokens = case.greedy.len() as u32;
+    Ask { serial, prompt: case.prompt.clone(), max_tokens, lease_ms: LONG_LEASE_MS }
 }
 
 /// Those with a full block before their last token.
@@ -211,6 +213,27 @@ async fn check_grief(
 #[tokio::test]
 async fn a_lease_that_is_lost_in_mid_generation_costs_no_token() {
     check_grief(PATIENT, async |_, holder, ask| holder.lose_lease(ask).await, |_, _| ()).await;
+}
+
+#[tokio::test]
+async fn a_route_outlives_its_lease_for_as_long_as_the_answer_lasts() {
+    let Pair { cluster, holder, engine, case, .. } = &Pair::start(PATIENT).await;
+    let lease = Duration::from_secs(1);
+    // As many tokens as the model has positions for: the answer is given up when its lease would have run out twice.
+    let lease_ms = lease.as_millis() as u64;
+    let asked = Ask { max_tokens: 3_500, lease_ms, ..ask(3, case) };
+    let mut events = engine.routed(&[holder], &asked).await.expect("it is taken");
+    let began = Instant::now();
+    while began.elapsed() < 3 * lease {
+        let event = events.message().await.expect("no error");
+        assert!(event.is_some(), "the answer is longer than its leases");
+    }
+    assert_eq!(cluster.sum("both-2", RECALLS, &[]).await, 0.0, "the prefix stayed where it is");
+    drop(events);
+    eventually("what it held is let go", async || {
+        cluster.sum("-node", "kvasir_store_shares", &[]).await == 0.0
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use kvasir_proto::v1;
 use kvasir_route::Domain;
+use kvasir_store_node::config::TransferTls;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -76,6 +77,8 @@ pub struct Config {
     pub layer_log: Option<PathBuf>,
     /// Attention over blocks that other nodes hold.
     pub routes: Routes,
+    /// TLS for routed queries over TCP: on when its three files are set, and then it must be on at every node.
+    pub transfer_tls: TransferTls,
 }
 
 /// How queries go to nodes that hold blocks, and partial results come back.
@@ -129,6 +132,7 @@ impl Default for Config {
             drain_ms: 5_000,
             layer_log: None,
             routes: Routes::default(),
+            transfer_tls: TransferTls::default(),
         }
     }
 }
@@ -149,6 +153,10 @@ impl Config {
             (
                 !matches!(self.routes.domain, Domain::Shm | Domain::Tcp),
                 "`routes.domain` is neither `shm` nor `tcp`",
+            ),
+            (
+                self.transfer_tls.files().is_err(),
+                "`transfer_tls` needs `certificate`, `key` and `authority`, or none of them",
             ),
             (
                 self.routes.call_timeout_ms == 0,

@@ -10,8 +10,8 @@ use tonic::{Status, Streaming};
 use super::cluster::Cluster;
 use super::vectors::BLOCK_TOKENS;
 
-/// No lease of ours runs out by itself, however slow the machine is: engines renew.
-const LEASE_MS: u64 = 60_000;
+/// No lease of such length runs out by itself, however slow the machine is.
+pub const LONG_LEASE_MS: u64 = 60_000;
 /// No conductor of the cluster has it.
 const INCARNATION: u64 = 77;
 
@@ -33,6 +33,8 @@ pub struct Ask {
     pub serial: u64,
     pub prompt: Vec<u32>,
     pub max_tokens: u32,
+    /// Of what it holds on nodes, until it is renewed.
+    pub lease_ms: u64,
 }
 
 impl Ask {
@@ -83,7 +85,7 @@ impl Peer {
             namespace: self.namespace.0.to_vec(),
             keys: BlockKey::concat(&keys[range]),
             prompt_tokens: ask.prompt.len() as u32 - blocks.start * BLOCK_TOKENS as u32,
-            lease_ms: LEASE_MS,
+            lease_ms: ask.lease_ms,
             answer_tokens_max: ask.max_tokens,
             ..v1::TxAllocateRequest::default()
         }
@@ -167,7 +169,7 @@ impl Peer {
             spans.push(v1::RoutedSpan {
                 node: holder.node_address.clone(),
                 tx: ask.tx(),
-                lease_ms: LEASE_MS,
+                lease_ms: ask.lease_ms,
                 first_block: first,
                 blocks: end - first,
             });

@@ -119,7 +119,8 @@ fn options(config: &Config) -> RequesterOptions {
         name: format!("{}-routes", config.instance_id),
         preferred: routes.domain,
         tcp_listen: Some(routes.listen),
-        tcp_tls: None,
+        // Half of it is a flaw of the configuration.
+        tcp_tls: config.transfer_tls.files().unwrap_or_default(),
         throttle_bytes_per_s: routes.throttle_bytes_per_s,
         run_dir: (!is_tcp).then(|| PathBuf::from(&config.attach_dir)),
     }

@@ -4,6 +4,7 @@
 use futures::future::join_all;
 use kvasir_proto::v1::generate_event::Event;
 use kvasir_proto::{BlockKey, keys};
+use kvasir_store_node::config::TransferTls;
 
 use super::with_nodes::{Ask, BLOCK, Case, Host, LEASE_MS, cases};
 use super::*;
@@ -126,6 +127,59 @@ fn query_rows(case: &Case) -> u64 {
     let after = (case.prompt.len() - (case.prompt.len() - 1) / BLOCK * BLOCK) as u64;
     let decoded = case.greedy.len() as u64 - 1;
     HEADS * ((LAYERS - 1) * after + 1 + LAYERS * decoded)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn queries_go_under_tls_to_a_node_that_wants_it_and_not_without() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let tls = certificate(dir.path());
+    let start = async |tls_of_engine: &TransferTls| {
+        Host::start_changed(Role::Both, |node, engine| {
+            node.domain = kvasir_route::Domain::Tcp;
+            node.transfer_tls = tls.clone();
+            engine.routes.domain = kvasir_route::Domain::Tcp;
+            engine.transfer_tls = tls_of_engine.clone();
+            engine.routes.call_timeout_ms = 2_000;
+        })
+        .await
+    };
+    let (holder, engine) = (start(&tls).await, start(&tls).await);
+    let plain = start(&TransferTls::default()).await;
+    let case = long_cases(2).remove(0);
+    assert_eq!(holder.whole(&ask(1, &case)).await.tokens, case.greedy);
+    assert_eq!(routed(&engine, &[&holder], &ask(2, &case)).await, case.greedy);
+    assert!(metric(&holder, "kvasir_route_query_bytes_total").await > 0);
+    assert_eq!(engine.metrics.recalls.get(), 0);
+    let asked = metric(&holder, "kvasir_route_query_bytes_total").await;
+    // What cannot be asked is refused before anything is computed.
+    let asks = ask(3, &case);
+    let blocks = ((case.prompt.len() - 1) / BLOCK) as u32;
+    holder.pin(&asks, blocks).await;
+    plain.reserve_after(&asks, blocks).await;
+    let spans = vec![holder.span(&asks, 0..blocks)];
+    let refused = plain.call_routed(&asks, v1::Leg::Whole, spans).await;
+    assert!(refused.is_err(), "{refused:?}");
+    assert_eq!(metric(&holder, "kvasir_route_query_bytes_total").await, asked);
+    for host in [holder, engine, plain] {
+        host.end().await;
+    }
+}
+
+/// One that is its own authority, for all nodes.
+fn certificate(dir: &Path) -> TransferTls {
+    let key = rcgen::KeyPair::generate().expect("a key");
+    let params = rcgen::CertificateParams::new(vec!["kvasir".into()]).expect("a name");
+    let certificate = params.self_signed(&key).expect("signed").pem();
+    let write = |file: &str, text: &str| {
+        std::fs::write(dir.join(file), text).expect("written");
+        Some(dir.join(file))
+    };
+    TransferTls {
+        certificate: write("certificate.pem", &certificate),
+        key: write("key.pem", &key.serialize_pem()),
+        authority: write("authority.pem", &certificate),
+        ..TransferTls::default()
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -76,9 +76,21 @@ impl Host {
 
     /// With another model.
     pub async fn start_model(role: Role, deadline_ms: u32, model: std::path::PathBuf) -> Self {
+        Host::start_changed(role, |_, engine| {
+            engine.model = model;
+            engine.routes.deadline_ms = deadline_ms;
+        })
+        .await
+    }
+
+    /// With configurations that are changed before they are used.
+    pub async fn start_changed(
+        role: Role,
+        change: impl FnOnce(&mut kvasir_store_node::Config, &mut Config),
+    ) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let node_config = kvasir_store_node::Config {
+        let mut node_config = kvasir_store_node::Config {
             // One of its own: no other test of this host gets a port there while the node is away.
             listen: SocketAddr::from((own_loopback(), 0)),
             attach_dir: dir.path().join("node"),
@@ -86,22 +98,23 @@ impl Host {
             lease_ms_max: LEASE_MS,
             ..kvasir_store_node::Config::default()
         };
-        let node = kvasir_store_node::start(node_config.clone()).await.expect("a node");
-        let config = Config {
+        let mut config = Config {
             role,
-            model,
+            model: file("configs/models/tiny-deepseek-v2"),
             attach_dir: node_config.attach_dir.clone(),
             listen: any,
             chunk_tokens: 100,
             // Nor is a node or a holder ever too slow to answer.
             grow_wait_ms: 600_000,
             routes: crate::config::Routes {
-                deadline_ms,
+                deadline_ms: 600_000,
                 call_timeout_ms: 600_000,
                 ..Default::default()
             },
             ..Config::default()
         };
+        change(&mut node_config, &mut config);
+        let node = kvasir_store_node::start(node_config.clone()).await.expect("a node");
         let listener = TcpListener::bind(any).await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let loaded = load(&config).await.expect("the default model");
