@@ -21,6 +21,10 @@ use crate::eviction::{CLASSES, Eviction, HitDensity, class};
 
 /// Bits of a tick below its milliseconds. Should more happen in one, ticks run ahead of the time a little.
 const TICK_BITS: u32 = 16;
+/// Of two blocks that go at once and were unpinned together.
+const TICKS_BETWEEN_MAX: u64 = 8;
+/// Fewer are taken out one by one.
+const CUT_MIN: usize = 32;
 
 /// A committed block that shall be found.
 #[derive(Debug)]
@@ -361,24 +365,90 @@ impl Index {
 
     /// Takes out the blocks that go next, up to so many. Answers with their slots and keys, and whether the
     /// SSD has them.
+    ///
+    /// Mostly the block before one that goes is the next: chains go from their ends. So the first of each class is
+    /// in hand here and not listed, and a leaf that comes to be one is not listed in between.
     pub(crate) fn evict(&mut self, blocks: u32) -> Vec<(SlotIndex, BlockKey, bool)> {
-        let mut gone = Vec::with_capacity(blocks.min(1 << 16) as usize);
-        while gone.len() < blocks as usize
-            && let Some(slot) = self.next_out()
-        {
-            let held = self.held(slot).expect("it was told to go");
-            let (key, sunk, of, last_use) = (held.key, held.sunk, held.class(), held.last_use);
-            if let Some(density) = &mut self.density {
-                density.evicted(key, of, time_ms(last_use), time_ms(self.tick));
-            }
-            self.unlink(slot);
-            gone.push((slot, key, sunk));
+        if blocks == 0 {
+            return Vec::new();
         }
+        let mut gone = Vec::with_capacity(blocks.min(1 << 16) as usize);
+        let mut unsunk = Vec::with_capacity(gone.capacity());
+        let mut first: [Option<(u64, SlotIndex)>; CLASSES] =
+            std::array::from_fn(|class| self.leaves[class].pop_first());
+        while gone.len() < blocks as usize
+            && let Some(class) = self.least(&first)
+            && let Some((last_use, slot)) = first[class].take()
+        {
+            let held = self.take_row(slot);
+            if let Some(density) = &mut self.density {
+                density.evicted(held.key, class, time_ms(last_use), time_ms(self.tick));
+            }
+            if !held.sunk {
+                unsunk.push((last_use, slot));
+            }
+            gone.push((slot, held.key, held.sunk));
+            let before = held.parent.slot().and_then(|parent| self.idle_leaf(parent));
+            if let Some((of, at)) = before {
+                match first[of] {
+                    Some(other) if other < at => {
+                        self.leaves[of].insert(at);
+                    }
+                    Some(other) => {
+                        first[of] = Some(at);
+                        self.leaves[of].insert(other);
+                    }
+                    None if self.leaves[of].first().is_some_and(|other| *other < at) => {
+                        self.leaves[of].insert(at);
+                    }
+                    None => first[of] = Some(at),
+                }
+            }
+            if first[class].is_none() {
+                first[class] = self.leaves[class].pop_first();
+            }
+        }
+        for (class, at) in first.into_iter().enumerate() {
+            self.leaves[class].extend(at);
+        }
+        self.forget_unsunk(unsunk);
         // Each is a walk to memory that no cache has: one after the other they would be waited for in turn.
         for &(slot, key, _) in &gone {
             self.unlist(slot, key);
         }
         gone
+    }
+
+    /// The class of which the first idle leaf is worth least.
+    fn least(&self, first: &[Option<(u64, SlotIndex)>; CLASSES]) -> Option<usize> {
+        let ranked = |(class, at): (usize, &Option<(u64, SlotIndex)>)| {
+            let at = (*at)?;
+            Some((self.worth(class, at.0), at, class))
+        };
+        let least = first.iter().enumerate().filter_map(ranked);
+        least.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))).map(|(.., class)| class)
+    }
+
+    /// Blocks that are gone are no idle blocks any more. What was unpinned together has ticks that follow one
+    /// another: mostly they are the eldest, and are cut off as one.
+    fn forget_unsunk(&mut self, mut gone: Vec<(u64, SlotIndex)>) {
+        gone.sort_unstable();
+        for run in gone.chunk_by(|one, next| next.0 - one.0 <= TICKS_BETWEEN_MAX) {
+            let (Some(first), Some(last)) = (run.first(), run.last()) else { continue };
+            if run.len() < CUT_MIN || self.unsunk.first() != Some(first) {
+                for at in run {
+                    self.unsunk.remove(at);
+                }
+                continue;
+            }
+            let later = self.unsunk.split_off(&(last.0 + 1, SlotIndex(0)));
+            let mut cut = std::mem::replace(&mut self.unsunk, later);
+            // No two have one tick, so that few others can be among them.
+            if cut.len() > run.len() {
+                cut.retain(|at| run.binary_search(at).is_err());
+                self.unsunk.extend(cut);
+            }
+        }
     }
 
     /// Takes a block without children out; answers with its key.
@@ -395,12 +465,21 @@ impl Index {
 
     /// Takes it out of all but the keys.
     fn unlink(&mut self, slot: SlotIndex) -> BlockKey {
-        assert!(self.is_leaf(slot), "slot {slot} has blocks after it");
-        let held = self.by_slot[slot.0 as usize].take().expect("the caller names an indexed slot");
-        self.namespaces.give_back(held.namespace);
-        self.prefetched_unused += u64::from(self.prefetched.remove(&slot));
+        let held = self.take_row(slot);
         self.leaves[held.class()].remove(&(held.last_use, slot));
         self.unsunk.remove(&(held.last_use, slot));
+        if let Some(parent) = held.parent.slot() {
+            self.list_if_idle_leaf(parent);
+        }
+        held.key
+    }
+
+    /// Takes it out of all but the keys and the orders.
+    fn take_row(&mut self, slot: SlotIndex) -> Held {
+        let held = self.by_slot[slot.0 as usize].take().expect("the caller names an indexed slot");
+        assert!(held.child == Link::NONE, "slot {slot} has blocks after it");
+        self.namespaces.give_back(held.namespace);
+        self.prefetched_unused += u64::from(self.prefetched.remove(&slot));
         if let Some(elder) = held.elder.slot() {
             self.held_mut(elder).younger = held.younger;
         }
@@ -409,10 +488,7 @@ impl Index {
             (None, Some(parent)) => self.held_mut(parent).child = held.elder,
             (None, None) => {}
         }
-        if let Some(parent) = held.parent.slot() {
-            self.list_if_idle_leaf(parent);
-        }
-        held.key
+        held
     }
 
     /// The block and all after it, every child before its parent.
@@ -443,11 +519,15 @@ impl Index {
     }
 
     fn list_if_idle_leaf(&mut self, slot: SlotIndex) {
-        let Some(held) = self.held(slot) else { return };
-        let (of, at) = (held.class(), (held.last_use, slot));
-        if held.idle && self.is_leaf(slot) {
+        if let Some((of, at)) = self.idle_leaf(slot) {
             self.leaves[of].insert(at);
         }
+    }
+
+    /// Its class and its place there, when it is one.
+    fn idle_leaf(&self, slot: SlotIndex) -> Option<(usize, (u64, SlotIndex))> {
+        let held = self.held(slot).filter(|held| held.idle && held.child == Link::NONE)?;
+        Some((held.class(), (held.last_use, slot)))
     }
 
     fn held(&self, slot: SlotIndex) -> Option<&Held> {
@@ -575,8 +655,8 @@ mod tests {
                 let slot = SlotIndex(u32::from(n));
                 if index.find(key(n)).is_none() {
                     let namespace = Namespace([0; 16]);
-                    let checksums = Vec::new();
-                    index.insert(slot, Entry { key: key(n), namespace, parent, checksums }, false);
+                    let entry = Entry { key: key(n), namespace, parent, checksums: Vec::new() };
+                    index.insert(slot, entry, false);
                 }
                 parent = Some(slot);
             }
@@ -655,6 +735,83 @@ mod tests {
         index.set_idle_as_before(SlotIndex(1));
         index.set_idle_as_before(SlotIndex(3));
         assert_eq!(drain(&mut index), [1, 2, 3]);
+    }
+
+    /// Trees of 200 blocks, most of them idle, used at many times, some again; by some rule that depends on a seed.
+    fn wood(eviction: Eviction, seed: u64) -> Index {
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut below = |bound: u64| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 20) % bound
+        };
+        let mut index = Index::new(200, eviction);
+        for n in 0..200_u32 {
+            let key = BlockKey(u128::from(n).to_le_bytes());
+            // Mostly chains.
+            let parent = match below(8) {
+                0 => None,
+                1 => u32::try_from(below(u64::from(n) + 1)).ok().filter(|before| *before < n),
+                _ => n.checked_sub(1),
+            };
+            let (namespace, parent) = (Namespace([0; 16]), parent.map(SlotIndex));
+            index.insert(
+                SlotIndex(n),
+                Entry { key, namespace, parent, checksums: Vec::new() },
+                below(3) == 0,
+            );
+        }
+        let mut now_ms = 0;
+        for _ in 0..2 + below(3) {
+            for slot in (0..200).map(SlotIndex) {
+                // Many at one time, as when a share is released.
+                now_ms += if below(60) == 0 { below(30_000) } else { 0 };
+                index.set_now(now_ms);
+                let is_idle = index.held(slot).is_some_and(|held| held.idle);
+                match below(3) {
+                    0 if is_idle => index.set_busy(slot),
+                    1 | 2 if !is_idle => index.set_idle(slot),
+                    _ => {}
+                }
+            }
+        }
+        index
+    }
+
+    fn evict_one_by_one(index: &mut Index, blocks: usize) -> Vec<u32> {
+        let mut gone = Vec::new();
+        while gone.len() < blocks
+            && let Some(slot) = index.next_out()
+        {
+            let held = index.held(slot).expect("it goes next");
+            let (key, of, last_use) = (held.key, held.class(), held.last_use);
+            if let Some(density) = &mut index.density {
+                density.evicted(key, of, time_ms(last_use), time_ms(index.tick));
+            }
+            index.remove(slot);
+            gone.push(slot.0);
+        }
+        gone
+    }
+
+    #[test]
+    fn many_go_in_the_order_in_which_they_would_go_one_by_one() {
+        for (eviction, seed) in [Eviction::Lru, Eviction::HitDensity]
+            .into_iter()
+            .flat_map(|eviction| (0..300).map(move |seed| (eviction, seed)))
+        {
+            let (mut at_once, mut singly) = (wood(eviction, seed), wood(eviction, seed));
+            for blocks in [0, 1, 37, 5, 200] {
+                let gone = at_once.evict(blocks);
+                let gone: Vec<u32> = gone.into_iter().map(|(slot, ..)| slot.0).collect();
+                let want = evict_one_by_one(&mut singly, blocks as usize);
+                assert_eq!(gone, want, "{eviction:?}, seed {seed}");
+                assert_eq!(at_once.leaves, singly.leaves, "{eviction:?}, seed {seed}");
+                assert_eq!(at_once.unsunk, singly.unsunk, "{eviction:?}, seed {seed}");
+                assert_eq!(at_once.by_key.len(), singly.by_key.len());
+            }
+        }
     }
 
     #[test]
