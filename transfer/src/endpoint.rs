@@ -76,6 +76,14 @@ struct EndpointWire {
 }
 
 impl Endpoint {
+    /// Both can map each other's memory.
+    pub(crate) fn is_on_host_of(&self, other: &Endpoint) -> bool {
+        match (&self.shm, &other.shm) {
+            (Some(here), Some(there)) => here.host_id == there.host_id,
+            _ => false,
+        }
+    }
+
     pub fn to_bytes(&self) -> Vec<u8> {
         let (shm_host_id, shm_socket) = match &self.shm {
             Some(shm) => (shm.host_id.clone(), shm.socket.to_string_lossy().into_owned()),

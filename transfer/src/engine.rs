@@ -277,15 +277,28 @@ impl TransferEngine {
     /// # Errors
     /// [`ConnectError`]: `TooMany` while there are connections to 4096 others.
     pub fn connect(&self, endpoint: &Endpoint) -> Result<PeerId, ConnectError> {
-        let here = &self.shared.endpoint;
-        let by_shm = match (&here.shm, &endpoint.shm) {
-            (Some(here), Some(there)) => here.host_id == there.host_id,
-            _ => false,
-        };
+        let by_shm = self.shared.endpoint.is_on_host_of(endpoint);
         if !by_shm && endpoint.tcp.is_none() {
             return Err(ConnectError::Unreachable);
         }
         self.shared.peers().session(endpoint)
+    }
+
+    /// Whether writes to this peer that carry checksums are verified, so that it is worth computing them: not
+    /// where the preferred domain leads there and its verification, which is the sender's, is off. Over TCP the
+    /// receiver decides.
+    ///
+    /// A write without checksums stays one: should the preferred domain fail under way, it goes on over TCP
+    /// unverified.
+    #[must_use]
+    pub fn verifies(&self, endpoint: &Endpoint) -> bool {
+        let (config, here) = (&self.shared.config, &self.shared.endpoint);
+        let leads_there = match config.preferred {
+            Domain::Shm => here.is_on_host_of(endpoint),
+            Domain::Verbs | Domain::Efa => here.rdma.is_some() && endpoint.rdma.is_some(),
+            Domain::Tcp => return true,
+        };
+        !leads_there || config.verify.by(config.preferred)
     }
 
     /// Submits a write.

@@ -166,7 +166,7 @@ impl NodeCache {
         self.act(now_ms);
         self.blocks.bind(share, EPOCH).expect("it was just allocated");
         for page in 0..pages {
-            self.blocks.commit_page(share, page, Vec::new()).expect("its own page, in order");
+            self.blocks.commit_page(share, page, 0).expect("its own page, in order");
         }
         self.blocks.release(now_ms, share).expect("it is bound");
         self.act(now_ms);
@@ -200,7 +200,7 @@ impl NodeCache {
                 Action::Sink { sink, .. } | Action::Rewrite { sink, .. } => {
                     self.blocks.sunk(now_ms, sink, Ok(()));
                 }
-                Action::Rise { rise, .. } => self.blocks.risen(now_ms, rise, Ok(Vec::new())),
+                Action::Rise { rise, .. } => self.blocks.risen(now_ms, rise, Ok(0)),
                 _ => {}
             }
         }

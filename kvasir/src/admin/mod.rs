@@ -45,7 +45,7 @@ enum Action {
     Status,
     /// Lists blocks of all tiers.
     List(ListFlags),
-    /// Says all that is known of one block, and computes its checksums again.
+    /// Says all that is known of one block, and computes its checksum again.
     Inspect {
         /// The block's key: 32 hexadecimal digits.
         key: String,

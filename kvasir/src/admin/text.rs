@@ -90,8 +90,8 @@ pub fn inspection_json(found: &v1::BlockInspection) -> Value {
         "dram": found.dram.as_ref().map(dram_json),
         "ssd": found.ssd.as_ref().map(ssd_json),
         "rising": found.rising,
-        "checksums": found.checksums.iter().map(|sum| format!("{sum:016x}")).collect::<Vec<_>>(),
-        "checksums_match": found.dram.as_ref().map(|_| found.checksums_match),
+        "checksum": found.checksum.map(|sum| format!("{sum:016x}")),
+        "checksum_matches": found.dram.as_ref().map(|_| found.checksum_matches),
         "holders": found.holders.iter().map(holder).collect::<Vec<_>>(),
     })
 }
@@ -111,12 +111,12 @@ pub fn inspection(found: &v1::BlockInspection) -> String {
         Some(copy) => {
             let v1::DramCopy { slot, generation, pins } = copy;
             line("dram", &format!("slot {slot}, generation {generation}, {pins} pins"));
-            let sums = found.checksums.len();
-            let state = match found.checksums_match {
-                true => format!("{sums}, and the bytes have them"),
-                false => format!("{sums}, AND THE BYTES DO NOT HAVE THEM: the copy is rotten"),
+            let sum = found.checksum.unwrap_or_default();
+            let state = match found.checksum_matches {
+                true => format!("{sum:016x}, and the bytes have it"),
+                false => format!("{sum:016x}, AND THE BYTES DO NOT HAVE IT: the copy is rotten"),
             };
-            line("checksums", &state);
+            line("checksum", &state);
         }
         None if found.rising => line("dram", "being read from the SSD"),
         None => line("dram", "not there"),

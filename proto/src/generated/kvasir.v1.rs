@@ -2174,12 +2174,12 @@ pub struct BlockInspection {
     /// It is being read from the SSD.
     #[prost(bool, tag = "6")]
     pub rising: bool,
-    /// Of the copy in memory; one for each run of each layer.
-    #[prost(fixed64, repeated, tag = "7")]
-    pub checksums: ::prost::alloc::vec::Vec<u64>,
-    /// They were computed again now, and are those.
+    /// Of the copy in memory.
+    #[prost(fixed64, optional, tag = "10")]
+    pub checksum: ::core::option::Option<u64>,
+    /// It was computed again now, and is that.
     #[prost(bool, tag = "8")]
-    pub checksums_match: bool,
+    pub checksum_matches: bool,
     #[prost(message, repeated, tag = "9")]
     pub holders: ::prost::alloc::vec::Vec<BlockHolder>,
 }
@@ -3633,7 +3633,7 @@ pub struct Stop {
 pub struct Tail {
     #[prost(message, optional, tag = "1")]
     pub tx: ::core::option::Option<TxId>,
-    /// XXH3-64 of each page and layer sent, page-major, as the sender holds them.
+    /// Of each page sent: XXH3-64 of its run; of several, of their XXH3-64, layer by layer, little-endian.
     #[prost(fixed64, repeated, tag = "2")]
     pub checksums: ::prost::alloc::vec::Vec<u64>,
     /// For the decode engine.
@@ -4197,7 +4197,7 @@ pub struct GotObjects {
     /// Of the slots; 0 for a miss.
     #[prost(uint32, repeated, tag = "2")]
     pub generations: ::prost::alloc::vec::Vec<u32>,
-    /// Of each run of each object that is here.
+    /// Of each object that is here: that of its run; of several, XXH3-64 of theirs.
     #[prost(fixed64, repeated, tag = "3")]
     pub checksums: ::prost::alloc::vec::Vec<u64>,
 }

@@ -68,8 +68,8 @@ pub struct Inspection {
     /// The block before it; `None` for the first of its chain.
     pub parent: Option<BlockKey>,
     pub dram: Option<DramCopy>,
-    /// Of the copy in memory, as its writer gave them; one for each run.
-    pub checksums: Vec<u64>,
+    /// Of the copy in memory, as its writer gave it.
+    pub checksum: Option<u64>,
     pub ssd: Option<SsdBlock>,
     /// It is being read from the SSD.
     pub rising: bool,

@@ -329,14 +329,15 @@ pub enum Action {
     CancelImm { share: Share, imm: Imm },
     /// The share is over: its immediate, tail space and whatever else hangs on it may be reused.
     Ended { share: Share, imm: Option<Imm>, outcome: Outcome },
-    /// Write the block in this slot to the SSD, if its runs have these checksums; answered by `sunk`.
+    /// Write the block in this slot to the SSD, if it has this checksum (`None` when nobody may
+    /// have it any more: then it has another); answered by `sunk`.
     /// Committed bytes do not change, and the slot stays until then.
     Sink {
         sink: u64,
         slot: SlotIndex,
         generation: Generation,
         block: SsdBlock,
-        checksums: Vec<u64>,
+        checksum: Option<u64>,
     },
     /// Give a block of the SSD another mark or none, durably; answered by `sunk`.
     Rewrite { sink: u64, key: BlockKey, mark: Option<Mark> },
@@ -344,9 +345,9 @@ pub enum Action {
     Rise { rise: u64, slot: SlotIndex, key: BlockKey },
     /// The SSD need not keep this block.
     Forget { key: BlockKey },
-    /// Send a block to the object store, if its runs have these checksums (none are given where it is not read
+    /// Send a block to the object store, if it has this checksum (none is given where it is not read
     /// from a slot); answered by `uploaded`.
-    Upload { upload: u64, block: SsdBlock, from: UploadFrom, checksums: Vec<u64> },
+    Upload { upload: u64, block: SsdBlock, from: UploadFrom, checksum: Option<u64> },
     /// Read a block of the object store into a slot that nobody else touches; answered by `risen`.
     Download { rise: u64, slot: SlotIndex, block: SsdBlock },
     /// The object store need not keep this block.
@@ -360,9 +361,9 @@ pub enum Action {
     /// Copy the block in this page of the engine's pool into a slot that nobody else touches; answered by
     /// `risen`. The page holds it until then.
     ReadPage { rise: u64, epoch: AttachEpoch, page: u32, slot: SlotIndex },
-    /// Copy the block in this slot into a page of the engine's pool, if its runs have these checksums (none are
-    /// given where nobody has any); answered by `page_written`. The slot stays until then.
-    WritePage { copy: u64, epoch: AttachEpoch, page: u32, slot: SlotIndex, checksums: Vec<u64> },
+    /// Copy the block in this slot into a page of the engine's pool, if it has this checksum (none is
+    /// given where nobody has one); answered by `page_written`. The slot stays until then.
+    WritePage { copy: u64, epoch: AttachEpoch, page: u32, slot: SlotIndex, checksum: Option<u64> },
     /// Nothing touches the pages of this drop any more.
     PagesDropped { epoch: AttachEpoch, handle: u64 },
     /// A fill of pages is over: so many of the first have their blocks.
@@ -392,7 +393,7 @@ pub enum PoolError {
 /// Why a page was not written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WritePageError {
-    /// The slot's bytes do not have their checksums.
+    /// The slot's bytes do not have their checksum.
     Corrupt,
     /// The pool could not be written.
     Failed,
@@ -412,7 +413,7 @@ pub struct SsdSize {
 /// Why a block is not on the SSD now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SinkError {
-    /// The slot's bytes do not have their checksums.
+    /// The slot's bytes do not have their checksum.
     Corrupt,
     /// The SSD has not the block that was to be rewritten.
     Gone,
@@ -558,13 +559,13 @@ pub struct Snapshot {
 
 /// A committed block.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BlockView<'a> {
+pub struct BlockView {
     pub key: BlockKey,
     pub namespace: Namespace,
     pub slot: SlotIndex,
     pub generation: Generation,
     pub pins: u32,
-    pub checksums: &'a [u64],
+    pub checksum: u64,
 }
 
 /// A share as it stands.

@@ -239,7 +239,7 @@ impl Blocks {
     }
 
     /// The indexed copy of a block.
-    pub fn block(&self, key: BlockKey) -> Option<BlockView<'_>> {
+    pub fn block(&self, key: BlockKey) -> Option<BlockView> {
         let slot = self.cache.index().find(key)?;
         self.block_view(slot, self.cache.index().entry(slot)?)
     }
@@ -260,13 +260,13 @@ impl Blocks {
     }
 
     /// Every block of the index, in slot order.
-    pub fn blocks(&self) -> impl Iterator<Item = BlockView<'_>> {
+    pub fn blocks(&self) -> impl Iterator<Item = BlockView> {
         self.cache.index().iter().filter_map(|(slot, entry)| self.block_view(slot, entry))
     }
 
-    /// Checksums of the committed block in this slot, as they were given.
-    pub fn checksums_of(&self, slot: SlotIndex) -> Option<&[u64]> {
-        self.cache.index().entry(slot).map(|entry| entry.checksums)
+    /// The checksum of the committed block in this slot, as it was given.
+    pub fn checksum_of(&self, slot: SlotIndex) -> Option<u64> {
+        self.cache.index().entry(slot).map(|entry| entry.checksum)
     }
 
     /// `None` when there is no such slot.
@@ -393,14 +393,14 @@ impl Blocks {
         self.cache.log().since(sequence, changes_max)
     }
 
-    fn block_view<'a>(&self, slot: SlotIndex, entry: Found<'a>) -> Option<BlockView<'a>> {
+    fn block_view(&self, slot: SlotIndex, entry: Found) -> Option<BlockView> {
         Some(BlockView {
             key: entry.key,
             namespace: entry.namespace,
             slot,
             generation: self.cache.slots().generation(slot)?,
             pins: self.cache.slots().state(slot)?.pins(),
-            checksums: entry.checksums,
+            checksum: entry.checksum,
         })
     }
 

@@ -1,5 +1,4 @@
-//! What the tables keep a million times, in few bytes: values that many rows share, links between rows,
-//! and checksums.
+//! What the tables keep a million times, in few bytes: values that many rows share, and links between rows.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -91,31 +90,6 @@ impl From<SlotIndex> for Link {
     }
 }
 
-/// One for each run of a page; mostly there is one run.
-#[derive(Debug)]
-pub(crate) enum Checksums {
-    One(u64),
-    Many(Box<[u64]>),
-}
-
-impl Checksums {
-    pub(crate) fn as_slice(&self) -> &[u64] {
-        match self {
-            Checksums::One(one) => std::slice::from_ref(one),
-            Checksums::Many(many) => many,
-        }
-    }
-}
-
-impl From<Vec<u64>> for Checksums {
-    fn from(checksums: Vec<u64>) -> Self {
-        match checksums[..] {
-            [one] => Checksums::One(one),
-            _ => Checksums::Many(checksums.into_boxed_slice()),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -146,12 +120,5 @@ mod tests {
         let again = interned.take("a");
         assert_eq!((interned.get(again), interned.rows()), ("a", vec![1]));
         assert_eq!(interned.take("a"), again);
-    }
-
-    #[test]
-    fn checksums_are_those_that_were_given() {
-        for given in [vec![], vec![7], vec![7, 8, 9]] {
-            assert_eq!(Checksums::from(given.clone()).as_slice(), given);
-        }
     }
 }

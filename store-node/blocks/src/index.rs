@@ -16,7 +16,7 @@ use std::iter::Peekable;
 use hashbrown::HashTable;
 use kvasir_proto::{BlockKey, Namespace, SlotIndex};
 
-use crate::compact::{Checksums, Interned, Link};
+use crate::compact::{Interned, Link};
 use crate::eviction::{CLASSES, Eviction, HitDensity, class};
 
 /// Bits of a tick below its milliseconds. Should more happen in one, ticks run ahead of the time a little.
@@ -33,24 +33,25 @@ pub(crate) struct Entry {
     pub(crate) namespace: Namespace,
     /// The block before it; `None` for the first of its chain.
     pub(crate) parent: Option<SlotIndex>,
-    pub(crate) checksums: Vec<u64>,
+    /// Of its runs, folded into one.
+    pub(crate) checksum: u64,
 }
 
 /// A committed block that was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Found<'a> {
+pub(crate) struct Found {
     pub(crate) key: BlockKey,
     pub(crate) namespace: Namespace,
     /// The block before it; `None` for the first of its chain.
     pub(crate) parent: Option<SlotIndex>,
-    pub(crate) checksums: &'a [u64],
+    pub(crate) checksum: u64,
 }
 
 /// There may be millions.
 #[derive(Debug)]
 struct Held {
     key: BlockKey,
-    checksums: Checksums,
+    checksum: u64,
     /// A tick; 0 before it was idle once.
     last_use: u64,
     parent: Link,
@@ -69,7 +70,7 @@ struct Held {
     used_again: bool,
 }
 
-const _: () = assert!(size_of::<Option<Held>>() == 64);
+const _: () = assert!(size_of::<Option<Held>>() == 56);
 
 /// (last use, slot) from the eldest on.
 type Leaves<'a> = std::collections::btree_set::Iter<'a, (u64, SlotIndex)>;
@@ -147,13 +148,13 @@ impl Index {
         self.by_key.find(hash(key), is_it).copied()
     }
 
-    pub(crate) fn entry(&self, slot: SlotIndex) -> Option<Found<'_>> {
+    pub(crate) fn entry(&self, slot: SlotIndex) -> Option<Found> {
         let held = self.held(slot)?;
         Some(Found {
             key: held.key,
             namespace: self.namespaces.get(held.namespace),
             parent: held.parent.slot(),
-            checksums: held.checksums.as_slice(),
+            checksum: held.checksum,
         })
     }
 
@@ -180,7 +181,7 @@ impl Index {
 
     /// Makes a slot findable. It counts as pinned.
     pub(crate) fn insert(&mut self, slot: SlotIndex, entry: Entry, sunk: bool) {
-        let Entry { key, namespace, parent, checksums } = entry;
+        let Entry { key, namespace, parent, checksum } = entry;
         assert!(self.find(key).is_none(), "the key of slot {slot} is indexed already");
         let (mut continues, mut elder) = (false, Link::NONE);
         if let Some(parent) = parent {
@@ -202,7 +203,7 @@ impl Index {
         }
         let held = Held {
             key,
-            checksums: checksums.into(),
+            checksum,
             last_use: 0,
             parent: parent.into(),
             child: Link::NONE,
@@ -504,7 +505,7 @@ impl Index {
     }
 
     /// Slots with their blocks, in slot order.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (SlotIndex, Found<'_>)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (SlotIndex, Found)> {
         let slots = (0..self.by_slot.len() as u32).map(SlotIndex);
         slots.filter_map(|slot| Some((slot, self.entry(slot)?)))
     }
@@ -655,7 +656,7 @@ mod tests {
                 let slot = SlotIndex(u32::from(n));
                 if index.find(key(n)).is_none() {
                     let namespace = Namespace([0; 16]);
-                    let entry = Entry { key: key(n), namespace, parent, checksums: Vec::new() };
+                    let entry = Entry { key: key(n), namespace, parent, checksum: 0 };
                     index.insert(slot, entry, false);
                 }
                 parent = Some(slot);
@@ -713,7 +714,7 @@ mod tests {
                         .pop()
                         .unwrap_or_else(|| index.evict(1).first().expect("all are idle").0);
                     let namespace = Namespace([0; 16]);
-                    let entry = Entry { key, namespace, parent: None, checksums: Vec::new() };
+                    let entry = Entry { key, namespace, parent: None, checksum: 0 };
                     index.insert(slot, entry, false);
                     slot
                 });
@@ -758,7 +759,7 @@ mod tests {
             let (namespace, parent) = (Namespace([0; 16]), parent.map(SlotIndex));
             index.insert(
                 SlotIndex(n),
-                Entry { key, namespace, parent, checksums: Vec::new() },
+                Entry { key, namespace, parent, checksum: 0 },
                 below(3) == 0,
             );
         }

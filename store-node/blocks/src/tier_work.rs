@@ -102,8 +102,8 @@ pub(crate) struct Rise {
     pub(crate) slot: SlotIndex,
     pub(crate) from: RiseFrom,
     pub(crate) since_ms: u64,
-    /// The checksums that came with it, when it is there and waits for the block before it.
-    pub(crate) landed: Option<Vec<u64>>,
+    /// Its checksum, when it is there and waits for the block before it.
+    pub(crate) landed: Option<u64>,
     /// Its time is over: nobody waits for it any more.
     pub(crate) late: bool,
     /// Shares whose page it becomes.

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use kvasir_attach::line::{self, Line, LineDescriptors};
 use kvasir_proto::{BlockKey, Namespace, SlotLayout, objects, v1};
-use kvasir_transfer::SharedMemory;
 use kvasir_transfer::memory::{Access, MemoryError};
+use kvasir_transfer::{SharedMemory, fold};
 use v1::client_to_node::Message as ToNode;
 use v1::node_to_client::Message as FromNode;
 
@@ -319,7 +319,7 @@ impl Client {
         if got.slots.len() != keys.len() || got.generations.len() != keys.len() {
             return Err(Error::Protocol("places of other objects".into()));
         }
-        let mut checksums = got.checksums.chunks_exact(self.shared.shape.runs());
+        let mut checksums = got.checksums.iter();
         let mut rotten = Vec::new();
         let mut objects = Vec::with_capacity(keys.len());
         for ((&slot, &generation), key) in got.slots.iter().zip(&got.generations).zip(keys) {
@@ -327,7 +327,7 @@ impl Client {
                 objects.push(None);
                 continue;
             }
-            let expected = if verified { checksums.next() } else { None };
+            let expected = if verified { checksums.next().copied() } else { None };
             let object = self.object(&pins, slot, generation)?;
             let sound = !verified || self.is_sound(slot, expected);
             if !sound {
@@ -390,9 +390,9 @@ impl Client {
         Ok(object.is_current().then_some(object))
     }
 
-    fn is_sound(&self, slot: u32, expected: Option<&[u64]>) -> bool {
+    fn is_sound(&self, slot: u32, expected: Option<u64>) -> bool {
         let computed = self.shared.shape.checksums(&self.shared.slots, slot);
-        computed.is_ok_and(|computed| Some(&computed[..]) == expected)
+        computed.is_ok_and(|computed| Some(fold(&computed)) == expected)
     }
 
     /// Where each of these objects can be had fastest; `None` where it is not on this node. More keys

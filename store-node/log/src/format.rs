@@ -72,6 +72,15 @@ impl ExtentBuf {
         &self.record
     }
 
+    /// Those that are there only once the payload is: as many as the record had before.
+    ///
+    /// # Panics
+    /// When they are not.
+    pub fn set_checksums(&mut self, checksums: Vec<u64>) {
+        assert_eq!(checksums.len(), self.record.checksums.len(), "the head has room for as many");
+        self.record.checksums = checksums;
+    }
+
     pub fn pages(&self) -> usize {
         self.buffer.pages()
     }

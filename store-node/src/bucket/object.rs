@@ -97,20 +97,20 @@ pub fn decode(
     }
     let sums = (0..runs).map(|run| field(HEADER_BYTES + 8 * run));
     let checksums: Vec<u64> = sums.collect::<Result<_, _>>()?;
-    if checksum(&payload) != field(88)? || !is_intact(layout, &payload, &checksums) {
+    if checksum(&payload) != field(88)? || checksums != self::checksums(layout, &payload) {
         return Err(Wrong::Payload);
     }
     Ok((checksums, payload))
 }
 
-/// Whether the runs of a block have these checksums.
-pub fn is_intact(layout: &SlotLayout, payload: &[u8], checksums: &[u64]) -> bool {
+/// Of the runs of a block.
+pub fn checksums(layout: &SlotLayout, payload: &[u8]) -> Vec<u64> {
     let runs = (0..layout.layers()).flat_map(|layer| layout.runs(layer));
-    let sums = runs.map(|run| {
+    let of_run = |run: &kvasir_proto::layout::Run| {
         let start = run.offset_bytes as usize;
         checksum(&payload[start..start + run.length_bytes as usize])
-    });
-    sums.eq(checksums.iter().copied())
+    };
+    runs.map(of_run).collect()
 }
 
 #[cfg(test)]

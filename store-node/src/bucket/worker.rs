@@ -16,7 +16,7 @@ use bytes::Bytes;
 use futures::StreamExt;
 use kvasir_blocks::{RiseError, SinkError, SsdBlock};
 use kvasir_proto::{Class, SlotIndex};
-use kvasir_transfer::SharedMemory;
+use kvasir_transfer::{SharedMemory, fold};
 use object_store::path::Path;
 use object_store::{ObjectStoreExt, PutPayload};
 use tokio::runtime::Handle;
@@ -60,8 +60,8 @@ pub enum Job {
 /// Where the bytes of a block come from.
 #[derive(Debug)]
 pub enum Source {
-    /// With the checksums that its runs must have.
-    Slot { slot: SlotIndex, checksums: Vec<u64>, shape: Shape },
+    /// With the checksum that it must have.
+    Slot { slot: SlotIndex, checksum: Option<u64>, shape: Shape },
     /// Read by the thread beside the SSD.
     Ssd(oneshot::Receiver<Result<ReadBlock, SinkError>>),
     /// The object store has them under another name, which is not there any more when the upload has ended well.
@@ -89,7 +89,7 @@ pub enum Report {
     },
     Risen {
         rise: u64,
-        result: Result<Vec<u64>, RiseError>,
+        result: Result<u64, RiseError>,
         why: Option<String>,
     },
     /// So many objects were deleted, and so many could not be.
@@ -183,7 +183,7 @@ enum Done {
     },
     Risen {
         rise: u64,
-        result: Result<Vec<u64>, Failure>,
+        result: Result<u64, Failure>,
     },
     Listed(Result<Listing, Failure>),
     Deleted {
@@ -438,7 +438,7 @@ impl Task {
             Done::Risen { rise, result } => {
                 let result = self.judge(result).await;
                 let (result, why) = match result {
-                    Ok(checksums) => (Ok(checksums), None),
+                    Ok(checksum) => (Ok(checksum), None),
                     Err(Failure::Gone(why)) => (Err(RiseError::Gone), Some(why)),
                     Err(Failure::Failed(why) | Failure::Elsewhere(why)) => {
                         (Err(RiseError::Failed), Some(why))
@@ -540,12 +540,13 @@ impl Bucket {
                     deleted => deleted,
                 };
             }
-            Source::Slot { slot, checksums, shape } => {
+            Source::Slot { slot, checksum, shape } => {
                 let layout = &shape.layout;
                 let mut payload = vec![0; layout.slot_bytes() as usize];
                 let copied = self.slots.copy_to(slot.0 as usize * payload.len(), &mut payload);
                 copied.expect("slots of a checked layout lie in the arena");
-                if !object::is_intact(layout, &payload, &checksums) {
+                let checksums = object::checksums(layout, &payload);
+                if checksum != Some(fold(&checksums)) {
                     return Err(Failure::Corrupt);
                 }
                 (checksums, Bytes::from(payload))
@@ -574,7 +575,7 @@ impl Bucket {
         slot: SlotIndex,
         block: &SsdBlock,
         shape: &Shape,
-    ) -> Result<Vec<u64>, Failure> {
+    ) -> Result<u64, Failure> {
         let name = self.name(block)?;
         let layout = &shape.layout;
         if block.layout != shape.hash {
@@ -605,7 +606,7 @@ impl Bucket {
             Ok((checksums, payload)) => {
                 let copied = self.slots.copy_from(slot.0 as usize * payload.len(), &payload);
                 copied.expect("slots of a checked layout lie in the arena");
-                Ok(checksums)
+                Ok(fold(&checksums))
             }
             Err(wrong) => {
                 tracing::warn!(%name, %wrong, "an object is deleted");

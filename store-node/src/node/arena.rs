@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kvasir_proto::layout::Run;
 use kvasir_proto::{SlotIndex, SlotLayout};
 use kvasir_transfer::memory::MemoryError;
-use kvasir_transfer::{Checksum, SharedMemory};
+use kvasir_transfer::{Checksum, SharedMemory, fold};
 
 /// Memory for the cache, shared with the engine and written by peers.
 #[derive(Debug, Clone)]
@@ -36,7 +36,7 @@ impl Arena {
     /// The checksum of one run of a slot, as writes carry it. Runs are hashed when they are finished: committed,
     /// or said to be written by an engine that then leaves them alone. One that breaks its word makes a checksum
     /// that does not fit, which is what checksums are for.
-    pub fn checksum(&self, layout: &SlotLayout, slot: SlotIndex, run: Run) -> u64 {
+    pub fn run_checksum(&self, layout: &SlotLayout, slot: SlotIndex, run: Run) -> u64 {
         let offset = u64::from(slot.0) * layout.slot_bytes() + run.offset_bytes;
         let mut sum = Checksum::new();
         let added = self.memory.add_to(offset as usize, run.length_bytes as usize, &mut sum);
@@ -44,9 +44,10 @@ impl Arena {
         sum.sum()
     }
 
-    /// The checksums of all runs of a slot, layer by layer.
-    pub fn checksums(&self, layout: &SlotLayout, slot: SlotIndex) -> Vec<u64> {
+    /// The checksum of a whole slot.
+    pub fn checksum(&self, layout: &SlotLayout, slot: SlotIndex) -> u64 {
         let runs = (0..layout.layers()).flat_map(|layer| layout.runs(layer));
-        runs.map(|run| self.checksum(layout, slot, *run)).collect()
+        let checksums: Vec<u64> = runs.map(|run| self.run_checksum(layout, slot, *run)).collect();
+        fold(&checksums)
     }
 }

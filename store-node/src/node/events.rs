@@ -210,7 +210,7 @@ mod tests {
         };
         blocks.allocate(0, &request).expect("room");
         blocks.bind(share, AttachEpoch(1)).expect("bound");
-        blocks.commit_page(share, 0, vec![1]).expect("committed");
+        blocks.commit_page(share, 0, 1).expect("committed");
         blocks.release(0, share).expect("released");
         while blocks.poll_action().is_some() {}
     }

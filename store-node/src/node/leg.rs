@@ -101,6 +101,8 @@ pub struct Target {
     pub endpoint: Endpoint,
     pub peer: PeerId,
     pub name: PushName,
+    /// Writes to it are verified: see [`kvasir_transfer::TransferEngine::verifies`].
+    pub verifies: bool,
     pub slots_region: RegionDesc,
     pub first_page: u32,
     pub slots: Vec<SlotIndex>,

@@ -36,8 +36,8 @@ pub struct Copy {
 pub enum Way {
     /// The page, for this rise.
     IntoSlot { rise: u64 },
-    /// The slot, for this copy, if its runs have these checksums. None are given where nobody has any.
-    IntoPage { copy: u64, checksums: Vec<u64> },
+    /// The slot, for this copy, if it has this checksum. None is given where nobody has one.
+    IntoPage { copy: u64, checksum: Option<u64> },
 }
 
 #[derive(Debug)]
@@ -50,10 +50,10 @@ enum Job {
 /// What became of a copy.
 #[derive(Debug)]
 pub enum Copied {
-    /// With the checksums of the slot's runs.
+    /// With the checksum of the slot.
     IntoSlot {
         rise: u64,
-        result: Result<Vec<u64>, RiseError>,
+        result: Result<u64, RiseError>,
     },
     IntoPage {
         copy: u64,
@@ -142,7 +142,7 @@ impl Thread {
                 Way::IntoSlot { rise } => Copied::IntoSlot {
                     rise,
                     result: result
-                        .map(|()| self.arena.checksums(&copy.layout, copy.slot))
+                        .map(|()| self.arena.checksum(&copy.layout, copy.slot))
                         .map_err(|_| RiseError::Failed),
                 },
             });
@@ -154,9 +154,8 @@ impl Thread {
         if pool.is_closed() {
             return Err(WritePageError::Failed);
         }
-        if let Way::IntoPage { checksums, .. } = way
-            && !checksums.is_empty()
-            && *checksums != self.arena.checksums(layout, *slot)
+        if let Way::IntoPage { checksum: Some(checksum), .. } = way
+            && *checksum != self.arena.checksum(layout, *slot)
         {
             return Err(WritePageError::Corrupt);
         }

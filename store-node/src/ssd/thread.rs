@@ -17,7 +17,7 @@ use kvasir_log::{
     RecoverError, Recovered, recover,
 };
 use kvasir_proto::{BlockKey, Mark, SlotIndex, SlotLayout};
-use kvasir_transfer::{Checksum, SharedMemory};
+use kvasir_transfer::{Checksum, SharedMemory, fold};
 use tokio::sync::oneshot;
 
 use super::open::{Opened, drop_index, open_disk, open_index};
@@ -52,7 +52,7 @@ pub enum Job {
         sink: u64,
         slot: SlotIndex,
         block: SsdBlock,
-        checksums: Vec<u64>,
+        checksum: Option<u64>,
         shape: Shape,
     },
     Rewrite {
@@ -106,7 +106,7 @@ pub enum Report {
     },
     Risen {
         rise: u64,
-        result: Result<Vec<u64>, RiseError>,
+        result: Result<u64, RiseError>,
         why: Option<String>,
     },
     Lost {
@@ -326,8 +326,8 @@ impl<'a> Serving<'a> {
 
     fn begin(&mut self, job: Job) {
         match job {
-            Job::Sink { sink, slot, block, checksums, shape } => {
-                match self.copy_out(slot, block, checksums, &shape) {
+            Job::Sink { sink, slot, block, checksum, shape } => {
+                match self.copy_out(slot, block, checksum, &shape) {
                     Some(extent) => self.append(sink, extent),
                     None => {
                         let (result, why) = (Err(SinkError::Corrupt), None);
@@ -351,32 +351,36 @@ impl<'a> Serving<'a> {
         }
     }
 
-    /// Copies a block out of its slot; `None` when it is not what its checksums say. What is written
+    /// Copies a block out of its slot; `None` when it has another checksum. What is written
     /// to the SSD is what was checked.
     fn copy_out(
         &self,
         slot: SlotIndex,
         block: SsdBlock,
-        checksums: Vec<u64>,
+        checksum: Option<u64>,
         shape: &Shape,
     ) -> Option<ExtentBuf> {
         let layout = &shape.layout;
         let slot_bytes = layout.slot_bytes() as usize;
         let SsdBlock { key, namespace, parent, mark, .. } = block;
-        let record = Record { key, namespace, parent, mark, layout: shape.hash, checksums };
+        let mut sums = vec![0; layout.runs_per_page()];
+        let record =
+            Record { key, namespace, parent, mark, layout: shape.hash, checksums: sums.clone() };
         let mut extent = ExtentBuf::new(record, slot_bytes);
         let slot_start = slot.0 as usize * slot_bytes;
         let mut sum = Checksum::new();
-        let mut sums = Vec::with_capacity(layout.runs_per_page());
-        for run in (0..layout.layers()).flat_map(|layer| layout.runs(layer)) {
+        let runs = (0..layout.layers()).flat_map(|layer| layout.runs(layer));
+        for (run, of_run) in runs.zip(&mut sums) {
             let (start, bytes) = (run.offset_bytes as usize, run.length_bytes as usize);
             let target = &mut extent.payload_mut()[start..start + bytes];
             sum.reset();
             let copied = self.slots().copy_to_summed(slot_start + start, target, &mut sum);
             copied.expect("slots of a checked layout lie in the arena");
-            sums.push(sum.sum());
+            *of_run = sum.sum();
         }
-        (sums == extent.record().checksums).then_some(extent)
+        let is_it = checksum == Some(fold(&sums));
+        extent.set_checksums(sums);
+        is_it.then_some(extent)
     }
 
     fn append(&mut self, sink: u64, extent: ExtentBuf) {
@@ -461,7 +465,7 @@ impl<'a> Serving<'a> {
                     let at = slot.0 as usize * slot_bytes;
                     let copied = self.slots().copy_from(at, extent.payload());
                     copied.expect("slots of a checked layout lie in the arena");
-                    (Ok(extent.record.checksums), None)
+                    (Ok(fold(&extent.record.checksums)), None)
                 } else {
                     (Err(RiseError::Gone), Some("the extent has another layout".to_owned()))
                 }

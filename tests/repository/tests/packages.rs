@@ -16,7 +16,7 @@ const MAY_USE: [(&str, &[&str]); 22] = [
     ("kvasir-transfer-core", &[]),
     ("kvasir-transfer-verbs", &[]),
     ("kvasir-transfer-libfabric", &[]),
-    ("kvasir-blocks", &["kvasir-proto"]),
+    ("kvasir-blocks", &["kvasir-checksum", "kvasir-proto"]),
     ("kvasir-log", &["kvasir-checksum", "kvasir-proto"]),
     ("kvasir-placement", &["kvasir-proto"]),
     ("kvasir-cuda", &[]),

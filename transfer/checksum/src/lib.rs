@@ -37,6 +37,19 @@ pub fn checksum(bytes: &[u8]) -> u64 {
     sum.sum()
 }
 
+/// One for the checksums of several runs of bytes, by which their own are believed; of one run its own.
+#[must_use]
+pub fn fold(checksums: &[u64]) -> u64 {
+    match checksums {
+        [one] => *one,
+        several => {
+            let mut sum = Checksum::new();
+            several.iter().for_each(|one| sum.add(&one.to_le_bytes()));
+            sum.sum()
+        }
+    }
+}
+
 /// How a copy is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stores {

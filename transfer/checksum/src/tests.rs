@@ -100,3 +100,14 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_fold_is_of_every_checksum_and_their_order_and_of_one_it_is_that_one() {
+    assert_eq!(fold(&[7]), 7);
+    let bytes: Vec<u8> = [7_u64, 8, 9].iter().flat_map(|sum| sum.to_le_bytes()).collect();
+    assert_eq!(fold(&[7, 8, 9]), xxh3_64(&bytes));
+    let folds = [fold(&[]), fold(&[7, 8, 9]), fold(&[7, 9, 8]), fold(&[7, 8]), fold(&[7, 8, 10])];
+    for (at, one) in folds.iter().enumerate() {
+        assert!(!folds[..at].contains(one), "{folds:?}");
+    }
+}

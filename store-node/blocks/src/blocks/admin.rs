@@ -84,7 +84,7 @@ impl Blocks {
             namespace,
             parent,
             dram: slot.and_then(|slot| self.dram_copy(slot)),
-            checksums: entry.map(|entry| entry.checksums.to_vec()).unwrap_or_default(),
+            checksum: entry.map(|entry| entry.checksum),
             ssd,
             rising: self.rises.of_key(key).is_some(),
             holders: slot.map(|slot| self.holders(slot)).unwrap_or_default(),

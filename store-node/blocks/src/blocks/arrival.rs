@@ -8,7 +8,7 @@ use crate::share_state::{Phase, Refusal, ShareEvent, Writer};
 
 impl Blocks {
     /// The immediate has reached its count: every page in `targets` and the tail have landed, and
-    /// the writer will write no more. Commits the full ones. `checksums` has one list for each page
+    /// the writer will write no more. Commits the full ones. `checksums` has one for each page
     /// in `targets`.
     ///
     /// # Errors
@@ -17,7 +17,7 @@ impl Blocks {
         &mut self,
         now_ms: u64,
         share: Share,
-        checksums: Vec<Vec<u64>>,
+        checksums: Vec<u64>,
     ) -> Result<Arrival, ShareError> {
         let record = self.shares.get(&share).ok_or_else(|| self.missing(share))?;
         match record.state.writer {
@@ -32,7 +32,7 @@ impl Blocks {
             return Ok(Arrival::Late);
         }
         if checksums.len() != record.targets.len() {
-            return Err(ShareError::Refused("there must be checksums for each page"));
+            return Err(ShareError::Refused("there must be a checksum for each page"));
         }
         self.writer_done(now_ms, share);
         let cached_blocks = self.settle(share, checksums)?;
@@ -71,11 +71,7 @@ impl Blocks {
     ///
     /// # Errors
     /// [`ShareError::Refused`] while the writer may still write, or when there is no fetch.
-    pub fn settle_fetch(
-        &mut self,
-        share: Share,
-        checksums: Vec<Vec<u64>>,
-    ) -> Result<u32, ShareError> {
+    pub fn settle_fetch(&mut self, share: Share, checksums: Vec<u64>) -> Result<u32, ShareError> {
         let record = self.open(share)?;
         if share.side != Side::Prefill {
             return Err(ShareError::Refused("only the prefill side fetches"));
@@ -95,17 +91,17 @@ impl Blocks {
     }
 
     /// The writer has stopped, and these leading targets are intact.
-    fn settle(&mut self, share: Share, checksums: Vec<Vec<u64>>) -> Result<u32, ShareError> {
+    fn settle(&mut self, share: Share, checksums: Vec<u64>) -> Result<u32, ShareError> {
         let missing = self.missing(share);
         let record = self.shares.get_mut(&share).ok_or(missing)?;
         let asks = record.state.on(ShareEvent::Settle)?;
         let arrived_until = record.targets.start + checksums.len() as u32;
         record.cached_blocks = arrived_until.min(record.request.keys.len() as u32);
         let keys = record.request.keys.clone();
-        for (page, checksums) in (record.targets.start..).zip(checksums) {
+        for (page, checksum) in (record.targets.start..).zip(checksums) {
             if let Some(&key) = keys.get(page as usize) {
                 // A page that cannot be indexed stays the share's own, and is as good to it.
-                let _ = self.seal_page(share, page, key, checksums);
+                let _ = self.seal_page(share, page, key, checksum);
             }
         }
         let record = self.shares.get(&share).ok_or(ShareError::Unknown)?;

@@ -413,16 +413,14 @@ impl Blocks {
         let Some((from, path)) = self.upload_from(now_ms, &block) else {
             return self.end_upload(wanted, false);
         };
-        let checksums = match from {
-            UploadFrom::Slot { slot, .. } => {
-                self.checksums_of(slot).map(<[u64]>::to_vec).unwrap_or_default()
-            }
-            UploadFrom::Ssd | UploadFrom::Bucket(_) => Vec::new(),
+        let checksum = match from {
+            UploadFrom::Slot { slot, .. } => self.checksum_of(slot),
+            UploadFrom::Ssd | UploadFrom::Bucket(_) => None,
         };
         path.iter().for_each(|slot| self.cache.pin(*slot));
         let upload = Upload { block, keep, from, path, unwanted: false, is_exact };
         self.bucket.uploads.insert(number, upload);
-        self.actions.push_back(Action::Upload { upload: number, block, from, checksums });
+        self.actions.push_back(Action::Upload { upload: number, block, from, checksum });
     }
 
     /// Where the bytes of a block can be had without being in anybody's way, and what is pinned for that.

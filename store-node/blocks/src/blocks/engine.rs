@@ -51,7 +51,7 @@ impl Blocks {
     }
 
     /// Seals a full page of the prompt, whose key came with `allocate`; all its layers are written.
-    /// The checksums are kept with it as they are. Doing it again changes nothing.
+    /// Its checksum is kept with it as it is. Doing it again changes nothing.
     ///
     /// # Errors
     /// [`ShareError`] when it is not the share's to commit: no such page, not full, or a remote
@@ -60,12 +60,12 @@ impl Blocks {
         &mut self,
         share: Share,
         page: u32,
-        checksums: Vec<u64>,
+        checksum: u64,
     ) -> Result<Commit, ShareError> {
         let record = self.open(share)?;
         must_be_bound_or_released(record)?;
         let key = record.key_of_prompt(page).ok_or(ShareError::Refused("no key for that page"))?;
-        self.seal_page(share, page, key, checksums)
+        self.seal_page(share, page, key, checksum)
     }
 
     /// Seals a page that the answer filled, under a key that the engine computed.
@@ -78,14 +78,14 @@ impl Blocks {
         share: Share,
         page: u32,
         key: BlockKey,
-        checksums: Vec<u64>,
+        checksum: u64,
     ) -> Result<Commit, ShareError> {
         let record = self.open(share)?;
         must_be_bound_or_released(record)?;
         if record.key_of_prompt(page).is_some_and(|known| known != key) {
             return Err(ShareError::Refused("the page has another key"));
         }
-        self.seal_page(share, page, key, checksums)
+        self.seal_page(share, page, key, checksum)
     }
 
     /// Pins the longest committed prefix of a chain for an engine, under a name it chose. An empty
@@ -126,7 +126,7 @@ impl Blocks {
         share: Share,
         page: u32,
         key: BlockKey,
-        checksums: Vec<u64>,
+        checksum: u64,
     ) -> Result<Commit, ShareError> {
         let record = self.shares.get_mut(&share).ok_or(ShareError::Unknown)?;
         if record.may_be_written_remotely(page) {
@@ -139,7 +139,7 @@ impl Blocks {
         match held.hold {
             Hold::Pinned => sealed_before(&self.cache, held.slot, key),
             Hold::Duplicate { kept } => Ok(Commit::Duplicate { kept }),
-            Hold::Private => seal(&mut self.cache, &mut self.totals, record, page, key, checksums),
+            Hold::Private => seal(&mut self.cache, &mut self.totals, record, page, key, checksum),
         }
     }
 }
@@ -169,7 +169,7 @@ fn seal(
     record: &mut ShareRecord,
     page: u32,
     key: BlockKey,
-    checksums: Vec<u64>,
+    checksum: u64,
 ) -> Result<Commit, ShareError> {
     // What an open share has pinned is in the index: had it been dropped, the share were aborted.
     let parent = match page.checked_sub(1) {
@@ -192,7 +192,7 @@ fn seal(
         totals.duplicates += 1;
         return Ok(Commit::Duplicate { kept });
     }
-    cache.seal(at.slot, Entry { key, namespace, parent, checksums });
+    cache.seal(at.slot, Entry { key, namespace, parent, checksum });
     at.hold = Hold::Pinned;
     totals.committed += 1;
     Ok(Commit::Indexed)

@@ -291,14 +291,16 @@ impl Blocks {
             let of = record.and_then(|record| record.page(fill.first + at));
             let of = of.and_then(|of| {
                 let entry = self.cache.index().entry(of.slot);
-                let sums = entry.map(|entry| entry.checksums.to_vec());
+                let sum = entry.map(|entry| entry.checksum);
                 // What was committed and is not any more was dropped: it may be rotten.
-                let sums = sums.or((of.hold != Hold::Pinned).then(Vec::new))?;
-                Some((of.slot, self.cache.slots().generation(of.slot)?, sums))
+                if sum.is_none() && of.hold == Hold::Pinned {
+                    return None;
+                }
+                Some((of.slot, self.cache.slots().generation(of.slot)?, sum))
             });
             let pool = self.cache.pools_mut().of_mut(epoch);
             let may_write = of.is_some() && pool.is_some_and(|pool| pool.begin_write(page));
-            let Some((slot, generation, checksums)) = of.filter(|_| may_write) else {
+            let Some((slot, generation, checksum)) = of.filter(|_| may_write) else {
                 // The engine wants the page back, or the share has been aborted, or the block dropped.
                 fill.stop();
                 return;
@@ -308,7 +310,7 @@ impl Blocks {
             let write = PageWrite { fill: number, epoch, at, page, slot, generation };
             let copy = self.fills.number();
             self.fills.writes.insert(copy, write);
-            self.actions.push_back(Action::WritePage { copy, epoch, page, slot, checksums });
+            self.actions.push_back(Action::WritePage { copy, epoch, page, slot, checksum });
         }
     }
 

@@ -272,8 +272,8 @@ impl Blocks {
             self.actions.push_back(match of.slot {
                 Some((slot, generation)) => {
                     let entry = self.cache.index().entry(slot);
-                    let checksums = entry.map(|entry| entry.checksums.to_vec()).unwrap_or_default();
-                    Action::Sink { sink, slot, generation, block, checksums }
+                    let checksum = entry.map(|entry| entry.checksum);
+                    Action::Sink { sink, slot, generation, block, checksum }
                 }
                 None => Action::Rewrite { sink, key: block.key, mark: block.mark },
             });
@@ -420,9 +420,9 @@ impl Blocks {
         })
     }
 
-    /// A read of the SSD, of the object store or of a page has ended, with the checksums of the block's runs: its bytes are in the
+    /// A read of the SSD, of the object store or of a page has ended, with the block's checksum: its bytes are in the
     /// slot, or the slot is not written any more.
-    pub fn risen(&mut self, now_ms: u64, rise: u64, result: Result<Vec<u64>, RiseError>) {
+    pub fn risen(&mut self, now_ms: u64, rise: u64, result: Result<u64, RiseError>) {
         let Some(of) = self.rises.all.get_mut(&rise) else { return };
         let (key, from) = (of.key, of.from);
         let mut result = result;
@@ -432,14 +432,14 @@ impl Blocks {
             // Of an engine that is gone nobody knows what it did last.
             RiseFrom::Pool { epoch, page } => {
                 let is_there = self.end_pool_read(epoch, page);
-                result = result.and_then(|sums| is_there.then_some(sums).ok_or(RiseError::Failed));
+                result = result.and_then(|sum| is_there.then_some(sum).ok_or(RiseError::Failed));
             }
         }
         let is_download = from == RiseFrom::Bucket;
         match result {
-            Ok(checksums) => {
+            Ok(checksum) => {
                 if let Some(of) = self.rises.all.get_mut(&rise) {
-                    of.landed = Some(checksums);
+                    of.landed = Some(checksum);
                 }
                 self.totals.downloaded += u64::from(is_download);
                 self.land_from(now_ms, rise);
@@ -499,8 +499,8 @@ impl Blocks {
         }
         match self.cache.index().find(key) {
             None => {
-                let checksums = landed.unwrap_or_default();
-                self.cache.land(slot, Entry { key, namespace, parent, checksums });
+                let checksum = landed.expect("only what has landed comes here");
+                self.cache.land(slot, Entry { key, namespace, parent, checksum });
             }
             // It was computed or sent here meanwhile: that copy serves.
             Some(kept) => {

@@ -172,7 +172,7 @@ mod tests {
     fn leaving() -> (Leaving<&'static str>, Pages, Vec<Group>) {
         let layout = SlotLayout::layer_major(4, 2, 16).expect("a layout");
         let mut pages = Pages::new(Arc::new(layout), &[SlotIndex(0)]);
-        assert!(pages.set_whole(0, SlotIndex(0), &[1, 2]));
+        pages.set_whole(0, SlotIndex(0), 7);
         let mut leaving = Leaving::new(NAME, 0..1, Push::new(Grouping::Layers, 0..1));
         let next = || leaving.push_mut().next_group(&pages);
         let groups = std::iter::from_fn(next).collect();

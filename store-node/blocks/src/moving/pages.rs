@@ -1,10 +1,16 @@
 //! What the node knows of the bytes of one share's pages: which layers are written, and the
 //! checksum of each run. The truth about who owns a slot is with the block core; this is only about
 //! what may be sent and what it must hash to.
+//!
+//! Of a page that was there before only the fold of its checksums is known. Those of its runs follow as it
+//! is sent over a wire that needs them ([`Pages::hash`]), layer by layer, and with the last one it is seen
+//! whether they are what was folded.
 
 use std::ops::Range;
 use std::sync::Arc;
 
+use kvasir_checksum::fold;
+use kvasir_proto::layout::Run;
 use kvasir_proto::{SlotIndex, SlotLayout};
 
 /// The prompt's pages of one share.
@@ -22,8 +28,10 @@ struct Page {
     layers_done: u16,
     /// The step that finished it; `None` when it was there before.
     step: Option<u32>,
-    /// One for each run of the layers done, layer by layer.
+    /// One for each run of the leading layers that were hashed, layer by layer.
     checksums: Vec<u64>,
+    /// Of a page that was there before: its checksum.
+    stored: Option<u64>,
 }
 
 impl Pages {
@@ -32,8 +40,13 @@ impl Pages {
         for layer in 0..layout.layers() {
             run_starts.push(run_starts[layer] + layout.runs(layer).len());
         }
-        let page =
-            |slot: &SlotIndex| Page { slot: *slot, layers_done: 0, step: None, checksums: vec![] };
+        let page = |slot: &SlotIndex| Page {
+            slot: *slot,
+            layers_done: 0,
+            step: None,
+            checksums: vec![],
+            stored: None,
+        };
         Pages { layout, pages: slots.iter().map(page).collect(), run_starts }
     }
 
@@ -66,26 +79,49 @@ impl Pages {
         self.pages[page as usize].step
     }
 
-    /// All checksums so far.
-    pub fn checksums(&self, page: u32) -> &[u64] {
-        &self.pages[page as usize].checksums
+    /// The checksum of a whole page.
+    pub fn checksum(&self, page: u32) -> Option<u64> {
+        let of = &self.pages[page as usize];
+        let is_hashed = of.checksums.len() == self.layout.runs_per_page();
+        of.stored.or_else(|| is_hashed.then(|| fold(&of.checksums)))
     }
 
-    /// The checksums of one finished layer's runs.
-    pub fn layer_checksums(&self, page: u32, layer: u16) -> &[u64] {
+    /// The checksums of one layer's runs; `None` while it was not hashed.
+    pub fn layer_checksums(&self, page: u32, layer: u16) -> Option<&[u64]> {
         let runs = self.run_starts[layer as usize]..self.run_starts[layer as usize + 1];
-        &self.pages[page as usize].checksums[runs]
+        self.pages[page as usize].checksums.get(runs)
     }
 
-    /// The page was there, whole, with these checksums. False when they are not one for each run.
-    pub fn set_whole(&mut self, page: u32, slot: SlotIndex, checksums: &[u64]) -> bool {
-        if checksums.len() != self.layout.runs_per_page() {
-            return false;
+    /// The page was there, whole, with this checksum.
+    pub fn set_whole(&mut self, page: u32, slot: SlotIndex, checksum: u64) {
+        // Of one run it is the run's own.
+        let checksums = match self.layout.runs_per_page() {
+            1 => vec![checksum],
+            _ => Vec::new(),
+        };
+        let (layers_done, stored) = (self.layers(), Some(checksum));
+        self.pages[page as usize] = Page { slot, layers_done, step: None, checksums, stored };
+    }
+
+    /// The checksums of these layers' runs, and of those before them, are needed: `hash` is asked for those
+    /// that are not known. False when all of the page is hashed and it is not what it was.
+    pub fn hash(
+        &mut self,
+        page: u32,
+        layers: &Range<u16>,
+        mut hash: impl FnMut(SlotIndex, Run) -> u64,
+    ) -> bool {
+        let Pages { layout, pages, run_starts } = self;
+        let page = &mut pages[page as usize];
+        for layer in 0..layers.end {
+            if page.checksums.len() == run_starts[layer as usize] {
+                let runs = layout.runs(layer as usize).iter();
+                page.checksums.extend(runs.map(|run| hash(page.slot, *run)));
+            }
         }
-        let layers_done = self.layers();
-        self.pages[page as usize] =
-            Page { slot, layers_done, step: None, checksums: checksums.to_vec() };
-        true
+        let is_hashed = page.checksums.len() == layout.runs_per_page();
+        let fits = |stored: u64| !is_hashed || fold(&page.checksums) == stored;
+        page.stored.is_none_or(fits)
     }
 
     /// The slots are settled: pages that are not whole may lie elsewhere than was said first.
@@ -105,7 +141,7 @@ impl Pages {
         page: u32,
         step: u32,
         layers: Range<u16>,
-        mut hash: impl FnMut(SlotIndex, kvasir_proto::layout::Run) -> u64,
+        mut hash: impl FnMut(SlotIndex, Run) -> u64,
     ) -> bool {
         let Pages { layout, pages, .. } = self;
         let page = &mut pages[page as usize];
@@ -125,7 +161,6 @@ impl Pages {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvasir_proto::layout::Run;
 
     fn pages() -> Pages {
         let run = |offset_bytes| Run { offset_bytes, length_bytes: 8 };
@@ -146,18 +181,48 @@ mod tests {
             hash(slot, run)
         }));
         assert!(pages.is_whole(1));
-        assert_eq!(pages.checksums(1), [900, 908, 916, 924, 932]);
-        assert_eq!(pages.layer_checksums(1, 0), [900, 908]);
-        assert_eq!(pages.layer_checksums(1, 1), [916]);
-        assert_eq!(pages.layer_checksums(1, 2), [924, 932]);
+        assert_eq!(pages.checksum(1), Some(fold(&[900, 908, 916, 924, 932])));
+        assert_eq!(pages.checksum(0), None);
+        let of_layer = |layer| pages.layer_checksums(1, layer).expect("it was hashed");
+        assert_eq!(of_layer(0), [900, 908]);
+        assert_eq!(of_layer(1), [916]);
+        assert_eq!(of_layer(2), [924, 932]);
+        assert_eq!(pages.layer_checksums(0, 0), None);
+        assert!(pages.hash(1, &(0..3), |_, _| panic!("hashed twice")));
         assert_eq!((pages.step(0), pages.step(1)), (None, Some(5)));
     }
 
     #[test]
-    fn a_stored_page_needs_a_checksum_for_each_run() {
-        let mut pages = pages();
-        assert!(!pages.set_whole(0, SlotIndex(3), &[1, 2]));
-        assert!(pages.set_whole(0, SlotIndex(4), &[1, 2, 3, 4, 5]));
-        assert_eq!((pages.slot(0), pages.is_whole(0)), (SlotIndex(4), true));
+    fn a_stored_page_is_hashed_layer_by_layer_and_is_what_it_was_or_not() {
+        let check = |rotten: Option<u64>, want: [bool; 3]| {
+            let mut pages = pages();
+            pages.set_whole(0, SlotIndex(4), fold(&[0, 8, 16, 24, 32]));
+            assert_eq!((pages.slot(0), pages.is_whole(0)), (SlotIndex(4), true));
+            assert_eq!(pages.layer_checksums(0, 0), None);
+            let mut hashed = Vec::new();
+            let got = [0..1, 1..2, 2..3].map(|layers: Range<u16>| {
+                pages.hash(0, &layers, |slot, run| {
+                    assert_eq!(slot, SlotIndex(4));
+                    hashed.push(run.offset_bytes);
+                    run.offset_bytes + u64::from(rotten == Some(run.offset_bytes))
+                })
+            });
+            assert_eq!(got, want, "{rotten:?}");
+            assert_eq!(hashed, [0, 8, 16, 24, 32], "each once");
+            assert_eq!(pages.checksum(0), Some(fold(&[0, 8, 16, 24, 32])), "as it was given");
+        };
+        check(None, [true, true, true]);
+        check(Some(0), [true, true, false]);
+        check(Some(32), [true, true, false]);
+    }
+
+    #[test]
+    fn the_checksum_of_a_stored_page_of_one_run_is_the_runs() {
+        let run = Run { offset_bytes: 0, length_bytes: 64 };
+        let layout = SlotLayout::new(64, 64, vec![vec![run]]).expect("a layout");
+        let mut pages = Pages::new(Arc::new(layout), &[SlotIndex(3)]);
+        pages.set_whole(0, SlotIndex(3), 7);
+        assert_eq!(pages.layer_checksums(0, 0), Some(&[7][..]));
+        assert!(pages.hash(0, &(0..1), |_, _| panic!("it is known")));
     }
 }

@@ -345,7 +345,7 @@ mod tests {
     fn source(count: u32) -> (Pages, Push, Vec<Group>) {
         let mut pages = pages(count);
         for page in 0..count {
-            assert!(pages.set_whole(page, SlotIndex(page), &[1, 2, 3]));
+            pages.set_whole(page, SlotIndex(page), 7);
         }
         let mut push = Push::new(Grouping::Pages, 0..count);
         push.give_tail(Vec::new());

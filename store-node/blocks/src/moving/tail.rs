@@ -11,11 +11,11 @@ pub const ENGINE_BYTES_MAX: usize = 8 << 10;
 /// Length, tags, transaction id and lengths of both fields, rounded up.
 const FRAME_BYTES: usize = 64;
 
-/// Room for the longest tail of this many checksums. Only a push to a decode side has an engine's
+/// Room for the longest tail of this many pages. Only a push to a decode side has an engine's
 /// part.
-pub fn bytes_max(checksums: usize, side: Side) -> usize {
+pub fn bytes_max(pages: usize, side: Side) -> usize {
     let engine_bytes = if side == Side::Decode { ENGINE_BYTES_MAX } else { 0 };
-    FRAME_BYTES + 8 * checksums + engine_bytes
+    FRAME_BYTES + 8 * pages + engine_bytes
 }
 
 /// The bytes that are written into the target's tail region.
@@ -38,39 +38,34 @@ pub enum TailError {
     Malformed,
     #[error("it is of another transaction")]
     OtherTx,
-    #[error("it has {got} checksums; the pages sent need {want}")]
+    #[error("it has {got} checksums; the pages sent are {want}")]
     Checksums { got: usize, want: usize },
     #[error("it was sent before its pages had landed, and they have not")]
     OnlyWhole,
 }
 
-/// Reads the tail of `tx`, which follows pages with so many runs in all, from its room in the tail
-/// region.
+/// Reads the tail of `tx`, which follows so many pages, from its room in the tail region.
 ///
 /// # Errors
 /// [`TailError`] says what does not fit.
-pub fn decode(room: &[u8], tx: TxId, checksums: usize) -> Result<v1::Tail, TailError> {
+pub fn decode(room: &[u8], tx: TxId, pages: usize) -> Result<v1::Tail, TailError> {
     let tail = read(room, tx)?;
     match tail.checksums.len() {
-        got if got == checksums => Ok(tail),
-        got => Err(TailError::Checksums { got, want: checksums }),
+        got if got == pages => Ok(tail),
+        got => Err(TailError::Checksums { got, want: pages }),
     }
 }
 
-/// Reads the checksums of the leading pages that a source knows to have landed, one list for each
-/// page of `runs` runs.
+/// Reads the checksums of the leading pages that a source knows to have landed.
 ///
 /// # Errors
 /// [`TailError`] says what does not fit.
-pub fn decode_part(room: &[u8], tx: TxId, runs: usize) -> Result<Vec<Vec<u64>>, TailError> {
+pub fn decode_part(room: &[u8], tx: TxId) -> Result<Vec<u64>, TailError> {
     let v1::Tail { checksums, only_whole, .. } = read(room, tx)?;
     if only_whole {
         return Err(TailError::OnlyWhole);
     }
-    if !checksums.len().is_multiple_of(runs) {
-        return Err(TailError::Checksums { got: checksums.len(), want: runs });
-    }
-    Ok(checksums.chunks(runs).map(<[u64]>::to_vec).collect())
+    Ok(checksums)
 }
 
 /// No length: what lies in room that was given out and not yet written.
@@ -135,16 +130,13 @@ mod tests {
     }
 
     #[test]
-    fn a_part_has_the_checksums_of_whole_pages() {
-        let part = |checksums: u64| {
-            decode_part(&encode(TX, (0..checksums).collect(), Vec::new(), false), TX, 2)
-        };
-        assert_eq!(part(4), Ok(vec![vec![0, 1], vec![2, 3]]));
-        assert_eq!(part(0), Ok(Vec::new()));
-        assert_eq!(part(3), Err(TailError::Checksums { got: 3, want: 2 }));
-        assert_eq!(decode_part(&NO_TAIL, TX, 2), Err(TailError::OtherTx));
+    fn a_part_counts_when_its_pages_had_landed() {
+        let part = |checksums: Vec<u64>| decode_part(&encode(TX, checksums, Vec::new(), false), TX);
+        assert_eq!(part(vec![4, 5]), Ok(vec![4, 5]));
+        assert_eq!(part(Vec::new()), Ok(Vec::new()));
+        assert_eq!(decode_part(&NO_TAIL, TX), Err(TailError::OtherTx));
         let early = encode(TX, vec![0, 1], Vec::new(), true);
-        assert_eq!(decode_part(&early, TX, 2), Err(TailError::OnlyWhole));
+        assert_eq!(decode_part(&early, TX), Err(TailError::OnlyWhole));
         assert!(decode(&early, TX, 2).is_ok(), "all has come");
     }
 }

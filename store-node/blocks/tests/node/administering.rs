@@ -100,7 +100,7 @@ fn an_inspection_names_everyone_who_holds_the_block() {
     let by_hand = Holder::Admin { pin: pin.pin, until_ms: node.now_ms + 100 };
     let of_share = Holder::Share { share: share("2s"), lease_until_ms };
     assert_eq!(found.holders, [of_share, Holder::Engine { epoch: EPOCH }, by_hand]);
-    assert_eq!((found.parent, found.checksums), (None, vec![0]));
+    assert_eq!((found.parent, found.checksum), (None, Some(0)));
     let dram = found.dram.expect("in memory");
     assert_eq!((dram.slot, dram.pins), (node.slot("a"), 3));
     let class = Class::Context { tenant: Tenant(1), until_unix_ms: 9_000 };

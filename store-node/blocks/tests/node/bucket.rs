@@ -212,7 +212,7 @@ fn a_share_waits_for_the_object_store_and_computes_what_is_left() {
     let downloads = std::mem::take(&mut node.downloads);
     assert_eq!(downloads.iter().map(|(_, key)| *key).collect::<Vec<_>>(), ["a", "ab"].map(key));
     for (rise, _) in downloads {
-        node.blocks.risen(node.now_ms, rise, Ok(vec![1]));
+        node.blocks.risen(node.now_ms, rise, Ok(1));
     }
     assert_eq!(node.actions(), "Bound/8(1p)");
     assert_eq!(node.cached("a ab abc"), "a ab");
@@ -231,9 +231,9 @@ fn a_chain_rises_from_both_tiers() {
     node.actions();
     assert_eq!((node.rises.len(), node.downloads.len()), (1, 1));
     // The second one is there first, and waits for the first.
-    node.blocks.risen(node.now_ms, node.downloads[0].0, Ok(vec![1]));
+    node.blocks.risen(node.now_ms, node.downloads[0].0, Ok(1));
     assert_eq!(node.cached("a ab"), "");
-    node.blocks.risen(node.now_ms, node.rises[0].0, Ok(vec![1]));
+    node.blocks.risen(node.now_ms, node.rises[0].0, Ok(1));
     assert_eq!(node.cached("a ab"), "a ab");
 }
 
@@ -259,7 +259,7 @@ fn a_block_that_is_missing_or_wrong_is_a_miss_and_forgotten() {
     node.actions();
     let [(first, _), (second, _)] = node.downloads[..] else { panic!("{:?}", node.downloads) };
     node.blocks.risen(node.now_ms, first, Err(RiseError::Gone));
-    node.blocks.risen(node.now_ms, second, Ok(vec![1]));
+    node.blocks.risen(node.now_ms, second, Ok(1));
     assert_eq!(node.actions(), "Bound/0(1p)", "it computes all of it");
     let counts = node.blocks.counts();
     assert_eq!((counts.bucket_blocks, counts.bucket_lost_total), (1, 1));
@@ -286,7 +286,7 @@ fn a_read_that_takes_too_long_is_not_waited_for_and_hinders_no_other_tier() {
     let counts = node.blocks.counts();
     assert_eq!((counts.rising, counts.downloads_late_total, counts.rises_late), (1, 1, 0));
     let (rise, _) = node.downloads[0];
-    node.blocks.risen(node.now_ms, rise, Ok(vec![1]));
+    node.blocks.risen(node.now_ms, rise, Ok(1));
     assert_eq!(node.blocks.counts().rising, 0);
 }
 

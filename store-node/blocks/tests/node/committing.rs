@@ -16,7 +16,7 @@ fn committed_blocks_are_found_by_the_next_request_and_stay_after_the_release() {
     node.release("1p");
     assert_eq!(node.actions(), "Released(1p)");
     assert_eq!(node.open("3p", "abc", 1).held_blocks, 2);
-    assert_eq!(node.blocks.checksums_of(node.slot("ab")), Some(&[1][..]));
+    assert_eq!(node.blocks.checksum_of(node.slot("ab")), Some(1));
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn only_the_sharer_that_works_on_a_full_page_may_commit_it() {
     node.allocate(&request("1p", "ab", 1)).expect("there is room");
     let check = |node: &mut Node, name: &str, page, want: &str| {
         let before = node.blocks.snapshot();
-        let refused = node.blocks.commit_page(share(name), page, vec![]).expect_err("refused");
+        let refused = node.blocks.commit_page(share(name), page, 0).expect_err("refused");
         assert!(refused.to_string().contains(want), "{name} page {page}: {refused}");
         assert_eq!(node.blocks.snapshot(), before);
         node.check();
@@ -88,7 +88,7 @@ fn the_answers_blocks_are_committed_under_keys_the_engine_knows() {
     node.commit("1p", 0);
     let grown = node.blocks.grow(share("1p"), 2).expect("to grow");
     let mut extra = |page, prompt: &str| {
-        let done = node.blocks.commit_extra(share("1p"), page, key(prompt), vec![7]);
+        let done = node.blocks.commit_extra(share("1p"), page, key(prompt), 7);
         node.check();
         done
     };
@@ -108,10 +108,10 @@ fn the_answers_blocks_are_committed_under_keys_the_engine_knows() {
 fn a_page_of_the_prompt_is_committed_under_the_key_it_was_allocated_with() {
     let mut node = Node::new(8);
     node.open("1p", "ab", 1);
-    let refused = node.blocks.commit_extra(share("1p"), 0, key("x"), vec![]);
+    let refused = node.blocks.commit_extra(share("1p"), 0, key("x"), 0);
     assert_eq!(refused, Err(ShareError::Refused("the page has another key")));
     assert_eq!(node.cached("a x"), "");
-    let same = node.blocks.commit_extra(share("1p"), 0, key("a"), vec![]);
+    let same = node.blocks.commit_extra(share("1p"), 0, key("a"), 0);
     assert_eq!(same, Ok(Commit::Indexed));
     node.check();
 }
@@ -126,14 +126,14 @@ fn a_key_that_belongs_elsewhere_is_refused() {
     node.allocate(&lying).expect("there is room");
     node.blocks.bind(share("2p"), EPOCH).expect("to bind");
     node.commit("2p", 0);
-    let refused = node.blocks.commit_page(share("2p"), 1, vec![]);
+    let refused = node.blocks.commit_page(share("2p"), 1, 0);
     assert_eq!(refused, Err(ShareError::Refused("the key is another block's")));
     // The same keys in another namespace.
     let mut lying = request("3p", "ab", 1);
     lying.namespace = namespace("tenant");
     node.allocate(&lying).expect("there is room");
     node.blocks.bind(share("3p"), EPOCH).expect("to bind");
-    let refused = node.blocks.commit_page(share("3p"), 0, vec![]);
+    let refused = node.blocks.commit_page(share("3p"), 0, 0);
     assert_eq!(refused, Err(ShareError::Refused("the key is another block's")));
     node.check();
     // A chain that repeats a key does not follow itself.
@@ -142,7 +142,7 @@ fn a_key_that_belongs_elsewhere_is_refused() {
     node.allocate(&lying).expect("there is room");
     node.blocks.bind(share("4p"), EPOCH).expect("to bind");
     node.commit("4p", 0);
-    let refused = node.blocks.commit_page(share("4p"), 1, vec![]);
+    let refused = node.blocks.commit_page(share("4p"), 1, 0);
     assert_eq!(refused, Err(ShareError::Refused("the key is another block's")));
     node.check();
 }

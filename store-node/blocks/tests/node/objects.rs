@@ -35,7 +35,7 @@ fn reserve(node: &mut Node, serial: u64, names: &[u8]) -> Vec<SlotIndex> {
 }
 
 fn commit(node: &mut Node, serial: u64, page: u32) -> Result<Commit, ShareError> {
-    let commit = node.blocks.commit_page(share(serial, Side::Prefill), page, vec![7]);
+    let commit = node.blocks.commit_page(share(serial, Side::Prefill), page, 7);
     node.check();
     commit
 }
@@ -244,7 +244,7 @@ fn an_object_that_is_only_on_the_ssd_rises_and_is_got_then() {
     node.actions();
     let (rise, key) = node.rises.pop().expect("it is read");
     assert_eq!(key, object(1));
-    node.blocks.risen(node.now_ms, rise, Ok(vec![7]));
+    node.blocks.risen(node.now_ms, rise, Ok(7));
     assert_eq!(node.actions(), "Risen/1(3s)");
     let got = node.blocks.get_objects(CLIENT, 1, namespace("objects"), &[object(1)]);
     assert!(got.is_ok_and(|slots| slots[0].is_some()));

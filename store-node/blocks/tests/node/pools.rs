@@ -57,7 +57,7 @@ impl Pool {
     /// The copies into slots that were asked for last have ended.
     fn read(&mut self) -> String {
         for (rise, page) in std::mem::take(&mut self.node.reads) {
-            self.node.blocks.risen(self.node.now_ms, rise, Ok(vec![u64::from(page)]));
+            self.node.blocks.risen(self.node.now_ms, rise, Ok(u64::from(page)));
             self.node.check();
         }
         self.node.actions()
@@ -113,7 +113,7 @@ fn a_page_that_is_read_goes_back_when_that_is_over() {
     assert_eq!(pool.drop(7, &[0, 1, 2]), "");
     assert_eq!(pool.tier("a"), None, "it is announced no more");
     let (first, page) = pool.node.reads.remove(0);
-    pool.node.blocks.risen(pool.node.now_ms, first, Ok(vec![page.into()]));
+    pool.node.blocks.risen(pool.node.now_ms, first, Ok(page.into()));
     assert_eq!(pool.node.actions(), "", "the other one is still read");
     let again = pool.node.blocks.drop_pages(0, (EPOCH, 8), &[0]).expect_err("it is being dropped");
     assert_eq!(again, PoolError::Taken { page: 0, state: "being dropped" });
@@ -185,7 +185,7 @@ fn a_block_waits_for_the_one_before_it_and_is_not_copied_without() {
     // The second comes before the first.
     pool.node.reads.reverse();
     let (rise, _) = pool.node.reads.remove(0);
-    pool.node.blocks.risen(pool.node.now_ms, rise, Ok(vec![2]));
+    pool.node.blocks.risen(pool.node.now_ms, rise, Ok(2));
     assert_eq!(pool.node.actions(), "Dropped(1)");
     assert_eq!(pool.node.cached("ab abc"), "");
     pool.read();

@@ -54,7 +54,7 @@ fn land(node: &mut Node, order: impl Fn(&mut Vec<(u64, kvasir_proto::BlockKey)>)
     order(&mut rises);
     let mut said = String::new();
     for (rise, _) in rises {
-        node.blocks.risen(node.now_ms, rise, Ok(vec![9]));
+        node.blocks.risen(node.now_ms, rise, Ok(9));
         said += &node.actions();
     }
     said
@@ -206,7 +206,7 @@ fn a_hint_ends_whatever_becomes_of_its_reads() {
         node.actions();
         let mut said = String::new();
         for (at, (rise, _)) in std::mem::take(&mut node.rises).into_iter().enumerate() {
-            let result = if at == fails { Err(RiseError::Failed) } else { Ok(vec![9]) };
+            let result = if at == fails { Err(RiseError::Failed) } else { Ok(9) };
             node.blocks.risen(node.now_ms, rise, result);
             said += &node.actions();
         }

@@ -96,7 +96,7 @@ impl World {
                 Err(RiseError::Failed)
             } else if self.bucket.objects.contains_key(&name(&block)) {
                 self.checker.write(share, Hand::Remote, slot, Some(block.key));
-                Ok(vec![1])
+                Ok(1)
             } else {
                 Err(RiseError::Gone)
             };

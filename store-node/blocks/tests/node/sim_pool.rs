@@ -212,7 +212,7 @@ impl World {
                 self.pool.sunk_total += 1;
             }
             self.checker.stopped(share, Hand::Remote);
-            let result = if fails { Err(RiseError::Failed) } else { Ok(vec![1]) };
+            let result = if fails { Err(RiseError::Failed) } else { Ok(1) };
             self.blocks.risen(self.now_ms, rise, result);
         } else if !self.pool.writes.is_empty() {
             let at = self.random.below(self.pool.writes.len());

@@ -93,7 +93,7 @@ impl World {
                 Err(RiseError::Failed)
             } else if self.ssd.stored.contains_key(&key) {
                 self.checker.write(share, Hand::Remote, slot, Some(key));
-                Ok(vec![1])
+                Ok(1)
             } else {
                 Err(RiseError::Gone)
             };

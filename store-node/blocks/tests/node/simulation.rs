@@ -461,9 +461,9 @@ impl World {
         let open = self.open.get_mut(&share).expect("an open share");
         let prompt = (page as usize) < open.request.keys.len();
         let commit = if prompt {
-            self.blocks.commit_page(share, page, vec![1])
+            self.blocks.commit_page(share, page, 1)
         } else {
-            self.blocks.commit_extra(share, page, key, vec![1])
+            self.blocks.commit_extra(share, page, key, 1)
         };
         let commit = commit.expect("a page that was written");
         self.checker.sealed(open.slots[page as usize]);
@@ -659,7 +659,7 @@ impl World {
     /// Whatever is pinned or kept stays, and all that went can be seen to have gone.
     fn evict_by_hand(&mut self) {
         let in_memory = |blocks: &Blocks| {
-            let view = |block: kvasir_blocks::BlockView<'_>| (block.key, block.pins);
+            let view = |block: kvasir_blocks::BlockView| (block.key, block.pins);
             blocks.blocks().map(view).collect::<BTreeMap<_, _>>()
         };
         let kept = |blocks: &Blocks| {

@@ -125,7 +125,7 @@ fn a_prefill_share_waits_for_the_ssd_and_computes_what_is_left() {
     // In any order.
     for (rise, of) in [rises[2], rises[0], rises[1]] {
         assert_eq!(node.actions(), "", "{of:?}");
-        node.blocks.risen(node.now_ms, rise, Ok(vec![9]));
+        node.blocks.risen(node.now_ms, rise, Ok(9));
     }
     assert_eq!(node.actions(), "Bound/12(3p)");
     assert_eq!(node.cached("a ab abc"), "a ab abc");
@@ -146,7 +146,7 @@ fn two_shares_wait_for_one_read() {
         assert_eq!(node.blocks.bind(share(name), EPOCH), Ok(Binding::Waiting));
     }
     let (rise, _) = node.rises.remove(0);
-    node.blocks.risen(node.now_ms, rise, Ok(vec![9]));
+    node.blocks.risen(node.now_ms, rise, Ok(9));
     assert_eq!(node.actions(), "Bound/4(3p) Bound/4(4p)");
 }
 
@@ -159,12 +159,12 @@ fn check_failed_rise(error: RiseError, left_on_ssd: u32) {
     let rises = std::mem::take(&mut node.rises);
     node.blocks.risen(node.now_ms, rises[1].0, Err(error));
     node.check();
-    node.blocks.risen(node.now_ms, rises[0].0, Ok(vec![9]));
+    node.blocks.risen(node.now_ms, rises[0].0, Ok(9));
     assert_eq!(node.actions(), "Bound/4(3p)", "{error:?}");
     let slots = node.blocks.share(share("3p")).expect("open").slots;
     assert_eq!((slots.len(), slots[0]), (4, allocated.pages[0]));
     assert_ne!(slots[1], allocated.pages[1], "that one may still be written");
-    node.blocks.risen(node.now_ms, rises[2].0, Ok(vec![9]));
+    node.blocks.risen(node.now_ms, rises[2].0, Ok(9));
     assert_eq!(node.commit("3p", 1), Commit::Indexed);
     node.release("3p");
     node.actions();
@@ -194,7 +194,7 @@ fn a_disk_that_hangs_is_waited_for_so_long_and_then_not_used_until_it_answers() 
     let allocated = node.allocate(&request("4s", "ab", 0)).expect("room");
     assert_eq!(allocated.held_blocks, 0);
     for (rise, _) in std::mem::take(&mut node.rises) {
-        node.blocks.risen(node.now_ms, rise, Ok(vec![9]));
+        node.blocks.risen(node.now_ms, rise, Ok(9));
     }
     node.actions();
     assert!(node.blocks.ssd_is_usable(node.now_ms));
@@ -210,7 +210,7 @@ fn a_source_learns_what_it_has_to_send() {
         assert_eq!((allocated.held_blocks, allocated.pages.len()), (3, 3));
         node.actions();
         for (at, (rise, _)) in std::mem::take(&mut node.rises).into_iter().enumerate() {
-            let result = if Some(at) == fails { Err(RiseError::Gone) } else { Ok(vec![9]) };
+            let result = if Some(at) == fails { Err(RiseError::Gone) } else { Ok(9) };
             node.blocks.risen(node.now_ms, rise, result);
         }
         assert_eq!(node.actions(), want);

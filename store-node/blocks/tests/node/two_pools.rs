@@ -39,7 +39,7 @@ fn read_all(node: &mut Node) {
     node.actions();
     while !node.reads.is_empty() {
         for (rise, page) in std::mem::take(&mut node.reads) {
-            node.blocks.risen(node.now_ms, rise, Ok(vec![page.into()]));
+            node.blocks.risen(node.now_ms, rise, Ok(page.into()));
         }
         node.actions();
     }
@@ -81,7 +81,7 @@ fn what_only_the_pool_of_one_engine_has_rises_from_there_for_the_other() {
     for (rise, page) in std::mem::take(&mut node.reads) {
         assert_eq!(node.blocks.rises_from(rise), Some(EPOCH));
         assert!([3, 4].contains(&page), "{page}");
-        node.blocks.risen(0, rise, Ok(vec![page.into()]));
+        node.blocks.risen(0, rise, Ok(page.into()));
     }
     let mut said = node.actions();
     while let Some((copy, page)) = node.writes.pop() {

@@ -90,10 +90,10 @@ impl Owner {
     fn admin_inspect(&self, request: &v1::InspectRequest) -> Result<v1::BlockInspection, Refused> {
         let found = self.blocks.inspect(block_key(&request.key)?);
         let found = found.ok_or_else(|| Refused::NotFound("no such block is here".into()))?;
-        let (now_ms, Inspection { dram, checksums, .. }) = (clock::now_ms(), &found);
+        let (now_ms, Inspection { dram, checksum, .. }) = (clock::now_ms(), &found);
         let computed = match (dram, &self.cache) {
-            (Some(copy), Some(cache)) => self.arena.checksums(&cache.layout, copy.slot),
-            _ => Vec::new(),
+            (Some(copy), Some(cache)) => Some(self.arena.checksum(&cache.layout, copy.slot)),
+            _ => None,
         };
         Ok(v1::BlockInspection {
             key: found.key.0.to_vec(),
@@ -102,8 +102,8 @@ impl Owner {
             dram: dram.map(dram_copy),
             ssd: found.ssd.as_ref().map(|block| ssd_copy(block.class, block.bytes)),
             rising: found.rising,
-            checksums: checksums.clone(),
-            checksums_match: dram.is_some() && computed == *checksums,
+            checksum: *checksum,
+            checksum_matches: computed.is_some() && computed == *checksum,
             holders: found.holders.iter().map(|holder| block_holder(*holder, now_ms)).collect(),
         })
     }

@@ -29,14 +29,9 @@ impl Owner {
         if outcome.is_err() || !matches!(incoming.state, IncomingState::Waiting) {
             return;
         }
-        let runs = leg.pages.layout().runs_per_page();
         let room = tail_room(&self.tails, incoming.tail);
-        let pages = incoming.pages.clone();
-        match tail::decode(&room, share.tx, pages.len() * runs) {
-            Ok(v1::Tail { checksums, engine, .. }) => {
-                let by_page = checksums.chunks(runs).map(<[u64]>::to_vec).collect();
-                self.arrived(share, by_page, engine);
-            }
+        match tail::decode(&room, share.tx, incoming.pages.len()) {
+            Ok(v1::Tail { checksums, engine, .. }) => self.arrived(share, checksums, engine),
             Err(error) => {
                 tracing::error!(%share, %error, "the tail that arrived cannot be believed");
                 self.metrics.bad_tails.inc();
@@ -46,16 +41,16 @@ impl Owner {
         }
     }
 
-    fn arrived(&mut self, share: Share, checksums: Vec<Vec<u64>>, engine: Vec<u8>) {
+    fn arrived(&mut self, share: Share, checksums: Vec<u64>, engine: Vec<u8>) {
         let copies = checksums.clone();
         let label = match self.blocks.arrived(clock::now_ms(), share, checksums) {
             Ok(Arrival::Settled { cached_blocks }) => {
                 let Some(leg) = self.legs.get_mut(&share) else { return };
                 let Some(incoming) = &mut leg.incoming else { return };
                 incoming.state = IncomingState::Arrived { engine, told: false };
-                for (page, checksums) in incoming.pages.clone().zip(&copies) {
+                for (page, checksum) in incoming.pages.clone().zip(copies) {
                     let slot = leg.pages.slot(page);
-                    leg.pages.set_whole(page, slot, checksums);
+                    leg.pages.set_whole(page, slot, checksum);
                 }
                 leg.cached_pages = leg.cached_pages.max(cached_blocks);
                 self.stops.forget(share);
@@ -200,21 +195,19 @@ impl Owner {
         if self.blocks.share(share).is_none_or(writing) {
             return;
         }
-        let runs = leg.pages.layout().runs_per_page();
-        let mut checksums =
-            tail::decode_part(&tail_room(&self.tails, incoming.tail), share.tx, runs)
-                .unwrap_or_else(|error| {
-                    tracing::warn!(%share, %error, "the fetched pages came without checksums");
-                    Vec::new()
-                });
+        let room = tail_room(&self.tails, incoming.tail);
+        let mut checksums = tail::decode_part(&room, share.tx).unwrap_or_else(|error| {
+            tracing::warn!(%share, %error, "the fetched pages came without checksums");
+            Vec::new()
+        });
         checksums.truncate(settling.good_pages as usize);
         let copies = checksums.clone();
         match self.blocks.settle_fetch(share, checksums) {
             Ok(cached_blocks) => {
                 incoming.state = IncomingState::Settled;
-                for (page, checksums) in (incoming.pages.start..).zip(&copies) {
+                for (page, checksum) in (incoming.pages.start..).zip(copies) {
                     let slot = leg.pages.slot(page);
-                    leg.pages.set_whole(page, slot, checksums);
+                    leg.pages.set_whole(page, slot, checksum);
                 }
                 leg.cached_pages = leg.cached_pages.max(cached_blocks);
                 self.metrics.fetches.with_label_values(&["partial"]).inc();

@@ -98,12 +98,12 @@ impl Owner {
         upload: u64,
         block: SsdBlock,
         from: UploadFrom,
-        checksums: Vec<u64>,
+        checksum: Option<u64>,
     ) {
         // What the SSD has is sent as it is there, also when no engine has said yet how blocks look.
         let from = match from {
             UploadFrom::Slot { slot, .. } => {
-                Source::Slot { slot, checksums, shape: self.tiers.shape().clone() }
+                Source::Slot { slot, checksum, shape: self.tiers.shape().clone() }
             }
             UploadFrom::Ssd => {
                 let (reply, reading) = oneshot::channel();

@@ -72,18 +72,18 @@ impl Owner {
         let arena = &self.arena;
         let mut whole = Vec::new();
         for page in prompt_pages {
-            let hash = |slot: SlotIndex, run| arena.checksum(&layout, slot, run);
+            let hash = |slot: SlotIndex, run| arena.run_checksum(&layout, slot, run);
             if share.side != Side::Prefill || page < leg.cached_pages {
                 continue;
             }
             let known = leg.pages.finish_layers(page, step, layers.clone(), hash);
-            if known && leg.pages.is_whole(page) && page < leg.keyed_pages {
-                whole.push((page, leg.pages.checksums(page).to_vec()));
+            if known && page < leg.keyed_pages && leg.pages.is_whole(page) {
+                whole.extend(leg.pages.checksum(page).map(|checksum| (page, checksum)));
             }
         }
         self.pump(share);
-        for (page, checksums) in whole {
-            if let Err(error) = self.blocks.commit_page(share, page, checksums) {
+        for (page, checksum) in whole {
+            if let Err(error) = self.blocks.commit_page(share, page, checksum) {
                 tracing::debug!(%share, page, %error, "a page was not committed");
             }
         }
@@ -239,8 +239,8 @@ impl Owner {
         }
         for (page, key) in (commit.first_page..).zip(keys) {
             let Some((slot, _)) = self.blocks.page_slot(share, page) else { break };
-            let checksums = self.arena.checksums(&layout, slot);
-            if let Err(error) = self.blocks.commit_extra(share, page, key, checksums) {
+            let checksum = self.arena.checksum(&layout, slot);
+            if let Err(error) = self.blocks.commit_extra(share, page, key, checksum) {
                 tracing::debug!(%share, page, %error, "a block of the answer was not committed");
                 break;
             }

@@ -6,6 +6,7 @@ use kvasir_blocks::{
     AllocateError, Commit as Committed, GetError, KeepRequest, ReserveObjects, ShareError, Tier,
 };
 use kvasir_proto::{BlockKey, Share, Side, SlotIndex, v1};
+use kvasir_transfer::fold;
 use v1::client_to_node::Message as FromClient;
 use v1::node_to_client::Message as ToClient;
 use v1::{ObjectClass, ObjectOutcome, ObjectRefusal};
@@ -220,7 +221,7 @@ impl Owner {
             let outcome = match (put.share, page) {
                 (Some(share), Some(page)) => {
                     let sums = checksums.next().ok_or_else(|| wrong("without checksums"))?;
-                    self.commit_object(share, *page, sums)
+                    self.commit_object(share, *page, fold(sums))
                 }
                 _ => {
                     let namespace = self.clients.list[at].namespace;
@@ -268,8 +269,8 @@ impl Owner {
         self.answer_commit(at, request, waiting)
     }
 
-    fn commit_object(&mut self, share: Share, page: u32, checksums: &[u64]) -> ObjectOutcome {
-        match self.blocks.commit_page(share, page, checksums.to_vec()) {
+    fn commit_object(&mut self, share: Share, page: u32, checksum: u64) -> ObjectOutcome {
+        match self.blocks.commit_page(share, page, checksum) {
             Ok(Committed::Indexed) => ObjectOutcome::Stored,
             Ok(Committed::Duplicate { .. }) => ObjectOutcome::Exists,
             Ok(Committed::Ephemeral | Committed::NoParent) | Err(ShareError::Refused(_)) => {
@@ -502,10 +503,10 @@ impl Owner {
                 slot.and_then(|slot| self.blocks.generation(slot)).unwrap_or_default().0
             };
             let sums = slots.iter().flatten().filter(|_| get.checksums);
-            let sums = sums.filter_map(|slot| self.blocks.checksums_of(*slot)).flatten();
+            let sums = sums.filter_map(|slot| self.blocks.checksum_of(*slot));
             ToClient::Got(v1::GotObjects {
                 generations: slots.iter().map(generation).collect(),
-                checksums: sums.copied().collect(),
+                checksums: sums.collect(),
                 slots: slots.iter().map(|slot| slot.map_or(NO_SLOT, |slot| slot.0)).collect(),
             })
         });

@@ -145,6 +145,7 @@ impl Owner {
             tx: share.tx,
             peer: self.transfer.connect(&endpoint).map_err(unreachable)?,
             name: PushName { receiver: endpoint.incarnation, imm: targets.imm },
+            verifies: self.transfer.verifies(&endpoint),
             endpoint,
             slots_region,
             first_page: targets.first_page,
@@ -185,6 +186,7 @@ impl Owner {
     }
 
     fn issue(&mut self, share: Share, group: Group) {
+        let is_sound = self.hash_for_wire(share, &group);
         let leg = &self.legs[&share];
         let outgoing = leg.outgoing.as_ref().expect("the group is of its push");
         let writes = paged_writes(leg, outgoing, &group, &self.arena_region);
@@ -199,6 +201,12 @@ impl Owner {
             landed_us: 0,
             outcome: Ok(()),
         };
+        if !is_sound {
+            // Nothing of it is sent: it is as if the receiver had refused it.
+            let outcome = Err(WriteError::Corrupt);
+            self.writes_in_flight -= count;
+            return self.post.end(End::Group(GroupEnd { writes: 0, outcome, ..end }));
+        }
         let tracker = Tracker::new(writes.len(), end, self.post.clone());
         for write in writes {
             let part = Arc::clone(&tracker);
@@ -211,13 +219,30 @@ impl Owner {
         }
     }
 
+    /// Where writes are verified they carry the checksums of their runs. Those of blocks that were here are
+    /// not kept, and are computed now, in the order in which they leave. False when one is not what it was.
+    fn hash_for_wire(&mut self, share: Share, group: &Group) -> bool {
+        let Some(leg) = self.legs.get_mut(&share) else { return true };
+        if !leg.outgoing.as_ref().is_some_and(|outgoing| outgoing.target.verifies) {
+            return true;
+        }
+        let layout = Arc::clone(leg.pages.layout());
+        let arena = &self.arena;
+        let mut is_sound = true;
+        for page in group.pages.clone() {
+            let hash = |slot: SlotIndex, run| arena.run_checksum(&layout, slot, run);
+            is_sound &= leg.pages.hash(page, &group.layers, hash);
+        }
+        is_sound
+    }
+
     fn issue_tail(&mut self, share: Share) {
         let Some(leg) = self.legs.get_mut(&share) else { return };
         let Some(outgoing) = &mut leg.outgoing else { return };
         let push = outgoing.leaving.push_mut();
         let Some(due) = push.take_due_tail(&leg.pages) else { return };
         let pages = push.tail_pages(&leg.pages);
-        let checksums = pages.flat_map(|page| leg.pages.checksums(page)).copied().collect();
+        let checksums = pages.filter_map(|page| leg.pages.checksum(page)).collect();
         let target = &outgoing.target;
         let bytes = tail::encode(target.tx, checksums, due.engine, due.only_whole);
         if bytes.len() > target.tail_bytes_max as usize {
@@ -467,7 +492,7 @@ fn paged_writes(
                 stride: layout.slot_bytes(),
                 indices: indices.to_vec(),
             };
-            let checksum = |page: u32| leg.pages.layer_checksums(page, layer)[index];
+            let of_run = |page: u32| Some(leg.pages.layer_checksums(page, layer)?[index]);
             writes.push(WritePaged {
                 peer: target.peer,
                 source: source.clone(),
@@ -476,7 +501,13 @@ fn paged_writes(
                 target_pages: side(&targets),
                 page_bytes: run.length_bytes as usize,
                 imm: Some(target.name.imm),
-                checksums: group.pages.clone().map(checksum).collect(),
+                // All of them or none.
+                checksums: group
+                    .pages
+                    .clone()
+                    .map(of_run)
+                    .collect::<Option<_>>()
+                    .unwrap_or_default(),
                 group: outgoing.id,
                 deadline: WRITE_DEADLINE,
             });
@@ -493,7 +524,7 @@ fn rotten(arena: &Arena, pages: &Pages, push: &Push) -> Vec<(u32, SlotIndex)> {
         .map(|(page, _)| (*page, pages.slot(*page)))
         .filter(|(page, slot)| {
             pages.is_whole(*page)
-                && arena.checksums(pages.layout(), *slot) != pages.checksums(*page)
+                && pages.checksum(*page) != Some(arena.checksum(pages.layout(), *slot))
         })
         .collect()
 }

@@ -73,7 +73,7 @@ impl Owner {
     ) -> Result<v1::ListBlocksReply, Refused> {
         let Some(cache) = &self.cache else { return Ok(v1::ListBlocksReply::default()) };
         let slot_bytes = cache.layout.slot_bytes();
-        let place = |block: kvasir_blocks::BlockView<'_>| v1::BlockPlace {
+        let place = |block: kvasir_blocks::BlockView| v1::BlockPlace {
             key: block.key.0.to_vec(),
             slot: block.slot.0,
             generation: block.generation.0,

@@ -108,8 +108,7 @@ impl Owner {
             Some(endpoint) => {
                 // What is held is known only when the core has reserved the rest.
                 let pages = layout.pages_for(wanted.prompt_tokens) as usize;
-                let checksums = pages.saturating_mul(layout.runs_per_page());
-                Some(self.reserve(endpoint, tail::bytes_max(checksums, share.side))?)
+                Some(self.reserve(endpoint, tail::bytes_max(pages, share.side))?)
             }
             None => None,
         };
@@ -193,8 +192,7 @@ impl Owner {
         let runs = pages.layout().runs_per_page() as u32;
         let incoming = match (allocated.imm, reserved) {
             (Some(imm), Some(Reserved { writer, tail })) => {
-                let checksums = allocated.targets.len() * runs as usize;
-                let bytes = tail::bytes_max(checksums, share.side) as u64;
+                let bytes = tail::bytes_max(allocated.targets.len(), share.side) as u64;
                 Some(Incoming {
                     writer: Some(writer),
                     imm: imm.0,
@@ -248,11 +246,11 @@ impl Owner {
         let Some(leg) = self.legs.get_mut(&share) else { return };
         for page in leg.cached_pages..cached_pages.min(leg.pages.count()) {
             let slot = leg.pages.slot(page);
-            let stored = self.blocks.checksums_of(slot).unwrap_or_default();
-            if !leg.pages.set_whole(page, slot, stored) {
-                tracing::error!(%share, page, "a cached block has no checksums");
+            let Some(stored) = self.blocks.checksum_of(slot) else {
+                tracing::error!(%share, page, "a cached block has no checksum");
                 return;
-            }
+            };
+            leg.pages.set_whole(page, slot, stored);
         }
         leg.cached_pages = cached_pages;
     }
@@ -326,9 +324,9 @@ impl Owner {
                 // The counter stays until the share has ended; what arrives is late.
                 Action::CancelImm { .. } => {}
                 Action::Ended { share, outcome, .. } => self.ended(share, outcome),
-                Action::Sink { sink, slot, block, checksums, .. } => self.give_ssd(|shape| {
+                Action::Sink { sink, slot, block, checksum, .. } => self.give_ssd(|shape| {
                     let shape = shape.clone();
-                    Job::Sink { sink, slot, block, checksums, shape }
+                    Job::Sink { sink, slot, block, checksum, shape }
                 }),
                 Action::Rewrite { sink, key, mark } => {
                     self.give_ssd_job(Job::Rewrite { sink, key, mark });
@@ -338,8 +336,8 @@ impl Owner {
                     Job::Rise { rise, slot, key, shape }
                 }),
                 Action::Forget { key } => self.give_ssd_job(Job::Forget { key }),
-                Action::Upload { upload, block, from, checksums } => {
-                    self.upload(upload, block, from, checksums);
+                Action::Upload { upload, block, from, checksum } => {
+                    self.upload(upload, block, from, checksum);
                 }
                 Action::Download { rise, slot, block } => self.download(rise, slot, block),
                 Action::Discard { block } => self.discard(block),
@@ -350,8 +348,8 @@ impl Owner {
                 Action::ReadPage { rise, epoch, page, slot } => {
                     self.copy_page(epoch, page, slot, Way::IntoSlot { rise });
                 }
-                Action::WritePage { copy, epoch, page, slot, checksums } => {
-                    self.copy_page(epoch, page, slot, Way::IntoPage { copy, checksums });
+                Action::WritePage { copy, epoch, page, slot, checksum } => {
+                    self.copy_page(epoch, page, slot, Way::IntoPage { copy, checksum });
                 }
                 Action::PagesDropped { epoch, handle } => self.pages_dropped(epoch, handle),
                 Action::PagesFilled { epoch, handle, blocks } => {

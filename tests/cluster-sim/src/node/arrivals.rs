@@ -8,7 +8,7 @@ use kvasir_transfer::Outcome;
 
 use super::{IncomingState, Running};
 use crate::calls::{Caller, Reply, ToEngine};
-use crate::content::{BLOCK_TOKENS, LAYERS};
+use crate::content::BLOCK_TOKENS;
 use crate::context::Context;
 use crate::seen::{Owner, Reader, Seen};
 
@@ -29,13 +29,9 @@ impl Running {
         if outcome.is_err() || !matches!(incoming.state, IncomingState::Waiting) {
             return;
         }
-        let pages = incoming.pages.clone();
         let room = tail_room(&self.tails, incoming.tail);
-        match tail::decode(&room, share.tx, pages.len() * LAYERS) {
-            Ok(tail) => {
-                let checksums = tail.checksums.chunks(LAYERS).map(<[u64]>::to_vec).collect();
-                self.arrived(context, share, checksums, tail.engine);
-            }
+        match tail::decode(&room, share.tx, incoming.pages.len()) {
+            Ok(tail) => self.arrived(context, share, tail.checksums, tail.engine),
             Err(_) => {
                 context.covers("a tail cannot be read");
                 self.blocks.abort(context.now_ms(), share, AbortReason::BadArrival);
@@ -47,7 +43,7 @@ impl Running {
         &mut self,
         context: &mut Context,
         share: Share,
-        checksums: Vec<Vec<u64>>,
+        checksums: Vec<u64>,
         engine: Vec<u8>,
     ) {
         let copies = checksums.clone();
@@ -56,9 +52,9 @@ impl Running {
             let Some(leg) = self.legs.get_mut(&share) else { return };
             let Some(incoming) = &mut leg.incoming else { return };
             incoming.state = IncomingState::Arrived { engine, told: false };
-            for (page, checksums) in incoming.pages.clone().zip(&copies) {
+            for (page, checksum) in incoming.pages.clone().zip(copies) {
                 let slot = leg.pages.slot(page);
-                leg.pages.set_whole(page, slot, checksums);
+                leg.pages.set_whole(page, slot, checksum);
             }
             leg.cached_pages = leg.cached_pages.max(cached_blocks);
             let held_blocks = leg.cached_pages;
@@ -198,16 +194,16 @@ impl Running {
         if !matches!(incoming.state, IncomingState::Waiting) {
             return;
         }
-        let part = tail::decode_part(&tail_room(&self.tails, incoming.tail), share.tx, LAYERS);
+        let part = tail::decode_part(&tail_room(&self.tails, incoming.tail), share.tx);
         let mut checksums = part.unwrap_or_default();
         checksums.truncate(*good_pages as usize);
         let copies = checksums.clone();
         if let Ok(cached_blocks) = self.blocks.settle_fetch(share, checksums) {
             incoming.state = IncomingState::Settled;
             context.covers("a fetch is settled with less");
-            for (page, checksums) in (incoming.pages.start..).zip(&copies) {
+            for (page, checksum) in (incoming.pages.start..).zip(copies) {
                 let slot = leg.pages.slot(page);
-                leg.pages.set_whole(page, slot, checksums);
+                leg.pages.set_whole(page, slot, checksum);
             }
             leg.cached_pages = leg.cached_pages.max(cached_blocks);
             self.answer_settling(context, share, cached_blocks);

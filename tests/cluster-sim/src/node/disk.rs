@@ -40,7 +40,7 @@ pub fn extent_bytes() -> u64 {
 
 #[derive(Debug)]
 enum Job {
-    Sink { sink: u64, slot: SlotIndex, block: SsdBlock, checksums: Vec<u64> },
+    Sink { sink: u64, slot: SlotIndex, block: SsdBlock, checksum: Option<u64> },
     Rewrite { sink: u64, key: BlockKey, mark: Option<Mark> },
     Rise { rise: u64, slot: SlotIndex, key: BlockKey },
     Forget { key: BlockKey },
@@ -191,11 +191,11 @@ impl Running {
         sink: u64,
         slot: SlotIndex,
         block: SsdBlock,
-        checksums: Vec<u64>,
+        checksum: Option<u64>,
     ) {
         let slots = vec![slot.0];
         context.see(Seen::ReadBegan { at: self.at, reader: Reader::Sink(sink), slots });
-        self.give_job(context, Job::Sink { sink, slot, block, checksums });
+        self.give_job(context, Job::Sink { sink, slot, block, checksum });
     }
 
     pub(super) fn rewrite(
@@ -244,9 +244,10 @@ impl Running {
     fn begin_job(&mut self, context: &mut Context, job: Job) {
         let is_up = self.ssd.as_ref().is_some_and(Ssd::is_up);
         match job {
-            Job::Sink { sink, slot, block, checksums } => {
+            Job::Sink { sink, slot, block, checksum } => {
                 let bytes = self.raw(slot);
-                let intact = self.checksums(slot) == checksums;
+                let checksums = self.run_checksums(slot);
+                let intact = checksum == Some(kvasir_transfer::fold(&checksums));
                 context.see(Seen::ReadEnded { at: self.at, reader: Reader::Sink(sink) });
                 if !is_up || !intact {
                     let error = if is_up { SinkError::Corrupt } else { SinkError::Failed };
@@ -381,7 +382,7 @@ impl Running {
         let result = match result {
             Ok(extent) if extent.payload().len() == SLOT_BYTES => {
                 self.write_slot(slot, 0, extent.payload());
-                Ok(extent.record.checksums)
+                Ok(kvasir_transfer::fold(&extent.record.checksums))
             }
             Ok(_) | Err(ReadError::Missing | ReadError::Rotten) => Err(RiseError::Gone),
             Err(ReadError::Disk(_) | ReadError::Index(_)) => Err(RiseError::Failed),
@@ -403,7 +404,7 @@ impl Running {
         context.now_us < self.disk_lies_until_us
     }
 
-    fn risen(&mut self, context: &mut Context, rise: u64, result: Result<Vec<u64>, RiseError>) {
+    fn risen(&mut self, context: &mut Context, rise: u64, result: Result<u64, RiseError>) {
         context.see(Seen::RiseOver { at: self.at, rise });
         self.blocks.risen(context.now_ms(), rise, result);
     }

@@ -172,20 +172,21 @@ impl Running {
             }
             let slot = leg.pages.slot(page);
             let runs = leg.pages.layout().runs(layer.into()).to_vec();
-            let mut hashes: Vec<u64> = runs.iter().map(|run| self.checksum(slot, *run)).collect();
+            let mut hashes: Vec<u64> =
+                runs.iter().map(|run| self.run_checksum(slot, *run)).collect();
             hashes.reverse();
             let Some(leg) = self.legs.get_mut(&share) else { return };
             let hash = |_, _| hashes.pop().expect("one for each run");
             let known = leg.pages.finish_layers(page, step, layer..layer + 1, hash);
             if known && leg.pages.is_whole(page) && (page as usize) < leg.keys.len() {
-                whole.push((page, slot, leg.pages.checksums(page).to_vec()));
+                whole.extend(leg.pages.checksum(page).map(|checksum| (page, slot, checksum)));
             }
         }
         self.pump(context, share);
-        for (page, slot, checksums) in whole {
+        for (page, slot, checksum) in whole {
             context.see(Seen::PageSealed { at: self.at, share, slot: slot.0 });
             // Refused when the share is over.
-            let _ = self.blocks.commit_page(share, page, checksums);
+            let _ = self.blocks.commit_page(share, page, checksum);
         }
     }
 
@@ -202,9 +203,9 @@ impl Running {
         }
         let Some((slot, _)) = self.blocks.page_slot(share, page) else { return };
         context.see(Seen::PageSealed { at: self.at, share, slot: slot.0 });
-        let checksums = self.checksums(slot);
+        let checksum = self.checksum(slot);
         // Refused when the share is over.
-        let _ = self.blocks.commit_extra(share, page, key, checksums);
+        let _ = self.blocks.commit_extra(share, page, key, checksum);
     }
 
     fn released(&mut self, context: &mut Context, share: Share) {

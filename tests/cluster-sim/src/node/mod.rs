@@ -515,15 +515,19 @@ impl Running {
     }
 
     /// The checksum of a run as it lies there, flipped bits and all.
-    fn checksum(&self, slot: SlotIndex, run: kvasir_proto::layout::Run) -> u64 {
+    fn run_checksum(&self, slot: SlotIndex, run: kvasir_proto::layout::Run) -> u64 {
         let start = run.offset_bytes as usize;
         kvasir_transfer::checksum(&self.raw(slot)[start..start + run.length_bytes as usize])
     }
 
-    fn checksums(&self, slot: SlotIndex) -> Vec<u64> {
+    fn run_checksums(&self, slot: SlotIndex) -> Vec<u64> {
         let layout = self.layout();
         let runs = (0..layout.layers()).flat_map(|layer| layout.runs(layer));
-        runs.map(|run| self.checksum(slot, *run)).collect()
+        runs.map(|run| self.run_checksum(slot, *run)).collect()
+    }
+
+    fn checksum(&self, slot: SlotIndex) -> u64 {
+        kvasir_transfer::fold(&self.run_checksums(slot))
     }
 
     /// A slot is somebody's now: nothing that lay there counts.

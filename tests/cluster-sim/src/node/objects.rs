@@ -231,7 +231,7 @@ impl Running {
             if let Some((slot, _)) = self.blocks.page_slot(share, page) {
                 context.see(Seen::PageSealed { at, share, slot: slot.0 });
             }
-            match self.blocks.commit_page(share, page, sums) {
+            match self.blocks.commit_page(share, page, kvasir_transfer::fold(&sums)) {
                 Ok(Commit::Indexed) => {
                     stored.push(key);
                     there.push(key);

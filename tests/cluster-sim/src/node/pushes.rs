@@ -105,6 +105,7 @@ impl Running {
     }
 
     fn issue(&mut self, context: &mut Context, share: Share, group: &Group) {
+        let is_sound = self.hash_for_wire(share, group);
         let leg = &self.legs[&share];
         let outgoing = leg.outgoing.as_ref().expect("the group is of its push");
         let (number, push) = (self.next_group, outgoing.id);
@@ -118,6 +119,10 @@ impl Running {
         }
         let writes = self.paged_writes(leg, outgoing, group);
         let end = (share, push, number, group.clone());
+        if !is_sound {
+            context.covers("a source finds its block rotten before it is sent");
+            return Tracker::new(1, end, self.post.clone()).part_done(Err(WriteError::Corrupt));
+        }
         let tracker = Tracker::new(writes.len(), end, self.post.clone());
         for write in writes {
             let part = Arc::clone(&tracker);
@@ -126,6 +131,18 @@ impl Running {
                 tracker.part_done(Err(WriteError::Cancelled));
             }
         }
+    }
+
+    /// Computes the checksums of runs that are not kept. False when a block is not what it was.
+    fn hash_for_wire(&mut self, share: Share, group: &Group) -> bool {
+        let Some(mut leg) = self.legs.remove(&share) else { return true };
+        let mut is_sound = true;
+        for page in group.pages.clone() {
+            let hash = |slot, run| self.run_checksum(slot, run);
+            is_sound &= leg.pages.hash(page, &group.layers, hash);
+        }
+        self.legs.insert(share, leg);
+        is_sound
     }
 
     /// One paged write for each run of each layer of the group.
@@ -138,7 +155,7 @@ impl Running {
             for (index, run) in layout.runs(layer.into()).iter().enumerate() {
                 let pages = || group.pages.clone();
                 let sources = pages().map(|page| leg.pages.slot(page).0).collect();
-                let checksum = |page: u32| leg.pages.layer_checksums(page, layer)[index];
+                let of_run = |page: u32| Some(leg.pages.layer_checksums(page, layer)?[index]);
                 writes.push(WritePaged {
                     peer: outgoing.peer,
                     source: self.arena.clone(),
@@ -147,7 +164,7 @@ impl Running {
                     target_pages: side(run.offset_bytes, pages().map(target).collect()),
                     page_bytes: run.length_bytes as usize,
                     imm: Some(targets.imm),
-                    checksums: pages().map(checksum).collect(),
+                    checksums: pages().map(of_run).collect::<Option<_>>().unwrap_or_default(),
                     group: outgoing.id,
                     deadline: Duration::MAX,
                 });
@@ -162,7 +179,7 @@ impl Running {
         let push = outgoing.leaving.push_mut();
         let Some(due) = push.take_due_tail(&leg.pages) else { return };
         let pages = push.tail_pages(&leg.pages);
-        let checksums = pages.flat_map(|page| leg.pages.checksums(page)).copied().collect();
+        let checksums = pages.filter_map(|page| leg.pages.checksum(page)).collect();
         let bytes = tail::encode(share.tx, checksums, due.engine, due.only_whole);
         let targets = &outgoing.targets;
         if let Some(to) = context.life_of(outgoing.leaving.name().receiver) {
@@ -326,7 +343,8 @@ impl Running {
         corrupt
             .filter(|(page, _)| {
                 let pages = &leg.pages;
-                pages.is_whole(*page) && self.checksums(pages.slot(*page)) != pages.checksums(*page)
+                pages.is_whole(*page)
+                    && pages.checksum(*page) != Some(self.checksum(pages.slot(*page)))
             })
             .map(|(page, _)| leg.pages.slot(*page))
             .collect()

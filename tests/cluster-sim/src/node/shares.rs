@@ -116,8 +116,8 @@ impl Running {
         }
         let reserved = match &call.writer {
             Some(endpoint) => {
-                let checksums = call.prompt_tokens.div_ceil(BLOCK_TOKENS) as usize * LAYERS;
-                let room = self.tail_space.take(tail::bytes_max(checksums, share.side) as u64);
+                let pages = call.prompt_tokens.div_ceil(BLOCK_TOKENS) as usize;
+                let room = self.tail_space.take(tail::bytes_max(pages, share.side) as u64);
                 let Some(room) = room else { return Reply::Refused("no room for a tail".into()) };
                 let emptied = self.tails.copy_from(room.offset_bytes as usize, &tail::NO_TAIL);
                 emptied.expect("the room lies in this memory");
@@ -265,10 +265,8 @@ impl Running {
         let Some(leg) = self.legs.get_mut(&share) else { return };
         for page in leg.cached_pages..cached_pages.min(leg.pages.count()) {
             let slot = leg.pages.slot(page);
-            let stored = self.blocks.checksums_of(slot).unwrap_or_default();
-            if !leg.pages.set_whole(page, slot, stored) {
-                return;
-            }
+            let Some(stored) = self.blocks.checksum_of(slot) else { return };
+            leg.pages.set_whole(page, slot, stored);
         }
         leg.cached_pages = cached_pages;
     }
@@ -395,8 +393,8 @@ impl Running {
                 Action::StopPush { share } => self.stop_push(context, share),
                 Action::CancelImm { .. } => {}
                 Action::Ended { share, .. } => self.ended(context, share),
-                Action::Sink { sink, slot, block, checksums, .. } => {
-                    self.sink(context, sink, slot, block, checksums);
+                Action::Sink { sink, slot, block, checksum, .. } => {
+                    self.sink(context, sink, slot, block, checksum);
                 }
                 Action::Rewrite { sink, key, mark } => self.rewrite(context, sink, key, mark),
                 Action::Rise { rise, slot, key } => {
