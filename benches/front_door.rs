@@ -452,8 +452,13 @@ impl Share {
             let mut to_node = self.engine.to_node.lock().expect("no panic");
             let (sender, step) = &mut *to_node;
             *step += 1;
-            let pages =
-                v1::StepPages { tx: Some(self.tx), side: self.side as i32, first_page, page_count };
+            let pages = v1::StepPages {
+                tx: Some(self.tx),
+                side: self.side as i32,
+                first_page,
+                page_count,
+                pool_pages: Vec::new(),
+            };
             let plan = v1::StepPlan { step: *step, pages: vec![pages] };
             let finish = v1::FinishPrefill { tx: Some(self.tx), tail: b"first token".to_vec() };
             sender.send(ToNode::Plan(plan)).map_err(|error| error.to_string())?;

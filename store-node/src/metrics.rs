@@ -16,6 +16,8 @@ pub struct Metrics {
     pool_pages: IntGaugeVec,
     pool_copies: IntGauge,
     pool_blocks: IntCounterVec,
+    pool_carries: IntGaugeVec,
+    pool_layers: IntCounterVec,
     pub attach_epoch: IntGauge,
     pub subscribers: IntGauge,
     pub writers: IntGauge,
@@ -103,6 +105,16 @@ impl Metrics {
             pool_blocks: counters(
                 "pool_blocks_total",
                 "Blocks of the engine's pool by what became of them.",
+                "event",
+            )?,
+            pool_carries: gauges(
+                "pool_carries",
+                "Pages computed in engines' pools by the copy of their layers into slots that is under way or waits.",
+                "state",
+            )?,
+            pool_layers: counters(
+                "pool_layers_total",
+                "Layers of pages computed in engines' pools that were copied into slots, copies that failed, and pages given up with their requests.",
                 "event",
             )?,
             attach_epoch: gauge("attach_epoch", "Engines that have attached so far.")?,
@@ -205,9 +217,11 @@ impl Metrics {
         let age_ms = counts.aborting_since_ms.map_or(0, |since| now_ms.saturating_sub(since));
         self.quarantine_oldest.set(age_ms as f64 / 1e3);
         self.pins.set(counts.pins.into());
-        let taken = counts.pool_held + counts.pool_filling + counts.pool_dropping;
+        let busy = counts.pool_filling + counts.pool_dropping;
+        let taken = counts.pool_computed + counts.pool_held + busy;
         let pages = [
             ("free", counts.pool_pages.saturating_sub(taken)),
+            ("computed", counts.pool_computed),
             ("held", counts.pool_held),
             ("filling", counts.pool_filling),
             ("dropping", counts.pool_dropping),
@@ -225,6 +239,19 @@ impl Metrics {
         ];
         for (event, count) in blocks {
             let counter = self.pool_blocks.with_label_values(&[event]);
+            counter.inc_by(count.saturating_sub(counter.get()));
+        }
+        let carries = [("under_way", counts.carries), ("waiting", counts.carries_waiting)];
+        for (state, pages) in carries {
+            self.pool_carries.with_label_values(&[state]).set(pages.into());
+        }
+        let layers = [
+            ("carried", counts.layers_carried_total),
+            ("failed", counts.carries_failed_total),
+            ("given_up", counts.carries_given_up_total),
+        ];
+        for (event, count) in layers {
+            let counter = self.pool_layers.with_label_values(&[event]);
             counter.inc_by(count.saturating_sub(counter.get()));
         }
         let events = [

@@ -8,145 +8,18 @@ mod common;
 mod emulated;
 
 use std::collections::BTreeMap;
-use std::ops::Range;
-use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 
-use common::engine::options;
+use common::pooled::{LAYER_BYTES, Pooled, description, gpu_memory, on_gpu};
 use common::*;
 use emulated::Emulated;
 use futures::StreamExt;
-use kvasir_proto::{BlockKey, PoolLayout, Share, Side, v1};
-use kvasir_store_node::attach::{AttachError, EngineAttachment};
-use kvasir_transfer::SharedMemory;
-use kvasir_transfer::memory::Prefault;
+use kvasir_proto::{BlockKey, Share, Side, v1};
 use v1::engine_to_node::Message as ToNode;
-use v1::node_to_engine::Message as FromNode;
-
-const PAGES: u32 = 32;
-const LAYER_BYTES: u64 = 1024;
 
 fn P(serial: u64) -> Share {
     share(serial, Side::Prefill)
-}
-
-/// Layer by layer, as vLLM lays its cache out; slots have a block's layers beside each other.
-fn description() -> v1::PoolDescription {
-    let layer = |layer: u64| v1::PoolLayer {
-        runs: vec![v1::PoolRun {
-            base_bytes: layer * u64::from(PAGES) * LAYER_BYTES,
-            stride_bytes: LAYER_BYTES,
-            length_bytes: LAYER_BYTES,
-        }],
-    };
-    let bytes = u64::from(PAGES) * u64::from(LAYERS) * LAYER_BYTES;
-    v1::PoolDescription {
-        memory: Some(v1::pool_description::Memory::Host(v1::HostPool { bytes })),
-        pages: PAGES,
-        layers: (0..LAYERS.into()).map(layer).collect(),
-    }
-}
-
-/// An engine with a pool.
-struct Pooled {
-    engine: FakeEngine,
-    /// Where its pages are.
-    memory: Arc<SharedMemory>,
-    layout: PoolLayout,
-}
-
-impl Pooled {
-    async fn attach(node: &TestNode) -> Self {
-        Pooled::try_attach(node, description()).await.expect("attached")
-    }
-
-    async fn try_attach(node: &TestNode, pool: v1::PoolDescription) -> Result<Self, AttachError> {
-        Pooled::attach_in(&node.attach_dir(), pool).await
-    }
-
-    async fn attach_in(dir: &Path, pool: v1::PoolDescription) -> Result<Self, AttachError> {
-        let engine = Pooled::connect(dir, pool.clone()).await?;
-        let memory = Arc::clone(engine.attachment.link().pool_memory().expect("a pool"));
-        Ok(Pooled::new(engine, memory, &pool))
-    }
-
-    async fn connect(dir: &Path, pool: v1::PoolDescription) -> Result<FakeEngine, AttachError> {
-        let mut options = options(dir, layout());
-        options.pool = Some(pool);
-        Ok(FakeEngine::new(EngineAttachment::connect(options).await?))
-    }
-
-    fn new(engine: FakeEngine, memory: Arc<SharedMemory>, pool: &v1::PoolDescription) -> Self {
-        let layout = PoolLayout::from_wire(PAGES, memory.len() as u64, &pool.layers, &layout());
-        Pooled { engine, memory, layout: layout.expect("the node took it") }
-    }
-
-    /// Writes pages of a prompt from this page of the pool on.
-    fn write(&self, prompt: &[u32], blocks: Range<u32>, page: u32) {
-        for (page, block) in (page..).zip(blocks) {
-            for (layer, (offset, _)) in (0..).zip(self.layout.runs(page)) {
-                let bytes = page_bytes(prompt, block, layer);
-                self.memory.copy_from(offset as usize, &bytes).expect("inside the pool");
-            }
-        }
-    }
-
-    /// Whether pages from this one on have these blocks.
-    fn has(&self, prompt: &[u32], blocks: Range<u32>, page: u32) -> bool {
-        (page..).zip(blocks).all(|(page, block)| {
-            (0..).zip(self.layout.runs(page)).all(|(layer, (offset, bytes))| {
-                let mut there = vec![0; bytes as usize];
-                self.memory.copy_to(offset as usize, &mut there).expect("inside the pool");
-                there == page_bytes(prompt, block, layer)
-            })
-        })
-    }
-
-    fn hold(&mut self, prompt: &[u32], blocks: Range<u32>, page: u32) {
-        let keys = chain(prompt);
-        let parent = blocks.start.checked_sub(1).map(|before| keys[before as usize]);
-        self.engine.send(ToNode::HoldPages(v1::HoldPages {
-            namespace: namespace().0.to_vec(),
-            parent: BlockKey::concat(parent.as_slice()),
-            pages: (page..).take(blocks.len()).collect(),
-            keys: BlockKey::concat(&keys[blocks.start as usize..blocks.end as usize]),
-        }));
-    }
-
-    fn write_and_hold(&mut self, prompt: &[u32], page: u32) {
-        let blocks = prompt.len() as u32 / BLOCK_TOKENS;
-        self.write(prompt, 0..blocks, page);
-        self.hold(prompt, 0..blocks, page);
-    }
-
-    async fn drop_pages(&mut self, handle: u64, pages: Range<u32>) {
-        let pages = pages.collect();
-        self.engine.send(ToNode::DropPages(v1::DropPages { handle, pages }));
-        let dropped = |message: &FromNode| match message {
-            FromNode::PagesDropped(dropped) => (dropped.handle == handle).then_some(()),
-            _ => None,
-        };
-        self.engine.wait("pages are dropped", dropped).await;
-    }
-
-    /// Fills pages from this one on with the last blocks of a prompt.
-    async fn fill(&mut self, handle: u64, prompt: &[u32], pages: Range<u32>) -> u32 {
-        let keys = BlockKey::concat(&chain(prompt));
-        let pages = pages.collect();
-        let fill = v1::FillPages { handle, keys, pages, of_share: None };
-        self.engine.send(ToNode::FillPages(fill));
-        self.filled(handle).await
-    }
-
-    async fn filled(&mut self, handle: u64) -> u32 {
-        let filled = |message: &FromNode| match message {
-            FromNode::PagesFilled(filled) => (filled.handle == handle).then_some(filled.blocks),
-            _ => None,
-        };
-        self.engine.wait("pages are filled", filled).await
-    }
 }
 
 /// What a subscriber of events knows.
@@ -289,19 +162,12 @@ async fn pages_for_a_share_are_named_when_it_is_there() {
     node.has_blocks(&chain(&prompt)).await;
     node.allocate(allocate(P(2), &prompt)).await.expect("room");
     assert_eq!(pooled.engine.bind(P(2)).await.cached_tokens, 4 * BLOCK_TOKENS);
-    let of_share = |share: Share, first_page| {
-        Some(v1::SharePages { tx: Some(share.tx.into()), side: share.side.to_wire(), first_page })
-    };
-    let fill = |handle, share, first_page, pages: Range<u32>| {
-        let (keys, pages, of_share) = (Vec::new(), pages.collect(), of_share(share, first_page));
-        ToNode::FillPages(v1::FillPages { handle, keys, pages, of_share })
-    };
-    pooled.engine.send(fill(1, P(2), 1, 20..24));
+    pooled.ask_fill_of(1, P(2), 1, 20..24);
     assert_eq!(pooled.filled(1).await, 3, "the last one is to be computed");
     assert!(pooled.has(&prompt, 1..4, 20));
     pooled.engine.release(P(2));
     node.is_quiet().await;
-    pooled.engine.send(fill(2, P(2), 0, 0..1));
+    pooled.ask_fill_of(2, P(2), 0, 0..1);
     assert_eq!(pooled.filled(2).await, 0, "it has ended");
     assert!(pooled.engine.attachment.is_connected());
 }
@@ -409,28 +275,6 @@ async fn an_engine_that_names_pages_which_are_not_its_own_is_detached() {
     let mut engine = FakeEngine::attach(&node).await;
     engine.send(ToNode::DropPages(v1::DropPages { handle: 1, pages: vec![0] }));
     until("it is detached", async || (!engine.attachment.is_connected()).then_some(())).await;
-}
-
-/// Memory of an emulated GPU, in two allocations: half of the layers in each.
-fn on_gpu(memory: &SharedMemory) -> v1::PoolDescription {
-    let half = memory.len() as u64 / 2;
-    let allocation = |at: u64| {
-        // See `driver.cpp`.
-        let file = memory.fd().as_raw_fd();
-        let numbers = [std::process::id().into(), file as u64, at * half, half, 0, 0, 0];
-        let numbers = numbers.iter().flat_map(|number: &u64| number.to_le_bytes());
-        let ipc_handle = b"KVSRGPU1".iter().copied().chain(numbers).collect();
-        v1::CudaAllocation { ipc_handle, bytes: half }
-    };
-    // The second GPU.
-    let device_uuid = (41..57).collect();
-    let cuda = v1::CudaPool { device_uuid, allocations: vec![allocation(0), allocation(1)] };
-    v1::PoolDescription { memory: Some(v1::pool_description::Memory::Cuda(cuda)), ..description() }
-}
-
-fn gpu_memory() -> Arc<SharedMemory> {
-    let bytes = PAGES as usize * LAYERS as usize * LAYER_BYTES as usize;
-    Arc::new(SharedMemory::create("kvasir-test-gpu", bytes, Prefault::No).expect("memory"))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -231,6 +231,64 @@ def test_an_engine_in_python_has_pages_of_its_own(pb, node, library):  # noqa: F
         assert engine.pool is None and engine.pool_fd == -1
 
 
+def test_an_engine_in_python_computes_a_prompt_in_pages_of_its_own(pb, node, library):  # noqa: F811
+    attach_dir, address = node
+    pages = 8
+
+    def runs(at):
+        return [pb.attach.PoolRun(base_bytes=at * pages * LAYER_BYTES, stride_bytes=LAYER_BYTES, length_bytes=LAYER_BYTES)]
+
+    pool = pb.attach.PoolDescription(
+        host=pb.attach.HostPool(bytes=pages * SLOT_BYTES), pages=pages,
+        layers=[pb.attach.PoolLayer(runs=runs(at)) for at in range(LAYERS)],
+    )
+
+    def page(engine, number, at):
+        start = (at * pages + number) * LAYER_BYTES
+        return engine.pool[start:start + LAYER_BYTES]
+
+    with attach(pb, attach_dir, library, pool) as engine, grpc.insecure_channel(address) as channel:
+        conductor = pb.stub(channel)
+        keys = b"".join(hashlib.sha256(bytes([at])).digest()[:16] for at in range(3))
+        tx = pb.common.TxId(conductor_incarnation=1, serial=1)
+        side = pb.common.SIDE_PREFILL
+        allocate = pb.node.TxAllocateRequest(
+            tx=tx, side=side, namespace=hashlib.sha256(b"namespace").digest()[:16], keys=keys,
+            prompt_tokens=3 * BLOCK_TOKENS + 5, lease_ms=30_000,
+        )
+        conductor.TxAllocate(allocate, timeout=PATIENCE_S)
+        engine.send(pb.attach.EngineToNode(bind=pb.attach.Bind(tx=tx, side=side)))
+        slots = list(heard(pb, engine, "bound").slots)
+        # Two chunks; the pages of a prompt may be anywhere in the pool.
+        for step, first, places in ((1, 0, [5, 2]), (2, 2, [7, 0])):
+            planned = pb.attach.StepPages(tx=tx, side=side, first_page=first, page_count=2, pool_pages=places)
+            engine.send(pb.attach.EngineToNode(plan=pb.attach.StepPlan(step=step, pages=[planned])))
+            for at in range(LAYERS):
+                for number, place in enumerate(places, first):
+                    page(engine, place, at)[:] = rows(number, at)
+                engine.progress(step, at + 1)
+        # It asks for its pages at once, and uses them for something else when it has them.
+        engine.send(pb.attach.EngineToNode(drop_pages=pb.attach.DropPages(handle=5, pages=[5, 2, 7, 0])))
+        engine.send(pb.attach.EngineToNode(release=pb.attach.Release(tx=tx, side=side)))
+        assert heard(pb, engine, "pages_dropped").handle == 5
+        for number in range(pages):
+            for at in range(LAYERS):
+                page(engine, number, at)[:] = bytes(LAYER_BYTES)
+
+        def cached():
+            listed = conductor.ListBlocks(pb.node.ListBlocksRequest(), timeout=PATIENCE_S)
+            return listed if len(listed.blocks) == 3 else None
+
+        until("three blocks", cached)
+        engine.send(pb.attach.EngineToNode(get=pb.attach.GetBlocks(handle=9, keys=keys)))
+        got = heard(pb, engine, "got")
+        assert list(got.slots) == slots[:3]
+        for number, slot in enumerate(got.slots):
+            for at in range(LAYERS):
+                assert layer(engine.slots, slot, at) == rows(number, at)
+        assert engine.is_connected
+
+
 def test_what_an_engine_says_is_checked_before_it_is_sent(pb, node, library):  # noqa: F811
     attach_dir, _ = node
     with pytest.raises(kvasir_client.Unreachable, match="nowhere"):

@@ -90,7 +90,7 @@ pub use traits::{DomainTraits, Poster, Visible};
 pub use write::{PageSide, Source, Write, WritePaged};
 
 /// The checksum that writes carry and receivers verify.
-pub use kvasir_checksum::{Checksum, checksum, fold};
+pub use kvasir_checksum::{Checksum, Stores, checksum, fold};
 
 /// Its example is compiled and run as everybody else's.
 #[cfg(doctest)]

@@ -3428,7 +3428,8 @@ pub struct Ready {
 /// What the next step will finish; sent before the step begins. The engine
 /// then stores (attach epoch, step, layers done) in its progress word as each
 /// layer's rows are written. When the last layer is done, the full blocks of
-/// the plan whose keys the node knows are committed.
+/// the plan whose keys the node knows are committed. What a GPU writes in a pool must
+/// be complete when the word says so, not only enqueued.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct StepPlan {
     #[prost(uint32, tag = "1")]
@@ -3436,7 +3437,7 @@ pub struct StepPlan {
     #[prost(message, repeated, tag = "2")]
     pub pages: ::prost::alloc::vec::Vec<StepPages>,
 }
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StepPages {
     #[prost(message, optional, tag = "1")]
     pub tx: ::core::option::Option<TxId>,
@@ -3448,6 +3449,15 @@ pub struct StepPages {
     pub first_page: u32,
     #[prost(uint32, tag = "4")]
     pub page_count: u32,
+    /// Prefill side: where in the engine's pool these pages are computed, one for each;
+    /// empty when the engine writes their slots. They are the engine's until now (see
+    /// HoldPages), of the prompt, and not cached. The node copies each finished layer
+    /// into the slot, which the engine does not write; from then on it is as if the
+    /// engine had. The engine changes no layer that the progress word has named until it
+    /// has the page back: by DropPages, at once when it is done with it. HoldPages may
+    /// name it before, once its last layer is done.
+    #[prost(uint32, repeated, tag = "5")]
+    pub pool_pages: ::prost::alloc::vec::Vec<u32>,
 }
 /// More slots at the end of the sequence, for tokens that decoding adds.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -3492,7 +3502,9 @@ pub struct FinishPrefill {
     pub tail: ::prost::alloc::vec::Vec<u8>,
 }
 /// The engine will not touch this share's slots again. Pushes that are under
-/// way finish first; committed blocks stay, everything else is freed.
+/// way, and copies of layers that are finished in the engine's pool, finish first;
+/// committed blocks stay, everything else is freed. Pages of the pool stay as they
+/// are: DropPages asks for them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Release {
     #[prost(message, optional, tag = "1")]
@@ -3544,13 +3556,15 @@ pub struct HoldPages {
     /// 16 bytes each, in chain order.
     #[prost(bytes = "vec", tag = "3")]
     pub keys: ::prost::alloc::vec::Vec<u8>,
-    /// One for each key. The engine's until now: not held, being filled or dropped.
+    /// One for each key. The engine's until now, or computed there by a StepPlan: not
+    /// held, being filled or dropped.
     #[prost(uint32, repeated, tag = "4")]
     pub pages: ::prost::alloc::vec::Vec<u32>,
 }
 /// The engine wants pages back. They are not announced any more at once. Blocks
-/// that no slot has are copied into slots first, as far as there is room now. To
-/// name a page that is being filled gives that up.
+/// that no slot has are copied into slots first, as far as there is room now, and
+/// finished layers of a share that is computed there always. To name a page that is
+/// being filled gives that up.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DropPages {
     /// Chosen by the engine; names the answer.

@@ -64,7 +64,7 @@ impl Link {
     }
 
     /// The engine's own pages, where it asked for memory of the host. Pages that are held or being filled must not be
-    /// written.
+    /// written, nor layers of pages that it computes there (`StepPages::pool_pages`) once it has said that they are done.
     pub fn pool_memory(&self) -> Option<&Arc<SharedMemory>> {
         self.pool.as_ref()
     }
@@ -255,8 +255,8 @@ impl Sender {
         self.to_node.send(&self.record)
     }
 
-    /// Says that layers `[0, layers_done)` of `step` are written. Everything written before is
-    /// visible to the node.
+    /// Says that layers `[0, layers_done)` of `step` are written, into slots or into the pool as its plan says.
+    /// Everything written before is visible to the node; what a device writes must be complete, not only enqueued.
     pub fn progress(&self, step: u32, layers_done: u16) {
         let line = &self.link.line;
         line.control().set_progress(line.epoch(), Progress { step, layers_done });

@@ -62,6 +62,8 @@ pub struct Options {
     pub replicas: ReplicaOptions,
     /// Copies between an engine's pool and slots that are begun ahead of need or for fills, at once.
     pub pool_copies_max: usize,
+    /// Copies of layers that engines have computed in their pools, at once.
+    pub carries_max: usize,
 }
 
 impl Default for Options {
@@ -89,6 +91,7 @@ impl Default for Options {
             bucket: BucketOptions::default(),
             replicas: ReplicaOptions::default(),
             pool_copies_max: 32,
+            carries_max: 64,
         }
     }
 }
@@ -293,6 +296,8 @@ pub enum AbortReason {
     NoRoom,
     /// A client has removed an object that it reads.
     Removed,
+    /// What its engine has computed could not be copied out of its pool.
+    PoolFailed,
 }
 
 impl fmt::Display for AbortReason {
@@ -307,6 +312,9 @@ impl fmt::Display for AbortReason {
             AbortReason::PeerLost => "the peer is lost",
             AbortReason::Draining => "the node is draining",
             AbortReason::Removed => "the object was removed",
+            AbortReason::PoolFailed => {
+                "what was computed could not be copied from the engine's pool"
+            }
             AbortReason::NoRoom => "the SSD failed, and there is no room to compute anew",
         })
     }
@@ -364,6 +372,9 @@ pub enum Action {
     /// Copy the block in this slot into a page of the engine's pool, if it has this checksum (none is
     /// given where nobody has one); answered by `page_written`. The slot stays until then.
     WritePage { copy: u64, epoch: AttachEpoch, page: u32, slot: SlotIndex, checksum: Option<u64> },
+    /// Copy these layers of a page of the engine's pool into a slot, where nobody else writes them; answered by
+    /// `carry_ended`. They stay as they are until then.
+    CarryLayers { copy: u64, epoch: AttachEpoch, page: u32, slot: SlotIndex, layers: Range<u16> },
     /// Nothing touches the pages of this drop any more.
     PagesDropped { epoch: AttachEpoch, handle: u64 },
     /// A fill of pages is over: so many of the first have their blocks.
@@ -385,9 +396,25 @@ pub enum PoolError {
     Count { keys: usize, pages: usize },
     #[error("the share's prompt has {pages} pages, and others are to be copied")]
     NotOfShare { pages: u32 },
+    #[error(
+        "page {page} of the share is not to be computed: it is cached, committed or computed already"
+    )]
+    NotToCompute { page: u32 },
     /// It is here after another block, or in another namespace.
     #[error("key {0:?} is another block's")]
     OtherBlock(BlockKey),
+}
+
+/// Layers of a page that have come into a share's slot from the pool in which they were computed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Carried {
+    /// Whose pool that is.
+    pub epoch: AttachEpoch,
+    pub share: Share,
+    pub page: u32,
+    /// Of the plan by which it is computed.
+    pub step: u32,
+    pub layers: Range<u16>,
 }
 
 /// Why a page was not written.
@@ -627,13 +654,18 @@ pub struct Counts {
     pub bucket_bytes: u64,
     pub uploading: u32,
     pub uploads_waiting: u32,
-    /// Pages of the engine's pool: all, those that hold blocks, those being filled, those that are wanted back.
+    /// Pages of engines' pools: all, those in which shares are computed, those that hold blocks, those being filled,
+    /// those that are wanted back.
     pub pool_pages: u32,
+    pub pool_computed: u32,
     pub pool_held: u32,
     pub pool_filling: u32,
     pub pool_dropping: u32,
     /// Copies between the pool and slots that are under way.
     pub pool_copies: u32,
+    /// Copies of computed layers that are under way, and pages that wait for one.
+    pub carries: u32,
+    pub carries_waiting: u32,
 
     pub committed_total: u64,
     pub duplicates_total: u64,
@@ -678,6 +710,11 @@ pub struct Counts {
     /// Pages that got their blocks, and pages that were to be filled and did not.
     pub pool_filled_total: u64,
     pub pool_unfilled_total: u64,
+    /// Layers of pages that were computed in pools and copied into slots; copies of them that failed, and pages that were
+    /// given up with their shares before they were copied.
+    pub layers_carried_total: u64,
+    pub carries_failed_total: u64,
+    pub carries_given_up_total: u64,
     /// Tombstones forgotten before their time, because there were too many.
     pub tombstones_forgotten_total: u64,
     /// Ended shares forgotten before their time, because there were too many.

@@ -4,12 +4,13 @@
 //! the local engine, [`arrival`] settles what a remote writer sent, [`ending`] ends shares, [`tiers`] moves blocks to and
 //! from the SSD, [`contexts`] keeps them for tenants,
 //! [`prefetch`] reads ahead,
-//! [`objects`] serves clients that are no engines, [`pools`] moves blocks between an engine's own pages and slots, and [`invariants`] says what must hold between any two calls.
+//! [`objects`] serves clients that are no engines, [`pools`] moves blocks between an engine's own pages and slots, [`carries`] what it computes there, and [`invariants`] says what must hold between any two calls.
 
 mod admin;
 mod allocate;
 mod arrival;
 mod bucket;
+mod carries;
 mod contexts;
 mod ending;
 mod engine;
@@ -31,6 +32,7 @@ use crate::api::{
 };
 use crate::bucket::Bucket;
 use crate::cache::Cache;
+use crate::carries::Carries;
 use crate::ended::Ended;
 use crate::gets::Gets;
 use crate::imms::Imms;
@@ -79,7 +81,10 @@ use crate::tier_work::{Rises, Sinks};
 /// With an engine that has pages of its own ([`open_pool`](Self::open_pool)), [`hold_pages`](Self::hold_pages),
 /// [`drop_pages`](Self::drop_pages) and [`fill_pages`](Self::fill_pages) as it says;
 /// [`copy_pages`](Self::copy_pages) before the actions are drained; and [`risen`](Self::risen) and
-/// [`page_written`](Self::page_written) for what was asked for.
+/// [`page_written`](Self::page_written) for what was asked for. What it computes there for a share
+/// ([`compute_pages`](Self::compute_pages), [`layers_computed`](Self::layers_computed)) is copied into the share's slots;
+/// when a copy is over, [`carried`](Self::carried) says what it has brought, to be pushed and committed before
+/// [`carry_ended`](Self::carry_ended).
 ///
 /// [`abort`](Self::abort), a lease that runs out, [`engine_gone`](Self::engine_gone) and a release
 /// before the remote writer is done end a share early: its private slots are quarantined, and
@@ -109,6 +114,7 @@ pub struct Blocks {
     rises: Rises,
     bucket: Bucket,
     fills: Fills,
+    carries: Carries,
     /// Objects that go when they are not kept after all: their clients have ended. No more than are being kept.
     ending_objects: BTreeMap<BlockKey, ObjectAt>,
     /// Shares that are hints.
@@ -151,6 +157,9 @@ struct Totals {
     pool_dropped_unsunk: u64,
     pool_filled: u64,
     pool_unfilled: u64,
+    layers_carried: u64,
+    carries_failed: u64,
+    carries_given_up: u64,
 }
 
 impl Blocks {
@@ -174,6 +183,7 @@ impl Blocks {
             rises: Rises::default(),
             bucket: Bucket::default(),
             fills: Fills::default(),
+            carries: Carries::default(),
             ending_objects: BTreeMap::new(),
             hints: 0,
             actions: VecDeque::new(),
@@ -322,10 +332,13 @@ impl Blocks {
             uploading: as_u32(self.bucket.uploads.len()),
             uploads_waiting: as_u32(self.bucket.queue.len()),
             pool_pages: pool.pages,
+            pool_computed: pool.computed,
             pool_held: pool.held,
             pool_filling: pool.filling,
             pool_dropping: pool.dropping,
             pool_copies: as_u32(self.pool_copies()),
+            carries: as_u32(self.carries.copies.len()),
+            carries_waiting: as_u32(self.carries.due()),
             committed_total: self.totals.committed,
             duplicates_total: self.totals.duplicates,
             evicted_total: self.cache.evicted_total(),
@@ -359,6 +372,9 @@ impl Blocks {
             pool_dropped_unsunk_total: self.totals.pool_dropped_unsunk,
             pool_filled_total: self.totals.pool_filled,
             pool_unfilled_total: self.totals.pool_unfilled,
+            layers_carried_total: self.totals.layers_carried,
+            carries_failed_total: self.totals.carries_failed,
+            carries_given_up_total: self.totals.carries_given_up,
             tombstones_forgotten_total: self.tombstones.forgotten_total(),
             finished_forgotten_total: self.finished.forgotten_total(),
         }
@@ -436,6 +452,7 @@ impl From<Refusal> for ShareError {
             Refusal::NoWriter => ShareError::Refused("the share has no remote writer"),
             Refusal::MayStillWrite => ShareError::Refused("the remote writer may still write"),
             Refusal::NoRead => ShareError::Refused("no read of the share is open"),
+            Refusal::NoCarry => ShareError::Refused("no layer of the share is being copied"),
         }
     }
 }

@@ -17,6 +17,7 @@
 //!    `blocks/objects.rs`: objects of clients that are no engines.
 //!    `blocks/pools.rs`: engines' own pages; `pools.rs`: who may touch each; `pool_set.rs`: what all engines have there
 //!    together; `pool_work.rs`: what is being filled.
+//!    `blocks/carries.rs`: what is computed in a pool for a share; `carries.rs`: what it remembers.
 //! 5. `blocks/admin.rs`: what administrators ask for; `admin.rs`: its words.
 //!    `blocks/replication.rs`: copies on other nodes, and draining; `replicas.rs`: what it remembers.
 //! 6. [`moving`]: pushes between nodes, and their ends; copies.
@@ -31,6 +32,7 @@ mod api;
 mod blocks;
 mod bucket;
 mod cache;
+mod carries;
 mod compact;
 mod ended;
 mod ends;
@@ -57,8 +59,8 @@ pub use admin::{
 };
 pub use api::{
     AbortOutcome, AbortReason, Action, Allocate, AllocateError, Allocated, Arrival, AttachEpoch,
-    BindError, Binding, BlockChange, BlockView, Bound, Busy, Changes, Commit, ContextName, Counts,
-    GetError, GrowError, KeepError, KeepRequest, ObjectAt, Options, Outcome, PoolError,
+    BindError, Binding, BlockChange, BlockView, Bound, Busy, Carried, Changes, Commit, ContextName,
+    Counts, GetError, GrowError, KeepError, KeepRequest, ObjectAt, Options, Outcome, PoolError,
     PrefetchError, Prefetched, ReserveObjects, RiseError, ShareError, ShareView, SinkError,
     Snapshot, SsdSize, Tier, WritePageError,
 };

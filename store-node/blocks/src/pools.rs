@@ -15,8 +15,11 @@ use crate::index::KeyHasher;
 /// Who may touch a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PageState {
-    /// The engine alone. Becomes held or filling.
+    /// The engine alone. Becomes computed, held or filling.
     Free,
+    /// The engine, which computes a page of a share there, layer by layer; so many copies read what is finished, or are
+    /// owed. Becomes held or dropping.
+    Computed { reads: u32 },
     /// Nobody writes: it holds a finished block, which so many copies read. Becomes dropping.
     Held { key: BlockKey, reads: u32 },
     /// The node alone: a block is to be copied there, or is being copied now. Becomes free or dropping.
@@ -30,6 +33,7 @@ impl PageState {
     fn name(self) -> &'static str {
         match self {
             PageState::Free => "the engine's own",
+            PageState::Computed { .. } => "being computed",
             PageState::Held { .. } => "held",
             PageState::Filling { .. } => "being filled",
             PageState::Dropping { .. } => "being dropped",
@@ -63,6 +67,7 @@ struct Drop {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct PoolTally {
     pub(crate) pages: u32,
+    pub(crate) computed: u32,
     pub(crate) held: u32,
     pub(crate) filling: u32,
     pub(crate) dropping: u32,
@@ -128,9 +133,17 @@ impl PoolTable {
 
     /// Whether all of these pages are the engine's own, and none is named twice.
     pub(crate) fn check_free(&self, pages: &[u32]) -> Result<(), PoolError> {
+        self.check_all(pages, |state| state == PageState::Free)
+    }
+
+    /// Whether the engine may say of all of these pages that they hold blocks, and none is named twice.
+    pub(crate) fn check_hold(&self, pages: &[u32]) -> Result<(), PoolError> {
+        self.check_all(pages, |state| matches!(state, PageState::Free | PageState::Computed { .. }))
+    }
+
+    fn check_all(&self, pages: &[u32], good: impl Fn(PageState) -> bool) -> Result<(), PoolError> {
         self.check_named(pages)?;
-        let taken = |page: &&u32| self.pages[**page as usize] != PageState::Free;
-        match pages.iter().find(taken) {
+        match pages.iter().find(|page| !good(self.pages[**page as usize])) {
             None => Ok(()),
             Some(&page) => Err(PoolError::Taken { page, state: self.pages[page as usize].name() }),
         }
@@ -173,7 +186,8 @@ impl PoolTable {
         self.blocks.get(&key).is_none_or(same)
     }
 
-    /// A page that is the engine's holds this block from now on. True when no other page does.
+    /// A page that is the engine's, or in which it has computed, holds this block from now on. True when no other page
+    /// does.
     pub(crate) fn hold(
         &mut self,
         now_ms: u64,
@@ -181,18 +195,41 @@ impl PoolTable {
         key: BlockKey,
         (namespace, parent): (Namespace, Option<BlockKey>),
     ) -> bool {
-        debug_assert_eq!(self.pages[page as usize], PageState::Free);
-        self.set(page, PageState::Held { key, reads: 0 });
+        let reads = match self.pages[page as usize] {
+            PageState::Computed { reads } => reads,
+            state => {
+                debug_assert_eq!(state, PageState::Free);
+                0
+            }
+        };
+        self.set(page, PageState::Held { key, reads });
         if let Some(block) = self.blocks.get_mut(&key) {
             block.pages.push(page);
             return false;
         }
-        self.next += 1;
-        let waits = Some(self.next);
-        self.waiting.insert(self.next, key);
-        let block = PoolBlock { namespace, parent, since_ms: now_ms, pages: vec![page], waits };
+        let block =
+            PoolBlock { namespace, parent, since_ms: now_ms, pages: vec![page], waits: None };
         self.blocks.insert(key, block);
+        self.wait(key);
         true
+    }
+
+    /// A block that is held waits to be copied into a slot from now on, behind those that wait already.
+    pub(crate) fn wait(&mut self, key: BlockKey) {
+        let Some(block) = self.blocks.get_mut(&key).filter(|block| block.waits.is_none()) else {
+            return;
+        };
+        self.next += 1;
+        block.waits = Some(self.next);
+        self.waiting.insert(self.next, key);
+    }
+
+    /// The block that a page holds.
+    pub(crate) fn key_in(&self, page: u32) -> Option<BlockKey> {
+        match self.pages[page as usize] {
+            PageState::Held { key, .. } => Some(key),
+            _ => None,
+        }
     }
 
     /// The block that waits longest to be copied into a slot.
@@ -216,10 +253,28 @@ impl PoolTable {
         Some(page)
     }
 
+    /// In pages that are the engine's it computes pages of a share from now on.
+    pub(crate) fn compute(&mut self, pages: &[u32]) {
+        for &page in pages {
+            debug_assert_eq!(self.pages[page as usize], PageState::Free);
+            self.set(page, PageState::Computed { reads: 0 });
+        }
+    }
+
+    /// A layer of a page is finished, and a copy reads it from now on, or is owed. To be followed by
+    /// [`Self::end_read`]. False when the engine wants the page back: then nobody reads it.
+    pub(crate) fn begin_carry(&mut self, page: u32) -> bool {
+        match &mut self.pages[page as usize] {
+            PageState::Computed { reads } | PageState::Held { reads, .. } => *reads += 1,
+            _ => return false,
+        }
+        true
+    }
+
     /// A copy that read a page is over.
     pub(crate) fn end_read(&mut self, page: u32) {
         match &mut self.pages[page as usize] {
-            PageState::Held { reads, .. } => *reads -= 1,
+            PageState::Computed { reads } | PageState::Held { reads, .. } => *reads -= 1,
             PageState::Dropping { .. } => self.untouch(page),
             PageState::Free | PageState::Filling { .. } => debug_assert!(false, "nobody read it"),
         }
@@ -247,7 +302,9 @@ impl PoolTable {
         match self.pages[page as usize] {
             PageState::Filling { .. } => self.set(page, PageState::Filling { writing: false }),
             PageState::Dropping { .. } => self.untouch(page),
-            PageState::Free | PageState::Held { .. } => debug_assert!(false, "nobody wrote it"),
+            PageState::Free | PageState::Computed { .. } | PageState::Held { .. } => {
+                debug_assert!(false, "nobody wrote it");
+            }
         }
     }
 
@@ -263,12 +320,8 @@ impl PoolTable {
 
     /// The keys that no page would hold any more without these.
     pub(crate) fn last_of(&self, pages: &[u32]) -> Vec<BlockKey> {
-        let key = |page: &u32| match self.pages[*page as usize] {
-            PageState::Held { key, .. } => Some(key),
-            _ => None,
-        };
         let named: BTreeSet<u32> = pages.iter().copied().collect();
-        let held = |page: &u32| Some((*page, key(page)?));
+        let held = |page: &u32| Some((*page, self.key_in(*page)?));
         let is_last = |(page, key): &(u32, BlockKey)| {
             let of = self.blocks.get(key).map(|held| &held.pages[..]).unwrap_or_default();
             of.first() == Some(page) && of[1..].iter().all(|page| named.contains(page))
@@ -288,6 +341,7 @@ impl PoolTable {
                     gone.extend(self.let_go(page, key));
                     reads
                 }
+                PageState::Computed { reads } => reads,
                 PageState::Filling { writing } => writing.into(),
                 PageState::Free | PageState::Dropping { .. } => 0,
             };
@@ -358,6 +412,7 @@ impl PoolTable {
             let writes = writes.iter().filter(|of| **of == page).count() as u32;
             let good = match *state {
                 PageState::Free => reads + writes == 0,
+                PageState::Computed { reads: known } => writes == 0 && known == reads,
                 PageState::Held { key, reads: known } => {
                     let held = self.blocks.get(&key);
                     writes == 0 && known == reads && held.is_some_and(|b| b.pages.contains(&page))
@@ -387,6 +442,7 @@ impl std::ops::Add for PoolTally {
     fn add(self, other: PoolTally) -> PoolTally {
         PoolTally {
             pages: self.pages + other.pages,
+            computed: self.computed + other.computed,
             held: self.held + other.held,
             filling: self.filling + other.filling,
             dropping: self.dropping + other.dropping,
@@ -398,6 +454,7 @@ impl PoolTally {
     fn of(&mut self, state: PageState) -> Option<&mut u32> {
         match state {
             PageState::Free => None,
+            PageState::Computed { .. } => Some(&mut self.computed),
             PageState::Held { .. } => Some(&mut self.held),
             PageState::Filling { .. } => Some(&mut self.filling),
             PageState::Dropping { .. } => Some(&mut self.dropping),

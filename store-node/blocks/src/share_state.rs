@@ -2,8 +2,9 @@
 //! stop. What happens to slots and pins because of it is the owner's business; the whole table is
 //! `tests/golden/share_states.txt`.
 //!
-//! Three parties may touch a share's slots: the local engine, one remote writer, and pushes that
-//! read. A share is over when it has left `Live` and all three are known to have finished.
+//! Four parties may touch a share's slots: the local engine, one remote writer, copies of what the engine
+//! computes in its own pool, and pushes that read. A share is over when it has left `Live` and all four are
+//! known to have finished.
 
 use crate::api::AttachEpoch;
 
@@ -57,6 +58,10 @@ pub(crate) enum ShareEvent {
     ReadBegin,
     ReadEnd,
     PushStopped,
+    /// A page has a layer in the engine's pool that is to be copied into its slot.
+    CarryBegin,
+    /// It has none: all are copied, or given up and no copy is under way.
+    CarryEnd,
     /// What was to come from the SSD has come, or will not.
     Risen,
 }
@@ -80,6 +85,7 @@ pub(crate) enum Refusal {
     NoWriter,
     MayStillWrite,
     NoRead,
+    NoCarry,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -89,6 +95,8 @@ pub(crate) struct ShareState {
     pub(crate) writer: Writer,
     /// Pushes under way or owed.
     pub(crate) reads: u32,
+    /// Pages whose layers are being copied from the engine's pool, or are owed that.
+    pub(crate) carries: u32,
     /// Pages are on their way from the SSD: the engine learns its slots when they are there.
     pub(crate) rising: bool,
     /// The engine learns its slots only when the remote writer's pages are settled (a fetch).
@@ -102,6 +110,7 @@ impl ShareState {
             engine: Engine::Unbound,
             writer: if has_remote_writer { Writer::Writing } else { Writer::None },
             reads: 0,
+            carries: 0,
             rising,
             bind_waits,
         }
@@ -124,9 +133,15 @@ impl ShareState {
         }
     }
 
+    /// Its engine works on it: what it finishes counts.
+    pub(crate) fn computes(self) -> bool {
+        self.phase == Phase::Live && matches!(self.engine, Engine::Bound(_))
+    }
+
     /// Nothing on this node touches the slots any more; the remote writer still may.
     pub(crate) fn locally_over(self) -> bool {
-        self.phase != Phase::Live && self.epoch().is_none() && self.reads == 0
+        let untouched = self.reads == 0 && self.carries == 0;
+        self.phase != Phase::Live && self.epoch().is_none() && untouched
     }
 
     /// Nothing at all touches the slots any more.
@@ -149,6 +164,8 @@ impl ShareState {
                 self.reads = 0;
                 Ok(Asks::default())
             }
+            ShareEvent::CarryBegin => self.carry_begin(),
+            ShareEvent::CarryEnd => self.carry_end(),
             ShareEvent::Risen => {
                 self.rising = false;
                 Ok(self.bind_if_settled())
@@ -266,6 +283,20 @@ impl ShareState {
         self.reads = self.reads.checked_sub(1).ok_or(Refusal::NoRead)?;
         Ok(Asks::default())
     }
+
+    fn carry_begin(&mut self) -> Result<Asks, Refusal> {
+        // What is not finished when the engine lets go never will be.
+        if !self.computes() {
+            return Err(Refusal::Ending);
+        }
+        self.carries = self.carries.checked_add(1).ok_or(Refusal::NoCarry)?;
+        Ok(Asks::default())
+    }
+
+    fn carry_end(&mut self) -> Result<Asks, Refusal> {
+        self.carries = self.carries.checked_sub(1).ok_or(Refusal::NoCarry)?;
+        Ok(Asks::default())
+    }
 }
 
 #[cfg(test)]
@@ -275,7 +306,7 @@ mod tests {
 
     use super::*;
 
-    const EVENTS: [ShareEvent; 11] = [
+    const EVENTS: [ShareEvent; 13] = [
         ShareEvent::Bind(AttachEpoch(1)),
         ShareEvent::Release,
         ShareEvent::Abort,
@@ -286,6 +317,8 @@ mod tests {
         ShareEvent::ReadBegin,
         ShareEvent::ReadEnd,
         ShareEvent::PushStopped,
+        ShareEvent::CarryBegin,
+        ShareEvent::CarryEnd,
         ShareEvent::Risen,
     ];
 
@@ -294,7 +327,9 @@ mod tests {
     }
 
     fn name(state: ShareState) -> String {
-        let ShareState { phase, engine, writer, reads, rising, bind_waits: _ } = state;
+        let ShareState { phase, engine, writer, reads, carries, rising, bind_waits: _ } = state;
+        // Most have none, and the lines are long.
+        let carries = if carries > 0 { format!(" carries:{carries}") } else { String::new() };
         let rising = if rising { " rising" } else { "" };
         let over = match (state.over(), state.locally_over()) {
             (true, _) => " OVER",
@@ -302,7 +337,7 @@ mod tests {
             (false, false) => "",
         };
         let engine = plain(engine);
-        format!("{phase:?} engine:{engine} writer:{writer:?} reads:{reads}{rising}{over}")
+        format!("{phase:?} engine:{engine} writer:{writer:?} reads:{reads}{carries}{rising}{over}")
     }
 
     fn names(asks: Asks) -> String {
@@ -323,7 +358,12 @@ mod tests {
         let mut reached = Vec::new();
         let mut same = String::new();
         for event in EVENTS {
-            if event == ShareEvent::ReadBegin && state.reads == 1 {
+            let one_more = match event {
+                ShareEvent::ReadBegin => state.reads == 1,
+                ShareEvent::CarryBegin => state.carries == 1,
+                _ => false,
+            };
+            if one_more {
                 continue;
             }
             let event_name = plain(event);

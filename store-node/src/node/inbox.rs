@@ -32,7 +32,7 @@ const MESSAGES_MAX: usize = 4096;
 const REPORTS_MAX: usize = 1024;
 /// Each group under way (at least one write) ends once; each share has one counter, one tail, one
 /// drain, one message and one end of its routes at a time; failures are told to so many at a time, and each order for
-/// objects has a share at least; of pages as many are copied at once as blocks may rise, and a few; the rest is for the few
+/// objects has a share at least; of pages as many are copied at once as blocks may rise, and some layers; the rest is for the few
 /// operations on writers.
 const ENDS_MAX: usize = WRITES_MAX + 7 * SHARES_MAX + 2048 + 4096;
 
@@ -86,8 +86,8 @@ pub enum End {
     RoutesClosed {
         share: Share,
     },
-    /// A page of an engine's pool was copied or not.
-    PageCopied(Copied),
+    /// Pages of engines' pools, or layers of them, were copied or not.
+    PagesCopied(Vec<Copied>),
     /// Who asked for a session for queries had gone when it was made.
     SessionUnwanted {
         session: u64,

@@ -23,6 +23,8 @@ pub struct Leg {
     pub held_pages: u32,
     /// Leading pages whose keys came with the allocation.
     pub keyed_pages: u32,
+    /// Leading pages that were committed here when they were whole, as far as they could be.
+    pub committed_pages: u32,
     /// Pages that the engine added at the end.
     pub grown_pages: u32,
     pub lease_ms: u64,
@@ -44,6 +46,13 @@ pub struct Leg {
 }
 
 impl Leg {
+    /// The next page that is to be committed, when it is whole: block follows block.
+    pub fn next_to_commit(&self) -> Option<u32> {
+        let page = self.committed_pages.max(self.cached_pages);
+        let is_there = page < self.keyed_pages.min(self.pages.count());
+        (is_there && self.pages.is_whole(page)).then_some(page)
+    }
+
     /// Pages that the engine may plan to write.
     pub fn writable_pages(&self) -> Range<u32> {
         self.cached_pages..self.pages.count() + self.grown_pages

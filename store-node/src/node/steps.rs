@@ -19,6 +19,8 @@ const PLANS_MAX: usize = 256;
 pub struct PlannedPages {
     pub share: Share,
     pub pages: Range<u32>,
+    /// They are computed in the engine's pool, and not written into slots.
+    pub in_pool: bool,
 }
 
 /// Layers of some pages of one share are written.
@@ -28,6 +30,7 @@ pub struct Finished {
     pub step: u32,
     pub pages: Range<u32>,
     pub layers: Range<u16>,
+    pub in_pool: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -119,6 +122,7 @@ impl Plan {
             step: self.step,
             pages: planned.pages.clone(),
             layers: layers.clone(),
+            in_pool: planned.in_pool,
         }));
     }
 }
@@ -133,7 +137,7 @@ mod tests {
     }
 
     fn planned(serial: u64, pages: Range<u32>) -> PlannedPages {
-        PlannedPages { share: share(serial), pages }
+        PlannedPages { share: share(serial), pages, in_pool: false }
     }
 
     /// Feeds plans first and then each word; answers as (step, share, layers) lines.

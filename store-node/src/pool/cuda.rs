@@ -215,10 +215,16 @@ impl CudaMemory {
 }
 
 impl PoolMemory for CudaMemory {
-    unsafe fn read(&self, offset: u64, into: *mut u8, bytes: u64) -> Result<(), CopyFault> {
+    unsafe fn read(
+        &self,
+        offset: u64,
+        into: *mut u8,
+        bytes: u64,
+    ) -> Result<Option<u64>, CopyFault> {
         let (allocation, offset) = self.at(offset, bytes)?;
         // SAFETY: inside the allocation; the rest is the caller's promise.
-        Ok(unsafe { allocation.read(offset, into, bytes, &self.stream) }?)
+        unsafe { allocation.read(offset, into, bytes, &self.stream) }?;
+        Ok(None)
     }
 
     unsafe fn write(&self, offset: u64, from: *const u8, bytes: u64) -> Result<(), CopyFault> {

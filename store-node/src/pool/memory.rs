@@ -3,8 +3,8 @@
 use std::fmt::Debug;
 use std::os::fd::BorrowedFd;
 
-use kvasir_transfer::SharedMemory;
 use kvasir_transfer::memory::{MemoryError, RangeError};
+use kvasir_transfer::{Checksum, SharedMemory, Stores};
 
 /// A copy came to nothing.
 #[derive(Debug, thiserror::Error)]
@@ -17,14 +17,16 @@ pub enum CopyFault {
 
 /// See the module.
 pub trait PoolMemory: Debug + Send + Sync {
-    /// Begins to copy from the pool.
+    /// Begins to copy from the pool. Answers with the checksum of what was copied, where that is over already and
+    /// hashing it cost no pass of its own.
     ///
     /// # Errors
     /// [`CopyFault`]; then nothing is copied.
     ///
     /// # Safety
     /// So many bytes at `into` may be written, and nobody reads them, until [`PoolMemory::wait`] has returned.
-    unsafe fn read(&self, offset: u64, into: *mut u8, bytes: u64) -> Result<(), CopyFault>;
+    unsafe fn read(&self, offset: u64, into: *mut u8, bytes: u64)
+    -> Result<Option<u64>, CopyFault>;
 
     /// Begins to copy to the pool.
     ///
@@ -70,19 +72,25 @@ impl HostMemory {
 }
 
 impl PoolMemory for HostMemory {
-    unsafe fn read(&self, offset: u64, into: *mut u8, bytes: u64) -> Result<(), CopyFault> {
+    unsafe fn read(
+        &self,
+        offset: u64,
+        into: *mut u8,
+        bytes: u64,
+    ) -> Result<Option<u64>, CopyFault> {
         let from = self.at(offset, bytes)?;
+        let mut sum = Checksum::new();
         // SAFETY: the source was checked to lie in the mapping, which lives; that the target may be written is the
-        // caller's promise. `copy` allows that the two overlap, which an engine cannot bring about anyway. An engine
-        // that writes meanwhile breaks its word, and gets what it wrote.
-        unsafe { std::ptr::copy(from, into, bytes as usize) };
-        Ok(())
+        // caller's promise. The two do not overlap: the node has made either memory for itself. An engine that writes
+        // meanwhile breaks its word, and gets what it wrote. What is copied is mostly sent at once, from the caches.
+        unsafe { sum.add_and_copy(from, into, bytes as usize, Stores::Cached) };
+        Ok(Some(sum.sum()))
     }
 
     unsafe fn write(&self, offset: u64, from: *const u8, bytes: u64) -> Result<(), CopyFault> {
         let into = self.at(offset, bytes)?;
         // SAFETY: as for `read`, the other way round.
-        unsafe { std::ptr::copy(from, into, bytes as usize) };
+        unsafe { std::ptr::copy_nonoverlapping(from, into, bytes as usize) };
         Ok(())
     }
 

@@ -153,6 +153,24 @@ impl FakeEngine {
                 side: share.side.to_wire(),
                 first_page: pages.start,
                 page_count: pages.len() as u32,
+                pool_pages: Vec::new(),
+            })
+            .collect();
+        self.send(ToNode::Plan(v1::StepPlan { step: self.step, pages }));
+        self.step
+    }
+
+    /// The same of pages that are computed in the engine's pool, from these pages of it on.
+    pub fn plan_in_pool(&mut self, shares: &[(Share, std::ops::Range<u32>, u32)]) -> u32 {
+        self.step += 1;
+        let pages = shares
+            .iter()
+            .map(|(share, pages, first)| v1::StepPages {
+                tx: Some(share.tx.into()),
+                side: share.side.to_wire(),
+                first_page: pages.start,
+                page_count: pages.len() as u32,
+                pool_pages: (*first..).take(pages.len()).collect(),
             })
             .collect();
         self.send(ToNode::Plan(v1::StepPlan { step: self.step, pages }));

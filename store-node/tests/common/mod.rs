@@ -5,6 +5,7 @@
 
 pub mod engine;
 pub mod node;
+pub mod pooled;
 
 use std::time::{Duration, Instant};
 

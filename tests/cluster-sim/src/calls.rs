@@ -234,6 +234,7 @@ pub enum ToEngine {
     Stop { share: Share },
     Grown { share: Share, slots: Vec<SlotIndex> },
     Got { handle: u64, keys: Vec<BlockKey>, slots: Vec<SlotIndex> },
+    PagesDropped { handle: u64 },
 }
 
 /// From an engine to its node.
@@ -248,6 +249,19 @@ pub enum FromEngine {
         step: u32,
         pages: std::ops::Range<u32>,
         layer: u16,
+        /// Where they were computed: in its pool, or in their slots.
+        in_pool: bool,
+    },
+    /// From this page of a share on, it computes in these pages of its pool.
+    Compute {
+        share: Share,
+        step: u32,
+        first: u32,
+        pages: Vec<u32>,
+    },
+    DropPages {
+        handle: u64,
+        pages: Vec<u32>,
     },
     Grow {
         share: Share,

@@ -62,6 +62,11 @@ pub enum Event {
         at: Life,
         epoch: AttachEpoch,
     },
+    /// A copy out of the engine's pool is over.
+    CarryEnds {
+        at: Life,
+        copy: u64,
+    },
     EngineStarts {
         at: Life,
     },

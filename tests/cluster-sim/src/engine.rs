@@ -10,6 +10,7 @@ use kvasir_blocks::moving::engine_stops::Progress;
 use kvasir_proto::{BlockKey, Share, Side, SlotIndex, keys};
 
 use crate::calls::{FromEngine, LegStart, Reply, ToEngine};
+use crate::checkers::UNWRITTEN;
 use crate::content::{self, BLOCK_TOKENS, LAYERS, PageBytes, SLOT_BYTES};
 use crate::context::{Context, Event};
 use crate::node::Running;
@@ -43,6 +44,16 @@ pub struct Engine {
     pub progress: Option<Progress>,
     /// The node does not listen to it any more.
     pub expelled: bool,
+    pool: Pool,
+}
+
+/// Pages of its own, of which its block manager knows.
+#[derive(Debug, Default)]
+struct Pool {
+    free: Vec<u32>,
+    /// Asked back, and not to be used yet.
+    dropping: BTreeMap<u64, Vec<u32>>,
+    drops: u64,
 }
 
 #[derive(Debug)]
@@ -55,6 +66,8 @@ struct Task {
     prompt_tokens: usize,
     answer: Vec<u32>,
     cached_pages: u32,
+    /// Pages that it computes in its pool, and where.
+    in_pool: BTreeMap<u32, u32>,
     /// It computes no token before.
     next_token_us: u64,
 }
@@ -74,7 +87,7 @@ enum State {
 }
 
 impl Engine {
-    pub fn new(epoch: AttachEpoch, now_us: u64) -> Self {
+    pub fn new(epoch: AttachEpoch, now_us: u64, pool_pages: u32) -> Self {
         Engine {
             epoch,
             tasks: BTreeMap::new(),
@@ -88,7 +101,13 @@ impl Engine {
             handles: BTreeSet::new(),
             progress: None,
             expelled: false,
+            pool: Pool { free: (0..pool_pages).collect(), ..Pool::default() },
         }
+    }
+
+    /// Pages that it has asked back by this handle.
+    pub fn dropping(&self, handle: u64) -> Option<&[u32]> {
+        self.pool.dropping.get(&handle).map(Vec::as_slice)
     }
 
     pub fn tasks(&self) -> usize {
@@ -126,7 +145,13 @@ impl Engine {
     }
 
     fn let_go(&mut self, context: &mut Context, at: Life, share: Share) {
-        self.tasks.remove(&share);
+        let in_pool = self.tasks.remove(&share).map(|task| task.in_pool).unwrap_or_default();
+        if !in_pool.is_empty() {
+            self.pool.drops += 1;
+            let (handle, pages) = (self.pool.drops, in_pool.into_values().collect::<Vec<u32>>());
+            self.pool.dropping.insert(handle, pages.clone());
+            self.say(context, at, FromEngine::DropPages { handle, pages });
+        }
         if self.over.len() >= OVER_MAX {
             self.over.remove(0);
         }
@@ -153,6 +178,7 @@ pub fn hear(node: &mut Running, context: &mut Context, message: ToEngine) {
                 tokens: prompt,
                 answer: Vec::new(),
                 cached_pages: 0,
+                in_pool: BTreeMap::new(),
                 next_token_us: 0,
                 leg,
             };
@@ -188,6 +214,15 @@ pub fn hear(node: &mut Running, context: &mut Context, message: ToEngine) {
             task.slots.extend(slots);
             task.state = State::Decoding;
             engine.wants_step(context, at);
+        }
+        ToEngine::PagesDropped { handle } => {
+            let epoch = engine.epoch;
+            let pages = engine.pool.dropping.remove(&handle).unwrap_or_default();
+            engine.pool.free.extend(&pages);
+            // It uses them for something else.
+            for page in pages {
+                node.write_pool(epoch, page, 0, &UNWRITTEN);
+            }
         }
         ToEngine::Got { handle, keys, slots } => got(node, context, handle, &keys, &slots),
     }
@@ -315,16 +350,23 @@ fn prefill(node: &mut Running, context: &mut Context, share: Share) {
         let layer = *layers;
         *layers += 1;
         engine.progress = Some(Progress { step, layers_done: layer + 1 });
-        let writes: Vec<(SlotIndex, PageBytes)> = pages
+        let writes: Vec<(SlotIndex, Option<u32>, PageBytes)> = pages
             .clone()
             .zip(rows.iter())
-            .map(|(page, rows)| (task.slots[page as usize], *rows))
+            .map(|(page, rows)| {
+                (task.slots[page as usize], task.in_pool.get(&page).copied(), *rows)
+            })
             .collect();
-        let message = FromEngine::Finished { share, step, pages: pages.clone(), layer };
+        let (in_pool, epoch) = (task.in_pool.contains_key(&pages.start), engine.epoch);
+        let message = FromEngine::Finished { share, step, pages: pages.clone(), layer, in_pool };
         let layer_bytes = SLOT_BYTES / LAYERS;
         let start = usize::from(layer) * layer_bytes;
-        for (slot, rows) in writes {
-            node.write_slot(slot, start, &rows[start..start + layer_bytes]);
+        for (slot, in_pool, rows) in writes {
+            let layer = &rows[start..start + layer_bytes];
+            match in_pool {
+                Some(page) => node.write_pool(epoch, page, start, layer),
+                None => node.write_slot(slot, start, layer),
+            }
         }
         if let Some(engine) = &mut node.engine {
             engine.say(context, at, message);
@@ -333,20 +375,29 @@ fn prefill(node: &mut Running, context: &mut Context, share: Share) {
     }
     // The next chunk, or the end.
     let (first, tokens, cached_pages) = (pages.end, task.tokens.clone(), task.cached_pages);
-    let (slots, request) = (task.slots.clone(), task.leg.request);
+    let (places, request) = (Places::of(task), task.leg.request);
     let count = (task.prompt_tokens as u32).div_ceil(BLOCK_TOKENS);
     if first == count {
         return prompt_done(node, context, share);
     }
     let last = count.min(first + CHUNK_PAGES);
-    let mut before = read_pages(node, context, share, request, &slots, cached_pages, first);
+    let mut before = read_pages(node, context, share, request, &places, cached_pages, first);
     let rows = (first..last).map(|page| {
         before = content::page(&before, page_tokens(&tokens, page));
         before
     });
     let rows: Vec<PageBytes> = rows.collect();
-    let task = node.engine.as_mut().and_then(|engine| engine.tasks.get_mut(&share));
-    if let Some(task) = task {
+    let Some(engine) = &mut node.engine else { return };
+    if let Some(task) = engine.tasks.get_mut(&share) {
+        let wanted = (last - first) as usize;
+        // Who goes on to answer does so in the slots; and so does every prompt for which there are no pages.
+        if !task.leg.answers && engine.pool.free.len() >= wanted {
+            let pages: Vec<u32> = engine.pool.free.drain(..wanted).collect();
+            task.in_pool.extend((first..last).zip(pages.iter().copied()));
+            engine.say(context, at, FromEngine::Compute { share, step, first, pages });
+        }
+    }
+    if let Some(task) = engine.tasks.get_mut(&share) {
         task.state = State::Prefilling { pages: first..last, rows, layers: 0 };
     }
 }
@@ -356,19 +407,39 @@ fn page_tokens(tokens: &[u32], page: u32) -> &[u32] {
     &tokens[start..tokens.len().min(start + BLOCK_TOKENS as usize)]
 }
 
+/// Where the pages of a task are.
+struct Places {
+    slots: Vec<SlotIndex>,
+    in_pool: BTreeMap<u32, u32>,
+}
+
+impl Places {
+    fn of(task: &Task) -> Self {
+        Places { slots: task.slots.clone(), in_pool: task.in_pool.clone() }
+    }
+
+    fn read(&self, node: &Running, page: u32) -> PageBytes {
+        let epoch = node.engine.as_ref().map(|engine| engine.epoch);
+        match (epoch, self.in_pool.get(&page)) {
+            (Some(epoch), Some(page)) => node.read_pool(epoch, *page),
+            _ => node.read_slot(self.slots[page as usize]),
+        }
+    }
+}
+
 /// Reads all pages before `page`, as attention does; answers with the last one.
 fn read_pages(
     node: &Running,
     context: &mut Context,
     share: Share,
     request: usize,
-    slots: &[SlotIndex],
+    places: &Places,
     cached_pages: u32,
     page: u32,
 ) -> PageBytes {
     let mut last = content::root(context.plan.requests[request].namespace());
-    for at in 0..page.max(cached_pages).min(slots.len() as u32) {
-        let bytes = node.read_slot(slots[at as usize]);
+    for at in 0..page.max(cached_pages).min(places.slots.len() as u32) {
+        let bytes = places.read(node, at);
         let key = context.truth.requests[request].keys.get(at as usize).copied();
         if let Some(key) = key.filter(|_| at < cached_pages) {
             context.see(Seen::PageRead { at: node.at, share, key, bytes });
@@ -385,8 +456,8 @@ fn prompt_done(node: &mut Running, context: &mut Context, share: Share) {
     let at = node.at;
     let Some(engine) = &mut node.engine else { return };
     let Some(task) = engine.tasks.get(&share) else { return };
-    let slot = *task.slots.last().expect("a prompt has a page");
-    let token = content::next_token(&node.read_slot(slot));
+    let last = task.slots.len() as u32 - 1;
+    let token = content::next_token(&Places::of(task).read(node, last));
     let Some(engine) = &mut node.engine else { return };
     let Some(task) = engine.tasks.get_mut(&share) else { return };
     if task.leg.answers {
@@ -423,11 +494,11 @@ fn decode(node: &mut Running, context: &mut Context, share: Share) {
         task.state = State::Growing;
         return engine.say(context, at, FromEngine::Grow { share, pages: 1 });
     }
-    let (slots, tokens) = (task.slots.clone(), task.tokens.clone());
+    let (places, tokens) = (Places::of(task), task.tokens.clone());
     let cached_pages = task.cached_pages.min(page);
-    let before = read_pages(node, context, share, request, &slots, cached_pages, page);
+    let before = read_pages(node, context, share, request, &places, cached_pages, page);
     let rows = content::page(&before, page_tokens(&tokens, page));
-    node.write_slot(slots[page as usize], 0, &rows);
+    node.write_slot(places.slots[page as usize], 0, &rows);
     let Some(engine) = &mut node.engine else { return };
     if tokens.len() as u32 == (page + 1) * BLOCK_TOKENS {
         let namespace = context.plan.requests[request].namespace();

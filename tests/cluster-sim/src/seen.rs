@@ -131,7 +131,7 @@ pub enum Seen {
         share: Share,
         slots: Vec<u32>,
     },
-    /// A page is the engine's no more, because it has said that it is whole.
+    /// A page is the engine's no more, because it has said that it is whole, or that it computes it in its pool.
     PageSealed {
         at: Life,
         share: Share,
@@ -186,6 +186,26 @@ pub enum Seen {
     RiseOver {
         at: Life,
         rise: u64,
+    },
+
+    /// A copy of finished layers out of a page of an engine's pool, into a slot.
+    CarryBegan {
+        at: Life,
+        copy: u64,
+        epoch: AttachEpoch,
+        page: u32,
+        slot: u32,
+    },
+    /// It touches neither any more.
+    CarryEnded {
+        at: Life,
+        copy: u64,
+    },
+    /// The engine was told that it may use these pages of its pool for something else.
+    PoolPagesBack {
+        at: Life,
+        epoch: AttachEpoch,
+        pages: Vec<u32>,
     },
 
     ReadBegan {

@@ -386,6 +386,7 @@ impl World {
             | Event::Job { at }
             | Event::Disk { at }
             | Event::Cut { at, .. }
+            | Event::CarryEnds { at, .. }
             | Event::RenewCopy { at, .. }
             | Event::FromClient { at, .. }
             | Event::EngineStarts { at } => (at.node, false),
@@ -458,6 +459,7 @@ impl World {
             | Event::Tick { at }
             | Event::Disk { at }
             | Event::Cut { at, .. }
+            | Event::CarryEnds { at, .. }
             | Event::RenewCopy { at, .. }
             | Event::ToClient { at, .. }
             | Event::FromClient { at, .. }
@@ -499,6 +501,7 @@ impl World {
                 context.after(context.plan.tick_us, Event::Tick { at });
             }
             Event::Disk { .. } => running.disk_moves(context),
+            Event::CarryEnds { copy, .. } => running.carry_ends(context, copy),
             Event::Job { .. } => running.take_jobs(context),
             Event::RenewCopy { copy, tx, .. } => running.renew_copy(context, copy, tx),
             Event::Cut { writer, round, part, .. } => {

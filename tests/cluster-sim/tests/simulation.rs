@@ -9,7 +9,7 @@ use kvasir_cluster_sim::world::Summary;
 const SEEDS: u64 = 100;
 
 /// What these seeds must meet, at least once each: every fault, and what seldom comes of them.
-const COVERED: [&str; 62] = [
+const COVERED: [&str; 65] = [
     "a call comes twice",
     "a call is lost",
     "a call is tried again",
@@ -25,6 +25,8 @@ const COVERED: [&str; 62] = [
     "a context is dropped",
     "a copy is not sent whole",
     "a copy is refused",
+    "a copy out of a pool ends for nobody",
+    "a copy out of a pool fails",
     "a copy that was asked for is made",
     "a disk hangs",
     "a disk is full",
@@ -45,6 +47,7 @@ const COVERED: [&str; 62] = [
     "a node is killed",
     "a node is not reachable",
     "a node stands still",
+    "a prompt is computed in a pool",
     "a push was stopped before it began",
     "a put has lost its lease",
     "a put is refused",

@@ -129,6 +129,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
                 side: share.share.side.to_wire(),
                 first_page: share.first_page,
                 page_count: share.page_count,
+                pool_pages: Vec::new(),
             })
             .collect();
         if !pages.is_empty() {

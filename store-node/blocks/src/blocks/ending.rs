@@ -61,7 +61,7 @@ impl Blocks {
         for handle in self.gets.handles(epoch) {
             self.unpin(epoch, handle);
         }
-        self.close_pool(epoch);
+        self.close_pool(now_ms, epoch);
     }
 
     /// A committed copy failed its checksum. It and the blocks after it leave the index at once and
@@ -170,6 +170,7 @@ impl Blocks {
             self.leases.remove(&(record.lease_until_ms, share));
             self.aborting.insert((now_ms, share));
             self.totals.aborts += 1;
+            self.give_up_carries(share);
         }
         self.ask(share, asks);
         self.give_back(now_ms, share);
@@ -228,6 +229,7 @@ impl Blocks {
 
     /// Forgets a share that has given everything back.
     fn end(&mut self, now_ms: u64, share: Share) {
+        self.forget_carries(share);
         let Some(record) = self.shares.remove(&share) else { return };
         if let Some(imm) = record.imm {
             self.imms.give_back(imm);

@@ -65,6 +65,9 @@ impl Blocks {
         let record = self.open(share)?;
         must_be_bound_or_released(record)?;
         let key = record.key_of_prompt(page).ok_or(ShareError::Refused("no key for that page"))?;
+        if self.carries.lacks((share, page)) {
+            return Err(ShareError::Refused("layers of the page are not in its slot yet"));
+        }
         self.seal_page(share, page, key, checksum)
     }
 
@@ -84,6 +87,9 @@ impl Blocks {
         must_be_bound_or_released(record)?;
         if record.key_of_prompt(page).is_some_and(|known| known != key) {
             return Err(ShareError::Refused("the page has another key"));
+        }
+        if self.carries.pages.contains_key(&(share, page)) {
+            return Err(ShareError::Refused("the page is computed in the engine's pool"));
         }
         self.seal_page(share, page, key, checksum)
     }

@@ -20,6 +20,7 @@ impl Blocks {
         self.bucket.check()?;
         self.check_tiers()?;
         self.check_pool()?;
+        self.check_carries()?;
         self.check_indexed()?;
         self.check_digests()?;
         self.check_private_slots()?;

@@ -6,6 +6,8 @@
 //! also copied ahead of need, in the order in which they were held, into slots that are free or whose blocks were last used
 //! before: what lies in a pool makes nothing go that was used more lately.
 
+use std::collections::BTreeSet;
+
 use kvasir_proto::{BlockKey, Namespace, Share, Side, SlotIndex};
 
 use super::Blocks;
@@ -29,8 +31,10 @@ impl Blocks {
     }
 
     /// Nothing of this engine's pool counts any more. Copies under way are answered as ever, and count for nothing.
-    pub fn close_pool(&mut self, epoch: AttachEpoch) {
+    /// Shares that miss layers from it are aborted.
+    pub fn close_pool(&mut self, now_ms: u64, epoch: AttachEpoch) {
         self.close_fills(epoch);
+        self.abort_owed_carries(now_ms, epoch);
         self.cache.close_pool(epoch);
     }
 
@@ -54,7 +58,7 @@ impl Blocks {
         if keys.len() != pages.len() {
             return Err(PoolError::Count { keys: keys.len(), pages: pages.len() });
         }
-        self.cache.pools().of(epoch)?.check_free(pages)?;
+        self.cache.pools().of(epoch)?.check_hold(pages)?;
         if let Some(parent) = parent
             && self.namespace_of(parent).is_some_and(|of| of != namespace)
         {
@@ -67,6 +71,9 @@ impl Blocks {
                 return Err(PoolError::OtherBlock(key));
             }
             self.cache.hold(now_ms, (epoch, page), key, (namespace, before));
+            if self.brought_from((epoch, page)).is_some() {
+                self.cache.pools_mut().looked_after(key);
+            }
             before = Some(key);
         }
         Ok(())
@@ -97,10 +104,12 @@ impl Blocks {
         let pool = self.cache.pools().of(epoch)?;
         pool.check_drop(pages)?;
         let last = pool.last_of(pages);
+        let coming = |page: &u32| self.coming_from((epoch, *page));
+        let coming: BTreeSet<BlockKey> = pages.iter().filter_map(coming).collect();
         self.cache.set_now(now_ms);
         let copies_max = PRESSED * self.pool_copies_max();
         for key in last {
-            if self.has_elsewhere(key) || self.another_holds(epoch, key) {
+            if coming.contains(&key) || self.has_elsewhere(key) || self.another_holds(epoch, key) {
                 continue;
             }
             let room = copies_max.saturating_sub(self.pool_copies());
@@ -108,6 +117,7 @@ impl Blocks {
             let all = path.iter().all(|key| self.sink_page(now_ms, *key));
             self.totals.pool_dropped_unsunk += u64::from(path.is_empty() || !all);
         }
+        self.close_carries(epoch, pages);
         self.cache.drop_pages(epoch, handle, pages);
         for fill in self.fills.all.values_mut().filter(|fill| fill.epoch == epoch) {
             fill.give_up(pages);
@@ -278,6 +288,7 @@ impl Blocks {
                 self.end_fill(now_ms, fill);
             }
         }
+        self.begin_carries();
         self.sink_pages(now_ms);
     }
 
@@ -506,7 +517,10 @@ impl Blocks {
                 _ => None,
             };
             let reading = self.rises.all.values().filter(|rise| rise.landed.is_none());
-            let reads: Vec<u32> = reading.filter_map(|rise| of_page(rise.from)).collect();
+            let carried = self.carries.owed();
+            let carried = carried.iter().filter(|(_, (epoch, _))| *epoch == of);
+            let reads = reading.filter_map(|rise| of_page(rise.from));
+            let reads: Vec<u32> = reads.chain(carried.map(|(_, (_, page))| *page)).collect();
             let writing = self.fills.writes.values().filter(|write| write.epoch == of);
             let writes: Vec<u32> = writing.map(|write| write.page).collect();
             pool.check(&reads, &writes)

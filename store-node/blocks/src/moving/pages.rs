@@ -134,6 +134,27 @@ impl Pages {
         }
     }
 
+    /// Layers of a page have been copied into its slot, with these checksums of their runs. False when they are not the
+    /// next ones, or the checksums are not one for each run.
+    pub fn take_layers(
+        &mut self,
+        page: u32,
+        step: u32,
+        layers: Range<u16>,
+        checksums: &[u64],
+    ) -> bool {
+        let run_starts = &self.run_starts;
+        let runs = run_starts[usize::from(layers.end)] - run_starts[usize::from(layers.start)];
+        let page = &mut self.pages[page as usize];
+        if page.layers_done != layers.start || checksums.len() != runs {
+            return false;
+        }
+        page.checksums.extend_from_slice(checksums);
+        page.layers_done = layers.end;
+        page.step = Some(step);
+        true
+    }
+
     /// Layers of a page are written; `hash` answers with the checksum of a run in a slot. Layers
     /// that are known already are left as they are. False when layers before them are missing.
     pub fn finish_layers(
@@ -190,6 +211,18 @@ mod tests {
         assert_eq!(pages.layer_checksums(0, 0), None);
         assert!(pages.hash(1, &(0..3), |_, _| panic!("hashed twice")));
         assert_eq!((pages.step(0), pages.step(1)), (None, Some(5)));
+    }
+
+    #[test]
+    fn copied_layers_follow_each_other() {
+        let mut pages = pages();
+        assert!(pages.take_layers(0, 3, 0..1, &[1, 2]));
+        assert!(!pages.take_layers(0, 3, 0..1, &[1, 2]), "they are there");
+        assert!(!pages.take_layers(0, 3, 2..3, &[4, 5]), "one is missing");
+        assert!(!pages.take_layers(0, 3, 1..3, &[3, 4]), "one is not hashed");
+        assert!(pages.take_layers(0, 4, 1..3, &[3, 4, 5]));
+        assert_eq!((pages.checksum(0), pages.step(0)), (Some(fold(&[1, 2, 3, 4, 5])), Some(4)));
+        assert!(pages.is_whole(0));
     }
 
     #[test]

@@ -21,6 +21,8 @@ fn table() -> PoolTable {
 
 #[derive(Debug, Default)]
 struct Model {
+    /// Pages in which shares are computed.
+    computed: BTreeSet<u32>,
     held: BTreeMap<u32, u64>,
     /// Pages that were given to the node to fill.
     filling: BTreeSet<u32>,
@@ -36,6 +38,10 @@ impl Model {
     }
 
     fn is_free(&self, page: u32) -> bool {
+        self.may_be_held(page) && !self.computed.contains(&page)
+    }
+
+    fn may_be_held(&self, page: u32) -> bool {
         !self.held.contains_key(&page) && !self.filling.contains(&page) && !self.dropping(page)
     }
 
@@ -82,16 +88,32 @@ fn run(seed: u64) {
     let (mut table, mut model, mut state) = (table(), Model::default(), seed | 1);
     for step in 0..400 {
         let page = random(&mut state, PAGES as usize) as u32;
-        match random(&mut state, 8) {
-            0 | 1 => {
+        match random(&mut state, 10) {
+            8 => {
                 let may = table.check_free(&[page]).is_ok();
                 assert_eq!(may, model.is_free(page));
+                if may {
+                    table.compute(&[page]);
+                    model.computed.insert(page);
+                }
+            }
+            9 => {
+                let may = model.computed.contains(&page) || model.held.contains_key(&page);
+                assert_eq!(table.begin_carry(page), may);
+                if may {
+                    model.reads.push(page);
+                }
+            }
+            0 | 1 => {
+                let may = table.check_hold(&[page]).is_ok();
+                assert_eq!(may, model.may_be_held(page));
                 if may {
                     let number = random(&mut state, KEYS as usize) as u64;
                     let is_new = !model.held.values().any(|of| *of == number);
                     let said = table.hold(step, page, key(number), (NAMESPACE, None));
                     assert_eq!(said, is_new);
                     model.held.insert(page, number);
+                    model.computed.remove(&page);
                 }
             }
             2 => {
@@ -140,6 +162,7 @@ fn run(seed: u64) {
                     );
                     assert_eq!(gone.len(), last.len());
                     for page in pages {
+                        model.computed.remove(&page);
                         model.held.remove(&page);
                         model.filling.remove(&page);
                     }

@@ -5,6 +5,7 @@ mod administering;
 mod allocating;
 mod arriving;
 mod bucket;
+mod carrying;
 mod checker;
 mod committing;
 mod contexts;

@@ -10,11 +10,14 @@ use crate::checker::{Hand, tiers};
 use crate::simulation::World;
 
 const PAGES: u32 = 12;
+/// Of the model; only what is computed in the pool goes layer by layer.
+const LAYERS: u16 = 3;
 
 /// What a page is, as its engine knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Page {
     Mine,
+    Computed,
     Held(BlockKey),
     Filling(u64),
     Dropping(u64),
@@ -38,6 +41,28 @@ struct Write {
     slot: SlotIndex,
 }
 
+/// A page of a share that the engine computes in its pool.
+#[derive(Debug, Clone, Copy)]
+struct Computed {
+    share: Share,
+    at: u32,
+    slot: SlotIndex,
+    /// None of a page that is not full.
+    key: Option<BlockKey>,
+    layers_done: u16,
+    layers_carried: u16,
+}
+
+/// A copy of layers of it.
+#[derive(Debug)]
+struct Carry {
+    copy: u64,
+    epoch: AttachEpoch,
+    page: u32,
+    layers: std::ops::Range<u16>,
+    of: Computed,
+}
+
 /// Blocks that are wanted, and in which pages.
 #[derive(Debug)]
 struct Fill {
@@ -53,6 +78,9 @@ pub struct SimPool {
     contents: Vec<Option<BlockKey>>,
     reads: Vec<Read>,
     writes: Vec<Write>,
+    /// By pages of the pool, until those go back.
+    computed: BTreeMap<u32, Computed>,
+    carries: Vec<Carry>,
     fills: BTreeMap<u64, Fill>,
     drops: BTreeMap<u64, Vec<u32>>,
     /// Shares from which pages of a pool that is gone may still be filled.
@@ -62,11 +90,19 @@ pub struct SimPool {
     pub filled_total: u64,
     pub filled_of_shares_total: u64,
     pub dropped_total: u64,
+    pub computed_total: u64,
+    /// Copies that ended when their shares were aborted or their engine was gone.
+    pub carried_for_nothing_total: u64,
 }
 
 impl SimPool {
     pub fn is_idle(&self) -> bool {
-        self.reads.is_empty() && self.writes.is_empty()
+        self.reads.is_empty() && self.writes.is_empty() && self.carries.is_empty()
+    }
+
+    /// A copy into a slot of this share is under way.
+    pub fn carries(&self, share: Share) -> bool {
+        self.carries.iter().any(|carry| carry.of.share == share)
     }
 
     /// Pages may be filled from this share.
@@ -92,6 +128,7 @@ impl SimPool {
         let reads = self.reads.iter().map(|read| (read.epoch, read.page));
         reads
             .chain(self.writes.iter().map(|write| (write.epoch, write.page)))
+            .chain(self.carries.iter().map(|carry| (carry.epoch, carry.page)))
             .any(|of| of == (epoch, page))
     }
 
@@ -118,8 +155,9 @@ impl World {
 
     /// Its engine is gone. Copies under way go on.
     pub fn pool_closes(&mut self) {
-        self.blocks.close_pool(self.epoch);
+        self.blocks.close_pool(self.now_ms, self.epoch);
         self.pool.pages.clear();
+        self.pool.computed.clear();
         self.pool.contents.clear();
         let fills = std::mem::take(&mut self.pool.fills);
         self.pool.lingering.extend(fills.values().filter_map(|fill| fill.share));
@@ -144,6 +182,18 @@ impl World {
                 self.checker.read_begin(&self.blocks, as_share(6, copy), &[slot]);
                 self.pool.writes.push(Write { copy, epoch, page, slot });
             }
+            Action::CarryLayers { copy, epoch, page, slot, layers } => {
+                let state = self.pool.pages[page as usize];
+                assert_eq!(epoch, self.epoch);
+                let is_there = matches!(state, Page::Computed | Page::Held(_) | Page::Dropping(_));
+                assert!(is_there, "{page} is {state:?}");
+                let of = self.pool.computed[&page];
+                assert_eq!(slot, of.slot);
+                assert_eq!(layers.start, of.layers_carried, "each layer is copied once, in order");
+                assert!(layers.end <= of.layers_done, "a layer is copied that is not finished");
+                self.checker.may_write(as_share(8, copy), Hand::Remote, &[slot]);
+                self.pool.carries.push(Carry { copy, epoch, page, layers, of });
+            }
             Action::PagesDropped { epoch, handle } if epoch == self.epoch => {
                 let pages = self.pool.drops.remove(&handle).expect("a drop");
                 for &page in &pages {
@@ -151,6 +201,7 @@ impl World {
                     assert!(!self.pool.is_touched(epoch, page), "page {page} goes back too early");
                     // The engine uses it for something else.
                     self.pool.contents[page as usize] = None;
+                    self.pool.computed.remove(&page);
                 }
                 self.pool.set(&pages, Page::Mine);
                 self.pool.dropped_total += 1;
@@ -189,16 +240,23 @@ impl World {
         if self.pool.pages.is_empty() {
             return;
         }
-        match self.random.below(8) {
+        if !self.pool.computed.is_empty() && self.random.one_in(2) {
+            return self.layers_done();
+        }
+        match self.random.below(16) {
             0..3 => self.hold(),
             3..5 => self.drop_pages(),
             5 | 6 => self.fill(),
-            _ => self.fill_from_share(),
+            7 => self.fill_from_share(),
+            8..14 => self.compute(),
+            _ => self.hold_computed(),
         }
     }
 
     pub fn pool_copies_end(&mut self) {
-        if self.random.one_in(2) && !self.pool.reads.is_empty() {
+        if self.random.one_in(3) && !self.pool.carries.is_empty() {
+            self.carry_ends();
+        } else if self.random.one_in(2) && !self.pool.reads.is_empty() {
             let at = self.random.below(self.pool.reads.len());
             let Read { rise, epoch, page, slot, content } = self.pool.reads.swap_remove(at);
             if epoch == self.epoch {
@@ -232,6 +290,87 @@ impl World {
         self.learn_of_aborts();
     }
 
+    /// Of one of its shares, some pages that the engine was to write itself.
+    fn compute(&mut self) {
+        self.learn_of_aborts();
+        let nth = self.random.below(4);
+        let mut free = self.pool.those(|page| page == Page::Mine);
+        free.truncate(1 + self.random.below(3));
+        let Some(pages) = self.take_writable(nth, free.len()) else { return };
+        free.truncate(pages.len());
+        let (share, first, _, _) = pages[0];
+        for (&page, &(share, at, slot, key)) in free.iter().zip(&pages) {
+            self.pool.pages[page as usize] = Page::Computed;
+            self.pool.contents[page as usize] = key;
+            let (layers_done, layers_carried) = (0, 0);
+            let of = Computed { share, at, slot, key, layers_done, layers_carried };
+            self.pool.computed.insert(page, of);
+            // From now on the slot is the node's to write.
+            self.checker.sealed(slot);
+        }
+        let computed = self.blocks.compute_pages(self.epoch, (share, first), 7, &free);
+        computed.expect("pages that are the engine's, of a share that is");
+        assert!(self.blocks.is_computed_in_pool(share, first..first + 1));
+        let twice = self.blocks.compute_pages(self.epoch, (share, first), 7, &free);
+        assert!(twice.is_err(), "they are being computed already");
+    }
+
+    fn layers_done(&mut self) {
+        let is_open = |page: &u32| self.pool.pages[*page as usize] == Page::Computed;
+        let pages: Vec<u32> = self.pool.computed.keys().copied().filter(is_open).collect();
+        let Some(&page) = pages.get(self.random.below(pages.len().max(1))) else { return };
+        let jump = 1 + self.random.below(LAYERS.into()) as u16;
+        let of = self.pool.computed.get_mut(&page).expect("it is computed");
+        of.layers_done = (of.layers_done + jump).min(LAYERS);
+        let (share, at, done) = (of.share, of.at, of.layers_done);
+        self.blocks.layers_computed(share, at..at + 1, done);
+    }
+
+    /// The engine goes on to hold what it has computed, whether or not it is copied yet.
+    fn hold_computed(&mut self) {
+        let is_open = |page: &u32| self.pool.pages[*page as usize] == Page::Computed;
+        let done = |(page, of): (&u32, &Computed)| {
+            (is_open(page) && of.layers_done == LAYERS).then_some((*page, of.share, of.key?))
+        };
+        let Some((page, share, key)) = self.pool.computed.iter().find_map(done) else { return };
+        let view = self.blocks.share(share);
+        let Some(request) = view.map(|view| view.request).filter(|of| !of.is_ephemeral) else {
+            return;
+        };
+        let of = (request.namespace, self.parent(key));
+        self.pool.pages[page as usize] = Page::Held(key);
+        let held = self.blocks.hold_pages(self.now_ms, self.epoch, of, &[key], &[page]);
+        held.expect("what was computed for this key");
+    }
+
+    fn carry_ends(&mut self) {
+        let at = self.random.below(self.pool.carries.len());
+        let Carry { copy, epoch, page, layers, of } = self.pool.carries.swap_remove(at);
+        if epoch == self.epoch {
+            let now = self.pool.contents[page as usize];
+            assert_eq!(now, of.key, "page {page} was changed under a copy");
+        }
+        let is_good = !self.random.one_in(48);
+        let is_whole = layers.end == LAYERS;
+        let (writer, content) = (as_share(8, copy), of.key.filter(|_| is_whole && is_good));
+        self.checker.write(writer, Hand::Remote, of.slot, content);
+        self.checker.stopped(writer, Hand::Remote);
+        match self.blocks.carried(copy) {
+            Some(carried) if is_good => {
+                assert_eq!(epoch, self.epoch, "what a dead engine left counts");
+                let said = (carried.share, carried.page, carried.step, carried.layers);
+                assert_eq!(said, (of.share, of.at, 7, layers.clone()));
+                if let Some(page) = self.pool.computed.get_mut(&page) {
+                    page.layers_carried = layers.end;
+                }
+                self.carried(of.share, of.at, is_whole);
+            }
+            Some(_) => {}
+            None => self.pool.carried_for_nothing_total += 1,
+        }
+        self.blocks.carry_ended(self.now_ms, copy, is_good);
+    }
+
     fn hold(&mut self) {
         let (namespace, keys) = self.keys(5);
         let first = self.random.below(3).min(keys.len());
@@ -249,7 +388,13 @@ impl World {
     }
 
     fn drop_pages(&mut self) {
-        let is_ours = |page| matches!(page, Page::Held(_) | Page::Filling(_));
+        // Also while a share is computed there, but not often.
+        let early = self.random.one_in(6);
+        let is_ours = |page| match page {
+            Page::Held(_) | Page::Filling(_) => true,
+            Page::Computed => early,
+            Page::Mine | Page::Dropping(_) => false,
+        };
         let mut pages = self.pool.those(is_ours);
         while pages.len() > 1 + self.random.below(4) {
             pages.swap_remove(self.random.below(pages.len()));
@@ -307,7 +452,7 @@ impl World {
     pub fn check_pool(&self) {
         let held = |page: &Page| match page {
             Page::Held(key) => Some(*key),
-            Page::Mine | Page::Filling(_) | Page::Dropping(_) => None,
+            Page::Mine | Page::Computed | Page::Filling(_) | Page::Dropping(_) => None,
         };
         let mut held: Vec<BlockKey> = self.pool.pages.iter().filter_map(held).collect();
         held.sort();

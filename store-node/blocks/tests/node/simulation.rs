@@ -2,6 +2,8 @@
 //! asked to stop, until they confirm. The books of [`Checker`] must always balance, and in the end
 //! nothing may be left.
 
+mod computing;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -126,6 +128,7 @@ impl World {
             sink_ahead_percent: 60,
             prefetch_chains_max: 2,
             prefetch_spares_ms: 5,
+            carries_max: 3,
             bucket: crate::sim_bucket::options(),
             ..Options::default()
         };
@@ -233,6 +236,7 @@ impl World {
             Action::Kept { keep, blocks, mark } => self.kept(keep, blocks, mark),
             Action::ReadPage { .. }
             | Action::WritePage { .. }
+            | Action::CarryLayers { .. }
             | Action::PagesDropped { .. }
             | Action::PagesFilled { .. } => self.pool_begins(action),
             Action::Risen { share, blocks, is_all: _ } => {
@@ -242,6 +246,8 @@ impl World {
                 (open.slots, open.cached_blocks) = (view.slots, blocks);
                 self.checker.held(&open.request.keys, &open.slots[..blocks as usize]);
             }
+            // Nobody listens any more.
+            Action::StopEngine { epoch, .. } if epoch != self.epoch => self.learn_of_aborts(),
             Action::StopEngine { share, epoch, .. } => {
                 let open = self.open.get_mut(&share).expect("an open share");
                 let working = [Engine::Working(epoch), Engine::Waiting(epoch)];
@@ -276,6 +282,7 @@ impl World {
                 assert_eq!(open.engine, Engine::None, "{share} ended under its engine");
                 assert!(matches!(open.writer, Writer::None | Writer::Done), "{share}");
                 assert_eq!(open.reads, 0, "{share} ended under its readers");
+                assert!(!self.pool.carries(share), "{share} ended under a copy into its slots");
                 assert_eq!(imm, open.allocated.imm);
                 self.ended_total[outcome as usize] += 1;
                 self.ended.push(share);
@@ -760,13 +767,6 @@ impl World {
         self.blocks.engine_gone(self.now_ms, dead);
     }
 
-    /// Of the nth of the engine's shares: itself, and the blocks of its prompt.
-    pub fn prompt_of_engine(&self, nth: usize) -> Option<(Share, Vec<BlockKey>)> {
-        let of_engine = |open: &&Open| matches!(open.engine, Engine::Working(epoch) | Engine::Waiting(epoch) if epoch == self.epoch);
-        let open = self.open.values().filter(of_engine).nth(nth)?;
-        Some((open.request.share, open.request.keys.clone()))
-    }
-
     /// Calls about shares that are over, or that never were.
     fn late_call(&mut self) {
         let before = self.blocks.counts().tombstones;
@@ -826,7 +826,7 @@ impl World {
 }
 
 /// What a run met, so that a simulation that no longer does anything is noticed.
-fn run(seed: u64, steps: u32) -> [u64; 24] {
+fn run(seed: u64, steps: u32) -> [u64; 27] {
     let mut world = World::new(seed);
     world.pool_opens();
     (0..steps).for_each(|_| world.step());
@@ -844,6 +844,9 @@ fn run(seed: u64, steps: u32) -> [u64; 24] {
     let SimPool { sunk_total, filled_total, filled_of_shares_total, dropped_total, .. } =
         world.pool;
     let pool = [sunk_total, filled_total, filled_of_shares_total, dropped_total];
+    let SimPool { computed_total, carried_for_nothing_total, .. } = world.pool;
+    let pool =
+        pool.into_iter().chain([computed_total, carried_for_nothing_total, c.layers_carried_total]);
     let met = [a, b, d, e, c.leases_over_total, released, aborted, snapshots];
     let met = met.into_iter().chain([f, g, h, i, j, k, l, m, n, o, p, q]).chain(pool);
     met.collect::<Vec<_>>().try_into().expect("as many")
@@ -851,7 +854,7 @@ fn run(seed: u64, steps: u32) -> [u64; 24] {
 
 #[test]
 fn random_calls_keep_every_promise() {
-    let mut met = [0; 24];
+    let mut met = [0; 27];
     for seed in 0..80 {
         let result = std::panic::catch_unwind(|| run(seed, 10_000));
         let Ok(of_seed) = result else { panic!("seed {seed}: paste it into `this_seed`") };

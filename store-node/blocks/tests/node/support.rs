@@ -99,6 +99,8 @@ pub struct Node {
     /// Copies of pages into slots (number and page), and of slots into pages.
     pub reads: Vec<(u64, u32)>,
     pub writes: Vec<(u64, u32)>,
+    /// Copies of computed layers: number, page of the pool, layers.
+    pub carries: Vec<(u64, u32, std::ops::Range<u16>)>,
 }
 
 impl Node {
@@ -119,6 +121,7 @@ impl Node {
             kept: Vec::new(),
             reads: Vec::new(),
             writes: Vec::new(),
+            carries: Vec::new(),
         }
     }
 
@@ -231,6 +234,10 @@ impl Node {
                 }
                 Action::WritePage { copy, page, .. } => {
                     self.writes.push((copy, page));
+                    continue;
+                }
+                Action::CarryLayers { copy, page, layers, .. } => {
+                    self.carries.push((copy, page, layers));
                     continue;
                 }
                 Action::PagesDropped { handle, .. } => {

@@ -63,7 +63,9 @@ int kvasir_engine_slots_fd(const kvasir_engine *engine);
  * The engine's own pages, where its AttachRequest asks for a pool in memory of the host: mapped for
  * reading and writing, and in `bytes`, where that is not NULL, how many bytes they are. NULL and 0 where
  * there is none. Where page i lies was said in the request. Pages that are held (HoldPages) or being
- * filled (FillPages) must not be written until PagesDropped or PagesFilled has come.
+ * filled (FillPages) must not be written until PagesDropped or PagesFilled has come. A prompt may be
+ * computed there (StepPlan names the pages as `pool_pages`): layers that kvasir_engine_progress has named
+ * must not be written until PagesDropped has come, and slots of these pages not at all.
  */
 uint8_t *kvasir_engine_pool(const kvasir_engine *engine, size_t *bytes);
 
@@ -91,8 +93,9 @@ kvasir_status kvasir_engine_receive(const kvasir_engine *engine, uint64_t timeou
 void kvasir_engine_wake(const kvasir_engine *engine);
 
 /*
- * Says that layers [0, layers_done) of a step are written: whatever this thread has written before is
- * visible to the node, which may send it from now on. The step was announced by a StepPlan.
+ * Says that layers [0, layers_done) of a step are written, into slots or into the pool as its StepPlan
+ * says: whatever this thread has written before is visible to the node, which may send it from now on.
+ * What a GPU writes must be complete, not only enqueued.
  */
 void kvasir_engine_progress(const kvasir_engine *engine, uint32_t step, uint16_t layers_done);
 

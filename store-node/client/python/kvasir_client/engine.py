@@ -95,7 +95,9 @@ class Engine:
     def pool(self):
         """The engine's own pages, to be read and written, where the request asks for a pool in memory of the
         host; otherwise None. Pages that are held or being filled must not be written until `PagesDropped` or
-        `PagesFilled` has come."""
+        `PagesFilled` has come. A prompt may be computed there (a `StepPlan` names the pages as `pool_pages`): layers
+        that `progress` has named must not be written until `PagesDropped` has come, and slots of these pages not
+        at all."""
         return memoryview(self._pool) if self._pool is not None else None
 
     @property
@@ -131,8 +133,8 @@ class Engine:
         self._library.kvasir_engine_wake(self._open())
 
     def progress(self, step, layers_done):
-        """Says that layers `[0, layers_done)` of a step are written: the node may send them from now on.
-        The step was announced by a `StepPlan`."""
+        """Says that layers `[0, layers_done)` of a step are written, into slots or into the pool as its `StepPlan`
+        says: the node may send them from now on. What a GPU writes must be complete, not only enqueued."""
         self._library.kvasir_engine_progress(self._open(), step, layers_done)
 
     def publish_load(self, *, running=0, waiting=0, waiting_prompt_tokens=0, computed_prompt_tokens=0):

@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <vector>
@@ -49,6 +50,8 @@ static std::map<u64, Mapping> mappings;
 static std::map<void*, size_t> registered;
 static long live;
 static bool copies_fail;
+static std::atomic<bool> copies_held;
+static std::atomic<int> held_now;
 
 static Result map(int file, size_t offset, size_t bytes, bool keeps_file, u64* address) {
     void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, off_t(offset));
@@ -85,6 +88,10 @@ extern "C" {
 long live_handles() { return live; }
 // Copies that are waited for from now on fail, or do not.
 void set_copies_fail(int fail) { copies_fail = fail; }
+// Copies that are waited for go on when this is taken back, and not before.
+void set_copies_held(int hold) { copies_held = hold; }
+// How many streams somebody waits for because of that.
+int copies_held_now() { return held_now; }
 // Bytes of the host that are registered.
 size_t registered_bytes() {
     std::lock_guard<std::mutex> guard(lock);
@@ -181,6 +188,11 @@ Result cuStreamDestroy_v2(Handle stream) { return live--, delete (Stream*)stream
 Result cuStreamSynchronize(Handle stream) {
     std::vector<Copy> copies;
     std::swap(copies, ((Stream*)stream)->copies);
+    if (!copies.empty() && copies_held) {
+        held_now++;
+        while (copies_held) usleep(500);
+        held_now--;
+    }
     if (copies_fail) return copies.empty() ? OK : LAUNCH_FAILED;
     for (const Copy& copy : copies) memcpy(copy.to, copy.from, copy.bytes);
     return OK;

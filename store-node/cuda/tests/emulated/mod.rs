@@ -76,10 +76,30 @@ impl Emulated {
             set.expect("a function")(fail.into());
         }
     }
+
+    /// Copies that are waited for go on when this is taken back, and not before.
+    pub fn set_copies_held(&self, hold: bool) {
+        // SAFETY: as above.
+        unsafe {
+            let set = self.library.get::<unsafe extern "C" fn(i32)>(b"set_copies_held");
+            set.expect("a function")(hold.into());
+        }
+    }
+
+    /// Whether somebody waits for copies because of that.
+    pub fn holds_copies(&self) -> bool {
+        // SAFETY: as above.
+        unsafe {
+            let held = self.library.get::<unsafe extern "C" fn() -> i32>(b"copies_held_now");
+            held.expect("a function")() > 0
+        }
+    }
 }
 
 impl Drop for Emulated {
     fn drop(&mut self) {
+        // A thread that waits for ever would keep the test from ending.
+        self.set_copies_held(false);
         let _ = std::fs::remove_file(&self.file);
     }
 }

@@ -1,5 +1,6 @@
 //! One attached engine: acting on what it says. Coming and going of all of them is in `engines`.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use kvasir_blocks::moving::tail;
@@ -62,27 +63,34 @@ impl Owner {
         Ok(worked)
     }
 
-    /// Layers are written: hash them, push them, and commit what is whole.
+    /// Layers are written: hash them, push them, and commit what is whole. Those in the engine's pool are copied first.
     fn layers_finished(&mut self, finished: &Finished) {
-        let Finished { share, step, ref pages, ref layers } = *finished;
+        let Finished { share, step, ref pages, ref layers, in_pool } = *finished;
+        if in_pool {
+            return self.blocks.layers_computed(share, pages.clone(), layers.end);
+        }
         // The share may have ended meanwhile.
         let Some(leg) = self.legs.get_mut(&share) else { return };
         let layout = Arc::clone(leg.pages.layout());
         let prompt_pages = pages.start..pages.end.min(leg.pages.count());
         let arena = &self.arena;
-        let mut whole = Vec::new();
         for page in prompt_pages {
             let hash = |slot: SlotIndex, run| arena.run_checksum(&layout, slot, run);
-            if share.side != Side::Prefill || page < leg.cached_pages {
-                continue;
-            }
-            let known = leg.pages.finish_layers(page, step, layers.clone(), hash);
-            if known && page < leg.keyed_pages && leg.pages.is_whole(page) {
-                whole.extend(leg.pages.checksum(page).map(|checksum| (page, checksum)));
+            if share.side == Side::Prefill && page >= leg.cached_pages {
+                leg.pages.finish_layers(page, step, layers.clone(), hash);
             }
         }
         self.pump(share);
-        for (page, checksum) in whole {
+        self.commit_whole(share);
+    }
+
+    /// Commits what is whole of a prompt, block after block: one is committed behind the one before it.
+    pub(super) fn commit_whole(&mut self, share: Share) {
+        while let Some(leg) = self.legs.get_mut(&share)
+            && let Some(page) = leg.next_to_commit()
+        {
+            leg.committed_pages = page + 1;
+            let Some(checksum) = leg.pages.checksum(page) else { return };
             if let Err(error) = self.blocks.commit_page(share, page, checksum) {
                 tracing::debug!(%share, page, %error, "a page was not committed");
             }
@@ -168,7 +176,7 @@ impl Owner {
 
     fn plan(&mut self, epoch: AttachEpoch, plan: v1::StepPlan) -> Result<(), Broken> {
         let mut planned = Vec::new();
-        for v1::StepPages { tx, side, first_page, page_count } in plan.pages {
+        for v1::StepPages { tx, side, first_page, page_count, pool_pages } in plan.pages {
             let share = Share::from_wire(tx, side)?;
             if !self.is_its_own(epoch, share)? {
                 continue;
@@ -182,10 +190,43 @@ impl Owner {
                      pages {writable:?} are its own"
                 )));
             };
-            planned.push(PlannedPages { share, pages: first_page..end });
+            let (pages, in_pool) = (first_page..end, !pool_pages.is_empty());
+            if in_pool {
+                self.plan_in_pool(epoch, (share, pages.clone()), plan.step, &pool_pages)?;
+            } else if self.blocks.is_computed_in_pool(share, pages.clone()) {
+                return Err(Broken(format!(
+                    "it plans to write slots of pages {pages:?} of {share}, some of which it \
+                     computes in its pool"
+                )));
+            }
+            planned.push(PlannedPages { share, pages, in_pool });
         }
         let session = self.engines.get_mut(epoch).ok_or_else(|| Broken("it is gone".into()))?;
         session.steps.plan(plan.step, planned).map_err(|error| Broken(error.to_string()))
+    }
+
+    /// Pages of a share are computed in pages of the engine's pool, from their first layer on.
+    fn plan_in_pool(
+        &mut self,
+        epoch: AttachEpoch,
+        (share, pages): (Share, Range<u32>),
+        step: u32,
+        pool_pages: &[u32],
+    ) -> Result<(), Broken> {
+        if pool_pages.len() != pages.len() {
+            return Err(Broken(format!(
+                "it names {} pages of its pool for pages {pages:?} of {share}",
+                pool_pages.len()
+            )));
+        }
+        let leg = self.legs.get(&share).filter(|leg| pages.end <= leg.pages.count());
+        let begun = |page: &u32| leg.is_some_and(|leg| leg.pages.layers_done(*page) > 0);
+        if let Some(page) = pages.clone().find(begun) {
+            return Err(Broken(format!(
+                "it computes page {page} of {share} in its pool, and has written its slot"
+            )));
+        }
+        Ok(self.blocks.compute_pages(epoch, (share, pages.start), step, pool_pages)?)
     }
 
     fn grow(&mut self, epoch: AttachEpoch, grow: &v1::Grow) -> Result<(), Broken> {

@@ -290,7 +290,7 @@ impl Owner {
             End::Ordered { fetch, outcome } => self.ordered(fetch, outcome),
             End::Told { failure, outcome } => self.failure_told(failure, outcome),
             End::RoutesClosed { share } => self.routes_closed(share),
-            End::PageCopied(copied) => self.page_copied(copied),
+            End::PagesCopied(copied) => self.pages_copied(copied),
             End::SessionUnwanted { session } => {
                 self.close_route_session(&kvasir_proto::v1::CloseRouteSessionRequest { session });
             }

@@ -1,8 +1,9 @@
 //! Engines' own pages: what each says of its own, and the copies that the core asks for.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use kvasir_blocks::AttachEpoch;
+use kvasir_blocks::{AttachEpoch, Carried, RiseError, WritePageError};
 use kvasir_proto::{BlockKey, Namespace, Share, Side, SlotIndex, TxId, v1};
 use v1::node_to_engine::Message as ToEngine;
 
@@ -50,7 +51,7 @@ impl Owner {
     pub(super) fn start_page_copier(&mut self) -> std::io::Result<()> {
         if self.pools.copier.is_none() {
             let post: Post = self.post.clone();
-            let report = move |copied: Copied| post.end(End::PageCopied(copied));
+            let report = move |copied: Vec<Copied>| post.end(End::PagesCopied(copied));
             self.pools.copier = Some(PageCopier::start(self.arena.clone(), report)?);
         }
         Ok(())
@@ -67,7 +68,7 @@ impl Owner {
     pub(super) fn close_pool(&mut self, epoch: AttachEpoch) {
         let session = self.engines.get_mut(epoch);
         let Some(pool) = session.and_then(|session| session.pool.take()) else { return };
-        self.blocks.close_pool(epoch);
+        self.blocks.close_pool(clock::now_ms(), epoch);
         pool.close();
         if let Some(copier) = &mut self.pools.copier {
             copier.let_go(pool);
@@ -126,13 +127,11 @@ impl Owner {
         let pool = self.engines.get(epoch).and_then(|session| session.pool.as_ref());
         let (Some(pool), Some(cache)) = (pool, &self.cache) else {
             // It was closed after the core has asked for this.
+            let failed = WritePageError::Failed;
             return self.page_copied(match way {
-                Way::IntoSlot { rise } => {
-                    Copied::IntoSlot { rise, result: Err(kvasir_blocks::RiseError::Failed) }
-                }
-                Way::IntoPage { copy, .. } => {
-                    Copied::IntoPage { copy, result: Err(kvasir_blocks::WritePageError::Failed) }
-                }
+                Way::IntoSlot { rise } => Copied::IntoSlot { rise, result: Err(RiseError::Failed) },
+                Way::Layers { copy, .. } => Copied::Layers { copy, result: Err(failed) },
+                Way::IntoPage { copy, .. } => Copied::IntoPage { copy, result: Err(failed) },
             });
         };
         let (pool, layout) = (Arc::clone(pool), Arc::clone(&cache.layout));
@@ -141,21 +140,59 @@ impl Owner {
         }
     }
 
-    pub(super) fn page_copied(&mut self, copied: Copied) {
+    /// Copies are over, some at once.
+    pub(super) fn pages_copied(&mut self, copied: Vec<Copied>) {
+        self.look_who_left(&copied);
+        self.take_layers(&copied);
+        copied.into_iter().for_each(|copied| self.page_copied(copied));
+    }
+
+    /// An engine that has left may use its memory for something else, and leaves before it does: what was copied counts
+    /// only if it has not left by now.
+    fn look_who_left(&mut self, copied: &[Copied]) {
+        let source = |copied: &Copied| match copied {
+            Copied::IntoSlot { rise, result: Ok(_) } => self.blocks.rises_from(*rise),
+            Copied::Layers { copy, result: Ok(_) } => {
+                self.blocks.carried(*copy).map(|carried| carried.epoch)
+            }
+            _ => None,
+        };
+        let sources: BTreeSet<AttachEpoch> = copied.iter().filter_map(source).collect();
+        sources.into_iter().for_each(|epoch| self.look_after_engine(epoch));
+    }
+
+    /// What engines have computed in their pools has come into the slots: from now on it is as if they had written it
+    /// there. What came together is pushed together.
+    fn take_layers(&mut self, copied: &[Copied]) {
+        let mut shares = BTreeSet::new();
+        for copied in copied {
+            let Copied::Layers { copy, result: Ok(sums) } = copied else { continue };
+            let Some(carried) = self.blocks.carried(*copy) else { continue };
+            let Carried { share, page, step, layers, .. } = carried;
+            let Some(leg) = self.legs.get_mut(&share) else { continue };
+            match leg.pages.take_layers(page, step, layers.clone(), sums) {
+                true => drop(shares.insert(share)),
+                false => tracing::error!(%share, page, ?layers, "a bug: other layers are missing"),
+            }
+        }
+        for share in shares {
+            self.pump(share);
+            self.commit_whole(share);
+        }
+    }
+
+    fn page_copied(&mut self, copied: Copied) {
+        let now_ms = clock::now_ms();
         match copied {
-            Copied::IntoSlot { rise, result } => {
-                // An engine that has left may use its memory for something else, and leaves before it does: what was
-                // copied counts only if it has not left by now.
-                if let Some(epoch) = self.blocks.rises_from(rise).filter(|_| result.is_ok()) {
-                    self.look_after_engine(epoch);
-                }
-                self.blocks.risen(clock::now_ms(), rise, result);
+            Copied::IntoSlot { rise, result } => self.blocks.risen(now_ms, rise, result),
+            Copied::Layers { copy, result } => {
+                self.blocks.carry_ended(now_ms, copy, result.is_ok());
             }
             Copied::IntoPage { copy, result } => {
-                if result == Err(kvasir_blocks::WritePageError::Corrupt) {
+                if result == Err(WritePageError::Corrupt) {
                     self.metrics.corrupt_blocks.inc();
                 }
-                self.blocks.page_written(clock::now_ms(), copy, result);
+                self.blocks.page_written(now_ms, copy, result);
             }
         }
     }

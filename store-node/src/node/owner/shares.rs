@@ -217,6 +217,7 @@ impl Owner {
                 cached_pages: 0,
                 held_pages: allocated.held_blocks,
                 keyed_pages: wanted.keys.len() as u32,
+                committed_pages: 0,
                 grown_pages: 0,
                 lease_ms: wanted.lease_ms,
                 engine: None,
@@ -350,6 +351,9 @@ impl Owner {
                 }
                 Action::WritePage { copy, epoch, page, slot, checksum } => {
                     self.copy_page(epoch, page, slot, Way::IntoPage { copy, checksum });
+                }
+                Action::CarryLayers { copy, epoch, page, slot, layers } => {
+                    self.copy_page(epoch, page, slot, Way::Layers { copy, layers });
                 }
                 Action::PagesDropped { epoch, handle } => self.pages_dropped(epoch, handle),
                 Action::PagesFilled { epoch, handle, blocks } => {

@@ -1,6 +1,9 @@
-//! I9: never is a slot written or given out while a read of it is unfinished.
+//! I9: never is a slot written or given out while a read of it is unfinished, nor does a page of an engine's pool go back
+//! to it while one of that is.
 
 use std::collections::BTreeMap;
+
+use kvasir_blocks::AttachEpoch;
 
 use super::Checker;
 use crate::content::PageBytes;
@@ -9,6 +12,8 @@ use crate::seen::{Life, Place, Reader, Seen};
 #[derive(Debug, Default)]
 pub struct Reads {
     open: BTreeMap<(Life, Reader), BTreeMap<u32, Option<PageBytes>>>,
+    /// Pages of pools that copies read.
+    of_pools: BTreeMap<(Life, u64), (AttachEpoch, u32)>,
 }
 
 impl Checker for Reads {
@@ -58,7 +63,27 @@ impl Checker for Reads {
                     }
                 }
             }
-            Seen::Crashed { at } => self.open.retain(|(of, _), _| of != at),
+            Seen::CarryBegan { at, copy, epoch, page, .. } => {
+                self.of_pools.insert((*at, *copy), (*epoch, *page));
+            }
+            Seen::CarryEnded { at, copy } => {
+                self.of_pools.remove(&(*at, *copy));
+            }
+            Seen::PoolPagesBack { at, epoch, pages } => {
+                let read = |((of, _), (by, page)): &(&(Life, u64), &(AttachEpoch, u32))| {
+                    of == at && by == epoch && pages.contains(page)
+                };
+                if let Some(((_, copy), (_, page))) = self.of_pools.iter().find(read) {
+                    return Err(format!(
+                        "page {page} of a pool of {at:?} goes back to its engine while copy {copy} \
+                         reads it"
+                    ));
+                }
+            }
+            Seen::Crashed { at } => {
+                self.open.retain(|(of, _), _| of != at);
+                self.of_pools.retain(|(of, _), _| of != at);
+            }
             _ => {}
         }
         Ok(())

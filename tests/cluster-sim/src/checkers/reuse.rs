@@ -17,6 +17,8 @@ pub struct Reuse {
     remote: BTreeMap<(Life, u32), Remote>,
     /// Slots that a read of the SSD writes.
     rises: BTreeMap<(Life, u32), u64>,
+    /// The same of copies out of engines' pools, by slot.
+    carries: BTreeMap<(Life, u32), u64>,
     /// Writes under way.
     open: BTreeSet<(Life, u32, (u64, u64))>,
     /// Pushes that were said to be over, and when.
@@ -40,6 +42,11 @@ impl Reuse {
             && let Some(rise) = self.rises.get(&(at, slot))
         {
             return Some(format!("read {rise} of the SSD"));
+        }
+        if let Place::Slot(slot) = place
+            && let Some(copy) = self.carries.get(&(at, slot))
+        {
+            return Some(format!("copy {copy} out of a pool"));
         }
         let mut remote = self.remote.range((at, 0)..=(at, u32::MAX));
         let (key, writer) = remote.find(|((_, imm), writer)| {
@@ -128,10 +135,22 @@ impl Checker for Reuse {
                     self.remote.remove(&(*at, *imm));
                 }
             }
+            Seen::CarryBegan { at, copy, slot, .. } => {
+                if let Some(writer) = self.writer_of(*at, Place::Slot(*slot)) {
+                    return Err(format!(
+                        "copy {copy} writes slot {slot} of {at:?}, and {writer} may still write there"
+                    ));
+                }
+                self.carries.insert((*at, *slot), *copy);
+            }
+            Seen::CarryEnded { at, copy } => {
+                self.carries.retain(|(of, _), by| of != at || by != copy);
+            }
             Seen::RiseOver { at, rise } => self.rises.retain(|(of, _), by| of != at || by != rise),
             Seen::Crashed { at } => {
                 self.remote.retain(|(of, _), _| of != at);
                 self.rises.retain(|(of, _), _| of != at);
+                self.carries.retain(|(of, _), _| of != at);
                 self.owners.retain(|(of, _), _| of != at);
                 self.open.retain(|(of, ..)| of != at);
                 self.over.retain(|(of, _), _| of != at);

@@ -11,6 +11,8 @@ use crate::seen::{Life, Owner, Place, Seen};
 #[derive(Debug, Default)]
 pub struct Writers {
     engines: BTreeMap<(Life, u32), Share>,
+    /// Slots that copies out of the engines' pools write.
+    carries: BTreeMap<(Life, u32), u64>,
     /// Whom a slot was given to last.
     owners: BTreeMap<(Life, u32), Owner>,
 }
@@ -59,6 +61,17 @@ impl Checker for Writers {
                     }
                 }
             }
+            Seen::CarryBegan { at, copy, slot, .. } => {
+                if let Some(share) = self.engines.get(&(*at, *slot)) {
+                    return Err(format!(
+                        "copy {copy} writes slot {slot} of {at:?}, and the engine may for {share}"
+                    ));
+                }
+                self.carries.insert((*at, *slot), *copy);
+            }
+            Seen::CarryEnded { at, copy } => {
+                self.carries.retain(|(of, _), by| of != at || by != copy);
+            }
             Seen::PageSealed { at, slot, .. } => {
                 self.engines.remove(&(*at, *slot));
             }
@@ -74,9 +87,18 @@ impl Checker for Writers {
                         "slot {slot} of {at:?} is committed, and the engine may write it for {share}"
                     ));
                 }
+                let mut carried = blocks
+                    .iter()
+                    .filter_map(|block| Some((block.slot, self.carries.get(&(*at, block.slot))?)));
+                if let Some((slot, copy)) = carried.next() {
+                    return Err(format!(
+                        "slot {slot} of {at:?} is committed, and copy {copy} writes it"
+                    ));
+                }
             }
             Seen::Crashed { at } => {
                 self.engines.retain(|(of, _), _| of != at);
+                self.carries.retain(|(of, _), _| of != at);
                 self.owners.retain(|(of, _), _| of != at);
             }
             _ => {}

@@ -15,7 +15,13 @@ const RESTART_US: u64 = 20_000;
 impl Running {
     pub(super) fn attach_engine(&mut self, context: &mut Context) {
         self.next_epoch += 1;
-        self.engine = Some(Engine::new(AttachEpoch(self.next_epoch), context.now_us));
+        let epoch = AttachEpoch(self.next_epoch);
+        let mut random = context.chance("pool", self.at.node as u64, self.next_epoch.into());
+        let pool_pages = if random.percent(60) { random.between(3, 16) as u32 } else { 0 };
+        self.engine = Some(Engine::new(epoch, context.now_us, pool_pages));
+        if pool_pages > 0 {
+            self.open_pool(epoch, pool_pages);
+        }
     }
 
     /// A new engine process has come up.
@@ -52,6 +58,7 @@ impl Running {
         engine.wants_step(context, self.at);
         let epoch = engine.epoch;
         self.engine_stops.clear();
+        self.close_pool(context, epoch);
         let bound = |share: &Share| {
             self.blocks.share(*share).is_some_and(|view| view.bound_to == Some(epoch))
         };
@@ -81,8 +88,19 @@ impl Running {
         }
         match message {
             FromEngine::Bind { share } => self.bind(context, share, epoch),
-            FromEngine::Finished { share, step, pages, layer } => {
+            FromEngine::Finished { share, pages, layer, in_pool: true, .. } => {
+                self.blocks.layers_computed(share, pages, layer + 1);
+            }
+            FromEngine::Finished { share, step, pages, layer, in_pool: false } => {
                 self.layer_finished(context, share, step, pages, layer);
+            }
+            FromEngine::Compute { share, step, first, pages } => {
+                if self.is_its_own(epoch, share) {
+                    self.compute_pages(context, epoch, (share, first), step, &pages);
+                }
+            }
+            FromEngine::DropPages { handle, pages } => {
+                self.drop_pages(context, epoch, (handle, &pages));
             }
             FromEngine::Grow { share, pages } if self.is_its_own(epoch, share) => {
                 let slots = self.blocks.grow(share, pages).unwrap_or_default();
@@ -143,6 +161,7 @@ impl Running {
         }
         self.engine_stops.clear();
         self.blocks.engine_gone(context.now_ms(), epoch);
+        self.close_pool(context, epoch);
         context.after(RESTART_US, Event::EngineStarts { at });
     }
 
@@ -155,6 +174,23 @@ impl Running {
         self.tell_engine(context, ToEngine::Got { handle, keys, slots });
     }
 
+    /// Commits what is whole of a prompt, block after block.
+    pub(super) fn commit_whole(&mut self, context: &mut Context, share: Share) {
+        while let Some(leg) = self.legs.get_mut(&share) {
+            let page = leg.committed_pages.max(leg.cached_pages);
+            let is_there = (page as usize) < leg.keys.len() && page < leg.pages.count();
+            if !is_there || !leg.pages.is_whole(page) {
+                return;
+            }
+            leg.committed_pages = page + 1;
+            let slot = leg.pages.slot(page);
+            let Some(checksum) = leg.pages.checksum(page) else { return };
+            context.see(Seen::PageSealed { at: self.at, share, slot: slot.0 });
+            // Refused when the share is over.
+            let _ = self.blocks.commit_page(share, page, checksum);
+        }
+    }
+
     /// A layer of some pages is written: hash it, push it, and commit what is whole.
     fn layer_finished(
         &mut self,
@@ -164,7 +200,6 @@ impl Running {
         pages: std::ops::Range<u32>,
         layer: u16,
     ) {
-        let mut whole = Vec::new();
         for page in pages {
             let Some(leg) = self.legs.get(&share) else { return };
             if share.side != Side::Prefill || page < leg.cached_pages || page >= leg.pages.count() {
@@ -177,17 +212,10 @@ impl Running {
             hashes.reverse();
             let Some(leg) = self.legs.get_mut(&share) else { return };
             let hash = |_, _| hashes.pop().expect("one for each run");
-            let known = leg.pages.finish_layers(page, step, layer..layer + 1, hash);
-            if known && leg.pages.is_whole(page) && (page as usize) < leg.keys.len() {
-                whole.extend(leg.pages.checksum(page).map(|checksum| (page, slot, checksum)));
-            }
+            leg.pages.finish_layers(page, step, layer..layer + 1, hash);
         }
         self.pump(context, share);
-        for (page, slot, checksum) in whole {
-            context.see(Seen::PageSealed { at: self.at, share, slot: slot.0 });
-            // Refused when the share is over.
-            let _ = self.blocks.commit_page(share, page, checksum);
-        }
+        self.commit_whole(context, share);
     }
 
     fn commit_extra(

@@ -5,6 +5,7 @@ mod arrivals;
 mod disk;
 mod engine_side;
 mod objects;
+mod pools;
 mod pushes;
 mod replicas;
 mod shares;
@@ -110,6 +111,7 @@ enum Promise {
 struct Leg {
     pages: Pages,
     cached_pages: u32,
+    committed_pages: u32,
     held_pages: u32,
     keys: Vec<BlockKey>,
     lease_ms: u64,
@@ -166,6 +168,10 @@ pub struct Running {
     sent: SentPushes,
     pub engine: Option<Engine>,
     next_epoch: u32,
+    /// Memory of engines' pools, also of one that has ended while a copy reads it.
+    pools: BTreeMap<AttachEpoch, Vec<PageBytes>>,
+    open_pool: Option<AttachEpoch>,
+    carries: BTreeMap<u64, pools::Carry>,
     pub ssd: Option<Ssd>,
     keeps: BTreeMap<u64, (Caller, Promise)>,
     replication: Replication,
@@ -278,6 +284,7 @@ impl Node {
             sink_ahead_percent: 40,
             prefetch_chains_max: 4,
             prefetch_spares_ms: 20,
+            carries_max: 4,
             replicas: ReplicaOptions {
                 copies_max: 2,
                 asked_max: 4,
@@ -305,6 +312,9 @@ impl Node {
             sent: SentPushes::default(),
             engine: None,
             next_epoch: 0,
+            pools: BTreeMap::new(),
+            open_pool: None,
+            carries: BTreeMap::new(),
             ssd: None,
             keeps: BTreeMap::new(),
             replication: Replication::default(),
@@ -690,6 +700,7 @@ impl Running {
             ("tombstones", counts.tombstones as usize),
             ("finished", counts.finished as usize),
             ("sinking", counts.sinking as usize),
+            ("carries", self.carries.len() + self.pools.len()),
             ("disk jobs", self.ssd.as_ref().map_or(0, Ssd::jobs)),
         ])
     }

@@ -216,6 +216,7 @@ impl Running {
         let imm = incoming.as_ref().map(|incoming| incoming.imm);
         let leg = Leg {
             pages: Pages::new(self.layout(), &allocated.pages),
+            committed_pages: 0,
             cached_pages: 0,
             held_pages: allocated.held_blocks,
             keys: wanted.keys.clone(),
@@ -373,6 +374,7 @@ impl Running {
 
     /// Carries out what the core decided, until it wants nothing more.
     pub fn run_actions(&mut self, context: &mut Context) {
+        self.blocks.copy_pages(context.now_ms());
         self.run_planned(context);
         if self.ssd.is_some() {
             self.blocks.sink_ahead(context.now_ms());
@@ -415,11 +417,14 @@ impl Running {
                 Action::Upload { .. } | Action::Download { .. } | Action::Discard { .. } => {
                     unreachable!("no node of a simulated cluster has an object store")
                 }
-                Action::ReadPage { .. }
-                | Action::WritePage { .. }
-                | Action::PagesDropped { .. }
-                | Action::PagesFilled { .. } => {
-                    unreachable!("no engine of a simulated cluster has a pool")
+                Action::CarryLayers { copy, epoch, page, slot, layers } => {
+                    self.carry(context, copy, (epoch, page), slot, layers);
+                }
+                Action::PagesDropped { epoch, handle } => {
+                    self.pages_dropped(context, epoch, handle);
+                }
+                Action::ReadPage { .. } | Action::WritePage { .. } | Action::PagesFilled { .. } => {
+                    unreachable!("no engine of a simulated cluster holds blocks in its pool")
                 }
             }
         }
