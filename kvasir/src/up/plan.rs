@@ -82,13 +82,14 @@ pub fn plan(
         flags.threads.unwrap_or_else(|| (surroundings.cores / engines.total().max(1)).max(1));
     let common = Common { flags, surroundings, model_name: &model_name, threads };
 
-    let (mut nodes, mut workers) = (Vec::new(), Vec::new());
+    let (mut configs, mut workers) = (Vec::new(), Vec::new());
     for (name, role) in names(engines) {
-        let node = node(&common, &name, addresses)?;
+        configs.push(node(&common, &name, addresses)?);
         workers.push(engine(&common, &name, role, addresses)?);
-        nodes.push(node);
     }
-    let node_addresses = nodes.iter().map(|node| node.address.to_string()).collect();
+    let node_addresses: Vec<String> = configs.iter().map(|node| node.listen.to_string()).collect();
+    let named = configs.into_iter().map(|node| beside(node, &node_addresses));
+    let nodes: Vec<ProcessPlan> = named.collect::<Result<_, _>>()?;
     let watch = addresses.free()?;
     let conductor = conductor(&common, front_door, watch, node_addresses, addresses)?;
     let processes = nodes.into_iter().chain(workers).chain([conductor]).collect();
@@ -128,12 +129,11 @@ fn node(
     common: &Common<'_>,
     engine: &str,
     addresses: &mut impl Addresses,
-) -> Result<ProcessPlan, PlanError> {
+) -> Result<NodeConfig, PlanError> {
     let flags = common.flags;
     let name = node_name(engine);
     let (listen, transfer_listen) = (addresses.free()?, addresses.free()?);
-    let config = NodeConfig {
-        node_id: name.clone(),
+    Ok(NodeConfig {
         listen,
         attach_dir: attach_dir(common.surroundings.run_dir, engine),
         arena_bytes: flags.arena_bytes,
@@ -156,13 +156,20 @@ fn node(
         ssd: ssd(common, &name),
         efa: efa(&flags.efa_provider),
         drain_ms: NODE_DRAIN_MS.into(),
+        node_id: name,
         ..NodeConfig::default()
-    };
+    })
+}
+
+/// Every node may copy blocks to every other.
+fn beside(mut config: NodeConfig, nodes: &[String]) -> Result<ProcessPlan, PlanError> {
+    let own = config.listen.to_string();
+    config.replicas.peers = nodes.iter().filter(|node| **node != own).cloned().collect();
     Ok(ProcessPlan {
-        name,
+        name: config.node_id.clone(),
         kind: Kind::StoreNode,
-        address: listen,
-        other_addresses: vec![transfer_listen],
+        address: config.listen,
+        other_addresses: vec![config.transfer_listen],
         config: toml::to_string(&config)?,
     })
 }
@@ -362,6 +369,10 @@ mod tests {
         assert_eq!(conductor.models[0].name, "tiny");
         for engine in ["prefill-1", "prefill-2", "decode-1"] {
             let node: NodeConfig = config(&plan, &node_name(engine));
+            let mut known = node.replicas.peers.clone();
+            known.push(node.listen.to_string());
+            known.sort();
+            assert_eq!(known, nodes, "it knows the others");
             assert_eq!(config::<EngineConfig>(&plan, engine).attach_dir, node.attach_dir);
         }
     }
