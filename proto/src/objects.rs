@@ -12,6 +12,8 @@ use crate::layout::{Run, SlotLayout};
 pub const FOOTER_BYTES: u64 = 16;
 /// Slots that are made for objects are a multiple of it, so that every object begins on a cache line.
 const SLOT_STEP_BYTES: u64 = 64;
+/// Where that is no more than a part in 64, of it: disks read and write such memory without a copy.
+const SECTOR_BYTES: u64 = 512;
 const MAGIC: [u8; 8] = *b"kvasir-o";
 
 /// The namespace of objects that a tenant calls so. No engine's namespace is equal to it.
@@ -39,7 +41,8 @@ pub fn key(namespace: Namespace, name: &[u8]) -> BlockKey {
 /// Slots for objects of up to so many bytes; `None` when a slot cannot be so large.
 pub fn layout(object_bytes_max: u64) -> Option<SlotLayout> {
     let bytes = object_bytes_max.checked_add(FOOTER_BYTES)?;
-    let bytes = bytes.checked_next_multiple_of(SLOT_STEP_BYTES)?;
+    let step = if bytes >= 64 * SECTOR_BYTES { SECTOR_BYTES } else { SLOT_STEP_BYTES };
+    let bytes = bytes.checked_next_multiple_of(step)?;
     let run = Run { offset_bytes: 0, length_bytes: bytes };
     SlotLayout::new(1, bytes, vec![vec![run]]).ok()
 }
@@ -101,9 +104,12 @@ mod tests {
 
     #[test]
     fn a_slot_holds_what_it_was_made_for() {
-        for bytes in [0, 1, 48, 49, 4096, 4 << 20] {
+        for bytes in [0, 1, 48, 49, 4096, 32 << 10, 128 << 10, (1 << 20) - 16, 4 << 20] {
             let layout = layout(bytes).expect("a layout");
             assert!(capacity(&layout).is_some_and(|capacity| capacity >= bytes));
+            let step = if bytes < 32 << 10 { 64 } else { 512 };
+            assert_eq!(layout.slot_bytes() % step, 0, "of {bytes} bytes");
+            assert!(layout.slot_bytes() - bytes < step + FOOTER_BYTES, "of {bytes} bytes");
         }
         assert_eq!(layout(u64::MAX), None);
     }

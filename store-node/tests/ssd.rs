@@ -175,7 +175,7 @@ async fn a_kept_chain_is_there_after_a_restart() {
     // An index that was lost is made anew.
     std::fs::remove_dir_all(dir.path().join("index")).expect("removed");
     let mut tiered = Tiered::start(dir.path(), SsdIo::Auto).await;
-    assert_eq!(tiered.node.metric("ssd{of=\"context_blocks\"}").await, 4.0);
+    tiered.node.shows("ssd{of=\"context_blocks\"}", 4.0).await;
     assert_eq!(tiered.prefill(&kept).await, 4 * BLOCK_TOKENS);
     tiered.node.is_quiet().await;
 }

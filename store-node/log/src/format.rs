@@ -14,6 +14,7 @@ use kvasir_checksum::checksum;
 use kvasir_proto::{BlockKey, Mark, Namespace, Tenant};
 
 use crate::buffer::{PAGE_BYTES, PageBuf};
+use crate::disk::Span;
 
 const SUPER_MAGIC: u64 = u64::from_le_bytes(*b"KVSUPER2");
 /// Starts were not counted.
@@ -54,18 +55,31 @@ fn head_pages(checksums: usize) -> usize {
     (HEAD_BYTES + 8 * checksums).div_ceil(PAGE_BYTES)
 }
 
-/// Room for one extent: the payload is filled in by whoever has it, the head by the log.
+/// Room for one extent: the payload is filled in by whoever has it, or stays where it is, and the head is the log's.
 #[derive(Debug)]
 pub struct ExtentBuf {
     pub(crate) buffer: PageBuf,
     pub(crate) record: Record,
     pub(crate) payload_bytes: usize,
+    /// Where the payload is when it is not in the buffer, and its checksum.
+    pub(crate) placed: Option<(Span, u64)>,
 }
 
 impl ExtentBuf {
     pub fn new(record: Record, payload_bytes: usize) -> Self {
         let pages = extent_pages(record.checksums.len(), payload_bytes);
-        ExtentBuf { buffer: PageBuf::zeroed(pages), record, payload_bytes }
+        ExtentBuf { buffer: PageBuf::zeroed(pages), record, payload_bytes, placed: None }
+    }
+
+    /// One whose payload is written from where it lies, and has this checksum. Nobody may change it until the append
+    /// is answered; if it does not fit the checksum after it was written, the append fails.
+    pub fn placed(record: Record, payload: Span, payload_checksum: u64) -> Self {
+        ExtentBuf {
+            buffer: PageBuf::zeroed(head_pages(record.checksums.len())),
+            record,
+            payload_bytes: payload.length_bytes,
+            placed: Some((payload, payload_checksum)),
+        }
     }
 
     pub fn record(&self) -> &Record {
@@ -82,9 +96,10 @@ impl ExtentBuf {
     }
 
     pub fn pages(&self) -> usize {
-        self.buffer.pages()
+        extent_pages(self.record.checksums.len(), self.payload_bytes)
     }
 
+    /// Of one whose payload is in the buffer.
     pub fn payload(&self) -> &[u8] {
         let start = head_pages(self.record.checksums.len()) * PAGE_BYTES;
         &self.buffer.bytes()[start..start + self.payload_bytes]
@@ -97,7 +112,10 @@ impl ExtentBuf {
 
     /// Writes the head; only then may the buffer go to the disk.
     pub(crate) fn seal(&mut self, place: Place) {
-        let payload_checksum = checksum(self.payload());
+        let payload_checksum = match self.placed {
+            Some((_, payload_checksum)) => payload_checksum,
+            None => checksum(self.payload()),
+        };
         let record = &self.record;
         let (marked, tenant, until_unix_ms) = mark_fields(record.mark);
         let mut head = Writer::new(self.buffer.bytes_mut());
@@ -139,7 +157,7 @@ pub(crate) struct Head {
     pub(crate) place: Place,
     pub(crate) record: Record,
     pub(crate) payload_bytes: usize,
-    payload_checksum: u64,
+    pub(crate) payload_checksum: u64,
 }
 
 impl Head {

@@ -28,7 +28,7 @@ mod segments;
 pub mod sim_disk;
 
 pub use buffer::{PAGE_BYTES, PageBuf};
-pub use disk::{Disk, DiskDone, DiskError, DiskOp};
+pub use disk::{Disk, DiskDone, DiskError, DiskOp, Memory, Span};
 pub use format::{ExtentBuf, Record, extent_pages};
 pub use index::{IndexError, KeyIndex, Location, MemoryIndex};
 pub use log::{AppendError, Counts, Log, Output, ReadError, ReadExtent};

@@ -6,7 +6,7 @@ use kvasir_proto::BlockKey;
 
 use crate::buffer::{PAGE_BYTES, PageBuf};
 use crate::clean::Cleaning;
-use crate::disk::{DiskDone, DiskError, DiskOp};
+use crate::disk::{DiskDone, DiskError, DiskOp, Span};
 use crate::format::{
     Entry, ExtentBuf, Head, Place, Record, SUPER_PAGES, encode_footer, encode_segment_header,
     footer_pages,
@@ -44,6 +44,9 @@ pub enum ReadError {
     /// The bytes are not those that were written. The extent is forgotten.
     #[error("the extent failed its checksum")]
     Rotten,
+    /// It does not fit the place that was given for it.
+    #[error("the extent has another layout")]
+    OtherSize,
     #[error(transparent)]
     Disk(DiskError),
     /// Recover the log anew.
@@ -82,6 +85,12 @@ pub enum Output {
         ticket: u64,
         key: BlockKey,
         result: Result<ReadExtent, ReadError>,
+    },
+    /// The payload is where it was to be, and intact; or what is there is of no use, and nothing more is written there.
+    Placed {
+        ticket: u64,
+        key: BlockKey,
+        result: Result<Record, ReadError>,
     },
     /// An extent that nobody asked for was found rotten, and is forgotten.
     Lost {
@@ -126,6 +135,8 @@ struct Append {
     whose: For,
     entry: Entry,
     at: Location,
+    /// The checksum of a payload that is written from where it lies.
+    placed: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -135,6 +146,7 @@ enum Operation {
     Footer { segment: u32 },
     Sync { covered: Vec<Append> },
     Read { ticket: u64, key: BlockKey, at: Location },
+    Place { ticket: u64, key: BlockKey, at: Location, payload: Span },
     Victim { segment: u32 },
 }
 
@@ -253,22 +265,54 @@ impl Log {
 
     /// Reads an extent; [`Output::Read`] follows.
     pub fn read(&mut self, ticket: u64, key: BlockKey) {
-        let at = match self.index.get(key) {
-            Ok(Some(at)) => at,
-            Ok(None) => return self.read_done(ticket, key, Err(ReadError::Missing)),
-            Err(error) => {
-                self.read_done(ticket, key, Err(error.clone().into()));
-                return self.index_has_failed(error);
-            }
+        let at = match self.find(key) {
+            Ok(at) => at,
+            Err(error) => return self.read_done(ticket, key, Err(error)),
         };
-        self.segments.begin_use(at.segment);
-        let buffer = PageBuf::zeroed(at.pages as usize);
-        let offset_bytes = self.offset_bytes(at.segment, at.first_page);
-        self.submit(Operation::Read { ticket, key, at }, |id| DiskOp::Read {
-            id,
-            offset_bytes,
-            buffer,
+        let (buffer, rest) = (PageBuf::zeroed(at.pages as usize), None);
+        self.submit_read(Operation::Read { ticket, key, at }, at, buffer, rest);
+    }
+
+    /// Reads an extent, its payload into a place of the same length, of which nobody may rely on anything before
+    /// [`Output::Placed`] follows.
+    pub fn read_into(&mut self, ticket: u64, key: BlockKey, payload: Span) {
+        let payload_pages = payload.length_bytes.div_ceil(PAGE_BYTES);
+        let head_pages = |at: &Location| (at.pages as usize).checked_sub(payload_pages);
+        let found = self.find(key).and_then(|at| match head_pages(&at) {
+            None | Some(0) => Err(ReadError::OtherSize),
+            Some(head_pages) => Ok((at, head_pages)),
         });
+        match found {
+            Ok((at, head_pages)) => {
+                let (buffer, rest) = (PageBuf::zeroed(head_pages), Some(payload));
+                self.submit_read(Operation::Place { ticket, key, at, payload }, at, buffer, rest);
+            }
+            Err(error) => {
+                self.outputs.push_back(Output::Placed { ticket, key, result: Err(error) });
+            }
+        }
+    }
+
+    fn find(&mut self, key: BlockKey) -> Result<Location, ReadError> {
+        match self.index.get(key) {
+            Ok(at) => at.ok_or(ReadError::Missing),
+            Err(error) => {
+                self.index_has_failed(error.clone());
+                Err(error.into())
+            }
+        }
+    }
+
+    fn submit_read(
+        &mut self,
+        operation: Operation,
+        at: Location,
+        buffer: PageBuf,
+        rest: Option<Span>,
+    ) {
+        self.segments.begin_use(at.segment);
+        let offset_bytes = self.offset_bytes(at.segment, at.first_page);
+        self.submit(operation, |id| DiskOp::Read { id, offset_bytes, buffer, rest });
     }
 
     /// Forgets an extent. A crash may bring it back, and none that was written before it.
@@ -299,7 +343,7 @@ impl Log {
 
     /// An operation has ended.
     pub fn handle_done(&mut self, done: DiskDone) {
-        let DiskDone { id, result, buffer } = done;
+        let DiskDone { id, result, buffer, rest_sum } = done;
         let Some(operation) = self.operations.remove(&id) else { return };
         self.counts.disk_errors_total += u64::from(result.is_err());
         match operation {
@@ -311,7 +355,14 @@ impl Log {
                 self.end_use(segment);
             }
             Operation::Footer { segment } => self.segments.end_use(segment),
-            Operation::Extent(append) => self.extent_done(append, result),
+            Operation::Extent(append) => {
+                let is_as_said = append.placed.is_none_or(|sum| rest_sum == Some(sum));
+                let result = match result {
+                    Ok(()) if !is_as_said => Err(DiskError::Changed),
+                    result => result,
+                };
+                self.extent_done(append, result);
+            }
             Operation::Sync { covered } => self.sync_done(covered, result),
             Operation::Read { ticket, key, at } => {
                 let result = match (result, buffer) {
@@ -321,6 +372,17 @@ impl Log {
                 };
                 self.segments.end_use(at.segment);
                 self.read_done(ticket, key, result);
+            }
+            Operation::Place { ticket, key, at, payload } => {
+                let result = match (result, buffer) {
+                    (Ok(()), Some(buffer)) => {
+                        self.check_placed(key, at, &buffer, payload, rest_sum)
+                    }
+                    (Ok(()), None) => Err(ReadError::Disk(DiskError::Short)),
+                    (Err(error), _) => Err(ReadError::Disk(error)),
+                };
+                self.segments.end_use(at.segment);
+                self.outputs.push_back(Output::Placed { ticket, key, result });
             }
             Operation::Victim { segment } => {
                 self.segments.end_use(segment);
@@ -355,11 +417,14 @@ impl Log {
         self.writing.insert(generation);
         self.segments.begin_use(segment);
         let offset_bytes = self.offset_bytes(segment, first_page);
-        let buffer = extent.buffer;
-        self.submit(Operation::Extent(Append { whose, entry, at }), |id| DiskOp::Write {
+        let ExtentBuf { buffer, placed, .. } = extent;
+        let (rest, placed) = placed.unzip();
+        let append = Append { whose, entry, at, placed };
+        self.submit(Operation::Extent(append), |id| DiskOp::Write {
             id,
             offset_bytes,
             buffer,
+            rest,
         });
         Ok(())
     }
@@ -394,7 +459,7 @@ impl Log {
         let buffer = encode_segment_header(self.log_id, self.segments.get(segment).sequence);
         let offset_bytes = self.offset_bytes(segment, 0);
         self.segments.begin_use(segment);
-        self.submit(Operation::Header { segment }, |id| DiskOp::Write { id, offset_bytes, buffer });
+        self.submit_write(Operation::Header { segment }, offset_bytes, buffer);
     }
 
     /// The open segment gets no more extents, and a footer when its last write has ended.
@@ -419,7 +484,7 @@ impl Log {
         let offset_bytes = self.offset_bytes(segment, first_page);
         self.segments.begin_use(segment);
         self.segments.seal(segment);
-        self.submit(Operation::Footer { segment }, |id| DiskOp::Write { id, offset_bytes, buffer });
+        self.submit_write(Operation::Footer { segment }, offset_bytes, buffer);
     }
 
     fn extent_done(&mut self, append: Append, result: Result<(), DiskError>) {
@@ -539,7 +604,7 @@ impl Log {
 
     /// An append can be relied on.
     fn durable(&mut self, append: Append) {
-        let Append { whose, entry, at } = &append;
+        let Append { whose, entry, at, .. } = &append;
         let wanted = match whose {
             For::User { .. } => Ok(true),
             For::Cleaning { generation } => self
@@ -615,12 +680,7 @@ impl Log {
         at: Location,
         buffer: PageBuf,
     ) -> Result<ReadExtent, ReadError> {
-        let head = Head::decode(buffer.bytes());
-        let head = head.filter(|head| {
-            head.record.key == key
-                && head.place.generation == at.generation
-                && head.pages() == at.pages as usize
-        });
+        let head = head_of(key, at, &buffer);
         let Some(head) = head.filter(|head| head.payload(buffer.bytes()).is_some()) else {
             self.forget_rotten(key, at);
             return Err(ReadError::Rotten);
@@ -632,6 +692,26 @@ impl Log {
             record: head.record,
             buffer,
         })
+    }
+
+    /// The same of a payload that was read into its place, by its checksum there.
+    fn check_placed(
+        &mut self,
+        key: BlockKey,
+        at: Location,
+        buffer: &PageBuf,
+        payload: Span,
+        sum: Option<u64>,
+    ) -> Result<Record, ReadError> {
+        match head_of(key, at, buffer) {
+            // Its checksum is of other bytes.
+            Some(head) if head.payload_bytes != payload.length_bytes => Err(ReadError::OtherSize),
+            Some(head) if sum == Some(head.payload_checksum) => Ok(head.record),
+            _ => {
+                self.forget_rotten(key, at);
+                Err(ReadError::Rotten)
+            }
+        }
     }
 
     /// What is not there as it was written is not there. A newer extent of the same key stays.
@@ -669,11 +749,20 @@ impl Log {
         self.segments.begin_use(segment);
         let buffer = PageBuf::zeroed(self.segments.segment_pages as usize);
         let offset_bytes = self.offset_bytes(segment, 0);
-        self.submit(Operation::Victim { segment }, |id| DiskOp::Read { id, offset_bytes, buffer });
+        self.submit(Operation::Victim { segment }, |id| DiskOp::Read {
+            id,
+            offset_bytes,
+            buffer,
+            rest: None,
+        });
     }
 
     pub(crate) fn offset_bytes(&self, segment: u32, page: u32) -> u64 {
         offset_bytes(segment, page, self.segments.segment_pages)
+    }
+
+    fn submit_write(&mut self, operation: Operation, offset_bytes: u64, buffer: PageBuf) {
+        self.submit(operation, |id| DiskOp::Write { id, offset_bytes, buffer, rest: None });
     }
 
     fn submit(&mut self, operation: Operation, op: impl FnOnce(u64) -> DiskOp) {
@@ -682,6 +771,15 @@ impl Log {
         self.operations.insert(id, operation);
         self.ready.push_back(op(id));
     }
+}
+
+/// The head of an extent that was read, when it is the one that must be there.
+fn head_of(key: BlockKey, at: Location, buffer: &PageBuf) -> Option<Head> {
+    Head::decode(buffer.bytes()).filter(|head| {
+        head.record.key == key
+            && head.place.generation == at.generation
+            && head.pages() == at.pages as usize
+    })
 }
 
 /// Where a page of a segment lies.

@@ -221,10 +221,11 @@ impl Reader<'_> {
             while next < pieces.len() && under_way < self.disk.depth() {
                 let (offset_bytes, pages) = pieces[next];
                 let buffer = PageBuf::zeroed(pages as usize);
-                self.disk.submit(DiskOp::Read { id: next as u64, offset_bytes, buffer });
+                let (id, rest) = (next as u64, None);
+                self.disk.submit(DiskOp::Read { id, offset_bytes, buffer, rest });
                 (next, under_way) = (next + 1, under_way + 1);
             }
-            for DiskDone { id, result, buffer } in self.wait()? {
+            for DiskDone { id, result, buffer, .. } in self.wait()? {
                 under_way -= 1;
                 let (_, pages) = pieces[id as usize];
                 let good = buffer.filter(|_| result.is_ok());
@@ -254,7 +255,7 @@ impl Reader<'_> {
         let mut copies: Vec<(u64, Option<Super>)> = Vec::new();
         for page in 0..SUPER_PAGES {
             let (offset_bytes, buffer) = (page * PAGE_BYTES as u64, PageBuf::zeroed(1));
-            let read = match self.run(DiskOp::Read { id: 0, offset_bytes, buffer }) {
+            let read = match self.run(DiskOp::Read { id: 0, offset_bytes, buffer, rest: None }) {
                 // A copy that cannot be read is written anew, where the other one can.
                 Err(RecoverError::Disk(error)) => {
                     unreadable = Some(error);
@@ -281,7 +282,7 @@ impl Reader<'_> {
         let superblock = Super { starts, ..former };
         for (page, _) in copies {
             let (offset_bytes, buffer) = (page * PAGE_BYTES as u64, superblock.encode());
-            self.run(DiskOp::Write { id: 0, offset_bytes, buffer })?;
+            self.run(DiskOp::Write { id: 0, offset_bytes, buffer, rest: None })?;
             // One that is whole is not touched before the other one is.
             self.run(DiskOp::Sync { id: 0 })?;
         }

@@ -8,8 +8,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use kvasir_checksum::checksum;
+
 use crate::buffer::PAGE_BYTES;
-use crate::disk::{Disk, DiskDone, DiskError, DiskOp};
+use crate::disk::{Disk, DiskDone, DiskError, DiskOp, Memory, Span};
 
 /// What a crash keeps or loses by itself.
 const SECTOR_BYTES: usize = 512;
@@ -41,6 +43,8 @@ pub struct SimDisk {
     /// Pages written since they were last synced.
     unsynced: BTreeMap<usize, Box<[u8]>>,
     queue: Vec<(Duration, DiskOp)>,
+    /// Where the rest of operations is.
+    memory: Option<Box<dyn Memory>>,
     now: Duration,
     latency: Duration,
     depth: usize,
@@ -56,6 +60,7 @@ impl SimDisk {
             durable: vec![0; len_bytes],
             unsynced: BTreeMap::new(),
             queue: Vec::new(),
+            memory: None,
             now: Duration::ZERO,
             latency: Duration::from_micros(100),
             depth: 16,
@@ -68,6 +73,11 @@ impl SimDisk {
 
     pub fn set_latency(&mut self, latency: Duration) {
         self.latency = latency;
+    }
+
+    /// From now on operations read and write here.
+    pub fn set_memory(&mut self, memory: Box<dyn Memory>) {
+        self.memory = Some(memory);
     }
 
     pub fn set_now(&mut self, now: Duration) {
@@ -88,8 +98,8 @@ impl SimDisk {
         self.queue.retain(|(_, op)| matches!(op, DiskOp::Write { .. }));
         for (_, op) in std::mem::take(&mut self.queue) {
             // It may have been half done.
-            if let DiskOp::Write { offset_bytes, buffer, .. } = op {
-                self.write(offset_bytes, buffer.bytes());
+            if let DiskOp::Write { offset_bytes, buffer, rest, .. } = op {
+                self.write_all(offset_bytes, buffer.bytes(), rest);
             }
         }
         for (page, bytes) in std::mem::take(&mut self.unsynced) {
@@ -106,8 +116,8 @@ impl SimDisk {
     /// way is reported to nobody, and written all the same.
     pub fn give_up(&mut self) {
         for (_, op) in std::mem::take(&mut self.queue) {
-            if let DiskOp::Write { offset_bytes, buffer, .. } = op {
-                self.write(offset_bytes, buffer.bytes());
+            if let DiskOp::Write { offset_bytes, buffer, rest, .. } = op {
+                self.write_all(offset_bytes, buffer.bytes(), rest);
             }
         }
     }
@@ -132,6 +142,21 @@ impl SimDisk {
         bytes
     }
 
+    /// Answers with the checksum of the rest.
+    fn write_all(&mut self, offset_bytes: u64, bytes: &[u8], rest: Option<Span>) -> Option<u64> {
+        self.write(offset_bytes, bytes);
+        let rest = rest?;
+        let mut payload = self.memory().read(rest);
+        let sum = checksum(&payload);
+        payload.resize(payload.len().next_multiple_of(PAGE_BYTES), 0);
+        self.write(offset_bytes + bytes.len() as u64, &payload);
+        Some(sum)
+    }
+
+    fn memory(&self) -> &dyn Memory {
+        self.memory.as_deref().expect("whoever has places in memory says where it is")
+    }
+
     fn write(&mut self, offset_bytes: u64, bytes: &[u8]) {
         let first = offset_bytes as usize / PAGE_BYTES;
         for (page, chunk) in (first..).zip(bytes.chunks(PAGE_BYTES)) {
@@ -142,25 +167,40 @@ impl SimDisk {
     fn end(&mut self, op: DiskOp) -> DiskDone {
         let faults = self.faults;
         match op {
-            DiskOp::Read { id, .. } if faults.reads_fail => failed(id, EIO),
-            DiskOp::Read { id, offset_bytes, mut buffer } => {
-                let length = buffer.bytes().len();
-                let read = self.bytes(offset_bytes as usize, length);
-                buffer.bytes_mut().copy_from_slice(&read);
+            DiskOp::Read { id, offset_bytes, buffer, rest } if faults.reads_fail => {
+                // A part of it may have come.
+                if let Some(rest) = rest {
+                    let part = Span { length_bytes: rest.length_bytes / 2, ..rest };
+                    let at = offset_bytes as usize + buffer.bytes().len();
+                    self.memory().write(part, &self.bytes(at, part.length_bytes));
+                }
+                failed(id, EIO)
+            }
+            DiskOp::Read { id, offset_bytes, mut buffer, rest } => {
+                let of_buffer = buffer.bytes().len();
+                let length = of_buffer + rest.map_or(0, |rest| rest.length_bytes);
+                let mut read = self.bytes(offset_bytes as usize, length);
                 if faults.wrong_one_in > 0 && self.random().is_multiple_of(faults.wrong_one_in) {
                     let at = self.random() as usize % length;
-                    buffer.bytes_mut()[at] ^= 1;
+                    read[at] ^= 1;
                 }
-                DiskDone { id, result: Ok(()), buffer: Some(buffer) }
+                let (head, payload) = read.split_at(of_buffer);
+                buffer.bytes_mut().copy_from_slice(head);
+                let rest_sum = rest.map(|rest| {
+                    self.memory().write(rest, payload);
+                    checksum(&self.memory().read(rest))
+                });
+                DiskDone { id, result: Ok(()), buffer: Some(buffer), rest_sum }
             }
             DiskOp::Write { id, buffer, .. } if faults.is_full => {
-                DiskDone { id, result: Err(DiskError::NoSpace), buffer: Some(buffer) }
+                let result = Err(DiskError::NoSpace);
+                DiskDone { id, result, buffer: Some(buffer), rest_sum: None }
             }
             DiskOp::Write { id, .. } if faults.writes_fail => failed(id, EIO),
-            DiskOp::Write { id, offset_bytes, buffer } => {
+            DiskOp::Write { id, offset_bytes, buffer, rest } => {
                 self.writes_total += 1;
-                self.write(offset_bytes, buffer.bytes());
-                DiskDone { id, result: Ok(()), buffer: Some(buffer) }
+                let rest_sum = self.write_all(offset_bytes, buffer.bytes(), rest);
+                DiskDone { id, result: Ok(()), buffer: Some(buffer), rest_sum }
             }
             DiskOp::Sync { id } if faults.syncs_fail => {
                 self.unsynced.clear();
@@ -172,7 +212,7 @@ impl SimDisk {
                     let at = page * PAGE_BYTES;
                     self.durable[at..at + bytes.len()].copy_from_slice(&bytes);
                 }
-                DiskDone { id, result: Ok(()), buffer: None }
+                DiskDone { id, result: Ok(()), buffer: None, rest_sum: None }
             }
         }
     }
@@ -188,7 +228,7 @@ impl SimDisk {
 }
 
 fn failed(id: u64, errno: i32) -> DiskDone {
-    DiskDone { id, result: Err(DiskError::Io(errno)), buffer: None }
+    DiskDone { id, result: Err(DiskError::Io(errno)), buffer: None, rest_sum: None }
 }
 
 impl Disk for SimDisk {

@@ -3,10 +3,13 @@
 //! byte), `full`, `read-errors`, `hang` (nothing ends until the word is gone); an empty or missing
 //! file is a good disk.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use kvasir_log::{Disk, DiskDone, DiskError, DiskOp};
+use kvasir_log::{Disk, DiskDone, DiskError, DiskOp, Span};
+
+use super::slots::Slots;
 
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// What systems answer when a medium has failed.
@@ -24,10 +27,13 @@ struct Faults {
 pub struct FaultyDisk {
     disk: Box<dyn Disk + Send>,
     file: PathBuf,
+    slots: Slots,
+    /// Reads under way that go on in a slot.
+    into_slots: HashMap<u64, Span>,
     looked: Option<Instant>,
     faults: Faults,
     refused: Vec<DiskDone>,
-    /// Reads: their buffers come back changed.
+    /// Reads: what they brought is changed.
     held: Vec<DiskDone>,
 }
 
@@ -38,9 +44,17 @@ impl std::fmt::Debug for FaultyDisk {
 }
 
 impl FaultyDisk {
-    pub fn new(disk: Box<dyn Disk + Send>, file: PathBuf) -> Self {
-        let faults = Faults::default();
-        FaultyDisk { disk, file, looked: None, faults, refused: Vec::new(), held: Vec::new() }
+    pub fn new(disk: Box<dyn Disk + Send>, file: PathBuf, slots: Slots) -> Self {
+        FaultyDisk {
+            disk,
+            file,
+            slots,
+            into_slots: HashMap::new(),
+            looked: None,
+            faults: Faults::default(),
+            refused: Vec::new(),
+            held: Vec::new(),
+        }
     }
 
     fn look(&mut self) {
@@ -64,13 +78,17 @@ impl FaultyDisk {
             DiskOp::Read { buffer, .. } | DiskOp::Write { buffer, .. } => Some(buffer),
             DiskOp::Sync { .. } => None,
         };
-        self.refused.push(DiskDone { id, result: Err(error), buffer });
+        self.refused.push(DiskDone { id, result: Err(error), buffer, rest_sum: None });
     }
 
-    /// What was read is known by nothing but its buffer; a wrong byte in what was written harms
-    /// nobody any more.
-    fn spoil(&self, done: &mut DiskDone) {
-        if let (true, Some(buffer)) = (self.faults.wrong, &mut done.buffer) {
+    /// What was read is known by its place in a slot, or by nothing but its buffer; a wrong byte in the buffer of what was
+    /// written harms nobody any more.
+    fn spoil(&mut self, done: &mut DiskDone) {
+        let slot = self.into_slots.remove(&done.id);
+        if let (true, Some(slot)) = (self.faults.wrong, slot) {
+            self.slots.spoil(slot.offset_bytes + slot.length_bytes / 2);
+            done.rest_sum = done.rest_sum.map(|_| self.slots.sum(slot));
+        } else if let (true, Some(buffer)) = (self.faults.wrong, &mut done.buffer) {
             let bytes = buffer.bytes_mut();
             let middle = bytes.len() / 2;
             bytes[middle] ^= 0x40;
@@ -92,7 +110,12 @@ impl Disk for FaultyDisk {
         match op {
             DiskOp::Write { .. } if self.faults.full => self.refuse(op, DiskError::NoSpace),
             DiskOp::Read { .. } if self.faults.read_errors => self.refuse(op, DiskError::Io(EIO)),
-            op => self.disk.submit(op),
+            op => {
+                if let DiskOp::Read { id, rest: Some(slot), .. } = &op {
+                    self.into_slots.insert(*id, *slot);
+                }
+                self.disk.submit(op);
+            }
         }
     }
 

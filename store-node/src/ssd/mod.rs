@@ -2,6 +2,7 @@
 //!
 //! - [`thread`]: takes jobs of the node's thread, drives the log, reports what became of them
 //! - [`open`]: the file, io_uring or plain calls, the index: whatever this host has
+//! - [`slots`]: the memory that payloads go to and come from
 //! - [`uring`], [`plain`]: disks; [`faulty`]: a disk that does wrong on purpose, for tests
 //! - [`sled_index`]: where extents lie, kept in sled
 //!
@@ -11,5 +12,6 @@ pub mod faulty;
 pub mod open;
 pub mod plain;
 pub mod sled_index;
+pub mod slots;
 pub mod thread;
 pub mod uring;

@@ -6,12 +6,13 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use kvasir_log::{Disk, KeyIndex, MemoryIndex};
-use rustix::fs::{FallocateFlags, OFlags, fallocate};
+use rustix::fs::{AtFlags, FallocateFlags, OFlags, StatxFlags, fallocate, statx};
 
 use super::faulty::FaultyDisk;
 use super::plain::PlainDisk;
 use super::sled_index::SledIndex;
-use super::uring::UringDisk;
+use super::slots::Slots;
+use super::uring::{Alignment, UringDisk};
 use crate::config::{Ssd, SsdIo};
 
 const LOG_FILE: &str = "kvasir.log";
@@ -33,7 +34,7 @@ impl std::fmt::Debug for Opened {
 ///
 /// # Errors
 /// A sentence: no such folder, no room, or a file that is longer than it shall be.
-pub fn open_disk(config: &Ssd) -> Result<Opened, String> {
+pub fn open_disk(config: &Ssd, slots: &Slots) -> Result<Opened, String> {
     let Some(dir) = &config.dir else { return Err("`ssd.dir` is not set".into()) };
     let path = dir.join(LOG_FILE);
     let failed = |error: std::io::Error| format!("{}: {error}", path.display());
@@ -59,19 +60,21 @@ pub fn open_disk(config: &Ssd) -> Result<Opened, String> {
     if held < config.bytes {
         lengthen(&file, config.bytes).map_err(failed)?;
     }
+    let plain = |file| Box::new(PlainDisk::new(file, config.bytes, slots.clone()));
+    let alignment = if is_direct { alignment(&file) } else { Alignment::NONE };
     let (disk, how): (Box<dyn Disk + Send>, _) = match config.io {
-        SsdIo::Plain => (Box::new(PlainDisk::new(file, config.bytes)), "plain calls"),
-        SsdIo::Auto => match UringDisk::new(file, config.bytes) {
+        SsdIo::Plain => (plain(file), "plain calls"),
+        SsdIo::Auto => match UringDisk::new(file, config.bytes, slots.clone(), alignment) {
             Ok(disk) if is_direct => (Box::new(disk), "io_uring with O_DIRECT"),
             Ok(disk) => (Box::new(disk), "io_uring"),
             Err((file, error)) => {
                 tracing::warn!(%error, "no io_uring here; the SSD is used by plain calls");
-                (Box::new(PlainDisk::new(file, config.bytes)), "plain calls")
+                (plain(file), "plain calls")
             }
         },
     };
     let disk = match &config.faults {
-        Some(faults) => Box::new(FaultyDisk::new(disk, faults.clone())),
+        Some(faults) => Box::new(FaultyDisk::new(disk, faults.clone(), slots.clone())),
         None => disk,
     };
     Ok(Opened { disk, how })
@@ -87,6 +90,20 @@ fn open_file(path: &Path, flags: OFlags) -> std::io::Result<File> {
         .truncate(false)
         .custom_flags(flags)
         .open(path)
+}
+
+/// What a file that is open past the page cache asks of memory; whole pages where the system does not say.
+fn alignment(file: &File) -> Alignment {
+    let said = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
+    let (address_bytes, length_bytes) =
+        said.map_or((0, 0), |said| (said.stx_dio_mem_align, said.stx_dio_offset_align));
+    let fits = |bytes: u32| bytes.is_power_of_two() && bytes as usize <= kvasir_log::PAGE_BYTES;
+    match fits(address_bytes) && fits(length_bytes) {
+        true => {
+            Alignment { address_bytes: address_bytes as usize, length_bytes: length_bytes as usize }
+        }
+        false => Alignment::PAGES,
+    }
 }
 
 /// All of the room is taken at once, so that the disk cannot become full later; where the file system
@@ -115,5 +132,108 @@ pub fn drop_index(dir: &Path) {
     let index = dir.join(INDEX_DIR);
     if let Err(error) = std::fs::remove_dir_all(&index) {
         tracing::warn!(%error, dir = %index.display(), "the key index cannot be removed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use kvasir_log::{DiskDone, DiskOp, PAGE_BYTES, PageBuf, Span};
+    use kvasir_transfer::memory::Prefault;
+    use kvasir_transfer::{SharedMemory, checksum};
+
+    use super::*;
+
+    const DISK_BYTES: u64 = 1 << 20;
+    const MEMORY_BYTES: usize = 256 << 10;
+
+    fn one(disk: &mut dyn Disk, op: DiskOp) -> DiskDone {
+        disk.submit(op);
+        let mut done = disk.complete(Duration::from_secs(20));
+        assert_eq!(done.len(), 1);
+        done.remove(0)
+    }
+
+    /// Writes what is in a slot behind a page, and reads it into another slot and into a buffer.
+    fn check(disk: &mut dyn Disk, memory: &SharedMemory, slot: Span, what: &str) {
+        let bytes: Vec<u8> = (0..slot.length_bytes)
+            .map(|at| (at * 7 + at / 251 + slot.offset_bytes) as u8)
+            .collect();
+        memory.copy_from(slot.offset_bytes, &bytes).expect("it is inside");
+        let mut buffer = PageBuf::zeroed(1);
+        buffer.bytes_mut().fill(0x5a);
+        let offset_bytes = 3 * PAGE_BYTES as u64;
+        let op = DiskOp::Write { id: 1, offset_bytes, buffer, rest: Some(slot) };
+        let done = one(disk, op);
+        assert_eq!((done.id, done.result), (1, Ok(())), "{what}");
+        assert_eq!(done.rest_sum, Some(checksum(&bytes)), "{what}");
+
+        let target = Span { offset_bytes: slot.offset_bytes + MEMORY_BYTES / 2, ..slot };
+        let around = Span {
+            offset_bytes: target.offset_bytes - 64,
+            length_bytes: target.length_bytes + 128,
+        };
+        memory.copy_from(around.offset_bytes, &vec![0xaa; around.length_bytes]).expect("inside");
+        let buffer = PageBuf::zeroed(1);
+        let done = one(disk, DiskOp::Read { id: 2, offset_bytes, buffer, rest: Some(target) });
+        assert_eq!(done.result, Ok(()), "{what}");
+        assert_eq!(done.rest_sum, Some(checksum(&bytes)), "{what}");
+        assert!(done.buffer.is_some_and(|b| b.bytes().iter().all(|b| *b == 0x5a)), "{what}");
+        let mut read = vec![0; around.length_bytes];
+        memory.copy_to(around.offset_bytes, &mut read).expect("it is inside");
+        assert!(read[64..read.len() - 64] == bytes, "{what}");
+        assert!(read[..64].iter().chain(&read[read.len() - 64..]).all(|b| *b == 0xaa), "{what}");
+
+        let pages = 1 + slot.length_bytes.div_ceil(PAGE_BYTES);
+        let buffer = PageBuf::zeroed(pages);
+        let done = one(disk, DiskOp::Read { id: 3, offset_bytes, buffer, rest: None });
+        let buffer = done.buffer.expect("that of the operation");
+        let (payload, padding) = buffer.bytes()[PAGE_BYTES..].split_at(bytes.len());
+        assert!(payload == bytes && padding.iter().all(|byte| *byte == 0), "{what}");
+    }
+
+    fn check_all(open: impl Fn(&Path, Slots) -> Option<Box<dyn Disk + Send>>, what: &str) {
+        let dir = tempfile::tempdir().expect("a folder");
+        let memory = SharedMemory::create("slots", MEMORY_BYTES, Prefault::No).expect("memory");
+        let memory = Arc::new(memory);
+        let Some(mut disk) = open(dir.path(), Slots::new(Arc::clone(&memory))) else {
+            let why = "skipped, there is no io_uring for this process";
+            writeln!(std::io::stderr(), "{what}: {why}").ok();
+            return;
+        };
+        for offset_bytes in [4096, 512, 4096 + 64, 8192 + 1] {
+            for length_bytes in [1, 511, 512, 4096, 4096 + 512, 9000, 32_768, 32_768 + 64] {
+                let slot = Span { offset_bytes, length_bytes };
+                check(&mut *disk, &memory, slot, &format!("{what}: {slot:?}"));
+            }
+        }
+    }
+
+    fn config(dir: &Path, io: SsdIo) -> Ssd {
+        Ssd { dir: Some(dir.to_owned()), bytes: DISK_BYTES, io, ..Ssd::default() }
+    }
+
+    #[test]
+    fn payloads_come_from_slots_and_to_slots_wherever_these_lie_and_nothing_beside_them_changes() {
+        for io in [SsdIo::Auto, SsdIo::Plain] {
+            let open =
+                |dir: &Path, slots| Some(open_disk(&config(dir, io), &slots).expect("a disk").disk);
+            check_all(open, &format!("{io:?}"));
+        }
+        // Whatever the disk of this host asks for.
+        let sectors = Alignment { address_bytes: 512, length_bytes: 512 };
+        let mixed = Alignment { address_bytes: 4, length_bytes: 4096 };
+        for alignment in [Alignment::NONE, sectors, mixed, Alignment::PAGES] {
+            let open = |dir: &Path, slots| {
+                let file = open_file(&dir.join("file"), OFlags::empty()).expect("a file");
+                file.set_len(DISK_BYTES).expect("it is lengthened");
+                let disk = UringDisk::new(file, DISK_BYTES, slots, alignment).ok()?;
+                Some(Box::new(disk) as Box<dyn Disk + Send>)
+            };
+            check_all(open, &format!("{alignment:?}"));
+        }
     }
 }

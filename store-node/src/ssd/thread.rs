@@ -13,20 +13,25 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use kvasir_blocks::{RiseError, SinkError, SsdBlock};
 use kvasir_log::{
-    AppendError, Counts, Disk, ExtentBuf, Log, Options, Output, ReadError, ReadExtent, Record,
-    RecoverError, Recovered, recover,
+    AppendError, Counts, Disk, DiskError, ExtentBuf, Log, Options, Output, ReadError, ReadExtent,
+    Record, RecoverError, Recovered, Span, recover,
 };
+use kvasir_proto::layout::Run;
 use kvasir_proto::{BlockKey, Mark, SlotIndex, SlotLayout};
-use kvasir_transfer::{Checksum, SharedMemory, fold};
+use kvasir_transfer::spin::Spin;
+use kvasir_transfer::{SharedMemory, fold};
 use tokio::sync::oneshot;
 
 use super::open::{Opened, drop_index, open_disk, open_index};
+use super::slots::Slots;
 use crate::backlog::Backlog;
 use crate::config::Ssd;
 
 /// Jobs that wait for the thread; the node keeps what is more.
 const JOBS_MAX: usize = 1_024;
-/// How long it looks for ends of operations before it looks for jobs.
+/// How long it looks for jobs and ends after there was one last, giving its core away between looks.
+const SPIN: Duration = Duration::from_micros(200);
+/// How long it then sleeps on ends of operations before it looks for jobs.
 const ENDS_WAIT: Duration = Duration::from_micros(500);
 /// With nothing to do, how often it looks whether something can be tried again.
 const IDLE_WAIT: Duration = Duration::from_millis(250);
@@ -34,6 +39,7 @@ const IDLE_WAIT: Duration = Duration::from_millis(250);
 const RETRY_WAIT: Duration = Duration::from_secs(1);
 /// A disk that answers nothing for so long while the log is recovered hangs.
 const PATIENCE: Duration = Duration::from_secs(10);
+const INDEX_FAILED: &str = "the key index has failed";
 /// How often counts are reported.
 const COUNTS_EVERY: Duration = Duration::from_millis(250);
 
@@ -43,6 +49,20 @@ pub struct Shape {
     pub layout: Arc<SlotLayout>,
     /// Names the layout in extents.
     pub hash: u64,
+}
+
+impl Shape {
+    fn span(&self, slot: SlotIndex) -> Span {
+        let length_bytes = self.layout.slot_bytes() as usize;
+        Span { offset_bytes: slot.0 as usize * length_bytes, length_bytes }
+    }
+
+    /// A slot is one run, so that the checksum of this is that of all its bytes.
+    fn is_one_run(&self) -> bool {
+        let layout = &self.layout;
+        let is_all = |run: &Run| run.offset_bytes == 0 && run.length_bytes == layout.slot_bytes();
+        layout.runs_per_page() == 1 && layout.layers() == 1 && layout.runs(0).iter().all(is_all)
+    }
 }
 
 /// What the node's thread asks for.
@@ -134,7 +154,8 @@ impl SsdThread {
         report: impl FnMut(Report) + Send + 'static,
     ) -> std::io::Result<Self> {
         let (jobs, receiver) = Backlog::new(JOBS_MAX);
-        let thread = Thread { config, slots, log_id, jobs: receiver, report: Box::new(report) };
+        let (slots, report) = (Slots::new(slots), Box::new(report));
+        let thread = Thread { config, slots, log_id, jobs: receiver, report };
         std::thread::Builder::new().name("ssd".into()).spawn(move || thread.run())?;
         Ok(SsdThread { jobs })
     }
@@ -152,7 +173,7 @@ impl SsdThread {
 
 struct Thread {
     config: Ssd,
-    slots: Arc<SharedMemory>,
+    slots: Slots,
     log_id: u64,
     jobs: Receiver<Job>,
     report: Box<dyn FnMut(Report) + Send>,
@@ -165,7 +186,7 @@ struct Ended;
 enum Purpose {
     Sink(u64),
     Rewrite { sink: u64, mark: Option<Mark> },
-    Rise { rise: u64, slot: SlotIndex, shape: Shape },
+    Rise { rise: u64, shape: Shape },
     Read(oneshot::Sender<Result<ReadBlock, SinkError>>),
 }
 
@@ -194,7 +215,7 @@ impl Thread {
     fn begin(&mut self) -> Result<(Log, Box<dyn Disk + Send>), String> {
         let began = Instant::now();
         let dir: PathBuf = self.config.dir.clone().unwrap_or_default();
-        let Opened { mut disk, how } = open_disk(&self.config)?;
+        let Opened { mut disk, how } = open_disk(&self.config, &self.slots)?;
         let options = Options {
             new_log_id: self.log_id,
             segment_bytes: self.config.segment_bytes,
@@ -277,17 +298,21 @@ impl<'a> Serving<'a> {
 
     /// Until the node ends, or the index fails (then why).
     fn serve(&mut self) -> Result<String, Ended> {
+        let mut spin = Spin::new(SPIN);
         loop {
-            self.take_jobs()?;
+            let mut worked = self.take_jobs()?;
             self.submit();
-            if self.under_way > 0 {
-                for done in self.disk.complete(ENDS_WAIT) {
-                    self.under_way -= 1;
-                    self.log.handle_done(done);
-                }
-                self.submit();
+            worked |= self.take_ends(Duration::ZERO);
+            if !worked && !spin.wait() {
+                worked = match self.under_way {
+                    0 => self.wait_for_job()?,
+                    _ => self.take_ends(ENDS_WAIT),
+                };
             }
-            if let Some(why) = self.act() {
+            if worked {
+                spin.worked();
+            }
+            if let Some(why) = self.act()? {
                 return Ok(why);
             }
             if self.counted.is_none_or(|counted| counted.elapsed() >= COUNTS_EVERY) {
@@ -298,36 +323,52 @@ impl<'a> Serving<'a> {
         }
     }
 
-    fn take_jobs(&mut self) -> Result<(), Ended> {
-        let mut next = match self.under_way {
-            0 => match self.thread.jobs.recv_timeout(IDLE_WAIT) {
-                Ok(job) => Some(job),
-                Err(RecvTimeoutError::Timeout) => return Ok(()),
-                Err(RecvTimeoutError::Disconnected) => return Err(Ended),
-            },
-            _ => None,
-        };
+    /// Begins what there is to begin. Answers whether there was anything.
+    fn take_jobs(&mut self) -> Result<bool, Ended> {
+        let mut worked = false;
         // Some, so that ends are not kept waiting.
         for _ in 0..64 {
-            let job = match next.take() {
-                Some(job) => job,
-                None => match self.thread.jobs.try_recv() {
-                    Ok(job) => job,
-                    Err(TryRecvError::Empty) => return Ok(()),
-                    Err(TryRecvError::Disconnected) => return Err(Ended),
-                },
-            };
-            self.begin(job);
+            match self.thread.jobs.try_recv() {
+                Ok(job) => self.begin(job),
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => return Err(Ended),
+            }
             // The disk works on this one while the next is copied.
             self.submit();
+            worked = true;
         }
-        Ok(())
+        Ok(worked)
+    }
+
+    /// Sleeps until there is a job, or for a while. Answers whether one was begun.
+    fn wait_for_job(&mut self) -> Result<bool, Ended> {
+        match self.thread.jobs.recv_timeout(IDLE_WAIT) {
+            Ok(job) => self.begin(job),
+            Err(RecvTimeoutError::Timeout) => return Ok(false),
+            Err(RecvTimeoutError::Disconnected) => return Err(Ended),
+        }
+        Ok(true)
+    }
+
+    /// Takes what has ended. Answers whether anything had.
+    fn take_ends(&mut self, wait: Duration) -> bool {
+        if self.under_way == 0 {
+            return false;
+        }
+        let done = self.disk.complete(wait);
+        let any = !done.is_empty();
+        for done in done {
+            self.under_way -= 1;
+            self.log.handle_done(done);
+        }
+        self.submit();
+        any
     }
 
     fn begin(&mut self, job: Job) {
         match job {
             Job::Sink { sink, slot, block, checksum, shape } => {
-                match self.copy_out(slot, block, checksum, &shape) {
+                match self.extent(slot, block, checksum, &shape) {
                     Some(extent) => self.append(sink, extent),
                     None => {
                         let (result, why) = (Err(SinkError::Corrupt), None);
@@ -340,8 +381,9 @@ impl<'a> Serving<'a> {
                 self.log.read(ticket, key);
             }
             Job::Rise { rise, slot, key, shape } => {
-                let ticket = self.ticket(Purpose::Rise { rise, slot, shape });
-                self.log.read(ticket, key);
+                let span = shape.span(slot);
+                let ticket = self.ticket(Purpose::Rise { rise, shape });
+                self.log.read_into(ticket, key, span);
             }
             Job::Forget { key } => self.log.remove(key),
             Job::Read { key, reply } => {
@@ -351,9 +393,10 @@ impl<'a> Serving<'a> {
         }
     }
 
-    /// Copies a block out of its slot; `None` when it has another checksum. What is written
-    /// to the SSD is what was checked.
-    fn copy_out(
+    /// What is to be written of a block. One with a single run stays in its slot: the log compares its checksum when it is
+    /// written. Others are copied, and `None` when they have another checksum: what is written is what was
+    /// checked.
+    fn extent(
         &self,
         slot: SlotIndex,
         block: SsdBlock,
@@ -363,20 +406,20 @@ impl<'a> Serving<'a> {
         let layout = &shape.layout;
         let slot_bytes = layout.slot_bytes() as usize;
         let SsdBlock { key, namespace, parent, mark, .. } = block;
-        let mut sums = vec![0; layout.runs_per_page()];
+        let span = shape.span(slot);
         let record =
-            Record { key, namespace, parent, mark, layout: shape.hash, checksums: sums.clone() };
-        let mut extent = ExtentBuf::new(record, slot_bytes);
-        let slot_start = slot.0 as usize * slot_bytes;
-        let mut sum = Checksum::new();
+            |checksums| Record { key, namespace, parent, mark, layout: shape.hash, checksums };
+        if shape.is_one_run() {
+            return checksum.map(|sum| ExtentBuf::placed(record(vec![sum]), span, sum));
+        }
+        let mut sums = vec![0; layout.runs_per_page()];
+        let mut extent = ExtentBuf::new(record(sums.clone()), slot_bytes);
         let runs = (0..layout.layers()).flat_map(|layer| layout.runs(layer));
         for (run, of_run) in runs.zip(&mut sums) {
-            let (start, bytes) = (run.offset_bytes as usize, run.length_bytes as usize);
-            let target = &mut extent.payload_mut()[start..start + bytes];
-            sum.reset();
-            let copied = self.slots().copy_to_summed(slot_start + start, target, &mut sum);
-            copied.expect("slots of a checked layout lie in the arena");
-            *of_run = sum.sum();
+            let (start, length_bytes) = (run.offset_bytes as usize, run.length_bytes as usize);
+            let target = &mut extent.payload_mut()[start..start + length_bytes];
+            let run = Span { offset_bytes: span.offset_bytes + start, length_bytes };
+            *of_run = self.thread.slots.copy(run, target);
         }
         let is_it = checksum == Some(fold(&sums));
         extent.set_checksums(sums);
@@ -411,20 +454,25 @@ impl<'a> Serving<'a> {
     }
 
     /// Acts on what came of things. Answers with why, when the log must be recovered anew.
-    fn act(&mut self) -> Option<String> {
+    fn act(&mut self) -> Result<Option<String>, Ended> {
         while let Some(output) = self.log.poll_output() {
             match output {
                 Output::Appended { ticket, result, .. } => {
                     if let Some(Purpose::Sink(sink)) = self.purposes.remove(&ticket) {
-                        let why = result.err().map(|error| error.to_string());
-                        let result = result.map_err(|_| SinkError::Failed);
+                        let (result, why) = match result {
+                            Ok(()) => (Ok(()), None),
+                            Err(DiskError::Changed) => (Err(SinkError::Corrupt), None),
+                            Err(error) => (Err(SinkError::Failed), Some(error.to_string())),
+                        };
                         (self.thread.report)(Report::Sunk { sink, result, why });
                     }
                 }
-                Output::Read { ticket, result, .. } => match self.purposes.remove(&ticket) {
-                    Some(Purpose::Rise { rise, slot, shape }) => {
-                        self.risen(rise, slot, &shape, result);
+                Output::Placed { ticket, result, .. } => {
+                    if let Some(Purpose::Rise { rise, shape }) = self.purposes.remove(&ticket) {
+                        self.risen(rise, &shape, result);
                     }
+                }
+                Output::Read { ticket, result, .. } => match self.purposes.remove(&ticket) {
                     Some(Purpose::Rewrite { sink, mark }) => self.rewrite(sink, mark, result),
                     Some(Purpose::Read(reply)) => {
                         let read = result.map(|extent| ReadBlock {
@@ -433,53 +481,34 @@ impl<'a> Serving<'a> {
                         });
                         let _ = reply.send(read.map_err(|error| sink_error(&error)));
                     }
-                    Some(Purpose::Sink(_)) | None => {}
+                    Some(Purpose::Sink(_) | Purpose::Rise { .. }) | None => {}
                 },
                 Output::Lost { key } => (self.thread.report)(Report::Lost { key }),
                 Output::IndexFailed(error) => {
-                    self.give_up();
+                    self.give_up()?;
                     if let Some(dir) = &self.thread.config.dir {
                         drop_index(dir);
                     }
-                    return Some(error.to_string());
+                    return Ok(Some(error.to_string()));
                 }
             }
         }
-        None
+        Ok(None)
     }
 
-    fn risen(
-        &mut self,
-        rise: u64,
-        slot: SlotIndex,
-        shape: &Shape,
-        result: Result<ReadExtent, ReadError>,
-    ) {
+    fn risen(&mut self, rise: u64, shape: &Shape, result: Result<Record, ReadError>) {
+        let fits = |record: &Record| {
+            record.layout == shape.hash && record.checksums.len() == shape.layout.runs_per_page()
+        };
         let (result, why) = match result {
-            Ok(extent) => {
-                let slot_bytes = shape.layout.slot_bytes() as usize;
-                let fits = extent.record.layout == shape.hash
-                    && extent.payload().len() == slot_bytes
-                    && extent.record.checksums.len() == shape.layout.runs_per_page();
-                if fits {
-                    let at = slot.0 as usize * slot_bytes;
-                    let copied = self.slots().copy_from(at, extent.payload());
-                    copied.expect("slots of a checked layout lie in the arena");
-                    (Ok(fold(&extent.record.checksums)), None)
-                } else {
-                    (Err(RiseError::Gone), Some("the extent has another layout".to_owned()))
-                }
-            }
-            Err(error @ (ReadError::Missing | ReadError::Rotten)) => {
+            Ok(record) if fits(&record) => (Ok(fold(&record.checksums)), None),
+            Ok(_) => (Err(RiseError::Gone), Some(ReadError::OtherSize.to_string())),
+            Err(error @ (ReadError::Missing | ReadError::Rotten | ReadError::OtherSize)) => {
                 (Err(RiseError::Gone), Some(error.to_string()))
             }
             Err(error) => (Err(RiseError::Failed), Some(error.to_string())),
         };
         (self.thread.report)(Report::Risen { rise, result, why });
-    }
-
-    fn slots(&self) -> &SharedMemory {
-        &self.thread.slots
     }
 
     /// The same bytes as a new extent with another mark.
@@ -498,26 +527,187 @@ impl<'a> Serving<'a> {
         }
     }
 
-    /// Nothing that was begun will be answered by the log any more.
-    fn give_up(&mut self) {
+    /// Nothing that was begun will be answered by the log any more. A slot is not let go of while the disk may still read
+    /// or write it, however long that takes.
+    fn give_up(&mut self) -> Result<(), Ended> {
+        while self.under_way > 0 {
+            self.under_way -= self.disk.complete(ENDS_WAIT).len();
+            match self.thread.jobs.try_recv() {
+                Ok(job) => self.thread.refuse(job, INDEX_FAILED),
+                Err(TryRecvError::Empty) => {}
+                Err(TryRecvError::Disconnected) => return Err(Ended),
+            }
+        }
         for purpose in std::mem::take(&mut self.purposes).into_values() {
             match purpose {
                 Purpose::Sink(sink) | Purpose::Rewrite { sink, .. } => {
-                    self.thread.sunk_badly(sink, "the key index has failed");
+                    self.thread.sunk_badly(sink, INDEX_FAILED);
                 }
                 Purpose::Rise { rise, .. } => {
-                    self.thread.risen_badly(rise, "the key index has failed");
+                    self.thread.risen_badly(rise, INDEX_FAILED);
                 }
                 Purpose::Read(reply) => drop(reply.send(Err(SinkError::Failed))),
             }
         }
+        Ok(())
     }
 }
 
 /// Why a block could not be had from the log for somewhere else.
 fn sink_error(error: &ReadError) -> SinkError {
     match error {
-        ReadError::Missing | ReadError::Rotten => SinkError::Gone,
+        ReadError::Missing | ReadError::Rotten | ReadError::OtherSize => SinkError::Gone,
         _ => SinkError::Failed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc::{Receiver, sync_channel};
+
+    use kvasir_log::sim_disk::SimDisk;
+    use kvasir_log::{DiskDone, DiskOp, IndexError, KeyIndex, Location};
+    use kvasir_transfer::memory::Prefault;
+
+    use super::*;
+
+    const SLOT: u64 = 4096;
+    const SEGMENT: u64 = 32 * 4096;
+
+    /// Ends nothing before it is told to, and then badly.
+    #[derive(Default)]
+    struct HeldDisk {
+        under_way: Vec<DiskOp>,
+        lets_go: Arc<AtomicBool>,
+    }
+
+    impl Disk for HeldDisk {
+        fn len_bytes(&self) -> u64 {
+            8 * SEGMENT
+        }
+
+        fn depth(&self) -> usize {
+            8
+        }
+
+        fn submit(&mut self, op: DiskOp) {
+            self.under_way.push(op);
+        }
+
+        fn complete(&mut self, wait: Duration) -> Vec<DiskDone> {
+            if !self.lets_go.load(Ordering::Acquire) {
+                std::thread::sleep(wait);
+                return Vec::new();
+            }
+            let end = |op: DiskOp| {
+                let result = Err(DiskError::Short);
+                DiskDone { id: op.id(), result, buffer: None, rest_sum: None }
+            };
+            self.under_way.drain(..).map(end).collect()
+        }
+    }
+
+    /// Says of every key that it is there, until it fails.
+    #[derive(Debug)]
+    struct FailingIndex(Arc<AtomicBool>);
+
+    impl FailingIndex {
+        fn answer<T>(&self, answer: T) -> Result<T, IndexError> {
+            match self.0.load(Ordering::Acquire) {
+                true => Err(IndexError("it was told to".into())),
+                false => Ok(answer),
+            }
+        }
+    }
+
+    impl KeyIndex for FailingIndex {
+        fn get(&self, _: BlockKey) -> Result<Option<Location>, IndexError> {
+            self.answer(Some(Location { segment: 0, first_page: 1, pages: 2, generation: 1 }))
+        }
+
+        fn insert(&mut self, _: BlockKey, _: Location) -> Result<Option<Location>, IndexError> {
+            self.answer(None)
+        }
+
+        fn remove(&mut self, _: BlockKey) -> Result<Option<Location>, IndexError> {
+            self.answer(None)
+        }
+
+        fn in_segment(&self, _: u32) -> Result<Vec<(BlockKey, Location)>, IndexError> {
+            self.answer(Vec::new())
+        }
+
+        fn load(&mut self, _: &BTreeMap<BlockKey, Location>) -> Result<(), IndexError> {
+            self.answer(())
+        }
+    }
+
+    /// The next rise that has failed, if one does in time.
+    fn risen(reports: &Receiver<Report>, wait: Duration) -> Option<u64> {
+        loop {
+            match reports.recv_timeout(wait).ok()? {
+                Report::Risen { rise, result: Err(RiseError::Failed), .. } => return Some(rise),
+                Report::Counts(_) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_slot_is_let_go_of_when_the_disk_has_done_so_also_where_the_index_has_failed() {
+        let (index_fails, lets_go) = (Arc::new(AtomicBool::new(false)), Arc::default());
+        let mut disk = SimDisk::new(9 * SEGMENT as usize, 1);
+        let options =
+            Options { new_log_id: 1, segment_bytes: SEGMENT, patience: Duration::from_secs(1) };
+        let index = Box::new(FailingIndex(Arc::clone(&index_fails)));
+        let log = recover(&mut disk, index, &options).expect("a log").log;
+        let slots = SharedMemory::create("slots", 8 * SLOT as usize, Prefault::No).expect("memory");
+        let runs = vec![vec![Run { offset_bytes: 0, length_bytes: SLOT }]];
+        let layout = Arc::new(SlotLayout::new(1, SLOT, runs).expect("a layout"));
+        let (jobs, receiver) = sync_channel(8);
+        let (report, reports) = sync_channel(1_024);
+        let disk = HeldDisk { lets_go: Arc::clone(&lets_go), ..HeldDisk::default() };
+        let mut thread = Thread {
+            config: Ssd::default(),
+            slots: Slots::new(Arc::new(slots)),
+            log_id: 1,
+            jobs: receiver,
+            report: Box::new(move |said| drop(report.send(said))),
+        };
+        let serves = std::thread::spawn(move || {
+            Serving::new(&mut thread, log, Box::new(disk)).serve().is_ok()
+        });
+        let rise = |rise| {
+            let shape = Shape { layout: Arc::clone(&layout), hash: 1 };
+            let (slot, key) = (SlotIndex(rise as u32), BlockKey([rise as u8; 16]));
+            jobs.send(Job::Rise { rise, slot, key, shape }).expect("it serves");
+        };
+        rise(1);
+        rise(2);
+        while !reports
+            .try_iter()
+            .any(|report| matches!(report, Report::Counts(counts) if counts.operations == 2))
+        {
+            std::thread::yield_now();
+        }
+        index_fails.store(true, Ordering::Release);
+        // Some are still taken before it is seen that the index has failed.
+        let mut last = 2;
+        let refused = loop {
+            last += 1;
+            rise(last);
+            if let Some(refused) = risen(&reports, Duration::from_millis(50)) {
+                break refused;
+            }
+        };
+        assert!(refused > 2, "{refused} is still with the disk");
+        lets_go.store(true, Ordering::Release);
+        let rest = (1..last).map_while(|_| risen(&reports, Duration::from_secs(20)));
+        let mut rest: Vec<u64> = rest.collect();
+        rest.sort_unstable();
+        assert_eq!(rest, (1..=last).filter(|rise| *rise != refused).collect::<Vec<u64>>());
+        assert!(serves.join().expect("no panic"), "it is begun anew");
     }
 }

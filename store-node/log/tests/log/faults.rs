@@ -28,7 +28,7 @@ fn fill(disk: &mut SimDisk, bytes: &[u8]) {
     use kvasir_log::{Disk, DiskOp, PageBuf};
     let mut buffer = PageBuf::zeroed(bytes.len() / PAGE);
     buffer.bytes_mut().copy_from_slice(bytes);
-    disk.submit(DiskOp::Write { id: 0, offset_bytes: 0, buffer });
+    disk.submit(DiskOp::Write { id: 0, offset_bytes: 0, buffer, rest: None });
     disk.complete(std::time::Duration::MAX / 4);
     disk.submit(DiskOp::Sync { id: 0 });
     disk.complete(std::time::Duration::MAX / 4);

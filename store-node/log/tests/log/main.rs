@@ -4,4 +4,5 @@ mod cleaning;
 mod crashes;
 mod faults;
 mod marks;
+mod placed;
 mod support;

@@ -2,12 +2,14 @@
 //! payload of each follows from its number.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use kvasir_log::sim_disk::SimDisk;
 use kvasir_log::{
-    AppendError, Disk, DiskError, ExtentBuf, Log, MemoryIndex, Options, Output, PAGE_BYTES,
-    ReadError, Record, RecoverError, Recovery, recover,
+    AppendError, Disk, DiskError, ExtentBuf, Log, Memory, MemoryIndex, Options, Output, PAGE_BYTES,
+    ReadError, Record, RecoverError, Recovery, Span, recover,
 };
 use kvasir_proto::{BlockKey, Mark, Namespace, Tenant};
 
@@ -45,6 +47,33 @@ pub fn payload(n: u32) -> Vec<u8> {
     (0..length).map(|at| (at as u32 ^ n.wrapping_mul(31) ^ (at as u32 >> 8)) as u8).collect()
 }
 
+/// Memory that payloads are written from and read into.
+#[derive(Debug, Clone)]
+pub struct Slots(Arc<[AtomicU8]>);
+
+impl Slots {
+    /// So many bytes of somebody else.
+    pub fn new(bytes: usize) -> Self {
+        Slots((0..bytes).map(|_| AtomicU8::new(0xaa)).collect())
+    }
+}
+
+impl Memory for Slots {
+    fn read(&self, span: Span) -> Vec<u8> {
+        self.0[range(span)].iter().map(|byte| byte.load(Ordering::Relaxed)).collect()
+    }
+
+    fn write(&self, span: Span, bytes: &[u8]) {
+        let places = &self.0[range(span)];
+        assert_eq!(places.len(), bytes.len());
+        places.iter().zip(bytes).for_each(|(place, byte)| place.store(*byte, Ordering::Relaxed));
+    }
+}
+
+fn range(span: Span) -> std::ops::Range<usize> {
+    span.offset_bytes..span.offset_bytes + span.length_bytes
+}
+
 pub struct TestLog {
     pub disk: SimDisk,
     pub log: Log,
@@ -57,6 +86,7 @@ pub struct TestLog {
     pub appended: Vec<(u32, Result<(), DiskError>)>,
     pub lost: Vec<BlockKey>,
     reads: BTreeMap<u64, Result<Vec<u8>, ReadError>>,
+    placed: BTreeMap<u64, Result<Record, ReadError>>,
     under_way: usize,
 }
 
@@ -86,6 +116,7 @@ impl TestLog {
             appended: Vec::new(),
             lost: Vec::new(),
             reads: BTreeMap::new(),
+            placed: BTreeMap::new(),
             under_way: 0,
         })
     }
@@ -117,6 +148,22 @@ impl TestLog {
         let appended = self.log.append(u64::from(n), extent);
         self.pump();
         appended
+    }
+
+    /// From where it lies, with the checksum that it shall have.
+    pub fn append_placed(&mut self, n: u32, span: Span, sum: u64) {
+        let extent = ExtentBuf::placed(record(n), span, sum);
+        self.log.append(u64::from(n), extent).expect("room");
+        self.pump();
+    }
+
+    pub fn read_into(&mut self, n: u32, span: Span) -> Result<Record, ReadError> {
+        self.next_ticket += 1;
+        let ticket = self.next_ticket;
+        self.log.read_into(ticket, key(n), span);
+        self.pump();
+        self.settle();
+        self.placed.remove(&ticket).expect("an answer")
     }
 
     pub fn append(&mut self, n: u32) {
@@ -186,6 +233,9 @@ impl TestLog {
                 Output::Read { ticket, result, .. } => {
                     let result = result.map(|extent| extent.payload().to_vec());
                     self.reads.insert(ticket, result);
+                }
+                Output::Placed { ticket, result, .. } => {
+                    self.placed.insert(ticket, result);
                 }
                 Output::Lost { key } => self.lost.push(key),
                 Output::IndexFailed(error) => panic!("{error}"),

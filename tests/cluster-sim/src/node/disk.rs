@@ -3,15 +3,17 @@
 //! thread would.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvasir_blocks::{AbortReason, Allocate, RiseError, SinkError, SsdBlock, SsdSize};
 use kvasir_log::sim_disk::SimDisk;
 use kvasir_log::{
-    Disk, ExtentBuf, Log, MemoryIndex, Options, Output, PAGE_BYTES, ReadError, ReadExtent, Record,
-    Recovered, extent_pages, recover,
+    Disk, DiskError, ExtentBuf, Log, Memory, MemoryIndex, Options, Output, PAGE_BYTES, ReadError,
+    ReadExtent, Record, Recovered, Span, extent_pages, recover,
 };
 use kvasir_proto::{BlockKey, Class, Mark, Share, Side, SlotIndex, TxId};
+use kvasir_transfer::SharedMemory;
 
 use super::Running;
 use crate::content::{self, LAYERS, SLOT_BYTES};
@@ -50,7 +52,27 @@ enum Job {
 enum Purpose {
     Sink(u64),
     Rewrite { sink: u64, mark: Option<Mark>, key: BlockKey },
-    Rise { rise: u64, slot: SlotIndex, key: BlockKey },
+    Rise { rise: u64, key: BlockKey },
+}
+
+/// The slots of a node, as its disk reads and writes them.
+#[derive(Debug)]
+struct Slots(Arc<SharedMemory>);
+
+impl Memory for Slots {
+    fn read(&self, span: Span) -> Vec<u8> {
+        let mut bytes = vec![0; span.length_bytes];
+        self.0.copy_to(span.offset_bytes, &mut bytes).expect("slots lie in the memory");
+        bytes
+    }
+
+    fn write(&self, span: Span, bytes: &[u8]) {
+        self.0.copy_from(span.offset_bytes, bytes).expect("slots lie in the memory");
+    }
+}
+
+fn span_of(slot: SlotIndex) -> Span {
+    Span { offset_bytes: slot.0 as usize * SLOT_BYTES, length_bytes: SLOT_BYTES }
 }
 
 /// A disk with a log on it, or one that cannot be used now.
@@ -137,6 +159,7 @@ impl Running {
     /// Finds out what is on the disk. A disk that cannot be used is tried again at a later tick.
     pub(super) fn open_disk(&mut self, context: &mut Context, mut disk: SimDisk, unix_ms: u64) {
         disk.set_now(Duration::from_micros(context.now_us));
+        disk.set_memory(Box::new(Slots(Arc::clone(self.memory()))));
         let options = Options {
             new_log_id: context.chance("log", self.at.node as u64, self.at.life.into()).draw(),
             segment_bytes: (SEGMENT_PAGES * PAGE_BYTES) as u64,
@@ -245,28 +268,26 @@ impl Running {
         let is_up = self.ssd.as_ref().is_some_and(Ssd::is_up);
         match job {
             Job::Sink { sink, slot, block, checksum } => {
-                let bytes = self.raw(slot);
                 let checksums = self.run_checksums(slot);
                 let intact = checksum == Some(kvasir_transfer::fold(&checksums));
-                context.see(Seen::ReadEnded { at: self.at, reader: Reader::Sink(sink) });
                 if !is_up || !intact {
                     let error = if is_up { SinkError::Corrupt } else { SinkError::Failed };
-                    return self.blocks.sunk(context.now_ms(), sink, Err(error));
+                    return self.sunk(context, sink, Err(error));
                 }
                 let SsdBlock { key, namespace, parent, mark, layout, .. } = block;
                 let record = Record { key, namespace, parent, mark, layout, checksums };
-                let mut extent = ExtentBuf::new(record, SLOT_BYTES);
-                extent.payload_mut().copy_from_slice(&bytes);
-                self.append(context, sink, extent);
+                let sum = kvasir_transfer::checksum(&self.raw(slot));
+                self.append(context, sink, ExtentBuf::placed(record, span_of(slot), sum));
             }
             Job::Rewrite { sink, key, mark } if is_up => {
                 self.read(Purpose::Rewrite { sink, mark, key }, key);
             }
-            Job::Rewrite { sink, .. } => {
-                self.blocks.sunk(context.now_ms(), sink, Err(SinkError::Failed));
-            }
+            Job::Rewrite { sink, .. } => self.sunk(context, sink, Err(SinkError::Failed)),
             Job::Rise { rise, slot, key } if is_up => {
-                self.read(Purpose::Rise { rise, slot, key }, key);
+                let ticket = self.ticket(Purpose::Rise { rise, key });
+                if let Some(log) = self.ssd.as_mut().and_then(|ssd| ssd.log.as_mut()) {
+                    log.read_into(ticket, key, span_of(slot));
+                }
             }
             Job::Rise { rise, .. } => self.risen(context, rise, Err(RiseError::Failed)),
             Job::Forget { key } => {
@@ -285,16 +306,28 @@ impl Running {
         if log.append(ticket, extent).is_ok() {
             ssd.purposes.insert(ticket, Purpose::Sink(sink));
         } else {
-            self.blocks.sunk(context.now_ms(), sink, Err(SinkError::Failed));
+            self.sunk(context, sink, Err(SinkError::Failed));
         }
     }
 
-    fn read(&mut self, purpose: Purpose, key: BlockKey) {
-        let Some(ssd) = &mut self.ssd else { return };
-        let Some(log) = &mut ssd.log else { return };
+    /// Nothing reads its slot any more.
+    fn sunk(&mut self, context: &mut Context, sink: u64, result: Result<(), SinkError>) {
+        context.see(Seen::ReadEnded { at: self.at, reader: Reader::Sink(sink) });
+        self.blocks.sunk(context.now_ms(), sink, result);
+    }
+
+    fn ticket(&mut self, purpose: Purpose) -> u64 {
+        let Some(ssd) = &mut self.ssd else { return 0 };
         ssd.next_ticket += 1;
         ssd.purposes.insert(ssd.next_ticket, purpose);
-        log.read(ssd.next_ticket, key);
+        ssd.next_ticket
+    }
+
+    fn read(&mut self, purpose: Purpose, key: BlockKey) {
+        let ticket = self.ticket(purpose);
+        if let Some(log) = self.ssd.as_mut().and_then(|ssd| ssd.log.as_mut()) {
+            log.read(ticket, key);
+        }
     }
 
     // ---- ends ----
@@ -349,19 +382,27 @@ impl Running {
             match output {
                 Output::Appended { ticket, result, .. } => {
                     if let Some(Purpose::Sink(sink)) = ssd.purposes.remove(&ticket) {
-                        let result = result.map_err(|_| SinkError::Failed);
-                        self.blocks.sunk(context.now_ms(), sink, result);
+                        let result = result.map_err(|error| match error {
+                            DiskError::Changed => SinkError::Corrupt,
+                            _ => SinkError::Failed,
+                        });
+                        if result == Err(SinkError::Corrupt) {
+                            context.covers("a slot is found rotten while it is written");
+                        }
+                        self.sunk(context, sink, result);
                     }
                 }
-                Output::Read { ticket, result, .. } => match ssd.purposes.remove(&ticket) {
-                    Some(Purpose::Rise { rise, slot, key }) => {
-                        self.read_ended(context, rise, (slot, key), result);
+                Output::Placed { ticket, result, .. } => {
+                    if let Some(Purpose::Rise { rise, key }) = ssd.purposes.remove(&ticket) {
+                        self.read_ended(context, rise, key, result);
                     }
-                    Some(Purpose::Rewrite { sink, mark, key }) => {
+                }
+                Output::Read { ticket, result, .. } => {
+                    if let Some(Purpose::Rewrite { sink, mark, key }) = ssd.purposes.remove(&ticket)
+                    {
                         self.rewrite_read(context, sink, (mark, key), result);
                     }
-                    Some(Purpose::Sink(_)) | None => {}
-                },
+                }
                 Output::Lost { key } => {
                     context.covers("an extent is found rotten by the log");
                     self.gone(context, key);
@@ -376,15 +417,14 @@ impl Running {
         &mut self,
         context: &mut Context,
         rise: u64,
-        (slot, key): (SlotIndex, BlockKey),
-        result: Result<ReadExtent, ReadError>,
+        key: BlockKey,
+        result: Result<Record, ReadError>,
     ) {
         let result = match result {
-            Ok(extent) if extent.payload().len() == SLOT_BYTES => {
-                self.write_slot(slot, 0, extent.payload());
-                Ok(kvasir_transfer::fold(&extent.record.checksums))
+            Ok(record) => Ok(kvasir_transfer::fold(&record.checksums)),
+            Err(ReadError::Missing | ReadError::Rotten | ReadError::OtherSize) => {
+                Err(RiseError::Gone)
             }
-            Ok(_) | Err(ReadError::Missing | ReadError::Rotten) => Err(RiseError::Gone),
             Err(ReadError::Disk(_) | ReadError::Index(_)) => Err(RiseError::Failed),
         };
         if result == Err(RiseError::Gone) {
