@@ -19,6 +19,9 @@ KIB, MIB = 1 << 10, 1 << 20
 # Bytes of an object, objects of a batch.
 SIZES = [(128 * KIB, 32), (1 * MIB, 16), (4 * MIB, 8)]
 MEMORY_BYTES = 1 << 30
+# Of each process of Mooncake Store that has some: it has to hold what one sample puts, since it refuses puts while what it
+# has was got lately.
+MOONCAKE_BYTES = 2 << 30
 SSD_MEMORY_BYTES = 256 * MIB
 # What is put on the disk in a round.
 SSD_BYTES = 768 * MIB
@@ -77,12 +80,13 @@ def free_port():
 
 
 class Side:
-    """`clients` are two processes that measure; `others` what they need, in the order in which they end. One that `spins`
-    when it has nothing to do is stopped while it is not its turn."""
+    """`clients` are processes that measure, or one that does as several; `others` what they need, in the order in which they
+    end. One that `spins` when it has nothing to do is stopped while it is not its turn. One that is to be `clear`ed is,
+    before each sample."""
 
-    def __init__(self, name, clients, others=(), points=(), spins=False):
+    def __init__(self, name, clients, others=(), points=(), spins=False, clear=False):
         self.name, self.clients, self.others, self.points = name, clients, list(others), set(points)
-        self.spins = spins
+        self.spins, self.clear = spins, clear
         self.pause(True)
 
     def pause(self, pauses):
@@ -109,7 +113,7 @@ def kvasir(binary, bytes_, folder, ssd):
     sides = [Side("kvasir", clients, [near, far], ["put", "get", "get_copy", "get_far", "exists"])]
     if ssd:
         disk, address = started([binary, "node", "disk", dir_, str(SSD_MEMORY_BYTES), tempfile.mkdtemp(dir=ssd)])
-        clients = [started([*client, "0", str(bytes_), f"{dir_}/disk", f"{dir_}/disk", address])[0]]
+        clients = [started([*client, str(n), str(bytes_), f"{dir_}/disk", f"{dir_}/disk", address])[0] for n in range(2)]
         sides.append(Side("kvasir", clients, [disk], ["get_ssd"]))
     return sides
 
@@ -144,21 +148,24 @@ def mooncake(python):
     master_binary = os.path.join(os.path.dirname(python), "mooncake_master")
     sides = []
     master = Master(master_binary)
-    near = [started([*side, "client", str(n), master.address, str(MEMORY_BYTES // 2)])[0] for n in range(2)]
-    sides.append(Side("mooncake-store", near, [master], ["put", "get_copy", "exists"]))
+    near = [started([*side, "client", str(n), master.address, str(MOONCAKE_BYTES)])[0] for n in range(2)]
+    sides.append(Side("mooncake-store", near, [master], ["put", "get_copy", "exists"], clear=True))
     master = Master(master_binary)
-    storage, _ = started([*side, "storage", master.address, str(MEMORY_BYTES)])
+    storage, _ = started([*side, "storage", master.address, str(MOONCAKE_BYTES)])
     far = [started([*side, "client", str(n), master.address, "0"])[0] for n in range(2)]
-    sides.append(Side("mooncake-store", far, [storage, master], ["get_far"]))
+    sides.append(Side("mooncake-store", far, [storage, master], ["get_far"], clear=True))
     return sides
 
 
 def foyer(binary, ssd):
-    return [
+    sides = []
+    for io, flush in (("psync", []), ("io_uring", []), ("psync", ["sync"]), ("io_uring", ["sync"])):
+        client, _ = started([binary, tempfile.mkdtemp(dir=ssd), io, *flush])
+        name = "-".join(["foyer", io, *flush])
+        measured = ["get_ssd"] if flush else ["get_ssd", "get"]
         # Its io_uring polls also when nothing is asked for.
-        Side(f"foyer-{io}", [started([binary, tempfile.mkdtemp(dir=ssd), io])[0]], [], ["get_ssd"], spins=True)
-        for io in ("psync", "io_uring")
-    ]
+        sides.append(Side(name, [client], [], measured, spins=True))
+    return sides
 
 
 def limits(binary, bytes_):
@@ -171,15 +178,16 @@ def points(bytes_, batch):
     some = max(24, (192 * MIB) // bytes_)
     for clients in (1, 2):
         yield {"what": "put", "batch": batch, "calls": max(6, 512 * MIB // bytes_ // batch)}, clients
-        yield {"what": "get", "batch": 1, "calls": 5000}, clients
+        yield {"what": "get", "batch": 1, "calls": max(500, min(5000, 2048 * MIB // bytes_))}, clients
         yield {"what": "get_copy", "batch": 1, "calls": some}, clients
         yield {"what": "get_far", "batch": 1, "calls": some}, clients
         yield {"what": "get_far", "batch": batch, "calls": max(3, some // batch)}, clients
         if bytes_ == SIZES[0][0]:
             yield {"what": "exists", "batch": LOOKUP_KEYS, "calls": 50}, clients
-    objects = SSD_BYTES // bytes_
-    for batch_ in (1, batch):
-        yield {"what": "get_ssd", "batch": batch_, "calls": objects // batch_}, 1
+    for clients in (1, 2):
+        objects = SSD_BYTES // bytes_ // clients
+        for batch_ in (1, batch):
+            yield {"what": "get_ssd", "batch": batch_, "calls": objects // batch_}, clients
 
 
 def busy_and_all():
@@ -203,7 +211,11 @@ def wait_until_quiet(patience_s):
 def measure(side, point, clients):
     """All clients at once; rates add up, and latencies are of all."""
     asked = side.clients[:clients]
+    point = {**point, "clients": clients}
     side.pause(False)
+    if side.clear:
+        side.clients[0].ask({**point, "what": "clear"})
+        side.clients[0].hear("POINT")
     for client in asked:
         client.ask(point)
     answers = [None] * len(asked)
@@ -219,8 +231,9 @@ def measure(side, point, clients):
     side.pause(True)
     if any(answer is None or "error" in answer for answer in answers):
         raise RuntimeError(f"{side.name}: {answers}")
+    rates = (one.get("objects_s") or len(one["latencies_us"]) * point["batch"] / one["seconds"] for one in answers)
     return {
-        "objects_s": sum(len(one["latencies_us"]) * point["batch"] / one["seconds"] for one in answers),
+        "objects_s": sum(rates),
         "latencies_us": sorted(us for one in answers for us in one["latencies_us"]),
         "wrong": sum(one["wrong"] for one in answers),
         "failed": sum(one["failed"] for one in answers),
@@ -231,9 +244,12 @@ def quantile(ordered, share):
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
-def fio(folder, bytes_, depth):
-    """The bytes per second that fio reads at random, past the page cache."""
+def fio(folder, bytes_, depth, in_batches=False):
+    """The bytes per second that fio reads at random, past the page cache: always so many at once, or so many, and when
+    all of them have come as many again, as calls of batches do."""
     engine = ["--ioengine=io_uring", f"--iodepth={depth}"] if depth > 1 else ["--ioengine=psync"]
+    if in_batches:
+        engine += [f"--iodepth_batch_submit={depth}", f"--iodepth_batch_complete_min={depth}"]
     command = ["fio", "--name=read", f"--filename={folder}/fio", "--size=1g", "--rw=randread", f"--bs={bytes_}",
                "--direct=1", "--runtime=4", "--time_based", "--output-format=json", *engine]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -248,7 +264,7 @@ def compare(sides, bytes_, batch, rounds, wanted, samples):
         if wanted and point["what"] not in wanted:
             continue
         # What is got from the disk is put there first, and removed from there in the end.
-        put = {**point, "what": "put_kept", "batch": batch, "calls": SSD_BYTES // bytes_ // batch}
+        put = {**point, "what": "put_kept", "batch": batch, "calls": SSD_BYTES // bytes_ // clients // batch}
         steps = [put, point, {**put, "what": "remove"}] if point["what"] == "get_ssd" else [point]
         of_steps = [{} for _ in steps]
         for round_ in range(rounds + 1):
@@ -309,6 +325,7 @@ def main():
         sys.exit(f"sizes are of {', '.join(str(size) for size, _ in SIZES)}, and not {unknown}")
     samples = {"idle": [], "wrong": 0, "rows": [], "patience_s": arguments.patience}
     on_disk = wanted is None or "get_ssd" in wanted
+    with_foyer = "foyer" in names and (on_disk or "get" in wanted)
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir=arguments.disk) as disk:
         for bytes_ in sizes:
             sides = []
@@ -319,15 +336,18 @@ def main():
                     sides += kvasir(arguments.binary, bytes_, folder, disk if on_disk else None)
                 if "mooncake-store" in names:
                     sides += mooncake(arguments.mooncake_python)
-                if "foyer" in names and on_disk:
+                if with_foyer:
                     sides += foyer(arguments.foyer, disk)
                 compare(sides, bytes_, dict(SIZES)[bytes_], arguments.rounds, wanted, samples)
             finally:
                 for side in sides:
                     side.stop()
             if on_disk and shutil.which("fio"):
-                for depth in (1, dict(SIZES)[bytes_]):
-                    print(f"\nfio, random reads of {bytes_ // KIB:,} KiB, {depth} at once: {fio(disk, bytes_, depth) / 1e9:.3f} GB/s")
+                batch = dict(SIZES)[bytes_]
+                for depth, in_batches in ((1, False), (batch, False), (batch, True)):
+                    read = fio(disk, bytes_, depth, in_batches) / 1e9
+                    what = f"{depth} at once{', and as many again when all have come' if in_batches else ''}"
+                    print(f"\nfio, random reads of {bytes_ // KIB:,} KiB, {what}: {read:.3f} GB/s", flush=True)
     quiet = sum(idle >= IDLE_WANTED for idle in samples["idle"]) / max(1, len(samples["idle"]))
     print(f"\n{quiet:.0%} of the samples began on a machine that was {IDLE_WANTED:.0%} idle; wrong objects: {samples['wrong']}")
     if arguments.json:

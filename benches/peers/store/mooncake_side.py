@@ -84,7 +84,10 @@ class Client:
     def measure(self, point):
         what, calls = point["what"], range(point["calls"])
         latencies, wrong, failed = [], 0, 0
-        if what == "put":
+        if what == "clear":
+            # Also what somebody has got lately.
+            self.store.remove_all(True)
+        elif what == "put":
             for call in calls:
                 took, lost = self.put(point, self.keys(point, call))
                 latencies.append(took)

@@ -1,7 +1,10 @@
 """What every side speaks with `compare.py`: a JSON object a line.
 
-In:  {"what": ..., "bytes": of an object, "batch": objects of a call, "calls": N, "seed": S}
+In:  {"what": ..., "bytes": of an object, "batch": objects of a call, "calls": N, "seed": S, "clients": N}
 Out: {"seconds": in calls, "latencies_us": [...], "wrong": N, "failed": N}, or {"error": "..."}
+
+`clients` is how many measure at once. Where they are tasks of one process, it answers for all, and says
+"objects_s" too.
 
 `what` is one of
   put       puts into the memory of this host
@@ -12,6 +15,7 @@ Out: {"seconds": in calls, "latencies_us": [...], "wrong": N, "failed": N}, or {
   put_kept  puts that are over when the disk has them
   get_ssd   gets of what put_kept put with the same seed, each once, in an order of its own
   remove    forgets what put_kept put with the same seed
+  clear     forgets everything that any client has put
 """
 
 import json
