@@ -19,6 +19,8 @@ use crate::error::Error;
 
 /// A thread that waits for another one's receiving looks again after so long.
 const HANDED_ON: Duration = Duration::from_millis(5);
+/// On a host with so few cores a caller that polls keeps one of them from the nodes that bring it what it waits for.
+const FEW_CORES: usize = 4;
 /// How long one sleep of the receiving thread takes at most.
 const SLEEP: Duration = Duration::from_millis(500);
 
@@ -32,6 +34,8 @@ pub(crate) struct Calls {
     arrived: Condvar,
     next_request: AtomicU64,
     polling: Duration,
+    /// For what comes from another node.
+    polling_far: Duration,
 }
 
 #[derive(Debug)]
@@ -46,6 +50,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Calls {
     pub(crate) fn new(line: LineSender, receiver: LineReceiver, polling: Duration) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Calls {
             sender: Mutex::new(Sending { line, record: Vec::new() }),
             receiver: Mutex::new(receiver),
@@ -53,6 +58,7 @@ impl Calls {
             arrived: Condvar::new(),
             next_request: AtomicU64::new(1),
             polling,
+            polling_far: if cores <= FEW_CORES { Duration::ZERO } else { polling },
         }
     }
 
@@ -62,8 +68,17 @@ impl Calls {
 
     /// Asks, and waits for the answer. Answers with the number of the request, too.
     pub(crate) fn ask(&self, message: ToNode) -> Result<(u64, FromNode), Error> {
+        self.ask_polling(message, self.polling)
+    }
+
+    /// The same for what another node has to send first.
+    pub(crate) fn ask_far(&self, message: ToNode) -> Result<(u64, FromNode), Error> {
+        self.ask_polling(message, self.polling_far)
+    }
+
+    fn ask_polling(&self, message: ToNode, polling: Duration) -> Result<(u64, FromNode), Error> {
         let request = self.tell(message)?;
-        match self.answer(request)? {
+        match self.answer(request, polling)? {
             FromNode::Refused(refused) => Err(refused.into()),
             answer => Ok((request, answer)),
         }
@@ -81,8 +96,8 @@ impl Calls {
         Ok(request)
     }
 
-    fn answer(&self, request: u64) -> Result<FromNode, Error> {
-        let mut spin = Spin::new(self.polling);
+    fn answer(&self, request: u64, polling: Duration) -> Result<FromNode, Error> {
+        let mut spin = Spin::new(polling);
         loop {
             if let Some(answer) = lock(&self.answers).remove(&request) {
                 return Ok(answer);

@@ -34,7 +34,8 @@ pub struct OpenOptions {
     /// slots are, they are made to hold it; 0 takes them as they are.
     pub object_bytes_max: u64,
     /// How long a call looks for its answer before it sleeps. The node does the same after each
-    /// request, so that calls in close succession cost no system call on either side. Zero sleeps at once.
+    /// request, so that calls in close succession cost no system call on either side. Zero sleeps at once. Calls that name
+    /// another node sleep at once on hosts of at most four cores, whatever this says.
     pub polling: Duration,
 }
 
@@ -306,8 +307,11 @@ impl Client {
         }
         let keys_bytes = BlockKey::concat(keys);
         let source = source.to_owned();
-        let get = v1::GetObjects { keys: keys_bytes, checksums: verified, source };
-        let (get, got) = match self.shared.calls.ask(ToNode::Get(get))? {
+        let is_far = !source.is_empty();
+        let get = ToNode::Get(v1::GetObjects { keys: keys_bytes, checksums: verified, source });
+        let calls = &self.shared.calls;
+        let asked = if is_far { calls.ask_far(get) } else { calls.ask(get) };
+        let (get, got) = match asked? {
             (request, FromNode::Got(got)) => (request, got),
             (_, other) => return Err(unexpected(&other)),
         };
@@ -355,7 +359,7 @@ impl Client {
             return Ok(Vec::new());
         }
         let fetch = v1::FetchObjects { keys: BlockKey::concat(keys), source: from.into() };
-        match self.shared.calls.ask(ToNode::Fetch(fetch))? {
+        match self.shared.calls.ask_far(ToNode::Fetch(fetch))? {
             (_, FromNode::Fetched(v1::FetchedObjects { here })) if here.len() == keys.len() => {
                 Ok(here.into_iter().map(|here| here != 0).collect())
             }
