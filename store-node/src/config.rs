@@ -19,6 +19,9 @@ pub use crate::bucket::keys::Keys;
 /// as many is refused.
 pub const ARENA_SLOTS_MIN: u32 = 8;
 
+/// No host has GPUs for more engines; each costs descriptors, a ring and a look at every turn of the node.
+const ENGINES_MOST: u32 = 64;
+
 /// Settings of one store node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -42,6 +45,9 @@ pub struct Config {
     /// The most bytes of a pool of pages that an engine has made in memory of the host when it attaches: taken, and
     /// touched once, then. 0 refuses such pools.
     pub pool_bytes_max: u64,
+    /// Engines that may be attached at once. All of them share the cache, so that they serve one model with one KV type
+    /// and one layout of blocks.
+    pub engines_max: u32,
     /// The library of NVIDIA's driver, which is opened when an engine attaches with a pool in a GPU's memory. Without
     /// this it is the system's libcuda.so.1.
     pub cuda_library: Option<PathBuf>,
@@ -176,6 +182,7 @@ impl Default for Config {
             arena_bytes: 1 << 30,
             tail_bytes: 16 << 20,
             pool_bytes_max: 64 << 30,
+            engines_max: 8,
             cuda_library: None,
             domain: Domain::Shm,
             transfer_thread: TransferThread::Auto,
@@ -448,14 +455,18 @@ impl Config {
                 ));
             }
         }
-        for (name, ms) in [
+        for (name, number) in [
             ("lease_ms_max", self.lease_ms_max),
             ("stop_timeout_ms", self.stop_timeout_ms),
             ("engine_stop_timeout_ms", self.engine_stop_timeout_ms),
+            ("engines_max", self.engines_max.into()),
         ] {
-            if ms == 0 {
+            if number == 0 {
                 return Err(format!("`{name}` must be above zero"));
             }
+        }
+        if self.engines_max > ENGINES_MOST {
+            return Err(format!("`engines_max` must be {ENGINES_MOST} at most"));
         }
         self.replicas.check()?;
         self.routes.check()?;
@@ -529,6 +540,8 @@ mod tests {
             (Config { transfer_tls: half, ..Config::default() }, "transfer_tls"),
             (Config { lease_ms_max: 0, ..Config::default() }, "lease_ms_max"),
             (Config { engine_stop_timeout_ms: 0, ..Config::default() }, "engine_stop_timeout_ms"),
+            (Config { engines_max: 0, ..Config::default() }, "engines_max"),
+            (Config { engines_max: 65, ..Config::default() }, "engines_max"),
             (with_replicas(|replicas| replicas.copies_max = 0), "copies_max"),
             (with_replicas(|replicas| replicas.peers = vec!["node".into()]), "peers"),
             (with_replicas(|replicas| replicas.peers = vec!["http://a:1".into()]), "peers"),

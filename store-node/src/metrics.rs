@@ -19,6 +19,7 @@ pub struct Metrics {
     pool_carries: IntGaugeVec,
     pool_layers: IntCounterVec,
     pub attach_epoch: IntGauge,
+    pub engines: IntGauge,
     pub subscribers: IntGauge,
     pub writers: IntGauge,
     pub tail_bytes: IntGauge,
@@ -100,11 +101,11 @@ impl Metrics {
             quarantine_oldest,
             pins: gauge("pins", "Pins on committed blocks.")?,
             core: counters("core_events_total", "What the block core has counted.", "event")?,
-            pool_pages: gauges("pool_pages", "Pages of the engine's own pool by state.", "state")?,
-            pool_copies: gauge("pool_copies", "Copies between the engine's pool and slots.")?,
+            pool_pages: gauges("pool_pages", "Pages of engines' own pools by state.", "state")?,
+            pool_copies: gauge("pool_copies", "Copies between engines' pools and slots.")?,
             pool_blocks: counters(
                 "pool_blocks_total",
-                "Blocks of the engine's pool by what became of them.",
+                "Blocks of engines' pools by what became of them.",
                 "event",
             )?,
             pool_carries: gauges(
@@ -118,6 +119,7 @@ impl Metrics {
                 "event",
             )?,
             attach_epoch: gauge("attach_epoch", "Engines that have attached so far.")?,
+            engines: gauge("engines", "Engines that are attached.")?,
             clients: gauge("clients", "Clients of objects.")?,
             objects: counters(
                 "objects_total",

@@ -128,17 +128,21 @@ async fn status_tells_of_engine_load_and_draining() {
             next(&mut events, copy).await;
         }
     };
-    sees(&mut copy, &|status| status.instance.is_none()).await;
+    sees(&mut copy, &|status| status.instances.is_empty()).await;
     let engine = FakeEngine::attach(&node).await;
     sees(&mut copy, &|status| {
-        status.instance.as_ref().is_some_and(|instance| instance.attach_epoch == 1)
+        status
+            .instances
+            .iter()
+            .any(|one| one.description.as_ref().is_some_and(|instance| instance.attach_epoch == 1))
             && status.slots_total == 64
             && status.layout == Some((&layout()).into())
     })
     .await;
     let load = v1::InstanceLoad { running: 3, waiting: 4, ..v1::InstanceLoad::default() };
     engine.attachment.publish_load(&load);
-    sees(&mut copy, &|status| status.load == Some(load)).await;
+    let is_said = |one: &v1::AttachedInstance| one.load == Some(load);
+    sees(&mut copy, &|status| status.instances.iter().any(is_said)).await;
     // A share that is open holds the end up, so that the new status is seen.
     node.allocate(allocate(P(1), &prompt(1, 10))).await.expect("room");
     let (ended, ()) = tokio::join!(node.shut_down(), async {

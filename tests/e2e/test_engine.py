@@ -128,7 +128,7 @@ def test_an_engine_in_python_computes_a_prompt_once(pb, node, library):  # noqa:
         assert len(engine.slots) >= engine.slots_total * SLOT_BYTES
         conductor = pb.stub(channel)
         description = conductor.Describe(pb.node.DescribeRequest(), timeout=PATIENCE_S)
-        assert description.instance.model.name == "model"
+        assert description.instances[0].description.model.name == "model"
         engine.publish_load(running=1, waiting_prompt_tokens=7)
 
         namespace = hashlib.sha256(b"namespace").digest()[:16]

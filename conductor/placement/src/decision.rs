@@ -205,7 +205,7 @@ pub struct Placement {
     /// Who is to keep the prompt's blocks.
     pub keeper: Keeper,
     /// What the prefill side sends to the decode side.
-    pub(crate) push_bytes: u64,
+    pub push_bytes: u64,
     /// Of the answer, on the instance that decodes.
     pub(crate) growth: Growth,
     /// There, when it begins to decode.

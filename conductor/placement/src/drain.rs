@@ -7,7 +7,7 @@
 
 use kvasir_proto::InstanceId;
 
-use crate::view::{Booked, ClusterView, Instance, InstanceRef};
+use crate::view::{Booked, ClusterView, HostRef, Instance};
 
 /// Answers of others that are looked at, at most: beyond it a report is wild.
 const OTHERS_MAX: u32 = 4_096;
@@ -22,41 +22,42 @@ impl ClusterView {
         drain.until(count as u64).unwrap_or_else(|| drain.last_us())
     }
 
-    /// How long until what ends on this instance has freed so many slots, when it has said that it
+    /// How long until what ends on this instance's node has freed so many slots, when it has said that it
     /// has none: what was known of its free ones is out of date.
     pub fn slots_free_in_us(&self, instance: &InstanceId, slots: u32, now_us: u64) -> u64 {
         let found = self.instances().iter().find(|i| i.report().instance_id == *instance);
         found.map_or(0, |instance| self.slots_end_in_us(instance, slots, now_us))
     }
 
-    /// How long until the instance has so many slots left.
+    /// How long until the instance's node has so many slots left.
     pub(crate) fn slots_left_in_us(&self, instance: &Instance, slots: u32, now_us: u64) -> u64 {
-        self.slots_end_in_us(instance, slots.saturating_sub(instance.slots_left()), now_us)
+        self.slots_end_in_us(instance, slots.saturating_sub(self.slots_left(instance)), now_us)
     }
 
     fn slots_end_in_us(&self, instance: &Instance, slots: u32, now_us: u64) -> u64 {
         let answer_us = instance.decode_model.answer_us();
-        let ends = self.slots_held(instance.reference());
+        let ends = self.slots_held(self.host(instance).reference);
         // When what is booked does not suffice, others hold the rest: in the time of one answer
         // all that run now have ended.
         let drain = Drain::new(ends, 0, now_us, answer_us);
         drain.until(slots.into()).unwrap_or_else(|| answer_us.max(drain.last_us()))
     }
 
-    /// `(end, slots)` of what is booked on one instance.
-    fn slots_held(&self, instance: InstanceRef) -> impl Iterator<Item = (u64, u32)> {
+    /// `(end, slots)` of what is booked on one node.
+    fn slots_held(&self, host: HostRef) -> impl Iterator<Item = (u64, u32)> {
         let held = self.bookings.values().flat_map(Booked::slots_held);
-        held.filter_map(move |(at, end_us, slots)| (at == instance).then_some((end_us, slots)))
+        held.filter_map(move |(at, end_us, slots)| (at == host).then_some((end_us, slots)))
     }
 }
 
 impl Booked {
-    /// `(instance, end, slots)` of what it holds.
-    pub(crate) fn slots_held(&self) -> impl Iterator<Item = (InstanceRef, u64, u32)> {
+    /// `(node, end, slots)` of what it holds.
+    pub(crate) fn slots_held(&self) -> impl Iterator<Item = (HostRef, u64, u32)> {
         let prefills = self.handed_over_us.is_none();
-        let prefill = prefills.then_some((self.prefill, self.prefill_end_us, self.prefill_slots));
+        let prefill =
+            prefills.then_some((self.prefill_host, self.prefill_end_us, self.prefill_slots));
         let growth = self.growth.grown_blocks() + self.growth.left_blocks();
-        let decode = (self.decode, self.end_us, self.decode_slots.saturating_add(growth));
+        let decode = (self.decode_host, self.end_us, self.decode_slots.saturating_add(growth));
         prefill.into_iter().chain([decode])
     }
 }

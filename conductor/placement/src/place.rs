@@ -8,10 +8,13 @@
 //! all of them:
 //!
 //! - An instance that does both serves a request whole. It competes with the pairs.
+//! - Instances of one node share its slots and its ways. A pair on one node needs slots for both sides, until the pages
+//!   have been copied within it; nothing is sent then.
 //! - A request that nobody can serve in time by estimates alone is a probe of them (see [`place`]).
 
 mod chunks;
 mod refusal;
+mod room;
 mod routed;
 
 use crate::attend::Way;
@@ -169,7 +172,7 @@ impl<'a> Planner<'a> {
         // The decode side is looked at as it will be when this request's prefill ends.
         let split_ready_us = self.request.now_us + best_split.map_or(0, |best| best.ttft_us);
         let mut decodes = self.price_decodes(split_ready_us, &prefills);
-        let split_decode = best_split.and_then(|_| self.choose_decode(&decodes));
+        let split_decode = best_split.and_then(|_| self.choose_decode(&decodes, |_| true));
         let pairs = self.pairs(&mut prefills, &mut decodes, split_decode);
         if let Some(winner) = self.winner(&pairs, &prefills) {
             return Ok(self.placement(winner, prefills, decodes));
@@ -202,7 +205,7 @@ impl<'a> Planner<'a> {
                 *blocks > 0 && !instance.report.draining && !self.excluded(instance)
             })
             .max_by_key(|(blocks, _, instance)| {
-                let busy_us = instance.out_waits_us(self.request.now_us);
+                let busy_us = self.view.host(instance).out_waits_us(self.request.now_us);
                 let idle = std::cmp::Reverse((busy_us, self.tie(instance)));
                 (*blocks, self.memory_blocks(instance), idle)
             })
@@ -265,40 +268,6 @@ impl<'a> Planner<'a> {
 
     fn no_instance(&self, missing: Missing) -> Refusal {
         Refusal::NoInstance { model: self.spec.name.to_string(), missing }
-    }
-
-    /// What keeps an instance out before any price is looked at.
-    fn gate(&self, instance: &Instance, slots: u32) -> Verdict {
-        if self.excluded(instance) {
-            Verdict::Excluded
-        } else if instance.report.draining {
-            Verdict::Draining
-        } else if slots > instance.slots_left() && !could_hold_idle(instance, slots) {
-            Verdict::NoRoom
-        } else if instance.avoided() {
-            Verdict::Avoided
-        } else if slots > instance.slots_left() {
-            Verdict::RoomUnreported
-        } else {
-            Verdict::Worse
-        }
-    }
-
-    /// Slots that the request takes on an instance that prefills it, and perhaps decodes it too.
-    fn prefill_slots(&self, instance: &Instance, memory_blocks: u32) -> u32 {
-        match instance.role {
-            Role::Both => self.decode_slots(instance, memory_blocks),
-            Role::Prefill | Role::Decode => self.prompt_blocks - memory_blocks,
-        }
-    }
-
-    fn decode_slots(&self, instance: &Instance, memory_blocks: u32) -> u32 {
-        // An answer that is alone has all the room there is, and may well be shorter than others.
-        let growth_blocks = match instance.is_idle() {
-            true => 1,
-            false => self.growth(instance).left_blocks(),
-        };
-        (self.prompt_blocks - memory_blocks).saturating_add(growth_blocks)
     }
 
     fn growth(&self, instance: &Instance) -> Growth {
@@ -419,7 +388,8 @@ impl<'a> Planner<'a> {
         instance: &Instance,
     ) -> Option<Reuse> {
         let memory_blocks = self.memory_blocks(instance);
-        (blocks > memory_blocks && source != at).then(|| {
+        let is_elsewhere = !self.share_a_node(source as u32, at as u32);
+        (blocks > memory_blocks && is_elsewhere).then(|| {
             let from_memory = self.memory_blocks(self.at(source as u32)).min(blocks);
             let ssd_us = self.ssd_us(blocks - from_memory);
             let way_us = self.transfer_us(source, instance, blocks - memory_blocks);
@@ -449,7 +419,8 @@ impl<'a> Planner<'a> {
     /// Behind what is under way from the one and to the other.
     fn transfer_us(&self, source: usize, target: &Instance, blocks: u32) -> u64 {
         let now_us = self.request.now_us;
-        let waits_us = target.in_waits_us(now_us).max(self.at(source as u32).out_waits_us(now_us));
+        let (source, target) = (self.view.host(self.at(source as u32)), self.view.host(target));
+        let waits_us = target.in_waits_us(now_us).max(source.out_waits_us(now_us));
         waits_us.saturating_add(target.link.predict_us(self.block_bytes(blocks)))
     }
 
@@ -500,10 +471,16 @@ impl<'a> Planner<'a> {
 
     /// The decode side of a pair: within the objective, then least load; of those nearly as idle,
     /// one with room for the whole answer, then the longest prefix, then most room.
-    fn choose_decode(&self, decodes: &[DecodeCandidate]) -> Option<usize> {
+    fn choose_decode(
+        &self,
+        decodes: &[DecodeCandidate],
+        may_be: impl Fn(&DecodeCandidate) -> bool,
+    ) -> Option<usize> {
+        let may_be = &may_be;
         let usable = |rank: u8| {
             let taken = move |candidate: &DecodeCandidate| {
-                eligible(candidate.verdict) && last_resort(candidate.verdict) == rank
+                let is_usable = eligible(candidate.verdict) && may_be(candidate);
+                is_usable && last_resort(candidate.verdict) == rank
             };
             decodes.iter().enumerate().filter(move |(_, candidate)| taken(candidate))
         };
@@ -525,7 +502,7 @@ impl<'a> Planner<'a> {
             .filter(|(_, candidate)| load(candidate) <= near)
             .max_by_key(|(_, candidate)| {
                 let instance = self.at(candidate.at);
-                let slots = instance.slots_left();
+                let slots = self.view.slots_left(instance);
                 (slots >= self.answer_blocks(), candidate.held_blocks, slots, self.tie(instance))
             })
             .map(|(at, _)| at)
@@ -558,6 +535,15 @@ impl<'a> Planner<'a> {
             };
             let Some(decode) = decode else {
                 candidate.verdict = Verdict::NoDecode;
+                continue;
+            };
+            let fits = |decode: &DecodeCandidate| self.fit_together(candidate, decode);
+            let decode = match fits(&decodes[decode]) {
+                true => Some(decode),
+                false => self.choose_decode(decodes, fits),
+            };
+            let Some(decode) = decode else {
+                candidate.verdict = Verdict::NoRoom;
                 continue;
             };
             let pair = Pair::new(prefill, candidate, decode, &decodes[decode]);
@@ -596,7 +582,8 @@ impl<'a> Planner<'a> {
         let with_idle = pairs.iter().filter_map(|pair| {
             let candidate = &prefills[pair.prefill];
             let splits = self.at(candidate.at).role == Role::Prefill;
-            let decode = idle.filter(|_| splits)?;
+            let fits = |decode: &usize| self.fit_together(candidate, &decodes[*decode]);
+            let decode = idle.filter(|_| splits).filter(fits)?;
             Some(Pair::new(pair.prefill, candidate, decode, &decodes[decode]))
         });
         let avoided = |pair: &Pair| {
@@ -618,7 +605,7 @@ impl<'a> Planner<'a> {
         decodes: &[DecodeCandidate],
     ) -> bool {
         let (prefill, decode) = (&prefills[pair.prefill], &decodes[pair.decode]);
-        let sends = |at: u32| self.at(at).bytes_out > 0;
+        let sends = |at: u32| self.view.host(self.at(at)).bytes_out > 0;
         let unqueued = self.at(prefill.at).is_idle()
             && decode.wait_us == 0
             && !prefill.fetch_from.is_some_and(sends);
@@ -750,7 +737,8 @@ impl<'a> Planner<'a> {
             rank_us: prefill.rank_us,
             rank_delay_us: prefill.rank_us - self.request.now_us,
             keeper: self.keeper(prefill.at, decode.at),
-            push_bytes: match prefill.at == decode.at {
+            // What stays on a node is in nobody's way.
+            push_bytes: match self.share_a_node(prefill.at, decode.at) {
                 true => 0,
                 false => self.block_bytes(self.prompt_blocks.saturating_sub(decode.held_blocks)),
             },
@@ -780,8 +768,9 @@ impl<'a> Planner<'a> {
         let (instance, block_tokens) = (self.at(prefill), u64::from(self.spec.block_tokens));
         let takes_us = |blocks: u64| instance.prefill_model.predict_us(blocks * block_tokens, 0);
         let computing_us = takes_us(2).saturating_sub(takes_us(1));
-        let is_cheap = 2 * instance.link.occupied_us(self.block_bytes(1)) <= computing_us;
-        let splits = selection == Selection::Kvasir && prefill != decode;
+        let link = &self.view.host(instance).link;
+        let is_cheap = 2 * link.occupied_us(self.block_bytes(1)) <= computing_us;
+        let splits = selection == Selection::Kvasir && !self.share_a_node(prefill, decode);
         let may_keep = self.request.decode_may_keep(self.view.policy());
         if splits && is_cheap && may_keep { Keeper::Decode } else { Keeper::Prefill }
     }
@@ -822,12 +811,6 @@ fn last_resort(verdict: Verdict) -> u8 {
 }
 
 const LAST_RESORT: u8 = 2;
-
-/// Slots that a report counts as taken end with the work that took them, and where none is left
-/// nothing would be refused rightly: a refusal must rest on work that is there.
-fn could_hold_idle(instance: &Instance, slots: u32) -> bool {
-    instance.is_idle() && slots <= instance.report.slots_total
-}
 
 /// Candidates are in the order of the view.
 fn own_ttft_us(prefills: &[PrefillCandidate], at: u32) -> u64 {

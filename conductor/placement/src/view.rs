@@ -1,9 +1,10 @@
-//! What the conductor knows of the cluster at one moment: the instances, what they last reported,
+//! What the conductor knows of the cluster at one moment: the instances and their nodes, what they last reported,
 //! and what this conductor has booked on them since. One owner applies reports and bookings;
 //! [`crate::place()`] only reads. Names are resolved once, so that a decision compares numbers.
 
 mod decoding;
 mod fetches;
+mod hosts;
 mod members;
 mod recorded;
 mod roles;
@@ -16,9 +17,7 @@ use kvasir_proto::{InstanceId, NodeId};
 use serde::{Deserialize, Serialize};
 
 use crate::chunks::routed_blocks;
-use crate::cost::{
-    DecodeLoad, DecodeModel, InstanceProfile, LinkModel, PrefillModel, Profile, TbtModel,
-};
+use crate::cost::{DecodeLoad, DecodeModel, InstanceProfile, PrefillModel, Profile, TbtModel};
 use crate::decision::{Placement, Policy};
 use crate::growth::Growth;
 use crate::index::NodeIndex;
@@ -27,6 +26,8 @@ use crate::routing::{RouteModel, RoutedRows};
 
 pub(crate) use decoding::Sent;
 use fetches::BookedFetch;
+pub(crate) use hosts::HostRef;
+use hosts::{Host, Taken};
 pub use recorded::{Difference, FORM, Inputs, RecordedDecision, RecordedError};
 use routes::BookedRoute;
 
@@ -100,7 +101,7 @@ pub struct ReportedLoad {
     pub waiting_prompt_tokens: u64,
 }
 
-/// One status of a node with an engine attached.
+/// One attached engine, as a status of its node has it. All of a node are reported together.
 #[derive(Debug, Clone, PartialEq)]
 pub struct InstanceReport {
     pub instance_id: InstanceId,
@@ -116,6 +117,7 @@ pub struct InstanceReport {
     pub plays: Option<Role>,
     pub model: ModelSpec,
     pub max_running: u32,
+    /// Of the node.
     pub slots_total: u32,
     pub slots_available: u32,
     pub draining: bool,
@@ -137,6 +139,8 @@ pub struct OpenWork {
 #[derive(Debug, Clone)]
 pub struct Instance {
     pub(crate) reference: InstanceRef,
+    /// Its node's place among the hosts of the view.
+    host_at: usize,
     pub(crate) model: ModelIndex,
     pub(crate) report: InstanceReport,
     pub(crate) role: Role,
@@ -148,20 +152,9 @@ pub struct Instance {
     sent: Sent,
     /// When an answer that it decoded last said what it saw.
     paced_us: u64,
-    /// Of the way to its node.
-    pub(crate) link: LinkModel,
-    /// Of fetches under way.
-    pub(crate) bytes_in: u64,
-    pub(crate) bytes_out: u64,
-    /// Instances for which its node attends prefixes, each with for how many requests.
-    pub(crate) routes_out: Vec<(InstanceRef, u32)>,
     /// Its own requests whose prefix is attended elsewhere.
     routes_in: u32,
-    /// When its node's way in and out are predicted to be free of what was given to them, each
-    /// serving what came first.
-    pub(crate) in_free_us: u64,
-    pub(crate) out_free_us: u64,
-    /// The prefill whose push is counted in `out_free_us` already.
+    /// The prefill whose push is counted among what its node sends already.
     pushes: Option<BookingId>,
     pub(crate) prefills: PrefillQueue,
     pub(crate) decodes: DecodeBookings,
@@ -169,24 +162,11 @@ pub struct Instance {
     /// fixed when the report comes, so that own work that ends later is not taken for theirs.
     other_tokens: u64,
     pub(crate) other_answers: u32,
-    /// Reports that it has made.
-    reports: u64,
-    /// Slots that were booked, or that answers grew into, since the last report, less those given
-    /// back.
-    slots_booked: u32,
-    /// Slots that the booked answers are expected to grow into yet.
-    slots_expected: u32,
     /// Others are preferred until a report that comes after this time.
     avoid_until_us: Option<u64>,
 }
 
 impl Instance {
-    /// Requests of another instance whose prefix its node attends.
-    pub(crate) fn routes_of(&self, requester: InstanceRef) -> u32 {
-        let of = self.routes_out.iter().find(|(of, _)| *of == requester);
-        of.map_or(0, |(_, count)| *count)
-    }
-
     pub fn reference(&self) -> InstanceRef {
         self.reference
     }
@@ -243,11 +223,6 @@ impl Instance {
         own + f64::from(self.other_answers) * share
     }
 
-    pub(crate) fn slots_left(&self) -> u32 {
-        let taken = self.slots_booked.saturating_add(self.slots_expected);
-        self.report.slots_available.saturating_sub(taken)
-    }
-
     /// Nothing is queued or runs there, as far as is known here.
     pub(crate) fn is_idle(&self) -> bool {
         self.prefills.is_empty()
@@ -271,47 +246,6 @@ impl Instance {
         !self.decodes.is_empty()
     }
 
-    /// The prefill at the head of the queue begins, and with it its push.
-    fn count_push(&mut self) {
-        let Some((id, first, begins_us)) = self.prefills.first() else { return };
-        if self.pushes != Some(id) {
-            self.pushes = Some(id);
-            let occupied_us = self.link.occupied_us(first.push_bytes);
-            self.out_free_us = self.out_free_us.max(begins_us).saturating_add(occupied_us);
-        }
-    }
-
-    /// How long a fetch to it waits for others, beside those at its source.
-    pub(crate) fn in_waits_us(&self, now_us: u64) -> u64 {
-        let predicted_us = self.in_free_us.saturating_sub(now_us);
-        predicted_us.min(self.link.occupied_us(self.bytes_in))
-    }
-
-    /// How long a fetch from it waits for what else it sends.
-    pub(crate) fn out_waits_us(&self, now_us: u64) -> u64 {
-        let predicted_us = self.out_free_us.saturating_sub(now_us);
-        match self.pushes {
-            // Fetches that have arrived are in nobody's way, whatever was predicted.
-            None => predicted_us.min(self.link.occupied_us(self.bytes_out)),
-            Some(_) => predicted_us,
-        }
-    }
-
-    fn take_slots(&mut self, taken: &mut Taken, slots: u32) {
-        if taken.report != self.reports {
-            // The node has counted them itself.
-            *taken = Taken { report: self.reports, slots: 0 };
-        }
-        taken.slots = taken.slots.saturating_add(slots);
-        self.slots_booked = self.slots_booked.saturating_add(slots);
-    }
-
-    fn give_slots_back(&mut self, taken: Taken) {
-        if taken.report == self.reports {
-            self.slots_booked = self.slots_booked.saturating_sub(taken.slots);
-        }
-    }
-
     fn take_report(&mut self, report: InstanceReport, now_us: u64) {
         self.other_tokens =
             report.load.waiting_prompt_tokens.saturating_sub(self.prefills.tokens());
@@ -321,8 +255,6 @@ impl Instance {
         let booked =
             self.decodes.len() + if self.role == Role::Prefill { self.prefills.len() } else { 0 };
         self.other_answers = answers.saturating_sub(u32::try_from(booked).unwrap_or(u32::MAX));
-        self.slots_booked = 0;
-        self.reports += 1;
         if self.avoid_until_us.is_some_and(|until_us| now_us >= until_us) {
             self.avoid_until_us = None;
         }
@@ -334,14 +266,6 @@ impl Instance {
 #[derive(Debug, PartialEq, Eq, Default)]
 pub(crate) struct Names {
     pub(crate) rows: Vec<(InstanceId, NodeId)>,
-}
-
-/// Slots that one booking has taken on one instance since that instance's latest report: they end
-/// with it, long before the next report says so.
-#[derive(Debug, Clone, Copy, Default)]
-struct Taken {
-    report: u64,
-    slots: u32,
 }
 
 /// What an instance did when an answer began there.
@@ -356,6 +280,9 @@ struct Begun {
 pub(crate) struct Booked {
     pub(crate) prefill: InstanceRef,
     pub(crate) decode: InstanceRef,
+    /// Their nodes, which may be one.
+    pub(crate) prefill_host: HostRef,
+    pub(crate) decode_host: HostRef,
     prompt_tokens: u32,
     /// Copies under way, and parts that are attended elsewhere.
     fetches: Vec<BookedFetch>,
@@ -385,10 +312,12 @@ pub struct ClusterView {
     profiles: BTreeMap<Arc<str>, InstanceProfile>,
     policy: Policy,
     instances: Vec<Instance>,
+    hosts: Vec<Host>,
     names: Arc<Names>,
     models: BTreeMap<ModelIndex, ModelSpec>,
     next_model: u32,
     next_instance: u64,
+    next_host: u64,
     /// Absent where nothing is routed.
     pub(crate) routes: Option<RouteModel>,
     pub(crate) bookings: BTreeMap<BookingId, Booked>,
@@ -403,10 +332,12 @@ impl ClusterView {
             profiles: BTreeMap::new(),
             policy,
             instances: Vec::new(),
+            hosts: Vec::new(),
             names: Arc::default(),
             models: BTreeMap::new(),
             next_model: 0,
             next_instance: 0,
+            next_host: 0,
             routes: policy.routing.map(|routing| RouteModel::new(&routing.constants)),
             bookings: BTreeMap::new(),
             half_life_us: None,
@@ -438,15 +369,18 @@ impl ClusterView {
                 && old.model == model;
             if unchanged {
                 let reference = old.reference;
+                self.hosts[old.host_at].take_report(&report);
                 old.take_report(report, now_us);
                 self.settle_roles(model);
                 return reference;
             }
         }
+        let host_at = self.host_at(&report);
+        self.hosts[host_at].take_report(&report);
         let old = self.instances.iter().position(same).map(|at| self.instances.remove(at));
         let learned = old
             .filter(|old| old.model == model && old.report.instance_type == report.instance_type);
-        let member = self.member(model, report, learned, now_us);
+        let member = self.member((model, host_at), report, learned, now_us);
         let reference = member.reference;
         self.instances.push(member);
         self.instances.sort_by(|a, b| {
@@ -458,9 +392,9 @@ impl ClusterView {
         reference
     }
 
-    /// Instances of this node whose id is not `keep` are gone.
-    pub fn remove_instances(&mut self, node: NodeIndex, keep: Option<&InstanceId>) {
-        let stays = |i: &Instance| i.report.node != node || Some(&i.report.instance_id) == keep;
+    /// Instances of this node whose id is not among `keep` are gone.
+    pub fn remove_instances(&mut self, node: NodeIndex, keep: &[InstanceId]) {
+        let stays = |i: &Instance| i.report.node != node || keep.contains(&i.report.instance_id);
         if !self.instances.iter().all(stays) {
             let gone: Vec<_> =
                 self.instances.iter().filter(|i| !stays(i)).map(|i| i.model).collect();
@@ -527,11 +461,15 @@ impl ClusterView {
             + routed_blocks(&placement.chunks);
         let taken_blocks = decode.memory_blocks.saturating_add(routed_blocks);
         let prefill_slots = prompt_blocks.saturating_sub(prefill.memory_blocks);
+        let prefill_host = self.host_of(prefill.instance);
+        let decode_host = self.host_of(decode.instance);
         let mut booked = Booked {
             prefill: prefill.instance,
             decode: decode.instance,
+            prefill_host,
+            decode_host,
             prompt_tokens: placement.considered.prompt_tokens,
-            fetches: fetches::of(placement),
+            fetches: self.fetches_of(placement),
             prefill_end_us,
             end_us: prefill_end_us,
             handed_over_us: None,
@@ -539,17 +477,18 @@ impl ClusterView {
             begun: None,
             prefill_slots: if placement.is_whole() { 0 } else { prefill_slots },
             decode_slots: prompt_blocks.saturating_sub(taken_blocks),
-            routes: routes::of(placement),
+            routes: self.routes_of(placement),
             prefill_taken: Taken::default(),
             decode_taken: Taken::default(),
             growth: placement.growth,
         };
-        let ready_us = self.begin_fetches(placement, &booked.fetches, now_us);
+        let fetches = (&booked.fetches[..], prefill_host);
+        let ready_us = self.begin_fetches(placement, fetches, now_us);
         for route in &mut booked.routes {
             route.companions = self.begin_route(route.source, decode.instance);
         }
         let rank_stretch = self.policy.rank_stretch;
-        if let Some(instance) = self.find(prefill.instance) {
+        if let Some((instance, host)) = self.find_with_host(prefill.instance) {
             let work = PrefillBooking {
                 computed_tokens: placement.compute_tokens,
                 reused_tokens: placement.reused_tokens,
@@ -560,15 +499,15 @@ impl ClusterView {
                 push_bytes: placement.push_bytes,
             };
             instance.prefills.book(id, work, now_us);
-            instance.count_push();
-            instance.take_slots(&mut booked.prefill_taken, booked.prefill_slots);
+            instance.count_push(host);
+            host.take_slots(&mut booked.prefill_taken, booked.prefill_slots);
         }
-        if let Some(instance) = self.find(decode.instance) {
+        if let Some((instance, host)) = self.find_with_host(decode.instance) {
             booked.end_us = booked.end_us.saturating_add(instance.decode_model.answer_us());
             instance.decodes.book(booked.decode_booking());
             instance.is_sent(booked.prompt_tokens, now_us);
-            instance.take_slots(&mut booked.decode_taken, booked.decode_slots);
-            instance.slots_expected += booked.growth.left_blocks();
+            host.take_slots(&mut booked.decode_taken, booked.decode_slots);
+            host.slots_expected += booked.growth.left_blocks();
         }
         self.bookings.insert(id, booked);
     }
@@ -601,10 +540,12 @@ impl ClusterView {
         let prefill_taken = std::mem::take(&mut booked.prefill_taken);
         let booked = booked.clone();
         let mut predicted_us = None;
-        if let Some(instance) = self.find(booked.prefill) {
+        if let Some(host) = self.find_host(booked.prefill_host) {
+            host.give_slots_back(prefill_taken);
+        }
+        if let Some((instance, host)) = self.find_with_host(booked.prefill) {
             instance.prefills.remove(id, now_us);
-            instance.count_push();
-            instance.give_slots_back(prefill_taken);
+            instance.count_push(host);
             if let Some((computed_tokens, prefill_us)) = measured {
                 let reused = booked.prompt_tokens.saturating_sub(computed_tokens);
                 let model = &mut instance.prefill_model;
@@ -657,12 +598,12 @@ impl ClusterView {
         let before = booked.growth;
         booked.growth.advance(tokens);
         let after = booked.growth;
-        let decode = booked.decode;
-        if let Some(instance) = self.instances.iter_mut().find(|i| i.reference == decode) {
+        let decode = booked.decode_host;
+        if let Some(host) = self.hosts.iter_mut().find(|host| host.reference == decode) {
             let grown_blocks = after.grown_blocks() - before.grown_blocks();
-            instance.take_slots(&mut booked.decode_taken, grown_blocks);
-            instance.slots_expected -= before.left_blocks();
-            instance.slots_expected += after.left_blocks();
+            host.take_slots(&mut booked.decode_taken, grown_blocks);
+            host.slots_expected -= before.left_blocks();
+            host.slots_expected += after.left_blocks();
         }
     }
 
@@ -685,15 +626,19 @@ impl ClusterView {
         for route in &booked.routes {
             self.end_route(route.source, booked.decode);
         }
-        if let Some(instance) = self.find(booked.prefill) {
+        if let Some(host) = self.find_host(booked.prefill_host) {
+            host.give_slots_back(booked.prefill_taken);
+        }
+        if let Some((instance, host)) = self.find_with_host(booked.prefill) {
             instance.prefills.remove(id, now_us);
-            instance.count_push();
-            instance.give_slots_back(booked.prefill_taken);
+            instance.count_push(host);
+        }
+        if let Some(host) = self.find_host(booked.decode_host) {
+            host.give_slots_back(booked.decode_taken);
+            host.slots_expected -= booked.growth.left_blocks();
         }
         if let Some(instance) = self.find(booked.decode) {
             instance.decodes.remove(booked.decode_booking());
-            instance.give_slots_back(booked.decode_taken);
-            instance.slots_expected -= booked.growth.left_blocks();
             if let Some(since_us) = booked.handed_over_us {
                 let lasted_us = now_us.saturating_sub(since_us);
                 let model = &mut instance.decode_model;
@@ -744,6 +689,7 @@ impl ClusterView {
     }
 
     fn members_changed(&mut self) {
+        self.forget_hosts();
         let row = |i: &Instance| (i.report.instance_id.clone(), i.report.node_id.clone());
         self.names = Arc::new(Names { rows: self.instances.iter().map(row).collect() });
     }

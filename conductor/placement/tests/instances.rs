@@ -58,7 +58,7 @@ fn one_that_comes_later_starts_with_what_others_of_its_type_have_taught() {
     assert_eq!(started_us, [learned_us, 11_000, 11_000, 11_000]);
 
     // What it learns is its own.
-    world.view.remove_instances(NodeIndex(0), None);
+    world.view.remove_instances(NodeIndex(0), &[]);
     world.view.report(of_type("a", 1, "slow"), 1);
     assert_eq!(prefill_us(&world.view, 1), learned_us);
     let moved = InstanceReport { attachment: (2, 1), ..of_type("a", 1, "another") };

@@ -427,7 +427,7 @@ fn a_refusal_says_who_is_missing() {
     check(&["d0"], Missing::Prefill);
     check(&["p0"], Missing::Decode);
     let mut gone = World::new(&["b0"]);
-    gone.view.remove_instances(kvasir_placement::NodeIndex(0), None);
+    gone.view.remove_instances(kvasir_placement::NodeIndex(0), &[]);
     check_refusal(&gone, Objectives::NONE, none(Missing::Prefill));
     let drained = World::new(&["p0", "d0"]).reports("p0", |report| report.draining = true);
     check_refusal(&drained, Objectives::NONE, none(Missing::Prefill));

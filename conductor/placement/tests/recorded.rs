@@ -117,7 +117,11 @@ const ROWS: RoutedRows =
 
 /// A cluster with a past, now.
 fn world(names: &[&str], policy: Policy, steps: &[Step]) -> (World, u64) {
-    let mut world = World::with_policy(names, policy);
+    shared(names, 1, policy, steps)
+}
+
+fn shared(names: &[&str], per_node: usize, policy: Policy, steps: &[Step]) -> (World, u64) {
+    let mut world = World::shared(names, per_node, policy);
     for name in names {
         world = world.reports(name, |report| report.model.routed = Some(ROWS));
     }
@@ -245,6 +249,7 @@ proptest! {
     fn a_decision_that_was_written_down_is_taken_again_as_it_was(
         policy in policy(),
         both: bool,
+        per_node in 1usize..4,
         steps in prop::collection::vec(step(), 0..60),
         held in prop::collection::vec(0u32..20, 6),
         prompt_tokens in 1u32..5_000,
@@ -262,7 +267,7 @@ proptest! {
     ) {
         let names: &[&str] = if both { &BOTH } else { &SPLIT };
         let named = named.map(|at| InstanceId::from(names[at]));
-        let (mut world, now_us) = world(names, policy, &steps);
+        let (mut world, now_us) = shared(names, per_node, policy, &steps);
         let held: Vec<_> = (0..).map(NodeIndex).zip(held).collect();
         world.matched = PrefixMatch::from_pairs(&held);
         let exclude: Vec<InstanceId> =
@@ -302,9 +307,9 @@ fn what_was_changed_is_found() {
     };
     found("/inputs/request/prompt_tokens", 3_000.into(), "prompt_blocks");
     found("/inputs/instances/3/prefill/token_us", "10.5".into(), "prefill_candidates.0.compute_us");
-    found("/inputs/instances/4/held_blocks", 3.into(), "prefill_candidates.1.held_blocks");
+    found("/inputs/hosts/4/held_blocks", 3.into(), "prefill_candidates.1.held_blocks");
     found("/inputs/instances/0/draining", true.into(), "decode_candidates.0.verdict");
-    found("/inputs/instances/0/slots_available", 0.into(), "decode_candidates.0.verdict");
+    found("/inputs/hosts/0/slots_available", 0.into(), "decode_candidates.0.verdict");
     found("/inputs/request/ttft_objective_us", 1.into(), "prefill_candidates.0.verdict");
     found("/inputs/instances/4/reference", 77.into(), "prefill_instance");
     assert_eq!(differences("/decided/predicted_ttft_us", "7".into()), ["predicted_ttft_us"]);
@@ -320,10 +325,11 @@ fn what_is_no_recorded_decision_is_refused_and_says_why() {
         let error: RecordedError = RecordedDecision::read(changed).expect_err("refused");
         assert!(error.to_string().contains(want), "{error} lacks {want}");
     };
-    check("/form", 1.into(), "form 1; this version reads form 5");
+    check("/form", 1.into(), "form 1; this version reads form 6");
     check("/form", "x".into(), "form \"x\"");
     check("/inputs/request", Value::Null, "no recorded decision");
-    check("/inputs/instances/0/in_free_us", u64::MAX.into(), "`in_free_us` is out of bounds");
+    check("/inputs/hosts/0/in_free_us", u64::MAX.into(), "`in_free_us` is out of bounds");
+    check("/inputs/instances/0/host", 6.into(), "`host` is out of bounds");
     check("/inputs/instances/0/prefill/token_us", "NaN".into(), "`prefill` is out of bounds");
     check("/inputs/instances/0/prefill/token_us", "a".into(), "is no number");
     check("/inputs/instances/0/max_running", u32::MAX.into(), "`max_running` is out of bounds");

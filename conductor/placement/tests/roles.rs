@@ -57,7 +57,7 @@ fn a_role_that_was_set_holds_while_others_play_the_other_one() {
     let back = drains.reports("b0", |report| report.draining = false);
     assert_eq!(roles(&back), [Role::Prefill, Role::Decode, Role::Decode]);
     let mut gone = back;
-    gone.view.remove_instances(NodeIndex(0), None);
+    gone.view.remove_instances(NodeIndex(0), &[]);
     assert_eq!(roles(&gone), [Role::Both; 2]);
 }
 

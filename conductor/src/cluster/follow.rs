@@ -460,10 +460,14 @@ impl<'a> Session<'a> {
         node.ssd = status.ssd.clone();
         node.keeps = status.keeps;
         let attached = status::attached(status, node.index)?;
-        let instance_id = attached.as_ref().map(|attached| &attached.report.instance_id);
-        state.view.remove_instances(node.index, instance_id);
-        node.engines.retain(|id, _| Some(id) == instance_id);
-        if let Some(attached) = attached {
+        let ids: Vec<InstanceId> =
+            attached.iter().map(|attached| attached.report.instance_id.clone()).collect();
+        if let Some(twice) = ids.iter().enumerate().find(|(at, id)| ids[..*at].contains(id)) {
+            return Err(StatusError::SameInstance(twice.1.clone()).into());
+        }
+        state.view.remove_instances(node.index, &ids);
+        node.engines.retain(|id, _| ids.contains(id));
+        for attached in attached {
             let (id, handle) = engine(node, &attached, &self.shared.options)?;
             node.engines.insert(id, handle);
             state.view.report(attached.report, now_us);

@@ -233,7 +233,7 @@ impl State {
     /// The node at this place is gone, and nothing is known of it any more.
     pub(super) fn forget_node(&mut self, at: usize, index: &mut ShadowIndex) {
         if let Some(node) = self.nodes[at].take() {
-            self.view.remove_instances(node.index, None);
+            self.view.remove_instances(node.index, &[]);
             index.retire_node(node.index);
         }
     }

@@ -14,6 +14,8 @@ pub(super) enum StatusError {
     Layout(#[from] LayoutError),
     #[error("the node calls itself `{got}` and was `{was}`")]
     Renamed { got: String, was: NodeId },
+    #[error("two of its instances are called `{0}`")]
+    SameInstance(InstanceId),
     #[error("`{0}` is no address of an engine")]
     EngineAddress(String),
 }
@@ -26,16 +28,28 @@ pub(super) struct Attached {
     pub(super) role_version: u64,
 }
 
-/// Reads the engine of a status; `None` while there is none.
+/// Reads the engines of a status.
 pub(super) fn attached(
     status: &v1::NodeDescription,
     node: NodeIndex,
-) -> Result<Option<Attached>, StatusError> {
-    let Some(instance) = &status.instance else { return Ok(None) };
+) -> Result<Vec<Attached>, StatusError> {
+    if status.instances.is_empty() {
+        return Ok(Vec::new());
+    }
     let layout = status.layout.as_ref().ok_or(FieldError::Missing("layout"))?;
     let layout = SlotLayout::try_from(layout)?;
+    let one = |instance| attached_one((status, &layout), node, instance);
+    status.instances.iter().map(one).collect()
+}
+
+fn attached_one(
+    (status, layout): (&v1::NodeDescription, &SlotLayout),
+    node: NodeIndex,
+    attached: &v1::AttachedInstance,
+) -> Result<Attached, StatusError> {
+    let instance = attached.description.as_ref().ok_or(FieldError::Missing("description"))?;
     let model = instance.model.as_ref().ok_or(FieldError::Missing("model"))?;
-    let load = status.load.unwrap_or_default();
+    let load = attached.load.unwrap_or_default();
     let report = InstanceReport {
         instance_id: InstanceId::from(instance.instance_id.as_str()),
         instance_type: instance.instance_type.as_str().into(),
@@ -47,7 +61,7 @@ pub(super) fn attached(
             0 => None,
             plays => Some(role(plays)?),
         },
-        model: model_spec(model, &layout)?,
+        model: model_spec(model, layout)?,
         max_running: instance.max_running,
         slots_total: status.slots_total,
         slots_available: status.slots_available,
@@ -60,7 +74,7 @@ pub(super) fn attached(
     };
     let grpc_address = instance.grpc_address.clone();
     let (attach_epoch, role_version) = (instance.attach_epoch, instance.role_version);
-    Ok(Some(Attached { report, grpc_address, attach_epoch, role_version }))
+    Ok(Attached { report, grpc_address, attach_epoch, role_version })
 }
 
 fn role(role: i32) -> Result<Role, FieldError> {

@@ -118,9 +118,10 @@ impl Bench {
         let found = self.harness.client.get(url).send().await.expect("an answer");
         let found: Value = found.json().await.expect("JSON");
         let decisions = found["decisions"].as_array().expect("a list");
-        let instances = decisions[0]["inputs"]["instances"].as_array().expect("a list").iter();
-        let mut of = instances.filter(|one| one["instance"] == *instance);
-        of.next().expect("it is there").clone()
+        let inputs = &decisions[0]["inputs"];
+        let mut instances = inputs["instances"].as_array().expect("a list").iter();
+        let found = instances.find(|one| one["instance"] == *instance).expect("it is there");
+        inputs["hosts"][found["host"].as_u64().expect("a number") as usize].clone()
     }
 
     fn pinned(&self) -> usize {

@@ -217,7 +217,7 @@ pub fn status_json(status: &v1::AdminStatus) -> Value {
     json!({
         "node_id": node.node_id,
         "incarnation": format!("{:016x}", node.incarnation),
-        "instance": node.instance.as_ref().map(|instance| instance.instance_id.clone()),
+        "engines": node.instances.iter().map(engine_json).collect::<Vec<_>>(),
         "slots": {
             "total": node.slots_total,
             "free": node.slots_free,
@@ -246,17 +246,57 @@ pub fn status_json(status: &v1::AdminStatus) -> Value {
     })
 }
 
+fn engine_json(attached: &v1::AttachedInstance) -> Value {
+    let description = attached.description.clone().unwrap_or_default();
+    let load = attached.load.unwrap_or_default();
+    json!({
+        "instance": description.instance_id,
+        "role": role(description.role()),
+        "plays": role(description.plays()),
+        "attach_epoch": description.attach_epoch,
+        "running": load.running,
+        "waiting": load.waiting,
+    })
+}
+
+/// One engine, in words.
+fn engine(attached: &v1::AttachedInstance) -> String {
+    let description = attached.description.clone().unwrap_or_default();
+    let load = attached.load.unwrap_or_default();
+    let plays = match description.plays() {
+        v1::Role::Unspecified => description.role(),
+        plays => plays,
+    };
+    format!(
+        "{} ({}): {} running, {} waiting",
+        description.instance_id,
+        role(plays).unwrap_or("?"),
+        load.running,
+        load.waiting
+    )
+}
+
+fn role(role: v1::Role) -> Option<&'static str> {
+    match role {
+        v1::Role::Unspecified => None,
+        v1::Role::Prefill => Some("prefill"),
+        v1::Role::Decode => Some("decode"),
+        v1::Role::Both => Some("both"),
+    }
+}
+
 pub fn status(status: &v1::AdminStatus) -> String {
     let node = status.node.clone().unwrap_or_default();
-    let engine = node.instance.as_ref().map_or("none", |instance| &instance.instance_id);
+    let mut engines: Vec<String> = node.instances.iter().map(engine).collect();
+    if engines.is_empty() {
+        engines.push("none".to_owned());
+    }
     let ssd = node.ssd.as_ref().map_or("none".to_owned(), |ssd| {
         let v1::SsdStatus { state, blocks, bytes, bytes_max, .. } = ssd;
         format!("{state}; {blocks} blocks, {bytes} of {bytes_max} bytes")
     });
     let mut text = String::new();
     let lines = [
-        ("node", node.node_id.clone()),
-        ("engine", engine.to_owned()),
         ("state", drain(&status.drain.clone().unwrap_or_default())),
         (
             "slots",
@@ -278,7 +318,8 @@ pub fn status(status: &v1::AdminStatus) -> String {
         ("kept", format!("{} blocks, {} bytes", status.kept_blocks, status.kept_bytes)),
         ("ssd", ssd),
     ];
-    for (name, value) in lines {
+    let engines = engines.into_iter().map(|engine| ("engine", engine));
+    for (name, value) in [("node", node.node_id.clone())].into_iter().chain(engines).chain(lines) {
         // To a string, which takes all.
         let _ = writeln!(text, "{name:<7} {value}");
     }

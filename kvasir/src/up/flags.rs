@@ -27,6 +27,11 @@ pub struct Flags {
     #[arg(long, value_name = "N")]
     pub both: Option<u32>,
 
+    /// Engines that share one store node, and with it one cache: prefill and decode in turn. The last node may have
+    /// fewer.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub engines_per_node: u32,
+
     /// A Hugging Face folder of a DeepSeek-V2 model. Without it the bundled model with random
     /// weights is served.
     #[arg(long, value_name = "DIR")]
@@ -40,12 +45,12 @@ pub struct Flags {
     #[arg(long, value_name = "P", default_value_t = 8000)]
     pub port: u16,
 
-    /// Memory for the cache, for each engine's store node: bytes, or as in 512MiB or 1GiB.
+    /// Memory for the cache, for each store node: bytes, or as in 512MiB or 1GiB.
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_bytes)]
     pub arena_bytes: u64,
 
-    /// Room on disk for blocks that memory has none for, and for the context cache, for each engine's
-    /// store node. None by default.
+    /// Room on disk for blocks that memory has none for, and for the context cache, for each store
+    /// node. None by default.
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub ssd_bytes: Option<u64>,
 
@@ -215,6 +220,7 @@ impl Flags {
     pub fn check_ranges(&self) -> Result<(), FlagError> {
         let chunk = u64::from(self.chunk_tokens);
         let threads = u64::from(self.threads.unwrap_or(1));
+        let per_node = self.engines_per_node;
         let checks = [
             ("chunk-tokens", chunk, (1..=65_536).contains(&chunk), "1 to 65536"),
             (
@@ -229,6 +235,7 @@ impl Flags {
                 self.ssd_bytes.is_none_or(|bytes| bytes >= SSD_BYTES_MIN),
                 "4MiB and more",
             ),
+            ("engines-per-node", per_node.into(), (1..=ENGINES_MAX).contains(&per_node), "1 to 64"),
             ("threads", threads, (1..=1024).contains(&threads), "1 to 1024"),
             (
                 "request-deadline-ms",
@@ -345,6 +352,8 @@ mod tests {
             "--chunk-tokens 0",
             "--ssd-bytes 1MiB",
             "--threads 0",
+            "--engines-per-node 0",
+            "--engines-per-node 65",
             "--lease-ms 999",
             "--request-deadline-ms 0",
             "--ttft-objective-ms 0",

@@ -83,9 +83,11 @@ pub fn plan(
     let common = Common { flags, surroundings, model_name: &model_name, threads };
 
     let (mut configs, mut workers) = (Vec::new(), Vec::new());
-    for (name, role) in names(engines) {
-        configs.push(node(&common, &name, addresses)?);
-        workers.push(engine(&common, &name, role, addresses)?);
+    for Host { node: name, engines } in hosts(engines, flags.engines_per_node) {
+        configs.push(node(&common, &name, engines.len(), addresses)?);
+        for (engine_name, role) in engines {
+            workers.push(engine(&common, (&engine_name, role), &name, addresses)?);
+        }
     }
     let node_addresses: Vec<String> = configs.iter().map(|node| node.listen.to_string()).collect();
     let named = configs.into_iter().map(|node| beside(node, &node_addresses));
@@ -103,7 +105,42 @@ struct Common<'a> {
     threads: u32,
 }
 
-/// `prefill-1`, `prefill-2`, …: an engine's name. Its node is called the same with `-node`.
+/// A store node and its engines.
+struct Host {
+    node: String,
+    engines: Vec<(String, Role)>,
+}
+
+/// An engine that is alone on its node is called as the node is without `-node`; nodes of more are numbered.
+fn hosts(engines: Engines, per_node: u32) -> Vec<Host> {
+    let names = names(engines);
+    if per_node == 1 {
+        let alone = |engine: (String, Role)| Host {
+            node: format!("{}-node", engine.0),
+            engines: vec![engine],
+        };
+        return names.into_iter().map(alone).collect();
+    }
+    // Prefill and decode in turn, so that a node has both where there are both.
+    let of_role = |wanted: Role| names.iter().filter(move |(_, role)| *role == wanted);
+    let mut in_turn = Vec::new();
+    let (mut prefills, mut decodes) = (of_role(Role::Prefill), of_role(Role::Decode));
+    loop {
+        let next: Vec<_> = prefills.next().into_iter().chain(decodes.next()).cloned().collect();
+        if next.is_empty() {
+            break;
+        }
+        in_turn.extend(next);
+    }
+    in_turn.extend(of_role(Role::Both).cloned());
+    let node = |(number, engines): (u32, &[(String, Role)])| Host {
+        node: format!("host-{number}-node"),
+        engines: engines.to_vec(),
+    };
+    (1..).zip(in_turn.chunks(per_node as usize)).map(node).collect()
+}
+
+/// `prefill-1`, `prefill-2`, …: an engine's name.
 fn names(engines: Engines) -> Vec<(String, Role)> {
     let roles = [
         (engines.prefill, "prefill", Role::Prefill),
@@ -116,26 +153,24 @@ fn names(engines: Engines) -> Vec<(String, Role)> {
         .collect()
 }
 
-fn node_name(engine: &str) -> String {
-    format!("{engine}-node")
-}
-
 /// Short, because a Unix socket's path has 108 bytes.
-fn attach_dir(run_dir: &Path, engine: &str) -> PathBuf {
-    run_dir.join(node_name(engine))
+fn attach_dir(run_dir: &Path, node: &str) -> PathBuf {
+    run_dir.join(node)
 }
 
 fn node(
     common: &Common<'_>,
-    engine: &str,
+    name: &str,
+    engines: usize,
     addresses: &mut impl Addresses,
 ) -> Result<NodeConfig, PlanError> {
     let flags = common.flags;
-    let name = node_name(engine);
     let (listen, transfer_listen) = (addresses.free()?, addresses.free()?);
     Ok(NodeConfig {
+        node_id: name.to_owned(),
         listen,
-        attach_dir: attach_dir(common.surroundings.run_dir, engine),
+        attach_dir: attach_dir(common.surroundings.run_dir, name),
+        engines_max: NodeConfig::default().engines_max.max(engines as u32),
         arena_bytes: flags.arena_bytes,
         domain: match flags.domain.as_str() {
             "tcp" => Domain::Tcp,
@@ -152,11 +187,10 @@ fn node(
             Verify::default()
         },
         throttle_bytes_per_s: flags.throttle_bytes_per_s.unwrap_or(0),
-        layer_log: layer_log(flags, &name),
-        ssd: ssd(common, &name),
+        layer_log: layer_log(flags, name),
+        ssd: ssd(common, name),
         efa: efa(&flags.efa_provider),
         drain_ms: NODE_DRAIN_MS.into(),
-        node_id: name,
         ..NodeConfig::default()
     })
 }
@@ -199,8 +233,8 @@ fn ssd(common: &Common<'_>, node: &str) -> Ssd {
 
 fn engine(
     common: &Common<'_>,
-    name: &str,
-    role: Role,
+    (name, role): (&str, Role),
+    node: &str,
     addresses: &mut impl Addresses,
 ) -> Result<ProcessPlan, PlanError> {
     let flags = common.flags;
@@ -210,7 +244,7 @@ fn engine(
         role,
         model: common.surroundings.model.to_owned(),
         model_name: common.model_name.to_owned(),
-        attach_dir: attach_dir(common.surroundings.run_dir, name),
+        attach_dir: attach_dir(common.surroundings.run_dir, node),
         listen,
         chunk_tokens: flags.chunk_tokens,
         kv_dtype: flags.kv_dtype(),
@@ -368,13 +402,40 @@ mod tests {
         assert_eq!(conductor.nodes, nodes);
         assert_eq!(conductor.models[0].name, "tiny");
         for engine in ["prefill-1", "prefill-2", "decode-1"] {
-            let node: NodeConfig = config(&plan, &node_name(engine));
+            let node: NodeConfig = config(&plan, &format!("{engine}-node"));
             let mut known = node.replicas.peers.clone();
             known.push(node.listen.to_string());
             known.sort();
             assert_eq!(known, nodes, "it knows the others");
             assert_eq!(config::<EngineConfig>(&plan, engine).attach_dir, node.attach_dir);
         }
+    }
+
+    #[test]
+    fn engines_that_share_a_node_are_dealt_out_in_turn() {
+        let check = |line: &str, want: &[(&str, &[&str])]| {
+            let plan = planned(line);
+            let nodes = plan.processes.iter().filter(|p| p.kind == Kind::StoreNode);
+            let nodes: Vec<&str> = nodes.map(|node| node.name.as_str()).collect();
+            assert_eq!(nodes, want.iter().map(|(node, _)| *node).collect::<Vec<_>>(), "{line}");
+            for (node, engines) in want {
+                let attach_dir = config::<NodeConfig>(&plan, node).attach_dir;
+                for engine in *engines {
+                    let engine: EngineConfig = config(&plan, engine);
+                    assert_eq!(engine.attach_dir, attach_dir, "{line}");
+                }
+            }
+            let conductor: ConductorConfig = config(&plan, "conductor");
+            assert_eq!(conductor.nodes.len(), nodes.len());
+        };
+        check(
+            "--prefill 1 --decode 2 --engines-per-node 2",
+            &[("host-1-node", &["prefill-1", "decode-1"]), ("host-2-node", &["decode-2"])],
+        );
+        check("--both 2 --engines-per-node 2", &[("host-1-node", &["both-1", "both-2"])]);
+        check("--engines-per-node 8", &[("host-1-node", &["prefill-1", "decode-1"])]);
+        let many = planned("--both 20 --engines-per-node 20");
+        assert_eq!(config::<NodeConfig>(&many, "host-1-node").engines_max, 20);
     }
 
     #[test]

@@ -225,9 +225,10 @@ pub struct NodeDescription {
     /// The transfer engine's serialised address of this node.
     #[prost(bytes = "vec", tag = "3")]
     pub endpoint: ::prost::alloc::vec::Vec<u8>,
-    /// Absent while no engine is attached.
-    #[prost(message, optional, tag = "4")]
-    pub instance: ::core::option::Option<InstanceDescription>,
+    /// Engines that are attached, in the order in which they came. All of them share
+    /// the node's slots and with them one layout.
+    #[prost(message, repeated, tag = "4")]
+    pub instances: ::prost::alloc::vec::Vec<AttachedInstance>,
     #[prost(message, optional, tag = "5")]
     pub layout: ::core::option::Option<SlotLayout>,
     #[prost(uint32, tag = "6")]
@@ -236,9 +237,7 @@ pub struct NodeDescription {
     pub slots_free: u32,
     #[prost(bool, tag = "8")]
     pub draining: bool,
-    #[prost(message, optional, tag = "9")]
-    pub load: ::core::option::Option<InstanceLoad>,
-    /// Milliseconds since the Unix epoch at which the load was read.
+    /// Milliseconds since the Unix epoch at which the loads were read.
     #[prost(uint64, tag = "10")]
     pub load_at_unix_ms: u64,
     /// Slots that could be had now: free plus evictable.
@@ -250,6 +249,13 @@ pub struct NodeDescription {
     /// What tenants are promised can be kept here: there is an SSD or an object store.
     #[prost(bool, tag = "13")]
     pub keeps: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AttachedInstance {
+    #[prost(message, optional, tag = "1")]
+    pub description: ::core::option::Option<InstanceDescription>,
+    #[prost(message, optional, tag = "2")]
+    pub load: ::core::option::Option<InstanceLoad>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SsdStatus {
@@ -513,7 +519,7 @@ pub struct BlockChange {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SetRoleRequest {
-    /// Which attachment is meant, as the node has described it.
+    /// Which attachment is meant, as the node has described it: an engine, and when it came.
     #[prost(fixed64, tag = "1")]
     pub incarnation: u64,
     #[prost(string, tag = "2")]

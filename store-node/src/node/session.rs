@@ -46,8 +46,10 @@ impl Session {
         Ok(Session { instance, steps, line, role_set_ms: None, stops, pool: None })
     }
 
-    pub fn load(&self) -> v1::InstanceLoad {
-        self.line.control().load()
+    /// What others see of it.
+    pub fn describe(&self) -> v1::AttachedInstance {
+        let load = self.line.control().load();
+        v1::AttachedInstance { description: Some(self.instance.clone()), load: Some(load) }
     }
 
     /// What the engine has finished. Read it before a message is acted on: what was stored before

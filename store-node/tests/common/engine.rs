@@ -50,6 +50,22 @@ impl FakeEngine {
         EngineAttachment::connect(options).await.map(FakeEngine::new)
     }
 
+    /// One of several on a node.
+    pub async fn attach_as(node: &TestNode, name: &str) -> Self {
+        FakeEngine::try_attach_as(node, name, |_| {}).await.expect("attached")
+    }
+
+    pub async fn try_attach_as(
+        node: &TestNode,
+        name: &str,
+        change: impl FnOnce(&mut AttachOptions),
+    ) -> Result<Self, AttachError> {
+        let mut options = options(&node.attach_dir(), layout());
+        options.instance_id = name.into();
+        change(&mut options);
+        EngineAttachment::connect(options).await.map(FakeEngine::new)
+    }
+
     pub fn new(attachment: EngineAttachment) -> Self {
         FakeEngine { attachment, layout: layout(), step: 0, seen: VecDeque::new() }
     }

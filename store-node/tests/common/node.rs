@@ -68,6 +68,12 @@ impl TestNode {
         self.client.describe(v1::DescribeRequest {}).await.expect("a description").into_inner()
     }
 
+    /// The engines that are attached, in the order in which they came.
+    pub async fn instances(&mut self) -> Vec<v1::InstanceDescription> {
+        let attached = self.describe().await.instances.into_iter();
+        attached.map(|attached| attached.description.expect("it is described")).collect()
+    }
+
     pub async fn endpoint(&mut self) -> Vec<u8> {
         self.describe().await.endpoint
     }

@@ -112,6 +112,8 @@ pub struct AllocateCall {
 #[derive(Debug, Clone)]
 pub struct LegStart {
     pub share: Share,
+    /// Which engine of the node is to do it.
+    pub engine: usize,
     pub request: usize,
     /// Prefill side: it answers too.
     pub answers: bool,
@@ -292,5 +294,7 @@ pub enum FromEngine {
     /// The process has ended; the last that is heard of it.
     Gone {
         epoch: AttachEpoch,
+        /// Which of its node's.
+        index: usize,
     },
 }

@@ -16,6 +16,7 @@ use kvasir_proto::{BlockKey, InstanceId, NodeId, Share, Side, Tenant, TxId};
 use crate::calls::{AllocateCall, Call, Caller, LegStart, Party, Reply, Targets, Term};
 use crate::content::{BLOCK_TOKENS, SLOT_BYTES};
 use crate::context::{Context, Event};
+use crate::engine::Engine;
 use crate::node::Node;
 use crate::plan::RolePlan;
 use crate::seen::Life;
@@ -86,6 +87,8 @@ struct Job {
     prefill: usize,
     /// None when the prefill side answers.
     decode: Option<usize>,
+    /// Which engine of each of the two nodes.
+    engines: (usize, usize),
     source: Option<usize>,
     /// What is still not reserved.
     reserving: u32,
@@ -174,7 +177,7 @@ impl Conductor {
 
     fn forget(&mut self, node: usize) {
         if let Some(follow) = self.follows.remove(&node) {
-            self.view.remove_instances(follow.node, None);
+            self.view.remove_instances(follow.node, &[]);
             self.shadow.retire_node(follow.node);
         }
     }
@@ -213,12 +216,12 @@ impl Conductor {
             }
         }
         let number = follow.node;
-        match &running.engine {
-            Some(engine) => {
-                let report = report(node, number, engine.epoch.0, engine.tasks() as u32);
-                self.view.report(report, context.now_us);
-            }
-            None => self.view.remove_instances(number, None),
+        let reports = running.engines.iter().map(|engine| report(node, number, engine));
+        let reports: Vec<InstanceReport> = reports.collect();
+        let ids: Vec<InstanceId> = reports.iter().map(|of| of.instance_id.clone()).collect();
+        self.view.remove_instances(number, &ids);
+        for report in reports {
+            self.view.report(report, context.now_us);
         }
     }
 
@@ -328,7 +331,13 @@ impl Conductor {
             self.call(context, serial, to, what, Call::Allocate(Box::new(call)));
         }
         let (targets, held_by_source) = (BTreeMap::new(), 0);
-        Job { request, tx, prefill, decode, source, reserving, targets, held_by_source }
+        let engines =
+            [placement.prefill(), placement.decode()].map(|of| engine_of(&of.instance_id));
+        let engines = engines.into();
+        if decode == Some(prefill) {
+            context.covers("a pair is on one node");
+        }
+        Job { request, tx, prefill, decode, engines, source, reserving, targets, held_by_source }
     }
 
     fn caller(&self, call: u64) -> Caller {
@@ -418,6 +427,7 @@ impl Conductor {
             return self.give_up(context, serial);
         }
         let (request, prefill, decode, source) = (job.request, job.prefill, job.decode, job.source);
+        let engines = job.engines;
         let (at_decode, at_prefill) =
             (job.targets.get(&Side::Decode).cloned(), job.targets.get(&Side::Prefill).cloned());
         let [share, decode_share, source_share] =
@@ -438,9 +448,11 @@ impl Conductor {
             }
             (None, None) => {}
         }
-        self.start_leg(context, serial, prefill, (share, request, decode.is_none()));
+        let (of_prefill, of_decode) = engines;
+        self.start_leg(context, serial, (prefill, of_prefill), (share, request, decode.is_none()));
         if let Some(decode) = decode {
-            self.start_leg(context, serial, decode, (decode_share, request, true));
+            let leg = (decode_share, request, true);
+            self.start_leg(context, serial, (decode, of_decode), leg);
         }
     }
 
@@ -448,11 +460,11 @@ impl Conductor {
         &mut self,
         context: &mut Context,
         serial: u64,
-        to: usize,
+        (to, engine): (usize, usize),
         (share, request, answers): (Share, usize, bool),
     ) {
         let reply = self.caller(0);
-        let mut leg = LegStart { share, request, answers, reply };
+        let mut leg = LegStart { share, engine, request, answers, reply };
         leg.reply.call = number(serial, &Call::Start { leg: leg.clone() });
         let what = if answers { What::Start } else { What::Rest };
         self.call(context, serial, to, what, Call::Start { leg });
@@ -572,17 +584,24 @@ fn tier(tier: kvasir_blocks::Tier) -> kvasir_placement::Tier {
     }
 }
 
-fn report(node: &Node, number: NodeIndex, epoch: u32, running: u32) -> InstanceReport {
+/// Which engine of its node an instance is.
+fn engine_of(instance: &InstanceId) -> usize {
+    let (_, index) = instance.0.split_once('.').expect("named by its node and its number");
+    index.parse().expect("a number")
+}
+
+fn report(node: &Node, number: NodeIndex, engine: &Engine) -> InstanceReport {
+    let (epoch, running) = (engine.epoch.0, engine.tasks() as u32);
     let counts = node.running.as_ref().map(|running| running.blocks.counts()).unwrap_or_default();
     let incarnation = node.running.as_ref().map_or(0, |running| running.incarnation);
     let draining = node.running.as_ref().is_some_and(|running| running.blocks.is_draining());
     InstanceReport {
-        instance_id: InstanceId::from(format!("i{}", node.index).as_str()),
+        instance_id: InstanceId::from(format!("i{}.{}", node.index, engine.index).as_str()),
         instance_type: "".into(),
         node: number,
         node_id: NodeId::from(format!("n{}", node.index).as_str()),
         attachment: (incarnation, epoch),
-        role: match node.plan.role {
+        role: match node.plan.engines[engine.index] {
             RolePlan::Prefill => Role::Prefill,
             RolePlan::Decode => Role::Decode,
             RolePlan::Both => Role::Both,

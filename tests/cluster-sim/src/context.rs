@@ -69,6 +69,8 @@ pub enum Event {
     },
     EngineStarts {
         at: Life,
+        /// Which of the node's.
+        index: usize,
     },
     /// A client of objects is started.
     Client(usize),

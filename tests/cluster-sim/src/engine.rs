@@ -1,4 +1,4 @@
-//! The engine of a node, as a model: it takes shares over, computes pages layer by layer in the node's
+//! An engine of a node, as a model: it takes shares over, computes pages layer by layer in the node's
 //! memory, and answers. It is the workload, not what is tested; but what it reads it uses, so that a wrong
 //! byte becomes a wrong answer.
 
@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use kvasir_blocks::AttachEpoch;
-use kvasir_blocks::moving::engine_stops::Progress;
+use kvasir_blocks::moving::engine_stops::{EngineStops, Progress};
 use kvasir_proto::{BlockKey, Share, Side, SlotIndex, keys};
 
 use crate::calls::{FromEngine, LegStart, Reply, ToEngine};
@@ -27,6 +27,8 @@ const OVER_MAX: usize = 256;
 #[derive(Debug)]
 pub struct Engine {
     pub epoch: AttachEpoch,
+    /// Which of its node's.
+    pub index: usize,
     tasks: BTreeMap<Share, Task>,
     /// Let go of: told again to begin, it does not.
     over: Vec<Share>,
@@ -44,6 +46,8 @@ pub struct Engine {
     pub progress: Option<Progress>,
     /// The node does not listen to it any more.
     pub expelled: bool,
+    /// What the node has told it to stop.
+    pub stops: EngineStops,
     pool: Pool,
 }
 
@@ -87,9 +91,10 @@ enum State {
 }
 
 impl Engine {
-    pub fn new(epoch: AttachEpoch, now_us: u64, pool_pages: u32) -> Self {
+    pub fn new(epoch: AttachEpoch, index: usize, now_us: u64, pool_pages: u32) -> Self {
         Engine {
             epoch,
+            index,
             tasks: BTreeMap::new(),
             over: Vec::new(),
             step: 0,
@@ -101,6 +106,7 @@ impl Engine {
             handles: BTreeSet::new(),
             progress: None,
             expelled: false,
+            stops: EngineStops::default(),
             pool: Pool { free: (0..pool_pages).collect(), ..Pool::default() },
         }
     }
@@ -161,9 +167,9 @@ impl Engine {
 }
 
 /// What an engine hears.
-pub fn hear(node: &mut Running, context: &mut Context, message: ToEngine) {
+pub fn hear(node: &mut Running, context: &mut Context, epoch: AttachEpoch, message: ToEngine) {
     let at = node.at;
-    let Some(engine) = &mut node.engine else { return };
+    let Some(engine) = node.engine_mut(epoch) else { return };
     match message {
         ToEngine::Start(leg) => {
             let share = leg.share;
@@ -203,7 +209,7 @@ pub fn hear(node: &mut Running, context: &mut Context, message: ToEngine) {
                 engine.wants_step(context, at);
             }
         }
-        ToEngine::Ready { share, tail } => ready(node, context, share, &tail),
+        ToEngine::Ready { share, tail } => ready(node, context, (epoch, share), &tail),
         ToEngine::Stop { share } => engine.let_go(context, at, share),
         ToEngine::Grown { share, slots } => {
             let Some(task) = engine.tasks.get_mut(&share) else { return };
@@ -224,14 +230,19 @@ pub fn hear(node: &mut Running, context: &mut Context, message: ToEngine) {
                 node.write_pool(epoch, page, 0, &UNWRITTEN);
             }
         }
-        ToEngine::Got { handle, keys, slots } => got(node, context, handle, &keys, &slots),
+        ToEngine::Got { handle, keys, slots } => got(node, context, (epoch, handle), &keys, &slots),
     }
 }
 
 /// The pages of a decode share are there.
-fn ready(node: &mut Running, context: &mut Context, share: Share, tail: &[u8]) {
+fn ready(
+    node: &mut Running,
+    context: &mut Context,
+    (epoch, share): (AttachEpoch, Share),
+    tail: &[u8],
+) {
     let at = node.at;
-    let Some(engine) = &mut node.engine else { return };
+    let Some(engine) = node.engine_mut(epoch) else { return };
     let Some(task) = engine.tasks.get_mut(&share) else { return };
     let first = tail.try_into().map(u32::from_le_bytes).unwrap_or(0);
     task.answer.push(first);
@@ -245,7 +256,7 @@ fn ready(node: &mut Running, context: &mut Context, share: Share, tail: &[u8]) {
 fn got(
     node: &mut Running,
     context: &mut Context,
-    handle: u64,
+    (epoch, handle): (AttachEpoch, u64),
     keys: &[BlockKey],
     slots: &[SlotIndex],
 ) {
@@ -258,7 +269,7 @@ fn got(
         };
         context.see(Seen::PageRead { at, share, key: *key, bytes });
     }
-    let Some(engine) = &mut node.engine else { return };
+    let Some(engine) = node.engine_mut(epoch) else { return };
     if slots.is_empty() {
         return;
     }
@@ -270,9 +281,9 @@ fn got(
 }
 
 /// A step: each of its tasks goes on by a layer or a token.
-pub fn step(node: &mut Running, context: &mut Context) {
+pub fn step(node: &mut Running, context: &mut Context, epoch: AttachEpoch) {
     let at = node.at;
-    let Some(engine) = &mut node.engine else { return };
+    let Some(engine) = node.engine_mut(epoch) else { return };
     if engine.step_at_us.is_none_or(|step_us| step_us > context.now_us) {
         // It was put off, or another one came before it.
         return;
@@ -280,15 +291,15 @@ pub fn step(node: &mut Running, context: &mut Context) {
     engine.step_at_us = None;
     if engine.expelled {
         // Its connection is closed: it ends.
-        return node.kill_engine(context);
+        return node.kill_engine(context, epoch);
     }
     engine.step += 1;
     engine.progress = Some(Progress { step: engine.step, layers_done: 0 });
     let shares: Vec<Share> = engine.tasks.keys().copied().collect();
     for share in shares {
-        advance(node, context, share);
+        advance(node, context, (epoch, share));
     }
-    let Some(engine) = &mut node.engine else { return };
+    let Some(engine) = node.engine_mut(epoch) else { return };
     let next_us = engine.tasks.values().filter_map(|task| match task.state {
         State::Prefilling { .. } => Some(0),
         State::Decoding => Some(task.next_token_us),
@@ -312,37 +323,37 @@ pub fn step(node: &mut Running, context: &mut Context) {
             engine.say(context, at, FromEngine::Unpin { handle });
         }
     } else if context.chance("look up", at.node as u64, 0).percent(2) {
-        look_something_up(node, context);
+        look_something_up(node, context, epoch);
     }
 }
 
 /// A lookup that belongs to no share.
-fn look_something_up(node: &mut Running, context: &mut Context) {
+fn look_something_up(node: &mut Running, context: &mut Context, epoch: AttachEpoch) {
     let at = node.at;
     let mut random = context.chance("looked up", at.node as u64, 0);
     let handle = random.draw() % HANDLES_MAX;
     let request = random.below(context.truth.requests.len());
     let keys = context.truth.requests[request].keys.clone();
-    let Some(engine) = &mut node.engine else { return };
+    let Some(engine) = node.engine_mut(epoch) else { return };
     match engine.handles.remove(&handle) {
         true => engine.say(context, at, FromEngine::Unpin { handle }),
         false => engine.say(context, at, FromEngine::Get { handle, keys }),
     }
 }
 
-fn advance(node: &mut Running, context: &mut Context, share: Share) {
-    let Some(engine) = &mut node.engine else { return };
+fn advance(node: &mut Running, context: &mut Context, (epoch, share): (AttachEpoch, Share)) {
+    let Some(engine) = node.engine_mut(epoch) else { return };
     let Some(task) = engine.tasks.get_mut(&share) else { return };
     match &task.state {
-        State::Prefilling { .. } => prefill(node, context, share),
-        State::Decoding => decode(node, context, share),
+        State::Prefilling { .. } => prefill(node, context, (epoch, share)),
+        State::Decoding => decode(node, context, (epoch, share)),
         State::Binding | State::WaitsForPages | State::Growing => {}
     }
 }
 
-fn prefill(node: &mut Running, context: &mut Context, share: Share) {
+fn prefill(node: &mut Running, context: &mut Context, (epoch, share): (AttachEpoch, Share)) {
     let at = node.at;
-    let Some(engine) = &mut node.engine else { return };
+    let Some(engine) = node.engine_mut(epoch) else { return };
     let step = engine.step;
     let Some(task) = engine.tasks.get_mut(&share) else { return };
     let State::Prefilling { pages, rows, layers } = &mut task.state else { return };
@@ -368,17 +379,17 @@ fn prefill(node: &mut Running, context: &mut Context, share: Share) {
                 None => node.write_slot(slot, start, layer),
             }
         }
-        if let Some(engine) = &mut node.engine {
+        if let Some(engine) = node.engine_mut(epoch) {
             engine.say(context, at, message);
         }
         return;
     }
     // The next chunk, or the end.
     let (first, tokens, cached_pages) = (pages.end, task.tokens.clone(), task.cached_pages);
-    let (places, request) = (Places::of(task), task.leg.request);
+    let (places, request) = (Places::of(epoch, task), task.leg.request);
     let count = (task.prompt_tokens as u32).div_ceil(BLOCK_TOKENS);
     if first == count {
-        return prompt_done(node, context, share);
+        return prompt_done(node, context, (epoch, share));
     }
     let last = count.min(first + CHUNK_PAGES);
     let mut before = read_pages(node, context, share, request, &places, cached_pages, first);
@@ -387,7 +398,7 @@ fn prefill(node: &mut Running, context: &mut Context, share: Share) {
         before
     });
     let rows: Vec<PageBytes> = rows.collect();
-    let Some(engine) = &mut node.engine else { return };
+    let Some(engine) = node.engine_mut(epoch) else { return };
     if let Some(task) = engine.tasks.get_mut(&share) {
         let wanted = (last - first) as usize;
         // Who goes on to answer does so in the slots; and so does every prompt for which there are no pages.
@@ -409,20 +420,20 @@ fn page_tokens(tokens: &[u32], page: u32) -> &[u32] {
 
 /// Where the pages of a task are.
 struct Places {
+    epoch: AttachEpoch,
     slots: Vec<SlotIndex>,
     in_pool: BTreeMap<u32, u32>,
 }
 
 impl Places {
-    fn of(task: &Task) -> Self {
-        Places { slots: task.slots.clone(), in_pool: task.in_pool.clone() }
+    fn of(epoch: AttachEpoch, task: &Task) -> Self {
+        Places { epoch, slots: task.slots.clone(), in_pool: task.in_pool.clone() }
     }
 
     fn read(&self, node: &Running, page: u32) -> PageBytes {
-        let epoch = node.engine.as_ref().map(|engine| engine.epoch);
-        match (epoch, self.in_pool.get(&page)) {
-            (Some(epoch), Some(page)) => node.read_pool(epoch, *page),
-            _ => node.read_slot(self.slots[page as usize]),
+        match self.in_pool.get(&page) {
+            Some(page) => node.read_pool(self.epoch, *page),
+            None => node.read_slot(self.slots[page as usize]),
         }
     }
 }
@@ -452,13 +463,13 @@ fn read_pages(
 }
 
 /// The prompt is computed: the first token follows from its last page.
-fn prompt_done(node: &mut Running, context: &mut Context, share: Share) {
+fn prompt_done(node: &mut Running, context: &mut Context, (epoch, share): (AttachEpoch, Share)) {
     let at = node.at;
-    let Some(engine) = &mut node.engine else { return };
+    let Some(engine) = node.engine_mut(epoch) else { return };
     let Some(task) = engine.tasks.get(&share) else { return };
     let last = task.slots.len() as u32 - 1;
-    let token = content::next_token(&Places::of(task).read(node, last));
-    let Some(engine) = &mut node.engine else { return };
+    let token = content::next_token(&Places::of(epoch, task).read(node, last));
+    let Some(engine) = node.engine_mut(epoch) else { return };
     let Some(task) = engine.tasks.get_mut(&share) else { return };
     if task.leg.answers {
         task.answer.push(token);
@@ -473,9 +484,9 @@ fn prompt_done(node: &mut Running, context: &mut Context, share: Share) {
 }
 
 /// One token: its rows are written, and the next one follows.
-fn decode(node: &mut Running, context: &mut Context, share: Share) {
+fn decode(node: &mut Running, context: &mut Context, (epoch, share): (AttachEpoch, Share)) {
     let at = node.at;
-    let Some(engine) = &mut node.engine else { return };
+    let Some(engine) = node.engine_mut(epoch) else { return };
     let Some(task) = engine.tasks.get_mut(&share) else { return };
     let request = task.leg.request;
     if context.now_us < task.next_token_us {
@@ -494,12 +505,12 @@ fn decode(node: &mut Running, context: &mut Context, share: Share) {
         task.state = State::Growing;
         return engine.say(context, at, FromEngine::Grow { share, pages: 1 });
     }
-    let (places, tokens) = (Places::of(task), task.tokens.clone());
+    let (places, tokens) = (Places::of(epoch, task), task.tokens.clone());
     let cached_pages = task.cached_pages.min(page);
     let before = read_pages(node, context, share, request, &places, cached_pages, page);
     let rows = content::page(&before, page_tokens(&tokens, page));
     node.write_slot(places.slots[page as usize], 0, &rows);
-    let Some(engine) = &mut node.engine else { return };
+    let Some(engine) = node.engine_mut(epoch) else { return };
     if tokens.len() as u32 == (page + 1) * BLOCK_TOKENS {
         let namespace = context.plan.requests[request].namespace();
         let key = keys::chain(namespace, &tokens, BLOCK_TOKENS as usize)[page as usize];

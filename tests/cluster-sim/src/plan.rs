@@ -19,6 +19,9 @@ const RIVALS_PERCENT: u64 = 30;
 /// Conversations of each tenant: prompts of one begin alike.
 const CONVERSATIONS: u64 = 3;
 const PROMPT_BLOCKS_MAX: u64 = 7;
+/// Nodes that have two engines.
+const SECOND_PERCENT: u64 = 35;
+const SECOND_ENGINES: u64 = 0x5ec0_4d00;
 /// Of the answers so many are long: their shares are renewed again and again, while others come and go.
 const LONG_PERCENT: u64 = 10;
 
@@ -57,7 +60,8 @@ pub enum RolePlan {
 #[derive(Debug, Clone)]
 pub struct NodePlan {
     pub slots: u32,
-    pub role: RolePlan,
+    /// What each of its engines does; there is one at least.
+    pub engines: Vec<RolePlan>,
     pub has_ssd: bool,
 }
 
@@ -326,10 +330,11 @@ impl Plan {
         };
         let node = |node| NodePlan {
             slots: random.between(18, 48) as u32,
-            role: roles(node, &mut random),
+            engines: vec![roles(node, &mut random)],
             has_ssd: random.percent(75),
         };
-        let nodes: Vec<NodePlan> = (0..nodes).map(node).collect();
+        let mut nodes: Vec<NodePlan> = (0..nodes).map(node).collect();
+        second_engines(seed, &mut nodes);
         let conductors = 1 + random.below(2);
         let busy_us = 1_500_000;
         let requests = 25 + random.below(40);
@@ -379,12 +384,14 @@ impl Plan {
     pub fn soak(seed: u64, hours: u64, requests_an_hour: u64) -> Self {
         let mut random = Random::new(seed);
         let mut plan = Plan::new(seed);
-        let node = |role, has_ssd| NodePlan { slots: 40, role, has_ssd };
+        let node = |role, has_ssd| NodePlan { slots: 40, engines: vec![role], has_ssd };
         plan.nodes = vec![
             node(RolePlan::Prefill, true),
             node(RolePlan::Decode, true),
             node(RolePlan::Both, false),
         ];
+        // One of them has two.
+        plan.nodes[2].engines.push(RolePlan::Prefill);
         plan.conductors = 2;
         (plan.lost_percent, plan.twice_percent) = (1, 2);
         plan.network = NetworkPlan {
@@ -449,6 +456,21 @@ impl Plan {
         self.nodes.truncate(node);
         self.faults.retain(|fault| !concerns(&fault.what));
         self.clients.retain(|client| client.node < node);
+    }
+}
+
+/// Some nodes have two engines, of one role or of two. Drawn apart, so that all else of a seed stays as it is.
+fn second_engines(seed: u64, nodes: &mut [NodePlan]) {
+    let mut random = Random::new(seed ^ SECOND_ENGINES);
+    for node in nodes {
+        let role = match random.below(3) {
+            0 => RolePlan::Prefill,
+            1 => RolePlan::Decode,
+            _ => node.engines[0],
+        };
+        if random.percent(SECOND_PERCENT) {
+            node.engines.push(role);
+        }
     }
 }
 

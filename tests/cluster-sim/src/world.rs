@@ -142,7 +142,7 @@ impl World {
         // What an engine holds by a handle goes with it; and nobody begins anything any more.
         for node in &mut self.nodes {
             if let Some(running) = &mut node.running {
-                running.kill_engine(&mut self.context);
+                running.kill_engines(&mut self.context);
                 running.kill_clients(&mut self.context);
             }
         }
@@ -389,17 +389,21 @@ impl World {
             | Event::CarryEnds { at, .. }
             | Event::RenewCopy { at, .. }
             | Event::FromClient { at, .. }
-            | Event::EngineStarts { at } => (at.node, false),
+            | Event::EngineStarts { at, .. } => (at.node, None),
             Event::Reply { to: Caller { who: Party::Node(node), .. }, .. }
-            | Event::Unanswered { caller: Caller { who: Party::Node(node), .. } } => (*node, false),
-            Event::ToEngine { at, .. } | Event::EngineStep { at, .. } => (at.node, true),
+            | Event::Unanswered { caller: Caller { who: Party::Node(node), .. } } => (*node, None),
+            Event::ToEngine { at, epoch, .. } | Event::EngineStep { at, epoch } => {
+                (at.node, Some(*epoch))
+            }
             _ => return false,
         };
         let node = &self.nodes[at];
-        let engine = node.running.as_ref().and_then(|running| running.engine.as_ref());
         let until_us = match of_engine {
-            true => engine.map_or(0, |engine| engine.stalled_until_us),
-            false => node.paused_until_us,
+            Some(epoch) => {
+                let engine = node.running.as_ref().and_then(|running| running.engine(epoch));
+                engine.map_or(0, |engine| engine.stalled_until_us)
+            }
+            None => node.paused_until_us,
         };
         let waits = until_us > self.context.now_us;
         if waits {
@@ -455,7 +459,7 @@ impl World {
             Event::ToEngine { at, .. }
             | Event::FromEngine { at, .. }
             | Event::EngineStep { at, .. }
-            | Event::EngineStarts { at }
+            | Event::EngineStarts { at, .. }
             | Event::Tick { at }
             | Event::Disk { at }
             | Event::Cut { at, .. }
@@ -476,18 +480,17 @@ impl World {
         let Some(running) = node.running.as_mut().filter(|running| running.at == at) else {
             return;
         };
-        let epoch = running.engine.as_ref().map(|engine| engine.epoch);
         match event {
-            Event::ToEngine { epoch: of, message, .. } if epoch == Some(of) => {
-                engine::hear(running, context, message);
+            Event::ToEngine { epoch, message, .. } if running.engine(epoch).is_some() => {
+                engine::hear(running, context, epoch, message);
             }
-            Event::EngineStep { epoch: of, .. } if epoch == Some(of) => {
-                engine::step(running, context);
+            Event::EngineStep { epoch, .. } if running.engine(epoch).is_some() => {
+                engine::step(running, context, epoch);
             }
             Event::FromEngine { epoch, message, .. } => {
                 running.take_engine(context, epoch, message);
             }
-            Event::EngineStarts { .. } => running.engine_starts(context),
+            Event::EngineStarts { index, .. } => running.engine_starts(context, index),
             Event::ToClient { epoch, message, .. } => {
                 client::hear(running, context, epoch, message);
             }
@@ -531,13 +534,20 @@ impl World {
             }
             Fault::ConductorCrash(conductor) => self.conductors[conductor].crash(),
             Fault::EngineCrash(node) => {
-                if let Some(running) = &mut self.nodes[node].running {
-                    running.kill_engine(&mut self.context);
+                if let Some(running) = &mut self.nodes[node].running
+                    && let Some(epoch) = running.one_of_engines(fault.id)
+                {
+                    if running.engines.len() > 1 {
+                        self.context.covers("an engine dies beside another one");
+                    }
+                    running.kill_engine(&mut self.context, epoch);
                 }
             }
             Fault::EngineStall(node) => {
-                let running = self.nodes[node].running.as_mut();
-                if let Some(engine) = running.and_then(|running| running.engine.as_mut()) {
+                if let Some(running) = &mut self.nodes[node].running
+                    && let Some(epoch) = running.one_of_engines(fault.id)
+                    && let Some(engine) = running.engine_mut(epoch)
+                {
                     engine.stalled_until_us = until_us;
                 }
                 self.context.see(Seen::StandsStill { node, until_us });

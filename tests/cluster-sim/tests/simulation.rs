@@ -9,7 +9,7 @@ use kvasir_cluster_sim::world::Summary;
 const SEEDS: u64 = 100;
 
 /// What these seeds must meet, at least once each: every fault, and what seldom comes of them.
-const COVERED: [&str; 65] = [
+const COVERED: [&str; 67] = [
     "a call comes twice",
     "a call is lost",
     "a call is tried again",
@@ -47,6 +47,7 @@ const COVERED: [&str; 65] = [
     "a node is killed",
     "a node is not reachable",
     "a node stands still",
+    "a pair is on one node",
     "a prompt is computed in a pool",
     "a push was stopped before it began",
     "a put has lost its lease",
@@ -58,6 +59,7 @@ const COVERED: [&str; 65] = [
     "a writer is not there any more",
     "an allocation comes twice",
     "an engine crashes",
+    "an engine dies beside another one",
     "an engine stands still",
     "an engine waits for its slots",
     "an ephemeral object goes with its client",

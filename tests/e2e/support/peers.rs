@@ -64,8 +64,9 @@ impl Peer {
         let engine = format!("http://{}", address(cluster, engine));
         let engine = EngineClient::connect(engine).await.expect("the engine listens");
         let described = node.describe(v1::DescribeRequest {}).await.expect("a description");
-        let described = described.into_inner();
-        let model = described.instance.and_then(|instance| instance.model).expect("it is attached");
+        let mut described = described.into_inner();
+        let attached = described.instances.pop().and_then(|one| one.description?.model);
+        let model = attached.expect("it is attached");
         let fingerprint: [u8; 32] = model.fingerprint.as_slice().try_into().expect("32 bytes");
         let namespace = keys::namespace(&fingerprint, &model.kv_dtype, "", "");
         Peer { node_name, node_address, node, engine, namespace, endpoint: described.endpoint }

@@ -71,7 +71,7 @@ impl Stored {
 
     async fn namespace(&mut self) -> kvasir_proto::Namespace {
         let node = self.client.describe(v1::DescribeRequest {}).await.expect("a description");
-        let model = node.into_inner().instance.and_then(|instance| instance.model);
+        let model = node.into_inner().instances.pop().and_then(|one| one.description?.model);
         let model = model.expect("an engine");
         keys::namespace(&model.fingerprint, &model.kv_dtype, "", "")
     }

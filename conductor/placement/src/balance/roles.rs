@@ -225,7 +225,7 @@ fn decode_load(
         return 0.0;
     }
     let places = answers / f64::from(report.max_running.max(1));
-    let slots_taken = report.slots_total.saturating_sub(instance.slots_left());
+    let slots_taken = report.slots_total.saturating_sub(view.slots_left(instance));
     let slots = f64::from(slots_taken) / f64::from(report.slots_total.max(1));
     let alone = DecodeLoad { running: 1.0, joining: 0.0, prompt_tokens: 0.0 };
     let alone_us = instance.predict_tbt_us(alone) as f64;

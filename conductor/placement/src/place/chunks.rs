@@ -123,13 +123,14 @@ impl Planner<'_> {
     ) -> Option<Attended> {
         let routing = self.view.policy().routing.as_ref()?;
         let (rows, routes) = (self.spec.routed?, self.view.routes.as_ref()?);
-        let (instance, holder) = (self.at(prefill.at), self.at(source as u32));
+        let (instance, source_side) = (self.at(prefill.at), self.at(source as u32));
+        let holder = self.view.host(source_side);
         let tokens = self.tokens(chunk.blocks);
         let splice_us = routing.constants.fabric.splice.us(tokens) as u64;
         let behind = u64::from(chunk.first_position).saturating_add(tokens);
         let is_there = |chunk: &&PlacedChunk| {
-            let at = chunk.source().map(|source| source.instance);
-            chunk.is_routed() && at == Some(holder.reference)
+            let at = chunk.source().map(|source| source.node);
+            chunk.is_routed() && at == Some(source_side.report.node)
         };
         let beside = before.iter().filter(is_there).count() as u32;
         let question = Question {
@@ -138,9 +139,7 @@ impl Planner<'_> {
             block_tokens: self.spec.block_tokens,
             blocks: chunk.blocks,
             is_moved: true,
-            flows: (holder.routes_out.iter())
-                .filter(|(requester, _)| *requester != instance.reference)
-                .count() as u32,
+            flows: holder.flows_beside(instance.reference),
             companions: holder.routes_of(instance.reference) + beside,
             prefill_tokens: u64::from(self.prompt_tokens).saturating_sub(behind) as u32,
             answer_tokens: match self.request.is_endless {
@@ -152,9 +151,9 @@ impl Planner<'_> {
                 .iter()
                 .fold(decode.tbt_us, |step_us, chunk| step_us.saturating_add(chunk.step_us)),
             step_max_us: self.objectives.tbt_us,
-            free_slots: before
-                .iter()
-                .fold(instance.slots_left(), |left, chunk| left.saturating_sub(chunk.slots())),
+            free_slots: before.iter().fold(self.view.slots_left(instance), |left, chunk| {
+                left.saturating_sub(chunk.slots())
+            }),
             fetch_us: fetch_us.saturating_add(splice_us),
             recompute_us,
         };

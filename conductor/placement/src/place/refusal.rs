@@ -123,7 +123,7 @@ impl Planner<'_> {
                 Verdict::NoRoom => {
                     let instance = self.at(at);
                     let left = |(instance, slots): (&Instance, u32)| {
-                        i64::from(instance.slots_left()) - i64::from(slots)
+                        i64::from(self.view.slots_left(instance)) - i64::from(slots)
                     };
                     if most.is_none_or(|best| left(best) < left((instance, slots))) {
                         most = Some((instance, slots));

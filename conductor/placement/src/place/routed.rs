@@ -32,8 +32,8 @@ impl Planner<'_> {
         let routing = self.view.policy().routing.as_ref()?;
         let rows = self.spec.routed?;
         let (_, source) = self.best_in_memory.or(self.best)?;
-        let holder = self.at(source as u32);
-        let blocks = self.memory_blocks(holder);
+        let holder = self.view.host(self.at(source as u32));
+        let blocks = self.memory_blocks(self.at(source as u32));
         let is_whole = prefill.at == decode.at && prefill.held_blocks == 0;
         let asked_for = self.request.steering.prefix;
         let is_open = self.request.may_route && asked_for.is_none_or(|way| way == Way::Route);
@@ -48,9 +48,7 @@ impl Planner<'_> {
             block_tokens: self.spec.block_tokens,
             blocks,
             is_moved: false,
-            flows: (holder.routes_out.iter())
-                .filter(|(requester, _)| *requester != instance.reference)
-                .count() as u32,
+            flows: holder.flows_beside(instance.reference),
             companions: holder.routes_of(instance.reference),
             prefill_tokens: self.prompt_tokens - prefix_tokens,
             answer_tokens: match self.request.is_endless {
@@ -60,7 +58,7 @@ impl Planner<'_> {
             always: routing.always || asked_for.is_some(),
             step_us: decode.tbt_us,
             step_max_us: self.objectives.tbt_us,
-            free_slots: instance.slots_left(),
+            free_slots: self.view.slots_left(instance),
             fetch_us: self.transfer_us(source, instance, blocks),
             recompute_us: self
                 .compute_us(instance, 0)

@@ -1,41 +1,42 @@
 //! What is copied to an instance's node before it computes, as it is booked: the best prefix, and chunks.
 
-use super::{BookingId, ClusterView, InstanceRef};
+use super::{BookingId, ClusterView, HostRef};
 use crate::chunks::ChunkUse;
-use crate::decision::Placement;
+use crate::decision::{Chosen, Placement};
 
 /// A copy under way.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BookedFetch {
     /// Which chunk of the placement; otherwise the prefix.
     chunk: Option<usize>,
-    source: InstanceRef,
+    source: HostRef,
     bytes: u64,
 }
 
-/// Those of a placement: the prefix first.
-pub(super) fn of(placement: &Placement) -> Vec<BookedFetch> {
-    let prefix = placement.fetch.as_ref().map(|fetch| BookedFetch {
-        chunk: None,
-        source: fetch.source.instance,
-        bytes: fetch.bytes,
-    });
-    let chunks = placement.chunks.iter().enumerate().filter_map(|(at, chunk)| {
-        let ChunkUse::Fetched(source) = &chunk.becomes else { return None };
-        Some(BookedFetch { chunk: Some(at), source: source.instance, bytes: chunk.fetched_bytes })
-    });
-    prefix.into_iter().chain(chunks).collect()
-}
-
 impl ClusterView {
+    /// Those of a placement: the prefix first.
+    pub(super) fn fetches_of(&self, placement: &Placement) -> Vec<BookedFetch> {
+        let host = |source: &Chosen| self.host_of(source.instance);
+        let prefix = placement.fetch.as_ref().map(|fetch| BookedFetch {
+            chunk: None,
+            source: host(&fetch.source),
+            bytes: fetch.bytes,
+        });
+        let chunks = placement.chunks.iter().enumerate().filter_map(|(at, chunk)| {
+            let ChunkUse::Fetched(source) = &chunk.becomes else { return None };
+            let (source, bytes) = (host(source), chunk.fetched_bytes);
+            Some(BookedFetch { chunk: Some(at), source, bytes })
+        });
+        prefix.into_iter().chain(chunks).collect()
+    }
+
     /// Counts copies on both ways. Answers with when they are predicted to be over.
     pub(super) fn begin_fetches(
         &mut self,
         placement: &Placement,
-        fetches: &[BookedFetch],
+        (fetches, target): (&[BookedFetch], HostRef),
         now_us: u64,
     ) -> u64 {
-        let target = placement.prefill().instance;
         fetches.iter().for_each(|fetch| self.begin_fetch(*fetch, target, now_us));
         let mut ready_us = now_us;
         if placement.fetch.is_some() {
@@ -45,20 +46,20 @@ impl ClusterView {
         fetched.fold(ready_us, |ready_us, chunk| ready_us.saturating_add(chunk.once_us))
     }
 
-    fn begin_fetch(&mut self, fetch: BookedFetch, target: InstanceRef, now_us: u64) {
+    fn begin_fetch(&mut self, fetch: BookedFetch, target: HostRef, now_us: u64) {
         let BookedFetch { source, bytes, .. } = fetch;
         let mut free_us = now_us;
-        if let Some(source) = self.find(source) {
+        if let Some(source) = self.find_host(source) {
             free_us = free_us.max(now_us.saturating_add(source.out_waits_us(now_us)));
             source.bytes_out += bytes;
         }
-        if let Some(target) = self.find(target) {
+        if let Some(target) = self.find_host(target) {
             free_us = free_us.max(now_us.saturating_add(target.in_waits_us(now_us)));
             free_us = free_us.saturating_add(target.link.occupied_us(bytes));
             target.bytes_in += bytes;
             target.in_free_us = free_us;
         }
-        if let Some(source) = self.find(source) {
+        if let Some(source) = self.find_host(source) {
             source.out_free_us = free_us;
         }
     }
@@ -79,9 +80,11 @@ impl ClusterView {
 
     /// So many bytes have come to where the prompt of this request is computed, in this time.
     pub fn moved(&mut self, id: BookingId, bytes: u64, us: u64) {
-        let Some(prefill) = self.bookings.get(&id).map(|booked| booked.prefill) else { return };
-        if let Some(instance) = self.find(prefill) {
-            instance.link.observe(bytes, us);
+        let Some(prefill) = self.bookings.get(&id).map(|booked| booked.prefill_host) else {
+            return;
+        };
+        if let Some(host) = self.find_host(prefill) {
+            host.link.observe(bytes, us);
         }
     }
 
@@ -96,11 +99,11 @@ impl ClusterView {
     fn end_fetch(&mut self, id: BookingId, chunk: Option<usize>) -> Option<BookedFetch> {
         let booked = self.bookings.get_mut(&id)?;
         let at = booked.fetches.iter().position(|fetch| fetch.chunk == chunk)?;
-        let (fetch, prefill) = (booked.fetches.remove(at), booked.prefill);
-        if let Some(source) = self.find(fetch.source) {
+        let (fetch, prefill) = (booked.fetches.remove(at), booked.prefill_host);
+        if let Some(source) = self.find_host(fetch.source) {
             source.bytes_out -= fetch.bytes;
         }
-        if let Some(target) = self.find(prefill) {
+        if let Some(target) = self.find_host(prefill) {
             target.bytes_in -= fetch.bytes;
         }
         Some(fetch)

@@ -4,27 +4,27 @@ use std::sync::Arc;
 
 use super::{ClusterView, Instance, InstanceRef, InstanceReport, ModelIndex, Sent};
 use crate::cost::{
-    DecodeModel, DecodeProfile, InstanceProfile, LinkModel, PrefillModel, Profile, StepProfile,
-    TbtModel,
+    DecodeModel, DecodeProfile, InstanceProfile, PrefillModel, Profile, StepProfile, TbtModel,
 };
 use crate::queue::{DecodeBookings, PrefillQueue};
 
 impl ClusterView {
     pub(super) fn member(
         &mut self,
-        model: ModelIndex,
+        (model, host_at): (ModelIndex, usize),
         report: InstanceReport,
         learned: Option<Instance>,
         now_us: u64,
     ) -> Instance {
-        let (prefill_model, decode_model, tbt_model, link) = match learned {
-            Some(old) => (old.prefill_model, old.decode_model, old.tbt_model, old.link),
+        let (prefill_model, decode_model, tbt_model) = match learned {
+            Some(old) => (old.prefill_model, old.decode_model, old.tbt_model),
             None => self.models_of(model, &report.instance_type),
         };
         let reference = InstanceRef(self.next_instance);
         self.next_instance += 1;
         let mut member = Instance {
             reference,
+            host_at,
             model,
             role: report.playing(),
             report: report.clone(),
@@ -34,21 +34,12 @@ impl ClusterView {
             joined_tokens: 0,
             sent: Sent::default(),
             paced_us: now_us,
-            link,
-            bytes_in: 0,
-            bytes_out: 0,
-            routes_out: Vec::new(),
             routes_in: 0,
-            in_free_us: 0,
-            out_free_us: 0,
             pushes: None,
             prefills: PrefillQueue::default(),
             decodes: DecodeBookings::default(),
             other_tokens: 0,
             other_answers: 0,
-            reports: 0,
-            slots_booked: 0,
-            slots_expected: 0,
             avoid_until_us: None,
         };
         member.take_report(report, now_us);
@@ -61,8 +52,8 @@ impl ClusterView {
         &self,
         model: ModelIndex,
         instance_type: &Arc<str>,
-    ) -> (PrefillModel, DecodeModel, TbtModel, LinkModel) {
-        let Profile { prefill, decode, link, ssd: _ } = self.profile;
+    ) -> (PrefillModel, DecodeModel, TbtModel) {
+        let Profile { prefill, decode, link: _, ssd: _ } = self.profile;
         let (prefill, decode) = match self.profiles.get(instance_type) {
             Some(InstanceProfile { prefill, decode: step }) => {
                 let StepProfile { base_us, sequence_us, token_us } = *step;
@@ -82,7 +73,6 @@ impl ClusterView {
             prefills.map_or_else(|| PrefillModel::new(prefill), Clone::clone),
             decodes.map_or_else(|| DecodeModel::new(decode), |i| i.decode_model.clone()),
             decodes.map_or_else(|| TbtModel::new(decode), |i| i.tbt_model.clone()),
-            LinkModel::new(link),
         )
     }
 }

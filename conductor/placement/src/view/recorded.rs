@@ -1,8 +1,8 @@
 //! A decision with all that it was taken from, as plain values: they can be written down and taken to another
 //! machine, where the same [`crate::place()`] takes the decision again, and every field is compared.
 //!
-//! What is written is what the decision reads and nothing else: of the view the instances of its model with
-//! what is booked on them, of the match how much each of them holds, of the request its lengths and objectives.
+//! What is written is what the decision reads and nothing else: of the view the instances of its model and their
+//! nodes with what is booked on them, of the match how much each node holds, of the request its lengths and objectives.
 //! No token, no key, no tenant and no id of a request is among it. Of the conversation's number, which is made of
 //! a key, only the lot is written that it draws.
 //!
@@ -20,8 +20,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
-    Booked, BookingId, ClusterView, Instance, InstanceRef, InstanceReport, ModelIndex, ModelSpec,
-    Names, ReportedLoad, Role, Sent, Taken,
+    Booked, BookingId, ClusterView, Host, HostRef, Instance, InstanceRef, InstanceReport,
+    ModelIndex, ModelSpec, Names, ReportedLoad, Role, Sent, Taken,
 };
 use crate::attend::Way;
 use crate::chunks::AskedChunk;
@@ -39,7 +39,7 @@ use crate::queue::{DecodeBookings, PrefillQueue, QueueParts};
 use crate::routing::{Route, RouteModel, RoutedRows};
 
 /// The form in which decisions are written. Another one is refused, not guessed at.
-pub const FORM: u32 = 5;
+pub const FORM: u32 = 6;
 /// No time that is read back may be later than this, so that sums of times stay numbers: thirty years.
 const US_MAX: u64 = 1_000_000_000_000_000;
 /// Nor may any other number be larger.
@@ -68,6 +68,8 @@ pub struct Inputs {
     /// What routed layers take, and steps over rows that are here, where that is asked.
     routes: Option<RouteInputs>,
     request: RequestInputs,
+    /// Nodes of the instances, each once.
+    hosts: Vec<HostInputs>,
     /// Those of the model, in the order of the view.
     instances: Vec<InstanceInputs>,
 }
@@ -128,7 +130,7 @@ struct RequestInputs {
     chunks: Vec<ChunkInputs>,
 }
 
-/// A chunk, and how much of it each instance's node holds, in all and in memory, in their order.
+/// A chunk, and how much of it each node holds, in all and in memory, in their order.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ChunkInputs {
@@ -139,22 +141,43 @@ struct ChunkInputs {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct InstanceInputs {
-    reference: u64,
-    #[serde(with = "form::text")]
-    instance: Arc<str>,
+struct HostInputs {
     node_index: u16,
     #[serde(with = "form::text")]
     node: Arc<str>,
-    role: Role,
     /// Leading blocks of the prompt, and those of them that are not on an SSD.
     held_blocks: u32,
     memory_blocks: u32,
-    max_running: u32,
     slots_total: u32,
     slots_available: u32,
     slots_booked: u32,
     slots_expected: u32,
+    /// It has busy instances of other models.
+    others_busy: bool,
+    #[serde(with = "form::LinkForm")]
+    link: LinkProfile,
+    bytes_in: u64,
+    bytes_out: u64,
+    /// Instances for which it attends prefixes, by their references, each with for how many requests.
+    routes_out: Vec<(u64, u32)>,
+    in_free_us: u64,
+    out_free_us: u64,
+    /// Pushes are counted in `out_free_us`.
+    pushes: bool,
+    /// When what is booked on it is predicted to end, and the slots that come free then.
+    slots_end_us: Vec<(u64, u32)>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct InstanceInputs {
+    reference: u64,
+    #[serde(with = "form::text")]
+    instance: Arc<str>,
+    /// Which of the nodes is its own.
+    host: u32,
+    role: Role,
+    max_running: u32,
     draining: bool,
     avoided: bool,
     #[serde(with = "form::PrefillForm")]
@@ -166,16 +189,6 @@ struct InstanceInputs {
     #[serde(with = "form::exact")]
     sent_tokens: f64,
     sent_at_us: u64,
-    #[serde(with = "form::LinkForm")]
-    link: LinkProfile,
-    bytes_in: u64,
-    bytes_out: u64,
-    /// Instances for which its node attends prefixes, by their references, each with for how many requests.
-    routes_out: Vec<(u64, u32)>,
-    in_free_us: u64,
-    out_free_us: u64,
-    /// The push of its first prefill is counted in `out_free_us`.
-    pushes: bool,
     other_tokens: u64,
     other_answers: u32,
     prefills: QueueParts,
@@ -186,8 +199,6 @@ struct InstanceInputs {
     /// Of all their prompts, and of those that have begun.
     answers_tokens: u64,
     answers_begun_tokens: u64,
-    /// When what is booked on it is predicted to end, and the slots that come free then.
-    slots_end_us: Vec<(u64, u32)>,
 }
 
 /// A field that came out differently.
@@ -268,22 +279,32 @@ impl Inputs {
         request: &PlaceRequest<'_>,
     ) -> Option<Inputs> {
         let spec = view.model_spec(request.model)?;
-        let mut slots: BTreeMap<InstanceRef, Vec<(u64, u32)>> = BTreeMap::new();
-        for (instance, end_us, count) in view.bookings.values().flat_map(Booked::slots_held) {
-            slots.entry(instance).or_default().push((end_us, count));
+        let mut slots: BTreeMap<HostRef, Vec<(u64, u32)>> = BTreeMap::new();
+        for (host, end_us, count) in view.bookings.values().flat_map(Booked::slots_held) {
+            slots.entry(host).or_default().push((end_us, count));
         }
-        let members = || view.instances.iter().filter(|one| one.model == request.model);
-        let instances = members().map(|instance| {
-            let slots_end_us = slots.remove(&instance.reference).unwrap_or_default();
-            InstanceInputs::capture(instance, matched, slots_end_us)
+        // Of each node the first of its instances, and the number of the node here.
+        let mut of_hosts: Vec<&Instance> = Vec::new();
+        let mut numbers: BTreeMap<usize, u32> = BTreeMap::new();
+        let mut instances = Vec::new();
+        for instance in view.instances.iter().filter(|one| one.model == request.model) {
+            let host = *numbers.entry(instance.host_at).or_insert_with(|| {
+                of_hosts.push(instance);
+                of_hosts.len() as u32 - 1
+            });
+            instances.push(InstanceInputs::capture(instance, host));
+        }
+        let hosts = of_hosts.iter().map(|instance| {
+            let slots_end_us = slots.remove(&view.host(instance).reference).unwrap_or_default();
+            HostInputs::capture(view, instance, matched, slots_end_us)
         });
         let chunk = |chunk: &AskedChunk| {
-            let held = |instance: &Instance| {
+            let held = |instance: &&Instance| {
                 let (matched, node) = (&chunk.matched, instance.report.node);
                 (matched.held_blocks(node), matched.memory_blocks(node))
             };
             let (first_position, blocks) = (chunk.first_position, chunk.blocks);
-            ChunkInputs { first_position, blocks, held: members().map(held).collect() }
+            ChunkInputs { first_position, blocks, held: of_hosts.iter().map(held).collect() }
         };
         Some(Inputs {
             policy: view.policy,
@@ -313,7 +334,8 @@ impl Inputs {
                 prefix: request.steering.prefix,
                 chunks: request.chunks.iter().map(chunk).collect(),
             },
-            instances: instances.collect(),
+            hosts: hosts.collect(),
+            instances,
         })
     }
 
@@ -326,12 +348,16 @@ impl Inputs {
                 + instance.prefills.bytes()
                 + size_of_val(&*instance.answers_end_us)
                 + size_of_val(&*instance.answers_begin_us)
-                + size_of_val(&*instance.slots_end_us)
-                + size_of_val(&*instance.routes_out)
+        });
+        let hosts = self.hosts.iter().map(|host| {
+            size_of::<HostInputs>()
+                + size_of_val(&*host.slots_end_us)
+                + size_of_val(&*host.routes_out)
         });
         let chunk = |chunk: &ChunkInputs| size_of_val(chunk) + size_of_val(&*chunk.held);
         let chunks = self.request.chunks.iter().map(chunk).sum::<usize>();
-        size_of::<Inputs>() + chunks + exclude.sum::<usize>() + instances.sum::<usize>()
+        let members = instances.chain(hosts).sum::<usize>();
+        size_of::<Inputs>() + chunks + exclude.sum::<usize>() + members
     }
 
     fn decide(&self) -> Result<Placement, Refused> {
@@ -340,10 +366,9 @@ impl Inputs {
         let exclude: Vec<InstanceId> =
             self.request.exclude.iter().map(|id| InstanceId::from(&**id)).collect();
         let chunk = |chunk: &ChunkInputs| {
+            let held = self.hosts.iter().zip(&chunk.held);
             let held =
-                self.instances.iter().zip(&chunk.held).map(|(instance, (all, memory))| {
-                    (NodeIndex(instance.node_index), *all, *memory)
-                });
+                held.map(|(host, (all, memory))| (NodeIndex(host.node_index), *all, *memory));
             let matched = PrefixMatch::from_memory_and_all(&held.collect::<Vec<_>>());
             AskedChunk { first_position: chunk.first_position, blocks: chunk.blocks, matched }
         };
@@ -365,9 +390,10 @@ impl Inputs {
             steering: Steering { instance: named.as_ref(), prefix: self.request.prefix },
             chunks: &chunks,
         };
-        let held = self.instances.iter().map(|instance| {
-            (NodeIndex(instance.node_index), instance.held_blocks, instance.memory_blocks)
-        });
+        let held = self
+            .hosts
+            .iter()
+            .map(|host| (NodeIndex(host.node_index), host.held_blocks, host.memory_blocks));
         let matched = PrefixMatch::from_memory_and_all(&held.collect::<Vec<_>>());
         place(&self.view(), &matched, &request)
     }
@@ -391,17 +417,21 @@ impl Inputs {
             let RouteInputs { layer, step, has_steps } = *routes;
             RouteModel::learned((layer, step, has_steps))
         });
-        let row = |instance: &InstanceInputs| {
-            (InstanceId(Arc::clone(&instance.instance)), NodeId(Arc::clone(&instance.node)))
-        };
-        view.names = Arc::new(Names { rows: self.instances.iter().map(row).collect() });
-        for instance in &self.instances {
-            for &(end_us, slots) in &instance.slots_end_us {
-                let booked = held_until(InstanceRef(instance.reference), end_us, slots);
+        for (number, host) in (1..).zip(&self.hosts) {
+            for &(end_us, slots) in &host.slots_end_us {
+                let booked = held_until(HostRef(number), end_us, slots);
                 view.bookings.insert(BookingId(view.bookings.len() as u64), booked);
             }
-            view.instances.push(instance.restore(&spec, self.policy.rank_stretch));
+            view.hosts.push(host.restore(HostRef(number)));
         }
+        // An instance without a node was never written: what is read is checked.
+        let with_host = |instance: &InstanceInputs| {
+            let host = self.hosts.get(instance.host as usize)?;
+            Some(instance.restore((host, &spec), self.policy.rank_stretch))
+        };
+        view.instances = self.instances.iter().filter_map(with_host).collect();
+        let row = |one: &Instance| (one.report.instance_id.clone(), one.report.node_id.clone());
+        view.names = Arc::new(Names { rows: view.instances.iter().map(row).collect() });
         view.models.insert(ModelIndex(0), spec);
         view
     }
@@ -429,7 +459,16 @@ impl Inputs {
         if chunk_tokens > u64::from(self.request.prompt_tokens) {
             return Err("chunks");
         }
+        for host in &self.hosts {
+            within("link", &[host.link.base_us, host.link.bytes_per_us])?;
+            early("in_free_us", [host.in_free_us])?;
+            early("out_free_us", [host.out_free_us])?;
+            early("slots_end_us", host.slots_end_us.iter().map(|(end_us, _)| *end_us))?;
+        }
         for instance in &self.instances {
+            if instance.host as usize >= self.hosts.len() {
+                return Err("host");
+            }
             let PrefillProfile { base_us, token_us, pair_us, reused_us } = instance.prefill;
             within("prefill", &[base_us, token_us, pair_us, reused_us])?;
             let LearnedDecode { base_us, sequence_us, token_us, scale, answer_us, answer_tokens } =
@@ -443,14 +482,10 @@ impl Inputs {
             }
             within("sent_tokens", &[instance.sent_tokens])?;
             early("sent_at_us", [instance.sent_at_us])?;
-            within("link", &[instance.link.base_us, instance.link.bytes_per_us])?;
-            early("in_free_us", [instance.in_free_us])?;
-            early("out_free_us", [instance.out_free_us])?;
             early("prefills", instance.prefills.times_us())?;
             early("answers_end_us", instance.answers_end_us.iter().copied())?;
             early("answers_begin_us", instance.answers_begin_us.iter().copied())?;
             early("answers_tokens", [instance.answers_tokens, instance.answers_begun_tokens])?;
-            early("slots_end_us", instance.slots_end_us.iter().map(|(end_us, _)| *end_us))?;
             if instance.max_running > RUNNING_MAX {
                 return Err("max_running");
             }
@@ -474,26 +509,70 @@ fn early(field: &'static str, times_us: impl IntoIterator<Item = u64>) -> Result
     if times_us.into_iter().all(|us| us <= US_MAX) { Ok(()) } else { Err(field) }
 }
 
-impl InstanceInputs {
+impl HostInputs {
+    /// The node of this instance.
     fn capture(
+        view: &ClusterView,
         instance: &Instance,
         matched: &PrefixMatch,
         slots_end_us: Vec<(u64, u32)>,
-    ) -> InstanceInputs {
+    ) -> HostInputs {
+        let (host, report) = (view.host(instance), &instance.report);
+        let is_beside =
+            |one: &&Instance| one.host_at == instance.host_at && one.model != instance.model;
+        let mut beside = view.instances.iter().filter(is_beside);
+        HostInputs {
+            node_index: report.node.0,
+            node: Arc::clone(&report.node_id.0),
+            held_blocks: matched.held_blocks(report.node),
+            memory_blocks: matched.memory_blocks(report.node),
+            slots_total: host.slots_total,
+            slots_available: host.slots_available,
+            slots_booked: host.slots_booked,
+            slots_expected: host.slots_expected,
+            others_busy: beside.any(|one| !one.is_idle()),
+            link: host.link.profile(),
+            bytes_in: host.bytes_in,
+            bytes_out: host.bytes_out,
+            routes_out: host.routes_out.iter().map(|(of, count)| (of.0, *count)).collect(),
+            in_free_us: host.in_free_us,
+            out_free_us: host.out_free_us,
+            pushes: host.pushes,
+            slots_end_us,
+        }
+    }
+
+    fn restore(&self, reference: HostRef) -> Host {
+        Host {
+            slots_booked: self.slots_booked,
+            slots_expected: self.slots_expected,
+            others_busy: self.others_busy,
+            bytes_in: self.bytes_in,
+            bytes_out: self.bytes_out,
+            routes_out: (self.routes_out.iter())
+                .map(|(of, count)| (InstanceRef(*of), *count))
+                .collect(),
+            in_free_us: self.in_free_us,
+            out_free_us: self.out_free_us,
+            pushes: self.pushes,
+            ..Host::new(
+                reference,
+                (self.slots_total, self.slots_available),
+                LinkModel::learned(self.link),
+            )
+        }
+    }
+}
+
+impl InstanceInputs {
+    fn capture(instance: &Instance, host: u32) -> InstanceInputs {
         let report = &instance.report;
         InstanceInputs {
             reference: instance.reference.0,
             instance: Arc::clone(&report.instance_id.0),
-            node_index: report.node.0,
-            node: Arc::clone(&report.node_id.0),
+            host,
             role: instance.role,
-            held_blocks: matched.held_blocks(report.node),
-            memory_blocks: matched.memory_blocks(report.node),
             max_running: report.max_running,
-            slots_total: report.slots_total,
-            slots_available: report.slots_available,
-            slots_booked: instance.slots_booked,
-            slots_expected: instance.slots_expected,
             draining: report.draining,
             avoided: instance.avoided(),
             prefill: instance.prefill_model.profile(),
@@ -504,13 +583,6 @@ impl InstanceInputs {
             }),
             sent_tokens: instance.sent.tokens,
             sent_at_us: instance.sent.at_us,
-            link: instance.link.profile(),
-            bytes_in: instance.bytes_in,
-            bytes_out: instance.bytes_out,
-            routes_out: instance.routes_out.iter().map(|(of, count)| (of.0, *count)).collect(),
-            in_free_us: instance.in_free_us,
-            out_free_us: instance.out_free_us,
-            pushes: instance.pushes.is_some(),
             other_tokens: instance.other_tokens,
             other_answers: instance.other_answers,
             prefills: instance.prefills.parts(),
@@ -518,27 +590,27 @@ impl InstanceInputs {
             answers_begin_us: instance.decodes.begins_us().to_vec(),
             answers_tokens: instance.decodes.tokens(),
             answers_begun_tokens: instance.decodes.begun().1,
-            slots_end_us,
         }
     }
 
-    fn restore(&self, spec: &ModelSpec, rank_stretch: f64) -> Instance {
+    fn restore(&self, (host, spec): (&HostInputs, &ModelSpec), rank_stretch: f64) -> Instance {
         Instance {
             reference: InstanceRef(self.reference),
+            host_at: self.host as usize,
             model: ModelIndex(0),
             role: self.role,
             report: InstanceReport {
                 instance_id: InstanceId(Arc::clone(&self.instance)),
                 instance_type: "".into(),
-                node: NodeIndex(self.node_index),
-                node_id: NodeId(Arc::clone(&self.node)),
+                node: NodeIndex(host.node_index),
+                node_id: NodeId(Arc::clone(&host.node)),
                 attachment: (0, 0),
                 role: self.role,
                 plays: None,
                 model: spec.clone(),
                 max_running: self.max_running,
-                slots_total: self.slots_total,
-                slots_available: self.slots_available,
+                slots_total: host.slots_total,
+                slots_available: host.slots_available,
                 draining: self.draining,
                 load: ReportedLoad::default(),
             },
@@ -551,16 +623,8 @@ impl InstanceInputs {
                 let TbtInputs { coefficients, off, slowest_us } = **tbt;
                 LearnedTbt { coefficients, off, slowest_us }
             })),
-            link: LinkModel::learned(self.link),
-            bytes_in: self.bytes_in,
-            bytes_out: self.bytes_out,
-            routes_out: (self.routes_out.iter())
-                .map(|(of, count)| (InstanceRef(*of), *count))
-                .collect(),
             routes_in: 0,
-            in_free_us: self.in_free_us,
-            out_free_us: self.out_free_us,
-            pushes: self.pushes.then_some(BookingId(0)),
+            pushes: None,
             prefills: PrefillQueue::from_parts(&self.prefills, rank_stretch),
             decodes: DecodeBookings::from_parts(
                 self.answers_end_us.clone(),
@@ -570,19 +634,19 @@ impl InstanceInputs {
             ),
             other_tokens: self.other_tokens,
             other_answers: self.other_answers,
-            reports: 0,
-            slots_booked: self.slots_booked,
-            slots_expected: self.slots_expected,
             avoid_until_us: self.avoided.then_some(0),
         }
     }
 }
 
-/// Something that holds so many slots of the instance until then.
-fn held_until(instance: InstanceRef, end_us: u64, slots: u32) -> Booked {
+/// Something that holds so many slots of the node until then.
+fn held_until(host: HostRef, end_us: u64, slots: u32) -> Booked {
+    let nobody = InstanceRef(u64::MAX);
     Booked {
-        prefill: instance,
-        decode: instance,
+        prefill: nobody,
+        decode: nobody,
+        prefill_host: host,
+        decode_host: host,
         prompt_tokens: 0,
         fetches: Vec::new(),
         routes: Vec::new(),

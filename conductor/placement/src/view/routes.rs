@@ -1,7 +1,7 @@
-//! Which instances attend what for which others, as it is booked.
+//! Which nodes attend what for which instances, as it is booked.
 
-use super::{BookingId, ClusterView, InstanceRef};
-use crate::decision::Placement;
+use super::{BookingId, ClusterView, HostRef, InstanceRef};
+use crate::decision::{Chosen, Placement};
 use crate::routing::LayerDemand;
 
 /// A part of a prompt that is attended elsewhere.
@@ -9,7 +9,7 @@ use crate::routing::LayerDemand;
 pub(super) struct BookedRoute {
     /// Which chunk of the placement; otherwise the prefix.
     chunk: Option<usize>,
-    pub(super) source: InstanceRef,
+    pub(super) source: HostRef,
     /// What a layer of it asks.
     layer: LayerDemand,
     /// How many of its instance the source had beside it when it came.
@@ -18,29 +18,30 @@ pub(super) struct BookedRoute {
     slots: u32,
 }
 
-/// Those of a placement: the prefix first.
-pub(super) fn of(placement: &Placement) -> Vec<BookedRoute> {
-    let prefix = placement.route.as_ref().map(|route| BookedRoute {
-        chunk: None,
-        source: route.source.instance,
-        layer: route.layer,
-        companions: 0,
-        slots: route.blocks,
-    });
-    let chunks = placement.chunks.iter().enumerate().filter(|(_, chunk)| chunk.is_routed());
-    let chunks = chunks.filter_map(|(at, chunk)| {
-        Some(BookedRoute {
-            chunk: Some(at),
-            source: chunk.source()?.instance,
-            layer: chunk.layer?,
-            companions: 0,
-            slots: chunk.blocks,
-        })
-    });
-    prefix.into_iter().chain(chunks).collect()
-}
-
 impl ClusterView {
+    /// Those of a placement: the prefix first.
+    pub(super) fn routes_of(&self, placement: &Placement) -> Vec<BookedRoute> {
+        let host = |source: &Chosen| self.host_of(source.instance);
+        let prefix = placement.route.as_ref().map(|route| BookedRoute {
+            chunk: None,
+            source: host(&route.source),
+            layer: route.layer,
+            companions: 0,
+            slots: route.blocks,
+        });
+        let chunks = placement.chunks.iter().enumerate().filter(|(_, chunk)| chunk.is_routed());
+        let chunks = chunks.filter_map(|(at, chunk)| {
+            Some(BookedRoute {
+                chunk: Some(at),
+                source: host(chunk.source()?),
+                layer: chunk.layer?,
+                companions: 0,
+                slots: chunk.blocks,
+            })
+        });
+        prefix.into_iter().chain(chunks).collect()
+    }
+
     /// Its prefix is not attended elsewhere after all: it takes slots where the request decodes.
     pub fn unrouted(&mut self, id: BookingId) {
         self.end_route_of(id, None);
@@ -57,8 +58,8 @@ impl ClusterView {
         if let Some(route) = at.map(|at| booked.routes.remove(at)) {
             self.end_route(route.source, booked.decode);
             booked.decode_slots = booked.decode_slots.saturating_add(route.slots);
-            if let Some(instance) = self.find(booked.decode) {
-                instance.take_slots(&mut booked.decode_taken, route.slots);
+            if let Some(host) = self.find_host(booked.decode_host) {
+                host.take_slots(&mut booked.decode_taken, route.slots);
             }
         }
         self.bookings.insert(id, booked);
@@ -84,12 +85,12 @@ impl ClusterView {
     /// that instance at either end. Who comes or goes between is not counted.
     fn asked_of(
         &self,
-        holder: InstanceRef,
+        holder: HostRef,
         routes: &[BookedRoute],
         requester: InstanceRef,
     ) -> LayerDemand {
         let parts = || routes.iter().filter(|route| route.source == holder);
-        let now = self.instances.iter().find(|instance| instance.reference == holder);
+        let now = self.hosts.iter().find(|host| host.reference == holder);
         let now = now.map_or(1, |holder| holder.routes_of(requester));
         let before = parts().map(|part| part.companions + 1).max().unwrap_or(1);
         let count = parts().count().max(1) as f64;
@@ -105,11 +106,11 @@ impl ClusterView {
     }
 
     /// Answers with how many parts of requests of that instance the source attends already.
-    pub(super) fn begin_route(&mut self, source: InstanceRef, requester: InstanceRef) -> u32 {
+    pub(super) fn begin_route(&mut self, source: HostRef, requester: InstanceRef) -> u32 {
         if let Some(requester) = self.find(requester) {
             requester.routes_in += 1;
         }
-        let Some(source) = self.find(source) else { return 0 };
+        let Some(source) = self.find_host(source) else { return 0 };
         match source.routes_out.iter_mut().find(|(of, _)| *of == requester) {
             Some((_, count)) => {
                 *count += 1;
@@ -122,11 +123,11 @@ impl ClusterView {
         }
     }
 
-    pub(super) fn end_route(&mut self, source: InstanceRef, requester: InstanceRef) {
+    pub(super) fn end_route(&mut self, source: HostRef, requester: InstanceRef) {
         if let Some(requester) = self.find(requester) {
             requester.routes_in = requester.routes_in.saturating_sub(1);
         }
-        let Some(source) = self.find(source) else { return };
+        let Some(source) = self.find_host(source) else { return };
         for (of, count) in &mut source.routes_out {
             *count -= u32::from(*of == requester);
         }

@@ -80,9 +80,14 @@ impl World {
     }
 
     pub fn with_policy(names: &[&str], policy: Policy) -> Self {
+        World::shared(names, 1, policy)
+    }
+
+    /// So many of them, one after another, are on one node.
+    pub fn shared(names: &[&str], per_node: usize, policy: Policy) -> Self {
         let mut view = ClusterView::new(policy, profile());
-        for (node, name) in names.iter().enumerate() {
-            view.report(report(name, node as u16, role_of(name)), 0);
+        for (at, name) in names.iter().enumerate() {
+            view.report(report(name, (at / per_node) as u16, role_of(name)), 0);
         }
         World { view, matched: PrefixMatch::default(), model: ModelIndex(0), bookings: 0 }
     }

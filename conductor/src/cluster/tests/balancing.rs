@@ -39,7 +39,7 @@ async fn are_busy(nodes: &[FakeNode; 2], events: &[Subscription; 2]) {
         // In one step: a role may be set at any time.
         let status = {
             let mut described = node.described.lock().expect("no test panicked with it");
-            described.load = Some(v1::InstanceLoad {
+            described.instances[0].load = Some(v1::InstanceLoad {
                 running: 4,
                 waiting_prompt_tokens: 5_000,
                 ..v1::InstanceLoad::default()
@@ -85,7 +85,7 @@ async fn engines_that_do_both_are_divided_and_the_conductor_follows_what_their_n
     eventually("both are counted", || world.metric(CHANGES) == 2.0).await;
     // An engine that attaches anew plays both, and the other one helps out until it has a role again.
     let mut status = nodes[0].described.lock().expect("no test panicked with it").clone();
-    let instance = status.instance.as_mut().expect("an engine");
+    let instance = first(&mut status);
     (instance.plays, instance.role_version, instance.attach_epoch) = (0, 0, 2);
     *nodes[0].described.lock().expect("no test panicked with it") = status.clone();
     events[0].status(status).await;
@@ -140,8 +140,8 @@ async fn of_two_conductors_one_is_too_late_and_both_follow_the_other() {
     }
     assert!(worlds.iter().all(is_divided), "they agree");
     let plays = |node: &FakeNode| {
-        let described = node.described.lock().expect("no test panicked with it");
-        described.instance.as_ref().expect("an engine").plays()
+        let mut described = node.described.lock().expect("no test panicked with it");
+        first(&mut described).plays()
     };
     assert_ne!(plays(&nodes[0]), plays(&nodes[1]));
 }

@@ -18,6 +18,41 @@ const LAYERS: usize = 2;
 const ROW_BYTES: u64 = 100;
 pub const BLOCK_TOKENS: u32 = 64;
 
+/// An idle engine.
+pub fn engine(instance_id: &str, role: v1::Role) -> v1::AttachedInstance {
+    let description = v1::InstanceDescription {
+        instance_id: instance_id.to_string(),
+        role: role as i32,
+        model: Some(v1::ModelDescription {
+            name: "tiny".to_string(),
+            fingerprint: vec![7; 32],
+            kv_dtype: "f32".to_string(),
+            vocab_size: 1_000,
+            context_tokens: 4_096,
+            routed: None,
+        }),
+        grpc_address: "127.0.0.1:9".to_string(),
+        attach_epoch: 1,
+        max_running: 8,
+        plays: 0,
+        role_version: 0,
+        instance_type: String::new(),
+    };
+    let load = Some(v1::InstanceLoad::default());
+    v1::AttachedInstance { description: Some(description), load }
+}
+
+/// With its engine at work.
+pub fn busy(mut node: v1::NodeDescription, load: v1::InstanceLoad) -> v1::NodeDescription {
+    node.instances[0].load = Some(load);
+    node
+}
+
+/// What a node says of its first engine.
+pub fn first(node: &mut v1::NodeDescription) -> &mut v1::InstanceDescription {
+    node.instances[0].description.as_mut().expect("it is described")
+}
+
 /// What the node says of itself: one engine, idle.
 pub fn description(node_id: &str, incarnation: u64, role: v1::Role) -> v1::NodeDescription {
     let layout = SlotLayout::layer_major(BLOCK_TOKENS, LAYERS, ROW_BYTES).expect("a layout");
@@ -25,29 +60,11 @@ pub fn description(node_id: &str, incarnation: u64, role: v1::Role) -> v1::NodeD
         node_id: node_id.to_string(),
         incarnation,
         endpoint: format!("endpoint of {node_id}").into_bytes(),
-        instance: Some(v1::InstanceDescription {
-            instance_id: format!("engine-{node_id}"),
-            role: role as i32,
-            model: Some(v1::ModelDescription {
-                name: "tiny".to_string(),
-                fingerprint: vec![7; 32],
-                kv_dtype: "f32".to_string(),
-                vocab_size: 1_000,
-                context_tokens: 4_096,
-                routed: None,
-            }),
-            grpc_address: "127.0.0.1:9".to_string(),
-            attach_epoch: 1,
-            max_running: 8,
-            plays: 0,
-            role_version: 0,
-            instance_type: String::new(),
-        }),
+        instances: vec![engine(&format!("engine-{node_id}"), role)],
         layout: Some(v1::SlotLayout::from(&layout)),
         slots_total: 1_000,
         slots_free: 1_000,
         draining: false,
-        load: Some(v1::InstanceLoad::default()),
         load_at_unix_ms: 0,
         slots_available: 1_000,
         ssd: None,
@@ -285,7 +302,9 @@ impl StoreNode for Service {
     ) -> Result<Response<v1::SetRoleReply>, Status> {
         let request = request.into_inner();
         let mut described = self.described.lock().expect("no test panicked with it");
-        let instance = described.instance.as_mut().expect("an engine");
+        let descriptions = described.instances.iter_mut().filter_map(|i| i.description.as_mut());
+        let mut named = descriptions.filter(|i| i.instance_id == request.instance_id);
+        let instance = named.next().ok_or_else(|| Status::not_found("no such engine"))?;
         if instance.role_version != request.expected_version {
             return Err(Status::aborted("another version"));
         }

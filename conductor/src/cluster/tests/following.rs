@@ -322,13 +322,13 @@ async fn what_cannot_be_read_ends_the_stream_and_nothing_else() {
     let world = World::of(&[&b]);
     let short = v1::BlockChange { removed: false, key: vec![1; 15], tier: 0 };
     let mut odd_role = description("b", 1, v1::Role::Both);
-    odd_role.instance.as_mut().expect("set").role = 77;
+    first(&mut odd_role).role = 77;
     let mut odd_model = description("b", 1, v1::Role::Both);
-    odd_model.instance.as_mut().expect("set").model.as_mut().expect("set").fingerprint = vec![1];
+    first(&mut odd_model).model.as_mut().expect("set").fingerprint = vec![1];
     let mut odd_layout = description("b", 1, v1::Role::Both);
     odd_layout.layout.as_mut().expect("set").layers.clear();
     let mut odd_address = description("b", 1, v1::Role::Both);
-    odd_address.instance.as_mut().expect("set").grpc_address = "no address".to_string();
+    first(&mut odd_address).grpc_address = "no address".to_string();
     let renamed = description("c", 1, v1::Role::Both);
     let short_sum = v1::BlockSetDigest { blocks: 1, key_sum: vec![1; 15] };
     let short_sum = v1::TierDigests { ssd: Some(short_sum), ..v1::TierDigests::default() };
@@ -365,13 +365,13 @@ async fn an_engine_that_attaches_again_has_a_new_channel_and_one_that_detaches_i
     let target = world.plan().expect("placed").prefill;
     assert_eq!((target.attach_epoch, &*target.engine_address), (1, "127.0.0.1:9"));
     let mut status = description("b", 1, v1::Role::Both);
-    status.instance.as_mut().expect("set").attach_epoch = 2;
-    status.instance.as_mut().expect("set").grpc_address = "127.0.0.1:10".to_string();
+    first(&mut status).attach_epoch = 2;
+    first(&mut status).grpc_address = "127.0.0.1:10".to_string();
     events.status(status.clone()).await;
     eventually("the new one", || world.plan().is_ok_and(|plan| plan.prefill.attach_epoch == 2))
         .await;
     assert_eq!(&*world.plan().expect("placed").prefill.engine_address, "127.0.0.1:10");
-    status.instance = None;
+    status.instances.clear();
     events.status(status).await;
     eventually("detached", || world.plan().is_err()).await;
     assert_eq!(world.metric("kvasir_conductor_nodes_up"), 1.0);

@@ -5,6 +5,7 @@ mod fake_node;
 mod following;
 mod placing;
 mod scheduling;
+mod several;
 
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use prometheus::Registry;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{Cluster, NotNow, Options, PlaceQuery, Placed, Plan};
-use fake_node::{BLOCK_TOKENS, FakeNode, Subscription, description};
+use fake_node::{BLOCK_TOKENS, FakeNode, Subscription, busy, description, engine, first};
 
 /// A cluster that ends with the test.
 struct World {

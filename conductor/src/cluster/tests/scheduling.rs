@@ -91,10 +91,8 @@ async fn a_refusal_has_the_code_that_says_what_to_do() {
     let allowed = "must be CACHE_CLASS_NORMAL or CACHE_CLASS_EPHEMERAL";
     assert!(unknown.message().contains(allowed), "{unknown}");
     // The profile says 500 us and more for a token. Idle, it would be tried.
-    let busy = v1::InstanceLoad { running: 1, ..v1::InstanceLoad::default() };
-    events
-        .status(v1::NodeDescription { load: Some(busy), ..description("b", 1, v1::Role::Both) })
-        .await;
+    let load = v1::InstanceLoad { running: 1, ..v1::InstanceLoad::default() };
+    events.status(busy(description("b", 1, v1::Role::Both), load)).await;
     let is_busy =
         || world.plan().is_ok_and(|p| p.placement.considered.decode_candidates[0].load > 0.2);
     eventually("it is busy", is_busy).await;
@@ -118,7 +116,7 @@ async fn a_refusal_has_the_code_that_says_what_to_do() {
     eventually("it is small", || matches!(world.plan(), Err(Refusal::TooLarge { .. }))).await;
     assert_eq!(code(|_| {}).await.code(), Code::InvalidArgument);
     let mut detached = description("b", 1, v1::Role::Both);
-    detached.instance = None;
+    detached.instances.clear();
     events.status(detached).await;
     eventually("detached", || matches!(world.plan(), Err(Refusal::NoInstance { .. }))).await;
     assert_eq!(code(|_| {}).await.code(), Code::Unavailable);
@@ -167,10 +165,8 @@ async fn who_is_told_to_come_again_finds_read_what_was_on_the_ssd() {
     let (b, world, events) = with_prompt_on_ssd().await;
     let mut client = client(&world.cluster, &Arc::new(Recorder::new(10, 0))).await;
     // As above: busy, and too slow by the profile.
-    let busy = v1::InstanceLoad { running: 1, ..v1::InstanceLoad::default() };
-    events
-        .status(v1::NodeDescription { load: Some(busy), ..description("b", 1, v1::Role::Both) })
-        .await;
+    let load = v1::InstanceLoad { running: 1, ..v1::InstanceLoad::default() };
+    events.status(busy(description("b", 1, v1::Role::Both), load)).await;
     let is_busy =
         || world.plan().is_ok_and(|p| p.placement.considered.decode_candidates[0].load > 0.2);
     eventually("it is busy", is_busy).await;

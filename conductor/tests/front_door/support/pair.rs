@@ -101,32 +101,35 @@ impl Fake {
             Role::Decode => v1::Role::Decode,
             Role::Both => v1::Role::Both,
         };
+        let engine = v1::InstanceDescription {
+            instance_id: format!("engine-{}", self.name),
+            role: role as i32,
+            model: Some(v1::ModelDescription {
+                name: "tiny".to_owned(),
+                fingerprint: vec![self.script().fingerprint; 32],
+                kv_dtype: "f32".to_owned(),
+                vocab_size: VOCAB_SIZE,
+                context_tokens: self.script().context_tokens,
+                routed: self.script().routes.then_some(v1::RoutedRows {
+                    heads: 4,
+                    query_bytes: 64,
+                    partial_bytes: 64,
+                }),
+            }),
+            grpc_address: self.address.clone(),
+            attach_epoch: 1,
+            max_running: 64,
+            plays: 0,
+            role_version: 0,
+            instance_type: String::new(),
+        };
+        let load =
+            v1::InstanceLoad { running: self.script().full.into(), ..v1::InstanceLoad::default() };
         v1::NodeDescription {
             node_id: self.name.to_owned(),
             incarnation: 1,
             endpoint: self.name.as_bytes().to_vec(),
-            instance: Some(v1::InstanceDescription {
-                instance_id: format!("engine-{}", self.name),
-                role: role as i32,
-                model: Some(v1::ModelDescription {
-                    name: "tiny".to_owned(),
-                    fingerprint: vec![self.script().fingerprint; 32],
-                    kv_dtype: "f32".to_owned(),
-                    vocab_size: VOCAB_SIZE,
-                    context_tokens: self.script().context_tokens,
-                    routed: self.script().routes.then_some(v1::RoutedRows {
-                        heads: 4,
-                        query_bytes: 64,
-                        partial_bytes: 64,
-                    }),
-                }),
-                grpc_address: self.address.clone(),
-                attach_epoch: 1,
-                max_running: 64,
-                plays: 0,
-                role_version: 0,
-                instance_type: String::new(),
-            }),
+            instances: vec![v1::AttachedInstance { description: Some(engine), load: Some(load) }],
             layout: Some((&SlotLayout::layer_major(BLOCK_TOKENS, 2, 64).expect("fits")).into()),
             slots_total: 100_000,
             slots_free: 100_000,
@@ -137,10 +140,6 @@ impl Fake {
                 .then(|| v1::SsdStatus { usable: true, ..v1::SsdStatus::default() }),
             keeps: self.script().keeps,
             draining: false,
-            load: Some(v1::InstanceLoad {
-                running: self.script().full.into(),
-                ..v1::InstanceLoad::default()
-            }),
             load_at_unix_ms: 0,
         }
     }

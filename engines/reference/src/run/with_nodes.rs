@@ -152,7 +152,7 @@ impl Host {
                 .clone()
                 .describe(v1::DescribeRequest {})
                 .await
-                .is_ok_and(|reply| reply.into_inner().instance.is_none())
+                .is_ok_and(|reply| reply.into_inner().instances.is_empty())
         {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }

@@ -26,8 +26,6 @@ use crate::node::session::Session;
 use crate::node::watch::Watch;
 use crate::pool::Pool;
 
-/// Engines at once.
-const ENGINES_MAX: usize = 1;
 /// Turns of the ring that an engine's last words are given, more than it holds: an engine that
 /// said goodbye and talks on is not listened to for ever.
 const GOODBYE_TURNS: usize = 1_024;
@@ -49,6 +47,15 @@ pub struct CacheShape {
 impl CacheShape {
     /// Stands for the model where slots were made for objects and no engine is.
     pub const OBJECTS: &[u8] = b"kvasir objects";
+
+    /// In words, what is not the same here and there.
+    fn differs_in(&self, other: &CacheShape) -> &'static str {
+        match () {
+            () if self.fingerprint != other.fingerprint => "model",
+            () if self.kv_dtype != other.kv_dtype => "KV type",
+            () => "layout of blocks",
+        }
+    }
 }
 
 /// All engines, and those that are about to come.
@@ -146,6 +153,7 @@ impl Owner {
         self.look_after_engines();
         self.admit(&request.instance_id)?;
         let (shape, instance) = self.check_attach(request)?;
+        self.check_alike(&shape)?;
         if self.cache.as_ref() != Some(&shape) {
             self.check_unused()?;
         }
@@ -176,17 +184,44 @@ impl Owner {
     fn admit(&mut self, instance_id: &str) -> Result<(), Refused> {
         // Whoever begins anew has lost its token, or never had it.
         self.engines.pending.retain(|pending| pending.instance.instance_id != instance_id);
-        let taken = self.engines.sessions.len() + self.engines.pending.len();
-        if taken < ENGINES_MAX {
-            return Ok(());
+        let named = |session: &&Session| session.instance.instance_id == instance_id;
+        if let Some(session) = self.engines.sessions.values().find(named) {
+            let process = session.line.process_id();
+            return Err(Refused::Unavailable(format!(
+                "engine `{instance_id}` (process {process}) is attached to this node; it must end \
+                 first, or this one be called otherwise (`instance_id`)"
+            )));
         }
-        let Some(session) = self.engines.sessions.values().next() else {
-            return Err(Refused::Unavailable("another engine is attaching to this node".into()));
-        };
-        let (instance, process) = (&session.instance.instance_id, session.line.process_id());
-        Err(Refused::Unavailable(format!(
-            "engine `{instance}` (process {process}) is attached to this node; it must end first"
-        )))
+        let taken = self.engines.sessions.len() + self.engines.pending.len();
+        let engines_max = self.config.engines_max;
+        if taken >= engines_max as usize {
+            return Err(Refused::Unavailable(format!(
+                "{taken} engines are attached to this node, and `engines_max` is {engines_max}: one \
+                 of them must end first, or `engines_max` be set higher"
+            )));
+        }
+        Ok(())
+    }
+
+    /// All engines share one arena and the blocks in it.
+    fn check_alike(&self, shape: &CacheShape) -> Result<(), Refused> {
+        // What an attached one has is what the node has.
+        let attached = self.engines.sessions.values().next().zip(self.cache.as_ref());
+        if let Some((session, has)) = attached.filter(|(_, has)| *has != shape) {
+            let (other, what) = (&session.instance.instance_id, has.differs_in(shape));
+            return Err(Refused::Precondition(format!(
+                "engine `{other}` is attached to this node, and this one has another {what}: \
+                 engines share a node's cache only when they agree in that; use another node, or \
+                 end that engine first"
+            )));
+        }
+        let other = self.engines.pending.iter().find(|pending| pending.shape != *shape);
+        other.map_or(Ok(()), |pending| {
+            let (other, what) = (&pending.instance.instance_id, pending.shape.differs_in(shape));
+            Err(Refused::Unavailable(format!(
+                "engine `{other}` attaches to this node now, and this one has another {what}"
+            )))
+        })
     }
 
     fn check_attach(

@@ -5,6 +5,7 @@ use kvasir_proto::{BlockKey, v1};
 use super::Owner;
 use crate::clock;
 use crate::node::command::Refused;
+use crate::node::session::Session;
 
 /// A status goes out at least so often.
 const STATUS_MS: u64 = 1_000;
@@ -21,18 +22,16 @@ pub struct Reported {
 
 impl Owner {
     pub(super) fn describe(&self) -> v1::NodeDescription {
-        let session = self.engines.heard().next();
         let counts = self.blocks.counts();
         v1::NodeDescription {
             node_id: self.config.node_id.clone(),
             incarnation: self.incarnation,
             endpoint: self.transfer.endpoint().to_bytes(),
-            instance: session.map(|session| session.instance.clone()),
+            instances: self.engines.heard().map(Session::describe).collect(),
             layout: self.cache.as_ref().map(|cache| (&*cache.layout).into()),
             slots_total: counts.slots,
             slots_free: counts.free,
             draining: self.drain_until_ms.is_some() || self.blocks.is_draining(),
-            load: session.map(|session| session.load()),
             load_at_unix_ms: clock::unix_ms(),
             slots_available: self.blocks.available(),
             ssd: self.ssd_status(),
@@ -54,6 +53,7 @@ impl Owner {
             self.report.status_ms = now_ms;
         }
         self.report.dirty = false;
+        self.metrics.engines.set(self.engines.heard().count() as i64);
         self.metrics.subscribers.set(self.events.count() as i64);
         self.metrics.writers.set(self.writers.count() as i64);
     }

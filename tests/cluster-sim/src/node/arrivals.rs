@@ -74,7 +74,7 @@ impl Running {
         match bound {
             Ok(Binding::Bound(bound)) => self.bound(context, share, epoch, bound),
             Ok(Binding::Waiting) => context.covers("an engine waits for its slots"),
-            Err(_) => self.tell_engine(context, ToEngine::Bound { share, bound: None }),
+            Err(_) => self.tell_engine(context, epoch, ToEngine::Bound { share, bound: None }),
         }
     }
 
@@ -86,7 +86,7 @@ impl Running {
         epoch: AttachEpoch,
         bound: Bound,
     ) {
-        if self.engine.as_ref().is_none_or(|engine| engine.epoch != epoch) {
+        if self.engine(epoch).is_none() {
             return;
         }
         let Some(leg) = self.legs.get_mut(&share) else { return };
@@ -104,7 +104,7 @@ impl Running {
         }
         let slots = bound.slots.iter().take(cached_pages as usize).map(|slot| slot.0).collect();
         context.see(Seen::ReadBegan { at, reader: Reader::Engine(share), slots });
-        self.tell_engine(context, ToEngine::Bound { share, bound: Some(bound) });
+        self.tell_engine(context, epoch, ToEngine::Bound { share, bound: Some(bound) });
         self.tell_ready(context, share);
         self.pump(context, share);
     }
@@ -139,7 +139,8 @@ impl Running {
         let Some(leg) = self.legs.get_mut(&share) else { return };
         let Some(incoming) = &mut leg.incoming else { return };
         let IncomingState::Arrived { engine, told } = &mut incoming.state else { return };
-        if share.side != Side::Decode || leg.engine.is_none() || std::mem::replace(told, true) {
+        let Some(epoch) = leg.engine.filter(|_| share.side == Side::Decode) else { return };
+        if std::mem::replace(told, true) {
             return;
         }
         let tail = std::mem::take(engine);
@@ -150,7 +151,7 @@ impl Running {
         let slots = Running::private_slots(&slots, cached_pages);
         context.see(Seen::EngineMayWrite { at: self.at, share, slots });
         self.renew(context, share, lease_ms);
-        self.tell_engine(context, ToEngine::Ready { share, tail });
+        self.tell_engine(context, epoch, ToEngine::Ready { share, tail });
     }
 
     /// Settles a fetch whose source sent less than was asked for.

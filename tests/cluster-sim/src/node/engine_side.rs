@@ -1,4 +1,4 @@
-//! What the node's engine says: taking it on, acting on its words, and seeing to its end.
+//! What the node's engines say: taking them on, acting on their words, and seeing to their ends.
 
 use kvasir_blocks::{AbortReason, AttachEpoch};
 use kvasir_proto::{BlockKey, Share, Side, SlotIndex};
@@ -13,51 +13,87 @@ use crate::seen::{Owner, Reader, Seen};
 const RESTART_US: u64 = 20_000;
 
 impl Running {
-    pub(super) fn attach_engine(&mut self, context: &mut Context) {
-        self.next_epoch += 1;
-        let epoch = AttachEpoch(self.next_epoch);
-        let mut random = context.chance("pool", self.at.node as u64, self.next_epoch.into());
-        let pool_pages = if random.percent(60) { random.between(3, 16) as u32 } else { 0 };
-        self.engine = Some(Engine::new(epoch, context.now_us, pool_pages));
-        if pool_pages > 0 {
-            self.open_pool(epoch, pool_pages);
+    /// All engines of its plan attach.
+    pub(super) fn attach_engines(&mut self, context: &mut Context) {
+        for index in 0..context.plan.nodes[self.at.node].engines.len() {
+            self.engine_starts(context, index);
         }
     }
 
     /// A new engine process has come up.
-    pub fn engine_starts(&mut self, context: &mut Context) {
-        if self.engine.is_none() {
-            self.attach_engine(context);
+    pub fn engine_starts(&mut self, context: &mut Context, index: usize) {
+        if self.engines.iter().all(|engine| engine.index != index) {
+            self.next_epoch += 1;
+            let epoch = AttachEpoch(self.next_epoch);
+            let mut random = context.chance("pool", self.at.node as u64, self.next_epoch.into());
+            let pool_pages = if random.percent(60) { random.between(3, 16) as u32 } else { 0 };
+            self.engines.push(Engine::new(epoch, index, context.now_us, pool_pages));
+            if pool_pages > 0 {
+                self.open_pool(epoch, pool_pages);
+            }
         }
     }
 
-    /// The process dies. What it had said still counts; then the node notices.
-    pub fn kill_engine(&mut self, context: &mut Context) {
-        let Some(mut engine) = self.engine.take() else { return };
-        let epoch = engine.epoch;
-        engine.say(context, self.at, FromEngine::Gone { epoch });
+    pub fn engine(&self, epoch: AttachEpoch) -> Option<&Engine> {
+        self.engines.iter().find(|engine| engine.epoch == epoch)
     }
 
-    pub(super) fn tell_engine(&mut self, context: &mut Context, message: ToEngine) {
-        if let Some(engine) = self.engine.as_mut().filter(|engine| !engine.expelled) {
-            engine.tell(context, self.at, message);
+    pub fn engine_mut(&mut self, epoch: AttachEpoch) -> Option<&mut Engine> {
+        self.engines.iter_mut().find(|engine| engine.epoch == epoch)
+    }
+
+    /// The process dies. What it had said still counts; then the node notices.
+    pub fn kill_engine(&mut self, context: &mut Context, epoch: AttachEpoch) {
+        let Some(at) = self.engines.iter().position(|engine| engine.epoch == epoch) else { return };
+        let mut engine = self.engines.remove(at);
+        let index = engine.index;
+        engine.say(context, self.at, FromEngine::Gone { epoch, index });
+    }
+
+    pub fn kill_engines(&mut self, context: &mut Context) {
+        while let Some(epoch) = self.engines.first().map(|engine| engine.epoch) {
+            self.kill_engine(context, epoch);
+        }
+    }
+
+    /// Which of its engines a fault is about.
+    pub fn one_of_engines(&self, fault: u64) -> Option<AttachEpoch> {
+        let count = self.engines.len().max(1) as u64;
+        self.engines.get((fault % count) as usize).map(|engine| engine.epoch)
+    }
+
+    pub(super) fn tell_engine(
+        &mut self,
+        context: &mut Context,
+        epoch: AttachEpoch,
+        message: ToEngine,
+    ) {
+        let at = self.at;
+        if let Some(engine) = self.engine_mut(epoch).filter(|engine| !engine.expelled) {
+            engine.tell(context, at, message);
         }
     }
 
     /// An engine that does not let go of what it was told to stop is not listened to any more. What it
     /// has is quarantined until its process has ended, which it does when it looks at its connection.
     pub(super) fn look_after_engine_stops(&mut self, context: &mut Context) {
-        let now_ms = context.now_ms();
-        let Some(engine) = self.engine.as_mut().filter(|engine| !engine.expelled) else { return };
-        let late = self.engine_stops.late(now_ms, ENGINE_STOP_TIMEOUT_MS, engine.progress);
+        let epochs: Vec<AttachEpoch> = self.engines.iter().map(|engine| engine.epoch).collect();
+        for epoch in epochs {
+            self.look_after_stops_of(context, epoch);
+        }
+    }
+
+    fn look_after_stops_of(&mut self, context: &mut Context, epoch: AttachEpoch) {
+        let (at, now_ms) = (self.at, context.now_ms());
+        let Some(engine) = self.engine_mut(epoch).filter(|engine| !engine.expelled) else { return };
+        let late = engine.stops.late(now_ms, ENGINE_STOP_TIMEOUT_MS, engine.progress);
         if late.is_none() {
             return;
         }
         context.covers("an engine is expelled");
         engine.expelled = true;
-        engine.wants_step(context, self.at);
-        let epoch = engine.epoch;
-        self.engine_stops.clear();
+        engine.stops.clear();
+        engine.wants_step(context, at);
         self.close_pool(context, epoch);
         let bound = |share: &Share| {
             self.blocks.share(*share).is_some_and(|view| view.bound_to == Some(epoch))
@@ -69,10 +105,9 @@ impl Running {
     }
 
     pub(super) fn stop_engine(&mut self, context: &mut Context, share: Share, epoch: AttachEpoch) {
-        let listens = |engine: &&Engine| engine.epoch == epoch && !engine.expelled;
-        if let Some(engine) = self.engine.as_ref().filter(listens) {
-            self.engine_stops.told(share, context.now_ms(), engine.progress);
-            self.tell_engine(context, ToEngine::Stop { share });
+        if let Some(engine) = self.engine_mut(epoch).filter(|engine| !engine.expelled) {
+            engine.stops.told(share, context.now_ms(), engine.progress);
+            self.tell_engine(context, epoch, ToEngine::Stop { share });
         }
     }
 
@@ -82,7 +117,7 @@ impl Running {
 
     pub fn take_engine(&mut self, context: &mut Context, epoch: AttachEpoch, message: FromEngine) {
         let at = self.at;
-        let expelled = self.engine.as_ref().is_some_and(|engine| engine.expelled);
+        let expelled = self.engine(epoch).is_some_and(|engine| engine.expelled);
         if expelled && !matches!(message, FromEngine::Gone { .. }) {
             return;
         }
@@ -109,10 +144,10 @@ impl Running {
                 }
                 let seen = slots.iter().map(|slot| slot.0).collect();
                 context.see(Seen::EngineMayWrite { at, share, slots: seen });
-                self.tell_engine(context, ToEngine::Grown { share, slots });
+                self.tell_engine(context, epoch, ToEngine::Grown { share, slots });
             }
             FromEngine::Grow { share, .. } => {
-                self.tell_engine(context, ToEngine::Grown { share, slots: Vec::new() });
+                self.tell_engine(context, epoch, ToEngine::Grown { share, slots: Vec::new() });
             }
             FromEngine::Commit { share, page, key } => {
                 self.commit_extra(context, epoch, share, page, key);
@@ -123,7 +158,9 @@ impl Running {
                 }
             }
             FromEngine::Release { share } => {
-                self.engine_stops.let_go(share);
+                if let Some(engine) = self.engine_mut(epoch) {
+                    engine.stops.let_go(share);
+                }
                 context.see(Seen::EngineStopped { at, share });
                 context.see(Seen::ReadEnded { at, reader: Reader::Engine(share) });
                 if self.is_its_own(epoch, share) {
@@ -132,7 +169,8 @@ impl Running {
             }
             FromEngine::Alive { shares } => {
                 for share in shares {
-                    if let Some(lease_ms) = self.legs.get(&share).map(|leg| leg.lease_ms) {
+                    let lease_ms = self.legs.get(&share).map(|leg| leg.lease_ms);
+                    if let Some(lease_ms) = lease_ms.filter(|_| self.is_its_own(epoch, share)) {
                         self.renew(context, share, lease_ms);
                     }
                 }
@@ -142,12 +180,12 @@ impl Running {
                 context.see(Seen::ReadEnded { at, reader: Reader::Get(epoch, handle) });
                 self.blocks.unpin(epoch, handle);
             }
-            FromEngine::Gone { epoch } => self.engine_gone(context, epoch),
+            FromEngine::Gone { epoch, index } => self.engine_gone(context, epoch, index),
         }
         self.run_actions(context);
     }
 
-    fn engine_gone(&mut self, context: &mut Context, epoch: AttachEpoch) {
+    fn engine_gone(&mut self, context: &mut Context, epoch: AttachEpoch, index: usize) {
         let at = self.at;
         let bound =
             |share: &Share| self.legs.get(share).is_some_and(|leg| leg.engine == Some(epoch));
@@ -159,10 +197,9 @@ impl Running {
         for handle in 0..crate::engine::HANDLES_MAX {
             context.see(Seen::ReadEnded { at, reader: Reader::Get(epoch, handle) });
         }
-        self.engine_stops.clear();
         self.blocks.engine_gone(context.now_ms(), epoch);
         self.close_pool(context, epoch);
-        context.after(RESTART_US, Event::EngineStarts { at });
+        context.after(RESTART_US, Event::EngineStarts { at, index });
     }
 
     fn get(&mut self, context: &mut Context, epoch: AttachEpoch, handle: u64, keys: Vec<BlockKey>) {
@@ -171,7 +208,7 @@ impl Running {
             let (reader, slots) = (Reader::Get(epoch, handle), numbers(&slots));
             context.see(Seen::ReadBegan { at: self.at, reader, slots });
         }
-        self.tell_engine(context, ToEngine::Got { handle, keys, slots });
+        self.tell_engine(context, epoch, ToEngine::Got { handle, keys, slots });
     }
 
     /// Commits what is whole of a prompt, block after block.

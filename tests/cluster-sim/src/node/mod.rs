@@ -12,11 +12,10 @@ mod shares;
 mod stops;
 mod writers;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use kvasir_blocks::moving::engine_stops::EngineStops;
 use kvasir_blocks::moving::leaving::Leaving;
 use kvasir_blocks::moving::pages::Pages;
 use kvasir_blocks::moving::push::Group;
@@ -164,13 +163,12 @@ pub struct Running {
     writers: Writers,
     legs: BTreeMap<Share, Leg>,
     stops: WriterStops,
-    engine_stops: EngineStops,
     sent: SentPushes,
-    pub engine: Option<Engine>,
+    pub engines: Vec<Engine>,
     next_epoch: u32,
     /// Memory of engines' pools, also of one that has ended while a copy reads it.
     pools: BTreeMap<AttachEpoch, Vec<PageBytes>>,
-    open_pool: Option<AttachEpoch>,
+    open_pools: BTreeSet<AttachEpoch>,
     carries: BTreeMap<u64, pools::Carry>,
     pub ssd: Option<Ssd>,
     keeps: BTreeMap<u64, (Caller, Promise)>,
@@ -308,12 +306,11 @@ impl Node {
             tail_space: TailSpace::new(TAILS_BYTES as u64),
             legs: BTreeMap::new(),
             stops: WriterStops::default(),
-            engine_stops: EngineStops::default(),
             sent: SentPushes::default(),
-            engine: None,
+            engines: Vec::new(),
             next_epoch: 0,
             pools: BTreeMap::new(),
-            open_pool: None,
+            open_pools: BTreeSet::new(),
             carries: BTreeMap::new(),
             ssd: None,
             keeps: BTreeMap::new(),
@@ -335,7 +332,7 @@ impl Node {
         if let Some(disk) = self.disk.take() {
             running.open_disk(context, disk, unix_ms);
         }
-        running.attach_engine(context);
+        running.attach_engines(context);
         context.after(context.plan.tick_us, Event::Tick { at });
         self.running = Some(running);
     }

@@ -155,7 +155,10 @@ impl Running {
 
     /// Engines go first: where one is attached, clients leave it a part of the slots.
     fn leaves_room(&self, wanted: usize) -> bool {
-        let left = if self.engine.is_some() { self.blocks.counts().slots / ENGINE_PART } else { 0 };
+        let left = match self.engines.is_empty() {
+            true => 0,
+            false => self.blocks.counts().slots / ENGINE_PART,
+        };
         self.blocks.available() as usize >= wanted + left as usize
     }
 

@@ -1,4 +1,4 @@
-//! Pages of the engine's own: what it computes there, copied layer by layer into slots by a thread beside the node.
+//! Pages of engines' own: what they compute there, copied layer by layer into slots by a thread beside the node.
 
 use std::ops::Range;
 
@@ -26,21 +26,21 @@ impl Running {
     /// Memory that the node makes for an engine. It stays until the last copy out of it has ended.
     pub(super) fn open_pool(&mut self, epoch: AttachEpoch, pages: u32) {
         self.blocks.open_pool(epoch, pages);
-        self.open_pool = Some(epoch);
+        self.open_pools.insert(epoch);
         self.pools.insert(epoch, vec![crate::checkers::UNWRITTEN; pages as usize]);
     }
 
     /// Nobody listens to the engine any more.
     pub(super) fn close_pool(&mut self, context: &Context, epoch: AttachEpoch) {
         self.blocks.close_pool(context.now_ms(), epoch);
-        self.open_pool.take_if(|open| *open == epoch);
+        self.open_pools.remove(&epoch);
         self.let_pools_go();
     }
 
     fn let_pools_go(&mut self) {
-        let Running { carries, open_pool, .. } = self;
+        let Running { carries, open_pools, .. } = self;
         let used = |epoch: &AttachEpoch| carries.values().any(|carry| carry.epoch == *epoch);
-        self.pools.retain(|epoch, _| *open_pool == Some(*epoch) || used(epoch));
+        self.pools.retain(|epoch, _| open_pools.contains(epoch) || used(epoch));
     }
 
     pub fn write_pool(&mut self, epoch: AttachEpoch, page: u32, offset: usize, bytes: &[u8]) {
@@ -86,12 +86,12 @@ impl Running {
     }
 
     pub(super) fn pages_dropped(&mut self, context: &mut Context, epoch: AttachEpoch, handle: u64) {
-        let engine = self.engine.as_ref().filter(|engine| engine.epoch == epoch);
+        let engine = self.engine(epoch);
         if let Some(pages) = engine.and_then(|engine| engine.dropping(handle)) {
             let pages = pages.to_vec();
             context.see(Seen::PoolPagesBack { at: self.at, epoch, pages });
         }
-        self.tell_engine(context, ToEngine::PagesDropped { handle });
+        self.tell_engine(context, epoch, ToEngine::PagesDropped { handle });
     }
 
     pub(super) fn carry(

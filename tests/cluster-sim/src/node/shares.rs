@@ -63,7 +63,8 @@ impl Running {
                 self.change(context, from, &name, until_unix_ms);
             }
             Call::Start { leg } => {
-                if let Some(engine) = &mut self.engine {
+                let mut engines = self.engines.iter_mut();
+                if let Some(engine) = engines.find(|engine| engine.index == leg.engine) {
                     let message = ToEngine::Start(leg);
                     engine.tell(context, self.at, message);
                 }
@@ -92,7 +93,7 @@ impl Running {
 
     pub(super) fn allocate(&mut self, context: &mut Context, call: &AllocateCall) -> Reply {
         let share = call.share;
-        if share.side != Side::Source && self.engine.is_none() && !call.is_replica {
+        if share.side != Side::Source && self.engines.is_empty() && !call.is_replica {
             return Reply::Refused("no engine is attached".into());
         }
         let wanted = Allocate {
@@ -433,7 +434,7 @@ impl Running {
     fn ended(&mut self, context: &mut Context, share: Share) {
         context.see(Seen::Ended { at: self.at, share });
         self.stops.forget(share);
-        self.engine_stops.let_go(share);
+        self.engines.iter_mut().for_each(|engine| engine.stops.let_go(share));
         let Some(leg) = self.legs.remove(&share) else { return };
         let mut waiting =
             leg.outgoing.and_then(|outgoing| outgoing.reply).into_iter().collect::<Vec<_>>();
