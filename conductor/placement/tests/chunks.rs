@@ -142,7 +142,7 @@ fn attending_chunks_counts_for_who_does_it_until_the_request_is_over() {
     // With one more the holder is as full as it may be.
     let flows = |world: &World| {
         let inputs = inputs(world, &chunks);
-        serde_json::to_value(inputs).expect("JSON")["instances"][0]["routes_out"].clone()
+        serde_json::to_value(inputs).expect("JSON")["hosts"][0]["routes_out"].clone()
     };
     assert_eq!(flows(&world)[0][1], 2);
     world.view.unbook(id, None, 1);

@@ -78,7 +78,7 @@ fn ways(placement: &Placement) -> Vec<&'static str> {
     placement.chunks.iter().map(|chunk| chunk.way()).collect()
 }
 
-/// What a decision would read of this instance now.
+/// What a decision would read of this instance and its node now: each has one of its own.
 fn seen(world: &World, instance: usize) -> Value {
     let model = world.view.models().last().expect("a model").0;
     let mut inputs = None;
@@ -87,7 +87,8 @@ fn seen(world: &World, instance: usize) -> Value {
         inputs = Inputs::capture(&world.view, &PrefixMatch::default(), request);
     });
     let inputs = serde_json::to_value(inputs.expect("the model is known")).expect("JSON");
-    inputs["instances"][instance].clone()
+    let of = |list: &str| inputs[list][instance].as_object().expect("it is there").clone();
+    of("instances").into_iter().chain(of("hosts")).collect()
 }
 
 #[test]
