@@ -319,7 +319,7 @@ pub fn status(status: &v1::AdminStatus) -> String {
         ("ssd", ssd),
     ];
     let engines = engines.into_iter().map(|engine| ("engine", engine));
-    for (name, value) in [("node", node.node_id.clone())].into_iter().chain(engines).chain(lines) {
+    for (name, value) in [("node", node.node_id)].into_iter().chain(engines).chain(lines) {
         // To a string, which takes all.
         let _ = writeln!(text, "{name:<7} {value}");
     }
