@@ -14,7 +14,8 @@ const AT_REST: [(&str, usize); 4] = [
     ("events", 16),
     // A node remembers those that write to it, up to a bound.
     ("writers", 51),
-    ("instances", 6),
+    // Four engines, as two conductors know them.
+    ("instances", 8),
     // Two conductors; the slots of three nodes and what two disks hold.
     ("index keys", 1_200),
 ];

@@ -697,7 +697,8 @@ impl Running {
             ("tombstones", counts.tombstones as usize),
             ("finished", counts.finished as usize),
             ("sinking", counts.sinking as usize),
-            ("carries", self.carries.len() + self.pools.len()),
+            // Pools that stay for copies out of them alone.
+            ("carries", self.carries.len() + self.pools.len() - self.open_pools.len()),
             ("disk jobs", self.ssd.as_ref().map_or(0, Ssd::jobs)),
         ])
     }
