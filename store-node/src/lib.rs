@@ -16,6 +16,8 @@ mod backlog;
 mod bucket;
 mod clock;
 pub mod config;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod grpc;
 mod http;
 mod layer_log;

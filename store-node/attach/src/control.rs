@@ -22,6 +22,8 @@ use kvasir_transfer::SharedMemory;
 use kvasir_transfer::memory::{Access, MemoryError, Prefault};
 use kvasir_transfer::ring::{Consumer, Producer, RingRange};
 
+use crate::words;
+
 const MAGIC: u64 = u64::from_le_bytes(*b"kvasir-c");
 const VERSION: u32 = 1;
 const MAGIC_AT: usize = 0;
@@ -117,17 +119,12 @@ impl ControlMemory {
 
     /// What the engine has finished, or `None` when the word is of another attach or untouched.
     pub fn progress(&self, epoch: u32) -> Option<Progress> {
-        let word = self.word(PROGRESS_AT).load(Ordering::Acquire);
-        let progress = Progress { step: (word >> 16) as u32, layers_done: word as u16 };
-        (word >> 48 == u64::from(epoch as u16) && word != 0).then_some(progress)
+        words::progress(self.word(PROGRESS_AT), epoch)
     }
 
     /// Raises the progress word. Everything the engine wrote before is visible to whoever reads it.
     pub fn set_progress(&self, epoch: u32, progress: Progress) {
-        let word = u64::from(epoch as u16) << 48
-            | u64::from(progress.step) << 16
-            | u64::from(progress.layers_done);
-        self.word(PROGRESS_AT).store(word, Ordering::Release);
+        words::set_progress(self.word(PROGRESS_AT), epoch, progress);
     }
 
     /// The engine's load. Its four numbers are read one by one: they are for admission, and one of

@@ -282,9 +282,7 @@ impl Receiver {
     /// [`AttachError::Protocol`] when what is there is no message.
     pub fn try_recv(&mut self) -> Result<Option<v1::node_to_engine::Message>, AttachError> {
         let Some(record) = self.from_node.try_recv()? else { return Ok(None) };
-        let decoded = v1::NodeToEngine::decode(record);
-        let message = decoded.map_err(|error| AttachError::Protocol(error.to_string()))?.message;
-        message.map(Some).ok_or_else(|| AttachError::Protocol("an empty message".into()))
+        message(record).map(Some)
     }
 
     /// The next `NodeToEngine` as the node has encoded it, if there is one.
@@ -302,4 +300,11 @@ impl Receiver {
     pub fn wait(&mut self, timeout: Duration) -> Result<(), AttachError> {
         self.from_node.wait(timeout)
     }
+}
+
+/// What a record of a node says.
+pub(crate) fn message(record: &[u8]) -> Result<v1::node_to_engine::Message, AttachError> {
+    let decoded = v1::NodeToEngine::decode(record);
+    let message = decoded.map_err(|error| AttachError::Protocol(error.to_string()))?.message;
+    message.ok_or_else(|| AttachError::Protocol("an empty message".into()))
 }

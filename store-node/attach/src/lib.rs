@@ -7,7 +7,8 @@
 //!    [`kvasir_transfer::ring`]
 //! 4. [`doorbell`] of the transfer engine: waking a sleeping side without system calls while both
 //!    are awake, and without trusting it
-//! 5. [`handover`]: descriptors over a Unix socket
+//! 5. [`words`]: what either side reads of the other without a message; `tests/models` runs it under loom
+//! 6. [`handover`]: descriptors over a Unix socket
 //!
 //! Clients of objects are in the package `kvasir-client`. The node's ends are in
 //! `kvasir_store_node::node`; nothing that a process writes is trusted there.
@@ -15,8 +16,12 @@
 
 pub mod control;
 pub mod engine;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod handover;
 pub mod line;
+mod sync;
+pub mod words;
 
 pub use engine::{AttachOptions, EngineAttachment, Link, Receiver, Sender};
 pub use kvasir_transfer::{SharedMemory, doorbell};

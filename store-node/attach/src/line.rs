@@ -18,6 +18,7 @@ use kvasir_transfer::ring::{Consumer, Corrupt, Producer, PushError};
 
 use crate::control::{ControlError, ControlMemory};
 use crate::handover::{self, Connection, Token};
+use crate::words;
 
 /// How long [`LineSender::send`] waits for room: the node empties the ring in microseconds unless it
 /// is gone or stuck.
@@ -222,7 +223,10 @@ impl LineReceiver {
     /// # Errors
     /// [`AttachError::Protocol`] when the ring cannot be true.
     pub fn try_recv(&mut self) -> Result<Option<&[u8]>, AttachError> {
-        Ok(self.consumer.pop(&mut self.record)?.then_some(&self.record[..]))
+        let is_there = self.consumer.pop(&mut self.record)?;
+        // It may say that slots are this process's to write.
+        words::may_write();
+        Ok(is_there.then_some(&self.record[..]))
     }
 
     /// Sleeps until a record is there, somebody called [`Line::wake`], or the time is over.
@@ -231,8 +235,7 @@ impl LineReceiver {
     /// [`AttachError::Lost`] when the node is gone and every record was taken.
     pub fn wait(&mut self, timeout: Duration) -> Result<(), AttachError> {
         let line = &*self.line;
-        doorbell::announce_sleep(line.control.engine_sleeps());
-        if self.consumer.is_empty() {
+        let sleep = || {
             let fds = [line.bell.as_fd(), line.own_bell.as_fd(), line.connection.as_fd()];
             let ready = doorbell::sleep(&fds, timeout.min(WAIT_MAX));
             for (bit, bell) in [(0b01, &line.bell), (0b10, &line.own_bell)] {
@@ -240,8 +243,8 @@ impl LineReceiver {
                     bell.clear();
                 }
             }
-        }
-        doorbell::awake(line.control.engine_sleeps());
+        };
+        words::sleep_unless(line.control.engine_sleeps(), || !self.consumer.is_empty(), sleep);
         if self.consumer.is_empty() && !line.is_connected() {
             return Err(AttachError::Lost);
         }

@@ -38,6 +38,8 @@ mod ended;
 mod ends;
 mod events;
 mod eviction;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod gets;
 mod imms;
 mod index;

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
+use kvasir_attach::words;
 use kvasir_proto::v1;
 use v1::client_to_node::Message as ToNode;
 
@@ -56,7 +56,7 @@ impl Object {
     /// client that was expelled and reads on should ask after it has read.
     pub fn is_current(&self) -> bool {
         let word = self.pins.shared.generations.atomic_u32(4 * self.slot as usize);
-        word.is_ok_and(|word| word.load(Ordering::Acquire) == self.generation)
+        word.is_ok_and(|word| words::is_generation(word, self.generation))
     }
 }
 

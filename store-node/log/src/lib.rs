@@ -20,6 +20,8 @@ mod buffer;
 mod clean;
 mod disk;
 mod format;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod graves;
 mod index;
 mod log;

@@ -12,10 +12,13 @@
 //! This package knows slots, rows and memory. Who may read which slots, and for how long, is the store
 //! node's: it opens a route over slots that a lease pins, and closes it before the pins go.
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod grouping;
 pub mod holder;
 pub mod metrics;
 pub mod requester;
+mod sync;
 mod turns;
 pub mod wire;
 

@@ -474,7 +474,8 @@ pub fn read_query(bytes: &[u8]) -> Result<Query, WireError> {
     if matches!(kind, Kind::Scores { .. }) && dtype != WireDtype::F32 {
         return Err(WireError::Field("dtype"));
     }
-    let mut list = Vec::with_capacity(parts);
+    // As many as there are bytes for, whatever it says.
+    let mut list = Vec::with_capacity(parts.min(reader.0.len() / PART_BYTES));
     let mut total = 0u64;
     for _ in 0..parts {
         let part = Part {

@@ -106,14 +106,7 @@ impl Client {
     /// # Errors
     /// [`Broken`].
     pub fn next(&mut self) -> Result<Option<(u64, v1::client_to_node::Message)>, Broken> {
-        let Some(record) = self.line.next()? else { return Ok(None) };
-        let decoded = v1::ClientToNode::decode(record);
-        let decoded = decoded.map_err(|error| Broken(format!("its ring: {error}")))?;
-        let message = decoded.message.ok_or_else(|| Broken("an empty message".into()))?;
-        if decoded.request >= OWN_NUMBERS {
-            return Err(Broken(format!("a request with the number {}", decoded.request)));
-        }
-        Ok(Some((decoded.request, message)))
+        self.line.next()?.map(message).transpose()
     }
 
     /// Answers a request.
@@ -127,4 +120,15 @@ impl Client {
     ) -> Result<(), Broken> {
         self.line.send(v1::NodeToClient { request, message: Some(message) }.encode_to_vec())
     }
+}
+
+/// What a record of a client says, and its number.
+pub fn message(record: &[u8]) -> Result<(u64, v1::client_to_node::Message), Broken> {
+    let decoded = v1::ClientToNode::decode(record);
+    let decoded = decoded.map_err(|error| Broken(format!("its ring: {error}")))?;
+    let message = decoded.message.ok_or_else(|| Broken("an empty message".into()))?;
+    if decoded.request >= OWN_NUMBERS {
+        return Err(Broken(format!("a request with the number {}", decoded.request)));
+    }
+    Ok((decoded.request, message))
 }

@@ -2,12 +2,13 @@
 //! for each slot. A client that was told (slot, generation) sees by it that the slot has been freed.
 
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::Ordering;
 
 use kvasir_blocks::Blocks;
 use kvasir_proto::{Generation, SlotIndex};
 use kvasir_transfer::SharedMemory;
 use kvasir_transfer::memory::MemoryError;
+
+use crate::attach::words;
 
 /// See the module.
 #[derive(Debug)]
@@ -31,7 +32,7 @@ impl Generations {
 
     pub fn set(&self, slot: SlotIndex, generation: Generation) {
         if let Ok(word) = self.memory.atomic_u32(4 * slot.0 as usize) {
-            word.store(generation.0, Ordering::Release);
+            words::set_generation(word, generation.0);
         }
     }
 

@@ -63,10 +63,7 @@ impl Session {
     /// # Errors
     /// [`Broken`].
     pub fn next(&mut self) -> Result<Option<v1::engine_to_node::Message>, Broken> {
-        let Some(record) = self.line.next()? else { return Ok(None) };
-        let decoded = v1::EngineToNode::decode(record);
-        let message = decoded.map_err(|error| Broken(format!("its ring: {error}")))?.message;
-        message.map(Some).ok_or_else(|| Broken("an empty message".into()))
+        self.line.next()?.map(message).transpose()
     }
 
     /// Sends a message, or keeps it until the ring has room.
@@ -76,4 +73,11 @@ impl Session {
     pub fn send(&mut self, message: v1::node_to_engine::Message) -> Result<(), Broken> {
         self.line.send(v1::NodeToEngine { message: Some(message) }.encode_to_vec())
     }
+}
+
+/// What a record of an engine says.
+pub fn message(record: &[u8]) -> Result<v1::engine_to_node::Message, Broken> {
+    let decoded = v1::EngineToNode::decode(record);
+    let message = decoded.map_err(|error| Broken(format!("its ring: {error}")))?.message;
+    message.ok_or_else(|| Broken("an empty message".into()))
 }

@@ -10,14 +10,16 @@ use serde_json::Value;
 
 /// Package, and the packages of this workspace that it may depend on. All that is not here is
 /// refused, a new package too: its place is part of the design.
-const MAY_USE: [(&str, &[&str]); 22] = [
+const MAY_USE: [(&str, &[&str]); 23] = [
     ("kvasir-proto", &[]),
+    // What parsers are tried with: in tests, and under the fuzzer.
+    ("kvasir-fuzzing", &[]),
     ("kvasir-checksum", &[]),
     ("kvasir-transfer-core", &[]),
     ("kvasir-transfer-verbs", &[]),
     ("kvasir-transfer-libfabric", &[]),
-    ("kvasir-blocks", &["kvasir-checksum", "kvasir-proto"]),
-    ("kvasir-log", &["kvasir-checksum", "kvasir-proto"]),
+    ("kvasir-blocks", &["kvasir-checksum", "kvasir-proto", "kvasir-fuzzing"]),
+    ("kvasir-log", &["kvasir-checksum", "kvasir-proto", "kvasir-fuzzing"]),
     ("kvasir-placement", &["kvasir-proto"]),
     ("kvasir-cuda", &[]),
     ("kvasir-attention", &["kvasir-cuda"]),
@@ -29,10 +31,11 @@ const MAY_USE: [(&str, &[&str]); 22] = [
             "kvasir-transfer-core",
             "kvasir-transfer-libfabric",
             "kvasir-transfer-verbs",
+            "kvasir-fuzzing",
         ],
     ),
-    ("kvasir-attach", &["kvasir-proto", "kvasir-transfer", "kvasir-blocks"]),
-    ("kvasir-route", &["kvasir-proto", "kvasir-transfer", "kvasir-attention"]),
+    ("kvasir-attach", &["kvasir-proto", "kvasir-transfer", "kvasir-blocks", "kvasir-fuzzing"]),
+    ("kvasir-route", &["kvasir-proto", "kvasir-transfer", "kvasir-attention", "kvasir-fuzzing"]),
     (
         "kvasir-store-node",
         &[
@@ -44,6 +47,7 @@ const MAY_USE: [(&str, &[&str]); 22] = [
             "kvasir-log",
             "kvasir-cuda",
             "kvasir-attention",
+            "kvasir-fuzzing",
         ],
     ),
     // A client links the line and nothing of the daemon; its tests start one.

@@ -1,21 +1,18 @@
-//! What must hold of every parser that reads bytes of another process, whatever the bytes are: it
-//! answers, without a panic; what it accepts lies within its bounds and survives the wire once more;
-//! and it takes memory for the bytes there are, never for a length that they claim.
+//! The parsers of the transfer engine as targets; what must hold of each is said in `kvasir-fuzzing`.
 //!
-//! Each target is a function from bytes to whether they were accepted. They run in two ways: with
-//! arbitrary bytes and mutated valid ones in this crate's tests (`tests`), and under libFuzzer in the
-//! folder `fuzz` beside the crate. Compiled only for these: with `cfg(test)` or the feature `fuzzing`.
-//! Nothing here is a second parser: what decodes is what the engine runs.
+//! They run in this crate's tests, and under libFuzzer in the folder `fuzz` beside the crate. Compiled only for
+//! these: with `cfg(test)` or the feature `fuzzing`. Nothing here is a second parser: what decodes is what the
+//! engine runs.
 
-mod allocated;
 mod rings;
 #[cfg(test)]
 mod tests;
 
+pub use kvasir_fuzzing::Target;
+pub(crate) use kvasir_fuzzing::within;
 use kvasir_transfer_core::{CloseRequest, CloseVerdict, Counted, PathIndex, SessionId};
 use prost::Message;
 
-pub(crate) use self::allocated::within;
 pub use self::rings::ring;
 use crate::closing::{self, CLOSING_BYTES_MAX};
 use crate::config::Domain;
@@ -32,17 +29,6 @@ pub use crate::shm::fuzzing::{
 };
 pub use crate::tcp::fuzzing::{tcp_ack, tcp_greeting, tcp_header};
 use crate::topology::{Location, Nearness, Topology};
-
-/// One parser.
-#[derive(Debug, Clone, Copy)]
-pub struct Target {
-    /// Also the name of its file in `fuzz/fuzz_targets`.
-    pub name: &'static str,
-    /// Whether the bytes were accepted.
-    pub run: fn(&[u8]) -> bool,
-    /// Inputs that are accepted, to begin with.
-    pub seeds: fn() -> Vec<Vec<u8>>,
-}
 
 /// All of them.
 pub const TARGETS: [Target; 22] = [

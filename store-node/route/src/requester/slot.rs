@@ -8,7 +8,7 @@
 //! | arrived | the flight reads it | free, by the flight |
 //! | abandoned | the holder may still write: quarantine | free, by the worker |
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use crate::sync::{AtomicU8, Ordering};
 
 const FREE: u8 = 0;
 const IN_FLIGHT: u8 = 1;
@@ -50,26 +50,5 @@ impl Slot {
 
     fn change(&self, from: u8, to: u8) -> bool {
         self.0.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_slot_that_was_given_up_is_not_taken_before_its_answer_has_come() {
-        let slot = Slot::default();
-        assert!(slot.take() && !slot.take());
-        slot.give_back();
-        assert!(!slot.take(), "the answer may still land");
-        slot.arrived();
-        assert!(!slot.has_arrived() && slot.take(), "it has, and nobody reads it");
-        slot.arrived();
-        assert!(slot.has_arrived() && !slot.take());
-        slot.give_back();
-        assert!(slot.take());
-        slot.put_back();
-        assert!(slot.take());
     }
 }

@@ -407,7 +407,8 @@ impl Owner {
         }
     }
 
-    /// Slots have come free: whoever was told of them with their generation sees that.
+    /// Slots have come free: whoever was told of them with their generation sees that. To be called before
+    /// anybody is told of a slot to write there, and once nothing more is to be done.
     pub(super) fn publish_freed(&mut self) {
         while let Some((slot, generation)) = self.blocks.poll_freed() {
             if let Some(generations) = &self.clients.generations {

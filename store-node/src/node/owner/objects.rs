@@ -195,6 +195,7 @@ impl Owner {
         let namespace = self.clients.list[at].namespace;
         let wanted = ReserveObjects { share, epoch, namespace, keys, lease_ms };
         let slots = self.blocks.reserve_objects(clock::now_ms(), &wanted)?;
+        self.publish_freed();
         self.clients.shares.insert(share, ShareOf { epoch, request });
         Ok((Some(share), slots))
     }

@@ -114,6 +114,7 @@ impl Owner {
         };
         match self.blocks.allocate(clock::now_ms(), &wanted) {
             Ok(allocated) => {
+                self.publish_freed();
                 if !request.replica {
                     self.metrics.asked_blocks.inc_by(wanted.keys.len() as u64);
                     self.metrics.hit_blocks.inc_by(allocated.held_blocks.into());
@@ -315,6 +316,8 @@ impl Owner {
 
     fn run_planned(&mut self) {
         while let Some(action) = self.blocks.poll_action() {
+            // Before whoever is told of a slot writes there.
+            self.publish_freed();
             match action {
                 Action::Bound { share, epoch, bound } => self.bound(share, epoch, bound),
                 Action::StopEngine { share, epoch, reason } => {

@@ -56,7 +56,7 @@ unsafe impl GlobalAlloc for Counting {
 ///
 /// # Panics
 /// When it allocates more than they are reason for.
-pub(crate) fn within<T>(input_bytes: usize, parser: impl FnOnce() -> T) -> T {
+pub fn within<T>(input_bytes: usize, parser: impl FnOnce() -> T) -> T {
     let before = ALLOCATED.get();
     let parsed = parser();
     let allocated = ALLOCATED.get() - before;

@@ -1,0 +1,6 @@
+//! See `kvasir_log::fuzzing::footer`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    kvasir_log::fuzzing::footer(bytes);
+});

@@ -1,0 +1,6 @@
+//! See `kvasir_store_node::fuzzing::peer_message`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    kvasir_store_node::fuzzing::peer_message(bytes);
+});

@@ -1,0 +1,6 @@
+//! See `kvasir_route::fuzzing::query`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    kvasir_route::fuzzing::query(bytes);
+});
