@@ -607,10 +607,12 @@ impl Log {
         let Append { whose, entry, at, .. } = &append;
         let wanted = match whose {
             For::User { .. } => Ok(true),
-            For::Cleaning { generation } => self
-                .index
-                .get(entry.key)
-                .map(|now| now.is_some_and(|now| now.generation == *generation)),
+            // Unless it was removed. It is never newer than what is indexed: appends become durable in order,
+            // and a newer one that was begun before the copy was waited for.
+            For::Cleaning { generation } => self.index.get(entry.key).map(|now| {
+                debug_assert!(now.is_none_or(|now| now.generation == *generation));
+                now.is_some()
+            }),
         };
         let indexed = match wanted {
             Ok(true) => self.index.insert(entry.key, *at).map(|former| (true, former)),

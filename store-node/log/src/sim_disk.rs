@@ -27,6 +27,8 @@ pub struct Faults {
     pub reads_fail: bool,
     /// Writes fail in another way.
     pub writes_fail: bool,
+    /// Writes are said to have ended well, and leave what was there.
+    pub loses_writes: bool,
     /// Syncs fail, and what they should have covered is lost.
     pub syncs_fail: bool,
     /// Nothing ends.
@@ -199,6 +201,10 @@ impl SimDisk {
             DiskOp::Write { id, .. } if faults.writes_fail => failed(id, EIO),
             DiskOp::Write { id, offset_bytes, buffer, rest } => {
                 self.writes_total += 1;
+                if faults.loses_writes {
+                    let rest_sum = rest.map(|rest| checksum(&self.memory().read(rest)));
+                    return DiskDone { id, result: Ok(()), buffer: Some(buffer), rest_sum };
+                }
                 let rest_sum = self.write_all(offset_bytes, buffer.bytes(), rest);
                 DiskDone { id, result: Ok(()), buffer: Some(buffer), rest_sum }
             }

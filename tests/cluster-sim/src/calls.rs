@@ -2,7 +2,7 @@
 //! far as they are used here, as plain values.
 
 use kvasir_blocks::{AttachEpoch, Bound, ContextName};
-use kvasir_proto::{BlockKey, Namespace, Share, SlotIndex, Tenant};
+use kvasir_proto::{BlockKey, Generation, Namespace, Share, SlotIndex, Tenant};
 use kvasir_transfer::{Endpoint, RegionDesc};
 
 /// Who calls nodes.
@@ -220,7 +220,7 @@ pub enum ToClient {
     },
     Committed,
     Got {
-        slots: Vec<Option<SlotIndex>>,
+        slots: Vec<Option<(SlotIndex, Generation)>>,
     },
     Found,
     Removed,

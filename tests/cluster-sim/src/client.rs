@@ -2,7 +2,7 @@
 //! sometimes in the middle of it. It is the workload; what it reads is shown to the checkers.
 
 use kvasir_blocks::AttachEpoch;
-use kvasir_proto::{BlockKey, Namespace, Share, Side, SlotIndex, TxId};
+use kvasir_proto::{BlockKey, Generation, Namespace, Share, Side, SlotIndex, TxId};
 
 use crate::calls::{FromClient, Kept, ToClient};
 use crate::content::{self, PageBytes, SLOT_BYTES};
@@ -13,6 +13,8 @@ use crate::seen::{Life, Seen};
 
 /// Parts in which an object is written.
 const PARTS: usize = 2;
+/// Of one that was expelled: so often it looks at what it had got, before it ends.
+const LOOKS: u32 = 4;
 
 #[derive(Debug)]
 pub struct Client {
@@ -24,6 +26,9 @@ pub struct Client {
     steps: u32,
     doing: Doing,
     request: u64,
+    /// What it got last, and reads on when it has let go of it.
+    got: Vec<(BlockKey, SlotIndex, Generation)>,
+    looks: u32,
     /// Shared memory keeps the order of what is said, either way.
     heard_until_us: u64,
     said_until_us: u64,
@@ -42,7 +47,7 @@ enum Doing {
     },
     Reads {
         get: u64,
-        slots: Vec<Option<SlotIndex>>,
+        slots: Vec<Option<(SlotIndex, Generation)>>,
         times: u32,
     },
 }
@@ -56,6 +61,8 @@ impl Client {
             steps: 0,
             doing: Doing::Nothing,
             request: 0,
+            got: Vec::new(),
+            looks: LOOKS,
             heard_until_us: now_us,
             said_until_us: now_us,
             ended: false,
@@ -152,10 +159,20 @@ pub fn step(node: &mut Running, context: &mut Context, epoch: AttachEpoch) {
         });
     }
     let Some(op) = plan.ops.get(client.op).filter(|_| !expelled && !dies) else {
+        if expelled && client.looks > 0 {
+            client.looks -= 1;
+            client.goes_on(context, at);
+            return read_on(node, context, epoch);
+        }
         return client.end(context, at);
     };
     let (_, keys) = keys(context, &plan, op);
-    match std::mem::replace(&mut client.doing, Doing::Waits) {
+    let doing = std::mem::replace(&mut client.doing, Doing::Waits);
+    if !matches!(doing, Doing::Reads { .. }) {
+        read_on(node, context, epoch);
+    }
+    let Some(client) = node.client(epoch) else { return };
+    match doing {
         Doing::Waits => {}
         Doing::Nothing => {
             let lease_ms = plan.lease_ms;
@@ -194,11 +211,27 @@ pub fn step(node: &mut Running, context: &mut Context, epoch: AttachEpoch) {
                 client.doing = Doing::Nothing;
                 client.goes_on(context, at);
             }
-            for (key, slot) in keys.iter().zip(&slots) {
-                let Some(slot) = slot else { continue };
-                let (bytes, share) = (node.read_slot(*slot), reading(epoch));
-                context.see(Seen::PageRead { at, share, key: *key, bytes });
+            let of = |(key, slot): (&BlockKey, &Option<_>)| slot.map(|(slot, of)| (*key, slot, of));
+            client.got = keys.iter().zip(&slots).filter_map(of).collect();
+            for (key, slot, _) in client.got.clone() {
+                let (bytes, share) = (node.read_slot(slot), reading(epoch));
+                context.see(Seen::PageRead { at, share, key, bytes });
             }
+        }
+    }
+}
+
+/// It reads what it had got, though it may have let go of it, and then asks whether that was there still.
+fn read_on(node: &mut Running, context: &mut Context, epoch: AttachEpoch) {
+    let Some(client) = node.client(epoch) else { return };
+    for (key, slot, generation) in client.got.clone() {
+        let (at, bytes, share) = (node.at, node.read_slot(slot), reading(epoch));
+        let is_current = node.generation_word(slot) == generation;
+        if is_current {
+            context.covers("an object is read on without a pin");
+            context.see(Seen::PageRead { at, share, key, bytes });
+        } else {
+            context.covers("an object that was read on had gone");
         }
     }
 }

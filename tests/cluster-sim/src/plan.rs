@@ -16,6 +16,8 @@ const CLIENTS_MAX: usize = 14;
 const CLIENTS_AN_HOUR: u64 = 200;
 /// Runs in which two clients have to do with one object besides.
 const RIVALS_PERCENT: u64 = 30;
+/// Runs in which a host comes back, cannot read its disk, and shall drain, besides.
+const BLIND_DRAINS_PERCENT: u64 = 15;
 /// Conversations of each tenant: prompts of one begin alike.
 const CONVERSATIONS: u64 = 3;
 const PROMPT_BLOCKS_MAX: u64 = 7;
@@ -364,6 +366,35 @@ impl Plan {
             clients: Vec::new(),
         }
         .with_clients(&mut random)
+        .with_blind_drain(&mut random)
+    }
+
+    /// What is kept on a disk that its node cannot read has no names there.
+    fn with_blind_drain(mut self, random: &mut Random) -> Self {
+        let has_ssd = |node: &usize| self.nodes[*node].has_ssd;
+        let with_ssd: Vec<usize> = (0..self.nodes.len()).filter(has_ssd).collect();
+        if with_ssd.is_empty() || !random.percent(BLIND_DRAINS_PERCENT) {
+            return self;
+        }
+        let node = with_ssd[random.below(with_ssd.len())];
+        let crash_us = random.between(self.busy_us / 3, self.busy_us);
+        let (down_us, blind_us) = (random.between(1_000, 20_000), random.between(300_000, 700_000));
+        let drain_us = crash_us + down_us + random.between(1_000, 50_000);
+        let faults = [
+            (crash_us, down_us, Fault::NodeCrash(node)),
+            (crash_us, blind_us, Fault::DiskReadsFail(node)),
+            (drain_us, blind_us, Fault::Drain(node)),
+        ];
+        let ids = self.faults.iter().map(|fault| fault.id + 1).max().unwrap_or(0)..;
+        let faults = faults.into_iter().zip(ids);
+        self.faults.extend(faults.map(|((at_us, for_us, what), id)| FaultPlan {
+            id,
+            at_us,
+            for_us,
+            what,
+        }));
+        self.faults.sort_by_key(|fault| fault.at_us);
+        self
     }
 
     fn with_clients(mut self, random: &mut Random) -> Self {

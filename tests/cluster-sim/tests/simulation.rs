@@ -9,7 +9,7 @@ use kvasir_cluster_sim::world::Summary;
 const SEEDS: u64 = 100;
 
 /// What these seeds must meet, at least once each: every fault, and what seldom comes of them.
-const COVERED: [&str; 67] = [
+const COVERED: [&str; 69] = [
     "a call comes twice",
     "a call is lost",
     "a call is tried again",
@@ -68,6 +68,8 @@ const COVERED: [&str; 67] = [
     "an object is kept",
     "an object is put twice",
     "an object is read from the SSD",
+    "an object is read on without a pin",
+    "an object that was read on had gone",
     "cutting off fails",
     "memory rots",
     "reads of a disk fail",

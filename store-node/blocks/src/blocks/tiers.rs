@@ -179,10 +179,9 @@ impl Blocks {
         // an extent. But one that has replaced another is all that there is of that one, which may be kept
         // for a tenant; the copy was checked, as every read of it will be.
         let replaces = self.cache.ssd().contains(done.block.key);
-        let still = done.slot.is_none_or(|(slot, generation)| {
-            self.cache.slots().generation(slot) == Some(generation)
-                && self.cache.index().find(done.block.key) == Some(slot)
-        });
+        // Its slot is pinned until here: nothing else has come there.
+        let is_indexed = |slot| self.cache.index().find(done.block.key) == Some(slot);
+        let still = done.slot.is_none_or(|(slot, _)| is_indexed(slot));
         let stored =
             (still || replaces) && self.ssd_size.bytes_max > 0 && self.cache.stored(done.block);
         if !stored {

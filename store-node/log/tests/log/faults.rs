@@ -48,6 +48,25 @@ fn wrong_bytes_are_a_miss_and_counted() {
 }
 
 #[test]
+fn where_a_write_was_lost_an_older_extent_of_the_block_is_not_taken_for_it() {
+    let mut log = TestLog::new(2);
+    let put = |log: &mut TestLog, version: u16, is_lost: bool| {
+        log.disk.faults = Faults { loses_writes: is_lost, ..Faults::default() };
+        let bytes = version.to_le_bytes();
+        log.try_append_bytes(1, None, &bytes).expect("room");
+        log.settle();
+        assert_eq!(log.appended.last(), Some(&(1, Ok(()))), "version {version}");
+        log.read(1).map(|read| read == bytes)
+    };
+    // Twice over the whole disk, so that the block has been everywhere.
+    let laps = 2 * (DISK_BYTES / PAGE) as u16;
+    (0..laps).for_each(|version| assert_eq!(put(&mut log, version, false), Ok(true)));
+    for version in laps..laps + 40 {
+        assert_eq!(put(&mut log, version, true), Err(ReadError::Rotten), "version {version}");
+    }
+}
+
+#[test]
 fn a_read_that_fails_costs_nothing_but_itself() {
     let mut log = TestLog::new(2);
     log.store(0);

@@ -328,6 +328,7 @@ impl Node {
         };
         running.writers.cuts_fail = self.cuts_fail;
         running.blocks.set_extents(disk::LAYOUT_HASH, disk::extent_bytes());
+        running.share_generations();
         let unix_ms = self.unix_ms(context);
         if let Some(disk) = self.disk.take() {
             running.open_disk(context, disk, unix_ms);

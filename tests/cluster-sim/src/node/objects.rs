@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvasir_blocks::{AttachEpoch, Commit, KeepRequest, ObjectAt, ReserveObjects, Tier};
-use kvasir_proto::{BlockKey, Namespace, Share, Side, SlotIndex, Tenant, TxId};
+use kvasir_proto::{BlockKey, Generation, Namespace, Share, Side, SlotIndex, Tenant, TxId};
 
 use super::{LEASE_MS_MAX, Running};
 use crate::calls::{FromClient, Kept, ToClient};
@@ -26,6 +26,8 @@ pub struct Clients {
     /// What is being kept: for whom, which request, and what.
     keeps: BTreeMap<u64, (AttachEpoch, u64, BlockKey, u64)>,
     next: u64,
+    /// Of every slot, in memory that clients read.
+    generations: Vec<Generation>,
     /// Blocks that were found rotten, when it was last looked whether clients hold some of them.
     dropped: u64,
 }
@@ -71,6 +73,25 @@ impl Clients {
 impl Running {
     pub fn client(&mut self, epoch: AttachEpoch) -> Option<&mut Client> {
         self.clients.list.get_mut(&epoch).map(|of| &mut of.client)
+    }
+
+    /// What clients read of the generations of slots.
+    pub fn share_generations(&mut self) {
+        self.blocks.note_freed();
+        let slots = (0..self.blocks.counts().slots).map(SlotIndex);
+        self.clients.generations = slots.filter_map(|slot| self.blocks.generation(slot)).collect();
+    }
+
+    /// Slots have come free, and whoever was told of them with their generation sees that.
+    pub(super) fn publish_freed(&mut self) {
+        while let Some((slot, generation)) = self.blocks.poll_freed() {
+            self.clients.generations[slot.0 as usize] = generation;
+        }
+    }
+
+    /// As a client reads it.
+    pub fn generation_word(&self, slot: SlotIndex) -> Generation {
+        self.clients.generations[slot.0 as usize]
     }
 
     pub fn is_expelled(&self, epoch: AttachEpoch) -> bool {
@@ -193,6 +214,7 @@ impl Running {
                 true => self.blocks.reserve_objects(context.now_ms(), &reserve).ok(),
                 false => None,
             };
+            self.publish_freed();
             let Some(slots) = reserved else {
                 context.covers("a put is refused");
                 return ToClient::Refused;
@@ -389,6 +411,8 @@ impl Running {
             context.see(Seen::ReadBegan { at, reader, slots });
         }
         context.see(Seen::Found { at, namespace, keys });
+        let of = |slot: SlotIndex| Some((slot, self.blocks.generation(slot)?));
+        let slots = slots.into_iter().map(|slot| slot.and_then(of)).collect();
         self.tell_client(context, epoch, ToClient::Got { slots });
     }
 

@@ -381,10 +381,12 @@ impl Running {
             self.blocks.sink_ahead(context.now_ms());
             self.run_planned(context);
         }
+        self.publish_freed();
     }
 
     fn run_planned(&mut self, context: &mut Context) {
         while let Some(action) = self.blocks.poll_action() {
+            self.publish_freed();
             match action {
                 Action::Bound { share, epoch, bound } => self.bound(context, share, epoch, bound),
                 Action::StopEngine { share, epoch, .. } => {
