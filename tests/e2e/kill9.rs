@@ -1,6 +1,9 @@
 //! A store node that is killed with SIGKILL under load, again and again: whatever context block it has
 //! acknowledged is there after the restart, with the right bytes.
 //!
+//! After each restart the node lists every chain that was ever acknowledged, with all of its blocks; those that were
+//! acknowledged since the last one, and a sample of the older ones, are read and compared. In the end all are.
+//!
 //! A few kills by default; `tests/kill9/run` does 500 with 100,000 blocks, and then also holds the
 //! node to being ready in two seconds.
 
@@ -8,6 +11,7 @@
 #[allow(unused_imports, reason = "made for nodes in one process, too")]
 mod common;
 
+use std::collections::HashMap;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -24,6 +28,7 @@ use tonic::transport::Channel;
 use v1::node_to_engine::Message as FromNode;
 use v1::store_node_client::StoreNodeClient;
 
+const TENANT: &str = "tenant";
 const KVASIR: &str = env!("CARGO_BIN_EXE_kvasir");
 
 /// Blocks of a chain that is kept under load.
@@ -32,7 +37,7 @@ const CHAIN_BLOCKS: u32 = 10;
 const CHAINS_MAX: usize = 8;
 /// Blocks of the chains that are there from the beginning.
 const LONG_BLOCKS: u32 = 1_000;
-/// Older chains that are looked at after each kill; all are in the end.
+/// Older chains whose bytes are looked at after each kill; all are in the end.
 const SAMPLE: usize = 12;
 /// What the command holds the node to.
 const READY_WITHIN: Duration = Duration::from_secs(2);
@@ -141,7 +146,7 @@ async fn keep(mut client: StoreNodeClient<Channel>, prompt: Vec<u32>) -> Option<
     let request = v1::KeepContextRequest {
         namespace: namespace().0.to_vec(),
         keys: BlockKey::concat(&keys),
-        tenant: "tenant".into(),
+        tenant: TENANT.into(),
         ttl_ms: 24 * 3_600_000,
         ..v1::KeepContextRequest::default()
     };
@@ -159,6 +164,29 @@ async fn is_there(node: &mut Node, kept: &[u32], what: &str) {
     let cached = node.prefill(&and_more(kept)).await.expect("the node answers");
     let blocks = kept.len() as u32 / BLOCK_TOKENS;
     assert_eq!(cached, blocks, "{what}: the chain of token {} is not all there", kept[0]);
+}
+
+const CONTEXTS_MAX: u32 = 1_000;
+
+/// Every chain that was acknowledged is one of the contexts that the node lists, as long as it was.
+async fn are_listed(node: &mut Node, kept: &[Vec<u32>], what: &str) {
+    let (mut listed, mut from) = (HashMap::new(), Vec::new());
+    loop {
+        let tenant = TENANT.to_owned();
+        let request = v1::ListContextsRequest { tenant, contexts_max: CONTEXTS_MAX, from };
+        let page = node.client.list_contexts(request).await.expect("a list").into_inner();
+        listed.extend(page.contexts.into_iter().map(|of| (of.last_key, of.blocks)));
+        if page.next.is_empty() {
+            break;
+        }
+        from = page.next;
+    }
+    for kept in kept {
+        let keys = chain(kept);
+        let Some(last) = keys.last() else { continue };
+        let blocks = listed.get(&last.0.to_vec()).copied();
+        assert_eq!(blocks, Some(keys.len() as u32), "{what}: the chain of token {}", kept[0]);
+    }
 }
 
 /// Load until the node is gone. What was acknowledged goes into `kept`.
@@ -238,6 +266,7 @@ async fn what_was_acknowledged_outlives_kill_9() {
         node = Node::start(&config, address, &attach_dir, kill + 2).await;
         slowest = slowest.max(node.ready_after);
         let what = format!("seed {seed}, kill {kill}");
+        are_listed(&mut node, &kept, &what).await;
         for chain in &kept[known..] {
             is_there(&mut node, chain, &what).await;
         }

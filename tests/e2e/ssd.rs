@@ -87,6 +87,7 @@ async fn a_bad_disk_costs_no_answer_and_is_used_again_when_it_is_good() {
             // What lies there can be read, and nothing more is promised.
             let keeping = Stored::of(&cluster, NODE).await.keep(&case.prompt).await;
             assert_eq!(keeping.expect_err("refused").code(), tonic::Code::Unavailable);
+            says(&cluster, NODE, &["degraded: the disk is full"], true).await;
         } else {
             says(&cluster, NODE, &["hangs", "degraded"], words != "hang").await;
         }

@@ -115,24 +115,52 @@ fn a_replay_follows_from_its_inputs_alone() {
     }
 }
 
-#[test]
-fn hit_density_finds_more_than_lru_in_a_small_pool_and_no_less_in_a_large_one() {
-    let trace = conversations().part(0.5, 1.0);
-    let check = |tokens: u64, gain: f64| {
-        let ratio = |eviction| {
+/// A row of the table of `docs/replay.md` for pools of one size each: the sizes, or what was found.
+fn row(name: &str) -> Vec<f64> {
+    let text = std::fs::read_to_string(file("docs/replay.md")).expect("it is in the repository");
+    let start = format!("| {name} |");
+    let line = text.lines().find_map(|line| line.strip_prefix(&start)).expect("a row of that name");
+    let number = |cell: &str| {
+        let number = cell.split_whitespace().next()?;
+        number.parse().ok()
+    };
+    line.split('|').filter_map(number).collect()
+}
+
+/// Holds the table of `docs/replay.md` for one trace. It is deterministic: to its last digit.
+fn holds_the_table(trace: &Trace, lru: &str, hit_density: &str) {
+    let sizes = row("second half alone");
+    let trace = trace.part(0.5, 1.0);
+    let mut wrong: Vec<String> = Vec::new();
+    for (name, eviction) in [(lru, Eviction::Lru), (hit_density, Eviction::HitDensity)] {
+        let said = row(name);
+        assert_eq!((said.len(), sizes.len()), (6, 6), "{name}: the table has changed");
+        for (said, millions) in said.into_iter().zip(&sizes) {
             let pool = pool::Pool {
                 block_tokens: 512,
-                tokens,
+                tokens: (millions * 1e6) as u64,
                 eviction,
                 ssd_tokens: 0,
                 classes: None,
                 count_from: 0.0,
             };
-            pool::hit_ratio(&trace, &pool).block_hit_ratio
-        };
-        let (lru, ours) = (ratio(Eviction::Lru), ratio(Eviction::HitDensity));
-        assert!(ours >= gain * lru, "{tokens} tokens: {ours:.4}, lru {lru:.4}");
-    };
-    check(3_000_000, 1.02);
-    check(20_000_000, 0.99);
+            let found = pool::hit_ratio(&trace, &pool).block_hit_ratio;
+            if (found - said).abs() > 0.000_051 {
+                wrong.push(format!("{name}, {millions} M: {found:.5}, not {said}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn what_is_said_of_eviction_holds_for_the_conversations() {
+    holds_the_table(&conversations(), "conversations, lru", "conversations, hit-density");
+}
+
+#[test]
+fn what_is_said_of_eviction_holds_for_the_coding_sessions() {
+    let path = file("benches/traces/weka250_512_trace.jsonl.zst");
+    let trace = Trace::open(&path, 512).expect("the trace is readable");
+    holds_the_table(&trace, "coding sessions, lru", "coding sessions, hit-density");
 }
