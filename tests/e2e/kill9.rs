@@ -184,7 +184,7 @@ async fn are_listed(node: &mut Node, kept: &[Vec<u32>], what: &str) {
     for kept in kept {
         let keys = chain(kept);
         let Some(last) = keys.last() else { continue };
-        let blocks = listed.get(&last.0.to_vec()).copied();
+        let blocks = listed.get(last.0.as_slice()).copied();
         assert_eq!(blocks, Some(keys.len() as u32), "{what}: the chain of token {}", kept[0]);
     }
 }
