@@ -251,7 +251,12 @@ impl Router {
             queries_region: opened.queries_region,
             query_imm: opened.query_imm,
         };
-        let session = requester.open(prepared, &grant).map_err(|error| {
+        let reached = async {
+            let session = requester.open(prepared, &grant)?;
+            session.reach(self.call_timeout).await?;
+            Ok(session)
+        };
+        let session = reached.await.map_err(|error| {
             close(channel, grant.session);
             failed(error)
         })?;

@@ -157,8 +157,9 @@ async fn queries_go_under_tls_to_a_node_that_wants_it_and_not_without() {
     holder.pin(&asks, blocks).await;
     plain.reserve_after(&asks, blocks).await;
     let spans = vec![holder.span(&asks, 0..blocks)];
-    let refused = plain.call_routed(&asks, v1::Leg::Whole, spans).await;
-    assert!(refused.is_err(), "{refused:?}");
+    let refused = plain.call_routed(&asks, v1::Leg::Whole, spans).await.expect_err("refused");
+    assert_eq!(refused.code(), tonic::Code::Unavailable);
+    assert!(refused.message().contains("takes no queries"), "{}", refused.message());
     assert_eq!(metric(&holder, "kvasir_route_query_bytes_total").await, asked);
     for host in [holder, engine, plain] {
         host.end().await;

@@ -23,7 +23,7 @@ use kvasir_transfer::memory::{MemoryError, Prefault};
 use kvasir_transfer::{
     Completion, ConnectError, Domain, Endpoint, Handlers, PeerEvent, PeerId, RegionDesc,
     RegionHandle, RegisterError, SharedMemory, StartError, TlsFiles, TransferConfig,
-    TransferEngine, endpoint,
+    TransferEngine, WriteError, endpoint,
 };
 use prometheus::Registry;
 
@@ -71,6 +71,9 @@ pub enum RequesterError {
     Register(#[from] RegisterError),
     #[error("the holder cannot be reached from here")]
     Connect(#[from] ConnectError),
+    /// Nothing that was sent to it has landed.
+    #[error("the holder takes no queries: {0}")]
+    Unreached(#[source] WriteError),
     /// The holder said what cannot be.
     #[error("the holder's reply: {0}")]
     Reply(String),

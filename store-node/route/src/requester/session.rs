@@ -11,7 +11,7 @@ use kvasir_transfer::{
 
 use super::gate::Gate;
 use super::slot::Slot;
-use super::{Grant, Prepared, SessionSize};
+use super::{Grant, Prepared, RequesterError, SessionSize};
 use crate::metrics::RequesterMetrics;
 use crate::turns::Drive;
 use crate::wire::{
@@ -159,6 +159,34 @@ impl Session {
     /// Nothing comes of it any more.
     pub fn is_lost(&self) -> bool {
         self.rings.is_lost()
+    }
+
+    /// Waits until the holder has taken something: a connection to it is made when it is first used, and who
+    /// finds out then that there is none has already computed. To be called before anything is dispatched.
+    ///
+    /// # Errors
+    /// [`RequesterError::Unreached`]. It may be lost or not.
+    pub async fn reach(&self, within: Duration) -> Result<(), RequesterError> {
+        let (done, outcome) = Completion::future();
+        // Slot 0's, which no query is in yet; nothing is counted for it, so nobody reads it.
+        let bytes = vec![0; 8];
+        let write = Write {
+            peer: self.peer,
+            checksum: Some(kvasir_transfer::checksum(&bytes)),
+            source: Source::Inline(bytes),
+            target: self.queries,
+            target_offset: 0,
+            imm: None,
+            group: 0,
+            deadline: within,
+        };
+        self.core().transfer.write(write, done).map_err(|error| match error {
+            SubmitError::Full => RequesterError::Unreached(WriteError::DeadlineExceeded),
+            SubmitError::Invalid(_) | SubmitError::Stopped => {
+                RequesterError::Unreached(WriteError::Cancelled)
+            }
+        })?;
+        outcome.await.map_err(RequesterError::Unreached)
     }
 
     /// Sends one message to the holder; it has that long to land. Every part is answered in one write.
