@@ -80,9 +80,11 @@ pub(super) fn gated(gate_up: &[f32], target: &mut [f32], width: usize) {
     }
 }
 
-/// The first `len` values of a buffer that grows when it must and never shrinks.
+/// The first `len` values of a buffer that grows when it must, to no more than that, and never shrinks: steps are
+/// bounded, and the largest one should not leave room for two.
 pub(super) fn scratch(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
     if buffer.len() < len {
+        buffer.reserve_exact(len - buffer.len());
         buffer.resize(len, 0.0);
     }
     &mut buffer[..len]
