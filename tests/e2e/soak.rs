@@ -1,7 +1,8 @@
 //! A cluster that serves for long: nothing grows, and nothing is left over whenever it comes to rest.
 //!
 //! Rounds of load: new prompts that make old blocks leave memory, some for the SSD; conversations that find
-//! theirs again; clients that go away in the middle of an answer. After each round the cluster comes to rest (no
+//! theirs again; clients that go away in the middle of an answer; contexts that are kept for seconds, extended and
+//! dropped; clients of objects that open a node, get objects from it and from the other one, and go while they hold some. After each round the cluster comes to rest (no
 //! pin, share, quarantined slot, counter or operation anywhere), and each process is looked at: private memory,
 //! descriptors, threads. A minute at most by default; twenty are
 //! `KVASIR_SOAK_S=1200 cargo test --release -p kvasir --test soak -- --nocapture`.
@@ -9,9 +10,11 @@
 mod support;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
+use kvasir_client::{Class, Client, Error, Key, OpenOptions, PutOptions};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use serde_json::json;
@@ -24,6 +27,11 @@ const ROUNDS_WARM: usize = 4;
 const CLIENTS: u64 = 4;
 const CONVERSATIONS: usize = 16;
 const CONVERSATION_TOKENS_MAX: usize = 1_500;
+/// A client of objects holds so many of the last ones, puts so many at once, and opens its node anew after so many
+/// calls.
+const OBJECTS_HELD: usize = 8;
+const OBJECTS_AT_ONCE: u64 = 4;
+const OBJECTS_OF_ONE_OPENING: u64 = 200;
 const REST_WITHIN: Duration = Duration::from_secs(30);
 
 /// What the last rounds may have more of than those before them.
@@ -96,13 +104,113 @@ async fn client(cluster: &Cluster, seed: u64, until: Instant) -> u64 {
                 let prompt = conversation.clone();
                 answered += complete(cluster, &prompt, 8).await;
             }
-            4..=6 => {
+            4..=5 => {
                 answered += complete(cluster, &fresh, 4).await;
+            }
+            6 => {
+                let conversation = &conversations[which / 8 % CONVERSATIONS];
+                if !conversation.is_empty() {
+                    answered += keep(cluster, conversation, which / 8).await;
+                }
             }
             _ => leave(cluster, &fresh).await,
         }
     }
     answered
+}
+
+/// A context for seconds, which goes by itself, is given more time, or is dropped; 1 when it was kept.
+async fn keep(cluster: &Cluster, prompt: &[u32], which: usize) -> u64 {
+    const PATH: &str = "/v1/contexts";
+    let body = json!({"model": cluster.model, "prompt": prompt, "ttl_s": 2});
+    let (status, kept) = cluster.post(PATH, &body).await;
+    assert!(status == 200 || status == 429, "{status}: {kept}");
+    let Some(id) = kept["id"].as_str().filter(|_| status == 200) else { return 0 };
+    match which % 3 {
+        0 => {
+            let url = format!("{}{PATH}/{id}", cluster.url);
+            cluster.client.delete(url).send().await.expect("an answer");
+        }
+        1 => {
+            cluster.post(&format!("{PATH}/{id}"), &json!({"ttl_s": 4})).await;
+        }
+        _ => {}
+    }
+    1
+}
+
+/// Puts objects at one node and gets them at the other until then, by one opening after another; answers with how
+/// many were got.
+fn objects(put_at: &Opened, get_at: &Opened, seed: u64, until: Instant) -> u64 {
+    let mut got = 0;
+    let mut serial = 0_u64;
+    while Instant::now() < until {
+        let (there, here) = (put_at.open(), get_at.open());
+        let mut held = Vec::new();
+        for _ in 0..OBJECTS_OF_ONE_OPENING {
+            if Instant::now() >= until {
+                break;
+            }
+            let names = serial..serial + OBJECTS_AT_ONCE;
+            serial = names.end;
+            let bytes: Vec<u8> = (0..4_000 + serial % 40_000).map(|at| (at ^ seed) as u8).collect();
+            let keys: Vec<Key> =
+                names.map(|name| there.key(&[seed, name].map(u64::to_le_bytes).concat())).collect();
+            let all: Vec<(Key, &[u8])> = keys.iter().map(|key| (*key, &bytes[..])).collect();
+            let class = match serial / OBJECTS_AT_ONCE % 3 {
+                0 => Class::Normal,
+                1 => Class::Ephemeral,
+                _ => Class::Context { ttl: Duration::from_secs(1) },
+            };
+            let _ = unless_full(there.put(&all, &PutOptions { class, ..PutOptions::default() }));
+            // A lease that nobody commits.
+            let forgotten = [there.key(&serial.to_be_bytes())];
+            drop(unless_full(there.reserve(&forgotten, Duration::from_millis(100))));
+            let found = unless_full(here.get_from(&keys, &put_at.address));
+            for object in found.into_iter().flatten().flatten() {
+                assert!(object.is_current() && object[..] == bytes, "other bytes");
+                got += 1;
+                held.push(object);
+            }
+            held.drain(..held.len().saturating_sub(OBJECTS_HELD));
+            there.remove(&keys[..1]).expect("removed");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // With half of what it holds.
+        held.drain(..held.len() / 2);
+        drop(here);
+    }
+    got
+}
+
+/// None when there was no room at that moment: engines come first.
+fn unless_full<T>(answer: Result<T, Error>) -> Option<T> {
+    match answer {
+        Ok(answer) => Some(answer),
+        Err(Error::NoSpace(_)) => None,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// A node and where it is.
+#[derive(Debug, Clone)]
+struct Opened {
+    attach_dir: PathBuf,
+    address: String,
+}
+
+impl Opened {
+    fn of(cluster: &Cluster, node: &str) -> Opened {
+        let state = cluster.state();
+        let metrics = state["processes"][node]["metrics"].as_str().expect("a URL");
+        let address = metrics.trim_start_matches("http://").trim_end_matches("/metrics");
+        Opened { attach_dir: cluster.run_dir().join(node), address: address.to_owned() }
+    }
+
+    fn open(&self) -> Client {
+        let options = OpenOptions { tenant: "soak".into(), ..OpenOptions::new(&self.attach_dir) };
+        Client::open(&options).expect("it is opened")
+    }
 }
 
 /// 1 when it was answered, 0 when it was refused for want of room, for a moment.
@@ -143,10 +251,19 @@ async fn a_cluster_that_serves_for_long_keeps_nothing_of_what_it_has_served() {
             let seed = at as u64 * CLIENTS + client_at;
             client(&cluster, seed, until)
         });
+        let pair = [("prefill-1-node", "decode-1-node"), ("decode-1-node", "prefill-1-node")];
+        let of_objects = pair.map(|(put_at, get_at)| {
+            let (put_at, get_at) = (Opened::of(&cluster, put_at), Opened::of(&cluster, get_at));
+            tokio::task::spawn_blocking(move || objects(&put_at, &get_at, at as u64, until))
+        });
         let answered: u64 = futures::future::join_all(clients).await.into_iter().sum();
-        assert!(answered > 0);
+        let mut got = 0;
+        for of_objects in of_objects {
+            got += of_objects.await.expect("no panic");
+        }
+        assert!(answered > 0 && got > 0, "{answered} answers, {got} objects");
         comes_to_rest(&cluster, REST_WITHIN).await;
-        let mut line = format!("round {at}: {answered} requests");
+        let mut line = format!("round {at}: {answered} requests, {got} objects");
         for name in cluster.process_names() {
             let of = Held::of(cluster.pid(&name).expect("it runs"));
             line += &format!(
