@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use kvasir_placement::Selection;
 use kvasir_placement::balance::BalanceOptions;
+use kvasir_proto::COPIES_MAX;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -148,6 +149,9 @@ pub struct ContextsConfig {
     pub ttl_default_ms: u64,
     /// The longest that one may ask for. At least `ttl_default_ms`.
     pub ttl_max_ms: u64,
+    /// On how many store nodes one is kept that does not say: 1 to 8. With more than one, each node must know
+    /// others (`peers` in `[replicas]` of store-node.toml), and the loss of a disk costs no context.
+    pub copies_default: u8,
     /// Contexts that are created at once; more are refused with 429.
     pub creates_running_max: usize,
     /// Calls to store nodes that list, extend and drop contexts, under way at once; more wait.
@@ -163,6 +167,7 @@ impl Default for ContextsConfig {
         ContextsConfig {
             ttl_default_ms: 3_600_000,
             ttl_max_ms: 2_592_000_000,
+            copies_default: 1,
             creates_running_max: 64,
             node_calls_max: 64,
             node_call_ms: 5_000,
@@ -182,6 +187,9 @@ impl ContextsConfig {
             if value == 0 {
                 return Err(format!("`contexts.{field}` must be at least 1"));
             }
+        }
+        if !(1..=COPIES_MAX).contains(&self.copies_default) {
+            return Err(format!("`contexts.copies_default` must be 1 to {COPIES_MAX}"));
         }
         if self.ttl_default_ms < TTL_MS_MIN {
             return Err(format!("`contexts.ttl_default_ms` must be at least {TTL_MS_MIN}"));
@@ -638,6 +646,8 @@ mod tests {
         refused(|contexts| contexts.node_calls_max = 0, "`contexts.node_calls_max`");
         refused(|contexts| contexts.node_call_ms = 0, "`contexts.node_call_ms`");
         refused(|contexts| contexts.keep_ms = 0, "`contexts.keep_ms`");
+        refused(|contexts| contexts.copies_default = 0, "`contexts.copies_default`");
+        refused(|contexts| contexts.copies_default = 9, "`contexts.copies_default`");
     }
 
     #[test]

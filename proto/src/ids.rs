@@ -155,7 +155,12 @@ pub struct Mark {
     /// Of a context: since when there is one. `None`: what ends here is in no list, because it is an
     /// object, or was written before contexts were marked.
     pub since_unix_ms: Option<u64>,
+    /// On how many nodes it is to be, of which this is one: 1 to [`COPIES_MAX`], and 1 of what is no context.
+    pub copies: u8,
 }
+
+/// Nodes that keep one context at most.
+pub const COPIES_MAX: u8 = 8;
 
 /// One request's transaction; the same on every node that takes part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

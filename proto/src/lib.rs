@@ -34,8 +34,8 @@ pub const CHUNKS_MAX: usize = 64;
 
 pub use digest::{BlockSetDigest, TierDigests};
 pub use ids::{
-    BlockKey, Class, FieldError, Generation, Imm, Incarnation, InstanceId, Mark, Namespace, NodeId,
-    Share, Side, SlotIndex, Tenant, TxId,
+    BlockKey, COPIES_MAX, Class, FieldError, Generation, Imm, Incarnation, InstanceId, Mark,
+    Namespace, NodeId, Share, Side, SlotIndex, Tenant, TxId,
 };
 pub use layout::{LayoutError, SlotLayout};
 pub use pool::PoolLayout;

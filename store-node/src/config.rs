@@ -293,6 +293,12 @@ pub struct Replicas {
     pub hot_asks: u32,
     /// Pushes of blocks to other nodes that must be under way for that.
     pub hot_pushes: u32,
+    /// How often the others of `peers` are asked for contexts that are to be kept on several nodes, in
+    /// milliseconds. One that lacks copies gets them then.
+    pub check_ms: u64,
+    /// A node that has not answered for so long, in milliseconds, has lost the contexts that it kept: they are
+    /// copied to another one. Longer than a restart takes.
+    pub gone_after_ms: u64,
     /// When the node is drained: the most bytes of blocks that move though nobody was promised them, those
     /// first that are most likely to be used again.
     pub drain_hot_bytes_max: u64,
@@ -305,6 +311,8 @@ impl Default for Replicas {
             copies_max: 2,
             hot_asks: 8,
             hot_pushes: 4,
+            check_ms: 5_000,
+            gone_after_ms: 60_000,
             drain_hot_bytes_max: 1 << 30,
         }
     }
@@ -314,6 +322,9 @@ impl Replicas {
     fn check(&self) -> Result<(), String> {
         if self.copies_max == 0 {
             return Err("`replicas.copies_max` must be above zero".into());
+        }
+        if self.check_ms == 0 || self.gone_after_ms <= self.check_ms {
+            return Err("`replicas.check_ms` must be above zero, and `gone_after_ms` longer".into());
         }
         match self.peers.iter().find(|peer| !is_address(peer)) {
             Some(wrong) => Err(format!(

@@ -108,7 +108,7 @@ fn block() -> SsdBlock {
         namespace: Namespace([2; 16]),
         parent: Some(BlockKey([3; 16])),
         class: Class::Context { tenant: Tenant(1), until_unix_ms },
-        mark: Some(Mark { tenant: Tenant(1), until_unix_ms, since_unix_ms: Some(3) }),
+        mark: Some(Mark { tenant: Tenant(1), until_unix_ms, since_unix_ms: Some(3), copies: 2 }),
         layout: 4,
         bytes: 0,
     }

@@ -116,6 +116,14 @@ impl StoreNode for NodeService {
         Ok(Response::new(self.node.ask(|reply| Command::KeepContext(request, reply)).await?))
     }
 
+    async fn holds_contexts(
+        &self,
+        request: Request<v1::HoldsContextsRequest>,
+    ) -> Result<Response<v1::HoldsContextsReply>, Status> {
+        let request = request.into_inner();
+        Ok(Response::new(self.node.ask(|reply| Command::HoldsContexts(request, reply)).await?))
+    }
+
     async fn list_contexts(
         &self,
         request: Request<v1::ListContextsRequest>,

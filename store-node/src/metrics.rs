@@ -38,6 +38,7 @@ pub struct Metrics {
     pub messages_refused: IntCounter,
     pub draining: IntGauge,
     pub copies: IntCounterVec,
+    pub contexts_short: IntGauge,
     pub ssd_usable: IntGauge,
     pub ssd_rotten: IntCounter,
     pub ssd_errors: IntCounter,
@@ -154,6 +155,10 @@ impl Metrics {
             )?,
             draining: gauge("draining", "1 while the node is drained: it takes no new work.")?,
             copies,
+            contexts_short: gauge(
+                "contexts_short_of_copies",
+                "Contexts that were on fewer nodes than they are to be when it was last looked.",
+            )?,
             ssd_usable: gauge("ssd_usable", "1 while blocks can be written to the SSD and read.")?,
             ssd_rotten: counter(
                 "ssd_rotten_total",

@@ -237,6 +237,7 @@ fn make_parts(
             copies_max: config.replicas.copies_max as usize,
             hot_asks: config.replicas.hot_asks,
             hot_pushes: config.replicas.hot_pushes as usize,
+            gone_after_ms: config.replicas.gone_after_ms,
             ..ReplicaOptions::default()
         },
         ..kvasir_blocks::Options::default()

@@ -1,10 +1,12 @@
-//! Copies that a node makes by itself, on the nodes that its configuration names.
+//! Copies that a node makes by itself, on the nodes that its configuration names: of what many ask for, and of
+//! contexts that are to be on several nodes.
 
 mod common;
 
 use common::*;
-use kvasir_proto::{Share, Side};
-use kvasir_store_node::config::Config;
+use kvasir_proto::{BlockKey, Share, Side, v1};
+use kvasir_store_node::config::{Config, Ssd};
+use tonic::Code;
 
 const P: fn(u64) -> Share = |serial| share(serial, Side::Prefill);
 const S: fn(u64) -> Share = |serial| share(serial, Side::Source);
@@ -58,4 +60,126 @@ async fn a_chain_that_many_ask_for_at_once_gets_a_copy_on_a_peer_by_itself() {
     peer.is_quiet().await;
     assert_eq!(peer.blocks(&chain(&cold)).await.len(), 0);
     assert_eq!(node.metric(copied).await, 1.0, "and no other");
+}
+
+const TENANT: &str = "tenant";
+
+/// A node with an SSD.
+async fn keeper(change: impl FnOnce(&mut Config)) -> TestNode {
+    let ssd_of = |config: &mut Config| {
+        let dir = config.attach_dir.with_file_name("ssd");
+        config.ssd = Ssd {
+            dir: Some(dir),
+            bytes: 8 << 20,
+            segment_bytes: 256 << 10,
+            sink_ahead_percent: 0,
+            ..Ssd::default()
+        };
+        change(config);
+    };
+    let mut node = TestNode::start_with(Domain::Shm, ssd_of).await;
+    until("the SSD is ready", async || {
+        node.describe().await.ssd.is_some_and(|ssd| ssd.usable).then_some(())
+    })
+    .await;
+    node
+}
+
+fn keep(prompt: &[u32], copies: u32) -> v1::KeepContextRequest {
+    v1::KeepContextRequest {
+        namespace: namespace().0.to_vec(),
+        keys: BlockKey::concat(&chain(prompt)),
+        tenant: TENANT.into(),
+        ttl_ms: 600_000,
+        whole: true,
+        copies,
+        ..v1::KeepContextRequest::default()
+    }
+}
+
+async fn contexts(node: &mut TestNode) -> Vec<v1::KeptContext> {
+    let request =
+        v1::ListContextsRequest { tenant: TENANT.into(), ..v1::ListContextsRequest::default() };
+    node.client.list_contexts(request).await.expect("a list").into_inner().contexts
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_context_of_two_copies_is_on_two_nodes_when_it_is_answered_and_a_lost_copy_is_made_again()
+{
+    let prompt = prompt(1, 3 * BLOCK_TOKENS);
+    let mut others = [keeper(|_| {}).await, keeper(|_| {}).await];
+    let _engines = [FakeEngine::attach(&others[0]).await, FakeEngine::attach(&others[1]).await];
+    let addresses = others.each_ref().map(|node| node.address().to_string());
+    let mut node = keeper(|config| {
+        config.replicas.peers = addresses.to_vec();
+        (config.replicas.check_ms, config.replicas.gone_after_ms) = (50, 400);
+    })
+    .await;
+    let mut engine = FakeEngine::attach(&node).await;
+    node.allocate(allocate(P(1), &prompt)).await.expect("room");
+    let slots = engine.bind(P(1)).await.slots;
+    engine.compute(P(1), &prompt, &slots, 0..3);
+    engine.release(P(1));
+    node.has_blocks(&chain(&prompt)).await;
+
+    let kept = node.client.keep_context(keep(&prompt, 2)).await.expect("kept").into_inner();
+    assert_eq!(kept.kept_blocks, 3);
+    let here = contexts(&mut node).await;
+    assert_eq!(here.len(), 1);
+    let mut there = [contexts(&mut others[0]).await, contexts(&mut others[1]).await];
+    let holder = usize::from(there[0].is_empty());
+    assert_eq!(there[holder], here, "of the same tenant, since and until when");
+    assert_eq!(there[1 - holder], [], "two are enough");
+    let copied = "copies_total{cause=\"context\",outcome=\"copied\"}";
+    node.shows(copied, 1.0).await;
+
+    // Once more is for longer, with the one that has it.
+    node.client.keep_context(keep(&prompt, 2)).await.expect("kept");
+    assert_eq!(node.metric(copied).await, 2.0);
+    let here = contexts(&mut node).await;
+    assert_eq!(contexts(&mut others[holder]).await, here);
+    assert_eq!(contexts(&mut others[1 - holder]).await, []);
+
+    // The copy is not there any more, though its node is.
+    let drop = v1::DropContextRequest {
+        tenant: TENANT.into(),
+        namespace: namespace().0.to_vec(),
+        last_key: here[0].last_key.clone(),
+    };
+    others[holder].client.drop_context(drop).await.expect("dropped");
+    node.shows(copied, 3.0).await;
+    there = [contexts(&mut others[0]).await, contexts(&mut others[1]).await];
+    let holder = usize::from(there[0].is_empty());
+    assert_eq!((there[0].len() + there[1].len(), &there[holder]), (1, &contexts(&mut node).await));
+
+    // The node is gone for good.
+    let [first, second] = others;
+    let (gone, mut left) = if holder == 0 { (first, second) } else { (second, first) };
+    gone.shut_down().await;
+    until("the other one has it", async || (contexts(&mut left).await.len() == 1).then_some(()))
+        .await;
+    node.shows(copied, 4.0).await;
+    node.shows("contexts_short_of_copies", 0.0).await;
+    node.is_quiet().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn copies_that_cannot_be_are_refused_before_anything_is_kept() {
+    let prompt = prompt(1, 2 * BLOCK_TOKENS);
+    let mut node = keeper(|_| {}).await;
+    let mut engine = FakeEngine::attach(&node).await;
+    node.allocate(allocate(P(1), &prompt)).await.expect("room");
+    let slots = engine.bind(P(1)).await.slots;
+    engine.compute(P(1), &prompt, &slots, 0..2);
+    engine.release(P(1));
+    node.has_blocks(&chain(&prompt)).await;
+    for (copies, code) in [(2, Code::FailedPrecondition), (9, Code::InvalidArgument)] {
+        let refused = node.client.keep_context(keep(&prompt, copies)).await.expect_err("refused");
+        assert_eq!(refused.code(), code, "{refused}");
+    }
+    assert_eq!(contexts(&mut node).await, []);
+    assert_eq!(
+        node.client.keep_context(keep(&prompt, 1)).await.expect("kept").into_inner().kept_blocks,
+        2
+    );
 }

@@ -122,9 +122,12 @@ async fn client(cluster: &Cluster, seed: u64, until: Instant) -> u64 {
 /// A context for seconds, which goes by itself, is given more time, or is dropped; 1 when it was kept.
 async fn keep(cluster: &Cluster, prompt: &[u32], which: usize) -> u64 {
     const PATH: &str = "/v1/contexts";
-    let body = json!({"model": cluster.model, "prompt": prompt, "ttl_s": 2});
+    let copies = 1 + which / 3 % 2;
+    let body = json!({"model": cluster.model, "prompt": prompt, "ttl_s": 2, "copies": copies});
     let (status, kept) = cluster.post(PATH, &body).await;
-    assert!(status == 200 || status == 429, "{status}: {kept}");
+    // Where memory is short its blocks may have made room before they could be kept.
+    let gone = status == 503 && kept["error"]["code"] == "context_not_kept";
+    assert!(status == 200 || status == 429 || gone, "{status}: {kept}");
     let Some(id) = kept["id"].as_str().filter(|_| status == 200) else { return 0 };
     match which % 3 {
         0 => {

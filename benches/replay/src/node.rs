@@ -178,6 +178,7 @@ impl NodeCache {
                 tenant: CONTEXT_TENANT,
                 until_unix_ms: CONTEXT_UNTIL_MS,
                 since_unix_ms: Some(now_ms),
+                copies: 1,
             };
             // Refused where the context cache is full: then it is a prompt like others.
             let _ = self.blocks.keep(now_ms, &keep);

@@ -125,7 +125,8 @@ impl Creation<'_> {
         };
         let id = ContextId { namespace, last_key: *last_key };
         let tenant = tenant_of(&self.arrival.tenant_salt);
-        let chain = Chain { tenant, namespace, keys: prompt.keys(), ttl_ms: self.asked.ttl_ms };
+        let AskedContext { ttl_ms, copies, .. } = self.asked;
+        let chain = Chain { tenant, namespace, keys: prompt.keys(), ttl_ms, copies };
         let until = Instant::now() + patience;
         loop {
             let mut worst = NotKept::Nowhere;

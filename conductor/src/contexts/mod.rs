@@ -47,10 +47,17 @@ pub(crate) struct Contexts {
 
 impl Contexts {
     pub fn new(config: &ContextsConfig, metrics: Arc<Metrics>) -> Contexts {
-        let ContextsConfig { ttl_default_ms, ttl_max_ms, node_call_ms, keep_ms, .. } = *config;
+        let ContextsConfig {
+            ttl_default_ms,
+            ttl_max_ms,
+            node_call_ms,
+            keep_ms,
+            copies_default,
+            ..
+        } = *config;
         let places = |count: usize| count.min(Semaphore::MAX_PERMITS);
         Contexts {
-            ttl: TtlLimits { default_ms: ttl_default_ms, ms_max: ttl_max_ms },
+            ttl: TtlLimits { default_ms: ttl_default_ms, ms_max: ttl_max_ms, copies_default },
             creates: Arc::new(Semaphore::new(places(config.creates_running_max))),
             calls: Semaphore::new(places(config.node_calls_max)),
             call_within: Duration::from_millis(node_call_ms),

@@ -49,6 +49,8 @@ pub(super) struct Chain<'a> {
     pub namespace: Namespace,
     pub keys: &'a [BlockKey],
     pub ttl_ms: u64,
+    /// On how many nodes.
+    pub copies: u8,
 }
 
 /// Why a node has not kept a chain, in the order of what a client is to hear when nodes differ.
@@ -93,6 +95,7 @@ impl Contexts {
             tenant: chain.tenant.to_owned(),
             ttl_ms: chain.ttl_ms,
             whole: true,
+            copies: chain.copies.into(),
             ..v1::KeepContextRequest::default()
         };
         let mut client = node.client.clone();

@@ -1,5 +1,6 @@
 //! Requests to `/v1/contexts`: the prompt to keep, and for how long.
 
+use kvasir_proto::COPIES_MAX;
 use serde_json::{Map, Value};
 
 use super::chat::take_messages;
@@ -7,11 +8,13 @@ use super::completions::{Prompt, take_one_prompt};
 use super::error::ApiError;
 use super::fields::Fields;
 
-/// How long contexts may be kept, from the configuration.
+/// How long contexts may be kept, and on how many nodes, from the configuration.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TtlLimits {
     pub default_ms: u64,
     pub ms_max: u64,
+    /// On how many nodes, where that is not said.
+    pub copies_default: u8,
 }
 
 /// A context to keep, checked.
@@ -20,6 +23,8 @@ pub(crate) struct ContextRequest {
     pub model: String,
     pub source: Source,
     pub ttl_ms: u64,
+    /// On how many nodes it is to be kept.
+    pub copies: u8,
     pub add_special_tokens: Option<bool>,
 }
 
@@ -72,9 +77,12 @@ impl ContextRequest {
             }
         };
         let ttl_ms = take_ttl(&mut fields, limits)?.unwrap_or(limits.default_ms);
+        let copies = fields.integer("copies", 1..=i64::from(COPIES_MAX))?;
+        let copies = copies.and_then(|copies| u8::try_from(copies).ok());
+        let copies = copies.unwrap_or(limits.copies_default);
         let add_special_tokens = fields.boolean("add_special_tokens")?;
         fields.finish()?;
-        Ok(ContextRequest { model, source, ttl_ms, add_special_tokens })
+        Ok(ContextRequest { model, source, ttl_ms, copies, add_special_tokens })
     }
 }
 

@@ -70,7 +70,7 @@ fn every_member_of_a_request_is_in_the_document_and_the_reverse() {
     let response = json!({"model": "m", "stream": true, "stream_options": stream,
         "input": message("input_text"), "reasoning": {}, "text": {}});
     check("ResponseRequest", response, |body| ResponseRequest::parse(body, &LIMITS));
-    let ttl = TtlLimits { default_ms: 1_000, ms_max: 1_000 };
+    let ttl = TtlLimits { default_ms: 1_000, ms_max: 1_000, copies_default: 1 };
     let context = json!({"model": "m", "messages": message("text")});
     check("ContextRequest", context, |body| ContextRequest::parse(body, ttl));
     let extend = json!({"ttl_s": 1});

@@ -163,6 +163,38 @@ async fn a_prompt_is_served_once_and_its_whole_blocks_are_kept_where_it_was_comp
 }
 
 #[tokio::test]
+async fn a_context_is_kept_on_as_many_nodes_as_is_asked_for_or_as_the_configuration_says() {
+    let asked = async |kept: &Kept, copies: Value| {
+        let mut body = json!({"model": "tiny", "prompt": prompt(1, BLOCK_TOKENS), "ttl_s": TTL_S});
+        if !copies.is_null() {
+            body["copies"] = copies;
+        }
+        kept.harness.ask(CONTEXTS, body).await
+    };
+    let last = |kept: &Kept| {
+        let copies = |happened: Happened| match happened {
+            Happened::Keep { request, .. } => Some(request.copies),
+            _ => None,
+        };
+        kept.world.log().into_iter().filter_map(copies).next_back()
+    };
+    let check = async |default: u8, asks: Value, want: u32| {
+        let change = |config: &mut Config| config.contexts.copies_default = default;
+        let kept = Kept::start_with(keeps(), change).await;
+        let created = asked(&kept, asks).await;
+        assert_eq!((created.status, last(&kept)), (200, Some(want)), "{created:?}");
+    };
+    check(1, Value::Null, 1).await;
+    check(2, Value::Null, 2).await;
+    check(2, json!(3), 3).await;
+    let kept = Kept::start().await;
+    for wrong in [json!(0), json!(9), json!("two")] {
+        let refused = asked(&kept, wrong).await;
+        assert_eq!((refused.status, last(&kept)), (400, None), "{refused:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_node_that_has_all_of_it_is_asked_and_nothing_is_computed() {
     let prompt = prompt(1, 3 * BLOCK_TOKENS);
     let kept = Kept::start_with(Script { keys: prompt_keys(&prompt), ..keeps() }, |_| {}).await;

@@ -596,6 +596,38 @@ pub struct KeepContextRequest {
     /// Keeps all of `keys` or nothing: NOT_FOUND unless all of them are here.
     #[prost(bool, tag = "9")]
     pub whole: bool,
+    /// On how many nodes with an SSD it is to be durable, this one among them: 1 to 8, and 0 is 1. Answered when
+    /// it is on all of them; a copy that is lost later is made again. UNAVAILABLE when they are not made in time:
+    /// it is kept here then, and the others are still made. In an object store one is enough.
+    #[prost(uint32, tag = "10")]
+    pub copies: u32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct HoldsContextsRequest {
+    /// At most 1,000.
+    #[prost(message, repeated, tag = "1")]
+    pub contexts: ::prost::alloc::vec::Vec<HeldContext>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HeldContext {
+    #[prost(fixed64, tag = "1")]
+    pub tenant_hash: u64,
+    /// 16 bytes: the hash of the namespace.
+    #[prost(bytes = "vec", tag = "2")]
+    pub namespace: ::prost::alloc::vec::Vec<u8>,
+    /// 16 bytes.
+    #[prost(bytes = "vec", tag = "3")]
+    pub last_key: ::prost::alloc::vec::Vec<u8>,
+    #[prost(uint64, tag = "4")]
+    pub until_unix_ms: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HoldsContextsReply {
+    #[prost(uint64, tag = "1")]
+    pub incarnation: u64,
+    /// One for each that was asked for.
+    #[prost(bool, repeated, tag = "2")]
+    pub holds: ::prost::alloc::vec::Vec<bool>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListContextsRequest {
@@ -1022,6 +1054,33 @@ pub mod store_node_client {
                 .insert(GrpcMethod::new("kvasir.v1.StoreNode", "KeepContext"));
             self.inner.unary(req, path, codec).await
         }
+        /// Which of these contexts are kept here, asked by another node that keeps them too. One that is kept
+        /// for less long is not.
+        /// Errors: UNAVAILABLE (the SSD cannot be used, so that nobody knows).
+        pub async fn holds_contexts(
+            &mut self,
+            request: impl tonic::IntoRequest<super::HoldsContextsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::HoldsContextsReply>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kvasir.v1.StoreNode/HoldsContexts",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kvasir.v1.StoreNode", "HoldsContexts"));
+            self.inner.unary(req, path, codec).await
+        }
         /// The contexts of a tenant, page by page, in the order of their namespaces and
         /// last keys. Those whose time is over are not among them.
         pub async fn list_contexts(
@@ -1262,6 +1321,16 @@ pub mod store_node_server {
             request: tonic::Request<super::KeepContextRequest>,
         ) -> std::result::Result<
             tonic::Response<super::KeepContextReply>,
+            tonic::Status,
+        >;
+        /// Which of these contexts are kept here, asked by another node that keeps them too. One that is kept
+        /// for less long is not.
+        /// Errors: UNAVAILABLE (the SSD cannot be used, so that nobody knows).
+        async fn holds_contexts(
+            &self,
+            request: tonic::Request<super::HoldsContextsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::HoldsContextsReply>,
             tonic::Status,
         >;
         /// The contexts of a tenant, page by page, in the order of their namespaces and
@@ -1739,6 +1808,51 @@ pub mod store_node_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = KeepContextSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kvasir.v1.StoreNode/HoldsContexts" => {
+                    #[allow(non_camel_case_types)]
+                    struct HoldsContextsSvc<T: StoreNode>(pub Arc<T>);
+                    impl<
+                        T: StoreNode,
+                    > tonic::server::UnaryService<super::HoldsContextsRequest>
+                    for HoldsContextsSvc<T> {
+                        type Response = super::HoldsContextsReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::HoldsContextsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as StoreNode>::holds_contexts(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = HoldsContextsSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -468,6 +468,9 @@ pub struct KeepRequest {
     /// Of a context, and now when it is not known otherwise. One that is there already stays since when it
     /// was. `None`: an object, or what was kept before contexts were marked.
     pub since_unix_ms: Option<u64>,
+    /// On how many nodes it is to be kept, this one among them; never on fewer than before. What is not there
+    /// yet is made by copies from here.
+    pub copies: u8,
 }
 
 /// A context that is kept here, by its last block.

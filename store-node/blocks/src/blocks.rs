@@ -12,6 +12,7 @@ mod arrival;
 mod bucket;
 mod carries;
 mod contexts;
+mod copies;
 mod ending;
 mod engine;
 mod invariants;
@@ -33,6 +34,7 @@ use crate::api::{
 use crate::bucket::Bucket;
 use crate::cache::Cache;
 use crate::carries::Carries;
+use crate::copies::Copies;
 use crate::ended::Ended;
 use crate::gets::Gets;
 use crate::imms::Imms;
@@ -102,6 +104,7 @@ pub struct Blocks {
     aborting: BTreeSet<(u64, Share)>,
     gets: Gets,
     replicas: Replicas,
+    copies: Copies,
     admin_pins: AdminPins,
     imms: Imms,
     tombstones: Ended,
@@ -173,6 +176,7 @@ impl Blocks {
             gets: Gets::new(options.get_pins_max),
             admin_pins: AdminPins::default(),
             replicas: Replicas::default(),
+            copies: Copies::default(),
             imms: Imms::new(options.imm_seed),
             tombstones: Ended::new(options.tombstone_ms, options.tombstones_max),
             finished: Ended::new(options.finished_ms, options.finished_max),

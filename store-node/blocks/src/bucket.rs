@@ -151,7 +151,9 @@ impl Bucket {
 
     /// How a block shall be there that is wanted so: what is promised by what is there already stays.
     pub(crate) fn as_wanted(&self, wanted: &SsdBlock) -> SsdBlock {
+        // Copies are of what nodes' own disks have.
         let mark = wanted.mark.filter(|mark| mark.since_unix_ms.is_some());
+        let mark = mark.map(|mark| Mark { copies: 1, ..mark });
         let mut block = SsdBlock { mark, ..*wanted };
         let same =
             |known: &SsdBlock| (known.namespace, known.layout) == (block.namespace, block.layout);

@@ -8,6 +8,8 @@ use std::ops::Bound;
 
 use kvasir_proto::{BlockKey, Class, Mark, Namespace, Tenant};
 
+use crate::copies::CopiedContext;
+
 /// A context that is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeptContext {
@@ -52,6 +54,8 @@ pub(crate) struct Ends {
     untils: BTreeSet<(u64, u32)>,
     /// Ids of contexts.
     contexts: BTreeMap<(Tenant, Namespace, BlockKey), u32>,
+    /// Of them those that are to be kept on several nodes, with their ids.
+    copied: BTreeSet<(Namespace, BlockKey, u32)>,
 }
 
 impl Ends {
@@ -76,6 +80,9 @@ impl Ends {
         self.untils.insert((mark.until_unix_ms, id));
         if mark.since_unix_ms.is_some() {
             self.contexts.insert((mark.tenant, named.namespace, named.key), id);
+            if mark.copies > 1 {
+                self.copied.insert((named.namespace, named.key, id));
+            }
         }
     }
 
@@ -84,6 +91,7 @@ impl Ends {
         self.untils.remove(&(mark.until_unix_ms, id));
         if mark.since_unix_ms.is_some() {
             self.contexts.remove(&(mark.tenant, named.namespace, named.key));
+            self.copied.remove(&(named.namespace, named.key, id));
         }
     }
 
@@ -109,6 +117,20 @@ impl Ends {
     /// The mark whose time is over first, when it is over.
     pub(crate) fn next_over(&self, unix_ms: u64) -> Option<u32> {
         self.untils.first().filter(|(until_unix_ms, _)| *until_unix_ms <= unix_ms).map(|of| of.1)
+    }
+
+    /// Contexts that are to be kept on other nodes too, in the order of namespace and last key.
+    pub(crate) fn copied(&self) -> Vec<CopiedContext> {
+        let contexts = self.copied.iter().filter_map(|(namespace, last, id)| {
+            let (mark, _) = self.all.get(id)?;
+            Some(CopiedContext {
+                tenant: mark.tenant,
+                namespace: *namespace,
+                last: *last,
+                until_unix_ms: mark.until_unix_ms,
+            })
+        });
+        contexts.collect()
     }
 
     /// A tenant's contexts in the order of namespace and last key, after one of them.
@@ -137,6 +159,7 @@ impl Ends {
     /// What the header says must hold, and that each mark is of the block that it names.
     pub(crate) fn check(&self, named: impl Fn(u32) -> Option<Named>) -> Result<(), String> {
         let (mut untils, mut contexts) = (BTreeSet::new(), BTreeMap::new());
+        let mut copied = BTreeSet::new();
         for (&id, (mark, of)) in &self.all {
             if named(id) != Some(*of) {
                 return Err(format!("block {:?} has the mark of another one", of.key));
@@ -144,9 +167,12 @@ impl Ends {
             untils.insert((mark.until_unix_ms, id));
             if mark.since_unix_ms.is_some() {
                 contexts.insert((mark.tenant, of.namespace, of.key), id);
+                if mark.copies > 1 {
+                    copied.insert((of.namespace, of.key, id));
+                }
             }
         }
-        if untils != self.untils || contexts != self.contexts {
+        if untils != self.untils || contexts != self.contexts || copied != self.copied {
             return Err("times or contexts are not those of the marks".to_owned());
         }
         match self.coming.iter().find(|(id, marks)| marks.is_empty() || named(**id).is_none()) {

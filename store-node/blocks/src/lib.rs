@@ -20,6 +20,7 @@
 //!    `blocks/carries.rs`: what is computed in a pool for a share; `carries.rs`: what it remembers.
 //! 5. `blocks/admin.rs`: what administrators ask for; `admin.rs`: its words.
 //!    `blocks/replication.rs`: copies on other nodes, and draining; `replicas.rs`: what it remembers.
+//!    `blocks/copies.rs`: contexts that are kept on several nodes; `copies.rs`: what it remembers of those.
 //! 6. [`moving`]: pushes between nodes, and their ends; copies.
 //! 7. `cache.rs`: slots (`slots.rs`), index and eviction order (`index.rs`, `eviction.rs`) and event
 //!    log (`events.rs`), which change together; `share.rs`, `gets.rs`, `imms.rs`, `ended.rs`: the rest
@@ -34,6 +35,7 @@ mod bucket;
 mod cache;
 mod carries;
 mod compact;
+mod copies;
 mod ended;
 mod ends;
 mod events;
@@ -68,6 +70,7 @@ pub use api::{
 };
 pub use blocks::Blocks;
 pub use bucket::{BucketOptions, UploadFrom};
+pub use copies::{CopiedContext, HeldCopies, PeerCopies};
 pub use ends::KeptContext;
 pub use eviction::Eviction;
 pub use replicas::{

@@ -46,6 +46,8 @@ pub struct ReplicaOptions {
     pub hot_chains_max: usize,
     /// How long a copy that failed waits before it is tried again.
     pub retry_ms: u64,
+    /// A node that has not answered for so long has lost the contexts that it kept.
+    pub gone_after_ms: u64,
 }
 
 impl Default for ReplicaOptions {
@@ -59,6 +61,7 @@ impl Default for ReplicaOptions {
             hot_again_ms: 60_000,
             hot_chains_max: 256,
             retry_ms: 1_000,
+            gone_after_ms: 60_000,
         }
     }
 }
@@ -70,6 +73,8 @@ pub enum CopyCause {
     Asked,
     /// Many nodes want it from this one.
     Hot,
+    /// It is kept for a tenant on several nodes, and there are too few of them.
+    Context,
     /// It was kept for a tenant, and this node shall go.
     DrainKept,
     /// It is likely to be used again, and this node shall go.
@@ -82,6 +87,7 @@ impl CopyCause {
         match self {
             CopyCause::Asked => "asked",
             CopyCause::Hot => "hot",
+            CopyCause::Context => "context",
             CopyCause::DrainKept => "drain_kept",
             CopyCause::DrainHot => "drain_hot",
         }
@@ -302,9 +308,20 @@ impl Replicas {
         self.next
     }
 
+    /// Whether a node is known to take blocks and to keep them.
+    pub(crate) fn can_keep(&self, peer: &Peer) -> bool {
+        self.peers.iter().any(|view| view.peer == *peer && view.keeps)
+    }
+
     /// Who should take a chain: the one with the most room, what is on its way there taken off; one
-    /// that failed only when there is no other. Or why nobody can.
-    pub(crate) fn choose(&self, wanted: &Wanted, targets: &[Peer]) -> Result<Peer, &'static str> {
+    /// that failed only when there is no other. Or why nobody can. Those that keep it already are no more copies,
+    /// and what moves goes there only when there is no other.
+    pub(crate) fn choose(
+        &self,
+        wanted: &Wanted,
+        targets: &[Peer],
+        holders: &[Peer],
+    ) -> Result<Peer, &'static str> {
         if let Some(to) = &wanted.to {
             return Ok(to.clone());
         }
@@ -323,8 +340,12 @@ impl Replicas {
             let coming: usize = to_it.map(|(_, wanted)| wanted.keys.len()).sum();
             i64::from(view.available) - coming as i64
         };
-        let best = keeping.into_iter().max_by_key(|view| {
-            (wanted.avoid.as_ref() != Some(&view.peer), left(view), std::cmp::Reverse(&view.peer))
+        let is_new = |view: &&PeerView| !holders.contains(&view.peer);
+        let may_hold = wanted.cause != CopyCause::Context;
+        let new = keeping.into_iter().filter(|view| may_hold || is_new(view));
+        let best = new.max_by_key(|view| {
+            let is_other = wanted.avoid.as_ref() != Some(&view.peer);
+            (is_new(view), is_other, left(view), std::cmp::Reverse(&view.peer))
         });
         best.map(|view| view.peer.clone()).ok_or("no other node is known")
     }

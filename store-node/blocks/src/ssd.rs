@@ -14,6 +14,7 @@ use hashbrown::HashTable;
 use kvasir_proto::{BlockKey, Class, Mark, Namespace, Tenant};
 
 use crate::compact::Interned;
+use crate::copies::CopiedContext;
 use crate::ends::{Ends, KeptContext, Named, rank};
 use crate::index::hash;
 
@@ -141,6 +142,11 @@ impl Ssd {
     /// Those that are marked.
     pub(crate) fn ends(&self) -> impl Iterator<Item = SsdBlock> + '_ {
         self.ends.ids().map(|id| self.block_at(id))
+    }
+
+    /// Contexts that are to be kept on other nodes too, in the order of namespace and last key.
+    pub(crate) fn copied(&self) -> Vec<CopiedContext> {
+        self.ends.copied()
     }
 
     /// A tenant's contexts in the order of namespace and last key, after one of them.
@@ -556,7 +562,7 @@ mod tests {
     }
 
     fn until(until_unix_ms: u64) -> Option<Mark> {
-        Some(Mark { tenant: Tenant(1), until_unix_ms, since_unix_ms: None })
+        Some(Mark { tenant: Tenant(1), until_unix_ms, since_unix_ms: None, copies: 1 })
     }
 
     fn ssd(chains: &[&[u8]]) -> Ssd {

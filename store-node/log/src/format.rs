@@ -11,7 +11,7 @@
 //! Whatever is read from a disk may be anything: decoding answers `None` and never panics.
 
 use kvasir_checksum::checksum;
-use kvasir_proto::{BlockKey, Mark, Namespace, Tenant};
+use kvasir_proto::{BlockKey, COPIES_MAX, Mark, Namespace, Tenant};
 
 use crate::buffer::{PAGE_BYTES, PageBuf};
 use crate::disk::Span;
@@ -375,33 +375,39 @@ fn has_checksum(piece: &[u8]) -> bool {
 
 /// The second byte of the flags says what there is of a mark: nothing, one of no context (as extents have it
 /// that were written before there were others), or one of a context, with the time since when in the six
-/// bytes that follow.
+/// bytes that follow. Of contexts with more copies than one there is a kind for each number.
 const NO_MARK: u8 = 0;
 const UNLISTED_MARK: u8 = 1;
 const CONTEXT_MARK: u8 = 2;
+const CONTEXT_MARKS_END: u8 = CONTEXT_MARK + COPIES_MAX;
 const SINCE_MAX: u64 = (1 << 48) - 1;
 
 /// The flags beside the parent's, and two fields.
 fn mark_fields(mark: Option<Mark>) -> (u64, u64, u64) {
-    let Some(Mark { tenant, until_unix_ms, since_unix_ms }) = mark else {
+    let Some(Mark { tenant, until_unix_ms, since_unix_ms, copies }) = mark else {
         return (u64::from(NO_MARK) << 8, 0, 0);
     };
     let flags = match since_unix_ms {
         None => u64::from(UNLISTED_MARK) << 8,
-        Some(since) => u64::from(CONTEXT_MARK) << 8 | since.min(SINCE_MAX) << 16,
+        Some(since) => {
+            let more = copies.clamp(1, COPIES_MAX) - 1;
+            u64::from(CONTEXT_MARK + more) << 8 | since.min(SINCE_MAX) << 16
+        }
     };
     (flags, tenant.0, until_unix_ms)
 }
 
 /// The outer `None`: that is no extent.
 fn mark_of(flags: [u8; 8], tenant: u64, until_unix_ms: u64) -> Option<Option<Mark>> {
-    let since_unix_ms = match flags[1] {
+    let (since_unix_ms, copies) = match flags[1] {
         NO_MARK => return Some(None),
-        UNLISTED_MARK => None,
-        CONTEXT_MARK => Some(u64::from_le_bytes(flags) >> 16),
+        UNLISTED_MARK => (None, 1),
+        kind @ CONTEXT_MARK..CONTEXT_MARKS_END => {
+            (Some(u64::from_le_bytes(flags) >> 16), kind - CONTEXT_MARK + 1)
+        }
         _ => return None,
     };
-    Some(Some(Mark { tenant: Tenant(tenant), until_unix_ms, since_unix_ms }))
+    Some(Some(Mark { tenant: Tenant(tenant), until_unix_ms, since_unix_ms, copies }))
 }
 
 /// Writes into a buffer that has room for all of it.
@@ -472,6 +478,9 @@ mod tests {
 
     use super::*;
 
+    const UNLISTED: Mark =
+        Mark { tenant: Tenant(7), until_unix_ms: 9, since_unix_ms: None, copies: 1 };
+
     fn record(n: u8, checksums: usize) -> Record {
         Record {
             key: BlockKey([n; 16]),
@@ -479,8 +488,8 @@ mod tests {
             parent: (n > 1).then_some(BlockKey([n - 1; 16])),
             mark: match n % 3 {
                 0 => None,
-                1 => Some(Mark { tenant: Tenant(7), until_unix_ms: 9, since_unix_ms: None }),
-                _ => Some(Mark { tenant: Tenant(7), until_unix_ms: 9, since_unix_ms: Some(8) }),
+                1 => Some(UNLISTED),
+                _ => Some(Mark { since_unix_ms: Some(8), copies: n % COPIES_MAX + 1, ..UNLISTED }),
             },
             layout: 42,
             checksums: (0..checksums as u64).collect(),
@@ -533,8 +542,7 @@ mod tests {
 
     #[test]
     fn what_was_written_before_there_were_contexts_is_read_as_ends_of_their_own() {
-        let unlisted = Mark { tenant: Tenant(7), until_unix_ms: 9, since_unix_ms: None };
-        for (n, mark) in [(1, Some(unlisted)), (2, None)] {
+        for (n, mark) in [(1, Some(UNLISTED)), (2, None)] {
             let want = Record { mark, ..record(n, 2) };
             let head = Head::decode(&bytes(FORMER_HEADS[usize::from(n) - 1])).expect("a head");
             assert_eq!((head.place, head.record), (PLACE, want));
@@ -550,6 +558,7 @@ mod tests {
             keys in any::<[[u8; 16]; 3]>(),
             has_parent in any::<bool>(),
             mark in prop::option::of((any::<u64>(), any::<u64>(), prop::option::of(0..=SINCE_MAX))),
+            copies in 1..=COPIES_MAX,
             layout in any::<u64>(),
             checksums in prop::collection::vec(any::<u64>(), 0..20),
         ) {
@@ -558,6 +567,7 @@ mod tests {
                 tenant: Tenant(tenant),
                 until_unix_ms,
                 since_unix_ms,
+                copies: since_unix_ms.map_or(1, |_| copies),
             });
             let record = Record {
                 key: BlockKey(key),

@@ -108,9 +108,11 @@ fn record(parent: Option<BlockKey>, mark: Option<Mark>, checksums: usize) -> Rec
     Record { key, namespace, parent, mark, layout: 3, checksums: vec![4; checksums] }
 }
 
-fn marks() -> [Option<Mark>; 3] {
-    let mark = |since_unix_ms| Some(Mark { tenant: Tenant(7), until_unix_ms: 9, since_unix_ms });
-    [None, mark(None), mark(Some(8))]
+fn marks() -> [Option<Mark>; 4] {
+    let mark = |since_unix_ms, copies| {
+        Some(Mark { tenant: Tenant(7), until_unix_ms: 9, since_unix_ms, copies })
+    };
+    [None, mark(None, 1), mark(Some(8), 1), mark(Some(8), 3)]
 }
 
 fn extents() -> Vec<Vec<u8>> {

@@ -71,7 +71,7 @@ impl Names {
             Some(times) => {
                 let (since, until) = times?;
                 let since_unix_ms = Some(time(since)?);
-                Some(Mark { tenant, until_unix_ms: time(until)?, since_unix_ms })
+                Some(Mark { tenant, until_unix_ms: time(until)?, since_unix_ms, copies: 1 })
             }
         };
         let block = SsdBlock {
@@ -121,7 +121,7 @@ mod tests {
     /// The last block of a context.
     fn last(parent: Option<u8>) -> SsdBlock {
         let until_unix_ms = 0x018b_cfe5_6800;
-        let mark = Mark { tenant: Tenant(5), until_unix_ms, since_unix_ms: Some(3) };
+        let mark = Mark { tenant: Tenant(5), until_unix_ms, since_unix_ms: Some(3), copies: 1 };
         SsdBlock { mark: Some(mark), ..block(parent) }
     }
 

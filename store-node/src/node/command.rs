@@ -3,7 +3,7 @@
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use kvasir_blocks::{AttachEpoch, CopyError, PeerView};
+use kvasir_blocks::{AttachEpoch, CopiedContext, CopyError, PeerCopies, PeerView};
 use kvasir_proto::v1;
 use kvasir_transfer::Endpoint;
 use tokio::sync::{mpsc, oneshot};
@@ -59,6 +59,7 @@ pub enum Command {
     Renew(v1::RenewRequest, Reply<v1::RenewReply>),
     /// Answered when it is durable.
     KeepContext(v1::KeepContextRequest, Reply<v1::KeepContextReply>),
+    HoldsContexts(v1::HoldsContextsRequest, Reply<v1::HoldsContextsReply>),
     ListContexts(v1::ListContextsRequest, Reply<v1::ListContextsReply>),
     /// Answered when that is durable.
     DropContext(v1::DropContextRequest, Reply<v1::DropContextReply>),
@@ -78,6 +79,8 @@ pub enum Command {
     SourceSeen(String, Result<Endpoint, Refused>),
     /// Which other nodes could take blocks.
     PeersSeen(Vec<PeerView>),
+    /// What other nodes have of these contexts.
+    CopiesSeen(Vec<CopiedContext>, Vec<PeerCopies>),
     Admin(AdminCommand),
     Subscribe(v1::EventsRequest, mpsc::Sender<v1::NodeEvent>),
     /// First half of an attach, with the pool that was made for the engine: checked, and given a token.

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use kvasir_blocks::moving::copying::{CopyAnswer, CopyStep, Copying};
-use kvasir_blocks::{CopyError, CopyPlan, Peer, PeerView};
+use kvasir_blocks::{CopiedContext, CopyError, CopyPlan, HeldCopies, Peer, PeerCopies, PeerView};
 use kvasir_proto::{BlockKey, Mark, Side, SlotLayout, TxId, v1};
 use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
@@ -98,6 +98,22 @@ impl Copier {
         });
     }
 
+    /// Asks these nodes which of these contexts they keep; [`Command::CopiesSeen`] tells. `own` is the
+    /// incarnation of this node, which may be among them.
+    pub fn ask_for(&mut self, peers: Vec<Peer>, contexts: Vec<CopiedContext>, own: u64) {
+        let clients: Vec<_> =
+            peers.into_iter().map(|peer| (self.client(&peer).ok(), peer)).collect();
+        let node = self.node.clone();
+        self.runtime.spawn(async move {
+            let request =
+                v1::HoldsContextsRequest { contexts: contexts.iter().map(asked).collect() };
+            let asks = clients.into_iter().map(|(client, peer)| holds(peer, client, &request));
+            let mut seen = futures::future::join_all(asks).await;
+            seen.retain(|of| of.answer.as_ref().is_none_or(|held| held.incarnation != own));
+            tell(&node, || Command::CopiesSeen(contexts.clone(), seen.clone())).await;
+        });
+    }
+
     fn client(&mut self, peer: &Peer) -> Result<StoreNodeClient<Channel>, CopyError> {
         if let Some(client) = self.clients.get(peer) {
             return Ok(client.clone());
@@ -137,6 +153,32 @@ async fn look_at(peer: Peer, mut client: StoreNodeClient<Channel>, own: &Own) ->
     let takes = node.incarnation != own.incarnation && !node.draining && same_layout;
     let keeps = node.ssd.is_some_and(|ssd| ssd.usable);
     takes.then_some(PeerView { peer, available: node.slots_available, keeps })
+}
+
+fn asked(context: &CopiedContext) -> v1::HeldContext {
+    v1::HeldContext {
+        tenant_hash: context.tenant.0,
+        namespace: context.namespace.0.to_vec(),
+        last_key: context.last.0.to_vec(),
+        until_unix_ms: context.until_unix_ms,
+    }
+}
+
+async fn holds(
+    peer: Peer,
+    client: Option<StoreNodeClient<Channel>>,
+    request: &v1::HoldsContextsRequest,
+) -> PeerCopies {
+    let call = async {
+        let reply = timeout(CALL, client?.holds_contexts(request.clone())).await.ok()?;
+        let reply = reply.inspect_err(|status| {
+            tracing::debug!(%peer, %status, "a node does not say which contexts it keeps");
+        });
+        let v1::HoldsContextsReply { incarnation, holds } = reply.ok()?.into_inner();
+        Some(HeldCopies { incarnation, holds })
+    };
+    let answer = call.await;
+    PeerCopies { peer, answer }
 }
 
 /// One copy.
@@ -318,6 +360,7 @@ impl Job {
             tenant_hash: kept.tenant.0,
             until_unix_ms: kept.until_unix_ms,
             since_unix_ms: kept.since_unix_ms.unwrap_or(0),
+            copies: kept.copies.into(),
             ..v1::KeepContextRequest::default()
         };
         let mut client = self.client.clone();

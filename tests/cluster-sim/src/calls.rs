@@ -1,7 +1,7 @@
 //! What conductors, nodes and engines say to each other in the simulation: the services of `proto`, as
 //! far as they are used here, as plain values.
 
-use kvasir_blocks::{AttachEpoch, Bound, ContextName};
+use kvasir_blocks::{AttachEpoch, Bound, ContextName, CopiedContext, HeldCopies};
 use kvasir_proto::{BlockKey, Generation, Namespace, Share, SlotIndex, Tenant};
 use kvasir_transfer::{Endpoint, RegionDesc};
 
@@ -73,6 +73,12 @@ pub enum Call {
         keys: Vec<BlockKey>,
         tenant: Tenant,
         term: Term,
+        /// On so many nodes.
+        copies: u8,
+    },
+    /// Which of these contexts are kept there?
+    Holds {
+        contexts: Vec<CopiedContext>,
     },
     /// Another node shall have a copy of these.
     Replicate {
@@ -149,6 +155,8 @@ pub enum Reply {
     Kept {
         kept_blocks: u32,
     },
+    /// Of the contexts that were asked for.
+    Holds(HeldCopies),
     /// Whether all of them are alive.
     Renewed {
         all: bool,

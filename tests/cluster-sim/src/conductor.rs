@@ -31,6 +31,9 @@ const BELIEF_PERCENT: u64 = 20;
 /// Of the prompts that were answered so many are copied to another node, as an administrator asks for it.
 const REPLICATE_PERCENT: u64 = 12;
 
+/// Of the contexts so many are to be kept on two nodes.
+const COPIED_PERCENT: u64 = 40;
+
 #[derive(Debug)]
 pub struct Conductor {
     pub index: usize,
@@ -509,7 +512,9 @@ impl Conductor {
             let keys = context.truth.requests[job.request].keys[..blocks()].to_vec();
             let last = *keys.last().expect("one block at least");
             let term = Term::Ttl { ttl_ms };
-            let call = Call::Keep { namespace, keys, tenant, term };
+            let two = context.chance("copies", plan.id, 0).percent(COPIED_PERCENT);
+            let copies = if two { 2 } else { 1 };
+            let call = Call::Keep { namespace, keys, tenant, term, copies };
             self.call(context, serial, to, What::Rest, call);
             if self.contexts.len() == CONTEXTS_MAX {
                 self.contexts.remove(0);
@@ -572,6 +577,7 @@ fn number(serial: u64, call: &Call) -> u64 {
         Call::Change { .. } => 20,
         Call::Replicate { .. } => 21,
         Call::Describe => 22,
+        Call::Holds { .. } => 23,
     };
     serial * 32 + kind
 }

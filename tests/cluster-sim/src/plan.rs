@@ -285,6 +285,9 @@ pub enum Fault {
     CutOffFails(usize),
     /// A bit flips in a committed block of a node's memory.
     MemoryRots(usize),
+    /// The host goes down, and what was on its disk is lost for good: it comes back with an empty one. Once in a
+    /// run, because two copies outlive one loss.
+    DiskLost(usize),
     /// The node is to drain. When it says that it has, it is taken away with its disk, and at the end another
     /// host with an empty one takes its place; otherwise it stays.
     Drain(usize),
@@ -314,6 +317,7 @@ impl Fault {
             Fault::ClockBack(_) => "a clock jumps back",
             Fault::CutOffFails(_) => "cutting off fails",
             Fault::MemoryRots(_) => "memory rots",
+            Fault::DiskLost(_) => "a disk is lost",
             Fault::Drain(_) => "a node is drained",
         }
     }
@@ -343,7 +347,9 @@ impl Plan {
         let requests = (0..requests as u64).map(|id| request(seed, id, busy_us, &mut random));
         let mut requests: Vec<RequestPlan> = requests.collect();
         requests.sort_by_key(|request| request.at_us);
-        let faults = faults(&mut random, nodes.len(), conductors, busy_us);
+        let mut faults = faults(&mut random, nodes.len(), conductors, busy_us);
+        faults.extend(disk_loss(seed, nodes.len(), busy_us));
+        faults.sort_by_key(|fault| fault.at_us);
         let calm = random.percent(20);
         let network = NetworkPlan {
             path_life_us: if random.percent(50) { random.between(5_000, 200_000) } else { 0 },
@@ -482,6 +488,7 @@ impl Plan {
             | Fault::ClockForward(of)
             | Fault::ClockBack(of)
             | Fault::MemoryRots(of)
+            | Fault::DiskLost(of)
             | Fault::Drain(of) => of >= node,
         };
         self.nodes.truncate(node);
@@ -537,6 +544,17 @@ fn faults(random: &mut Random, nodes: usize, conductors: usize, busy_us: u64) ->
     let mut faults: Vec<FaultPlan> = faults.collect();
     faults.sort_by_key(|fault| fault.at_us);
     faults
+}
+
+/// Drawn apart, in a part of the runs.
+fn disk_loss(seed: u64, nodes: usize, busy_us: u64) -> Option<FaultPlan> {
+    let mut random = Random::new(seed ^ 0x6c6f_7373);
+    random.percent(25).then(|| FaultPlan {
+        id: 1 << 32,
+        at_us: random.between(busy_us / 3, busy_us),
+        for_us: random.between(1_000, 300_000),
+        what: Fault::DiskLost(random.below(nodes)),
+    })
 }
 
 fn fault(

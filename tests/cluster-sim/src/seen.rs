@@ -341,6 +341,17 @@ pub enum Seen {
         node: usize,
         unix_ms: u64,
     },
+    /// Its disk was lost for good, and nobody had said that it may go.
+    DiskLost {
+        node: usize,
+        unix_ms: u64,
+    },
+    /// A tenant was told that a context is kept until then on two nodes.
+    CopiesKept {
+        node: usize,
+        last: BlockKey,
+        until_unix_ms: u64,
+    },
     /// Nothing is under way any more; a prompt as long as the node's memory was asked for.
     AtRest {
         at: Life,

@@ -581,6 +581,9 @@ impl World {
                 }
             }
             Fault::DiskRots(node) => self.nodes[node].rot(&mut self.context, fault.id),
+            Fault::DiskLost(node) => {
+                self.nodes[node].lose_disk(&mut self.context, &self.network);
+            }
             Fault::Drain(node) => self.nodes[node].drains_until_us = until_us,
         }
     }
@@ -605,7 +608,7 @@ impl World {
             return;
         }
         match fault.what {
-            Fault::NodeCrash(node) | Fault::NodeKilled(node) => {
+            Fault::NodeCrash(node) | Fault::NodeKilled(node) | Fault::DiskLost(node) => {
                 self.nodes[node].start(&mut self.context, &self.network);
             }
             Fault::CutOffFails(node) => self.nodes[node].set_cuts_fail(false),

@@ -9,7 +9,7 @@ use kvasir_cluster_sim::world::Summary;
 const SEEDS: u64 = 100;
 
 /// What these seeds must meet, at least once each: every fault, and what seldom comes of them.
-const COVERED: [&str; 69] = [
+const COVERED: [&str; 72] = [
     "a call comes twice",
     "a call is lost",
     "a call is tried again",
@@ -23,6 +23,8 @@ const COVERED: [&str; 69] = [
     "a conductor crashes",
     "a context gets another time",
     "a context is dropped",
+    "a context is kept on two nodes",
+    "a copy of a context is made",
     "a copy is not sent whole",
     "a copy is refused",
     "a copy out of a pool ends for nobody",
@@ -30,6 +32,7 @@ const COVERED: [&str; 69] = [
     "a copy that was asked for is made",
     "a disk hangs",
     "a disk is full",
+    "a disk is lost",
     "a disk is slow",
     "a disk lies",
     "a disk rots",

@@ -266,6 +266,13 @@ impl StoreNode for Service {
         Err(Status::unimplemented("it keeps nothing"))
     }
 
+    async fn holds_contexts(
+        &self,
+        _: Request<v1::HoldsContextsRequest>,
+    ) -> Result<Response<v1::HoldsContextsReply>, Status> {
+        Err(Status::unimplemented("it keeps nothing"))
+    }
+
     async fn list_contexts(
         &self,
         _: Request<v1::ListContextsRequest>,

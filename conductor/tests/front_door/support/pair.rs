@@ -340,6 +340,13 @@ impl StoreNode for Fake {
         self.shelf.lock().expect("no panic").keep(&request, blocks_max).map(Response::new)
     }
 
+    async fn holds_contexts(
+        &self,
+        _: Request<v1::HoldsContextsRequest>,
+    ) -> Result<Response<v1::HoldsContextsReply>, Status> {
+        Err(Status::unimplemented("only nodes ask nodes for that"))
+    }
+
     async fn list_contexts(
         &self,
         request: Request<v1::ListContextsRequest>,

@@ -242,6 +242,7 @@ impl Blocks {
         let number = self.sinks.number();
         let longer = mark.filter(|mark| mark.until_unix_ms > until(&block));
         let class = longer.as_ref().map_or(block.class, class_of);
+        let mark = mark.map(|mark| Mark { copies: 1, ..mark });
         let block = SsdBlock { class, mark, ..block };
         self.want_sent(Wanted { number, block, keep: Some(keep), is_exact: true });
         number

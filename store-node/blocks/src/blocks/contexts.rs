@@ -160,6 +160,8 @@ impl Blocks {
         let Some((_, known)) = known.max_by_key(|(_, mark)| mark.until_unix_ms) else {
             return Err(KeepError::NoContext);
         };
+        let copies = on_ssd.map_or(1, |(_, mark)| mark.copies);
+        let known = Mark { copies, ..known };
         let keeping = |sink: &Sink| sink.keep.is_some() && sink.block.key == last;
         if self.sinks.all.values().any(keeping) || self.is_being_sent(last) {
             return Err(KeepError::Busy);
@@ -331,10 +333,11 @@ impl Blocks {
 
 /// The mark of a chain that is kept once more: never for less long, and since when it was.
 pub(super) fn longer(known: Option<Mark>, request: &KeepRequest) -> Mark {
-    let KeepRequest { tenant, until_unix_ms, since_unix_ms, .. } = *request;
+    let KeepRequest { tenant, until_unix_ms, since_unix_ms, copies, .. } = *request;
     let known = known.filter(|mark| mark.tenant == tenant);
     let since = known.and_then(|mark| mark.since_unix_ms);
     let since_unix_ms = since.into_iter().chain(since_unix_ms).min();
     let until_unix_ms = known.map_or(0, |mark| mark.until_unix_ms).max(until_unix_ms);
-    Mark { tenant, until_unix_ms, since_unix_ms }
+    let copies = known.map_or(1, |mark| mark.copies).max(copies);
+    Mark { tenant, until_unix_ms, since_unix_ms, copies }
 }

@@ -24,7 +24,9 @@ impl Blocks {
 
     /// Whether copies are planned, so that it is of use to know the other nodes.
     pub fn wants_peers(&self) -> bool {
-        self.replicas.drain.is_some() || self.replicas.hot.len() > 0
+        self.replicas.drain.is_some()
+            || self.replicas.hot.len() > 0
+            || !self.copies.wanted.is_empty()
     }
 
     /// Another node asks for these blocks, which are here; for what is done about chains that many want.
@@ -61,7 +63,7 @@ impl Blocks {
         Ok((wanted, as_u32(here)))
     }
 
-    fn want(
+    pub(super) fn want(
         &mut self,
         cause: CopyCause,
         namespace: Namespace,
@@ -162,11 +164,11 @@ impl Blocks {
         }
         match self.replicas.drain.is_some() {
             true => self.poll_drain(now_ms),
-            false => self.poll_hot(now_ms),
+            false => self.poll_copies().or_else(|| self.poll_hot(now_ms)),
         }
     }
 
-    fn begin_copy(&mut self, wanted: Wanted, to: Peer) -> CopyPlan {
+    pub(super) fn begin_copy(&mut self, wanted: Wanted, to: Peer) -> CopyPlan {
         let plan = CopyPlan {
             copy: wanted.number,
             cause: wanted.cause,
@@ -192,7 +194,7 @@ impl Blocks {
         let (namespace, last) = self.replicas.hot.take(now_ms, &self.options.replicas)?;
         let keys = self.chain_in_memory(self.cache.index().find(last)?);
         let wanted = self.want(CopyCause::Hot, namespace, keys, None, None);
-        let to = self.replicas.choose(&wanted, &[]).ok()?;
+        let to = self.replicas.choose(&wanted, &[], &[]).ok()?;
         Some(self.begin_copy(wanted, to))
     }
 
@@ -217,7 +219,12 @@ impl Blocks {
     fn poll_kept(&mut self, now_ms: u64) -> Option<CopyPlan> {
         let drain = self.replicas.drain.as_ref()?;
         let due = drain.kept.iter().position(|wanted| wanted.not_before_ms <= now_ms)?;
-        let choice = self.replicas.choose(&drain.kept[due], &drain.request.targets);
+        let wanted = &drain.kept[due];
+        let name = wanted.last().map(|last| (wanted.namespace, last));
+        let until_unix_ms = wanted.kept.map_or(0, |mark| mark.until_unix_ms);
+        let holders = name.into_iter().flat_map(|name| self.copies.holders(name, until_unix_ms));
+        let holders: Vec<Peer> = holders.cloned().collect();
+        let choice = self.replicas.choose(wanted, &drain.request.targets, &holders);
         match choice {
             Ok(to) => {
                 let wanted = self.replicas.drain.as_mut()?.kept.remove(due)?;
@@ -233,7 +240,7 @@ impl Blocks {
             let here = self.cache.index().prefix(Some(wanted.namespace), &wanted.keys).len();
             wanted.keys.truncate(here);
             let targets = &self.replicas.drain.as_ref()?.request.targets;
-            if let (true, Ok(to)) = (here > 0, self.replicas.choose(&wanted, targets)) {
+            if let (true, Ok(to)) = (here > 0, self.replicas.choose(&wanted, targets, &[])) {
                 return Some(self.begin_copy(wanted, to));
             }
             self.replicas.drain.as_mut()?.hot_failed += 1;
@@ -256,7 +263,10 @@ impl Blocks {
 
     /// A copy has ended: all of the chain is there, durable if it is kept; or why not.
     pub fn copied(&mut self, now_ms: u64, copy: u64, result: Result<(), CopyError>) {
-        let Some((_, mut wanted)) = self.replicas.under_way.remove(&copy) else { return };
+        let Some((to, mut wanted)) = self.replicas.under_way.remove(&copy) else { return };
+        if let (Some(last), Some(mark)) = (wanted.last(), wanted.kept) {
+            self.context_copied((wanted.namespace, last), mark, &to, result.is_ok());
+        }
         let retry_at_ms = now_ms.saturating_add(self.options.replicas.retry_ms);
         let Some(drain) = &mut self.replicas.drain else { return };
         match (wanted.cause, result) {
@@ -281,7 +291,7 @@ impl Blocks {
                     drain.hot_failed += 1;
                 }
             }
-            (CopyCause::Asked | CopyCause::Hot, _) => {}
+            (CopyCause::Asked | CopyCause::Hot | CopyCause::Context, _) => {}
         }
     }
 
@@ -298,7 +308,9 @@ impl Blocks {
         let Some(drain) = &self.replicas.drain else { return };
         let under_way = self.replicas.under_way.values().map(|(_, wanted)| wanted);
         let is_under_way = |key: BlockKey, of: Mark| {
-            under_way.clone().any(|wanted| wanted.last() == Some(key) && wanted.kept == Some(of))
+            let moves = |wanted: &&Wanted| wanted.cause == CopyCause::DrainKept;
+            let is_it = |wanted: &Wanted| wanted.last() == Some(key) && wanted.kept == Some(of);
+            under_way.clone().filter(moves).any(is_it)
         };
         let ssd = self.cache.ssd();
         let mut ends = Vec::new();

@@ -173,7 +173,8 @@ mod tests {
     use crate::replicas::CopyCause;
     use kvasir_proto::{BlockKey, Namespace, Tenant};
 
-    const MARK: Mark = Mark { tenant: Tenant(1), until_unix_ms: 9_000, since_unix_ms: None };
+    const MARK: Mark =
+        Mark { tenant: Tenant(1), until_unix_ms: 9_000, since_unix_ms: None, copies: 1 };
 
     fn copying(blocks: u8, kept: Option<Mark>) -> Copying {
         let plan = CopyPlan {

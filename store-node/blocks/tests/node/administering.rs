@@ -37,6 +37,7 @@ fn keep(node: &mut Node, prompt: &str) {
         tenant: Tenant(1),
         until_unix_ms: 9_000,
         since_unix_ms: None,
+        copies: 1,
     };
     node.blocks.keep(node.now_ms, &request).expect("there is room");
     node.actions();

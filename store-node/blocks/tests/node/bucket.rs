@@ -53,6 +53,7 @@ fn keep_until(prompt: &str, until_unix_ms: u64) -> KeepRequest {
         tenant: Tenant(3),
         until_unix_ms,
         since_unix_ms: None,
+        copies: 1,
     }
 }
 
@@ -435,7 +436,8 @@ fn a_context_is_dropped_there_by_another_name_of_its_last_block() {
     node.blocks.extend_context(node.now_ms, &name, UNTIL - 500).expect("it is there");
     assert_eq!(send_all(&mut node), [("copy", key("ab"))]);
     assert_eq!(listed(&node), [(key("ab"), 2, UNTIL - 500)]);
-    let mark = Mark { tenant: Tenant(3), until_unix_ms: UNTIL - 500, since_unix_ms: Some(5) };
+    let mark =
+        Mark { tenant: Tenant(3), until_unix_ms: UNTIL - 500, since_unix_ms: Some(5), copies: 1 };
     let marked = SsdBlock { mark: Some(mark), ..block("ab", UNTIL) };
     assert_eq!(node.blocks.bucket_block(key("ab")), Some(marked));
     // Nothing is dropped that was not renamed.
@@ -491,7 +493,12 @@ fn a_longer_time_there_is_one_of_all_blocks_of_the_context() {
 #[test]
 fn contexts_that_go_on_from_one_another_are_each_as_long_as_they_are() {
     let mut node = node();
-    let mark = |until_unix_ms| Mark { tenant: Tenant(3), until_unix_ms, since_unix_ms: Some(5) };
+    let mark = |until_unix_ms| Mark {
+        tenant: Tenant(3),
+        until_unix_ms,
+        since_unix_ms: Some(5),
+        copies: 1,
+    };
     let marked = |prompt| SsdBlock { mark: Some(mark(UNTIL)), ..block(prompt, UNTIL) };
     // Of the last one a block is missing, and two are each other's beginning.
     let bites = |prompt, tail| SsdBlock { parent: Some(key(tail)), ..marked(prompt) };

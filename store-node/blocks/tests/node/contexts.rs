@@ -43,6 +43,7 @@ fn request(prompt: &str, tenant: u64, until_unix_ms: u64) -> KeepRequest {
         tenant: Tenant(tenant),
         until_unix_ms,
         since_unix_ms: Some(1_000),
+        copies: 1,
     }
 }
 
@@ -230,7 +231,9 @@ fn only_a_tenants_own_contexts_can_be_changed_and_no_objects() {
 
 #[test]
 fn what_was_kept_before_there_were_marks_is_kept_and_not_listed() {
-    let mark = |until_unix_ms| Some(Mark { tenant: Tenant(1), until_unix_ms, since_unix_ms: None });
+    let mark = |until_unix_ms| {
+        Some(Mark { tenant: Tenant(1), until_unix_ms, since_unix_ms: None, copies: 1 })
+    };
     let block = |prompt: &str, until_unix_ms| SsdBlock {
         key: key(prompt),
         namespace: namespace(""),

@@ -286,6 +286,7 @@ fn ask_to_keep(node: &mut Node, name: u8) {
         tenant: Tenant(1),
         until_unix_ms: 9_000,
         since_unix_ms: None,
+        copies: 1,
     };
     node.blocks.keep(node.now_ms, &wanted).expect("room");
     node.actions();
@@ -396,6 +397,7 @@ fn what_counted_as_kept_because_of_a_chain_goes_when_that_is_not_kept_after_all(
         tenant: Tenant(1),
         until_unix_ms: 9_000,
         since_unix_ms: None,
+        copies: 1,
     };
     node.blocks.keep(node.now_ms, &wanted).expect("room");
     node.actions();

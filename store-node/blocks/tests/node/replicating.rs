@@ -38,8 +38,14 @@ fn sees(node: &mut Node, peers: &[(&str, u32, bool)]) {
 
 fn keep(node: &mut Node, prompt: &str, until_unix_ms: u64) -> Result<(), KeepError> {
     let (namespace, keys) = (namespace(""), chain(prompt));
-    let request =
-        KeepRequest { namespace, keys, tenant: Tenant(1), until_unix_ms, since_unix_ms: None };
+    let request = KeepRequest {
+        namespace,
+        keys,
+        tenant: Tenant(1),
+        until_unix_ms,
+        since_unix_ms: None,
+        copies: 1,
+    };
     node.blocks.keep(node.now_ms, &request)?;
     write(node);
     Ok(())
@@ -110,8 +116,9 @@ fn what_is_kept_moves_with_the_time_it_was_promised_for() {
     sees(&mut node, &[("small", 10, true), ("large", 20, true), ("no-ssd", 99, false)]);
     let mut plans = polled(&mut node);
     plans.sort_by_key(|plan| plan.keys.len());
-    let until =
-        |until_unix_ms| Some(Mark { tenant: Tenant(1), until_unix_ms, since_unix_ms: None });
+    let until = |until_unix_ms| {
+        Some(Mark { tenant: Tenant(1), until_unix_ms, since_unix_ms: None, copies: 1 })
+    };
     let found: Vec<_> = plans.iter().map(|plan| (&plan.keys[..], plan.kept)).collect();
     assert_eq!(found, [(&chain("abX")[..], until(9_000)), (&chain("abcd")[..], until(5_000))]);
     assert!(plans.iter().all(|plan| plan.to == peer("large")), "{plans:?}");
@@ -170,7 +177,8 @@ fn a_drain_with_nowhere_to_go_says_so_and_does_not_end() {
     // Time itself may solve it.
     let kept = chain("ab").into_iter().zip([None, Some(key("a"))]).map(|(key, parent)| {
         let (namespace, layout, bytes) = (namespace(""), 7, 10);
-        let mark = Some(Mark { tenant: Tenant(1), until_unix_ms: 9_000, since_unix_ms: None });
+        let mark =
+            Some(Mark { tenant: Tenant(1), until_unix_ms: 9_000, since_unix_ms: None, copies: 1 });
         let class = Class::Normal;
         kvasir_blocks::SsdBlock { key, namespace, parent, class, mark, layout, bytes }
     });
@@ -192,6 +200,7 @@ fn what_becomes_kept_while_it_drains_moves_too() {
         tenant: Tenant(1),
         until_unix_ms: 9_000,
         since_unix_ms: None,
+        copies: 1,
     };
     node.blocks.keep(node.now_ms, &request).expect("begun");
     node.actions();

@@ -157,7 +157,7 @@ impl World {
         let last = keys.last().copied();
         let since_unix_ms = Some(self.now_ms);
         for key in keys {
-            let end = Mark { tenant: Tenant(7), until_unix_ms, since_unix_ms };
+            let end = Mark { tenant: Tenant(7), until_unix_ms, since_unix_ms, copies: 1 };
             let mark = (Some(key) == last).then_some(end);
             let (layout, bytes) = (crate::sim_ssd::LAYOUT, crate::sim_ssd::EXTENT_BYTES);
             let block = SsdBlock { key, namespace, parent, class, mark, layout, bytes };

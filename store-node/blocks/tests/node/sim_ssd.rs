@@ -144,7 +144,8 @@ impl World {
         let tenant = Tenant(self.random.below(2) as u64);
         let until_unix_ms = self.now_ms + self.random.below(400) as u64;
         let since_unix_ms = Some(self.now_ms).filter(|_| !self.random.one_in(4));
-        let request = KeepRequest { namespace, keys, tenant, until_unix_ms, since_unix_ms };
+        let request =
+            KeepRequest { namespace, keys, tenant, until_unix_ms, since_unix_ms, copies: 1 };
         if let Ok(number) = self.blocks.keep(self.now_ms, &request) {
             self.ssd.keeps.insert(number, Promise::Keep(request));
         }

@@ -258,6 +258,7 @@ fn keep(prompt: &str, tenant: u64, until_unix_ms: u64) -> KeepRequest {
         tenant: Tenant(tenant),
         until_unix_ms,
         since_unix_ms: None,
+        copies: 1,
     }
 }
 

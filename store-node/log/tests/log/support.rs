@@ -27,7 +27,8 @@ pub fn mark(n: u32) -> Option<Mark> {
 }
 
 pub fn until(until_unix_ms: u64) -> Mark {
-    Mark { tenant: Tenant(1), until_unix_ms, since_unix_ms: Some(until_unix_ms / 2) }
+    let since_unix_ms = Some(until_unix_ms / 2);
+    Mark { tenant: Tenant(1), until_unix_ms, since_unix_ms, copies: 1 }
 }
 
 pub fn record(n: u32) -> Record {

@@ -2,7 +2,7 @@
 //! dropped. What follows from that for blocks is the block core's matter.
 
 use kvasir_blocks::{ContextName, KeepError, KeepRequest, KeptContext};
-use kvasir_proto::{BlockKey, FieldError, Mark, Namespace, Tenant, v1};
+use kvasir_proto::{BlockKey, COPIES_MAX, FieldError, Mark, Namespace, Tenant, v1};
 
 use super::Owner;
 use crate::clock;
@@ -17,9 +17,14 @@ const PAGE_MAX: usize = 1_000;
 /// Who waits until a block is durable with its new mark, or without one.
 #[derive(Debug)]
 pub enum Waits {
-    Keep(Reply<v1::KeepContextReply>),
+    /// With the chain, where there are to be copies of it.
+    Keep(Reply<v1::KeepContextReply>, Option<Chain>),
     Drop(Reply<v1::DropContextReply>),
 }
+
+/// Of a tenant, in a namespace.
+#[derive(Debug)]
+pub struct Chain(Tenant, Namespace, Vec<BlockKey>);
 
 impl From<KeepError> for Refused {
     fn from(error: KeepError) -> Self {
@@ -42,6 +47,14 @@ fn tenant(name: &str) -> Result<Tenant, Refused> {
     }
 }
 
+/// On how many nodes a context is to be.
+fn copies(asked: u32) -> Result<u8, Refused> {
+    match u8::try_from(asked.max(1)) {
+        Ok(copies @ ..=COPIES_MAX) => Ok(copies),
+        _ => Err(Refused::Invalid(format!("{asked} copies, where {COPIES_MAX} can be kept"))),
+    }
+}
+
 fn last_key(bytes: &[u8]) -> Result<BlockKey, Refused> {
     let keys = BlockKey::list(bytes)?;
     let [last] = keys[..] else {
@@ -58,16 +71,20 @@ impl Owner {
     ) {
         let begun = match request.last_key.is_empty() {
             true => self.begin_keeping(request),
-            false => self.begin_extending(request),
+            false => self.begin_extending(request).map(|keep| (keep, None)),
         };
         match begun {
-            Ok(keep) => drop(self.tiers.keeps.insert(keep, Waits::Keep(reply))),
+            Ok((keep, chain)) => drop(self.tiers.keeps.insert(keep, Waits::Keep(reply, chain))),
             Err(refused) => drop(reply.send(Err(refused))),
         }
     }
 
-    fn begin_keeping(&mut self, request: &v1::KeepContextRequest) -> Result<u64, Refused> {
+    fn begin_keeping(
+        &mut self,
+        request: &v1::KeepContextRequest,
+    ) -> Result<(u64, Option<Chain>), Refused> {
         self.has_room_for_keep()?;
+        let copies = copies(request.copies)?;
         let now = clock::unix_ms();
         let (tenant, until_unix_ms, since_unix_ms) = match (request.tenant.as_str(), request.ttl_ms)
         {
@@ -84,7 +101,18 @@ impl Owner {
             tenant,
             until_unix_ms,
             since_unix_ms,
+            copies,
         };
+        // What another node has promised is one of its copies, and the others are its own matter.
+        let is_first = !request.tenant.is_empty();
+        if is_first && usize::from(copies) > 1 + self.replication.peers() && self.tiers.has_ssd() {
+            let others = self.replication.peers();
+            let why = format!(
+                "{copies} copies are wanted, and this node knows {others} others: `peers` in `[replicas]` of \
+                 store-node.toml names them"
+            );
+            return Err(Refused::Precondition(why));
+        }
         let now_ms = clock::now_ms();
         let KeepRequest { namespace, keys, .. } = &wanted;
         if request.whole {
@@ -94,7 +122,9 @@ impl Owner {
                 return Err(Refused::NotFound(why));
             }
         }
-        Ok(self.blocks.keep(now_ms, &wanted)?)
+        let keep = self.blocks.keep(now_ms, &wanted)?;
+        let KeepRequest { namespace, keys, tenant, .. } = wanted;
+        Ok((keep, (is_first && copies > 1).then_some(Chain(tenant, namespace, keys))))
     }
 
     fn begin_extending(&mut self, request: &v1::KeepContextRequest) -> Result<u64, Refused> {
@@ -160,13 +190,25 @@ impl Owner {
         let Some(waits) = self.tiers.keeps.remove(&keep) else { return };
         let failed = || Refused::Unavailable("not all of it could be written; try again".into());
         match waits {
-            Waits::Keep(reply) => {
+            Waits::Keep(reply, chain) => {
                 let kept = |kept_blocks| v1::KeepContextReply {
                     kept_blocks,
                     since_unix_ms: mark.and_then(|mark| mark.since_unix_ms).unwrap_or(0),
                     until_unix_ms: mark.map_or(0, |mark| mark.until_unix_ms),
                 };
-                drop(reply.send(blocks.map(kept).ok_or_else(failed)));
+                let copied =
+                    chain.zip(blocks).and_then(|(Chain(tenant, namespace, keys), blocks)| {
+                        let last = *keys.get((blocks as usize).checked_sub(1)?)?;
+                        let context = ContextName { tenant, namespace, last };
+                        // In an object store there are none to be made.
+                        self.blocks.copied_context(&context).map(|_| context)
+                    });
+                match (copied, blocks) {
+                    (Some(context), Some(blocks)) => {
+                        self.await_copies(context, kept(blocks), reply);
+                    }
+                    (_, blocks) => drop(reply.send(blocks.map(kept).ok_or_else(failed))),
+                }
             }
             Waits::Drop(reply) => {
                 let dropped = |_| v1::DropContextReply {};

@@ -11,7 +11,7 @@
 //! - `clients` and `objects`: processes that put and get objects; `fetches`: what they want of other nodes
 //! - `tiers`: what sinks to the SSD and rises from it; `bucket`: the same of the object store
 //! - `routes`: queries of engines elsewhere over what is here
-//! - `replicas`: copies on other nodes, draining
+//! - `replicas`: copies on other nodes, draining; `copies`: contexts that are kept on several
 //! - `admin`: what administrators ask for
 //! - `report`: events, status, metrics
 
@@ -20,6 +20,7 @@ mod arrivals;
 mod bucket;
 mod clients;
 mod contexts;
+mod copies;
 mod engine;
 mod engines;
 mod failures;
@@ -309,6 +310,9 @@ impl Owner {
             Command::Abort(request, reply) => drop(reply.send(self.abort(request))),
             Command::Renew(request, reply) => drop(reply.send(self.renew(&request))),
             Command::KeepContext(request, reply) => self.keep_context(&request, reply),
+            Command::HoldsContexts(request, reply) => {
+                drop(reply.send(self.holds_contexts(&request)));
+            }
             Command::ListContexts(request, reply) => {
                 drop(reply.send(self.list_contexts(&request)));
             }
@@ -323,6 +327,7 @@ impl Owner {
             Command::Copied(copy, result) => self.copied(copy, result),
             Command::SourceSeen(address, seen) => self.source_seen(&address, seen),
             Command::PeersSeen(peers) => self.peers_seen(peers),
+            Command::CopiesSeen(contexts, peers) => self.copies_seen(&contexts, &peers),
             Command::Admin(command) => self.take_admin(command),
             Command::Subscribe(request, queue) => {
                 let status = self.describe();

@@ -333,7 +333,14 @@ impl Owner {
             Some(tenant) => {
                 let keys = vec![key];
                 let since_unix_ms = None;
-                let wanted = KeepRequest { namespace, keys, tenant, until_unix_ms, since_unix_ms };
+                let wanted = KeepRequest {
+                    namespace,
+                    keys,
+                    tenant,
+                    until_unix_ms,
+                    since_unix_ms,
+                    copies: 1,
+                };
                 let keep = self.blocks.keep(clock::now_ms(), &wanted);
                 keep.map_err(|error| error.to_string())
             }

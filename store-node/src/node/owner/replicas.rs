@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kvasir_blocks::{
-    ChangeReplicaError, CopyCause, CopyError, CopyPlan, DrainRequest, DrainView, Peer, PeerView,
+    ChangeReplicaError, CopiedContext, CopyCause, CopyError, CopyPlan, DrainRequest, DrainView,
+    Peer, PeerView,
 };
 use kvasir_proto::{BlockKey, Namespace, Share, Side, v1};
 
 use super::Owner;
 use super::admin::block_key;
+use super::copies::Awaited;
 use crate::clock;
 use crate::config::is_address;
 use crate::node::command::{Refused, Reply};
@@ -33,6 +35,13 @@ pub struct Replication {
     replies: BTreeMap<u64, (u32, Reply<v1::ReplicateReply>)>,
     /// What the drain was found to be when it was last told in the log.
     drained: bool,
+    /// When the others were last asked for contexts that are kept there too.
+    pub(super) checked_ms: Option<u64>,
+    pub(super) checking: bool,
+    /// How often they were.
+    pub(super) asks: u64,
+    /// Bounded as keeps are.
+    pub(super) awaited: Vec<Awaited>,
 }
 
 impl Replication {
@@ -46,7 +55,26 @@ impl Replication {
             under_way: BTreeMap::new(),
             replies: BTreeMap::new(),
             drained: false,
+            checked_ms: None,
+            checking: false,
+            asks: 0,
+            awaited: Vec::new(),
         }
+    }
+
+    /// Nodes that the configuration names.
+    pub(super) fn peers(&self) -> usize {
+        self.peers.len()
+    }
+
+    /// Whether the answers of that many-th time have come.
+    pub(super) fn knows(&self, asks: u64) -> bool {
+        self.asks > asks || (self.asks == asks && !self.checking)
+    }
+
+    /// Asks them which of these contexts they keep.
+    pub(super) fn ask_for(&mut self, contexts: Vec<CopiedContext>, own: u64) {
+        self.copier.ask_for(self.peers.clone(), contexts, own);
     }
 }
 
@@ -74,6 +102,7 @@ impl From<ChangeReplicaError> for Refused {
 impl Owner {
     /// Begins the copies that are due. What they need to know of other nodes is asked before.
     pub(super) fn plan_copies(&mut self, now_ms: u64) {
+        self.look_for_copies(now_ms);
         self.look_at_peers(now_ms);
         while let Some(plan) = self.blocks.poll_copy(now_ms) {
             let (copy, blocks) = (plan.copy, plan.keys.len());
@@ -95,6 +124,7 @@ impl Owner {
             tracing::info!(node = %self.config.node_id, "drained: nothing is under way or to move");
         }
         self.replication.drained = drained;
+        self.answer_awaited(now_ms);
     }
 
     fn own(&self) -> Option<Own> {
@@ -151,6 +181,7 @@ impl Owner {
         }
         self.blocks.copied(now_ms, copy, result.clone());
         self.answer_copy(copy, result);
+        self.make_awaited();
         self.plan_copies(now_ms);
     }
 

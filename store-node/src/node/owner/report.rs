@@ -62,6 +62,7 @@ impl Owner {
         self.metrics.set_counts(&self.blocks.counts(), now_ms);
         self.metrics.draining.set(self.blocks.is_draining().into());
         self.metrics.tail_bytes.set(self.tail_space.taken_bytes() as i64);
+        self.metrics.contexts_short.set(self.blocks.contexts_short_of_copies() as i64);
         if let Some(ssd) = self.ssd_status() {
             self.metrics.ssd_usable.set(ssd.usable.into());
         }

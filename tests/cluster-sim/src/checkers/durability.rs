@@ -4,6 +4,9 @@
 //! Nor is one lost by a node that was taken away after it had said that it has drained: then another node has
 //! promised it, for as long at least, and is held to that.
 //!
+//! And a context of which a tenant was told that it is on two nodes outlives the loss of one's disk: then the
+//! other has promised it, for as long, and is held to that.
+//!
 //! What a disk has done to a block by itself is known here, since it was the run that did it: then the
 //! block and those after it are excused (a lost disk takes two replicas), and nothing else is. What lies
 //! on a disk is looked up in its bytes, and in the end every block that was kept is asked for.
@@ -38,6 +41,12 @@ pub struct Durability {
     rotted: BTreeSet<(usize, BlockKey)>,
     /// Nodes whose disks have lied: what was not written may be all that is known of a block.
     lied_to: BTreeSet<usize>,
+    /// Until when contexts are on two nodes, as tenants were told.
+    copied_ms: BTreeMap<BlockKey, u64>,
+    /// Nodes that drain, with what has moved to others that are gone since: no promise of theirs any more.
+    draining: BTreeMap<usize, BTreeMap<BlockKey, u64>>,
+    /// A node that has left was one of two, and the other one's copy may not be made yet.
+    has_left: bool,
 }
 
 impl Durability {
@@ -48,6 +57,9 @@ impl Durability {
             told_ms: BTreeMap::new(),
             rotted: BTreeSet::new(),
             lied_to: BTreeSet::new(),
+            copied_ms: BTreeMap::new(),
+            draining: BTreeMap::new(),
+            has_left: false,
         }
     }
 
@@ -96,18 +108,66 @@ impl Durability {
             let of_other = |((of, key), until_ms): (&(usize, BlockKey), &u64)| {
                 *of != node && *key == last && *until_ms >= least_ms
             };
-            if !self.told_ms.iter().any(of_other) {
+            let moved_ms = self.draining.get(&node).and_then(|moved| moved.get(&last)).copied();
+            let has_moved = moved_ms.is_some_and(|until_ms| until_ms >= least_ms);
+            if !has_moved && !self.told_ms.iter().any(of_other) {
                 return Err(format!(
                     "node {node} was to keep the context of {last:?} until {least_ms} and has left, and \
                      no other node has said that it keeps it as long"
                 ));
             }
         }
+        self.forget(node);
+        self.has_left = true;
+        Ok(())
+    }
+
+    fn forget(&mut self, node: usize) {
         self.contexts.retain(|(of, _), _| *of != node);
         self.rotted.retain(|(of, _)| *of != node);
         self.lied_to.remove(&node);
-        // What it had promised is no other's promise any more.
+        // What it had promised is no other's promise any more, nor that of who was done with it.
+        self.draining.remove(&node);
+        for moved in self.draining.values_mut() {
+            for ((_, last), told_ms) in self.told_ms.iter().filter(|((of, _), _)| *of == node) {
+                let moved_ms = moved.entry(*last).or_insert(0);
+                *moved_ms = (*moved_ms).max(*told_ms);
+            }
+        }
         self.told_ms.retain(|(of, _), _| *of != node);
+    }
+
+    /// Who lists a context says that it keeps it, also when it had crashed before it could answer.
+    fn tell_listed(&mut self, node: usize, listed: &[ListedContext]) {
+        for context in listed {
+            let told_ms = self.told_ms.entry((node, context.last)).or_insert(0);
+            *told_ms = (*told_ms).max(context.until_unix_ms);
+        }
+    }
+
+    /// Nodes that have said that they keep a context so long.
+    fn told(&self, last: BlockKey, until_ms: u64) -> impl Iterator<Item = usize> + '_ {
+        let is_it = move |((_, key), told_ms): &(&(usize, BlockKey), &u64)| {
+            *key == last && **told_ms >= until_ms
+        };
+        self.told_ms.iter().filter(is_it).map(|((node, _), _)| *node)
+    }
+
+    /// A disk is lost for good: what was told to be on two nodes is on the other one.
+    fn lose(&mut self, node: usize, unix_ms: u64) -> Result<(), String> {
+        self.expire(node, unix_ms);
+        for last in self.lasts(node).filter(|last| self.copied_ms.contains_key(last)) {
+            let least_ms = self.contexts[&(node, last)].least_ms.min(self.copied_ms[&last]);
+            let is_elsewhere = self.told(last, least_ms).any(|of| of != node);
+            if !is_elsewhere && !self.has_left {
+                return Err(format!(
+                    "the context of {last:?} was to be on two nodes until {least_ms}, of which node {node} has \
+                     lost its disk, and no other has said that it keeps it"
+                ));
+            }
+        }
+        self.forget(node);
+        self.copied_ms.clear();
         Ok(())
     }
 
@@ -208,7 +268,21 @@ impl Checker for Durability {
                 let promise = Promise { least_ms: until_ms, most_ms: until_ms };
                 self.contexts.insert((*node, *last), promise);
             }
+            // Begun again, after a crash too, it looks anew at what it has.
+            Seen::DrainBegan { at } => drop(self.draining.insert(at.node, BTreeMap::new())),
+            Seen::DrainStopped { at } => drop(self.draining.remove(&at.node)),
             Seen::Left { node, unix_ms } => self.leave(*node, *unix_ms)?,
+            Seen::DiskLost { node, unix_ms } => self.lose(*node, *unix_ms)?,
+            Seen::CopiesKept { node, last, until_unix_ms } => {
+                let nodes: Vec<usize> = self.told(*last, *until_unix_ms).collect();
+                if nodes.len() < 2 && !self.has_left {
+                    return Err(format!(
+                        "node {node} says that the context of {last:?} is on two nodes until \
+                         {until_unix_ms}, and only {nodes:?} have said that they keep it"
+                    ));
+                }
+                self.copied_ms.insert(*last, *until_unix_ms);
+            }
             Seen::DiskRotted { node, keys } => {
                 self.rotted.extend(keys.iter().map(|key| (*node, *key)));
             }
@@ -241,11 +315,13 @@ impl Checker for Durability {
                 }
                 self.look(at.node, &there)?;
                 self.look_at_list(at.node, *unix_ms, contexts)?;
+                self.tell_listed(at.node, contexts);
             }
             Seen::OnSsd { node, unix_ms, keys, contexts } => {
                 self.expire(*node, *unix_ms);
                 self.look(*node, &keys.iter().copied().collect())?;
                 self.look_at_list(*node, *unix_ms, contexts)?;
+                self.tell_listed(*node, contexts);
             }
             Seen::AskedFor { at, key, bytes } if self.keeps(at.node, *key) => {
                 let right = self.truth.blocks.get(key).map(|block| block.bytes);

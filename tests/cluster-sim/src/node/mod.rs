@@ -97,12 +97,11 @@ enum Promise {
     Keep {
         keys: Vec<BlockKey>,
         until_unix_ms: u64,
+        /// Of a tenant's context, of which there are to be copies.
+        copied: Option<(Tenant, Namespace)>,
     },
     /// Of the context that ends with this block.
-    Change {
-        last: BlockKey,
-        until_unix_ms: Option<u64>,
-    },
+    Change { last: BlockKey, until_unix_ms: Option<u64> },
 }
 
 /// What the shell keeps for one share.
@@ -292,6 +291,7 @@ impl Node {
                 hot_again_ms: 200,
                 hot_chains_max: 4,
                 retry_ms: 30,
+                gone_after_ms: 900,
             },
             ..Options::default()
         };
@@ -372,6 +372,18 @@ impl Node {
         context.covers("a drained node leaves");
         context.see(Seen::Crashed { at: self.at() });
         context.see(Seen::Left { node: self.index, unix_ms });
+        let seed = context.chance("disk", self.index as u64, self.life.into()).draw();
+        self.disk = self.plan.has_ssd.then(|| SimDisk::new(disk::DISK_BYTES, seed));
+    }
+
+    /// Its disk is lost for good, and the process with it. It comes back with an empty one.
+    pub fn lose_disk(&mut self, context: &mut Context, network: &SimNetwork) {
+        if let Some(running) = self.running.take() {
+            network.vanish(&running.transfer);
+            context.see(Seen::Crashed { at: self.at() });
+        }
+        let unix_ms = self.unix_ms(context);
+        context.see(Seen::DiskLost { node: self.index, unix_ms });
         let seed = context.chance("disk", self.index as u64, self.life.into()).draw();
         self.disk = self.plan.has_ssd.then(|| SimDisk::new(disk::DISK_BYTES, seed));
     }

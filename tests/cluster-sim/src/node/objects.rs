@@ -278,7 +278,14 @@ impl Running {
             for key in there {
                 let keys = vec![key];
                 let since_unix_ms = None;
-                let wanted = KeepRequest { namespace, keys, tenant, until_unix_ms, since_unix_ms };
+                let wanted = KeepRequest {
+                    namespace,
+                    keys,
+                    tenant,
+                    until_unix_ms,
+                    since_unix_ms,
+                    copies: 1,
+                };
                 if let Ok(keep) = self.blocks.keep(context.now_ms(), &wanted) {
                     let (node, keys) = (at.node, vec![key]);
                     context.see(Seen::KeepAsked { node, keys, until_unix_ms });

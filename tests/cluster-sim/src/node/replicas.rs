@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 
 use kvasir_blocks::moving::copying::{CopyAnswer, CopyStep, Copying};
 use kvasir_blocks::{
-    AbortOutcome, AbortReason, CopyCause, CopyError, CopyPlan, DrainRequest, DrainView, Peer,
-    PeerView,
+    AbortOutcome, AbortReason, ContextName, CopiedContext, CopyCause, CopyError, CopyPlan,
+    DrainRequest, DrainView, HeldCopies, Peer, PeerCopies, PeerView,
 };
 use kvasir_proto::{BlockKey, Namespace, Share, Side, TxId};
 
@@ -19,6 +19,11 @@ use crate::seen::Seen;
 
 /// How often it is looked which nodes could take blocks, while that is of use.
 const LOOK_MS: u64 = 20;
+/// How often the others are asked for contexts that are kept there too, and for how many.
+const CHECK_MS: u64 = 60;
+const CHECKED_MAX: usize = 16;
+/// How long a caller waits for copies.
+const AWAITED_US: u64 = 600_000;
 /// Blocks that one transaction copies.
 const PIECE_BLOCKS: u32 = 3;
 /// Short, so that it is renewed on the way now and then.
@@ -43,10 +48,22 @@ struct Job {
     call: u64,
 }
 
+/// Somebody who waits until a context has its copies.
+#[derive(Debug)]
+struct Awaited {
+    name: ContextName,
+    /// What is known counts once the others have been asked so often.
+    asks: u64,
+    until_us: u64,
+    kept_blocks: u32,
+    from: Caller,
+}
+
 /// What a call of this node was about.
 #[derive(Debug)]
 enum Asked {
     Describe(usize),
+    Holds(usize),
     Step(u64),
     Renewal(u64, TxId),
 }
@@ -57,6 +74,12 @@ pub struct Replication {
     looked_ms: Option<u64>,
     /// How many have not answered, and what the others are.
     looking: Option<(usize, Vec<PeerView>)>,
+    checked_ms: Option<u64>,
+    /// Contexts that the others are asked for, how many have not answered, and what the others have.
+    checking: Option<(Vec<CopiedContext>, usize, Vec<PeerCopies>)>,
+    /// How often they were.
+    asks: u64,
+    awaited: Vec<Awaited>,
     jobs: BTreeMap<u64, Job>,
     replies: BTreeMap<u64, Caller>,
     calls: BTreeMap<u64, Asked>,
@@ -68,8 +91,15 @@ pub struct Replication {
 }
 
 impl Replication {
+    fn knows(&self, asks: u64) -> bool {
+        self.asks > asks || (self.asks == asks && self.checking.is_none())
+    }
+
     pub fn copies(&self) -> usize {
-        self.jobs.len() + self.replies.len() + self.calls.len()
+        // Others are asked for contexts for as long as there are any.
+        let is_held = |asked: &&Asked| !matches!(asked, Asked::Holds(_));
+        let calls = self.calls.values().filter(is_held).count();
+        self.jobs.len() + self.replies.len() + calls + self.awaited.len()
     }
 }
 
@@ -84,6 +114,7 @@ fn number(peer: &Peer) -> usize {
 impl Running {
     /// Begins the copies that are due. What they need to know of other nodes is asked before.
     pub(super) fn plan_copies(&mut self, context: &mut Context) {
+        self.look_for_copies(context);
         self.look_at_peers(context);
         while let Some(plan) = self.blocks.poll_copy(context.now_ms()) {
             self.begin_copy(context, plan);
@@ -93,6 +124,104 @@ impl Running {
             self.say_drained(context);
         }
         self.replication.drained = drained;
+        self.answer_awaited(context);
+    }
+
+    /// The context is durable here, and its caller waits until it is elsewhere too.
+    pub(super) fn await_copies(
+        &mut self,
+        context: &mut Context,
+        name: ContextName,
+        kept_blocks: u32,
+        from: Caller,
+    ) {
+        let until_us = context.now_us + AWAITED_US;
+        let asks = self.replication.asks + 1;
+        self.replication.awaited.push(Awaited { name, asks, until_us, kept_blocks, from });
+        self.replication.checked_ms = None;
+        self.plan_copies(context);
+    }
+
+    fn look_for_copies(&mut self, context: &mut Context) {
+        let now_ms = context.now_ms();
+        let due = self.replication.checked_ms.is_none_or(|at_ms| now_ms >= at_ms + CHECK_MS);
+        if self.replication.checking.is_some() || !due {
+            return;
+        }
+        self.replication.checked_ms = Some(now_ms);
+        let awaited = self.replication.awaited.iter();
+        let awaited: Vec<CopiedContext> =
+            awaited.filter_map(|of| self.blocks.copied_context(&of.name)).collect();
+        let mut contexts = self.blocks.copied_contexts(CHECKED_MAX);
+        contexts.retain(|of| !awaited.contains(of));
+        contexts.extend(awaited);
+        if contexts.is_empty() {
+            return;
+        }
+        let others: Vec<usize> =
+            (0..context.plan.nodes.len()).filter(|node| *node != self.at.node).collect();
+        self.replication.asks += 1;
+        self.replication.checking = Some((contexts.clone(), others.len(), Vec::new()));
+        for node in others {
+            let call = Call::Holds { contexts: contexts.clone() };
+            self.call_peer(context, node, (Asked::Holds(node), CALL_US), call);
+        }
+    }
+
+    fn held(&mut self, context: &mut Context, node: usize, reply: Reply) {
+        let Some((_, waiting, seen)) = &mut self.replication.checking else { return };
+        *waiting -= 1;
+        let answer = match reply {
+            Reply::Holds(held) => Some(held),
+            _ => None,
+        };
+        seen.push(PeerCopies { peer: peer(node), answer });
+        if *waiting == 0
+            && let Some((contexts, _, seen)) = self.replication.checking.take()
+        {
+            self.blocks.copies_seen(context.now_ms(), self.incarnation, &contexts, &seen);
+            self.make_awaited();
+            self.plan_copies(context);
+        }
+    }
+
+    fn make_awaited(&mut self) {
+        let is_known = |awaited: &&Awaited| self.replication.knows(awaited.asks);
+        for awaited in self.replication.awaited.iter().filter(is_known) {
+            self.blocks.make_copies(&awaited.name);
+        }
+    }
+
+    fn answer_awaited(&mut self, context: &mut Context) {
+        for awaited in std::mem::take(&mut self.replication.awaited) {
+            let Awaited { name, asks, until_us, kept_blocks, from } = awaited;
+            let is_known = self.replication.knows(asks);
+            let copied = self.blocks.copied_context(&name);
+            let reply = match (copied, self.blocks.copies_lacking(&name)) {
+                (None, _) => Reply::Refused("it was dropped".into()),
+                (Some(CopiedContext { until_unix_ms, .. }), 0) if is_known => {
+                    let (node, last) = (self.at.node, name.last);
+                    context.covers("a context is kept on two nodes");
+                    context.see(Seen::CopiesKept { node, last, until_unix_ms });
+                    Reply::Kept { kept_blocks }
+                }
+                _ if context.now_us >= until_us => Reply::Refused("copies are lacking".into()),
+                _ => {
+                    self.replication.awaited.push(awaited);
+                    continue;
+                }
+            };
+            self.answer(context, from, reply);
+        }
+    }
+
+    /// Another node asks which of these are kept here.
+    pub(super) fn holds(&self, contexts: &[CopiedContext]) -> Reply {
+        if self.ssd.as_ref().is_some_and(|ssd| !ssd.is_up()) {
+            return Reply::Refused("the SSD cannot be used".into());
+        }
+        let holds = contexts.iter().map(|of| self.blocks.keeps_copy(of)).collect();
+        Reply::Holds(HeldCopies { incarnation: self.incarnation, holds })
     }
 
     fn say_drained(&mut self, context: &mut Context) {
@@ -268,7 +397,8 @@ impl Running {
             CopyStep::Keep(mark) => {
                 let (tenant, until_unix_ms) = (mark.tenant, mark.until_unix_ms);
                 let term = Term::Until { until_unix_ms, since_unix_ms: mark.since_unix_ms };
-                let call = Call::Keep { namespace, keys, tenant, term };
+                let copies = mark.copies;
+                let call = Call::Keep { namespace, keys, tenant, term, copies };
                 self.call_peer(context, to, (Asked::Step(copy), KEEP_US), call);
             }
             CopyStep::Abort => {
@@ -291,6 +421,7 @@ impl Running {
         context.covers(match (job.plan.cause, &result) {
             (CopyCause::Asked, Ok(())) => "a copy that was asked for is made",
             (CopyCause::Hot, Ok(())) => "a hot chain is copied",
+            (CopyCause::Context, Ok(())) => "a copy of a context is made",
             (CopyCause::DrainKept, Ok(())) => "a kept chain moves",
             (CopyCause::DrainHot, Ok(())) => "a chain moves that nobody was promised",
             (_, Err(CopyError::PeerLost { .. })) => "the receiver of a copy is lost",
@@ -305,6 +436,7 @@ impl Running {
             let reply = reply.unwrap_or_else(|error| Reply::Refused(error.to_string()));
             self.answer(context, from, reply);
         }
+        self.make_awaited();
         self.plan_copies(context);
     }
 
@@ -391,6 +523,7 @@ impl Running {
         let reply = reply.unwrap_or_else(|| Reply::Refused("no answer in time".into()));
         match asked {
             Asked::Describe(node) => self.described(context, node, &reply),
+            Asked::Holds(node) => self.held(context, node, reply),
             Asked::Renewal(copy, tx) => self.renewed(context, copy, tx, &reply),
             Asked::Step(copy) => {
                 let job = self.replication.jobs.get_mut(&copy);

@@ -43,16 +43,22 @@ impl Running {
                 self.prefetch(context, namespace, &keys);
                 self.answer(context, from, Reply::Done);
             }
-            Call::Keep { namespace, keys, tenant, term } => {
+            Call::Keep { namespace, keys, tenant, term, copies } => {
+                let is_first = matches!(term, Term::Ttl { .. });
                 let (until_unix_ms, since_unix_ms) = match term {
                     Term::Ttl { ttl_ms } => (unix_ms + ttl_ms, Some(unix_ms)),
                     Term::Until { until_unix_ms, since_unix_ms } => (until_unix_ms, since_unix_ms),
                 };
-                let wanted = KeepRequest { namespace, keys, tenant, until_unix_ms, since_unix_ms };
-                self.keep(context, from, &wanted);
+                let wanted =
+                    KeepRequest { namespace, keys, tenant, until_unix_ms, since_unix_ms, copies };
+                self.keep(context, from, &wanted, is_first && copies > 1);
             }
             Call::Replicate { namespace, keys, to } => {
                 self.replicate(context, from, (namespace, &keys, to));
+            }
+            Call::Holds { contexts } => {
+                let reply = self.holds(&contexts);
+                self.answer(context, from, reply);
             }
             Call::Describe => {
                 let reply = self.describe(context);
@@ -314,13 +320,20 @@ impl Running {
         }
     }
 
-    fn keep(&mut self, context: &mut Context, from: Caller, wanted: &KeepRequest) {
+    fn keep(
+        &mut self,
+        context: &mut Context,
+        from: Caller,
+        wanted: &KeepRequest,
+        awaits_copies: bool,
+    ) {
         match self.blocks.keep(context.now_ms(), wanted) {
             Ok(keep) => {
                 let (node, keys, until_unix_ms) =
                     (self.at.node, wanted.keys.clone(), wanted.until_unix_ms);
                 context.see(Seen::KeepAsked { node, keys: keys.clone(), until_unix_ms });
-                self.keeps.insert(keep, (from, Promise::Keep { keys, until_unix_ms }));
+                let copied = awaits_copies.then_some((wanted.tenant, wanted.namespace));
+                self.keeps.insert(keep, (from, Promise::Keep { keys, until_unix_ms, copied }));
             }
             Err(error) => self.answer(context, from, Reply::Refused(error.to_string())),
         }
@@ -355,9 +368,14 @@ impl Running {
             context.see(Seen::KeepEnded { node, keys: keys.clone(), blocks });
         }
         let reply = match (blocks, promise) {
-            (Some(blocks), Promise::Keep { mut keys, until_unix_ms }) => {
+            (Some(blocks), Promise::Keep { mut keys, until_unix_ms, copied }) => {
                 keys.truncate(blocks as usize);
+                let last = keys.last().copied();
                 context.see(Seen::Kept { node, keys, until_unix_ms });
+                if let (Some((tenant, namespace)), Some(last)) = (copied, last) {
+                    let name = ContextName { tenant, namespace, last };
+                    return self.await_copies(context, name, blocks, from);
+                }
                 Reply::Kept { kept_blocks: blocks }
             }
             (Some(kept_blocks), Promise::Change { last, until_unix_ms }) => {

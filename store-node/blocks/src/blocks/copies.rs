@@ -1,0 +1,203 @@
+//! Contexts that are kept on several nodes: which of them lack copies, and who makes those.
+//!
+//! Each node that keeps such a context asks the others for it now and then. One that answers and has it not,
+//! or for less long, has lost it; one that has not answered for `gone_after_ms` has lost all. Where too few are
+//! left, the one of them that has the smallest incarnation makes another copy, as a drain does: pinned here,
+//! sent by a paired transaction, and counted when it is durable there. Nobody needs to know how it came to be.
+//!
+//! A context of the object store alone has no copies: that outlives every node's disk.
+
+use kvasir_proto::{BlockKey, Mark, Namespace};
+
+use super::{Blocks, as_u32};
+use crate::api::ContextName;
+use crate::copies::{CopiedContext, CopiedName, HeldCopies, PeerCopies};
+use crate::replicas::{CopyCause, CopyPlan, Peer};
+
+impl Blocks {
+    /// Contexts of the SSD of which there are to be copies elsewhere: the next so many, in a round. The
+    /// shell asks other nodes for them and tells [`Self::copies_seen`].
+    pub fn copied_contexts(&mut self, contexts_max: usize) -> Vec<CopiedContext> {
+        let all = self.cache.ssd().copied();
+        let after = self.copies.after;
+        let name = |of: &CopiedContext| (of.namespace, of.last);
+        let from = all.iter().position(|of| after.is_none_or(|after| name(of) > after));
+        let from = from.unwrap_or(0);
+        let next: Vec<CopiedContext> = all[from..].iter().take(contexts_max).copied().collect();
+        self.copies.after = next.last().map(name).filter(|_| from + next.len() < all.len());
+        next
+    }
+
+    /// What is asked of other nodes for one context.
+    pub fn copied_context(&self, context: &ContextName) -> Option<CopiedContext> {
+        let mark = self.copied_mark(context.namespace, context.last)?;
+        (mark.tenant == context.tenant).then_some(CopiedContext {
+            tenant: mark.tenant,
+            namespace: context.namespace,
+            last: context.last,
+            until_unix_ms: mark.until_unix_ms,
+        })
+    }
+
+    /// How many of the copies that are wanted of a context are not known to be there.
+    pub fn copies_lacking(&self, context: &ContextName) -> u32 {
+        let name = (context.namespace, context.last);
+        let Some(mark) = self.copied_mark(name.0, name.1) else { return 0 };
+        let holders = self.copies.holders(name, mark.until_unix_ms).count();
+        as_u32(usize::from(mark.copies - 1).saturating_sub(holders))
+    }
+
+    /// Contexts of which fewer copies are there than are wanted, as far as is known.
+    pub fn contexts_short_of_copies(&self) -> usize {
+        self.copies.short.len()
+    }
+
+    /// Whether a node keeps this context, for as long at least, so that somebody else's is not the only one.
+    pub fn keeps_copy(&self, context: &CopiedContext) -> bool {
+        let CopiedContext { tenant, namespace, last, until_unix_ms } = *context;
+        let block = self.cache.ssd().get(last).filter(|block| block.namespace == namespace);
+        block.and_then(|block| block.mark).is_some_and(|mark| {
+            mark.tenant == tenant
+                && mark.since_unix_ms.is_some()
+                && mark.until_unix_ms >= until_unix_ms
+        })
+    }
+
+    /// What other nodes have of these contexts; `own` is this node's incarnation.
+    pub fn copies_seen(
+        &mut self,
+        now_ms: u64,
+        own: u64,
+        contexts: &[CopiedContext],
+        peers: &[PeerCopies],
+    ) {
+        let gone_after_ms = self.options.replicas.gone_after_ms;
+        let counted: Vec<bool> = peers
+            .iter()
+            .map(|PeerCopies { peer, answer }| {
+                self.copies.hear(now_ms, peer, answer.is_some(), gone_after_ms)
+            })
+            .collect();
+        for (at, context) in contexts.iter().enumerate() {
+            self.look_at_copies(own, at, context, peers.iter().zip(counted.iter().copied()));
+        }
+        for (namespace, last) in self.copies.names() {
+            if self.copied_mark(namespace, last).is_none() {
+                self.copies.forget((namespace, last));
+            }
+        }
+    }
+
+    fn look_at_copies<'a>(
+        &mut self,
+        own: u64,
+        at: usize,
+        context: &CopiedContext,
+        peers: impl Iterator<Item = (&'a PeerCopies, bool)>,
+    ) {
+        let name = (context.namespace, context.last);
+        let mark = self.copied_mark(name.0, name.1);
+        // It may have another time by now.
+        let is_it = |mark: &Mark| {
+            mark.tenant == context.tenant && mark.until_unix_ms == context.until_unix_ms
+        };
+        let Some(mark) = mark.filter(is_it) else { return };
+        let until_unix_ms = mark.until_unix_ms;
+        let (mut there, mut is_first) = (1, true);
+        for (PeerCopies { peer, answer }, is_counted) in peers {
+            match answer {
+                Some(HeldCopies { incarnation, holds }) if holds.get(at) == Some(&true) => {
+                    self.copies.has(name, peer, until_unix_ms);
+                    there += 1;
+                    is_first &= own < *incarnation;
+                }
+                Some(_) => self.copies.lacks(name, peer, until_unix_ms),
+                // It may be back in a moment, with all that it had; nobody is told so.
+                None => {
+                    self.copies.lacks(name, peer, 0);
+                    there += usize::from(is_counted);
+                }
+            }
+        }
+        if there >= usize::from(mark.copies) {
+            self.copies.short.remove(&name);
+            return;
+        }
+        self.copies.short.insert(name);
+        if is_first {
+            self.want_copy(name, mark);
+        }
+    }
+
+    fn want_copy(&mut self, (namespace, last): CopiedName, mark: Mark) {
+        let is_under_way = self
+            .replicas
+            .under_way
+            .values()
+            .any(|(_, wanted)| wanted.kept.is_some() && wanted.last() == Some(last));
+        let is_wanted = self.copies.wanted.iter().any(|wanted| wanted.last() == Some(last));
+        if is_under_way || is_wanted || self.is_draining() {
+            return;
+        }
+        let keys = self.cache.ssd().chain(last);
+        let wanted = self.want(CopyCause::Context, namespace, keys, Some(mark), None);
+        self.copies.wanted.push_back(wanted);
+    }
+
+    /// A context that somebody waits for until it has its copies: they are made at once.
+    pub fn make_copies(&mut self, context: &ContextName) {
+        let name = (context.namespace, context.last);
+        if self.copies_lacking(context) > 0
+            && let Some(mark) = self.copied_mark(name.0, name.1)
+        {
+            self.copies.short.insert(name);
+            self.want_copy(name, mark);
+        }
+    }
+
+    /// What cannot be copied now is left: it is found to be lacking again.
+    pub(super) fn poll_copies(&mut self) -> Option<CopyPlan> {
+        // Who could take it is not known yet.
+        self.replicas.peers_ms?;
+        while let Some(wanted) = self.copies.wanted.pop_front() {
+            let last = wanted.last()?;
+            let Some(mark) = self.copied_mark(wanted.namespace, last) else { continue };
+            if wanted.kept != Some(mark) {
+                continue;
+            }
+            let name = (wanted.namespace, last);
+            let until_unix_ms = mark.until_unix_ms;
+            let can_keep = |peer: &&Peer| self.replicas.can_keep(peer);
+            let shorter = self.copies.shorter(name, until_unix_ms).find(can_keep).cloned();
+            let holders: Vec<Peer> = self.copies.holders(name, until_unix_ms).cloned().collect();
+            let to = shorter.or_else(|| self.replicas.choose(&wanted, &[], &holders).ok());
+            if let Some(to) = to {
+                return Some(self.begin_copy(wanted, to));
+            }
+        }
+        None
+    }
+
+    /// One more keeps a context; or it does not, and somebody else is to be tried.
+    pub(super) fn context_copied(
+        &mut self,
+        name: CopiedName,
+        mark: Mark,
+        to: &Peer,
+        is_there: bool,
+    ) {
+        match is_there {
+            false => self.copies.lacks(name, to, 0),
+            true if self.copied_mark(name.0, name.1).is_some() => {
+                self.copies.has(name, to, mark.until_unix_ms);
+            }
+            true => {}
+        }
+    }
+
+    /// The mark of a context of which there are to be copies.
+    pub(super) fn copied_mark(&self, namespace: Namespace, last: BlockKey) -> Option<Mark> {
+        let block = self.cache.ssd().get(last).filter(|block| block.namespace == namespace)?;
+        block.mark.filter(|mark| mark.copies > 1 && mark.since_unix_ms.is_some())
+    }
+}
