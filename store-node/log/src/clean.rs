@@ -83,7 +83,7 @@ impl Log {
                 let over =
                     cleaning.moving == 0 && (cleaning.failed || cleaning.waits_for.is_none());
                 if over {
-                    self.cleaned(&cleaning);
+                    self.cleaned(cleaning);
                 } else {
                     self.cleaning = Some(cleaning);
                 }
@@ -143,8 +143,9 @@ impl Log {
 
     /// Everything that could be moved is durable elsewhere. What the index still names here has no
     /// head that can be read.
-    fn cleaned(&mut self, cleaning: &Cleaning) {
+    fn cleaned(&mut self, cleaning: Cleaning) {
         let segment = cleaning.segment;
+        self.cleaning_buffer = cleaning.bytes;
         if cleaning.failed {
             self.cleaning_paused = true;
             return;

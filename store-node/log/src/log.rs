@@ -189,6 +189,9 @@ pub struct Log {
     /// Sealed segments whose last writes are under way, with what their footers will list.
     unsealed: BTreeMap<u32, Vec<Entry>>,
     pub(crate) cleaning: Option<Cleaning>,
+    /// What segments are read into for it. One is enough, and it is kept: an allocator that gets so much back from
+    /// one thread and is asked for it by another holds on to both.
+    pub(crate) cleaning_buffer: Option<PageBuf>,
     /// Set when cleaning met an error or gained nothing, until something has changed.
     pub(crate) cleaning_paused: bool,
     index_failed: bool,
@@ -215,6 +218,7 @@ impl Log {
             syncing: false,
             unsealed: BTreeMap::new(),
             cleaning: None,
+            cleaning_buffer: None,
             cleaning_paused: false,
             index_failed: false,
             counts: Counts::default(),
@@ -749,7 +753,8 @@ impl Log {
         debug_assert_eq!(self.segments.get(segment).phase, Phase::Sealed);
         self.cleaning = Some(Cleaning::new(segment, self.segments.free()));
         self.segments.begin_use(segment);
-        let buffer = PageBuf::zeroed(self.segments.segment_pages as usize);
+        let fresh = || PageBuf::zeroed(self.segments.segment_pages as usize);
+        let buffer = self.cleaning_buffer.take().unwrap_or_else(fresh);
         let offset_bytes = self.offset_bytes(segment, 0);
         self.submit(Operation::Victim { segment }, |id| DiskOp::Read {
             id,

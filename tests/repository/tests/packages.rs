@@ -66,6 +66,8 @@ const MAY_USE: [(&str, &[&str]); 23] = [
             "kvasir-conductor",
             "kvasir-placement",
             "kvasir-store-node",
+            // Its soak is also a client's.
+            "kvasir-client",
             "kvasir-blocks",
             "kvasir-log",
             "kvasir-cuda",
