@@ -31,7 +31,10 @@ const CONVERSATION_TOKENS_MAX: usize = 1_500;
 /// calls.
 const OBJECTS_HELD: usize = 8;
 const OBJECTS_AT_ONCE: u64 = 4;
-const OBJECTS_OF_ONE_OPENING: u64 = 200;
+const OBJECTS_OF_ONE_OPENING: u64 = 20;
+/// What a node has ended it remembers for an hour, so that what arrives late is told so (a quarter of a million at most,
+/// some 30 MiB): few enough that it is not taken for growth.
+const OBJECTS_EVERY: Duration = Duration::from_millis(100);
 const REST_WITHIN: Duration = Duration::from_secs(30);
 
 /// What the last rounds may have more of than those before them.
@@ -177,7 +180,7 @@ fn objects(put_at: &Opened, get_at: &Opened, seed: u64, until: Instant) -> u64 {
             }
             held.drain(..held.len().saturating_sub(OBJECTS_HELD));
             there.remove(&keys[..1]).expect("removed");
-            std::thread::sleep(Duration::from_millis(5));
+            std::thread::sleep(OBJECTS_EVERY);
         }
         // With half of what it holds.
         held.drain(..held.len() / 2);
