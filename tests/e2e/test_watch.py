@@ -46,13 +46,16 @@ def refused(cluster):
     url = f"{cluster.url}/v1/completions"
     over = threading.Event()
 
+    def fresh(seed, at):
+        """Nothing of it is cached."""
+        return [seed, 5 + at % 200, 5 + at // 200] + list(range(5, 3005))
+
     def keep_busy(seed):
         for at in itertools.count():
             if over.is_set():
                 return
-            # Nothing of it is cached.
-            prompt = [seed, 5 + at % 200, 5 + at // 200] + list(range(5, 3005))
-            httpx.post(url, json={"model": MODEL, "prompt": prompt, "max_tokens": 1}, timeout=60)
+            body = {"model": MODEL, "prompt": fresh(seed, at), "max_tokens": 1}
+            httpx.post(url, json=body, timeout=60)
 
     busy = [threading.Thread(target=keep_busy, args=(seed,)) for seed in (5, 6)]
     for thread in busy:
@@ -61,7 +64,7 @@ def refused(cluster):
         for at in range(500):
             answer = httpx.post(
                 url,
-                json={"model": MODEL, "prompt": list(range(9, 500)), "max_tokens": 1},
+                json={"model": MODEL, "prompt": fresh(7, at), "max_tokens": 1},
                 headers={"x-request-id": f"refused-{at}", "x-llm-d-slo-ttft-ms": "1"},
                 timeout=60,
             )
