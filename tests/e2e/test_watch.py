@@ -42,20 +42,18 @@ def run(cluster, request):
 
 @pytest.fixture(scope="module")
 def refused(cluster):
-    """The id of a request that was refused: nobody is fast enough for it while others are computed."""
+    """The id of a request that was refused: nobody is fast enough for it while others are computed. Alone it would be
+    in time, also on a slow machine."""
     url = f"{cluster.url}/v1/completions"
     over = threading.Event()
-
-    def fresh(seed, at):
-        """Nothing of it is cached."""
-        return [seed, 5 + at % 200, 5 + at // 200] + list(range(5, 3005))
 
     def keep_busy(seed):
         for at in itertools.count():
             if over.is_set():
                 return
-            body = {"model": MODEL, "prompt": fresh(seed, at), "max_tokens": 1}
-            httpx.post(url, json=body, timeout=60)
+            # Nothing of it is cached.
+            prompt = [seed, 5 + at % 200, 5 + at // 200] + list(range(5, 3005))
+            httpx.post(url, json={"model": MODEL, "prompt": prompt, "max_tokens": 1}, timeout=60)
 
     busy = [threading.Thread(target=keep_busy, args=(seed,)) for seed in (5, 6)]
     for thread in busy:
@@ -64,8 +62,8 @@ def refused(cluster):
         for at in range(500):
             answer = httpx.post(
                 url,
-                json={"model": MODEL, "prompt": fresh(7, at), "max_tokens": 1},
-                headers={"x-request-id": f"refused-{at}", "x-llm-d-slo-ttft-ms": "1"},
+                json={"model": MODEL, "prompt": list(range(9, 500)), "max_tokens": 1},
+                headers={"x-request-id": f"refused-{at}", "x-llm-d-slo-ttft-ms": "5"},
                 timeout=60,
             )
             if answer.status_code == 429:
