@@ -22,9 +22,8 @@ use support::cluster::Cluster;
 use support::rest::comes_to_rest;
 
 const ROUNDS: usize = 12;
-/// What is not looked at: caches fill (of twenty minutes the first ten are not too many for the one of the SSD's key
-/// index), pools of threads and connections come up.
-const ROUNDS_WARM: usize = 6;
+/// What is not looked at: caches fill, pools of threads and connections come up.
+const ROUNDS_WARM: usize = 4;
 const CLIENTS: u64 = 4;
 const CONVERSATIONS: usize = 16;
 const CONVERSATION_TOKENS_MAX: usize = 1_500;

@@ -253,10 +253,10 @@ impl Disk for UringDisk {
         let (entry, of) = self.begin(op);
         // Pages of buffers, and the list of parts, stay where they are when these move into the map.
         self.under_way.insert(of.op.id(), of);
+        // Slots are mapped as long as `self.slots` lives (or for ever), no reference to them is made, and whoever gave the
+        // operation keeps everybody else from them.
         // SAFETY: buffers and the list of parts are owned by `under_way` until the kernel has reported the end (or for
-        // ever, see `drop`), and nothing else has access to them. Slots are mapped as long as `self.slots` lives (or for
-        // ever), no reference to them is made, and whoever gave the operation keeps everybody else from them. The file
-        // is open as long.
+        // ever, see `drop`), and nothing else has access to them; slots as above. The file is open as long.
         let pushed = unsafe { self.ring.0.submission().push(&entry) };
         pushed.expect(
             "the queue holds as many as the depth, and the kernel takes what it is told of",
