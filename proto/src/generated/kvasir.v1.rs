@@ -620,6 +620,9 @@ pub struct HeldContext {
     pub last_key: ::prost::alloc::vec::Vec<u8>,
     #[prost(uint64, tag = "4")]
     pub until_unix_ms: u64,
+    /// On how many nodes it is to be.
+    #[prost(uint32, tag = "5")]
+    pub copies: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct HoldsContextsReply {
@@ -1055,7 +1058,7 @@ pub mod store_node_client {
             self.inner.unary(req, path, codec).await
         }
         /// Which of these contexts are kept here, asked by another node that keeps them too. One that is kept
-        /// for less long is not.
+        /// for less long, or for fewer copies, is not.
         /// Errors: UNAVAILABLE (the SSD cannot be used, so that nobody knows).
         pub async fn holds_contexts(
             &mut self,
@@ -1324,7 +1327,7 @@ pub mod store_node_server {
             tonic::Status,
         >;
         /// Which of these contexts are kept here, asked by another node that keeps them too. One that is kept
-        /// for less long is not.
+        /// for less long, or for fewer copies, is not.
         /// Errors: UNAVAILABLE (the SSD cannot be used, so that nobody knows).
         async fn holds_contexts(
             &self,

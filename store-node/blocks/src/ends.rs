@@ -128,6 +128,7 @@ impl Ends {
                 namespace: *namespace,
                 last: *last,
                 until_unix_ms: mark.until_unix_ms,
+                copies: mark.copies,
             })
         });
         contexts.collect()

@@ -161,6 +161,7 @@ fn asked(context: &CopiedContext) -> v1::HeldContext {
         namespace: context.namespace.0.to_vec(),
         last_key: context.last.0.to_vec(),
         until_unix_ms: context.until_unix_ms,
+        copies: context.copies.into(),
     }
 }
 

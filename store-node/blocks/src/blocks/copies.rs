@@ -1,9 +1,10 @@
 //! Contexts that are kept on several nodes: which of them lack copies, and who makes those.
 //!
 //! Each node that keeps such a context asks the others for it now and then. One that answers and has it not,
-//! or for less long, has lost it; one that has not answered for `gone_after_ms` has lost all. Where too few are
-//! left, the one of them that has the smallest incarnation makes another copy, as a drain does: pinned here,
-//! sent by a paired transaction, and counted when it is durable there. Nobody needs to know how it came to be.
+//! for less long, or for fewer copies, has lost it; one that has not answered for `gone_after_ms` has lost all.
+//! Where too few are left, the one of them that has the smallest incarnation makes another copy, as a drain
+//! does: pinned here, sent by a paired transaction, and counted when it is durable there. Nobody needs to know
+//! how it came to be. A node that could not take it is tried again when no other can.
 //!
 //! A context of the object store alone has no copies: that outlives every node's disk.
 
@@ -11,20 +12,22 @@ use kvasir_proto::{BlockKey, Mark, Namespace};
 
 use super::{Blocks, as_u32};
 use crate::api::ContextName;
-use crate::copies::{CopiedContext, CopiedName, HeldCopies, PeerCopies};
-use crate::replicas::{CopyCause, CopyPlan, Peer};
+use crate::copies::{CopiedContext, CopiedName, HeldCopies, PeerCopies, Promise};
+use crate::replicas::{CopyCause, CopyPlan, Peer, Wanted};
 
 impl Blocks {
     /// Contexts of the SSD of which there are to be copies elsewhere: the next so many, in a round. The
     /// shell asks other nodes for them and tells [`Self::copies_seen`].
     pub fn copied_contexts(&mut self, contexts_max: usize) -> Vec<CopiedContext> {
         let all = self.cache.ssd().copied();
+        let is_there = |name| all.binary_search_by_key(&name, CopiedContext::name).is_ok();
+        self.copies.retain(is_there);
         let after = self.copies.after;
-        let name = |of: &CopiedContext| (of.namespace, of.last);
-        let from = all.iter().position(|of| after.is_none_or(|after| name(of) > after));
+        let from = all.iter().position(|of| after.is_none_or(|after| of.name() > after));
         let from = from.unwrap_or(0);
         let next: Vec<CopiedContext> = all[from..].iter().take(contexts_max).copied().collect();
-        self.copies.after = next.last().map(name).filter(|_| from + next.len() < all.len());
+        let last = next.last().map(CopiedContext::name);
+        self.copies.after = last.filter(|_| from + next.len() < all.len());
         next
     }
 
@@ -36,6 +39,7 @@ impl Blocks {
             namespace: context.namespace,
             last: context.last,
             until_unix_ms: mark.until_unix_ms,
+            copies: mark.copies,
         })
     }
 
@@ -43,23 +47,24 @@ impl Blocks {
     pub fn copies_lacking(&self, context: &ContextName) -> u32 {
         let name = (context.namespace, context.last);
         let Some(mark) = self.copied_mark(name.0, name.1) else { return 0 };
-        let holders = self.copies.holders(name, mark.until_unix_ms).count();
+        let holders = self.copies.holders(name, Promise::of(&mark)).count();
         as_u32(usize::from(mark.copies - 1).saturating_sub(holders))
     }
 
     /// Contexts of which fewer copies are there than are wanted, as far as is known.
     pub fn contexts_short_of_copies(&self) -> usize {
-        self.copies.short.len()
+        self.copies.contexts_short()
     }
 
-    /// Whether a node keeps this context, for as long at least, so that somebody else's is not the only one.
+    /// Whether a node keeps this context, for as long and for as many copies at least, so that somebody
+    /// else's is not the only one.
     pub fn keeps_copy(&self, context: &CopiedContext) -> bool {
-        let CopiedContext { tenant, namespace, last, until_unix_ms } = *context;
+        let CopiedContext { tenant, namespace, last, .. } = *context;
         let block = self.cache.ssd().get(last).filter(|block| block.namespace == namespace);
         block.and_then(|block| block.mark).is_some_and(|mark| {
             mark.tenant == tenant
                 && mark.since_unix_ms.is_some()
-                && mark.until_unix_ms >= until_unix_ms
+                && Promise::of(&mark).covers(context.promise())
         })
     }
 
@@ -81,11 +86,6 @@ impl Blocks {
         for (at, context) in contexts.iter().enumerate() {
             self.look_at_copies(own, at, context, peers.iter().zip(counted.iter().copied()));
         }
-        for (namespace, last) in self.copies.names() {
-            if self.copied_mark(namespace, last).is_none() {
-                self.copies.forget((namespace, last));
-            }
-        }
     }
 
     fn look_at_copies<'a>(
@@ -95,35 +95,32 @@ impl Blocks {
         context: &CopiedContext,
         peers: impl Iterator<Item = (&'a PeerCopies, bool)>,
     ) {
-        let name = (context.namespace, context.last);
+        let (name, wanted) = (context.name(), context.promise());
         let mark = self.copied_mark(name.0, name.1);
         // It may have another time by now.
-        let is_it = |mark: &Mark| {
-            mark.tenant == context.tenant && mark.until_unix_ms == context.until_unix_ms
-        };
+        let is_it = |mark: &Mark| mark.tenant == context.tenant && Promise::of(mark) == wanted;
         let Some(mark) = mark.filter(is_it) else { return };
-        let until_unix_ms = mark.until_unix_ms;
         let (mut there, mut is_first) = (1, true);
         for (PeerCopies { peer, answer }, is_counted) in peers {
             match answer {
                 Some(HeldCopies { incarnation, holds }) if holds.get(at) == Some(&true) => {
-                    self.copies.has(name, peer, until_unix_ms);
+                    self.copies.has(name, peer, wanted);
                     there += 1;
                     is_first &= own < *incarnation;
                 }
-                Some(_) => self.copies.lacks(name, peer, until_unix_ms),
+                Some(_) => self.copies.lacks(name, peer, wanted),
                 // It may be back in a moment, with all that it had; nobody is told so.
                 None => {
-                    self.copies.lacks(name, peer, 0);
+                    self.copies.lost(name, peer);
                     there += usize::from(is_counted);
                 }
             }
         }
         if there >= usize::from(mark.copies) {
-            self.copies.short.remove(&name);
+            self.copies.is_complete(name);
             return;
         }
-        self.copies.short.insert(name);
+        self.copies.is_short(name);
         if is_first {
             self.want_copy(name, mark);
         }
@@ -150,27 +147,27 @@ impl Blocks {
         if self.copies_lacking(context) > 0
             && let Some(mark) = self.copied_mark(name.0, name.1)
         {
-            self.copies.short.insert(name);
+            self.copies.is_short(name);
             self.want_copy(name, mark);
         }
     }
 
     /// What cannot be copied now is left: it is found to be lacking again.
-    pub(super) fn poll_copies(&mut self) -> Option<CopyPlan> {
+    pub(super) fn poll_copies(&mut self, now_ms: u64) -> Option<CopyPlan> {
         // Who could take it is not known yet.
         self.replicas.peers_ms?;
         while let Some(wanted) = self.copies.wanted.pop_front() {
-            let last = wanted.last()?;
+            let Some(last) = wanted.last() else { continue };
             let Some(mark) = self.copied_mark(wanted.namespace, last) else { continue };
             if wanted.kept != Some(mark) {
                 continue;
             }
             let name = (wanted.namespace, last);
-            let until_unix_ms = mark.until_unix_ms;
-            let can_keep = |peer: &&Peer| self.replicas.can_keep(peer);
-            let shorter = self.copies.shorter(name, until_unix_ms).find(can_keep).cloned();
-            let holders: Vec<Peer> = self.copies.holders(name, until_unix_ms).cloned().collect();
-            let to = shorter.or_else(|| self.replicas.choose(&wanted, &[], &holders).ok());
+            let retry_ms = self.options.replicas.retry_ms;
+            let mut to = self.taker(&wanted, name, mark);
+            if to.is_none() && self.copies.retries(now_ms, name, retry_ms) {
+                to = self.taker(&wanted, name, mark);
+            }
             if let Some(to) = to {
                 return Some(self.begin_copy(wanted, to));
             }
@@ -178,20 +175,38 @@ impl Blocks {
         None
     }
 
+    /// Who shall have a copy, of those that have none and have not failed.
+    fn taker(&self, wanted: &Wanted, name: CopiedName, mark: Mark) -> Option<Peer> {
+        let promise = Promise::of(&mark);
+        let has_failed = |peer: &Peer| self.copies.has_failed(name, peer);
+        let can_take = |peer: &&Peer| self.replicas.can_keep(peer) && !has_failed(peer);
+        if let Some(lesser) = self.copies.lesser(name, promise).find(can_take) {
+            return Some(lesser.clone());
+        }
+        let holders = self.copies.holders(name, promise);
+        let failed = self.replicas.peers.iter().map(|of| &of.peer).filter(|peer| has_failed(peer));
+        let not: Vec<Peer> = holders.chain(failed).cloned().collect();
+        self.replicas.choose(wanted, &[], &not).ok()
+    }
+
     /// One more keeps a context; or it does not, and somebody else is to be tried.
     pub(super) fn context_copied(
         &mut self,
+        now_ms: u64,
         name: CopiedName,
         mark: Mark,
         to: &Peer,
         is_there: bool,
     ) {
+        if self.copied_mark(name.0, name.1).is_none() {
+            return;
+        }
         match is_there {
-            false => self.copies.lacks(name, to, 0),
-            true if self.copied_mark(name.0, name.1).is_some() => {
-                self.copies.has(name, to, mark.until_unix_ms);
+            true => self.copies.has(name, to, Promise::of(&mark)),
+            false => {
+                self.copies.lost(name, to);
+                self.copies.fails(now_ms, name, to);
             }
-            true => {}
         }
     }
 

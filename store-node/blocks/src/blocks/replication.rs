@@ -10,6 +10,7 @@ use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
 use kvasir_proto::{BlockKey, Class, Mark, Namespace, Share, Side, SlotIndex};
 
 use super::{Blocks, as_u32};
+use crate::copies::Promise;
 use crate::replicas::{
     ChangeReplicaError, CopyCause, CopyError, CopyPlan, Drain, DrainRequest, DrainView, Peer,
     PeerView, Wanted,
@@ -164,7 +165,7 @@ impl Blocks {
         }
         match self.replicas.drain.is_some() {
             true => self.poll_drain(now_ms),
-            false => self.poll_copies().or_else(|| self.poll_hot(now_ms)),
+            false => self.poll_copies(now_ms).or_else(|| self.poll_hot(now_ms)),
         }
     }
 
@@ -221,8 +222,8 @@ impl Blocks {
         let due = drain.kept.iter().position(|wanted| wanted.not_before_ms <= now_ms)?;
         let wanted = &drain.kept[due];
         let name = wanted.last().map(|last| (wanted.namespace, last));
-        let until_unix_ms = wanted.kept.map_or(0, |mark| mark.until_unix_ms);
-        let holders = name.into_iter().flat_map(|name| self.copies.holders(name, until_unix_ms));
+        let named = name.zip(wanted.kept.as_ref().map(Promise::of)).into_iter();
+        let holders = named.flat_map(|(name, promise)| self.copies.holders(name, promise));
         let holders: Vec<Peer> = holders.cloned().collect();
         let choice = self.replicas.choose(wanted, &drain.request.targets, &holders);
         match choice {
@@ -265,7 +266,7 @@ impl Blocks {
     pub fn copied(&mut self, now_ms: u64, copy: u64, result: Result<(), CopyError>) {
         let Some((to, mut wanted)) = self.replicas.under_way.remove(&copy) else { return };
         if let (Some(last), Some(mark)) = (wanted.last(), wanted.kept) {
-            self.context_copied((wanted.namespace, last), mark, &to, result.is_ok());
+            self.context_copied(now_ms, (wanted.namespace, last), mark, &to, result.is_ok());
         }
         let retry_at_ms = now_ms.saturating_add(self.options.replicas.retry_ms);
         let Some(drain) = &mut self.replicas.drain else { return };

@@ -9,6 +9,7 @@ mod carrying;
 mod checker;
 mod committing;
 mod contexts;
+mod copies;
 mod ending;
 mod objects;
 mod pools;

@@ -48,7 +48,7 @@ fn tenant(name: &str) -> Result<Tenant, Refused> {
 }
 
 /// On how many nodes a context is to be.
-fn copies(asked: u32) -> Result<u8, Refused> {
+pub(super) fn copies(asked: u32) -> Result<u8, Refused> {
     match u8::try_from(asked.max(1)) {
         Ok(copies @ ..=COPIES_MAX) => Ok(copies),
         _ => Err(Refused::Invalid(format!("{asked} copies, where {COPIES_MAX} can be kept"))),

@@ -6,6 +6,7 @@ use kvasir_proto::{Namespace, Tenant, v1};
 
 use super::Owner;
 use super::admin::block_key;
+use super::contexts::copies;
 use crate::clock;
 use crate::node::command::{Refused, Reply};
 
@@ -130,6 +131,7 @@ impl Owner {
                 namespace: Namespace::try_from(asked.namespace.as_slice())?,
                 last: block_key(&asked.last_key)?,
                 until_unix_ms: asked.until_unix_ms,
+                copies: copies(asked.copies)?,
             };
             Ok(self.blocks.keeps_copy(&context))
         };
