@@ -5,11 +5,12 @@ use kvasir_blocks::{ContextName, KeepError, KeepRequest, KeptContext};
 use kvasir_proto::{BlockKey, COPIES_MAX, FieldError, Mark, Namespace, Tenant, v1};
 
 use super::Owner;
+use super::copies::ASKED_MAX;
 use crate::clock;
 use crate::node::command::{Refused, Reply};
 
-/// Calls that may wait for the SSD or the object store at once.
-const KEEPS_MAX: usize = 1_024;
+/// Calls that may wait for the SSD, the object store or copies on other nodes at once.
+const KEEPS_MAX: usize = ASKED_MAX;
 /// Contexts of one page, where the caller does not say, and at most.
 const PAGE: usize = 100;
 const PAGE_MAX: usize = 1_000;
@@ -177,7 +178,7 @@ impl Owner {
     }
 
     fn has_room_for_keep(&self) -> Result<(), Refused> {
-        match self.tiers.keeps.len() < KEEPS_MAX {
+        match self.tiers.keeps.len() + self.replication.awaited.len() < KEEPS_MAX {
             true => Ok(()),
             false => Err(Refused::Unavailable("too many chains are being kept; try again".into())),
         }

@@ -10,8 +10,8 @@ use super::contexts::copies;
 use crate::clock;
 use crate::node::command::{Refused, Reply};
 
-/// Contexts that one call asks for.
-pub const ASKED_MAX: usize = 1_000;
+/// Contexts that one call asks for. All that somebody waits for are among them.
+pub(super) const ASKED_MAX: usize = 1_000;
 /// How long who has a context made waits for its copies, in milliseconds: each is written to a disk.
 const WITHIN_MS: u64 = 25_000;
 
@@ -57,9 +57,8 @@ impl Owner {
             .awaited
             .iter()
             .filter_map(|awaited| self.blocks.copied_context(&awaited.context))
-            .take(ASKED_MAX)
             .collect();
-        let mut contexts = self.blocks.copied_contexts(ASKED_MAX - awaited.len());
+        let mut contexts = self.blocks.copied_contexts(ASKED_MAX.saturating_sub(awaited.len()));
         contexts.retain(|context| !awaited.contains(context));
         contexts.extend(awaited);
         if contexts.is_empty() {

@@ -40,7 +40,7 @@ pub struct Replication {
     pub(super) checking: bool,
     /// How often they were.
     pub(super) asks: u64,
-    /// Bounded as keeps are.
+    /// With keeps that are under way no more than `KEEPS_MAX`.
     pub(super) awaited: Vec<Awaited>,
 }
 
