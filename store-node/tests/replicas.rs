@@ -3,6 +3,9 @@
 
 mod common;
 
+use std::net::SocketAddr;
+use std::path::Path;
+
 use common::*;
 use kvasir_proto::{BlockKey, Share, Side, v1};
 use kvasir_store_node::config::{Config, Ssd};
@@ -161,6 +164,89 @@ async fn a_context_of_two_copies_is_on_two_nodes_when_it_is_answered_and_a_lost_
     node.shows(copied, 4.0).await;
     node.shows("contexts_short_of_copies", 0.0).await;
     node.is_quiet().await;
+}
+
+/// Checks are soon, and so is what follows from them.
+fn looks_after(config: &mut Config, ssd: &Path, peers: &[SocketAddr]) {
+    config.ssd.dir = Some(ssd.to_owned());
+    config.replicas.peers = peers.iter().map(ToString::to_string).collect();
+    (config.replicas.check_ms, config.replicas.gone_after_ms) = (50, 400);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_context_of_two_copies_outlives_the_disk_of_the_node_that_made_it_and_is_served_from_the_third()
+ {
+    let prompt = prompt(1, 3 * BLOCK_TOKENS + 9);
+    let disks = [(); 3].map(|()| tempfile::tempdir().expect("a folder"));
+    let [one, two, three] = disks.each_ref().map(tempfile::TempDir::path);
+    // With less room, so that the copy is made on the second one.
+    let third = keeper(|config| {
+        looks_after(config, three, &[]);
+        config.arena_bytes = 32 * 4096;
+    });
+    let mut third = third.await;
+    let _engine = FakeEngine::attach(&third).await;
+    let mut second = keeper(|config| looks_after(config, two, &[third.address()])).await;
+    let _engine = FakeEngine::attach(&second).await;
+    let peers = [second.address(), third.address()];
+    let mut first = keeper(|config| looks_after(config, one, &peers)).await;
+    let mut engine = FakeEngine::attach(&first).await;
+    first.allocate(allocate(P(1), &prompt)).await.expect("room");
+    let slots = engine.bind(P(1)).await.slots;
+    engine.compute(P(1), &prompt, &slots, 0..4);
+    engine.release(P(1));
+    first.has_blocks(&chain(&prompt)).await;
+    first.client.keep_context(keep(&prompt, 2)).await.expect("kept");
+    let kept = contexts(&mut first).await;
+    assert_eq!((contexts(&mut second).await, contexts(&mut third).await), (kept.clone(), vec![]));
+
+    // The first is lost with its disk, and the second knows what is on its own disk and nothing else.
+    let gone = first.address();
+    first.shut_down().await;
+    std::fs::remove_dir_all(one).expect("its disk is lost");
+    second.shut_down().await;
+    let peers = [gone, third.address()];
+    let mut second = keeper(|config| looks_after(config, two, &peers)).await;
+    assert_eq!(contexts(&mut second).await, kept);
+    let _engine = FakeEngine::attach(&second).await;
+    until("the third one has it", async || (contexts(&mut third).await == kept).then_some(()))
+        .await;
+    second.shows("copies_total{cause=\"context\",outcome=\"copied\"}", 1.0).await;
+    second.shows("contexts_short_of_copies", 0.0).await;
+    second.is_quiet().await;
+
+    // Now it is the only one, and serves it from its disk.
+    second.shut_down().await;
+    third.shut_down().await;
+    let mut third = keeper(|config| looks_after(config, three, &[])).await;
+    assert_eq!(contexts(&mut third).await, kept);
+    let mut engine = FakeEngine::attach(&third).await;
+    third.allocate(allocate(P(2), &prompt)).await.expect("room");
+    let bound = engine.bind(P(2)).await;
+    assert_eq!(bound.cached_tokens, 3 * BLOCK_TOKENS);
+    engine.holds(&prompt, &bound.slots, 0..3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_for_which_one_node_has_no_quota_is_made_on_another_one() {
+    let prompt = prompt(1, 2 * BLOCK_TOKENS);
+    // It has the most room in memory, so that it is asked first.
+    let mut full = keeper(|config| config.ssd.tenant_bytes_max = 1).await;
+    let mut other = keeper(|config| config.arena_bytes = 32 * 4096).await;
+    let _engines = [FakeEngine::attach(&full).await, FakeEngine::attach(&other).await];
+    let peers = [full.address(), other.address()].map(|address| address.to_string());
+    let mut node = keeper(|config| config.replicas.peers = peers.to_vec()).await;
+    let mut engine = FakeEngine::attach(&node).await;
+    node.allocate(allocate(P(1), &prompt)).await.expect("room");
+    let slots = engine.bind(P(1)).await.slots;
+    engine.compute(P(1), &prompt, &slots, 0..2);
+    engine.release(P(1));
+    node.has_blocks(&chain(&prompt)).await;
+    node.client.keep_context(keep(&prompt, 2)).await.expect("kept");
+    assert_eq!(contexts(&mut other).await, contexts(&mut node).await);
+    assert_eq!(contexts(&mut full).await, []);
+    let refused = "copies_total{cause=\"context\",outcome=\"no_room\"}";
+    assert_eq!(node.metric(refused).await, 1.0, "and it was not asked again");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
