@@ -552,6 +552,16 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_context_that_was_written_before_there_were_copies_is_on_one_node() {
+        let context = Mark { since_unix_ms: Some(8), ..UNLISTED };
+        assert_eq!(mark_of([1, 2, 8, 0, 0, 0, 0, 0], 7, 9), Some(Some(context)));
+        assert_eq!(mark_fields(Some(context)), (8 << 16 | 2 << 8, 7, 9));
+        let most = mark_of([0, 9, 8, 0, 0, 0, 0, 0], 7, 9);
+        assert_eq!(most, Some(Some(Mark { copies: COPIES_MAX, ..context })));
+        assert_eq!(mark_of([0, 10, 8, 0, 0, 0, 0, 0], 7, 9), None);
+    }
+
     proptest! {
         #[test]
         fn any_record_comes_back_from_a_head_and_a_footer(
