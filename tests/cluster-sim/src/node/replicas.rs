@@ -185,6 +185,10 @@ impl Running {
         }
     }
 
+    fn is_awaited(&self, plan: &CopyPlan) -> bool {
+        self.replication.awaited.iter().any(|awaited| Some(&awaited.name.last) == plan.keys.last())
+    }
+
     fn make_awaited(&mut self) {
         let is_known = |awaited: &&Awaited| self.replication.knows(awaited.asks);
         for awaited in self.replication.awaited.iter().filter(is_known) {
@@ -421,7 +425,10 @@ impl Running {
         context.covers(match (job.plan.cause, &result) {
             (CopyCause::Asked, Ok(())) => "a copy that was asked for is made",
             (CopyCause::Hot, Ok(())) => "a hot chain is copied",
-            (CopyCause::Context, Ok(())) => "a copy of a context is made",
+            (CopyCause::Context, Ok(())) if self.is_awaited(&job.plan) => {
+                "a copy of a context is made"
+            }
+            (CopyCause::Context, Ok(())) => "a copy of a context is made that nobody waits for",
             (CopyCause::DrainKept, Ok(())) => "a kept chain moves",
             (CopyCause::DrainHot, Ok(())) => "a chain moves that nobody was promised",
             (_, Err(CopyError::PeerLost { .. })) => "the receiver of a copy is lost",
