@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 use tonic::Code;
 
 use crate::support::harness::prompt_keys;
-use crate::support::{BLOCK_TOKENS, Harness, Pair, Reply, Role, Script, World, config};
+use crate::support::{BLOCK_TOKENS, Harness, Leg, Pair, Reply, Role, Script, World, config};
 
 struct Cluster {
     harness: Harness,
     prefill: Pair,
-    _decode: Pair,
+    decode: Pair,
 }
 
 /// The prefill side holds the first block of [`prompt`].
@@ -29,7 +29,12 @@ async fn cluster_with(decisions_kept: usize, decisions_inputs_bytes: usize) -> C
     let mut config = config(&[&prefill, &decode]);
     config.decisions_kept = decisions_kept;
     config.decisions_inputs_bytes = decisions_inputs_bytes;
-    Cluster { harness: Harness::start(config).await, prefill, _decode: decode }
+    Cluster { harness: Harness::start(config).await, prefill, decode }
+}
+
+/// What is in the metrics when something of that kind has been learned.
+fn error_ratio(of: &str) -> String {
+    format!("kvasir_conductor_prediction_error_ratio{{of=\"{of}\"}}")
 }
 
 fn prompt() -> Vec<u32> {
@@ -47,6 +52,10 @@ impl Cluster {
     async fn open(&self, path: &str) -> reqwest::Response {
         let url = format!("{}{path}", self.harness.watch);
         self.harness.client.get(url).send().await.expect("an answer")
+    }
+
+    async fn metrics(&self) -> String {
+        self.open("/metrics").await.text().await.expect("text")
     }
 
     async fn look(&self, path: &str) -> (u16, Value) {
@@ -73,7 +82,15 @@ impl Cluster {
 #[tokio::test]
 async fn a_decision_is_explained_with_what_came_of_it() {
     let cluster = cluster(10).await;
-    assert_eq!(cluster.ask("one").await, 200);
+    // The last word of a prefill and the answer come on two connections: the answer ends when both are there.
+    cluster.decode.change(|script| script.decode = Leg::HoldAfter(1));
+    let let_go = async {
+        while !cluster.metrics().await.contains(&error_ratio("prefill")) {
+            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+        }
+        cluster.decode.change(|script| script.decode = Leg::Do);
+    };
+    assert_eq!(tokio::join!(cluster.ask("one"), let_go).0, 200);
     let decisions = cluster.ended("one").await;
     let [decision] = decisions.as_slice() else { panic!("one attempt in {decisions:?}") };
     assert_eq!(decision["model"], "tiny");
@@ -86,9 +103,8 @@ async fn a_decision_is_explained_with_what_came_of_it() {
     assert!(outcome["prefill_predicted_us"].is_u64(), "{outcome}");
     assert!(decision["ttft_ms"].as_f64().is_some_and(|ms| ms > 0.0), "{decision}");
     // What came of it has been learned from.
-    let metrics = cluster.open("/metrics").await.text().await.expect("text");
-    for of in ["ttft", "tbt", "prefill"] {
-        let error = format!("kvasir_conductor_prediction_error_ratio{{of=\"{of}\"}}");
+    let metrics = cluster.metrics().await;
+    for error in ["ttft", "tbt", "prefill"].map(error_ratio) {
         assert!(metrics.contains(&error), "{error} is not among {metrics}");
     }
     let placement = &decision["placement"];
