@@ -71,7 +71,6 @@ fn request(tie_seed: u64, now_us: u64) -> PlaceRequest<'static> {
         exclude: &[],
         tie_seed,
         now_us,
-        conversation: tie_seed,
         may_route: true,
         is_endless: false,
         steering: Steering::default(),

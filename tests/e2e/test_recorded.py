@@ -98,7 +98,7 @@ def test_no_token_and_no_request_is_in_it(decisions):
     text = json.dumps(decisions)
     assert "recorded-" not in text
     request = {"prompt_tokens", "max_tokens", "ttft_objective_us", "tbt_objective_us", "exclude"}
-    request |= {"tie_seed", "now_us", "decode_may_keep", "may_route", "is_endless", "instance", "prefix"}
+    request |= {"tie_seed", "now_us", "may_route", "is_endless", "instance", "prefix"}
     assert all(set(one["inputs"]["request"]) == request for one in decisions)
 
 

@@ -115,14 +115,12 @@ pub struct PolicyConstants {
     pub kvcache_balancing_threshold: f64,
     /// Of the policy `kvasir`.
     pub rank_stretch: f64,
-    pub decode_keeps: f64,
 }
 
 impl Default for PolicyConstants {
     fn default() -> Self {
-        let Policy { kvcache_balancing_threshold, rank_stretch, decode_keeps, .. } =
-            Policy::default();
-        PolicyConstants { kvcache_balancing_threshold, rank_stretch, decode_keeps }
+        let Policy { kvcache_balancing_threshold, rank_stretch, .. } = Policy::default();
+        PolicyConstants { kvcache_balancing_threshold, rank_stretch }
     }
 }
 
@@ -239,7 +237,6 @@ impl Cluster {
             kvcache_balancing_threshold: self.policy.kvcache_balancing_threshold,
             always_fetch: selection == Selection::Global,
             rank_stretch: self.policy.rank_stretch,
-            decode_keeps: if self.decode.cache_tokens > 0 { self.policy.decode_keeps } else { 0.0 },
             decode_load_margin: 0.0,
             ..Policy::default()
         }

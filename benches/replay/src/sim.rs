@@ -19,11 +19,11 @@ use std::sync::Arc;
 
 use kvasir_blocks::BlockChange;
 use kvasir_placement::{
-    Admission, BookingId, ClusterView, IndexLimits, InstanceReport, Keeper, ModelIndex, ModelSpec,
+    Admission, BookingId, ClusterView, IndexLimits, InstanceReport, ModelIndex, ModelSpec,
     NodeIndex, Objectives, PlaceRequest, Placement, Refusal, Refused, ReportedLoad, Role,
-    Selection, ShadowIndex, Steering, Tier, conversation, place,
+    Selection, ShadowIndex, Steering, Tier, place,
 };
-use kvasir_proto::{InstanceId, NodeId};
+use kvasir_proto::{BlockKey, InstanceId, NodeId};
 
 use crate::cluster::Cluster;
 use crate::decode::{DecodeNode, Finished, Sequence};
@@ -32,7 +32,7 @@ use crate::model::{DecodeTime, PrefillTime};
 use crate::node::{NodeCache, PrefillNode, Running};
 use crate::roles::Changing;
 use crate::summary::{Outcome, PrefillLoad, Summary};
-use crate::trace::{Request, Trace, mix};
+use crate::trace::{Continuation, Request, Trace, mix};
 
 /// How a trace is replayed.
 #[derive(Debug, Clone, Copy)]
@@ -78,7 +78,6 @@ pub(crate) fn wanted(
         exclude: &[],
         tie_seed: mix(options.seed ^ mix(at as u64)),
         now_us,
-        conversation: conversation(&request.keys),
         may_route: false,
         is_endless: false,
         steering: Steering::default(),
@@ -136,7 +135,6 @@ struct Job {
     /// What is left of it, once it has begun.
     left_us: Option<u64>,
     reused_tokens: u32,
-    keeper: Keeper,
     /// What the decode side need not be sent.
     decode_holds_bytes: u64,
     pushed_us: u64,
@@ -147,6 +145,8 @@ struct Replay<'a> {
     requests: &'a [Request],
     options: Options,
     block_tokens: u32,
+    /// Of each request, what goes on where its answer ends.
+    continued: Vec<Option<Continuation>>,
     token_bytes: u64,
     block_bytes: u64,
     bytes_per_us: f64,
@@ -218,6 +218,7 @@ impl<'a> Replay<'a> {
         let arrivals = trace.requests.iter().enumerate();
         Ok(Replay {
             requests: &trace.requests,
+            continued: trace.continuations(cluster.block_tokens),
             options,
             block_tokens,
             token_bytes: cluster.model.token_bytes,
@@ -321,7 +322,6 @@ impl<'a> Replay<'a> {
             prefill_us: 0,
             left_us: None,
             reused_tokens: 0,
-            keeper: placement.keeper,
             decode_holds_bytes: u64::from(placement.decode().held_blocks) * self.block_bytes,
             pushed_us: 0,
             first_token_us: 0,
@@ -460,15 +460,16 @@ impl<'a> Replay<'a> {
             return;
         };
         let request = running.request;
-        let Some(job) = self.jobs[request] else { return };
+        if self.jobs[request].is_none() {
+            return;
+        }
         place.running = None;
         self.was_busy(running.began_us, now_us);
         let place = &mut self.prefills[node];
         let Request { prompt_tokens, keys, .. } = &self.requests[request];
-        let kept = match (self.options.selection, job.keeper) {
+        let kept = match self.options.selection {
             // A partial last block cannot be told from others by what comes after it.
-            (Selection::Kvasir, Keeper::Prefill) => (prompt_tokens / self.block_tokens) as usize,
-            (Selection::Kvasir, Keeper::Decode) => place.cache.held(keys),
+            Selection::Kvasir => (prompt_tokens / self.block_tokens) as usize,
             _ => keys.len(),
         };
         place.cache.commit(now_us, &keys[..kept]);
@@ -534,25 +535,26 @@ impl<'a> Replay<'a> {
             tokens: output_tokens - 1,
             first_token_us: job.first_token_us,
         };
-        let cache = match self.changing {
-            Some(_) => self.prefills.get_mut(job.decode).map(|node| &mut node.cache),
-            None => self.decode_caches.get_mut(job.decode),
-        };
-        if let Some(cache) = cache.filter(|_| self.options.selection == Selection::Kvasir) {
-            let Request { prompt_tokens, keys, .. } = &self.requests[request];
-            let kept = match job.keeper {
-                Keeper::Prefill => cache.held(keys),
-                Keeper::Decode => (prompt_tokens / self.block_tokens) as usize,
-            };
-            cache.commit(self.now_us, &keys[..kept]);
-            let changes = cache.changes();
-            self.apply(self.first_decode + job.decode, &changes);
-        }
+        let blocks = (prompt_tokens / self.block_tokens) as usize;
+        self.keep_where_decoded(job.decode, &self.requests[request].keys[..blocks]);
         let time = self.decode_time_of(job.decode);
         let node = &mut self.decodes[job.decode];
         let ends_us = node.join(sequence, self.now_us, &time, self.running_max);
         if let Some(ends_us) = ends_us {
             self.at(ends_us, Event::StepEnded { node: job.decode });
+        }
+    }
+
+    /// The node that decodes keeps them, where others look for them.
+    fn keep_where_decoded(&mut self, decode: usize, keys: &[BlockKey]) {
+        let cache = match self.changing {
+            Some(_) => self.prefills.get_mut(decode).map(|node| &mut node.cache),
+            None => self.decode_caches.get_mut(decode),
+        };
+        if let Some(cache) = cache.filter(|_| self.options.selection == Selection::Kvasir) {
+            cache.commit(self.now_us, keys);
+            let changes = cache.changes();
+            self.apply(self.first_decode + decode, &changes);
         }
     }
 
@@ -580,6 +582,10 @@ impl<'a> Replay<'a> {
             self.outcomes[request].tbt_us = finished.tbt_us;
             self.view.stepped(id, finished.interval_us, self.now_us);
             self.view.paced(id, finished.tbt_us, self.now_us);
+        }
+        // Blocks that the answer completes are there for the prompt that goes on with it.
+        if let (Some(job), Some(next)) = (self.jobs[request], self.continued[request]) {
+            self.keep_where_decoded(job.decode, &self.requests[next.request].keys[..next.blocks]);
         }
         self.outcomes[request].ended_us = Some(self.now_us);
         self.view.unbook(id, Some(self.requests[request].output_tokens), self.now_us);

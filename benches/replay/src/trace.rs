@@ -51,6 +51,14 @@ pub struct Trace {
     pub requests: Vec<Request>,
 }
 
+/// A request whose prompt is an earlier one's with its answer, and more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Continuation {
+    pub(crate) request: usize,
+    /// Of its blocks, those that are full when that answer ends.
+    pub(crate) blocks: usize,
+}
+
 #[derive(Deserialize)]
 struct Line {
     timestamp: u64,
@@ -60,6 +68,31 @@ struct Line {
 }
 
 impl Trace {
+    /// For each request the first one that continues it, where the answer completes a block. A trace does not say who
+    /// continues whom: taken for it is who begins with all full blocks of a prompt, of those the latest longest one, and has room for
+    /// its answer.
+    pub(crate) fn continuations(&self, block_tokens: u32) -> Vec<Option<Continuation>> {
+        let full = |tokens: u32| (tokens / block_tokens) as usize;
+        let mut found = vec![None; self.requests.len()];
+        let mut latest: HashMap<BlockKey, usize> = HashMap::new();
+        for (at, request) in self.requests.iter().enumerate() {
+            let blocks = &request.keys[..full(request.prompt_tokens).min(request.keys.len())];
+            if let Some(before) = blocks.iter().rev().find_map(|key| latest.get(key).copied()) {
+                let earlier = &self.requests[before];
+                let tokens = earlier.prompt_tokens + earlier.output_tokens;
+                let completes = full(tokens) > full(earlier.prompt_tokens);
+                if request.prompt_tokens >= tokens && completes && found[before].is_none() {
+                    let blocks = full(tokens).min(blocks.len());
+                    found[before] = Some(Continuation { request: at, blocks });
+                }
+            }
+            if let Some(last) = blocks.last() {
+                latest.insert(*last, at);
+            }
+        }
+        found
+    }
+
     /// Reads a file; one whose name ends in `.zst` is decompressed.
     ///
     /// # Errors
@@ -180,6 +213,26 @@ mod tests {
         assert_eq!((early.output_tokens, late.output_tokens), (1, 2), "an answer has a token");
         assert_eq!(early.keys[0], late.keys[0]);
         assert_ne!(late.keys[0], late.keys[1]);
+    }
+
+    #[test]
+    fn who_begins_with_all_of_a_prompt_and_has_room_for_its_answer_continues_it() {
+        let line = |prompt: u32, output: u32, ids: &str| {
+            format!(
+                "{{\"timestamp\":0,\"input_length\":{prompt},\"output_length\":{output},\"hash_ids\":[{ids}]}}\n"
+            )
+        };
+        let text = [
+            line(1_100, 600, "1,2,3"),
+            // The same beginning, but shorter than with the answer.
+            line(1_600, 10, "1,2,4,5"),
+            line(2_000, 10, "1,2,6,7"),
+            // It continues the one before. That answer completes no block.
+            line(2_100, 10, "1,2,6,7,8"),
+        ];
+        let trace = Trace::read(text.concat().as_bytes(), 512).expect("a trace");
+        let first = Continuation { request: 2, blocks: 3 };
+        assert_eq!(trace.continuations(512), [Some(first), None, None, None]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use kvasir_proto::{BlockKey, InstanceId, NodeId};
+use kvasir_proto::{InstanceId, NodeId};
 use serde::{Deserialize, Serialize};
 
 use crate::attend::Way;
@@ -27,8 +27,6 @@ pub struct PlaceRequest<'a> {
     /// Breaks ties between equals, so that equals share the load.
     pub tie_seed: u64,
     pub now_us: u64,
-    /// Prompts that begin alike have the same (see [`conversation`]).
-    pub conversation: u64,
     /// Its prefix may stay elsewhere, where the policy routes at all.
     pub may_route: bool,
     /// It will have `max_tokens` and not fewer.
@@ -46,21 +44,6 @@ pub struct Steering<'a> {
     /// What becomes of the prefix that another node has, whatever that costs: it stays there, is fetched, or is
     /// computed again. Where that is not open the request goes as others do.
     pub prefix: Option<Way>,
-}
-
-impl PlaceRequest<'_> {
-    /// Its conversation is among the share whose prompts may be kept on the decode side alone.
-    pub(crate) fn decode_may_keep(&self, policy: &Policy) -> bool {
-        let share = self.conversation as f64 / u64::MAX as f64;
-        share < policy.decode_keeps
-    }
-}
-
-/// A number that the prompts of one conversation share, from the keys of one of them: the first
-/// block may be a system prompt that many share, the second one tells them apart.
-pub fn conversation(keys: &[BlockKey]) -> u64 {
-    let key = keys.get(1).or(keys.first()).map_or(0, |key| u128::from_le_bytes(key.0));
-    (key >> 64) as u64
 }
 
 /// What the request must meet. A request that cannot is refused before it costs anything.
@@ -131,10 +114,6 @@ pub struct Policy {
     /// times what they take less, which bounds how long it waits. For engines that begin what has
     /// the least rank, and stop for it between two chunks. 0 is first come, first served.
     pub rank_stretch: f64,
-    /// With [`Selection::Kvasir`], the share of conversations whose prompts are kept on the decode
-    /// side alone, where a block is fetched in less than half of what it takes to compute: two
-    /// copies of one prompt are room for one.
-    pub decode_keeps: f64,
     /// Decode instances whose load is within this of the least are equals in load, and the one
     /// with the longest prefix is taken.
     pub decode_load_margin: f64,
@@ -151,7 +130,6 @@ impl Default for Policy {
             admission: Admission::default(),
             selection: Selection::default(),
             rank_stretch: 0.0,
-            decode_keeps: 0.0,
             kvcache_balancing_threshold: 1.5,
             always_fetch: false,
             decode_load_margin: 0.1,
@@ -202,8 +180,6 @@ pub struct Placement {
     pub rank_us: u64,
     /// The same from when it was placed: engines have clocks of their own.
     pub rank_delay_us: u64,
-    /// Who is to keep the prompt's blocks.
-    pub keeper: Keeper,
     /// What the prefill side sends to the decode side.
     pub push_bytes: u64,
     /// Of the answer, on the instance that decodes.
@@ -228,14 +204,6 @@ pub struct Considered {
 pub struct Refused {
     pub refusal: Refusal,
     pub considered: Considered,
-}
-
-/// Which side's node keeps a prompt's blocks when the request is over. What is there already stays
-/// on both.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Keeper {
-    Prefill,
-    Decode,
 }
 
 /// One instance or two.

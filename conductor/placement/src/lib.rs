@@ -47,9 +47,8 @@ pub use cost::{
     StepProfile,
 };
 pub use decision::{
-    Admission, Chosen, Considered, DecodeCandidate, Fetch, Keeper, Missing, Objectives,
-    OverloadReason, PlaceRequest, Placement, Policy, PrefillCandidate, Refusal, Refused, Shape,
-    Steering, Verdict, conversation,
+    Admission, Chosen, Considered, DecodeCandidate, Fetch, Missing, Objectives, OverloadReason,
+    PlaceRequest, Placement, Policy, PrefillCandidate, Refusal, Refused, Shape, Steering, Verdict,
 };
 pub use explain::{
     ChunkExplanation, DecodeExplanation, Explanation, FetchExplanation, PrefillExplanation,

@@ -19,8 +19,8 @@ mod routed;
 
 use crate::attend::Way;
 use crate::decision::{
-    Admission, Chosen, Considered, DecodeCandidate, Fetch, Keeper, Missing, Objectives,
-    PlaceRequest, Placement, Policy, PrefillCandidate, Refusal, Refused, Shape, Verdict,
+    Admission, Chosen, Considered, DecodeCandidate, Fetch, Missing, Objectives, PlaceRequest,
+    Placement, Policy, PrefillCandidate, Refusal, Refused, Shape, Verdict,
 };
 use crate::growth::Growth;
 use crate::index::PrefixMatch;
@@ -736,7 +736,6 @@ impl<'a> Planner<'a> {
             probe: false,
             rank_us: prefill.rank_us,
             rank_delay_us: prefill.rank_us - self.request.now_us,
-            keeper: self.keeper(prefill.at, decode.at),
             // What stays on a node is in nobody's way.
             push_bytes: match self.share_a_node(prefill.at, decode.at) {
                 true => 0,
@@ -761,18 +760,6 @@ impl<'a> Planner<'a> {
             selection: self.view.policy().selection,
             names: self.view.names().clone(),
         }
-    }
-
-    fn keeper(&self, prefill: u32, decode: u32) -> Keeper {
-        let selection = self.view.policy().selection;
-        let (instance, block_tokens) = (self.at(prefill), u64::from(self.spec.block_tokens));
-        let takes_us = |blocks: u64| instance.prefill_model.predict_us(blocks * block_tokens, 0);
-        let computing_us = takes_us(2).saturating_sub(takes_us(1));
-        let link = &self.view.host(instance).link;
-        let is_cheap = 2 * link.occupied_us(self.block_bytes(1)) <= computing_us;
-        let splits = selection == Selection::Kvasir && !self.share_a_node(prefill, decode);
-        let may_keep = self.request.decode_may_keep(self.view.policy());
-        if splits && is_cheap && may_keep { Keeper::Decode } else { Keeper::Prefill }
     }
 
     fn chosen(&self, at: u32, held_blocks: u32, memory_blocks: u32) -> Chosen {

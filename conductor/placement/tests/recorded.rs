@@ -91,18 +91,16 @@ fn policy() -> impl Strategy<Value = Policy> {
         3 => Just(Admission::Calibrated),
         1 => prop::sample::select(&Admission::ALL[..]),
     ];
-    (selection, any::<bool>(), 0.0..4.0, 0.0..1.0, prop::option::of(any::<bool>()), admission)
-        .prop_map(|(selection, always_fetch, rank_stretch, decode_keeps, always, admission)| {
-            Policy {
-                admission,
-                selection,
-                always_fetch,
-                rank_stretch,
-                decode_keeps,
-                routing: always.map(|always| Routing { constants: constants(), always }),
-                ..Policy::default()
-            }
-        })
+    (selection, any::<bool>(), 0.0..4.0, prop::option::of(any::<bool>()), admission).prop_map(
+        |(selection, always_fetch, rank_stretch, always, admission)| Policy {
+            admission,
+            selection,
+            always_fetch,
+            rank_stretch,
+            routing: always.map(|always| Routing { constants: constants(), always }),
+            ..Policy::default()
+        },
+    )
 }
 
 fn constants() -> Constants {
@@ -231,7 +229,6 @@ fn request(world: &World, now_us: u64) -> PlaceRequest<'static> {
         exclude: &[],
         tie_seed: u64::MAX - 1,
         now_us,
-        conversation: 0x1234_5678_9abc_def0,
         may_route: true,
         is_endless: false,
         steering: Steering::default(),
@@ -256,7 +253,6 @@ proptest! {
         ttft_us in prop_oneof![Just(u64::MAX), 0u64..500_000],
         tbt_us in prop_oneof![Just(u64::MAX), 1_000u64..4_000],
         tie_seed: u64,
-        conversation: u64,
         excluded in prop::option::weighted(0.2, 0usize..3),
         named in prop::option::weighted(0.3, 0usize..3),
         prefix in prop::option::weighted(
@@ -279,7 +275,6 @@ proptest! {
             objectives: Objectives { ttft_us, tbt_us },
             exclude: &exclude,
             tie_seed,
-            conversation,
             ..request(&world, now_us)
         });
         let read = RecordedDecision::read(written(&recorded)).expect("it can be read");
@@ -325,7 +320,7 @@ fn what_is_no_recorded_decision_is_refused_and_says_why() {
         let error: RecordedError = RecordedDecision::read(changed).expect_err("refused");
         assert!(error.to_string().contains(want), "{error} lacks {want}");
     };
-    check("/form", 1.into(), "form 1; this version reads form 6");
+    check("/form", 1.into(), "form 1; this version reads form 7");
     check("/form", "x".into(), "form \"x\"");
     check("/inputs/request", Value::Null, "no recorded decision");
     check("/inputs/hosts/0/in_free_us", u64::MAX.into(), "`in_free_us` is out of bounds");
@@ -342,7 +337,5 @@ fn nothing_of_the_prompt_is_written() {
     let (world, now_us) = world(&SPLIT, Policy::default(), &[]);
     let request = request(&world, now_us);
     let text = written(&record(&world, &request)).to_string();
-    for secret in [request.conversation.to_string(), "fingerprint".to_owned()] {
-        assert!(!text.contains(&secret), "{secret} is in {text}");
-    }
+    assert!(!text.contains("fingerprint"), "it is in {text}");
 }

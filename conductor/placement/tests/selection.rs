@@ -2,9 +2,7 @@
 
 mod support;
 
-use kvasir_placement::{
-    IndexLimits, Keeper, Placement, Policy, PrefixMatch, Selection, ShadowIndex, Tier,
-};
+use kvasir_placement::{IndexLimits, Placement, Policy, PrefixMatch, Selection, ShadowIndex, Tier};
 use kvasir_proto::BlockKey;
 use support::World;
 
@@ -154,30 +152,6 @@ fn a_prefill_that_is_passed_is_counted_by_what_is_left_of_it() {
     world.view.prefilled(id, None, 2_640);
     assert_eq!(queue_us(&world, 2_640), 10_000);
     assert_eq!(queue_us(&world, 3_640), 9_000);
-}
-
-#[test]
-fn one_side_keeps_a_prompt_where_fetching_is_cheap() {
-    let keeper = |policy: Policy, conversation: u64| {
-        let world = World::with_policy(&["p0", "d0"], policy);
-        let placement = world.place(|request| request.conversation = conversation);
-        placement.expect("a placement").keeper
-    };
-    let quarter = Policy { decode_keeps: 0.25, ..policy(Selection::Kvasir) };
-    // A block is computed in 640 us and fetched in 100.
-    assert_eq!(keeper(quarter, u64::MAX / 5), Keeper::Decode);
-    assert_eq!(keeper(quarter, u64::MAX / 3), Keeper::Prefill);
-    assert_eq!(keeper(Policy { selection: Selection::Global, ..quarter }, 0), Keeper::Prefill);
-    assert_eq!(keeper(Policy::default(), 0), Keeper::Prefill);
-    let whole = World::with_policy(&["b0"], quarter).place(|_| {}).expect("a placement");
-    assert_eq!(whole.keeper, Keeper::Prefill);
-    let mut slow = World::with_policy(&["p0", "d0"], quarter).held(&[(1, 10)]);
-    for _ in 0..100 {
-        let (id, _) = slow.book(0);
-        slow.view.fetched(id, Some((1_000_000, 10_000)));
-        slow.view.unbook(id, None, 0);
-    }
-    assert_eq!(slow.place(|_| {}).expect("a placement").keeper, Keeper::Prefill, "1,000 us");
 }
 
 #[test]

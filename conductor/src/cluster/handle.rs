@@ -343,7 +343,6 @@ impl Cluster {
             exclude: query.exclude,
             tie_seed: self.shared.next_seed(),
             now_us,
-            conversation: kvasir_placement::conversation(query.keys),
             may_route: query.may_route,
             is_endless: query.is_endless,
             steering: query.steering,

@@ -243,7 +243,6 @@ impl Conductor {
             exclude: &[],
             tie_seed: context.chance("tie", plan.id, 0).draw(),
             now_us: context.now_us,
-            conversation: kvasir_placement::conversation(&keys),
             may_route: false,
             is_endless: false,
             steering: Steering::default(),

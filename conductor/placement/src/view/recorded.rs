@@ -3,8 +3,7 @@
 //!
 //! What is written is what the decision reads and nothing else: of the view the instances of its model and their
 //! nodes with what is booked on them, of the match how much each node holds, of the request its lengths and objectives.
-//! No token, no key, no tenant and no id of a request is among it. Of the conversation's number, which is made of
-//! a key, only the lot is written that it draws.
+//! No token, no key, no tenant and no id of a request is among it.
 //!
 //! Numbers are written so that they come back bit by bit.
 
@@ -30,7 +29,7 @@ use crate::cost::{
     PrefillProfile, Profile, SsdProfile, TbtModel,
 };
 use crate::decision::{
-    Chosen, Fetch, Keeper, Objectives, PlaceRequest, Placement, Policy, Refused, Shape, Steering,
+    Chosen, Fetch, Objectives, PlaceRequest, Placement, Policy, Refused, Shape, Steering,
 };
 use crate::growth::Growth;
 use crate::index::{NodeIndex, PrefixMatch};
@@ -39,7 +38,7 @@ use crate::queue::{DecodeBookings, PrefillQueue, QueueParts};
 use crate::routing::{Route, RouteModel, RoutedRows};
 
 /// The form in which decisions are written. Another one is refused, not guessed at.
-pub const FORM: u32 = 6;
+pub const FORM: u32 = 7;
 /// No time that is read back may be later than this, so that sums of times stay numbers: thirty years.
 const US_MAX: u64 = 1_000_000_000_000_000;
 /// Nor may any other number be larger.
@@ -116,8 +115,6 @@ struct RequestInputs {
     exclude: Vec<String>,
     tie_seed: u64,
     now_us: u64,
-    /// Its conversation is among those whose prompts the decode side may keep.
-    decode_may_keep: bool,
     may_route: bool,
     #[serde(default)]
     is_endless: bool,
@@ -327,7 +324,6 @@ impl Inputs {
                 exclude: request.exclude.iter().map(ToString::to_string).collect(),
                 tie_seed: request.tie_seed,
                 now_us: request.now_us,
-                decode_may_keep: request.decode_may_keep(&view.policy),
                 may_route: request.may_route,
                 is_endless: request.is_endless,
                 instance: request.steering.instance.map(ToString::to_string),
@@ -384,7 +380,6 @@ impl Inputs {
             exclude: &exclude,
             tie_seed,
             now_us,
-            conversation: if self.request.decode_may_keep { 0 } else { u64::MAX },
             may_route: self.request.may_route,
             is_endless: self.request.is_endless,
             steering: Steering { instance: named.as_ref(), prefix: self.request.prefix },
@@ -681,7 +676,6 @@ struct Unexplained {
     leaves_ssd: bool,
     rank_us: u64,
     rank_delay_us: u64,
-    decode_keeps: bool,
     push_bytes: u64,
     answer_blocks: u32,
     decode_running: f64,
@@ -701,7 +695,6 @@ impl Unexplained {
             chunks,
             rank_us,
             rank_delay_us,
-            keeper,
             push_bytes,
             growth,
             decode_load,
@@ -741,7 +734,6 @@ impl Unexplained {
             leaves_ssd: *leaves_ssd,
             rank_us: *rank_us,
             rank_delay_us: *rank_delay_us,
-            decode_keeps: *keeper == Keeper::Decode,
             push_bytes: *push_bytes,
             answer_blocks: growth.left_blocks(),
             decode_running: decode_load.running,

@@ -129,7 +129,6 @@ impl World {
             exclude: &[],
             tie_seed: 1,
             now_us: 0,
-            conversation: 0,
             may_route: true,
             is_endless: false,
             steering: Steering::default(),

@@ -99,8 +99,6 @@ pub(super) struct PolicyForm {
     #[serde(with = "exact")]
     rank_stretch: f64,
     #[serde(with = "exact")]
-    decode_keeps: f64,
-    #[serde(with = "exact")]
     decode_load_margin: f64,
     #[serde(with = "routing")]
     routing: Option<Routing>,
