@@ -15,10 +15,11 @@ use crate::graves::Graves;
 use crate::index::{IndexError, KeyIndex, Location};
 use crate::segments::{Phase, Segments};
 
-/// Free segments that only cleaning may open: what it moves always has a place.
-pub(crate) const SPARE_SEGMENTS: u32 = 1;
+/// Free segments without which only cleaning may append: what it moves always has a place. One takes what is left of a
+/// segment; the other is for the next try when an error of the disk has left the first half full.
+pub(crate) const SPARE_SEGMENTS: u32 = 2;
 /// Cleaning begins when no more than so many are free.
-const CLEAN_BELOW: u32 = 2;
+const CLEAN_BELOW: u32 = 3;
 /// So many extents are not made to wait for others that are being written.
 const SYNC_TOGETHER: usize = 32;
 
@@ -435,6 +436,10 @@ impl Log {
 
     /// A place for so many pages, in the open segment or a new one.
     fn room(&mut self, pages: u32, spare: u32) -> Result<(u32, u32), AppendError> {
+        if self.segments.free() < spare {
+            // The open segment is one of the spare ones by now.
+            return Err(AppendError::Full);
+        }
         let segment_pages = self.segments.segment_pages;
         let fits = |open: &Open| {
             open.next_page + pages + footer_pages(open.placed + 1) as u32 <= segment_pages
@@ -799,6 +804,6 @@ pub(crate) fn offset_bytes(segment: u32, page: u32, segment_pages: u32) -> u64 {
 /// extents leave gaps at the ends of segments, and moves at most
 /// about three extents to gain one.
 pub(crate) fn live_bytes_max(segments: u32, segment_pages: u32) -> u64 {
-    let usable = u64::from(segments.saturating_sub(CLEAN_BELOW + 3));
+    let usable = u64::from(segments.saturating_sub(CLEAN_BELOW + 2));
     usable * u64::from(segment_pages) * PAGE_BYTES as u64 * 3 / 4
 }

@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
-use kvasir_log::AppendError;
+use kvasir_log::sim_disk::SimDisk;
+use kvasir_log::{AppendError, Options, PAGE_BYTES};
 
-use crate::support::{SEGMENT_PAGES, TestLog, key, until};
+use crate::support::{SEGMENT_PAGES, TestLog, key, options, until};
 
 /// Appends for ever what fits, removing the oldest when the log is full; keeps `kept` for ever.
 fn churn(log: &mut TestLog, numbers: Range<u32>, kept: &BTreeSet<u32>) -> BTreeSet<u32> {
@@ -44,6 +45,56 @@ fn a_full_log_goes_on_and_loses_nothing_that_is_live() {
         live.iter().for_each(|n| assert!(log.has(*n), "seed {seed}: block {n}"));
         let mut log = log.crash();
         live.iter().for_each(|n| assert!(log.has(*n), "seed {seed}: block {n} after a crash"));
+    }
+}
+
+/// With writes under way all the time, and blocks removed from anywhere, so that every segment has some left.
+#[test]
+fn writers_never_take_the_room_that_cleaning_needs() {
+    for seed in 0..40 {
+        // Many segments with many extents each: more may be live, and each is moved in several goes.
+        let segment_bytes = (4 * SEGMENT_PAGES * PAGE_BYTES) as u64;
+        let bytes = 2 * PAGE_BYTES + 32 * segment_bytes as usize;
+        let options = Options { segment_bytes, ..options() };
+        let mut log = TestLog::open_with(SimDisk::new(bytes, seed), &options).expect("a log");
+        let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut live = Vec::new();
+        let mut stuck = 0;
+        for n in 0..5_000 {
+            while log.log.counts().live_bytes + 2 * 4096 > log.log.live_bytes_max() {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                if live.is_empty() {
+                    assert!(log.step(), "seed {seed}: {:?}", log.log.counts());
+                    continue;
+                }
+                log.log.remove(key(live.swap_remove(random as usize % live.len())));
+            }
+            match log.try_append_bytes(n, None, &n.to_le_bytes()) {
+                Ok(()) => {
+                    live.push(n);
+                    stuck = 0;
+                }
+                Err(error) => {
+                    assert_eq!(error, AppendError::Full, "block {n}");
+                    stuck += 1;
+                    let counts = log.log.counts();
+                    assert!(stuck < 500, "seed {seed}: nothing goes on: {counts:?}");
+                    log.step();
+                }
+            }
+            while log.log.counts().operations > 24 {
+                log.step();
+            }
+            // Some disks fail now and then, also while a segment is moved.
+            log.disk.faults.syncs_fail = seed % 2 == 1 && n % 53 < 5;
+        }
+        log.settle();
+        let promised: BTreeSet<u32> = log.acknowledged().into_iter().collect();
+        for n in live.iter().filter(|n| promised.contains(n)) {
+            assert!(log.read(*n).is_ok(), "seed {seed}: block {n}");
+        }
     }
 }
 

@@ -9,7 +9,7 @@ fn check_crash(seed: u64, after: usize) -> bool {
     let mut ends = 0;
     let mut next = 0;
     let mut crashed = false;
-    'work: while next < 60 {
+    'work: while next < 50 {
         // Some at a time, in varying numbers, so that syncs cover one or many.
         for _ in 0..1 + (seed + u64::from(next)) % 5 {
             log.append(next);

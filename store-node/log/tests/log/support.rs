@@ -104,9 +104,13 @@ impl TestLog {
         TestLog::open(SimDisk::new(DISK_BYTES, seed)).expect("a log")
     }
 
-    pub fn open(mut disk: SimDisk) -> Result<Self, RecoverError> {
+    pub fn open(disk: SimDisk) -> Result<Self, RecoverError> {
+        TestLog::open_with(disk, &options())
+    }
+
+    pub fn open_with(mut disk: SimDisk, options: &Options) -> Result<Self, RecoverError> {
         let index = Box::new(MemoryIndex::default());
-        let Recovery { log, blocks, scanned_segments, .. } = recover(&mut disk, index, &options())?;
+        let Recovery { log, blocks, scanned_segments, .. } = recover(&mut disk, index, options)?;
         Ok(TestLog {
             disk,
             log,
