@@ -88,11 +88,30 @@ fn tokens(random: &mut ChaCha8Rng, count: usize) -> Vec<u32> {
     (0..count).map(|_| 3 + random.next_u32() % 1_000).collect()
 }
 
-/// Asks one request after the other until then; answers with how many were answered.
-async fn client(cluster: &Cluster, seed: u64, until: Instant) -> u64 {
+/// What clients came to.
+#[derive(Debug, Clone, Copy, Default)]
+struct Came {
+    answered: u64,
+    kept: u64,
+    /// Contexts that could not be kept.
+    gone: u64,
+}
+
+impl Came {
+    fn and(self, other: Came) -> Came {
+        Came {
+            answered: self.answered + other.answered,
+            kept: self.kept + other.kept,
+            gone: self.gone + other.gone,
+        }
+    }
+}
+
+/// Asks one request after the other until then.
+async fn client(cluster: &Cluster, seed: u64, until: Instant) -> Came {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     let mut conversations = vec![Vec::new(); CONVERSATIONS];
-    let mut answered = 0;
+    let mut came = Came::default();
     while Instant::now() < until {
         let which = random.next_u32() as usize;
         let length = 100 + which % 700;
@@ -105,25 +124,25 @@ async fn client(cluster: &Cluster, seed: u64, until: Instant) -> u64 {
                 }
                 conversation.extend(&fresh[..100]);
                 let prompt = conversation.clone();
-                answered += complete(cluster, &prompt, 8).await;
+                came.answered += complete(cluster, &prompt, 8).await;
             }
             4..=5 => {
-                answered += complete(cluster, &fresh, 4).await;
+                came.answered += complete(cluster, &fresh, 4).await;
             }
             6 => {
                 let conversation = &conversations[which / 8 % CONVERSATIONS];
                 if !conversation.is_empty() {
-                    answered += keep(cluster, conversation, which / 8).await;
+                    came = came.and(keep(cluster, conversation, which / 8).await);
                 }
             }
             _ => leave(cluster, &fresh).await,
         }
     }
-    answered
+    came
 }
 
-/// A context for seconds, which goes by itself, is given more time, or is dropped; 1 when it was kept.
-async fn keep(cluster: &Cluster, prompt: &[u32], which: usize) -> u64 {
+/// A context for seconds, which goes by itself, is given more time, or is dropped.
+async fn keep(cluster: &Cluster, prompt: &[u32], which: usize) -> Came {
     const PATH: &str = "/v1/contexts";
     let copies = 1 + which / 3 % 2;
     let body = json!({"model": cluster.model, "prompt": prompt, "ttl_s": 2, "copies": copies});
@@ -131,7 +150,9 @@ async fn keep(cluster: &Cluster, prompt: &[u32], which: usize) -> u64 {
     // Where memory is short its blocks may have made room before they could be kept.
     let gone = status == 503 && kept["error"]["code"] == "context_not_kept";
     assert!(status == 200 || status == 429 || gone, "{status}: {kept}");
-    let Some(id) = kept["id"].as_str().filter(|_| status == 200) else { return 0 };
+    let Some(id) = kept["id"].as_str().filter(|_| status == 200) else {
+        return Came { gone: u64::from(gone), ..Came::default() };
+    };
     match which % 3 {
         0 => {
             let url = format!("{}{PATH}/{id}", cluster.url);
@@ -142,7 +163,7 @@ async fn keep(cluster: &Cluster, prompt: &[u32], which: usize) -> u64 {
         }
         _ => {}
     }
-    1
+    Came { answered: 1, kept: 1, gone: 0 }
 }
 
 /// Puts objects at one node and gets them at the other until then, by one opening after another; answers with how
@@ -262,14 +283,19 @@ async fn a_cluster_that_serves_for_long_keeps_nothing_of_what_it_has_served() {
             let (put_at, get_at) = (Opened::of(&cluster, put_at), Opened::of(&cluster, get_at));
             tokio::task::spawn_blocking(move || objects(&put_at, &get_at, at as u64, until))
         });
-        let answered: u64 = futures::future::join_all(clients).await.into_iter().sum();
+        let came =
+            futures::future::join_all(clients).await.into_iter().fold(Came::default(), Came::and);
+        let Came { answered, kept, gone } = came;
         let mut got = 0;
         for of_objects in of_objects {
             got += of_objects.await.expect("no panic");
         }
         assert!(answered > 0 && got > 0, "{answered} answers, {got} objects");
+        assert!(kept >= 4 * gone, "{kept} contexts kept, {gone} not");
         comes_to_rest(&cluster, REST_WITHIN).await;
-        let mut line = format!("round {at}: {answered} requests, {got} objects");
+        let mut line = format!(
+            "round {at}: {answered} requests, {kept} contexts kept, {gone} not, {got} objects"
+        );
         for name in cluster.process_names() {
             let of = Held::of(cluster.pid(&name).expect("it runs"));
             line += &format!(
