@@ -173,11 +173,8 @@ pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, End
             },
         }
     };
-    if !prefilling_done
-        && cached.get().is_none()
-        && let Ok(prefilled) = tokio::time::timeout(CACHED_WITHIN, prefilling).await
-    {
-        let _ = course.prefilled(prefilled, &prefill);
+    if !prefilling_done && cached.get().is_none() {
+        let _ = tokio::time::timeout(CACHED_WITHIN, prefilling).await;
     }
     let (text, mut ended) = course.finish(finished, decode.is_none());
     ended.lies_at.extend([&prefill].into_iter().chain(&decode).map(|at| at.node.node_id.clone()));

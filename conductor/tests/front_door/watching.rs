@@ -58,6 +58,17 @@ impl Cluster {
         self.open("/metrics").await.text().await.expect("text")
     }
 
+    /// Waits until a prediction of this kind has been compared with what came.
+    async fn learns(&self, of: &str) {
+        for _ in 0..2_000 {
+            if self.metrics().await.contains(&error_ratio(of)) {
+                return;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+        }
+        panic!("{of} is never learned");
+    }
+
     async fn look(&self, path: &str) -> (u16, Value) {
         let answer = self.open(path).await;
         (answer.status().as_u16(), answer.json().await.expect("JSON"))
@@ -85,9 +96,7 @@ async fn a_decision_is_explained_with_what_came_of_it() {
     // The last word of a prefill and the answer come on two connections: the answer ends when both are there.
     cluster.decode.change(|script| script.decode = Leg::HoldAfter(1));
     let let_go = async {
-        while !cluster.metrics().await.contains(&error_ratio("prefill")) {
-            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
-        }
+        cluster.learns("prefill").await;
         cluster.decode.change(|script| script.decode = Leg::Do);
     };
     assert_eq!(tokio::join!(cluster.ask("one"), let_go).0, 200);
