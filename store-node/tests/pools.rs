@@ -8,6 +8,7 @@ mod common;
 mod emulated;
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -324,6 +325,24 @@ async fn a_pool_in_memory_of_a_gpu_is_a_tier_as_any_other() {
     until("all is closed", async || (gpu.live() == 2).then_some(())).await;
     node.shut_down().await;
     assert_eq!((gpu.live(), gpu.registered_bytes()), (0, 0));
+}
+
+/// What is started where there is a GPU does all that it says.
+#[test]
+fn a_node_and_an_engine_in_two_processes_share_memory_of_a_gpu() {
+    let Some(gpu) = Emulated::build() else { return };
+    let tests = std::env::current_exe().expect("this test");
+    let example = tests.ancestors().nth(2).expect("a folder").join("examples/cuda_pool");
+    if !example.exists() {
+        let skipped = "skipped: examples/cuda_pool is missing: cargo build --workspace --examples";
+        writeln!(std::io::stderr(), "{skipped}").ok();
+        return;
+    }
+    let output = Command::new(example).arg("--driver").arg(gpu.file()).output().expect("it starts");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let wrong = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}{wrong}");
+    assert!(said.ends_with("pages were copied into slots and filled from them\n"), "{said}{wrong}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
