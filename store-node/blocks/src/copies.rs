@@ -58,6 +58,8 @@ pub(crate) struct Promise {
 }
 
 impl Promise {
+    const NONE: Promise = Promise { until_unix_ms: 0, copies: 0 };
+
     pub(crate) fn of(mark: &Mark) -> Promise {
         Promise { until_unix_ms: mark.until_unix_ms, copies: mark.copies }
     }
@@ -75,6 +77,13 @@ struct Failed {
     last_ms: u64,
 }
 
+/// Copies that nobody waits for, with the keys of their chains.
+const FOUND_MAX: usize = 256;
+
+fn name_of(wanted: &Wanted) -> Option<CopiedName> {
+    wanted.last().map(|last| (wanted.namespace, last))
+}
+
 /// All of it is of contexts that are kept here.
 #[derive(Debug, Default)]
 pub(crate) struct Copies {
@@ -83,8 +92,13 @@ pub(crate) struct Copies {
     failed: BTreeMap<CopiedName, Failed>,
     /// When a node was heard of last; of one that was never heard, when it was first asked.
     pub(crate) heard_ms: BTreeMap<Peer, u64>,
-    /// Copies to make.
-    pub(crate) wanted: VecDeque<Wanted>,
+    /// Who has got a copy since the others were last asked: an answer that it has none is from before.
+    fresh: BTreeSet<(CopiedName, Peer)>,
+    /// Copies to make: for somebody who waits, and what was found to be lacking.
+    awaited: VecDeque<Wanted>,
+    found: VecDeque<Wanted>,
+    /// The last one was for somebody who waits.
+    was_awaited: bool,
     /// Contexts that had fewer copies than are wanted when they were last looked at.
     short: BTreeSet<CopiedName>,
     /// Where the next look goes on.
@@ -119,16 +133,39 @@ impl Copies {
         self.holders.entry(name).or_default().insert(peer.clone(), of);
     }
 
-    /// It has not promised as much.
-    pub(crate) fn lacks(&mut self, name: CopiedName, peer: &Peer, wanted: Promise) {
+    /// It has just got a copy.
+    pub(crate) fn gets(&mut self, name: CopiedName, peer: &Peer, of: Promise) {
+        self.has(name, peer, of);
+        self.fresh.insert((name, peer.clone()));
+    }
+
+    /// The others are asked from now on.
+    pub(crate) fn are_asked_for(&mut self) {
+        self.fresh.clear();
+    }
+
+    /// It says that it has not promised as much. Answers whether that is from before it got a copy.
+    pub(crate) fn lacks(&mut self, name: CopiedName, peer: &Peer, wanted: Promise) -> bool {
+        if self.fresh.contains(&(name, peer.clone())) {
+            return true;
+        }
         if let Some(holders) = self.holders.get_mut(&name)
             && holders.get(peer).is_some_and(|of| of.covers(wanted))
         {
             holders.remove(peer);
         }
+        false
     }
 
-    /// Nothing is known of what it has.
+    /// It does not answer: what it had may still be there, and is not counted on.
+    pub(crate) fn is_silent(&mut self, name: CopiedName, peer: &Peer) {
+        let holders = self.holders.get_mut(&name);
+        if let Some(of) = holders.and_then(|holders| holders.get_mut(peer)) {
+            *of = Promise::NONE;
+        }
+    }
+
+    /// A copy there has failed.
     pub(crate) fn lost(&mut self, name: CopiedName, peer: &Peer) {
         if let Some(holders) = self.holders.get_mut(&name) {
             holders.remove(peer);
@@ -175,9 +212,46 @@ impl Copies {
         self.holders.retain(|name, _| is_there(*name));
         self.failed.retain(|name, _| is_there(*name));
         self.short.retain(|name| is_there(*name));
-        let is_wanted =
-            |wanted: &Wanted| wanted.last().is_some_and(|last| is_there((wanted.namespace, last)));
-        self.wanted.retain(is_wanted);
+        self.fresh.retain(|(name, _)| is_there(*name));
+        let is_wanted = |wanted: &Wanted| name_of(wanted).is_some_and(&is_there);
+        self.awaited.retain(is_wanted);
+        self.found.retain(is_wanted);
+    }
+
+    /// Whether this copy is among those to make.
+    pub(crate) fn is_wanted(&self, name: CopiedName, kept: Mark, awaited: bool) -> bool {
+        let is_it = |wanted: &Wanted| name_of(wanted) == Some(name) && wanted.kept == Some(kept);
+        self.awaited.iter().any(is_it) || !awaited && self.found.iter().any(is_it)
+    }
+
+    /// Whether one that was found to be lacking would be one too many. It is found again.
+    pub(crate) fn are_enough(&self) -> bool {
+        self.found.len() >= FOUND_MAX
+    }
+
+    /// A copy to make, in place of others of that context.
+    pub(crate) fn want(&mut self, wanted: Wanted, awaited: bool) {
+        let name = name_of(&wanted);
+        self.awaited.retain(|of| name_of(of) != name);
+        self.found.retain(|of| name_of(of) != name);
+        let queue = if awaited { &mut self.awaited } else { &mut self.found };
+        queue.push_back(wanted);
+    }
+
+    pub(crate) fn wants(&self) -> bool {
+        !self.awaited.is_empty() || !self.found.is_empty()
+    }
+
+    /// The next one: those that somebody waits for and the others have their turns.
+    pub(crate) fn next_wanted(&mut self) -> Option<Wanted> {
+        let awaited_first = !std::mem::take(&mut self.was_awaited);
+        let (first, second) = match awaited_first {
+            true => (&mut self.awaited, &mut self.found),
+            false => (&mut self.found, &mut self.awaited),
+        };
+        let next = first.pop_front();
+        self.was_awaited = awaited_first == next.is_some();
+        next.or_else(|| second.pop_front())
     }
 
     /// A node has answered, or has not. Answers whether what it had is to be counted on.

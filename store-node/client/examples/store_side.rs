@@ -330,15 +330,12 @@ impl Side {
     ) -> Done<()> {
         let begun = Instant::now();
         let got = get(&self.near)?;
+        let are_current = got.iter().flatten().filter(|object| object.is_current()).count();
         let mut took = begun.elapsed();
-        for (object, name) in got.iter().zip(names) {
-            match object {
-                Some(object) if object.is_current() => {
-                    answer.wrong += usize::from(!name.is_of(object, bytes));
-                }
-                _ => answer.failed += 1,
-            }
-        }
+        answer.failed += names.len() - are_current;
+        let pairs =
+            got.iter().zip(names).filter_map(|(object, name)| Some((object.as_ref()?, name)));
+        answer.wrong += pairs.filter(|(object, name)| !name.is_of(object, bytes)).count();
         let begun = Instant::now();
         drop(got);
         took += begun.elapsed();

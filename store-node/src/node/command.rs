@@ -3,7 +3,7 @@
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use kvasir_blocks::{AttachEpoch, CopiedContext, CopyError, PeerCopies, PeerView};
+use kvasir_blocks::{AttachEpoch, CopiedContext, CopyError, Peer, PeerCopies, PeerView};
 use kvasir_proto::v1;
 use kvasir_transfer::Endpoint;
 use tokio::sync::{mpsc, oneshot};
@@ -81,6 +81,8 @@ pub enum Command {
     PeersSeen(Vec<PeerView>),
     /// What other nodes have of these contexts.
     CopiesSeen(Vec<CopiedContext>, Vec<PeerCopies>),
+    /// What the configuration calls another node is this one.
+    PeerIsItself(Peer),
     Admin(AdminCommand),
     Subscribe(v1::EventsRequest, mpsc::Sender<v1::NodeEvent>),
     /// First half of an attach, with the pool that was made for the engine: checked, and given a token.

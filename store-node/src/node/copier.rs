@@ -108,9 +108,14 @@ impl Copier {
             let request =
                 v1::HoldsContextsRequest { contexts: contexts.iter().map(asked).collect() };
             let asks = clients.into_iter().map(|(client, peer)| holds(peer, client, &request));
-            let mut seen = futures::future::join_all(asks).await;
-            seen.retain(|of| of.answer.as_ref().is_none_or(|held| held.incarnation != own));
-            tell(&node, || Command::CopiesSeen(contexts.clone(), seen.clone())).await;
+            let seen = futures::future::join_all(asks).await;
+            let is_other =
+                |of: &PeerCopies| of.answer.as_ref().is_none_or(|held| held.incarnation != own);
+            let (others, itself): (Vec<_>, Vec<_>) = seen.into_iter().partition(is_other);
+            for PeerCopies { peer, .. } in itself {
+                tell(&node, || Command::PeerIsItself(peer.clone())).await;
+            }
+            tell(&node, || Command::CopiesSeen(contexts.clone(), others.clone())).await;
         });
     }
 
@@ -362,6 +367,8 @@ impl Job {
             until_unix_ms: kept.until_unix_ms,
             since_unix_ms: kept.since_unix_ms.unwrap_or(0),
             copies: kept.copies.into(),
+            // A beginning of it would be another context, which nobody asked for.
+            whole: true,
             ..v1::KeepContextRequest::default()
         };
         let mut client = self.client.clone();

@@ -75,6 +75,8 @@ pub enum Call {
         term: Term,
         /// On so many nodes.
         copies: u8,
+        /// All of it or nothing.
+        whole: bool,
     },
     /// Which of these contexts are kept there?
     Holds {

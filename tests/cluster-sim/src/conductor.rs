@@ -513,7 +513,7 @@ impl Conductor {
             let term = Term::Ttl { ttl_ms };
             let two = context.chance("copies", plan.id, 0).percent(COPIED_PERCENT);
             let copies = if two { 2 } else { 1 };
-            let call = Call::Keep { namespace, keys, tenant, term, copies };
+            let call = Call::Keep { namespace, keys, tenant, term, copies, whole: false };
             self.call(context, serial, to, What::Rest, call);
             if self.contexts.len() == CONTEXTS_MAX {
                 self.contexts.remove(0);

@@ -19,6 +19,7 @@ impl Blocks {
     /// Contexts of the SSD of which there are to be copies elsewhere: the next so many, in a round. The
     /// shell asks other nodes for them and tells [`Self::copies_seen`].
     pub fn copied_contexts(&mut self, contexts_max: usize) -> Vec<CopiedContext> {
+        self.copies.are_asked_for();
         let all = self.cache.ssd().copied();
         let is_there = |name| all.binary_search_by_key(&name, CopiedContext::name).is_ok();
         self.copies.retain(is_there);
@@ -108,10 +109,15 @@ impl Blocks {
                     there += 1;
                     is_first &= own < *incarnation;
                 }
-                Some(_) => self.copies.lacks(name, peer, wanted),
+                Some(HeldCopies { incarnation, .. }) => {
+                    if self.copies.lacks(name, peer, wanted) {
+                        there += 1;
+                        is_first &= own < *incarnation;
+                    }
+                }
                 // It may be back in a moment, with all that it had; nobody is told so.
                 None => {
-                    self.copies.lost(name, peer);
+                    self.copies.is_silent(name, peer);
                     there += usize::from(is_counted);
                 }
             }
@@ -122,33 +128,36 @@ impl Blocks {
         }
         self.copies.is_short(name);
         if is_first {
-            self.want_copy(name, mark);
+            self.want_copy(name, mark, false);
         }
     }
 
-    fn want_copy(&mut self, (namespace, last): CopiedName, mark: Mark) {
-        let is_under_way = self
-            .replicas
-            .under_way
-            .values()
-            .any(|(_, wanted)| wanted.kept.is_some() && wanted.last() == Some(last));
-        let is_wanted = self.copies.wanted.iter().any(|wanted| wanted.last() == Some(last));
-        if is_under_way || is_wanted || self.is_draining() {
+    fn want_copy(&mut self, name: CopiedName, mark: Mark, awaited: bool) {
+        if self.is_draining()
+            || !awaited && self.copies.are_enough()
+            || self.copies.is_wanted(name, mark, awaited)
+        {
+            return;
+        }
+        let (namespace, last) = name;
+        let mut under_way = self.replicas.under_way.values();
+        if under_way.any(|(_, wanted)| wanted.kept.is_some() && wanted.last() == Some(last)) {
             return;
         }
         let keys = self.cache.ssd().chain(last);
         let wanted = self.want(CopyCause::Context, namespace, keys, Some(mark), None);
-        self.copies.wanted.push_back(wanted);
+        self.copies.want(wanted, awaited);
     }
 
-    /// A context that somebody waits for until it has its copies: they are made at once.
+    /// A context that somebody waits for until it has its copies: they wait for no more than every second one that nobody
+    /// waits for.
     pub fn make_copies(&mut self, context: &ContextName) {
         let name = (context.namespace, context.last);
         if self.copies_lacking(context) > 0
             && let Some(mark) = self.copied_mark(name.0, name.1)
         {
             self.copies.is_short(name);
-            self.want_copy(name, mark);
+            self.want_copy(name, mark, true);
         }
     }
 
@@ -156,7 +165,7 @@ impl Blocks {
     pub(super) fn poll_copies(&mut self, now_ms: u64) -> Option<CopyPlan> {
         // Who could take it is not known yet.
         self.replicas.peers_ms?;
-        while let Some(wanted) = self.copies.wanted.pop_front() {
+        while let Some(wanted) = self.copies.next_wanted() {
             let Some(last) = wanted.last() else { continue };
             let Some(mark) = self.copied_mark(wanted.namespace, last) else { continue };
             if wanted.kept != Some(mark) {
@@ -202,7 +211,7 @@ impl Blocks {
             return;
         }
         match is_there {
-            true => self.copies.has(name, to, Promise::of(&mark)),
+            true => self.copies.gets(name, to, Promise::of(&mark)),
             false => {
                 self.copies.lost(name, to);
                 self.copies.fails(now_ms, name, to);

@@ -25,9 +25,7 @@ impl Blocks {
 
     /// Whether copies are planned, so that it is of use to know the other nodes.
     pub fn wants_peers(&self) -> bool {
-        self.replicas.drain.is_some()
-            || self.replicas.hot.len() > 0
-            || !self.copies.wanted.is_empty()
+        self.replicas.drain.is_some() || self.replicas.hot.len() > 0 || self.copies.wants()
     }
 
     /// Another node asks for these blocks, which are here; for what is done about chains that many want.

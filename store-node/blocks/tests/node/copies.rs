@@ -4,7 +4,7 @@ use kvasir_blocks::{
     ContextName, CopiedContext, CopyCause, CopyError, CopyPlan, HeldCopies, KeepRequest, Options,
     Peer, PeerCopies, PeerView, SsdSize,
 };
-use kvasir_proto::Tenant;
+use kvasir_proto::{BlockKey, Tenant};
 
 use crate::support::{Node, chain, key, namespace, options};
 
@@ -31,9 +31,13 @@ fn keeper(copies: u8) -> Node {
 }
 
 fn keep(node: &mut Node, copies: u8, until_unix_ms: u64) {
+    keep_chain(node, "ab", copies, until_unix_ms);
+}
+
+fn keep_chain(node: &mut Node, of: &str, copies: u8, until_unix_ms: u64) {
     let request = KeepRequest {
         namespace: namespace(""),
-        keys: chain("ab"),
+        keys: chain(of),
         tenant: TENANT,
         until_unix_ms,
         since_unix_ms: Some(1_000),
@@ -57,7 +61,24 @@ fn write(node: &mut Node) {
 }
 
 fn name() -> ContextName {
-    ContextName { tenant: TENANT, namespace: namespace(""), last: key("ab") }
+    name_of(key("ab"))
+}
+
+fn name_of(last: BlockKey) -> ContextName {
+    ContextName { tenant: TENANT, namespace: namespace(""), last }
+}
+
+/// Three contexts of which two copies are wanted, in the order in which they are looked at.
+fn three() -> (Node, Vec<BlockKey>) {
+    let mut node = node();
+    node.fill("2p", "cd");
+    node.fill("3p", "ef");
+    for of in ["ab", "cd", "ef"] {
+        keep_chain(&mut node, of, 2, UNTIL);
+    }
+    let mut all = vec![key("ab"), key("cd"), key("ef")];
+    all.sort();
+    (node, all)
 }
 
 fn peer(name: &str) -> Peer {
@@ -74,13 +95,18 @@ fn sees(node: &mut Node, peers: &[(&str, u32)]) {
 /// What the others answer: their incarnations, and whether they have it.
 fn look(node: &mut Node, answers: &[(&str, Option<(u64, bool)>)]) {
     let contexts = node.blocks.copied_contexts(10);
+    see(node, &contexts, answers);
+}
+
+/// The same, of what they were asked for before.
+fn see(node: &mut Node, contexts: &[CopiedContext], answers: &[(&str, Option<(u64, bool)>)]) {
     let seen = answers.iter().map(|(name, answer)| PeerCopies {
         peer: peer(name),
         answer: answer
             .map(|(incarnation, has)| HeldCopies { incarnation, holds: vec![has; contexts.len()] }),
     });
     let seen: Vec<PeerCopies> = seen.collect();
-    node.blocks.copies_seen(node.now_ms, OWN, &contexts, &seen);
+    node.blocks.copies_seen(node.now_ms, OWN, contexts, &seen);
     node.check();
 }
 
@@ -263,29 +289,70 @@ fn of_a_context_that_has_ended_nothing_is_remembered() {
 
 #[test]
 fn contexts_are_looked_at_in_rounds() {
-    let mut node = node();
-    node.fill("2p", "cd");
-    node.fill("3p", "ef");
-    for prompt in ["ab", "cd", "ef"] {
-        let request = KeepRequest {
-            namespace: namespace(""),
-            keys: chain(prompt),
-            tenant: TENANT,
-            until_unix_ms: UNTIL,
-            since_unix_ms: Some(1_000),
-            copies: 2,
-        };
-        node.blocks.keep(node.now_ms, &request).expect("kept");
-        write(&mut node);
-    }
+    let (mut node, all) = three();
     let mut lasts = |count| {
         let next = node.blocks.copied_contexts(count);
         next.into_iter().map(|of| of.last).collect::<Vec<_>>()
     };
     let mut round = lasts(2);
     round.extend(lasts(2));
-    let mut all = vec![key("ab"), key("cd"), key("ef")];
-    all.sort();
     assert_eq!(round, all);
     assert_eq!(lasts(3), all, "and from the first on again");
+}
+
+#[test]
+fn a_copy_that_somebody_waits_for_is_not_behind_all_that_was_lost() {
+    let (mut node, all) = three();
+    sees(&mut node, &[("new", 10)]);
+    look(&mut node, &[("new", HAS_NONE)]);
+    node.blocks.make_copies(&name_of(all[2]));
+    let mut next = || {
+        let plan = node.blocks.poll_copy(node.now_ms).expect("a copy");
+        node.blocks.copied(node.now_ms, plan.copy, Ok(()));
+        plan.keys.last().copied().expect("a block")
+    };
+    assert_eq!([next(), next(), next()], [all[2], all[0], all[1]]);
+    assert_eq!(targets(&mut node), []);
+}
+
+#[test]
+fn those_that_somebody_waits_for_and_those_that_were_lost_have_their_turns() {
+    let (mut node, all) = three();
+    sees(&mut node, &[("new", 10)]);
+    look(&mut node, &[("new", HAS_NONE)]);
+    node.blocks.make_copies(&name_of(all[1]));
+    node.blocks.make_copies(&name_of(all[2]));
+    let mut next = || {
+        let plan = node.blocks.poll_copy(node.now_ms).expect("a copy");
+        node.blocks.copied(node.now_ms, plan.copy, Ok(()));
+        plan.keys.last().copied().expect("a block")
+    };
+    assert_eq!([next(), next(), next()], [all[1], all[0], all[2]]);
+}
+
+#[test]
+fn that_a_node_has_none_is_from_before_it_got_one() {
+    let mut node = keeper(2);
+    sees(&mut node, &[("new", 10), ("other", 20)]);
+    look(&mut node, &[("new", HAS_NONE), ("other", HAS_NONE)]);
+    let copy = planned(&mut node, "other");
+    let asked = node.blocks.copied_contexts(10);
+    node.blocks.copied(node.now_ms, copy, Ok(()));
+    see(&mut node, &asked, &[("new", HAS_NONE), ("other", HAS_NONE)]);
+    assert_eq!((targets(&mut node), node.blocks.copies_lacking(&name())), (Vec::new(), 0));
+    // It has lost it meanwhile.
+    look(&mut node, &[("new", HAS_NONE), ("other", HAS_NONE)]);
+    planned(&mut node, "other");
+}
+
+#[test]
+fn one_that_was_away_gets_the_time_before_another_one_gets_a_copy() {
+    let mut node = keeper(2);
+    sees(&mut node, &[("holder", 10), ("larger", 20)]);
+    look(&mut node, &[("holder", HAS_IT), ("larger", HAS_NONE)]);
+    keep(&mut node, 2, UNTIL + 1);
+    look(&mut node, &[("holder", None), ("larger", HAS_NONE)]);
+    assert_eq!(node.blocks.copies_lacking(&name()), 1);
+    look(&mut node, &[("holder", HAS_NONE), ("larger", HAS_NONE)]);
+    planned(&mut node, "holder");
 }

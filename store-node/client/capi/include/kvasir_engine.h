@@ -6,9 +6,10 @@
  * The conductor calls the engine over gRPC (proto/kvasir/v1/engine.proto), at the address that its
  * AttachRequest names.
  *
- * One engine attaches to a node. All functions may be called from any thread; calls of
- * kvasir_engine_send wait for each other, and so do calls of kvasir_engine_receive. Neither makes a
- * system call while the node is awake. A process that forks attaches anew.
+ * Several engines may attach to a node, each by its own name (`engines_max` of store-node.toml). All
+ * functions may be called from any thread; calls of kvasir_engine_send wait for each other, and so do
+ * calls of kvasir_engine_receive. Neither makes a system call while the node is awake. A process that
+ * forks attaches anew.
  *
  * Link with -lkvasir_client_c.
  */
@@ -35,7 +36,7 @@ typedef struct {
 
 /*
  * Attaches, with an encoded AttachRequest; its `pid` is filled in. KVASIR_UNREACHABLE: the node is not
- * there, or has an engine already; try again later.
+ * there, has as many engines as it takes, or has one of this name; try again later.
  */
 kvasir_status kvasir_engine_attach(const char *attach_dir, const uint8_t *request, size_t request_bytes,
                                    kvasir_engine **engine);

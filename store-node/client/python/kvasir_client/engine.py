@@ -12,8 +12,8 @@ whose comments say what each means; generate their classes with the tools of you
 `message` are bytes, or anything with `SerializeToString`. The conductor calls the engine over gRPC
 (`proto/kvasir/v1/engine.proto`), at the address that the request names.
 
-One engine attaches to a node. Calls of `send` wait for each other, and so do calls of `receive`; both let
-other threads run. A process that forks attaches anew.
+Several engines may attach to a node, each by its own name. Calls of `send` wait for each other, and so do calls of
+`receive`; both let other threads run. A process that forks attaches anew.
 """
 
 import ctypes

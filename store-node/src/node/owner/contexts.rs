@@ -84,7 +84,9 @@ impl Owner {
         &mut self,
         request: &v1::KeepContextRequest,
     ) -> Result<(u64, Option<Chain>), Refused> {
-        self.has_room_for_keep()?;
+        // What another node has promised is one of its copies, and the others are its own matter.
+        let is_first = !request.tenant.is_empty();
+        self.has_room_for_keep(is_first)?;
         let copies = copies(request.copies)?;
         let now = clock::unix_ms();
         let (tenant, until_unix_ms, since_unix_ms) = match (request.tenant.as_str(), request.ttl_ms)
@@ -104,8 +106,6 @@ impl Owner {
             since_unix_ms,
             copies,
         };
-        // What another node has promised is one of its copies, and the others are its own matter.
-        let is_first = !request.tenant.is_empty();
         if is_first && usize::from(copies) > 1 + self.replication.peers() && self.tiers.has_ssd() {
             let others = self.replication.peers();
             let why = format!(
@@ -160,7 +160,7 @@ impl Owner {
 
     /// What is on the SSD can be changed now, if there is one.
     fn knows_contexts(&self) -> Result<(), Refused> {
-        self.has_room_for_keep()?;
+        self.has_room_for_keep(false)?;
         if self.tiers.has_ssd() && !self.blocks.ssd_is_usable(clock::now_ms()) {
             return Err(Refused::Unavailable("the SSD cannot be used now; try again".into()));
         }
@@ -177,8 +177,11 @@ impl Owner {
         }
     }
 
-    fn has_room_for_keep(&self) -> Result<(), Refused> {
-        match self.tiers.keeps.len() + self.replication.awaited.len() < KEEPS_MAX {
+    /// Of what may wait for copies there are no more with those that do: else nodes that all have so many would
+    /// refuse each other's copies.
+    fn has_room_for_keep(&self, may_wait: bool) -> Result<(), Refused> {
+        let waiting = if may_wait { self.replication.awaited.len() } else { 0 };
+        match self.tiers.keeps.len() + waiting < KEEPS_MAX {
             true => Ok(()),
             false => Err(Refused::Unavailable("too many chains are being kept; try again".into())),
         }

@@ -328,6 +328,7 @@ impl Owner {
             Command::SourceSeen(address, seen) => self.source_seen(&address, seen),
             Command::PeersSeen(peers) => self.peers_seen(peers),
             Command::CopiesSeen(contexts, peers) => self.copies_seen(&contexts, &peers),
+            Command::PeerIsItself(peer) => self.replication.is_no_peer(&peer),
             Command::Admin(command) => self.take_admin(command),
             Command::Subscribe(request, queue) => {
                 let status = self.describe();
@@ -362,6 +363,7 @@ impl Owner {
             self.blocks.abort_all(now_ms, &AbortReason::Draining);
         }
         self.run_actions();
+        self.make_awaited();
         self.plan_copies(now_ms);
         self.report_status(now_ms);
         self.set_gauges(now_ms);

@@ -62,9 +62,13 @@ impl Replication {
         }
     }
 
-    /// Nodes that the configuration names.
+    /// Nodes that the configuration names, but for this one as far as that is known.
     pub(super) fn peers(&self) -> usize {
         self.peers.len()
+    }
+
+    pub(super) fn is_no_peer(&mut self, peer: &Peer) {
+        self.peers.retain(|of| of != peer);
     }
 
     /// Whether the answers of that many-th time have come.
@@ -160,6 +164,7 @@ impl Owner {
         let now_ms = clock::now_ms();
         self.replication.looking = false;
         self.blocks.peers_seen(now_ms, peers);
+        self.make_awaited();
         self.plan_copies(now_ms);
     }
 

@@ -498,6 +498,7 @@ impl Running {
         self.look_through_memory(context);
         self.tick_disk(context, unix_ms);
         self.run_actions(context);
+        self.make_awaited();
         self.plan_copies(context);
         self.run_actions(context);
     }

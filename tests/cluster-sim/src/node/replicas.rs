@@ -46,6 +46,8 @@ struct Job {
     targets: Option<Box<Targets>>,
     /// The call whose answer is the answer to its step.
     call: u64,
+    /// Somebody waited for it when it began.
+    awaited: bool,
 }
 
 /// Somebody who waits until a context has its copies.
@@ -189,7 +191,7 @@ impl Running {
         self.replication.awaited.iter().any(|awaited| Some(&awaited.name.last) == plan.keys.last())
     }
 
-    fn make_awaited(&mut self) {
+    pub(super) fn make_awaited(&mut self) {
         let is_known = |awaited: &&Awaited| self.replication.knows(awaited.asks);
         for awaited in self.replication.awaited.iter().filter(is_known) {
             self.blocks.make_copies(&awaited.name);
@@ -299,6 +301,7 @@ impl Running {
             let seen = std::mem::take(seen);
             self.replication.looking = None;
             self.blocks.peers_seen(context.now_ms(), seen);
+            self.make_awaited();
             self.plan_copies(context);
         }
     }
@@ -347,8 +350,9 @@ impl Running {
     fn begin_copy(&mut self, context: &mut Context, plan: CopyPlan) {
         let copy = plan.copy;
         let copying = Copying::new(&plan, BLOCK_TOKENS, PIECE_BLOCKS);
-        let tx = self.next_tx();
-        self.replication.jobs.insert(copy, Job { plan, copying, tx, targets: None, call: 0 });
+        let (tx, awaited) = (self.next_tx(), self.is_awaited(&plan));
+        let job = Job { plan, copying, tx, targets: None, call: 0, awaited };
+        self.replication.jobs.insert(copy, job);
         self.next_step(context, copy);
     }
 
@@ -402,7 +406,7 @@ impl Running {
                 let (tenant, until_unix_ms) = (mark.tenant, mark.until_unix_ms);
                 let term = Term::Until { until_unix_ms, since_unix_ms: mark.since_unix_ms };
                 let copies = mark.copies;
-                let call = Call::Keep { namespace, keys, tenant, term, copies };
+                let call = Call::Keep { namespace, keys, tenant, term, copies, whole: true };
                 self.call_peer(context, to, (Asked::Step(copy), KEEP_US), call);
             }
             CopyStep::Abort => {
@@ -425,9 +429,7 @@ impl Running {
         context.covers(match (job.plan.cause, &result) {
             (CopyCause::Asked, Ok(())) => "a copy that was asked for is made",
             (CopyCause::Hot, Ok(())) => "a hot chain is copied",
-            (CopyCause::Context, Ok(())) if self.is_awaited(&job.plan) => {
-                "a copy of a context is made"
-            }
+            (CopyCause::Context, Ok(())) if job.awaited => "a copy of a context is made",
             (CopyCause::Context, Ok(())) => "a copy of a context is made that nobody waits for",
             (CopyCause::DrainKept, Ok(())) => "a kept chain moves",
             (CopyCause::DrainHot, Ok(())) => "a chain moves that nobody was promised",

@@ -43,7 +43,11 @@ impl Running {
                 self.prefetch(context, namespace, &keys);
                 self.answer(context, from, Reply::Done);
             }
-            Call::Keep { namespace, keys, tenant, term, copies } => {
+            Call::Keep { namespace, keys, tenant, term, copies, whole } => {
+                let here = self.blocks.keepable(context.now_ms(), namespace, &keys);
+                if whole && here < keys.len() {
+                    return self.answer(context, from, Reply::Refused("not all is here".into()));
+                }
                 let is_first = matches!(term, Term::Ttl { .. });
                 let (until_unix_ms, since_unix_ms) = match term {
                     Term::Ttl { ttl_ms } => (unix_ms + ttl_ms, Some(unix_ms)),
