@@ -129,7 +129,7 @@ impl Pages {
         })
     }
 
-    fn to_gpu(&self) -> Done<()> {
+    fn upload(&self) -> Done<()> {
         let mut bytes = vec![0u8; ALLOCATION_BYTES];
         for (at, memory) in self.allocations.iter().enumerate() {
             self.image.copy_to(at * ALLOCATION_BYTES, &mut bytes)?;
@@ -139,7 +139,7 @@ impl Pages {
         Ok(())
     }
 
-    fn from_gpu(&self) -> Done<()> {
+    fn download(&self) -> Done<()> {
         let mut values = vec![0f32; ALLOCATION_BYTES / 4];
         for (at, memory) in self.allocations.iter().enumerate() {
             memory.read(&mut values, &self.stream)?;
@@ -158,7 +158,7 @@ async fn engine(device: &Arc<Device>, attach_dir: &Path) -> Done<()> {
 
     let of = prompt(1, BLOCKS * BLOCK_TOKENS);
     pooled.write(&of, 0..BLOCKS, 7);
-    pages.to_gpu()?;
+    pages.upload()?;
     pooled.hold(&of, 0..BLOCKS, 7);
     // They come to slots meanwhile.
     let mut handle = 0;
@@ -182,12 +182,12 @@ async fn engine(device: &Arc<Device>, attach_dir: &Path) -> Done<()> {
     // Their pages get other bytes, and other pages get theirs.
     pooled.drop_pages(1, 7..7 + BLOCKS).await;
     pooled.write(&prompt(9, 13 * BLOCK_TOKENS), 0..13, 7);
-    pages.to_gpu()?;
+    pages.upload()?;
     let filled = pooled.fill(2, &of, 20..20 + BLOCKS).await;
     if filled != BLOCKS {
         return Err(format!("{filled} of {BLOCKS} pages were filled").into());
     }
-    pages.from_gpu()?;
+    pages.download()?;
     match pooled.has(&of, 0..BLOCKS, 20) {
         true => Ok(()),
         false => Err("pages were filled with other bytes".into()),

@@ -326,6 +326,7 @@ impl Metrics {
             ("segments_free", counts.segments_free.into()),
             ("live_bytes", counts.live_bytes),
             ("operations", counts.operations),
+            ("waiting", counts.waiting),
         ];
         for (of, value) in gauges {
             self.ssd.with_label_values(&[of]).set(value as i64);

@@ -25,11 +25,12 @@ pub(crate) struct Cleaning {
     /// now would come after it in the log, and be taken for the newer one at the next start.
     waits_for: Option<BlockKey>,
     failed: bool,
+    live_pages_before: u64,
     free_before: u32,
 }
 
 impl Cleaning {
-    pub(crate) fn new(segment: u32, free_before: u32) -> Self {
+    pub(crate) fn new(segment: u32, live_pages_before: u64, free_before: u32) -> Self {
         Cleaning {
             segment,
             bytes: None,
@@ -37,6 +38,7 @@ impl Cleaning {
             moving: 0,
             waits_for: None,
             failed: false,
+            live_pages_before,
             free_before,
         }
     }
@@ -163,7 +165,10 @@ impl Log {
                 Err(error) => self.index_has_failed(error),
             }
         }
-        // When too much is live, moving it about gains nothing.
-        self.cleaning_paused = self.segments.free() <= cleaning.free_before;
+        // Where more is live than may be, moving it about may gain nothing, since extents leave gaps at the ends of
+        // segments. What frees a quarter of one gains something, though not a segment at once.
+        let gains_little =
+            cleaning.live_pages_before * 4 > u64::from(self.segments.segment_pages) * 3;
+        self.cleaning_paused = gains_little && self.segments.free() <= cleaning.free_before;
     }
 }

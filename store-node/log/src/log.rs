@@ -23,18 +23,17 @@ const CLEAN_BELOW: u32 = 3;
 /// So many extents are not made to wait for others that are being written.
 const SYNC_TOGETHER: usize = 32;
 
-/// Why an append was not taken.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+/// Why nothing counts of an append.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AppendError {
-    /// Try again when cleaning has freed a segment; when it cannot, remove blocks first.
+    /// Cleaning frees no segment now: remove blocks first.
     #[error("no segment of the log is free")]
     Full,
     /// It fits no segment, and never will.
     #[error("an extent of {pages} pages is larger than a segment has room for")]
     TooLarge { pages: usize },
-    /// Recover the log anew.
     #[error(transparent)]
-    Index(#[from] IndexError),
+    Disk(#[from] DiskError),
 }
 
 /// Why a read gave nothing.
@@ -80,7 +79,7 @@ pub enum Output {
     Appended {
         ticket: u64,
         key: BlockKey,
-        result: Result<(), DiskError>,
+        result: Result<(), AppendError>,
     },
     Read {
         ticket: u64,
@@ -111,6 +110,8 @@ pub struct Counts {
     pub buried_bytes: u64,
     /// Operations handed out or waiting.
     pub operations: u64,
+    /// Appends that wait until there is room.
+    pub waiting: u64,
     pub appended_total: u64,
     pub appended_bytes_total: u64,
     pub moved_total: u64,
@@ -180,6 +181,8 @@ pub struct Log {
     operations: BTreeMap<u64, Operation>,
     ready: VecDeque<DiskOp>,
     outputs: VecDeque<Output>,
+    /// Appends that wait until cleaning has made room, in their order.
+    waiting: VecDeque<(u64, ExtentBuf)>,
     /// Blocks of which callers append extents, and how many.
     pub(crate) appending: BTreeMap<BlockKey, u32>,
     /// Generations of extents that are being written.
@@ -213,6 +216,7 @@ impl Log {
             operations: BTreeMap::new(),
             ready: VecDeque::new(),
             outputs: VecDeque::new(),
+            waiting: VecDeque::new(),
             appending: BTreeMap::new(),
             writing: BTreeSet::new(),
             written: BTreeMap::new(),
@@ -243,23 +247,48 @@ impl Log {
             live_bytes: self.segments.live_pages() * PAGE_BYTES as u64,
             buried_bytes: self.graves.pages() * PAGE_BYTES as u64,
             operations: self.operations.len() as u64,
+            waiting: self.waiting.len() as u64,
             ..self.counts
         }
     }
 
-    /// Appends an extent; [`Output::Appended`] follows. It replaces an earlier one of the same key
-    /// once it is durable.
-    ///
-    /// # Errors
-    /// [`AppendError`]; then nothing was taken.
-    pub fn append(&mut self, ticket: u64, extent: ExtentBuf) -> Result<(), AppendError> {
-        if extent.pages() > self.extent_pages_max() {
-            return Err(AppendError::TooLarge { pages: extent.pages() });
+    /// Appends an extent, after those that wait for room; [`Output::Appended`] follows. It replaces an earlier one of
+    /// the same key once it is durable.
+    pub fn append(&mut self, ticket: u64, extent: ExtentBuf) {
+        let pages = extent.pages();
+        if pages > self.extent_pages_max() {
+            return self.not_appended(ticket, extent.record.key, AppendError::TooLarge { pages });
         }
-        let taken = self.append_for(For::User { ticket }, extent, SPARE_SEGMENTS);
-        self.cleaning_paused = false;
-        self.clean_if_needed();
-        taken
+        if self.waiting.is_empty() && !self.has_room(pages as u32, SPARE_SEGMENTS) {
+            self.retry();
+        }
+        self.waiting.push_back((ticket, extent));
+        self.append_waiting();
+    }
+
+    /// Appends what there is room for. What no room comes for fails.
+    fn append_waiting(&mut self) {
+        while let Some((ticket, extent)) = self.waiting.pop_front() {
+            let has_room = self.has_room(extent.pages() as u32, SPARE_SEGMENTS);
+            if !has_room && self.makes_room() {
+                return self.waiting.push_front((ticket, extent));
+            }
+            let key = extent.record.key;
+            match self.append_for(For::User { ticket }, extent, SPARE_SEGMENTS) {
+                Ok(()) => self.retry(),
+                Err(error) => self.not_appended(ticket, key, error),
+            }
+        }
+    }
+
+    /// Whether room may come of what is under way.
+    fn makes_room(&self) -> bool {
+        let is_idle = self.operations.is_empty() && self.written.is_empty();
+        !self.cleaning_paused && (self.cleaning.is_some() || !is_idle)
+    }
+
+    fn not_appended(&mut self, ticket: u64, key: BlockKey, error: AppendError) {
+        self.outputs.push_back(Output::Appended { ticket, key, result: Err(error) });
     }
 
     /// Tries again what an error has stopped; to be called now and then.
@@ -343,7 +372,7 @@ impl Log {
 
     /// Nothing is under way or waiting.
     pub fn is_idle(&self) -> bool {
-        self.operations.is_empty() && self.written.is_empty()
+        self.operations.is_empty() && self.written.is_empty() && self.waiting.is_empty()
     }
 
     /// An operation has ended.
@@ -396,6 +425,7 @@ impl Log {
         }
         self.sync_if_needed();
         self.clean_if_needed();
+        self.append_waiting();
     }
 
     pub(crate) fn append_for(
@@ -434,20 +464,24 @@ impl Log {
         Ok(())
     }
 
+    fn fits(&self, open: &Open, pages: u32) -> bool {
+        let footer = footer_pages(open.placed + 1) as u32;
+        open.next_page + pages + footer <= self.segments.segment_pages
+    }
+
+    fn has_room(&self, pages: u32, spare: u32) -> bool {
+        let free = self.segments.free();
+        // With fewer the open segment is one of the spare ones.
+        let into_open = self.open.as_ref().is_some_and(|open| self.fits(open, pages));
+        free > spare || free == spare && into_open
+    }
+
     /// A place for so many pages, in the open segment or a new one.
     fn room(&mut self, pages: u32, spare: u32) -> Result<(u32, u32), AppendError> {
-        if self.segments.free() < spare {
-            // The open segment is one of the spare ones by now.
+        if !self.has_room(pages, spare) {
             return Err(AppendError::Full);
         }
-        let segment_pages = self.segments.segment_pages;
-        let fits = |open: &Open| {
-            open.next_page + pages + footer_pages(open.placed + 1) as u32 <= segment_pages
-        };
-        if self.open.as_ref().is_some_and(|open| !fits(open)) {
-            if self.segments.free() <= spare {
-                return Err(AppendError::Full);
-            }
+        if self.open.as_ref().is_some_and(|open| !self.fits(open, pages)) {
             self.seal_open();
         }
         if self.open.is_none() {
@@ -667,7 +701,7 @@ impl Log {
         }
         match append.whose {
             For::User { ticket } => {
-                let key = append.entry.key;
+                let (key, result) = (append.entry.key, result.map_err(AppendError::from));
                 self.outputs.push_back(Output::Appended { ticket, key, result });
                 if let Some(count) = self.appending.get_mut(&key) {
                     *count -= 1;
@@ -756,7 +790,8 @@ impl Log {
         }
         let Some(segment) = self.segments.to_clean() else { return };
         debug_assert_eq!(self.segments.get(segment).phase, Phase::Sealed);
-        self.cleaning = Some(Cleaning::new(segment, self.segments.free()));
+        let live_pages = self.segments.get(segment).live_pages;
+        self.cleaning = Some(Cleaning::new(segment, live_pages, self.segments.free()));
         self.segments.begin_use(segment);
         let fresh = || PageBuf::zeroed(self.segments.segment_pages as usize);
         let buffer = self.cleaning_buffer.take().unwrap_or_else(fresh);

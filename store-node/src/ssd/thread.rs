@@ -292,8 +292,15 @@ struct Serving<'a> {
 
 impl<'a> Serving<'a> {
     fn new(thread: &'a mut Thread, log: Log, disk: Box<dyn Disk + Send>) -> Self {
-        let purposes = HashMap::new();
-        Serving { thread, log, disk, purposes, next_ticket: 0, under_way: 0, counted: None }
+        Serving {
+            thread,
+            log,
+            disk,
+            purposes: HashMap::new(),
+            next_ticket: 0,
+            under_way: 0,
+            counted: None,
+        }
     }
 
     /// Until the node ends, or the index fails (then why).
@@ -428,15 +435,7 @@ impl<'a> Serving<'a> {
 
     fn append(&mut self, sink: u64, extent: ExtentBuf) {
         let ticket = self.ticket(Purpose::Sink(sink));
-        if let Err(error) = self.log.append(ticket, extent) {
-            self.purposes.remove(&ticket);
-            // A full log is a matter of time: cleaning is under way.
-            let why = match error {
-                AppendError::Full => None,
-                other => Some(other.to_string()),
-            };
-            (self.thread.report)(Report::Sunk { sink, result: Err(SinkError::Failed), why });
-        }
+        self.log.append(ticket, extent);
     }
 
     fn ticket(&mut self, purpose: Purpose) -> u64 {
@@ -461,7 +460,11 @@ impl<'a> Serving<'a> {
                     if let Some(Purpose::Sink(sink)) = self.purposes.remove(&ticket) {
                         let (result, why) = match result {
                             Ok(()) => (Ok(()), None),
-                            Err(DiskError::Changed) => (Err(SinkError::Corrupt), None),
+                            Err(AppendError::Disk(DiskError::Changed)) => {
+                                (Err(SinkError::Corrupt), None)
+                            }
+                            // A matter of time.
+                            Err(AppendError::Full) => (Err(SinkError::Failed), None),
                             Err(error) => (Err(SinkError::Failed), Some(error.to_string())),
                         };
                         (self.thread.report)(Report::Sunk { sink, result, why });

@@ -80,6 +80,7 @@ fn writers_never_take_the_room_that_cleaning_needs() {
                     assert_eq!(error, AppendError::Full, "block {n}");
                     stuck += 1;
                     let counts = log.log.counts();
+                    assert!(seed % 2 == 1, "seed {seed}: refused though there is room: {counts:?}");
                     assert!(stuck < 500, "seed {seed}: nothing goes on: {counts:?}");
                     log.step();
                 }

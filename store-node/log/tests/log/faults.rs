@@ -82,7 +82,7 @@ fn check_writes_fail(faults: Faults, error: DiskError) {
     log.disk.faults = faults;
     (1..6).for_each(|n| log.append(n));
     log.settle();
-    let failed: Vec<_> = (1..6).map(|n| (n, Err(error))).collect();
+    let failed: Vec<_> = (1..6).map(|n| (n, Err(error.into()))).collect();
     let mut answers = log.appended[1..].to_vec();
     answers.sort_by_key(|(n, _)| *n);
     assert_eq!(answers, failed, "{faults:?}");

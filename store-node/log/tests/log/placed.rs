@@ -58,7 +58,7 @@ fn what_changes_in_its_slot_while_it_is_written_is_refused() {
     log.append_placed(5, span, checksum(&payload(5)));
     slots.write(Span { length_bytes: 1, ..span }, &[!payload(5)[0]]);
     log.settle();
-    assert_eq!(log.appended, [(5, Err(DiskError::Changed))]);
+    assert_eq!(log.appended, [(5, Err(DiskError::Changed.into()))]);
     assert!(!log.has(5));
     assert!(!log.crash().has(5));
 }

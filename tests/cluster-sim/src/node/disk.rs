@@ -9,8 +9,8 @@ use std::time::Duration;
 use kvasir_blocks::{AbortReason, Allocate, RiseError, SinkError, SsdBlock, SsdSize};
 use kvasir_log::sim_disk::SimDisk;
 use kvasir_log::{
-    Disk, DiskError, ExtentBuf, Log, Memory, MemoryIndex, Options, Output, PAGE_BYTES, ReadError,
-    ReadExtent, Record, Recovered, Span, extent_pages, recover,
+    AppendError, Disk, DiskError, ExtentBuf, Log, Memory, MemoryIndex, Options, Output, PAGE_BYTES,
+    ReadError, ReadExtent, Record, Recovered, Span, extent_pages, recover,
 };
 use kvasir_proto::{BlockKey, Class, Mark, Share, Side, SlotIndex, TxId};
 use kvasir_transfer::SharedMemory;
@@ -277,7 +277,7 @@ impl Running {
                 let SsdBlock { key, namespace, parent, mark, layout, .. } = block;
                 let record = Record { key, namespace, parent, mark, layout, checksums };
                 let sum = kvasir_transfer::checksum(&self.raw(slot));
-                self.append(context, sink, ExtentBuf::placed(record, span_of(slot), sum));
+                self.append(sink, ExtentBuf::placed(record, span_of(slot), sum));
             }
             Job::Rewrite { sink, key, mark } if is_up => {
                 self.read(Purpose::Rewrite { sink, mark, key }, key);
@@ -298,15 +298,10 @@ impl Running {
         }
     }
 
-    fn append(&mut self, context: &mut Context, sink: u64, extent: ExtentBuf) {
-        let Some(ssd) = &mut self.ssd else { return };
-        let Some(log) = &mut ssd.log else { return };
-        ssd.next_ticket += 1;
-        let ticket = ssd.next_ticket;
-        if log.append(ticket, extent).is_ok() {
-            ssd.purposes.insert(ticket, Purpose::Sink(sink));
-        } else {
-            self.sunk(context, sink, Err(SinkError::Failed));
+    fn append(&mut self, sink: u64, extent: ExtentBuf) {
+        let ticket = self.ticket(Purpose::Sink(sink));
+        if let Some(log) = self.ssd.as_mut().and_then(|ssd| ssd.log.as_mut()) {
+            log.append(ticket, extent);
         }
     }
 
@@ -383,7 +378,7 @@ impl Running {
                 Output::Appended { ticket, result, .. } => {
                     if let Some(Purpose::Sink(sink)) = ssd.purposes.remove(&ticket) {
                         let result = result.map_err(|error| match error {
-                            DiskError::Changed => SinkError::Corrupt,
+                            AppendError::Disk(DiskError::Changed) => SinkError::Corrupt,
                             _ => SinkError::Failed,
                         });
                         if result == Err(SinkError::Corrupt) {
@@ -462,7 +457,7 @@ impl Running {
                 let record = Record { mark, ..read.record.clone() };
                 let mut extent = ExtentBuf::new(record, read.payload().len());
                 extent.payload_mut().copy_from_slice(read.payload());
-                self.append(context, sink, extent);
+                self.append(sink, extent);
             }
             Err(error) => {
                 let gone = matches!(error, ReadError::Missing | ReadError::Rotten);
