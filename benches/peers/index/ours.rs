@@ -1,20 +1,19 @@
 //! The shadow index, as the conductor uses it: one writer, and a reader that never waits for it.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use kvasir_placement::{IndexLimits, IndexReader, NodeIndex, ShadowIndex, Tier};
 use kvasir_proto::BlockKey;
 
 use crate::workload::Workload;
-use crate::{Index, Side, bytes_in_use};
+use crate::{Index, Pace, Side, bytes_in_use};
 
 pub struct Ours {
     index: Mutex<ShadowIndex>,
     reader: IndexReader,
     nodes: u16,
-    churned: Vec<Vec<BlockKey>>,
+    passing: Vec<Vec<BlockKey>>,
 }
 
 /// Chained keys of a chain: each depends on all before it, as hashes do.
@@ -43,13 +42,13 @@ pub fn build(workload: &Workload, side: &mut Side) -> (Ours, Vec<Vec<BlockKey>>)
     for (node, chain, from, end) in &workload.events {
         index.insert(NodeIndex(*node as u16), Tier::Dram, &chains[*chain][*from..*end]);
     }
-    side.blocks_per_s.push(workload.entries as f64 / began.elapsed().as_secs_f64());
+    side.filled_per_s.push(workload.entries as f64 / began.elapsed().as_secs_f64());
     side.bytes_per_entry = (bytes_in_use() - before) as f64 / index.entries() as f64;
     let queries = workload.queries.iter().map(|query| keys(query)).collect();
-    let churned = (0..64).map(|n| keys(&[n, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14])).collect();
+    let passing = workload.passing.iter().map(|chain| keys(chain)).collect();
     let nodes = workload.nodes as u16;
     let reader = index.reader();
-    (Ours { index: Mutex::new(index), reader, nodes, churned }, queries)
+    (Ours { index: Mutex::new(index), reader, nodes, passing }, queries)
 }
 
 impl Index for Ours {
@@ -58,23 +57,15 @@ impl Index for Ours {
     fn lookup(&self, query: &Vec<BlockKey>) -> (u32, usize) {
         let matched = self.reader.match_prefix(query);
         let held = (0..self.nodes).map(|node| matched.held_blocks(NodeIndex(node)));
-        held.fold((0, 0), |(most, nodes), held| {
-            (most.max(held), nodes + usize::from(held > 0))
-        })
+        held.fold((0, 0), |(most, nodes), held| (most.max(held), nodes + usize::from(held > 0)))
     }
 
-    fn churn(&self, stop: &AtomicBool) -> f64 {
-        let began = Instant::now();
-        let mut blocks = 0;
+    fn churn(&self, pace: &mut Pace<'_>) {
         let mut index = self.index.lock().expect("nobody panics");
-        while !stop.load(Ordering::Relaxed) {
-            for keys in &self.churned {
-                let node = NodeIndex(blocks as u16 % self.nodes);
-                index.insert(node, Tier::Dram, keys);
-                index.remove(node, keys);
-                blocks += 2 * keys.len();
-            }
+        let node_of = |chain: usize| NodeIndex(chain as u16 % self.nodes);
+        while let Some((put, taken)) = pace.next() {
+            index.insert(node_of(put), Tier::Dram, &self.passing[put]);
+            index.remove(node_of(taken), &self.passing[taken]);
         }
-        blocks as f64 / began.elapsed().as_secs_f64()
     }
 }

@@ -11,6 +11,8 @@ pub struct Workload {
     pub events: Vec<(u64, usize, usize, usize)>,
     pub entries: usize,
     pub queries: Vec<Vec<u64>>,
+    /// Chains of one event each, which nobody asks for: they come and go while others are looked up.
+    pub passing: Vec<Vec<u64>>,
 }
 
 pub struct Numbers(u64);
@@ -31,6 +33,7 @@ impl Numbers {
 
 const PREFIXES: u64 = 64;
 const EVENT_BLOCKS: usize = 32;
+const PASSING: usize = 8_192;
 
 impl Workload {
     pub fn new(nodes: u64, entries_min: usize, blocks: usize) -> Workload {
@@ -76,6 +79,7 @@ impl Workload {
             query
         });
         let queries = queries.collect();
-        Workload { nodes, chains, events, entries, queries }
+        let passing = (0..PASSING).map(|_| own(&mut numbers, EVENT_BLOCKS)).collect();
+        Workload { nodes, chains, events, entries, queries, passing }
     }
 }

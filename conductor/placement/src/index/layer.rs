@@ -11,7 +11,7 @@ pub(super) const SHARDS: usize = 1 << SHARD_BITS;
 
 /// What readers see: fixed tables, whose slots change.
 #[derive(Debug, Clone)]
-pub(super) struct Tables(Arc<[Arc<Table>]>);
+pub(super) struct Tables(Arc<[Table]>);
 
 impl Tables {
     /// Who has the keys at these places of a chain. All of them are asked for before one is
@@ -50,7 +50,7 @@ pub(super) struct Changed {
 
 impl Layer {
     pub(super) fn new() -> Self {
-        let tables = (0..SHARDS).map(|_| Arc::default()).collect();
+        let tables = (0..SHARDS).map(|_| Table::default()).collect();
         Layer { tables: Tables(tables), used: [0; SHARDS], keys: 0, replaced: false }
     }
 
@@ -72,7 +72,7 @@ impl Layer {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.tables.0.iter().map(|table| table.bytes()).sum()
+        self.tables.0.iter().map(Table::bytes).sum()
     }
 
     /// The node has these blocks. At most `keys_max` different keys are taken.
@@ -143,7 +143,7 @@ impl Layer {
         self.keys = self.keys - self.used[shard] + used;
         self.used[shard] = used;
         let mut tables = self.tables.0.to_vec();
-        tables[shard] = Arc::new(table);
+        tables[shard] = table;
         self.tables = Tables(tables.into());
         self.replaced = true;
     }

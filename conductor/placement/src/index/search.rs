@@ -2,12 +2,19 @@
 //! sets along a chain only shrink: the search looks for the places where they do, and does not
 //! visit every block.
 
-/// Interior places that one step of a search looks at: the loads of one step do not depend on each
-/// other, so that their cache misses overlap. More of them make fewer steps and more loads in all: 6 was the
-/// best of 4, 6 and 10, for chains of 100 and of 1,000 blocks alike.
-const PROBES: usize = 6;
+use arrayvec::ArrayVec;
+
+/// Interior places of a stretch that one step of the search looks at. More of them make fewer steps and more loads in
+/// all: 3 was the best of 1, 2, 3, 4 and 6, for chains of 100 and of 1,000 blocks alike, when the keys have just been
+/// computed.
+const PROBES: usize = 3;
+/// Stretches that a step divides together: the loads of one step do not depend on each other, so that their cache
+/// misses overlap.
+const TOGETHER: usize = 4;
 /// Places that are asked for at once, at most.
-pub(super) const PLACES_MAX: usize = PROBES + 2;
+pub(super) const PLACES_MAX: usize = PROBES * TOGETHER;
+/// Some node ends in each open stretch, and in no other.
+const OPEN_MAX: usize = u64::BITS as usize;
 
 /// How many leading keys of a chain of `blocks` each node of `among` has, into `held`, which says 0
 /// of all of them before. `sets` tells who has the keys at some places of the chain.
@@ -21,23 +28,24 @@ pub(super) fn lengths(
     held: &mut [u32],
 ) {
     let Some(to) = blocks.checked_sub(1) else { return };
+    let mut search = Search { held, open: ArrayVec::new() };
     // Both ends and the first step at once, since most chains need it.
-    let probes = PROBES.min(to.saturating_sub(1));
-    let mut places = [0; PLACES_MAX];
-    let mut found = [0; PLACES_MAX];
-    for (probe, place) in places[2..2 + probes].iter_mut().enumerate() {
-        *place = place_of(probe, probes, 0, to);
-    }
-    places[1] = to;
-    sets(&places[..2 + probes], &mut found[..2 + probes]);
+    let mut places = Places::new();
+    places.extend([0, to]);
+    look_between(0, to, &mut places);
+    let found = look(sets, &places);
     let at_first = found[0] & among;
     let at_last = found[1] & at_first;
-    set_lengths(held, at_last, blocks);
-    let span = Span { from: 0, to, at_first, at_last };
-    if span.is_open(held) {
-        divide(sets, span, &places[2..2 + probes], &found[2..2 + probes], held);
+    set_lengths(search.held, at_last, blocks);
+    let all = Span { from: 0, to, at_first, at_last };
+    search.divide(all, &places[2..], &found[2..]);
+    while !search.open.is_empty() {
+        search.step(sets);
     }
 }
+
+/// Places to look at together.
+type Places = ArrayVec<usize, PLACES_MAX>;
 
 /// A stretch of the chain with the sets at both ends. Nodes in `at_first` and not in `at_last`
 /// end within it.
@@ -49,52 +57,62 @@ struct Span {
     at_last: u64,
 }
 
-impl Span {
-    /// Whether a search must go on within it; when it is as short as can be, it is settled here.
-    fn is_open(&self, held: &mut [u32]) -> bool {
-        let ending = self.at_first & !self.at_last;
-        if ending != 0 && self.to <= self.from + 1 {
-            set_lengths(held, ending, self.to);
+struct Search<'a> {
+    held: &'a mut [u32],
+    open: ArrayVec<Span, OPEN_MAX>,
+}
+
+impl Search<'_> {
+    /// Divides some of the open stretches. The depth is the logarithm of the longest.
+    fn step(&mut self, sets: &impl Fn(&[usize], &mut [u64])) {
+        let taken = self.open.len() - self.open.len().min(TOGETHER);
+        let spans: ArrayVec<Span, TOGETHER> = self.open.drain(taken..).collect();
+        let (mut places, mut ends) = (Places::new(), ArrayVec::<usize, TOGETHER>::new());
+        for span in &spans {
+            look_between(span.from, span.to, &mut places);
+            ends.push(places.len());
         }
-        ending != 0 && self.to > self.from + 1
+        let found = look(sets, &places);
+        let mut from = 0;
+        for (span, end) in spans.into_iter().zip(ends) {
+            self.divide(span, &places[from..end], &found[from..end]);
+            from = end;
+        }
+    }
+
+    /// Divides a stretch where it was looked at.
+    fn divide(&mut self, span: Span, places: &[usize], found: &[u64]) {
+        let mut left = (span.from, span.at_first);
+        for (place, set) in places.iter().zip(found) {
+            let here = (*place, (set & left.1) | span.at_last);
+            self.open(Span { from: left.0, to: here.0, at_first: left.1, at_last: here.1 });
+            left = here;
+        }
+        self.open(Span { from: left.0, at_first: left.1, ..span });
+    }
+
+    /// To be divided, unless no node ends in it or it is as short as can be.
+    fn open(&mut self, span: Span) {
+        let ending = span.at_first & !span.at_last;
+        if ending == 0 {
+            return;
+        }
+        if span.to <= span.from + 1 {
+            return set_lengths(self.held, ending, span.to);
+        }
+        self.open.push(span);
     }
 }
 
-/// Finds where each node of the span ends. The depth is the logarithm of the span.
-fn search(sets: &impl Fn(&[usize], &mut [u64]), span: Span, held: &mut [u32]) {
-    if !span.is_open(held) {
-        return;
-    }
-    let probes = PROBES.min(span.to - span.from - 1);
-    let mut places = [0; PROBES];
-    let mut found = [0; PROBES];
-    for (probe, place) in places[..probes].iter_mut().enumerate() {
-        *place = place_of(probe, probes, span.from, span.to);
-    }
-    sets(&places[..probes], &mut found[..probes]);
-    divide(sets, span, &places[..probes], &found[..probes], held);
+fn look_between(from: usize, to: usize, places: &mut Places) {
+    let probes = PROBES.min((to - from).saturating_sub(1));
+    places.extend((1..=probes).map(|probe| from + probe * (to - from) / (probes + 1)));
 }
 
-/// Searches on between places that were looked at.
-fn divide(
-    sets: &impl Fn(&[usize], &mut [u64]),
-    span: Span,
-    places: &[usize],
-    found: &[u64],
-    held: &mut [u32],
-) {
-    let mut left = (span.from, span.at_first);
-    for (place, set) in places.iter().zip(found) {
-        let here = (*place, (set & left.1) | span.at_last);
-        let inner = Span { from: left.0, to: here.0, at_first: left.1, at_last: here.1 };
-        search(sets, inner, held);
-        left = here;
-    }
-    search(sets, Span { from: left.0, at_first: left.1, ..span }, held);
-}
-
-fn place_of(probe: usize, probes: usize, from: usize, to: usize) -> usize {
-    from + (probe + 1) * (to - from) / (probes + 1)
+fn look(sets: &impl Fn(&[usize], &mut [u64]), places: &Places) -> [u64; PLACES_MAX] {
+    let mut found = [0; PLACES_MAX];
+    sets(places, &mut found[..places.len()]);
+    found
 }
 
 fn set_lengths(held: &mut [u32], mut nodes: u64, blocks: usize) {
