@@ -404,7 +404,7 @@ impl Log {
                     (Ok(()), None) => Err(ReadError::Disk(DiskError::Short)),
                     (Err(error), _) => Err(ReadError::Disk(error)),
                 };
-                self.segments.end_use(at.segment);
+                self.end_use(at.segment);
                 self.read_done(ticket, key, result);
             }
             Operation::Place { ticket, key, at, payload } => {
@@ -415,7 +415,7 @@ impl Log {
                     (Ok(()), None) => Err(ReadError::Disk(DiskError::Short)),
                     (Err(error), _) => Err(ReadError::Disk(error)),
                 };
-                self.segments.end_use(at.segment);
+                self.end_use(at.segment);
                 self.outputs.push_back(Output::Placed { ticket, key, result });
             }
             Operation::Victim { segment } => {
@@ -426,6 +426,7 @@ impl Log {
         self.sync_if_needed();
         self.clean_if_needed();
         self.append_waiting();
+        debug_assert!(!self.is_idle() || self.unsealed.is_empty(), "a segment got no footer");
     }
 
     pub(crate) fn append_for(

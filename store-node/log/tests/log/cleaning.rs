@@ -195,3 +195,18 @@ fn a_block_that_is_moved_while_it_is_written_anew_keeps_its_newest_mark() {
         }
     }
 }
+
+/// Without a footer it would never be cleaned.
+#[test]
+fn a_segment_gets_its_footer_also_when_a_read_is_the_last_to_use_it() {
+    let mut log = TestLog::new(6);
+    for n in 0..30 {
+        log.append(n);
+        log.settle();
+        // Under way while the next one finds the segment full.
+        log.begin_read(n);
+    }
+    log.settle();
+    let again = TestLog::open(log.disk).expect("a log");
+    assert!(again.scanned <= 1, "{} segments have no footer", again.scanned);
+}

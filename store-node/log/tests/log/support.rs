@@ -205,11 +205,16 @@ impl TestLog {
         while self.step() {}
     }
 
-    pub fn read(&mut self, n: u32) -> Result<Vec<u8>, ReadError> {
+    /// Without waiting for it.
+    pub fn begin_read(&mut self, n: u32) -> u64 {
         self.next_ticket += 1;
-        let ticket = self.next_ticket;
-        self.log.read(ticket, key(n));
+        self.log.read(self.next_ticket, key(n));
         self.pump();
+        self.next_ticket
+    }
+
+    pub fn read(&mut self, n: u32) -> Result<Vec<u8>, ReadError> {
+        let ticket = self.begin_read(n);
         self.settle();
         self.reads.remove(&ticket).expect("an answer")
     }
