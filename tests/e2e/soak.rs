@@ -309,9 +309,12 @@ async fn a_cluster_that_serves_for_long_keeps_nothing_of_what_it_has_served() {
             println!("{line}");
         }
     }
-    let evicted =
-        cluster.sum("-node", "kvasir_store_core_events_total", &[("event", "evicted")]).await;
-    assert!(evicted > 0.0, "there was room for everything");
+    let events = async |event: &str| {
+        cluster.sum("-node", "kvasir_store_core_events_total", &[("event", event)]).await
+    };
+    assert!(events("evicted").await > 0.0, "there was room for everything");
+    let (sunk, failed) = (events("sunk").await, events("sink_failed").await);
+    assert!(failed * 20.0 <= sunk, "of {sunk} blocks for the SSD {failed} more were not written");
     for (name, rounds) in &held {
         let rounds = &rounds[ROUNDS_WARM..];
         let (before, after) = rounds.split_at(rounds.len() / 2);

@@ -364,6 +364,17 @@ pub enum OverloadReason {
     NoRoom,
 }
 
+impl OverloadReason {
+    /// For metrics, and for programs that read an answer.
+    pub fn label(self) -> &'static str {
+        match self {
+            OverloadReason::Ttft => "ttft",
+            OverloadReason::Tbt => "tbt",
+            OverloadReason::NoRoom => "no_room",
+        }
+    }
+}
+
 /// The role that nobody fills.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Missing {

@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use kvasir_placement::calibration::{LikelyError, TimeError};
-use kvasir_placement::{OverloadReason, Placement, Refusal};
+use kvasir_placement::{Placement, Refusal};
 use prometheus::{
     Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
     exponential_buckets,
@@ -238,9 +238,7 @@ impl Metrics {
 
     pub(super) fn refused(&self, refusal: &Refusal) {
         let reason = match refusal {
-            Refusal::Overloaded { reason: OverloadReason::Ttft, .. } => "ttft",
-            Refusal::Overloaded { reason: OverloadReason::Tbt, .. } => "tbt",
-            Refusal::Overloaded { reason: OverloadReason::NoRoom, .. } => "no_room",
+            Refusal::Overloaded { reason, .. } => reason.label(),
             Refusal::NoInstance { .. } => "no_instance",
             Refusal::UnknownModel { .. } => "unknown_model",
             Refusal::TooLarge { .. } => "too_large",

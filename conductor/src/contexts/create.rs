@@ -153,7 +153,8 @@ impl Creation<'_> {
             NotKept::Full(reason) => {
                 let message = format!("No more can be kept for you: {reason}.");
                 let status = StatusCode::TOO_MANY_REQUESTS;
-                ("quota", ApiError::new(status, "context_quota_exceeded", message))
+                let error = ApiError::new(status, "context_quota_exceeded", message);
+                ("quota", ApiError { reason: Some("quota_contexts"), ..error })
             }
             NotKept::Busy => ("not_kept", not_kept("a store node is busy or could not write it")),
             NotKept::Lacking => {

@@ -72,7 +72,8 @@ impl Contexts {
             let message = "Too many contexts are being created; try again.";
             let error =
                 ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message);
-            self.refused("busy", ApiError { retry_after_s: Some(1), ..error })
+            let reason = Some("contexts");
+            self.refused("busy", ApiError { reason, retry_after_s: Some(1), ..error })
         })
     }
 

@@ -1,4 +1,5 @@
-//! Errors as OpenAI's clients know them: `{"error": {"message", "type", "param", "code"}}`.
+//! Errors as OpenAI's clients know them: `{"error": {"message", "type", "param", "code"}}`; one of a limit has also
+//! `reason`, a word for which it is.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -30,6 +31,8 @@ pub(crate) struct ApiError {
     /// The parameter of the request that is to blame.
     pub param: Option<String>,
     pub code: &'static str,
+    /// Which limit it is about.
+    pub reason: Option<&'static str>,
     /// When it is worth trying again.
     pub retry_after_s: Option<u64>,
 }
@@ -46,11 +49,14 @@ struct Inner<'a> {
     kind: &'static str,
     param: Option<&'a str>,
     code: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'static str>,
 }
 
 impl ApiError {
     pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> ApiError {
-        ApiError { status, message: message.into(), param: None, code, retry_after_s: None }
+        let message = message.into();
+        ApiError { status, message, param: None, code, reason: None, retry_after_s: None }
     }
 
     /// 400 that blames a parameter.
@@ -88,18 +94,25 @@ impl ApiError {
     /// 429: a tenant has used up a quota. `retry_after_ms` is when one of its requests is predicted
     /// to end.
     pub fn over_quota(over: &OverQuota, retry_after_ms: u64) -> ApiError {
-        let (message, wait_ms) = match over {
-            OverQuota::Requests { per_minute, wait } => {
-                (format!("Your quota is {per_minute} requests a minute."), ms(*wait))
-            }
-            OverQuota::Tokens { per_minute, wait } => {
-                (format!("Your quota is {per_minute} tokens a minute."), ms(*wait))
-            }
-            OverQuota::Running { max } => {
-                (format!("Your quota is {max} requests at once."), retry_after_ms)
-            }
+        let (reason, message, wait_ms) = match over {
+            OverQuota::Requests { per_minute, wait } => (
+                "quota_requests_per_minute",
+                format!("Your quota is {per_minute} requests a minute."),
+                ms(*wait),
+            ),
+            OverQuota::Tokens { per_minute, wait } => (
+                "quota_tokens_per_minute",
+                format!("Your quota is {per_minute} tokens a minute."),
+                ms(*wait),
+            ),
+            OverQuota::Running { max } => (
+                "quota_requests_running",
+                format!("Your quota is {max} requests at once."),
+                retry_after_ms,
+            ),
         };
         ApiError {
+            reason: Some(reason),
             retry_after_s: Some(wait_ms.div_ceil(1_000)),
             ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
         }
@@ -129,6 +142,7 @@ impl ApiError {
                 kind: self.kind(),
                 param: self.param.as_deref(),
                 code: self.code,
+                reason: self.reason,
             },
         };
         serde_json::to_string(&body).expect("strings always serialise")
@@ -185,7 +199,8 @@ impl From<Failure> for ApiError {
                 param: Some("model".to_owned()),
                 ..ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message)
             },
-            Failure::Overloaded { retry_after_ms, .. } => ApiError {
+            Failure::Overloaded { limit, retry_after_ms, .. } => ApiError {
+                reason: Some(limit),
                 retry_after_s: Some(retry_after_ms.div_ceil(1000).max(1)),
                 ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
             },
@@ -230,8 +245,8 @@ mod tests {
     fn a_client_is_told_to_wait_whole_seconds_and_at_least_one() {
         let check = |retry_after_ms, want: &str| {
             let reason = "no room".to_owned();
-            let response =
-                ApiError::from(Failure::Overloaded { reason, retry_after_ms }).into_response();
+            let error = ApiError::from(Failure::too_many(reason, retry_after_ms));
+            let response = error.into_response();
             assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
             assert_eq!(response.headers()[header::RETRY_AFTER], want);
         };

@@ -236,11 +236,10 @@ fn pass(answer: Response<Pieces>, held: Held, deadline: Instant) -> Response {
 
 fn refusal(front: &Front, pool: &Pool, nobody: Nobody) -> ApiError {
     match nobody {
-        Nobody::Full => Failure::Overloaded {
-            reason: "all back ends of the model have as many requests as they may".to_owned(),
-            retry_after_ms: front.cluster.requests_end_in_ms(1),
+        Nobody::Full => {
+            let reason = "all back ends of the model have as many requests as they may".to_owned();
+            Failure::too_many(reason, front.cluster.requests_end_in_ms(1)).into()
         }
-        .into(),
         Nobody::NoneAnswers => ApiError::unavailable(format!(
             "None of the {} back ends of the model answers.",
             pool.backends.len()

@@ -1,6 +1,7 @@
 //! What goes wrong: [`Fault`] is one attempt's, by what the next attempt should avoid; [`Failure`]
 //! is the request's, by what its client can do.
 
+use kvasir_placement::OverloadReason;
 use kvasir_proto::InstanceId;
 use kvasir_proto::refusal::{DRAINING, REFUSAL, UNROUTED};
 use tonic::{Code, Status};
@@ -10,14 +11,17 @@ use super::job::Prompt;
 use super::phase::Phase;
 use crate::cluster::{Cluster, EngineTarget, Refusal};
 
+/// The limit of requests at once.
+pub(super) const TOO_MANY: &str = "requests";
+
 /// Why a request is not answered, or not to its end.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Failure {
     #[error("The model is not served here.")]
     UnknownModel,
-    /// Try again after a while.
+    /// Try again after a while. `limit` is the reason as a word: `ttft`, `tbt`, `no_room` or `requests`.
     #[error("The service is at its limit: {reason}.")]
-    Overloaded { reason: String, retry_after_ms: u64 },
+    Overloaded { limit: &'static str, reason: String, retry_after_ms: u64 },
     /// No node could ever hold it.
     #[error("The prompt is too long: {reason}.")]
     TooLong { reason: String },
@@ -46,7 +50,13 @@ impl Failure {
         reason: String,
     ) -> Failure {
         let retry_after_ms = cluster.room_in_ms(instance, prompt.length(), prompt.block_tokens());
-        Failure::Overloaded { reason, retry_after_ms }
+        let limit = OverloadReason::NoRoom.label();
+        Failure::Overloaded { limit, reason, retry_after_ms }
+    }
+
+    /// As many are served, or wait, as may be.
+    pub fn too_many(reason: String, retry_after_ms: u64) -> Failure {
+        Failure::Overloaded { limit: TOO_MANY, reason, retry_after_ms }
     }
 
     /// The task of a choice ended without a last word: it panicked, which is logged there.
@@ -74,8 +84,8 @@ impl From<Refusal> for Failure {
     fn from(refusal: Refusal) -> Failure {
         let reason = refusal.to_string();
         match refusal {
-            Refusal::Overloaded { retry_after_ms, .. } => {
-                Failure::Overloaded { reason, retry_after_ms }
+            Refusal::Overloaded { reason: of, retry_after_ms, .. } => {
+                Failure::Overloaded { limit: of.label(), reason, retry_after_ms }
             }
             Refusal::NoInstance { .. } => Failure::NoInstance { reason },
             Refusal::UnknownModel { .. } => Failure::UnknownModel,

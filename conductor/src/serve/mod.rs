@@ -51,6 +51,7 @@ use line::{Lines, Ticket};
 
 pub(crate) use class::CacheClass;
 pub(crate) use fault::Failure;
+use fault::TOO_MANY;
 pub(crate) use job::{Ended, FinishReason, Job, Meter, Progress, Prompt, Steered};
 pub(crate) use line::{Claim, WaitOptions};
 pub(crate) use outputs::{Output, Outputs};
@@ -172,26 +173,26 @@ impl Serving {
             };
             let costs: Vec<u64> = jobs.iter().map(cost).collect();
             let tickets = lines.enter(&first.model, claim, &costs);
-            let tickets =
-                tickets.map_err(|full| self.refused_turn(&first.model, full.to_string()))?;
+            let tickets = tickets
+                .map_err(|full| self.refused_turn(&first.model, TOO_MANY, full.to_string()))?;
             return Ok(tickets.into_iter().map(Entry::Waits).collect());
         }
         let mut entries = Vec::with_capacity(jobs.len());
         for had in 0..jobs.len() {
             let permit = Arc::clone(&self.permits).try_acquire_owned();
-            entries.push(Entry::Begins(permit.map_err(|_| Failure::Overloaded {
-                reason: "too many requests are being served".to_owned(),
-                retry_after_ms: self.cluster.requests_end_in_ms(jobs.len() - had),
+            entries.push(Entry::Begins(permit.map_err(|_| {
+                let retry_after_ms = self.cluster.requests_end_in_ms(jobs.len() - had);
+                Failure::too_many("too many requests are being served".to_owned(), retry_after_ms)
             })?));
         }
         Ok(entries)
     }
 
     /// It has no turn: it is told when as many of those that are served are predicted to end as wait for it.
-    fn refused_turn(&self, model: &str, reason: String) -> Failure {
+    fn refused_turn(&self, model: &str, limit: &'static str, reason: String) -> Failure {
         let waiting = self.lines.as_ref().map_or(0, |lines| lines.waiting(model));
         let retry_after_ms = self.cluster.requests_end_in_ms(waiting + 1);
-        Failure::Overloaded { reason, retry_after_ms }
+        Failure::Overloaded { limit, reason, retry_after_ms }
     }
 
     /// Calls those that wait, until `shutdown`. Returns at once when nobody does.

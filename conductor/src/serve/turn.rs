@@ -12,7 +12,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::sleep_until;
 
 use super::Serving;
-use super::fault::Failure;
+use super::fault::{Failure, TOO_MANY};
 use super::job::Job;
 use super::line::Ticket;
 use super::recorder::Trail;
@@ -33,12 +33,13 @@ pub(super) async fn wait(
         tokio::select! {
             turn = ticket.turn() => turn.map_err(|_| {
                 let reason = "requests of others wait that have less waiting";
-                serving.refused_turn(&job.model, reason.to_owned())
+                serving.refused_turn(&job.model, TOO_MANY, reason.to_owned())
             })?,
             () = sleep_until(too_late) => {
                 ticket.refused();
                 let reason = "its first token would come too late after its turn";
-                return Err(serving.refused_turn(&job.model, reason.to_owned()));
+                let limit = OverloadReason::Ttft.label();
+                return Err(serving.refused_turn(&job.model, limit, reason.to_owned()));
             }
         }
         let Ok(permit) = Arc::clone(&serving.permits).try_acquire_owned() else {

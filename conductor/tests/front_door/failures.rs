@@ -136,7 +136,7 @@ async fn nobody_with_room_is_429_with_retry_after() {
     assert!(seconds >= 1);
     let error = &response.json()["error"];
     assert_eq!(error["code"], "rate_limit_exceeded");
-    assert_eq!(error["type"], "rate_limit_error");
+    assert_eq!((&error["type"], &error["reason"]), (&json!("rate_limit_error"), &json!("no_room")));
     world.until_all_shares_are_aborted().await;
     let attempts = world.count(|h| matches!(h, Happened::Allocate { node: "p1" | "p2", .. }));
     assert!(attempts <= 3, "{attempts} attempts");
@@ -248,6 +248,7 @@ async fn no_room_for_the_rest_of_an_answer_is_told_as_such() {
     let events = response.events();
     let error = &events.last().expect("events")["error"];
     assert_eq!(error["code"], "rate_limit_exceeded", "{error}");
+    assert_eq!(error["reason"], "no_room", "{error}");
     assert!(error["message"].as_str().expect("text").contains("no room for more"), "{error}");
 }
 

@@ -161,6 +161,7 @@ async fn requests_beyond_those_a_minute_are_429_until_there_are_new_ones() {
     let refused = keyed.ask(FIRST_KEY, &body(3, 1)).await;
     assert_refused(&refused, 429, "rate_limit_exceeded");
     assert_eq!(refused.json()["error"]["type"], "rate_limit_error");
+    assert_eq!(refused.json()["error"]["reason"], "quota_requests_per_minute");
     assert!((1..=60).contains(&retry_after_s(&refused)), "{refused:?}");
     assert!(refused.text.contains("1 requests a minute"), "{refused:?}");
     assert_eq!(keyed.send("/v1/models", Some("Bearer first-key"), None).await.status, 200);
@@ -181,6 +182,7 @@ async fn tokens_of_prompts_and_answers_count_together() {
     assert_refused(&refused, 429, "rate_limit_exceeded");
     assert!((1..=45).contains(&retry_after_s(&refused)), "{refused:?}");
     assert!(refused.text.contains("4 tokens a minute"), "{refused:?}");
+    assert_eq!(refused.json()["error"]["reason"], "quota_tokens_per_minute");
     let prompts = keyed.world.count(|h| matches!(h, Happened::Allocate { node: "p", .. }));
     assert_eq!(prompts, 1, "it is refused before anything is reserved");
 }
@@ -196,6 +198,7 @@ async fn requests_at_once_are_bounded_and_end_when_their_answers_do() {
     let refused = keyed.ask(FIRST_KEY, &body(3, 1)).await;
     assert_refused(&refused, 429, "rate_limit_exceeded");
     assert!(retry_after_s(&refused) >= 1);
+    assert_eq!(refused.json()["error"]["reason"], "quota_requests_running");
     drop(running);
     keyed.world.until_all_shares_are_aborted().await;
     keyed.pairs[1].change(|script| script.decode = Leg::Do);

@@ -135,6 +135,7 @@ async fn requests_beyond_those_allowed_at_once_are_429() {
     let seconds = refused.headers["retry-after"].to_str().expect("text");
     assert!(["1", "2"].contains(&seconds), "{seconds}");
     assert_eq!(refused.json()["error"]["code"], "rate_limit_exceeded");
+    assert_eq!(refused.json()["error"]["reason"], "requests");
     // More than there will ever be room for is not told to come back.
     let never = harness.ask(COMPLETIONS, body(4)).await;
     assert_eq!(never.status, 400, "{never:?}");

@@ -9,9 +9,12 @@ use crate::disk::DiskError;
 use crate::format::{ExtentBuf, Head};
 use crate::index::Location;
 use crate::log::{For, Log};
+use crate::segments::Phase;
 
 /// Copies under way at once.
 const MOVES_MAX: u32 = 8;
+/// Cleaning that gains less than such a part of a segment is not worth what it writes.
+const GAIN_MIN: u64 = 16;
 
 /// One segment being emptied.
 #[derive(Debug)]
@@ -25,12 +28,13 @@ pub(crate) struct Cleaning {
     /// now would come after it in the log, and be taken for the newer one at the next start.
     waits_for: Option<BlockKey>,
     failed: bool,
-    live_pages_before: u64,
-    free_before: u32,
+    /// Pages that could be appended to before it, and all that callers had appended by then.
+    space_before: u64,
+    appended_before: u64,
 }
 
 impl Cleaning {
-    pub(crate) fn new(segment: u32, live_pages_before: u64, free_before: u32) -> Self {
+    pub(crate) fn new(segment: u32, space_before: u64, appended_before: u64) -> Self {
         Cleaning {
             segment,
             bytes: None,
@@ -38,8 +42,8 @@ impl Cleaning {
             moving: 0,
             waits_for: None,
             failed: false,
-            live_pages_before,
-            free_before,
+            space_before,
+            appended_before,
         }
     }
 }
@@ -145,9 +149,9 @@ impl Log {
 
     /// Everything that could be moved is durable elsewhere. What the index still names here has no
     /// head that can be read.
-    fn cleaned(&mut self, cleaning: Cleaning) {
+    fn cleaned(&mut self, mut cleaning: Cleaning) {
         let segment = cleaning.segment;
-        self.cleaning_buffer = cleaning.bytes;
+        self.cleaning_buffer = cleaning.bytes.take();
         if cleaning.failed {
             self.cleaning_paused = true;
             return;
@@ -165,10 +169,18 @@ impl Log {
                 Err(error) => self.index_has_failed(error),
             }
         }
-        // Where more is live than may be, moving it about may gain nothing, since extents leave gaps at the ends of
-        // segments. What frees a quarter of one gains something, though not a segment at once.
-        let gains_little =
-            cleaning.live_pages_before * 4 > u64::from(self.segments.segment_pages) * 3;
-        self.cleaning_paused = gains_little && self.segments.free() <= cleaning.free_before;
+        self.cleaning_paused = !self.has_gained(&cleaning);
+    }
+
+    /// Moving extents about may gain nothing, since they leave gaps at the ends of segments: it would go on for ever.
+    fn has_gained(&self, cleaning: &Cleaning) -> bool {
+        let segment_pages = u64::from(self.segments.segment_pages);
+        let of = self.segments.get(cleaning.segment);
+        // It is free when those who read of it have ended.
+        let is_still_read = of.phase == Phase::Sealed && of.live_pages == 0;
+        let freed_later = if is_still_read { segment_pages } else { 0 };
+        let appended = self.appended_pages - cleaning.appended_before;
+        let space = self.space_pages() + freed_later + appended;
+        space >= cleaning.space_before + segment_pages / GAIN_MIN
     }
 }

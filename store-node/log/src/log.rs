@@ -112,6 +112,8 @@ pub struct Counts {
     pub operations: u64,
     /// Appends that wait until there is room.
     pub waiting: u64,
+    /// Full segments whose footers are due when nothing uses them any more.
+    pub unsealed: u64,
     pub appended_total: u64,
     pub appended_bytes_total: u64,
     pub moved_total: u64,
@@ -185,6 +187,8 @@ pub struct Log {
     waiting: VecDeque<(u64, ExtentBuf)>,
     /// Blocks of which callers append extents, and how many.
     pub(crate) appending: BTreeMap<BlockKey, u32>,
+    /// Pages of all extents that callers have appended.
+    pub(crate) appended_pages: u64,
     /// Generations of extents that are being written.
     writing: BTreeSet<u64>,
     /// Written and not yet covered by a sync that was submitted, by generation.
@@ -218,6 +222,7 @@ impl Log {
             outputs: VecDeque::new(),
             waiting: VecDeque::new(),
             appending: BTreeMap::new(),
+            appended_pages: 0,
             writing: BTreeSet::new(),
             written: BTreeMap::new(),
             syncing: false,
@@ -248,6 +253,7 @@ impl Log {
             buried_bytes: self.graves.pages() * PAGE_BYTES as u64,
             operations: self.operations.len() as u64,
             waiting: self.waiting.len() as u64,
+            unsealed: self.unsealed.len() as u64,
             ..self.counts
         }
     }
@@ -426,7 +432,6 @@ impl Log {
         self.sync_if_needed();
         self.clean_if_needed();
         self.append_waiting();
-        debug_assert!(!self.is_idle() || self.unsealed.is_empty(), "a segment got no footer");
     }
 
     pub(crate) fn append_for(
@@ -449,6 +454,7 @@ impl Log {
         let entry = Entry::new(&extent.record, generation, first_page, pages);
         if let For::User { .. } = whose {
             *self.appending.entry(entry.key).or_insert(0) += 1;
+            self.appended_pages += u64::from(pages);
         }
         self.writing.insert(generation);
         self.segments.begin_use(segment);
@@ -791,8 +797,7 @@ impl Log {
         }
         let Some(segment) = self.segments.to_clean() else { return };
         debug_assert_eq!(self.segments.get(segment).phase, Phase::Sealed);
-        let live_pages = self.segments.get(segment).live_pages;
-        self.cleaning = Some(Cleaning::new(segment, live_pages, self.segments.free()));
+        self.cleaning = Some(Cleaning::new(segment, self.space_pages(), self.appended_pages));
         self.segments.begin_use(segment);
         let fresh = || PageBuf::zeroed(self.segments.segment_pages as usize);
         let buffer = self.cleaning_buffer.take().unwrap_or_else(fresh);
@@ -803,6 +808,13 @@ impl Log {
             buffer,
             rest: None,
         });
+    }
+
+    /// Pages that can be appended to, in free segments and what is left of the open one.
+    pub(crate) fn space_pages(&self) -> u64 {
+        let segment_pages = self.segments.segment_pages;
+        let left = self.open.as_ref().map_or(0, |open| segment_pages - open.next_page);
+        u64::from(self.segments.free()) * u64::from(segment_pages) + u64::from(left)
     }
 
     pub(crate) fn offset_bytes(&self, segment: u32, page: u32) -> u64 {

@@ -76,6 +76,8 @@ pub struct Held {
     pub tail_bytes: u64,
     /// Extents of the log without a block on the SSD that they are of.
     pub strays: u64,
+    /// Full segments of the log without a footer: they are never cleaned.
+    pub unsealed: u64,
 }
 
 /// One observation.

@@ -22,6 +22,8 @@ use crate::tier_work::{Batch, Rise, RiseFrom, Sink};
 
 /// Blocks of one chain that sink together.
 const BATCH_MAX: usize = 16;
+/// So many of the blocks that would make room on the SSD are looked at for one that is not in memory.
+const SPARE_LOOKS: usize = 2 * BATCH_MAX;
 /// So many of the leaves that would go next shall be on the SSD, and fewer where fewer blocks shall be.
 const NEXT_LEAVES: usize = 128;
 
@@ -127,7 +129,7 @@ impl Blocks {
             index.going().take(leaves).filter(|leaf| !index.is_sunk(*leaf)).collect();
         for leaf in going {
             let is_full = self.sinks.under_way() >= self.sinks_max();
-            let may_sink = now_ms >= self.sinks.retry_at_ms && !is_full && self.ssd_can_spare();
+            let may_sink = now_ms >= self.sinks.retry_at_ms && !is_full;
             if !may_sink || !self.sink_chain(leaf) {
                 break;
             }
@@ -217,7 +219,7 @@ impl Blocks {
                 self.cache.ssd_mut().touch(key);
             }
         }
-        if !room_left || !self.make_ssd_room(bytes) {
+        if !room_left || !self.spare_ssd_room(bytes) {
             return false;
         }
         let block = |at: &usize| {
@@ -285,24 +287,41 @@ impl Blocks {
         self.options.sinks_max.min(slots / 8).max(2)
     }
 
-    /// Whether a batch finds room on the SSD without driving out what is in memory too: that would be the next to
-    /// sink, and so on without end.
-    fn ssd_can_spare(&self) -> bool {
-        let bytes = BATCH_MAX as u64 * self.extent_bytes;
-        let is_full = self.cache.ssd().bytes() + self.sinks.bytes + bytes > self.ssd_size.bytes_max;
-        let in_memory = |key| self.cache.index().find(key).is_some();
-        !is_full || !self.cache.ssd().eldest().is_none_or(in_memory)
-    }
-
     /// Makes room for so many bytes of new extents, by dropping what the SSD can spare.
     pub(super) fn make_ssd_room(&mut self, bytes: u64) -> bool {
-        while self.cache.ssd().bytes() + self.sinks.bytes + bytes > self.ssd_size.bytes_max {
+        while !self.ssd_has_room(bytes) {
             let Some(key) = self.cache.ssd().eldest() else { return false };
-            self.cache.unstore(key);
-            self.totals.ssd_evicted += 1;
-            self.actions.push_back(Action::Forget { key });
+            self.drop_from_ssd(key);
         }
         true
+    }
+
+    /// The same without driving out what is in memory too: that would be the next to sink, and so on without end.
+    /// It counts as used, so that what is not in memory comes after it.
+    fn spare_ssd_room(&mut self, bytes: u64) -> bool {
+        let mut looks = 0;
+        while !self.ssd_has_room(bytes) {
+            let Some(key) = self.cache.ssd().eldest() else { return false };
+            if self.cache.index().find(key).is_none() {
+                self.drop_from_ssd(key);
+            } else if looks < SPARE_LOOKS {
+                self.cache.ssd_mut().touch(key);
+                looks += 1;
+            } else {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn ssd_has_room(&self, bytes: u64) -> bool {
+        self.cache.ssd().bytes() + self.sinks.bytes + bytes <= self.ssd_size.bytes_max
+    }
+
+    fn drop_from_ssd(&mut self, key: BlockKey) {
+        self.cache.unstore(key);
+        self.totals.ssd_evicted += 1;
+        self.actions.push_back(Action::Forget { key });
     }
 
     /// How many blocks after a held prefix could be read from the SSD or the object store now.

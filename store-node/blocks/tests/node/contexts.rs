@@ -427,7 +427,6 @@ fn classes_quotas_and_lists_are_those_of_the_marks() {
                     node.fill(&format!("{}p", seed * 1_000 + step + 1), &prompt);
                     node.blocks.sink_ahead(node.now_ms);
                     write(&mut node);
-                    met[5] += u32::from(node.blocks.counts().ssd_evicted_total > 0);
                 }
                 2..=4 => {
                     let since = Some(unix_ms).filter(|_| !random.one_in(5));
@@ -507,6 +506,7 @@ fn classes_quotas_and_lists_are_those_of_the_marks() {
                 }
             }
             node.actions();
+            met[5] += u32::from(node.blocks.counts().ssd_evicted_total > 0);
             model.check(&node, unix_ms);
         }
     }

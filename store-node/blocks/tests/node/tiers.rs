@@ -53,6 +53,22 @@ fn node_with_abc_on_ssd() -> Node {
     node
 }
 
+/// It would be the next to sink, and so on for ever.
+#[test]
+fn what_is_in_memory_too_is_not_driven_from_a_small_ssd_by_what_sinks() {
+    let mut node = node();
+    node.blocks.ssd_ready(SsdSize { bytes_max: 3 * EXTENT_BYTES, ..SIZE }, Vec::new());
+    for (at, prompt) in ["A", "B", "C", "D", "E", "F"].into_iter().enumerate() {
+        node.fill(&format!("{}p", at + 1), prompt);
+    }
+    assert_eq!(sink_all(&mut node).len(), 3);
+    // Others take the places of those that are in memory no more.
+    let allocated = node.open("7p", "XYZUV", 1);
+    assert_eq!(allocated.held_blocks, 0);
+    node.release("7p");
+    assert!((1..=3).contains(&sink_all(&mut node).len()));
+}
+
 #[test]
 fn chains_sink_from_their_first_block_on() {
     let mut node = node();

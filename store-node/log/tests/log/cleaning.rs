@@ -147,6 +147,23 @@ fn a_segment_that_is_full_of_live_extents_is_not_cleaned_for_ever() {
 }
 
 #[test]
+fn an_extent_that_has_most_of_a_segment_for_itself_is_not_moved_for_ever() {
+    let mut log = TestLog::new(4);
+    let bytes = vec![1; SEGMENT_PAGES * 6 / 10 * 4096];
+    let mut n = 0;
+    while log.try_append_bytes(n, None, &bytes).is_ok() {
+        log.settle();
+        n += 1;
+    }
+    for _ in 0..20 {
+        log.log.retry();
+        log.settle();
+    }
+    let counts = log.log.counts();
+    assert!(counts.moved_total <= 21 + u64::from(n), "{counts:?}");
+}
+
+#[test]
 fn what_is_rotten_when_it_is_moved_is_reported_and_gone() {
     let mut log = TestLog::new(5);
     (0..4).for_each(|n| log.store(n));

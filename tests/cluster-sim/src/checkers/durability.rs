@@ -20,6 +20,9 @@ use super::Checker;
 use crate::content::Truth;
 use crate::seen::{ListedContext, Seen};
 
+/// What a node has said may reach who asked it so much later, whatever has become of the node since.
+const ANSWER_US: u64 = 120_000;
+
 /// What may be found of a context, by the node's calendar.
 #[derive(Debug, Clone, Copy, Default)]
 struct Promise {
@@ -37,6 +40,8 @@ pub struct Durability {
     /// For how long a node has said that it keeps a context, whatever has become of that since; and (the longest
     /// time there is) those that were to be changed there afterwards.
     told_ms: BTreeMap<(usize, BlockKey), u64>,
+    /// The same of nodes that have lost their disks, and when that was.
+    told_before_loss: BTreeMap<(usize, BlockKey), (u64, u64)>,
     /// Blocks of which a disk has changed an extent.
     rotted: BTreeSet<(usize, BlockKey)>,
     /// Nodes whose disks have lied: what was not written may be all that is known of a block.
@@ -55,6 +60,7 @@ impl Durability {
             truth,
             contexts: BTreeMap::new(),
             told_ms: BTreeMap::new(),
+            told_before_loss: BTreeMap::new(),
             rotted: BTreeSet::new(),
             lied_to: BTreeSet::new(),
             copied_ms: BTreeMap::new(),
@@ -153,8 +159,22 @@ impl Durability {
         self.told_ms.iter().filter(is_it).map(|((node, _), _)| *node)
     }
 
+    /// Nodes whose word for it was under way when they lost their disks, and may be yet.
+    fn told_before_loss(
+        &self,
+        now_us: u64,
+        last: BlockKey,
+        until_ms: u64,
+    ) -> impl Iterator<Item = usize> + '_ {
+        let of_last = self.told_before_loss.iter().filter(move |((_, of), _)| *of == last);
+        let counts = move |(told_ms, lost_us): (u64, u64)| {
+            told_ms >= until_ms && now_us <= lost_us + ANSWER_US
+        };
+        of_last.filter(move |(_, told)| counts(**told)).map(|((node, _), _)| *node)
+    }
+
     /// A disk is lost for good: what was told to be on two nodes is on the other one.
-    fn lose(&mut self, node: usize, unix_ms: u64) -> Result<(), String> {
+    fn lose(&mut self, now_us: u64, node: usize, unix_ms: u64) -> Result<(), String> {
         self.expire(node, unix_ms);
         for last in self.lasts(node).filter(|last| self.copied_ms.contains_key(last)) {
             let least_ms = self.contexts[&(node, last)].least_ms.min(self.copied_ms[&last]);
@@ -166,6 +186,8 @@ impl Durability {
                 ));
             }
         }
+        let of_node = self.told_ms.iter().filter(|((of, _), _)| *of == node);
+        self.told_before_loss.extend(of_node.map(|(key, told_ms)| (*key, (*told_ms, now_us))));
         self.forget(node);
         self.copied_ms.clear();
         Ok(())
@@ -225,7 +247,7 @@ impl Checker for Durability {
         "I7 durability"
     }
 
-    fn see(&mut self, _now_us: u64, seen: &Seen) -> Result<(), String> {
+    fn see(&mut self, now_us: u64, seen: &Seen) -> Result<(), String> {
         match seen {
             Seen::ContextAsked { node, last, until_unix_ms } => {
                 let promise = self.contexts.entry((*node, *last)).or_default();
@@ -272,16 +294,20 @@ impl Checker for Durability {
             Seen::DrainBegan { at } => drop(self.draining.insert(at.node, BTreeMap::new())),
             Seen::DrainStopped { at } => drop(self.draining.remove(&at.node)),
             Seen::Left { node, unix_ms } => self.leave(*node, *unix_ms)?,
-            Seen::DiskLost { node, unix_ms } => self.lose(*node, *unix_ms)?,
+            Seen::DiskLost { node, unix_ms } => self.lose(now_us, *node, *unix_ms)?,
             Seen::CopiesKept { node, last, until_unix_ms } => {
-                let nodes: Vec<usize> = self.told(*last, *until_unix_ms).collect();
-                if nodes.len() < 2 && !self.has_left {
+                let nodes: BTreeSet<usize> = self.told(*last, *until_unix_ms).collect();
+                let before_loss = self.told_before_loss(now_us, *last, *until_unix_ms);
+                let or_were = before_loss.chain(nodes.iter().copied()).collect::<BTreeSet<_>>();
+                if or_were.len() < 2 && !self.has_left {
                     return Err(format!(
                         "node {node} says that the context of {last:?} is on two nodes until \
                          {until_unix_ms}, and only {nodes:?} have said that they keep it"
                     ));
                 }
-                self.copied_ms.insert(*last, *until_unix_ms);
+                if nodes.len() >= 2 || self.has_left {
+                    self.copied_ms.insert(*last, *until_unix_ms);
+                }
             }
             Seen::DiskRotted { node, keys } => {
                 self.rotted.extend(keys.iter().map(|key| (*node, *key)));

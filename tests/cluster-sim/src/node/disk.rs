@@ -105,6 +105,12 @@ impl Ssd {
         (counts.live_bytes - counts.buried_bytes) / extent_bytes()
     }
 
+    /// Full segments without a footer, when nothing is under way: they would never be cleaned.
+    pub fn unsealed(&self) -> u64 {
+        let log = self.log.as_ref().filter(|log| log.is_idle());
+        log.map_or(0, |log| log.counts().unsealed)
+    }
+
     /// Extents that were written again so that their segment is free.
     pub fn moved(&self) -> u64 {
         self.log.as_ref().map_or(0, |log| log.counts().moved_total)

@@ -668,7 +668,8 @@ impl Running {
         let tail_bytes = self.tail_space.taken_bytes();
         let extents = self.ssd.as_ref().map_or(0, Ssd::extents);
         let strays = extents.saturating_sub(self.blocks.ssd_blocks().count() as u64);
-        let says = Held { pins, locks, quarantined, imms, shares, tail_bytes, strays };
+        let unsealed = self.ssd.as_ref().map_or(0, Ssd::unsealed);
+        let says = Held { pins, locks, quarantined, imms, shares, tail_bytes, strays, unsealed };
         let now_ms = context.now_ms();
         let slots = self.blocks.counts().slots;
         let tx = TxId { conductor_incarnation: 0, serial: now_ms };
