@@ -105,6 +105,15 @@ impl Durability {
         of_node.for_each(|(_, promise)| promise.least_ms = 0);
     }
 
+    /// A context whose last block was not found, since its disk has spoiled it or one before it, is no context any more:
+    /// that block says for how long those before it are kept.
+    fn excuse_rotted(&mut self, node: usize, there: &BTreeSet<BlockKey>) {
+        let is_gone = |last: &BlockKey| !there.contains(last) && self.has_rotted(node, *last);
+        for last in self.lasts(node).filter(is_gone).collect::<Vec<BlockKey>>() {
+            self.contexts.entry((node, last)).or_default().least_ms = 0;
+        }
+    }
+
     /// A node was taken away with its disk, after it had said that it has drained.
     fn leave(&mut self, node: usize, unix_ms: u64) -> Result<(), String> {
         self.expire(node, unix_ms);
@@ -333,6 +342,7 @@ impl Checker for Durability {
             Seen::Started { at, on_ssd, contexts, unix_ms, disk_lies } => {
                 self.expire(at.node, *unix_ms);
                 let there: BTreeSet<BlockKey> = on_ssd.iter().copied().collect();
+                self.excuse_rotted(at.node, &there);
                 if *disk_lies {
                     self.lied_to.insert(at.node);
                     for key in self.missing(at.node, &there) {
