@@ -610,6 +610,7 @@ async fn so_many_are_created_at_once_and_no_more() {
     });
     assert_eq!(first.status, 200, "{first:?}");
     assert_refused(&second, 429, "rate_limit_exceeded", "Too many contexts");
+    assert_eq!(second.json()["error"]["reason"], "contexts");
     assert_eq!(second.headers["retry-after"], "1");
     assert_eq!(kept.refused("busy").await, 1.0);
     assert_eq!(kept.create(&prompt(2, 64)).await.status, 200);

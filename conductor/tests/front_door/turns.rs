@@ -161,6 +161,7 @@ async fn who_waits_until_its_first_token_would_come_too_late_is_429_and_who_leav
     let late = busy.send("b", "b1", &[("x-llm-d-slo-ttft-ms", "50")]).await.expect("no panic");
     assert_eq!(late.status, 429, "{late:?}");
     assert!(late.text.contains("too late"), "{late:?}");
+    assert_eq!(late.json()["error"]["reason"], "ttft");
     left.abort();
     busy.harness.until_metric(WAITING, |now| now == 0.0).await;
     busy.release();

@@ -292,15 +292,8 @@ struct Serving<'a> {
 
 impl<'a> Serving<'a> {
     fn new(thread: &'a mut Thread, log: Log, disk: Box<dyn Disk + Send>) -> Self {
-        Serving {
-            thread,
-            log,
-            disk,
-            purposes: HashMap::new(),
-            next_ticket: 0,
-            under_way: 0,
-            counted: None,
-        }
+        let purposes = HashMap::new();
+        Serving { thread, log, disk, purposes, next_ticket: 0, under_way: 0, counted: None }
     }
 
     /// Until the node ends, or the index fails (then why).

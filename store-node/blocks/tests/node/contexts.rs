@@ -388,7 +388,7 @@ fn prompt(random: &mut Random) -> (String, u64) {
 #[test]
 fn classes_quotas_and_lists_are_those_of_the_marks() {
     let mut met = [0_u32; 8];
-    for seed in 0..60 {
+    for seed in 0..120 {
         let mut random = Random::seeded(seed);
         let (mut node, mut model) = (node(), Model::default());
         node.blocks.ssd_ready(SMALL, Vec::new());
@@ -427,6 +427,7 @@ fn classes_quotas_and_lists_are_those_of_the_marks() {
                     node.fill(&format!("{}p", seed * 1_000 + step + 1), &prompt);
                     node.blocks.sink_ahead(node.now_ms);
                     write(&mut node);
+                    met[5] += u32::from(node.blocks.counts().ssd_evicted_total > 0);
                 }
                 2..=4 => {
                     let since = Some(unix_ms).filter(|_| !random.one_in(5));
@@ -506,7 +507,6 @@ fn classes_quotas_and_lists_are_those_of_the_marks() {
                 }
             }
             node.actions();
-            met[5] += u32::from(node.blocks.counts().ssd_evicted_total > 0);
             model.check(&node, unix_ms);
         }
     }
