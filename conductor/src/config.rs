@@ -123,6 +123,13 @@ pub struct Config {
     /// What engines of a type cost until that is measured; those of others begin as a small model on a few
     /// cores does.
     pub profiles: Vec<ProfileConfig>,
+    /// Different blocks that are followed at once, for each 64 nodes: 21 to 27 bytes of memory each, twice that when
+    /// they are on two tiers. Blocks beyond that are not seen, and computed again. At least 1024.
+    pub index_keys_max: usize,
+    /// What fetching blocks from another node costs until that is measured.
+    pub network: NetworkConfig,
+    /// What reading blocks from a node's own SSD costs.
+    pub ssd: SsdConfig,
     /// Attention over blocks that stay on another node.
     pub routes: RoutesConfig,
     /// Whether requests may name the instance that serves them and say what becomes of their prefix, in headers
@@ -401,6 +408,39 @@ pub struct ModelConfig {
     pub path: PathBuf,
 }
 
+/// The network between nodes: a fetch takes its latency and its bytes over the bandwidth. Each node's bandwidth
+/// is learned from what is fetched to it; where it begins too low, fetches seem dear and few are tried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct NetworkConfig {
+    /// Until the first byte comes, with the calls that ask for it.
+    pub latency_us: u64,
+    /// To one node. By default what one TCP stream on loopback was measured to carry; 100 Gb/s are 12500000000.
+    pub bytes_per_s: u64,
+}
+
+impl Default for NetworkConfig {
+    fn default() -> Self {
+        NetworkConfig { latency_us: 1_000, bytes_per_s: 1_000_000_000 }
+    }
+}
+
+/// A node's SSD: reading from it takes its latency and the bytes over the bandwidth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct SsdConfig {
+    /// Until the first byte is read.
+    pub latency_us: u64,
+    /// By default what one ordinary NVMe device reads.
+    pub bytes_per_s: u64,
+}
+
+impl Default for SsdConfig {
+    fn default() -> Self {
+        SsdConfig { latency_us: 200, bytes_per_s: 2_000_000_000 }
+    }
+}
+
 /// What engines of one type cost.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -475,6 +515,9 @@ impl Default for Config {
             drain_ms: 10_000,
             tls: TlsConfig::default(),
             profiles: Vec::new(),
+            index_keys_max: 16 << 20,
+            network: NetworkConfig::default(),
+            ssd: SsdConfig::default(),
             routes: RoutesConfig::default(),
             steering_enabled: false,
             chunks_enabled: false,
@@ -497,6 +540,12 @@ const BALANCE_SAMPLES_MAX: u64 = 4_096;
 const TTL_MS_MIN: u64 = 1_000;
 /// An hour.
 const KEEP_ALIVE_MS_MAX: u64 = 3_600_000;
+/// Fewer are not worth a conductor.
+const INDEX_KEYS_MIN: usize = 1_024;
+/// Slower ones are not told apart (`kvasir_placement::LinkModel`).
+const BYTES_PER_S_MIN: u64 = 100_000;
+/// A minute.
+const LATENCY_US_MAX: u64 = 60_000_000;
 
 impl Config {
     /// The longest time to first token that a request may ask for.
@@ -593,6 +642,15 @@ impl Config {
         if !self.rank_stretch.is_finite() || self.rank_stretch < 0.0 {
             return Err("`rank_stretch` must be a number from 0 on".into());
         }
+        if self.index_keys_max < INDEX_KEYS_MIN {
+            return Err(format!(
+                "`index_keys_max` must be at least {INDEX_KEYS_MIN}, not {}",
+                self.index_keys_max
+            ));
+        }
+        let NetworkConfig { latency_us, bytes_per_s } = self.network;
+        check_way("network", latency_us, bytes_per_s)?;
+        check_way("ssd", self.ssd.latency_us, self.ssd.bytes_per_s)?;
         self.balance.check()?;
         self.contexts.check()?;
         if self.bodies_bytes_max < self.body_bytes_max {
@@ -610,9 +668,38 @@ impl Config {
     }
 }
 
+fn check_way(name: &str, latency_us: u64, bytes_per_s: u64) -> Result<(), String> {
+    if bytes_per_s < BYTES_PER_S_MIN {
+        return Err(format!(
+            "`{name}.bytes_per_s` must be at least {BYTES_PER_S_MIN}, not {bytes_per_s}: it is in bytes, \
+             and in one second"
+        ));
+    }
+    if latency_us > LATENCY_US_MAX {
+        return Err(format!(
+            "`{name}.latency_us` must be at most {LATENCY_US_MAX}, a minute, not {latency_us}"
+        ));
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ways_that_cannot_be_priced_are_refused() {
+        let refused = |change: fn(&mut Config), want: &str| {
+            let mut config = Config::default();
+            change(&mut config);
+            let said = config.check().expect_err("it cannot work");
+            assert!(said.contains(want), "{said:?} lacks {want:?}");
+        };
+        refused(|config| config.network.bytes_per_s = 99_999, "`network.bytes_per_s`");
+        refused(|config| config.network.latency_us = 60_000_001, "`network.latency_us`");
+        refused(|config| config.ssd.bytes_per_s = 0, "`ssd.bytes_per_s`");
+        refused(|config| config.ssd.latency_us = u64::MAX, "`ssd.latency_us`");
+    }
 
     #[test]
     fn a_balance_that_cannot_work_is_refused() {

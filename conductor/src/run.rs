@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use kvasir_placement::InstanceProfile;
 use kvasir_placement::balance::roles::RolesOptions;
 use kvasir_placement::waiting::LineOptions;
+use kvasir_placement::{InstanceProfile, LinkProfile, Profile, SsdProfile};
 use prometheus::Registry;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpListener;
@@ -284,8 +284,20 @@ fn cluster_options(config: &Config) -> Result<Options, Error> {
             routing: routing(&config.routes)?,
             ..Policy::default()
         },
+        profile: Profile {
+            link: LinkProfile {
+                base_us: config.network.latency_us as f64,
+                bytes_per_us: config.network.bytes_per_s as f64 / 1e6,
+            },
+            ssd: SsdProfile {
+                base_us: config.ssd.latency_us as f64,
+                bytes_per_us: config.ssd.bytes_per_s as f64 / 1e6,
+            },
+            ..Profile::default()
+        },
         profiles: profiles(&config.profiles)?,
         balance: balance_options(config),
+        index_keys_max: config.index_keys_max,
         captures_inputs: config.decisions_kept > 0 && config.decisions_inputs_bytes > 0,
         ..Options::default()
     })

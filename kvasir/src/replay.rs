@@ -59,7 +59,7 @@ pub struct Flags {
     #[arg(long)]
     json: bool,
 
-    /// Writes the distribution of the time to first token as an SVG.
+    /// Writes what was measured as an SVG: with the same names as in the table, one panel for each measure.
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 
@@ -153,7 +153,7 @@ pub fn run(flags: &Flags) -> Result<(), Box<dyn Error>> {
         }
     }
     if let Some(path) = &flags.plot {
-        std::fs::write(path, report::ttft_plot(&summaries))?;
+        std::fs::write(path, report::plot(&summaries))?;
     }
     match flags.json {
         true => output::say(&report::json(&summaries).to_string()),
@@ -244,6 +244,9 @@ fn run_pools(flags: &Flags, cluster: &Cluster, trace: &Trace) -> Result<(), Box<
                 hits.push(pool::hit_ratio(trace, &pool));
             }
         }
+    }
+    if let Some(path) = &flags.plot {
+        std::fs::write(path, pool::plot(&hits))?;
     }
     match flags.json {
         true => output::say(&pool::json(&hits).to_string()),

@@ -232,7 +232,7 @@ pub struct Routes {
     /// Where queries come in over TCP; port 0 takes any free port. With `transfer_tls` they are under TLS.
     pub listen: SocketAddr,
     /// Messages of engines that are computed at once; one that comes beside so many is refused, and its
-    /// engine does without. From about eight on a copy of the blocks on another node is worth it.
+    /// engine sends it again for as long as it would have waited for the answer. From about eight on a copy of the blocks on another node is worth it.
     pub flows_max: u32,
     /// Engines that may have a ring for queries here.
     pub sessions_max: u32,

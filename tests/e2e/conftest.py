@@ -66,7 +66,8 @@ class Cluster:
 def cluster(request):
     """One prefill and one decode engine. Its folder's path is short enough for Unix sockets."""
     with tempfile.TemporaryDirectory(prefix="kvasir-py-") as folder:
-        running = Cluster(request.config.getoption("--kvasir"), pathlib.Path(folder))
+        binary = request.config.getoption("--kvasir")
+        running = Cluster(binary, pathlib.Path(folder), "--ssd-bytes", "64MiB")
         yield running
         running.end()
 

@@ -237,6 +237,30 @@ async fn a_route_outlives_its_lease_for_as_long_as_the_answer_lasts() {
 }
 
 #[tokio::test]
+async fn a_holder_that_has_no_room_is_asked_again() {
+    let cluster =
+        start(Variant::Plain, &format!("--both 5 --routes --route-flows-max 1 {PATIENT}")).await;
+    let peers = peers(&cluster, 5).await;
+    let (holder, engines) = peers.split_first().expect("five");
+    let case = Variant::Plain.longest();
+    assert_eq!(holder.here(&ask(1, &case)).await, case.greedy);
+    let expected = holder.here(&long(2, &case)).await;
+    let answers = join_all(engines.iter().enumerate().map(async |(at, engine)| {
+        let asked = long(3 + at as u64, &case);
+        let events = engine.routed(&[holder], &asked).await.expect("it is taken");
+        tokens(events, async || ()).await
+    }));
+    assert_eq!(answers.await, vec![expected; engines.len()]);
+    let refused = [("outcome", "busy")];
+    let refused = cluster.sum("both-1-node", "kvasir_route_messages_total", &refused).await;
+    assert!(refused > 0.0, "four engines ask at once");
+    for engine in 2..=5 {
+        let recalls = cluster.sum(&format!("both-{engine}"), RECALLS, &[]).await;
+        assert_eq!(recalls, 0.0, "the prefix stayed where it is");
+    }
+}
+
+#[tokio::test]
 async fn a_holder_that_is_late_costs_no_token() {
     // It stands still, so that neither queries nor partials come on, until the answer has ended.
     check_grief(

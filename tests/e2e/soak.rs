@@ -22,8 +22,10 @@ use support::cluster::Cluster;
 use support::rest::comes_to_rest;
 
 const ROUNDS: usize = 12;
-/// What is not looked at: caches fill, pools of threads and connections come up.
+/// What is not looked at: caches fill, pools of threads and connections come up. On a slow machine it takes more of
+/// them until every node's memory is full and its SSD is written to.
 const ROUNDS_WARM: usize = 4;
+const ROUNDS_WARM_MAX: usize = 40;
 const CLIENTS: u64 = 4;
 const CONVERSATIONS: usize = 16;
 const CONVERSATION_TOKENS_MAX: usize = 1_500;
@@ -267,12 +269,27 @@ async fn leave(cluster: &Cluster, prompt: &[u32]) {
     }
 }
 
+/// Whether every node has made room by writing to its SSD.
+async fn all_sink(cluster: &Cluster) -> bool {
+    for node in ["prefill-1-node", "decode-1-node"] {
+        let sunk = [("event", "sunk")];
+        if cluster.sum(node, "kvasir_store_core_events_total", &sunk).await == 0.0 {
+            return false;
+        }
+    }
+    true
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_that_serves_for_long_keeps_nothing_of_what_it_has_served() {
     let cluster = Cluster::start("--arena-bytes 48MiB --ssd-bytes 512MiB").await;
     let round = soak() / ROUNDS as u32;
     let mut held: BTreeMap<String, Vec<Held>> = BTreeMap::new();
-    for at in 0..ROUNDS {
+    let (mut warm, mut sinks) = (0, false);
+    for at in 0.. {
+        if at == ROUNDS + warm.max(ROUNDS_WARM) - ROUNDS_WARM {
+            break;
+        }
         let until = Instant::now() + round;
         let clients = (0..CLIENTS).map(|client_at| {
             let seed = at as u64 * CLIENTS + client_at;
@@ -304,6 +321,10 @@ async fn a_cluster_that_serves_for_long_keeps_nothing_of_what_it_has_served() {
             );
             held.entry(name).or_default().push(of);
         }
+        if !sinks {
+            (warm, sinks) = (at + 1, all_sink(&cluster).await);
+            assert!(warm <= ROUNDS_WARM_MAX, "memory does not come to be full");
+        }
         #[allow(clippy::print_stdout, reason = "what a long run is like, for whoever started it")]
         {
             println!("{line}");
@@ -316,7 +337,7 @@ async fn a_cluster_that_serves_for_long_keeps_nothing_of_what_it_has_served() {
     let (sunk, failed) = (events("sunk").await, events("sink_failed").await);
     assert!(failed * 20.0 <= sunk, "of {sunk} blocks for the SSD {failed} more were not written");
     for (name, rounds) in &held {
-        let rounds = &rounds[ROUNDS_WARM..];
+        let rounds = &rounds[warm.max(ROUNDS_WARM)..];
         let (before, after) = rounds.split_at(rounds.len() / 2);
         let (before, after) = (least(before), least(after));
         let grew = |value: fn(&Held) -> u64, most: u64| value(&after) > value(&before) + most;

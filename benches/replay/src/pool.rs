@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::node::{NodeCache, RequestClass};
+use crate::plot;
 use crate::trace::Trace;
 
 /// A cache, and what is counted.
@@ -130,6 +131,20 @@ pub fn table(hits: &[PoolHits]) -> String {
         text.push('\n');
     }
     text
+}
+
+/// A line for each row of [`table`], as SVG.
+pub fn plot(hits: &[PoolHits]) -> String {
+    let mut lines: Vec<(String, Vec<(f64, f64)>)> = Vec::new();
+    for one in hits {
+        let (name, point) = (row(one), (one.tokens as f64 / 1e6, one.block_hit_ratio));
+        match lines.iter_mut().find(|(line, _)| *line == name) {
+            Some((_, points)) => points.push(point),
+            None => lines.push((name, vec![point])),
+        }
+    }
+    lines.iter_mut().for_each(|(_, points)| points.sort_by(|a, b| a.0.total_cmp(&b.0)));
+    plot::page(&[plot::lines("hit ratio by blocks, over millions of tokens in memory", &lines)])
 }
 
 /// An object with the list `pools`.

@@ -94,11 +94,41 @@ pub fn json(summaries: &[Summary]) -> Value {
     }
 }
 
-/// The distribution of the time to first token, one curve for each run, as SVG.
-pub fn ttft_plot(summaries: &[Summary]) -> String {
-    let curves: Vec<plot::Curve<'_>> = summaries
-        .iter()
-        .map(|summary| plot::Curve { name: summary.policy, sorted: &summary.ttfts_s })
-        .collect();
-    plot::distribution("time to first token, s", &curves)
+/// All runs beside each other, as one SVG: how long they took to the first token and from token to token, what was
+/// reused, and where there were objectives what became of the requests and of the prefill.
+pub fn plot(summaries: &[Summary]) -> String {
+    let curves = |sorted: fn(&Summary) -> &[f64]| -> Vec<plot::Curve<'_>> {
+        let curve = |summary| plot::Curve { name: Summary::name(summary), sorted: sorted(summary) };
+        summaries.iter().map(curve).collect()
+    };
+    let bars = |label: &str, of: &dyn Fn(&Summary) -> (f64, String)| {
+        let bar = |summary: &Summary| {
+            let (value, written) = of(summary);
+            (summary.name(), value, written)
+        };
+        plot::bars(label, &summaries.iter().map(bar).collect::<Vec<_>>())
+    };
+    let count = |count: usize| (count as f64, count.to_string());
+    let mut panels = vec![
+        plot::distribution("time to first token, s", &curves(|summary| &summary.ttfts_s)),
+        plot::distribution(
+            "time between tokens of a request, the mean of its longest tenth, s",
+            &curves(|summary| &summary.tbts_s),
+        ),
+        bars("blocks of prompts that were not computed, of all", &|summary| {
+            (summary.block_hit_ratio, format!("{:.3}", summary.block_hit_ratio))
+        }),
+    ];
+    if summaries.iter().all(|summary| summary.effect.is_some()) {
+        let effect = |summary: &Summary| summary.effect.unwrap_or_default();
+        panels.extend([
+            bars("requests within their objectives", &|summary| count(effect(summary).effective)),
+            bars("requests refused when they came", &|summary| count(summary.rejected)),
+            bars("prefill that was of no use, s of one node", &|summary| {
+                let wasted_s = effect(summary).wasted_prefill_gpu_s;
+                (wasted_s, format!("{wasted_s:.0}"))
+            }),
+        ]);
+    }
+    plot::page(&panels)
 }

@@ -113,6 +113,8 @@ pub struct Summary {
     pub roles: Option<RolesTold>,
     #[serde(skip)]
     pub ttfts_s: Vec<f64>,
+    #[serde(skip)]
+    pub tbts_s: Vec<f64>,
 }
 
 impl Summary {
@@ -154,6 +156,7 @@ impl Summary {
                 .then(|| Effect::new(options, outcomes)),
             roles: None,
             ttfts_s,
+            tbts_s,
         }
     }
 

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use kvasir_placement::Selection;
+use kvasir_placement::{Admission, Objectives, Selection};
 use kvasir_replay::{Cluster, Eviction, Options, Summary, Trace, pool, replay, report};
 
 fn file(path: &str) -> PathBuf {
@@ -102,7 +102,26 @@ fn a_run_is_one_json_object_and_several_are_one_too() {
     let several = report::json(&runs);
     assert!(several.pointer("/policies/kvasir/ttft_s/p90").is_some(), "{several}");
     assert_eq!(report::table(&runs).lines().count(), 4);
-    assert!(report::ttft_plot(&runs).matches("<polyline").count() == 2);
+    let plot = report::plot(&runs);
+    // Of each run two curves, each with a piece of it beside its name, and a bar.
+    assert_eq!((plot.matches("<polyline").count(), plot.matches("<g ").count()), (8, 3), "{plot}");
+    for name in ["local", "kvasir"] {
+        assert_eq!(plot.matches(&format!(">{name}</text>")).count(), 3, "{plot}");
+    }
+}
+
+#[test]
+fn runs_with_objectives_are_drawn_with_what_became_of_the_requests() {
+    let (trace, cluster) = (conversations().part(0.0, 0.01), cluster());
+    let objectives = Objectives { ttft_us: 1, tbt_us: u64::MAX };
+    let runs = [Admission::Early, Admission::Calibrated].map(|admission| {
+        let options = Options { objectives, admission, ..Options::new(Selection::Kvasir) };
+        replay(&trace, &cluster, options).expect("a replay")
+    });
+    assert!(runs.iter().all(|run| run.rejected > 0), "{}", report::table(&runs));
+    let plot = report::plot(&runs);
+    assert_eq!(plot.matches("<g ").count(), 6, "{plot}");
+    assert_eq!(plot.matches(">kvasir/early</text>").count(), 6, "{plot}");
 }
 
 #[test]

@@ -246,14 +246,18 @@ impl LinkModel {
         bounded_us(bytes as f64 / self.bytes_per_us)
     }
 
-    /// `bytes` took `measured_us`, calls included. Small ones say nothing of the bandwidth.
-    pub fn observe(&mut self, bytes: u64, measured_us: u64) {
+    /// `bytes` took `measured_us`, calls included. Small ones say nothing of the bandwidth. What was `alone` on its
+    /// way from memory to memory shows what that carries, and anything else only what it carries at least.
+    pub fn observe(&mut self, bytes: u64, measured_us: u64, alone: bool) {
         const BYTES_MIN: u64 = 64 << 10;
         if bytes < BYTES_MIN || measured_us == 0 {
             return;
         }
         let moving_us = (measured_us as f64 - self.base_us).max(measured_us as f64 / 2.0);
         let sample = (bytes as f64 / moving_us).clamp(0.1, 1e6);
+        if !alone && sample <= self.bytes_per_us {
+            return;
+        }
         self.bytes_per_us *= (sample / self.bytes_per_us).powf(weight(&mut self.samples));
     }
 

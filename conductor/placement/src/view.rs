@@ -25,7 +25,7 @@ use crate::queue::{DecodeBookings, PrefillBooking, PrefillQueue, left_share};
 use crate::routing::{RouteModel, RoutedRows};
 
 pub(crate) use decoding::Sent;
-use fetches::BookedFetch;
+use fetches::{BookedFetch, Ways};
 pub(crate) use hosts::HostRef;
 use hosts::{Host, Taken};
 pub use recorded::{Difference, FORM, Inputs, RecordedDecision, RecordedError};
@@ -286,6 +286,7 @@ pub(crate) struct Booked {
     prompt_tokens: u32,
     /// Copies under way, and parts that are attended elsewhere.
     fetches: Vec<BookedFetch>,
+    ways: Ways,
     routes: Vec<BookedRoute>,
     /// When the prompt is predicted to be computed, and then the answer to end.
     pub(crate) prefill_end_us: u64,
@@ -470,6 +471,7 @@ impl ClusterView {
             decode_host,
             prompt_tokens: placement.considered.prompt_tokens,
             fetches: self.fetches_of(placement),
+            ways: Ways::default(),
             prefill_end_us,
             end_us: prefill_end_us,
             handed_over_us: None,
@@ -483,7 +485,8 @@ impl ClusterView {
             growth: placement.growth,
         };
         let fetches = (&booked.fetches[..], prefill_host);
-        let ready_us = self.begin_fetches(placement, fetches, now_us);
+        let (ready_us, ways) = self.begin_fetches(placement, fetches, now_us);
+        booked.ways = ways;
         for route in &mut booked.routes {
             route.companions = self.begin_route(route.source, decode.instance);
         }

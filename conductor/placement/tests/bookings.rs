@@ -3,8 +3,10 @@
 mod support;
 
 use kvasir_placement::{
-    BookingId, InstanceReport, Objectives, OverloadReason, PrefixMatch, Refusal,
+    BookingId, IndexLimits, InstanceReport, NodeIndex, Objectives, OverloadReason, PrefixMatch,
+    Refusal, ShadowIndex, Tier,
 };
+use kvasir_proto::BlockKey;
 use support::World;
 
 #[test]
@@ -218,6 +220,56 @@ fn bytes_on_their_way_make_the_next_transfer_dearer_until_they_arrive() {
     world.view.unbook(second, None, 0);
     world.view.unbook(first, None, 0);
     assert_eq!(transfer(&world), 1_100);
+}
+
+#[test]
+fn only_a_fetch_that_was_alone_makes_the_way_look_slow() {
+    let transfer = |world: &World| world.place(|_| {}).expect("a placement").transfer_us;
+    // Ten times as long as it is predicted to take.
+    let slow = Some((1_000_000, 11_000));
+    let mut world = World::new(&["p0", "d0"]).held(&[(1, 10)]);
+    let (first, _) = world.book(0);
+    let (second, _) = world.book(0);
+    for id in [first, second] {
+        world.view.fetched(id, slow);
+        world.view.unbook(id, None, 0);
+    }
+    assert_eq!(transfer(&world), 1_100, "each may have waited for the other");
+    let (third, _) = world.book(0);
+    world.view.fetched(third, slow);
+    world.view.unbook(third, None, 0);
+    let learned_us = transfer(&world);
+    assert!(learned_us > 1_500, "{learned_us}");
+    let (fourth, _) = world.book(0);
+    let (fifth, _) = world.book(0);
+    for id in [fourth, fifth] {
+        world.view.fetched(id, Some((1_000_000, 1_100)));
+        world.view.unbook(id, None, 0);
+    }
+    assert!(transfer(&world) < learned_us, "whatever is faster shows what the way carries");
+}
+
+#[test]
+fn a_fetch_that_the_source_reads_from_its_ssd_does_not_make_the_way_look_slow() {
+    let keys: Vec<BlockKey> = (1..=15u8).map(|n| BlockKey([n; 16])).collect();
+    let link = |tier: Tier| {
+        let mut world = World::new(&["p0", "p1", "d0"])
+            .reports("p0", |report| report.load.waiting_prompt_tokens = 256_000);
+        let mut index = ShadowIndex::new(IndexLimits::default());
+        let node = index.add_node().expect("room");
+        index.insert(node, Tier::Dram, &keys[..14]);
+        index.insert(node, tier, &keys[14..]);
+        world.matched = index.match_prefix(&keys);
+        let (id, placement) = world.book(0);
+        assert!(placement.fetch.is_some(), "{placement}");
+        world.view.fetched(id, Some((1_500_000, 3_100)));
+        world.view.unbook(id, None, 0);
+        world.matched = PrefixMatch::from_pairs(&[(NodeIndex(0), 14)]);
+        world.place(|_| {}).expect("a placement").transfer_us
+    };
+    let (from_memory, from_ssd) = (link(Tier::Dram), link(Tier::Ssd));
+    assert_eq!(from_ssd, 1_500);
+    assert!(from_memory > 1_600, "{from_memory}");
 }
 
 #[test]

@@ -124,17 +124,28 @@ fn bandwidth_follows_what_was_measured() {
     assert_eq!(link.predict_us(10_000_000), 11_000);
     assert_eq!(link.occupied_us(10_000_000), 10_000, "what comes behind it waits for its bytes");
     for _ in 0..50 {
-        link.observe(10_000_000, 1_000 + 2_500);
+        link.observe(10_000_000, 1_000 + 2_500, true);
     }
     assert!((link.bytes_per_us() - 4_000.0).abs() < 100.0, "{}", link.bytes_per_us());
-    link.observe(10, 1_000_000);
-    link.observe(10_000_000, 0);
+    for _ in 0..50 {
+        link.observe(10_000_000, 101_000, false);
+    }
+    let known = link.bytes_per_us();
+    assert!((known - 4_000.0).abs() < 100.0, "among others it may have waited: {known}");
+    link.observe(10, 1_000_000, true);
+    link.observe(10_000_000, 0, true);
     assert!((link.bytes_per_us() - 4_000.0).abs() < 100.0, "small ones say nothing");
-    link.observe(u64::MAX, 1);
+    let mut beside = link.clone();
+    for _ in 0..50 {
+        beside.observe(10_000_000, 1_000 + 1_250, false);
+    }
+    let known = beside.bytes_per_us();
+    assert!(known > 7_500.0, "what is faster than was known shows that it can be: {known}");
+    link.observe(u64::MAX, 1, true);
     assert!(link.bytes_per_us() < 8_000.0, "one wild value: {}", link.bytes_per_us());
-    link.observe(u64::MAX, 1);
+    link.observe(u64::MAX, 1, true);
     for _ in 0..1_000 {
-        link.observe(100_000, u64::MAX);
+        link.observe(100_000, u64::MAX, true);
     }
     assert!(link.bytes_per_us() > 0.05, "{}", link.bytes_per_us());
     assert!(link.predict_us(u64::MAX) <= 3_600_000_000);

@@ -14,6 +14,10 @@ use super::state::Shared;
 pub(super) struct Predicted {
     pub(super) ttft_us: u64,
     pub(super) tbt_us: u64,
+    /// Before its prefill begins, where nothing is brought first.
+    queue_us: Option<u64>,
+    /// Of the copy of its prefix.
+    fetch_us: Option<u64>,
     /// How likely it meets its objective between tokens, where that is known.
     pub(super) likely: Option<f64>,
     pub(super) tbt_objective_us: u64,
@@ -24,6 +28,9 @@ impl Predicted {
         Predicted {
             ttft_us: placement.predicted_ttft_us,
             tbt_us: placement.predicted_tbt_us,
+            queue_us: (placement.fetch.is_none() && placement.chunks.is_empty())
+                .then_some(placement.queue_us),
+            fetch_us: placement.fetch.as_ref().map(|_| placement.transfer_us),
             likely: placement.likely(),
             tbt_objective_us: objectives.tbt_us,
         }
@@ -104,6 +111,16 @@ impl Booking {
     /// The fetch has ended: so many bytes in this time, or `None` when it failed.
     pub fn fetched(&self, moved: Option<(u64, u64)>) {
         self.shared.lock().view.fetched(self.id, moved);
+        if let (Some(predicted_us), Some((_, us))) = (self.predicted.fetch_us, moved) {
+            self.shared.metrics.fetched(predicted_us, us);
+        }
+    }
+
+    /// By its engine's word its prefill has waited so long.
+    pub fn queued(&self, queue_us: u64) {
+        if let Some(predicted_us) = self.predicted.queue_us {
+            self.shared.metrics.queued(predicted_us, queue_us);
+        }
     }
 
     /// The prompt is computed. `measured` is what the engine said: tokens it computed and the

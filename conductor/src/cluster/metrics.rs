@@ -62,6 +62,8 @@ pub(super) struct Metrics {
 #[derive(Debug, Default)]
 struct Errors {
     ttft: TimeError,
+    queue: TimeError,
+    fetch: TimeError,
     prefill: TimeError,
     tbt: TimeError,
     likely: LikelyError,
@@ -253,6 +255,16 @@ impl Metrics {
         self.ttft_ratio.observe(real.as_secs_f64() / predicted);
         let real_us = u64::try_from(real.as_micros()).unwrap_or(u64::MAX);
         self.came("ttft", predicted_us, real_us, |errors| &mut errors.ttft);
+    }
+
+    /// How long a prefill waited by its engine's word.
+    pub(super) fn queued(&self, predicted_us: u64, measured_us: u64) {
+        self.came("queue", predicted_us, measured_us, |errors| &mut errors.queue);
+    }
+
+    /// How long the copy of a prefix took.
+    pub(super) fn fetched(&self, predicted_us: u64, measured_us: u64) {
+        self.came("fetch", predicted_us, measured_us, |errors| &mut errors.fetch);
     }
 
     /// What a prefill took by its engine's word.

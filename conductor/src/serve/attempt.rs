@@ -251,6 +251,7 @@ impl Course<'_> {
         match prefilled {
             Ok(finished) => {
                 self.is_computed();
+                self.booking.queued(finished.queue_us);
                 self.prefill = self.booking.prefilled(measured(&finished));
             }
             Err(_) if self.is_handed_over() => {}
@@ -295,6 +296,7 @@ impl Course<'_> {
             self.booking.routed(finished.routed_layers, finished.routed_us);
         }
         if whole {
+            self.booking.queued(finished.queue_us);
             // What was attended elsewhere says nothing of prefills.
             let measured = measured(&finished).filter(|_| !self.routed);
             self.prefill = self.booking.prefilled(measured);

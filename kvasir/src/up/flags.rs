@@ -134,6 +134,10 @@ pub struct Flags {
     #[arg(long, hide = true, value_name = "MS", requires = "routes")]
     pub route_deadline_ms: Option<u32>,
 
+    /// For experiments: messages of engines that a node attends at once.
+    #[arg(long, hide = true, value_name = "COUNT", requires = "routes")]
+    pub route_flows_max: Option<u32>,
+
     /// For experiments: nodes take part in everything but never push a page.
     #[arg(long, hide = true)]
     pub no_push: bool,

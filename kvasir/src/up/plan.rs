@@ -9,7 +9,7 @@ use kvasir_conductor::{
 };
 use kvasir_engine_reference::{Config as EngineConfig, Role, Routes};
 use kvasir_store_node::Config as NodeConfig;
-use kvasir_store_node::config::{Domain, EfaConfig, Ssd, Verify};
+use kvasir_store_node::config::{Domain, EfaConfig, Routes as NodeRoutes, Ssd, Verify};
 
 use super::flags::{Engines, Flags, HOST_PAGE_BYTES};
 use crate::daemon::Kind;
@@ -189,6 +189,10 @@ fn node(
         throttle_bytes_per_s: flags.throttle_bytes_per_s.unwrap_or(0),
         layer_log: layer_log(flags, name),
         ssd: ssd(common, name),
+        routes: NodeRoutes {
+            flows_max: flags.route_flows_max.unwrap_or(NodeRoutes::default().flows_max),
+            ..NodeRoutes::default()
+        },
         efa: efa(&flags.efa_provider),
         drain_ms: NODE_DRAIN_MS.into(),
         ..NodeConfig::default()

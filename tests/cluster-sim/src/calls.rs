@@ -5,6 +5,9 @@ use kvasir_blocks::{AttachEpoch, Bound, ContextName, CopiedContext, HeldCopies};
 use kvasir_proto::{BlockKey, Generation, Namespace, Share, SlotIndex, Tenant};
 use kvasir_transfer::{Endpoint, RegionDesc};
 
+/// How long an answer is waited for, where no disk has to be.
+pub const CALL_US: u64 = 120_000;
+
 /// Who calls nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Party {

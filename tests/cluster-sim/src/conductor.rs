@@ -13,7 +13,7 @@ use kvasir_placement::{
 };
 use kvasir_proto::{BlockKey, InstanceId, NodeId, Share, Side, Tenant, TxId};
 
-use crate::calls::{AllocateCall, Call, Caller, LegStart, Party, Reply, Targets, Term};
+use crate::calls::{AllocateCall, CALL_US, Call, Caller, LegStart, Party, Reply, Targets, Term};
 use crate::content::{BLOCK_TOKENS, SLOT_BYTES};
 use crate::context::{Context, Event};
 use crate::engine::Engine;
@@ -23,8 +23,7 @@ use crate::seen::Life;
 
 const LEASE_MS: u64 = 300;
 const RENEW_US: u64 = 90_000;
-/// How long a call is waited for, and how often it is tried.
-const CALL_US: u64 = 120_000;
+/// How often a call is tried.
 const TRIES: u32 = 3;
 /// Of fetches so many are asked for up to the end of the prompt, whatever the source has.
 const BELIEF_PERCENT: u64 = 20;

@@ -2,7 +2,7 @@
 
 use super::{BookingId, ClusterView, HostRef};
 use crate::chunks::ChunkUse;
-use crate::decision::{Chosen, Placement};
+use crate::decision::{Chosen, Fetch, Placement};
 
 /// A copy under way.
 #[derive(Debug, Clone, Copy)]
@@ -11,6 +11,19 @@ pub(super) struct BookedFetch {
     chunk: Option<usize>,
     source: HostRef,
     bytes: u64,
+}
+
+/// Where the copies of one booking go.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Ways {
+    sources: Vec<HostRef>,
+    /// Nothing else was under way there when they began, and so many had begun there in all.
+    begun_alone: Option<u64>,
+}
+
+/// Nothing of it lies on an SSD only.
+fn is_from_memory(fetch: &Fetch) -> bool {
+    fetch.source.memory_blocks >= fetch.until_block
 }
 
 impl ClusterView {
@@ -36,14 +49,37 @@ impl ClusterView {
         placement: &Placement,
         (fetches, target): (&[BookedFetch], HostRef),
         now_us: u64,
-    ) -> u64 {
+    ) -> (u64, Ways) {
+        let of_one_kind = placement.fetch.is_none() || fetches.len() == 1;
+        // Chunks are only taken from memory.
+        let from_memory = placement.fetch.as_ref().is_none_or(is_from_memory);
+        let sources: Vec<HostRef> = fetches.iter().map(|fetch| fetch.source).collect();
+        let is_free = self.bytes_under_way(&sources, target) == 0;
         fetches.iter().for_each(|fetch| self.begin_fetch(*fetch, target, now_us));
+        let begun = self.fetches_begun(&sources, target);
+        let begun_alone = (of_one_kind && from_memory && is_free).then_some(begun);
         let mut ready_us = now_us;
         if placement.fetch.is_some() {
             ready_us = ready_us.saturating_add(placement.transfer_us);
         }
         let fetched = placement.chunks.iter().filter(|chunk| chunk.is_fetched());
-        fetched.fold(ready_us, |ready_us, chunk| ready_us.saturating_add(chunk.once_us))
+        let ready_us =
+            fetched.fold(ready_us, |ready_us, chunk| ready_us.saturating_add(chunk.once_us));
+        (ready_us, Ways { sources, begun_alone })
+    }
+
+    /// From these nodes, and to this one.
+    fn bytes_under_way(&self, sources: &[HostRef], target: HostRef) -> u64 {
+        let out = sources.iter().filter_map(|source| self.seen_host(*source));
+        let out_bytes: u64 = out.map(|source| source.bytes_out).sum();
+        out_bytes + self.seen_host(target).map_or(0, |target| target.bytes_in)
+    }
+
+    /// From these nodes, and to this one, ever. A node that has gone has taken its count along.
+    fn fetches_begun(&self, sources: &[HostRef], target: HostRef) -> u64 {
+        let out = sources.iter().filter_map(|source| self.seen_host(*source));
+        let out: u64 = out.map(|source| source.fetches_out).sum();
+        out + self.seen_host(target).map_or(0, |target| target.fetches_in)
     }
 
     fn begin_fetch(&mut self, fetch: BookedFetch, target: HostRef, now_us: u64) {
@@ -52,11 +88,13 @@ impl ClusterView {
         if let Some(source) = self.find_host(source) {
             free_us = free_us.max(now_us.saturating_add(source.out_waits_us(now_us)));
             source.bytes_out += bytes;
+            source.fetches_out += 1;
         }
         if let Some(target) = self.find_host(target) {
             free_us = free_us.max(now_us.saturating_add(target.in_waits_us(now_us)));
             free_us = free_us.saturating_add(target.link.occupied_us(bytes));
             target.bytes_in += bytes;
+            target.fetches_in += 1;
             target.in_free_us = free_us;
         }
         if let Some(source) = self.find_host(source) {
@@ -80,11 +118,11 @@ impl ClusterView {
 
     /// So many bytes have come to where the prompt of this request is computed, in this time.
     pub fn moved(&mut self, id: BookingId, bytes: u64, us: u64) {
-        let Some(prefill) = self.bookings.get(&id).map(|booked| booked.prefill_host) else {
-            return;
-        };
+        let Some(booked) = self.bookings.get(&id) else { return };
+        let (prefill, ways) = (booked.prefill_host, &booked.ways);
+        let alone = ways.begun_alone == Some(self.fetches_begun(&ways.sources, prefill));
         if let Some(host) = self.find_host(prefill) {
-            host.link.observe(bytes, us);
+            host.link.observe(bytes, us, alone);
         }
     }
 

@@ -19,6 +19,9 @@ pub(crate) struct Host {
     /// Of fetches under way.
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
+    /// That have begun, ever.
+    pub(super) fetches_in: u64,
+    pub(super) fetches_out: u64,
     /// Instances for which the node attends prefixes, each with for how many requests.
     pub(crate) routes_out: Vec<(InstanceRef, u32)>,
     /// When the node's way in and out are predicted to be free of what was given to them, each
@@ -60,6 +63,8 @@ impl Host {
             link,
             bytes_in: 0,
             bytes_out: 0,
+            fetches_in: 0,
+            fetches_out: 0,
             routes_out: Vec::new(),
             in_free_us: 0,
             out_free_us: 0,
@@ -161,6 +166,10 @@ impl ClusterView {
         let of_host = |other: &&Instance| other.host_at == instance.host_at;
         !self.host(instance).others_busy
             && self.instances.iter().filter(of_host).all(Instance::is_idle)
+    }
+
+    pub(super) fn seen_host(&self, reference: HostRef) -> Option<&Host> {
+        self.hosts.iter().find(|host| host.reference == reference)
     }
 
     pub(super) fn find_host(&mut self, reference: HostRef) -> Option<&mut Host> {

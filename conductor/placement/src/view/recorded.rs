@@ -20,7 +20,7 @@ use serde_json::Value;
 
 use super::{
     Booked, BookingId, ClusterView, Host, HostRef, Instance, InstanceRef, InstanceReport,
-    ModelIndex, ModelSpec, Names, ReportedLoad, Role, Sent, Taken,
+    ModelIndex, ModelSpec, Names, ReportedLoad, Role, Sent, Taken, Ways,
 };
 use crate::attend::Way;
 use crate::chunks::AskedChunk;
@@ -644,6 +644,7 @@ fn held_until(host: HostRef, end_us: u64, slots: u32) -> Booked {
         decode_host: host,
         prompt_tokens: 0,
         fetches: Vec::new(),
+        ways: Ways::default(),
         routes: Vec::new(),
         prefill_end_us: end_us,
         end_us,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvasir_placement::OverloadReason;
+use kvasir_placement::{LinkProfile, OverloadReason};
 use kvasir_proto::InstanceId;
 
 use super::*;
@@ -25,10 +25,43 @@ async fn a_placed_request_has_the_handles_of_what_was_chosen() {
     assert_eq!((&*fetch.node.node_id.0, fetch.from_block, fetch.until_block), ("d", 0, 10));
     assert_eq!(fetch.bytes, 10 * 64 * 100 * 2);
     assert!(placed.placement.to_string().contains("split engine-p -> engine-d, fetch [0, 10)"));
+    // What was predicted of it is compared with what it took; of a queue behind it nothing was.
+    let error = |of: &str| {
+        let families = world.registry.gather();
+        let name = "kvasir_conductor_prediction_error_ratio";
+        let mut metrics =
+            families.iter().filter(|one| one.name() == name).flat_map(|one| one.get_metric());
+        let of_it = metrics.find(|metric| metric.get_label()[0].value() == of);
+        of_it.map(|metric| metric.get_gauge().get_value())
+    };
+    placed.booking.queued(1_000);
+    placed.booking.fetched(Some((fetch.bytes, 2 * placed.placement.transfer_us)));
+    assert_eq!((error("fetch"), error("queue")), (Some(0.5), None));
     // The handle works.
     let mut client = placed.prefill.node.client.clone();
     let described = client.describe(v1::DescribeRequest {}).await.expect("answers");
     assert_eq!(described.into_inner().node_id, "p");
+}
+
+/// Until the first fetch has been measured the profile is all there is: where it says too little, nothing would ever
+/// be fetched.
+#[tokio::test]
+async fn what_the_network_is_said_to_carry_decides_the_first_fetch() {
+    for (bytes_per_us, fetches) in [(0.5, false), (10_000.0, true)] {
+        let mut p = node("p", v1::Role::Prefill).await;
+        let mut d = node("d", v1::Role::Decode).await;
+        let nodes = vec![p.address.to_string(), d.address.to_string()];
+        let world = World::with(nodes, |options| {
+            options.profile.link = LinkProfile { base_us: 10.0, bytes_per_us };
+        });
+        let _to_p = followed(&mut p).await;
+        let to_d = d.subscription().await;
+        to_d.snapshot(0, &prompt_keys()).await;
+        let knows_d = |plan: Plan| plan.decode.is_some_and(|decode| decode.held_blocks == 10);
+        eventually("the prompt is seen on d", || world.plan().is_ok_and(knows_d)).await;
+        let plan = world.plan().expect("placed");
+        assert_eq!(plan.fetch.is_some(), fetches, "{}", plan.placement);
+    }
 }
 
 #[tokio::test]
@@ -248,6 +281,9 @@ async fn what_answers_saw_refuses_by_the_time_between_tokens() {
     };
     assert!(error("tbt").is_some_and(|error| error > 0.0), "the first ones were off");
     assert!(error("ttft").is_some() && error("prefill").is_some());
+    assert!(error("queue").is_none(), "no engine has said how long anything waited");
+    other.booking.queued(1_000);
+    assert!(error("queue").is_some() && error("fetch").is_none());
 }
 
 #[tokio::test]

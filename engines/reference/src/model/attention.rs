@@ -144,13 +144,21 @@ impl Attention {
 
         let latent_out = scratch(latent_out, tokens * heads * rank);
         let running = scratch(running, 2 * tokens * heads);
-        if !queries.away.is_empty() {
-            turn_moved(q, absorbed, moved, queries);
-            send(absorbed, moved, selection, queries, elsewhere);
+        turn_moved(q, absorbed, moved, queries);
+        let sequences = sequences_away(absorbed, moved, selection, queries);
+        let away = LayerQueries {
+            layer: queries.layer,
+            d_qk: config.row_width(),
+            d_v: config.rank,
+            scale: queries.scale,
+            sequences: &sequences,
+        };
+        if !sequences.is_empty() {
+            elsewhere.send(&away);
         }
         kernels.attend_all(jobs(absorbed, (latent_out, running), cache, selection, queries));
-        if !queries.away.is_empty() {
-            add_elsewhere(latent_out, running, queries, elsewhere);
+        if !sequences.is_empty() {
+            add_elsewhere(latent_out, running, queries, elsewhere.receive(&away));
         }
 
         let out = scratch(out, tokens * heads * value);
@@ -274,17 +282,16 @@ fn turn_moved(q: &[f32], absorbed: &[f32], moved: &mut Vec<f32>, queries: &Queri
     }
 }
 
-/// Sends what is to be attended elsewhere.
-fn send(
-    absorbed: &[f32],
-    mut moved: &[f32],
-    selection: Option<&Selection>,
+/// What is to be attended elsewhere.
+fn sequences_away<'a>(
+    absorbed: &'a [f32],
+    mut moved: &'a [f32],
+    selection: Option<&'a Selection>,
     queries: &Queries<'_>,
-    elsewhere: &mut dyn Elsewhere,
-) {
+) -> Vec<SequenceQueries<'a>> {
     let config = queries.config;
     let width = config.heads * config.row_width();
-    let sequences: Vec<SequenceQueries<'_>> = queries
+    queries
         .away
         .iter()
         .enumerate()
@@ -300,14 +307,7 @@ fn send(
             let selected = selection.map(|selection| &selection.away[n][..]);
             SequenceQueries { sequence: away.sequence, hole: away.hole, values, selected }
         })
-        .collect();
-    elsewhere.send(&LayerQueries {
-        layer: queries.layer,
-        d_qk: config.row_width(),
-        d_v: config.rank,
-        scale: queries.scale,
-        sequences: &sequences,
-    });
+        .collect()
 }
 
 /// Merges what came back into what was attended here. The order of the parts is fixed, so that equal
@@ -316,11 +316,11 @@ fn add_elsewhere(
     latent_out: &mut [f32],
     running: &[f32],
     queries: &Queries<'_>,
-    elsewhere: &mut dyn Elsewhere,
+    received: Vec<Option<Vec<Partial>>>,
 ) {
     let (heads, rank) = (queries.config.heads, queries.config.rank);
     let (m, l) = running.split_at(running.len() / 2);
-    let mut received = elsewhere.receive().into_iter();
+    let mut received = received.into_iter();
     for holes in queries.away.chunk_by(|a, b| a.sequence == b.sequence) {
         let parts: Vec<Option<Vec<Partial>>> = received.by_ref().take(holes.len()).collect();
         let parts: Option<Vec<Vec<Partial>>> = parts.into_iter().collect();

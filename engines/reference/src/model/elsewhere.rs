@@ -57,7 +57,8 @@ pub struct SequenceIndex<'a> {
 }
 
 /// Who attends what is elsewhere. Under selection a layer is asked for its best rows first: [`Elsewhere::score`]
-/// and [`Elsewhere::best`], and then as any other. Who is never asked that needs neither.
+/// and [`Elsewhere::best`], and then as any other. Who is never asked that needs neither. The queries are at hand
+/// until their answer is, so that they can be sent again.
 pub trait Elsewhere {
     /// Sends a layer's indexer queries. Returns at once.
     fn score(&mut self, queries: &IndexQueries<'_>) {
@@ -66,7 +67,8 @@ pub trait Elsewhere {
 
     /// What came back: for each sequence and hole and each of its tokens the rows of the hole that are, or
     /// might be, among the best of all. `None` when not all of that came, as in [`Elsewhere::receive`].
-    fn best(&mut self) -> Vec<Option<Vec<Vec<Candidate>>>> {
+    fn best(&mut self, queries: &IndexQueries<'_>) -> Vec<Option<Vec<Vec<Candidate>>>> {
+        let _ = queries;
         Vec::new()
     }
 
@@ -76,5 +78,5 @@ pub trait Elsewhere {
     /// What came back for what was sent last: for each sequence and hole, in the same order, the partials that
     /// together cover all rows of the hole, in a fixed order. `None` when not all of them came: the sequence's
     /// outputs mean nothing from then on, and its logits must not be used.
-    fn receive(&mut self) -> Vec<Option<Vec<Partial>>>;
+    fn receive(&mut self, queries: &LayerQueries<'_>) -> Vec<Option<Vec<Partial>>>;
 }

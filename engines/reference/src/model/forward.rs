@@ -61,7 +61,7 @@ impl Elsewhere for Nowhere {
         unreachable!("{} sequences have rows elsewhere", queries.sequences.len());
     }
 
-    fn receive(&mut self) -> Vec<Option<Vec<Partial>>> {
+    fn receive(&mut self, _: &LayerQueries<'_>) -> Vec<Option<Vec<Partial>>> {
         Vec::new()
     }
 }

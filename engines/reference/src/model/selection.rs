@@ -49,9 +49,18 @@ pub(super) fn choose(
 ) -> Selection {
     let sizes = &indexer.sizes;
     let is_asked = |away: &Away| queries.spans[away.sequence].selects(sizes);
-    let asks = queries.away.iter().any(is_asked);
-    if asks {
-        send(asked, sizes, queries, elsewhere);
+    let sequences: Vec<SequenceIndex<'_>> = (queries.away.iter())
+        .filter(|away| is_asked(away))
+        .map(|away| {
+            let rows = rows_of(asked, sizes, &queries.spans[away.sequence]);
+            let (sequence, hole) = (away.sequence, away.hole);
+            SequenceIndex { sequence, hole, values: rows.values, weights: rows.weights }
+        })
+        .collect();
+    let IndexerConfig { heads, width, topk } = *sizes;
+    let away = IndexQueries { layer: queries.layer, heads, width, topk, sequences: &sequences };
+    if !sequences.is_empty() {
+        elsewhere.score(&away);
     }
     let here: Vec<Option<Vec<Vec<Candidate>>>> = queries
         .spans
@@ -60,7 +69,8 @@ pub(super) fn choose(
             span.selects(sizes).then(|| best_here(asked, sizes, cache, queries, span, kernels))
         })
         .collect();
-    let mut received = if asks { elsewhere.best() } else { Vec::new() }.into_iter();
+    let received = if sequences.is_empty() { Vec::new() } else { elsewhere.best(&away) };
+    let mut received = received.into_iter();
     let mut selection = Selection { here: Vec::new(), away: Vec::new() };
     for (sequence, (span, here)) in queries.spans.iter().zip(here).enumerate() {
         let holes: Vec<&Away> =
@@ -93,25 +103,6 @@ fn rows_of<'a>(
         values: &asked.values[from * sizes.width..to * sizes.width],
         weights: &asked.weights[from..to],
     }
-}
-
-fn send(
-    asked: &IndexQueryRows<'_>,
-    sizes: &IndexerConfig,
-    queries: &Queries<'_>,
-    elsewhere: &mut dyn Elsewhere,
-) {
-    let selecting = queries.away.iter().filter(|away| queries.spans[away.sequence].selects(sizes));
-    let sequences: Vec<SequenceIndex<'_>> = selecting
-        .map(|away| {
-            let rows = rows_of(asked, sizes, &queries.spans[away.sequence]);
-            let (sequence, hole) = (away.sequence, away.hole);
-            SequenceIndex { sequence, hole, values: rows.values, weights: rows.weights }
-        })
-        .collect();
-    let IndexerConfig { heads, width, topk } = *sizes;
-    let layer = queries.layer;
-    elsewhere.score(&IndexQueries { layer, heads, width, topk, sequences: &sequences });
 }
 
 fn best_here(

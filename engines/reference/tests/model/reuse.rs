@@ -161,7 +161,7 @@ impl Elsewhere for Holders<'_> {
         }
     }
 
-    fn receive(&mut self) -> Vec<Option<Vec<Partial>>> {
+    fn receive(&mut self, _: &LayerQueries<'_>) -> Vec<Option<Vec<Partial>>> {
         std::mem::take(&mut self.sent)
     }
 }

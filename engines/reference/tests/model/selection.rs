@@ -119,7 +119,7 @@ impl Elsewhere for Holders<'_> {
         }
     }
 
-    fn best(&mut self) -> Vec<Option<Vec<Vec<Candidate>>>> {
+    fn best(&mut self, _: &IndexQueries<'_>) -> Vec<Option<Vec<Vec<Candidate>>>> {
         self.chosen += 1;
         std::mem::take(&mut self.best)
     }
@@ -148,7 +148,7 @@ impl Elsewhere for Holders<'_> {
         }
     }
 
-    fn receive(&mut self) -> Vec<Option<Vec<Partial>>> {
+    fn receive(&mut self, _: &LayerQueries<'_>) -> Vec<Option<Vec<Partial>>> {
         std::mem::take(&mut self.partials)
     }
 }

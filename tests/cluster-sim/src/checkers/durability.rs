@@ -17,11 +17,9 @@ use std::rc::Rc;
 use kvasir_proto::BlockKey;
 
 use super::Checker;
+use crate::calls::CALL_US;
 use crate::content::Truth;
 use crate::seen::{ListedContext, Seen};
-
-/// What a node has said may reach who asked it so much later, whatever has become of the node since.
-const ANSWER_US: u64 = 120_000;
 
 /// What may be found of a context, by the node's calendar.
 #[derive(Debug, Clone, Copy, Default)]
@@ -168,7 +166,8 @@ impl Durability {
         self.told_ms.iter().filter(is_it).map(|((node, _), _)| *node)
     }
 
-    /// Nodes whose word for it was under way when they lost their disks, and may be yet.
+    /// Nodes whose word for it may be relied on yet, though they have lost their disks since: who asks several at
+    /// once uses the first one's answer when it has the last one's, or has given that up.
     fn told_before_loss(
         &self,
         now_us: u64,
@@ -177,7 +176,7 @@ impl Durability {
     ) -> impl Iterator<Item = usize> + '_ {
         let of_last = self.told_before_loss.iter().filter(move |((_, of), _)| *of == last);
         let counts = move |(told_ms, lost_us): (u64, u64)| {
-            told_ms >= until_ms && now_us <= lost_us + ANSWER_US
+            told_ms >= until_ms && now_us <= lost_us + CALL_US
         };
         of_last.filter(move |(_, told)| counts(**told)).map(|((node, _), _)| *node)
     }

@@ -12,7 +12,7 @@ use kvasir_blocks::{
 use kvasir_proto::{BlockKey, Namespace, Share, Side, TxId};
 
 use super::Running;
-use crate::calls::{AllocateCall, Call, Caller, Party, Reply, Targets, Term};
+use crate::calls::{AllocateCall, CALL_US, Call, Caller, Party, Reply, Targets, Term};
 use crate::content::BLOCK_TOKENS;
 use crate::context::{Context, Event};
 use crate::seen::Seen;
@@ -29,8 +29,7 @@ const PIECE_BLOCKS: u32 = 3;
 /// Short, so that it is renewed on the way now and then.
 const LEASE_MS: u64 = 30;
 const RENEW_US: u64 = 10_000;
-/// How long a call is waited for, and one that waits for a disk.
-const CALL_US: u64 = 120_000;
+/// How long a call is waited for that waits for a disk.
 const KEEP_US: u64 = 480_000;
 /// How long after a node has said that it has drained it may be taken away.
 const LEAVES_US: u64 = 40_000;

@@ -9,35 +9,49 @@ use std::time::Instant;
 use kvasir_attention::{Candidate, Partial};
 use kvasir_route::Part;
 use kvasir_route::requester::{
-    DispatchError, Flight, IndexRows, IndexShape, QueryShape, SelectedRows, Session,
+    DispatchError, Flight, IndexRows, IndexShape, SelectedRows, Session,
 };
 use kvasir_route::wire::Best;
 
-use super::{Exchange, Message, Place, WRITE_DEADLINE_MIN, add, part_of};
+use super::{Exchange, Message, OfPlace, Place, Sent, add, part_of};
 use crate::model::{IndexQueries, LayerQueries, SequenceQueries};
 use crate::routes::RoutedSpan;
 
 /// What is under way.
 #[derive(Debug, Default)]
 pub struct Selecting {
-    scores: Vec<(Flight<Best>, Vec<Place>)>,
+    scores: Vec<Sent<Best, Place>>,
     /// Holders were asked for scores of this layer.
     has_scored: bool,
     /// The layer's queries were sent with chosen rows.
     pub is_sent: bool,
-    /// With the tokens that each part is of.
-    partials: Vec<(Flight, Vec<Chosen>)>,
+    partials: Vec<Sent<Partial, Chosen>>,
     /// Query rows of each sequence and hole, and of a token.
     rows: Vec<usize>,
     heads: usize,
     d_v: usize,
 }
 
-/// Tokens that attend something of a span.
-#[derive(Debug, Clone)]
+/// Tokens that attend something of a span, each with what it has chosen there, and their query rows.
+#[derive(Debug)]
 struct Chosen {
     place: Place,
     tokens: Vec<usize>,
+    part: Part,
+    values: Vec<f32>,
+    lists: Vec<Vec<u32>>,
+}
+
+impl OfPlace for Chosen {
+    fn place(&self) -> Place {
+        self.place
+    }
+}
+
+impl Chosen {
+    fn lists(&self) -> Vec<&[u32]> {
+        self.lists.iter().map(Vec::as_slice).collect()
+    }
 }
 
 /// Each span with its rows among those of its hole.
@@ -57,33 +71,36 @@ fn within(selected: &[u32], rows: &Range<u32>) -> Vec<u32> {
     selected[from..to].iter().map(|row| row - rows.start).collect()
 }
 
-/// A part of a message that owns what it sends.
-struct Sent {
-    part: Part,
-    values: Vec<f32>,
-    lists: Vec<Vec<u32>>,
-}
-
-impl Sent {
-    fn lists(&self) -> Vec<&[u32]> {
-        self.lists.iter().map(Vec::as_slice).collect()
-    }
-}
-
-impl<'a> Exchange<'a> {
+impl Exchange<'_> {
     pub(super) fn send_scores(&mut self, queries: &IndexQueries<'_>) {
         self.sent_at = Instant::now();
         let asked = queries.sequences.iter().map(|queries| (queries.sequence, queries.hole));
         self.asked = asked.collect();
-        let mut messages: Vec<Message<IndexRows<'_>, Place>> = Vec::new();
+        let mut messages: Vec<Message<Place>> = Vec::new();
         for (at, asked) in queries.sequences.iter().enumerate() {
             let Some(spans) = self.spans_of(asked.sequence, asked.hole) else { continue };
             for (span, routed) in spans.iter().enumerate() {
-                let part = part_of(routed, asked.weights.len());
-                let part = IndexRows { part, values: asked.values, weights: asked.weights };
-                add(&mut messages, &routed.session, part, Place { asked: at, span });
+                add(&mut messages, &routed.session, Place { asked: at, span });
             }
         }
+        self.selecting.scores = self.send_all(messages, |exchange, session, places| {
+            exchange.dispatch_scores(queries, session, places)
+        });
+        self.selecting.has_scored = !self.selecting.scores.is_empty();
+    }
+
+    fn dispatch_scores(
+        &self,
+        queries: &IndexQueries<'_>,
+        session: &Arc<Session>,
+        places: &[Place],
+    ) -> Result<Flight<Best>, DispatchError> {
+        let part = |place: &Place| {
+            let asked = &queries.sequences[place.asked];
+            let part = part_of(self.span(*place)?, asked.weights.len());
+            Some(IndexRows { part, values: asked.values, weights: asked.weights })
+        };
+        let parts: Vec<IndexRows<'_>> = places.iter().filter_map(part).collect();
         let shape = IndexShape {
             step: self.step,
             layer: queries.layer as u32,
@@ -91,20 +108,19 @@ impl<'a> Exchange<'a> {
             width: queries.width as u32,
             topk: queries.topk as u32,
         };
-        let deadline = self.options.deadline.max(WRITE_DEADLINE_MIN);
-        for Message { session, parts, places } in messages {
-            match session.dispatch_scores(&shape, &parts, deadline) {
-                Ok(flight) => self.selecting.scores.push((flight, places)),
-                Err(error) => self.fail(&places, &error),
-            }
-        }
-        self.selecting.has_scored = !self.selecting.scores.is_empty();
+        session.dispatch_scores(&shape, &parts, self.write_deadline())
     }
 
-    pub(super) fn receive_best(&mut self) -> Vec<Option<Vec<Vec<Candidate>>>> {
+    pub(super) fn receive_best(
+        &mut self,
+        queries: &IndexQueries<'_>,
+    ) -> Vec<Option<Vec<Vec<Candidate>>>> {
         let sent = std::mem::take(&mut self.selecting.scores);
         let mut best: Vec<Vec<Vec<Candidate>>> = vec![Vec::new(); self.asked.len()];
-        self.each_part(sent, |exchange, place, part: Best| {
+        let again = |exchange: &Self, session: &Arc<Session>, places: &[Place]| {
+            exchange.dispatch_scores(queries, session, places)
+        };
+        self.each_part(sent, again, |exchange, place, part: Best| {
             let (sequence, hole) = exchange.asked[place.asked];
             let spans = exchange.spans(sequence, hole).unwrap_or_default();
             let Some((_, _, rows)) = with_rows(spans).nth(place.span) else { return };
@@ -129,7 +145,7 @@ impl<'a> Exchange<'a> {
         self.selecting.is_sent = true;
         self.selecting.rows = queries.sequences.iter().map(rows).collect();
         (self.selecting.heads, self.selecting.d_v) = (heads, queries.d_v);
-        let mut messages: Vec<Message<Sent, Chosen>> = Vec::new();
+        let mut messages: Vec<Message<Chosen>> = Vec::new();
         for (at, asked) in queries.sequences.iter().enumerate() {
             let Some(spans) = self.spans_of(asked.sequence, asked.hole) else { continue };
             let lists = asked.selected.unwrap_or_default();
@@ -150,48 +166,37 @@ impl<'a> Exchange<'a> {
                 let values: Vec<f32> = values.copied().collect();
                 let part = part_of(routed, chosen.len() * heads);
                 let (tokens, lists) = chosen.into_iter().unzip();
-                let place = Chosen { place: Place { asked: at, span }, tokens };
-                add(&mut messages, &routed.session, Sent { part, values, lists }, place);
+                let place = Place { asked: at, span };
+                let chosen = Chosen { place, tokens, part, values, lists };
+                add(&mut messages, &routed.session, chosen);
             }
         }
-        let shape = QueryShape {
-            step: self.step,
-            layer: queries.layer as u32,
-            dtype: self.options.dtype,
-            d_qk: queries.d_qk as u32,
-            d_v: queries.d_v as u32,
-            scale: queries.scale,
-        };
-        for Message { session, parts, places } in messages {
-            match self.dispatch(&session, &shape, &parts) {
-                Ok(flight) => self.selecting.partials.push((flight, places)),
-                Err(error) => {
-                    let places: Vec<Place> = places.iter().map(|chosen| chosen.place).collect();
-                    self.fail(&places, &error);
-                }
-            }
-        }
+        self.selecting.partials = self.send_all(messages, |exchange, session, chosen| {
+            exchange.dispatch_selected(queries, session, chosen)
+        });
     }
 
-    fn dispatch(
+    fn dispatch_selected(
         &self,
+        queries: &LayerQueries<'_>,
         session: &Arc<Session>,
-        shape: &QueryShape,
-        parts: &[Sent],
+        parts: &[Chosen],
     ) -> Result<Flight, DispatchError> {
-        let lists: Vec<Vec<&[u32]>> = parts.iter().map(Sent::lists).collect();
-        let rows: Vec<SelectedRows<'_>> = (parts.iter().zip(&lists))
-            .map(|(sent, lists)| SelectedRows {
-                part: sent.part,
-                values: &sent.values,
-                selected: lists,
-            })
-            .collect();
-        let deadline = self.options.deadline.max(WRITE_DEADLINE_MIN);
-        session.dispatch_selected(shape, self.selecting.heads as u32, &rows, deadline)
+        let lists: Vec<Vec<&[u32]>> = parts.iter().map(Chosen::lists).collect();
+        let rows = parts.iter().zip(&lists).map(|(chosen, lists)| SelectedRows {
+            part: chosen.part,
+            values: &chosen.values,
+            selected: lists,
+        });
+        let rows: Vec<SelectedRows<'_>> = rows.collect();
+        let (shape, heads) = (self.shape(queries), self.selecting.heads as u32);
+        session.dispatch_selected(&shape, heads, &rows, self.write_deadline())
     }
 
-    pub(super) fn receive_selected(&mut self) -> Vec<Option<Vec<Partial>>> {
+    pub(super) fn receive_selected(
+        &mut self,
+        queries: &LayerQueries<'_>,
+    ) -> Vec<Option<Vec<Partial>>> {
         let sent = std::mem::take(&mut self.selecting.partials);
         let (heads, d_v) = (self.selecting.heads, self.selecting.d_v);
         let was_asked = !sent.is_empty() || self.selecting.has_scored;
@@ -202,16 +207,11 @@ impl<'a> Exchange<'a> {
         };
         let mut partials: Vec<Vec<Option<Partial>>> =
             self.asked.iter().zip(&self.selecting.rows).map(empty).collect();
-        let mut tokens: Vec<Chosen> = Vec::new();
-        let flights = sent.into_iter().map(|(flight, chosen)| {
-            let places = chosen.iter().map(|chosen| chosen.place).collect();
-            tokens.extend(chosen);
-            (flight, places)
-        });
-        let flights: Vec<(Flight, Vec<Place>)> = flights.collect();
-        self.each_part(flights, |_, place, part: Partial| {
-            let of_place = |chosen: &&Chosen| chosen.place == place;
-            let Some(chosen) = tokens.iter().find(of_place) else { return };
+        let again = |exchange: &Self, session: &Arc<Session>, chosen: &[Chosen]| {
+            exchange.dispatch_selected(queries, session, chosen)
+        };
+        self.each_part(sent, again, |_, chosen, part: Partial| {
+            let place = chosen.place;
             let Some(all) = &mut partials[place.asked][place.span] else { return };
             for (at, token) in chosen.tokens.iter().enumerate() {
                 let (from, to) = (at * heads, token * heads);
