@@ -6,8 +6,8 @@ use kvasir_engine_reference::model::KvDtype;
 
 /// Memory is taken in whole pages of the host.
 pub const HOST_PAGE_BYTES: u64 = 4096;
-/// As many segments as a log needs, of a useful size.
-const SSD_BYTES_MIN: u64 = 4 << 20;
+/// As many segments as a log needs, each with room for a few blocks of a small model.
+const SSD_BYTES_MIN: u64 = 64 << 20;
 /// Ten samples.
 const BALANCE_WINDOW_MS_MIN: u64 = 100;
 /// Every engine is a process with threads of its own; more on one machine is a mistake.
@@ -237,7 +237,7 @@ impl Flags {
                 "ssd-bytes",
                 self.ssd_bytes.unwrap_or(SSD_BYTES_MIN),
                 self.ssd_bytes.is_none_or(|bytes| bytes >= SSD_BYTES_MIN),
-                "4MiB and more",
+                "64MiB and more",
             ),
             ("engines-per-node", per_node.into(), (1..=ENGINES_MAX).contains(&per_node), "1 to 64"),
             ("threads", threads, (1..=1024).contains(&threads), "1 to 1024"),
@@ -354,7 +354,7 @@ mod tests {
             "--arena-bytes 4097",
             "--arena-bytes 0",
             "--chunk-tokens 0",
-            "--ssd-bytes 1MiB",
+            "--ssd-bytes 63MiB",
             "--threads 0",
             "--engines-per-node 0",
             "--engines-per-node 65",

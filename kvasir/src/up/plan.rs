@@ -225,10 +225,12 @@ fn ssd(common: &Common<'_>, node: &str) -> Ssd {
     let run_dir = common.surroundings.run_dir;
     let dir = flags.ssd_dir.as_deref().map(|dir| dir.join(node));
     let page = HOST_PAGE_BYTES;
+    // Seven blocks have to fit in one.
+    let segment_bytes = (bytes / 32).max(4 << 20);
     Ssd {
         dir: Some(dir.unwrap_or_else(|| run_dir.join(format!("{node}.ssd")))),
         bytes: bytes / page * page,
-        segment_bytes: (bytes / 32 / page * page).min(Ssd::default().segment_bytes),
+        segment_bytes: segment_bytes.min(Ssd::default().segment_bytes) / page * page,
         tenant_bytes_max: bytes,
         faults: flags.ssd_faults.then(|| run_dir.join(format!("{node}.faults"))),
         ..Ssd::default()
@@ -475,7 +477,7 @@ mod tests {
         assert_eq!(node.layer_log, Some("/logs/both-1-node.log".into()));
         assert!(node.lease_ms_max >= 70_000);
         assert_eq!(node.ssd.dir, Some("/disk/both-1-node".into()));
-        assert_eq!((node.ssd.bytes, node.ssd.segment_bytes), (64 << 20, 2 << 20));
+        assert_eq!((node.ssd.bytes, node.ssd.segment_bytes), (64 << 20, 4 << 20));
         assert_eq!(node.ssd.faults, Some("/run/both-1-node.faults".into()));
         assert_eq!(node.check(), Ok(()));
         let engine: EngineConfig = config(&plan, "both-1");
