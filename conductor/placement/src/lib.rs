@@ -54,7 +54,7 @@ pub use explain::{
     ChunkExplanation, DecodeExplanation, Explanation, FetchExplanation, PrefillExplanation,
     PrefixExplanation, RefusalExplanation, WayExplanation,
 };
-pub use index::{IndexLimits, IndexReader, NodeIndex, PrefixMatch, ShadowIndex, Tier};
+pub use index::{IndexLimits, IndexReader, NodeIndex, PrefixMatch, ShadowIndex, Tier, TierBlocks};
 pub use place::place;
 pub use routing::{Route, RoutedRows, Routing};
 pub use selection::Selection;

@@ -40,4 +40,4 @@ pub use kvasir_placement::{
     Inputs, LongestTenth, Missing, Objectives, OverloadReason, Placement, Policy, Profile, Refusal,
     Routing, Steering, attend,
 };
-pub use overview::{InstanceOverview, NodeOverview, Overview, SsdOverview};
+pub use overview::{InstanceOverview, NodeOverview, Overview, SsdOverview, TiersOverview};

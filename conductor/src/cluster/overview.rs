@@ -1,5 +1,6 @@
 //! The cluster as this conductor sees it, as values for people and scripts.
 
+use kvasir_placement::TierBlocks;
 use serde::Serialize;
 
 use super::balance::BalanceOverview;
@@ -28,10 +29,20 @@ pub struct NodeOverview {
     pub followed: bool,
     /// Blocks that it holds, in whatever tier, as far as the index knows.
     pub blocks: u64,
+    /// The same by the fastest tier that has them.
+    pub tiers: TiersOverview,
     /// Of the memory, what nothing lies in.
     pub slots_free: u32,
     pub ssd: Option<SsdOverview>,
     pub instances: Vec<InstanceOverview>,
+}
+
+/// Blocks in memory of GPUs, in the node's own, and on its disk alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Default)]
+pub struct TiersOverview {
+    pub vram: u64,
+    pub dram: u64,
+    pub ssd: u64,
 }
 
 /// The tier on disk.
@@ -87,7 +98,10 @@ impl Cluster {
         };
         let index = shared.index();
         for (overview, node) in nodes.iter_mut().zip(indices) {
-            overview.blocks = node.map_or(0, |node| index.entries_of(node) as u64);
+            let Some(node) = node else { continue };
+            overview.blocks = index.entries_of(node) as u64;
+            let TierBlocks { vram, dram, ssd } = index.tiers_of(node);
+            overview.tiers = TiersOverview { vram, dram, ssd };
         }
         Overview {
             index_entries: index.entries() as u64,
@@ -124,6 +138,7 @@ fn node_overview(state: &State, node: &Node, now_us: u64) -> NodeOverview {
         node: Some(node.node_id.to_string()),
         followed: node.lost_us.is_none(),
         blocks: 0,
+        tiers: TiersOverview::default(),
         slots_free: node.slots_free,
         ssd: node.ssd.as_ref().map(|ssd| SsdOverview {
             usable: ssd.usable,

@@ -1,6 +1,6 @@
 //! Which server has probably seen the beginning of a prompt: the one that was last sent a prompt that
-//! begins alike. Servers that keep a prefix cache compute less then. It is a guess, of bounded size, and
-//! costs nothing but time when it is wrong.
+//! begins alike, or else one of the same `prompt_cache_key`. Servers that keep a prefix cache compute less then. It is
+//! a guess, of bounded size, and costs nothing but time when it is wrong.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -23,6 +23,15 @@ pub(super) struct Affinity {
     hasher: RandomState,
 }
 
+/// What is known of a prompt here.
+#[derive(Debug)]
+pub(super) struct Beginning {
+    /// Each piece stands for itself and all before it.
+    pieces: Vec<u64>,
+    /// By what the client says that belongs together: of use where a prompt begins with what nobody has seen.
+    key: Option<u64>,
+}
+
 /// Pieces by the server that was sent them last. When the young ones are many, they become the old
 /// ones, and the old ones are forgotten.
 #[derive(Debug, Default)]
@@ -32,27 +41,29 @@ struct Seen {
 }
 
 impl Affinity {
-    /// Each piece stands for itself and all before it.
-    pub fn pieces(&self, tenant: &str, prompt: &[u8]) -> Vec<u64> {
+    /// Of the prompt's text, and of its `prompt_cache_key` if it has one.
+    pub fn beginning(&self, tenant: &str, prompt: &[u8], key: Option<&str>) -> Beginning {
         let mut before = self.hasher.hash_one(tenant);
         let whole = prompt.chunks_exact(PIECE_BYTES).take(PIECES_MAX);
         let piece = |text: &[u8]| {
             before = self.hasher.hash_one((before, text));
             before
         };
-        whole.map(piece).collect()
+        let pieces = whole.map(piece).collect();
+        Beginning { pieces, key: key.map(|key| self.hasher.hash_one((tenant, "key", key))) }
     }
 
-    /// Who was sent the longest beginning of these.
-    pub fn seen_by(&self, pieces: &[u64]) -> Option<usize> {
+    /// Who was sent the longest beginning like this one.
+    pub fn seen_by(&self, beginning: &Beginning) -> Option<usize> {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let of = |piece: &u64| seen.young.get(piece).or_else(|| seen.old.get(piece)).copied();
-        pieces.iter().map_while(of).last()
+        let alike = beginning.pieces.iter().map_while(of).last();
+        alike.or_else(|| of(&beginning.key?))
     }
 
-    pub fn remember(&self, pieces: &[u64], at: usize) {
+    pub fn remember(&self, beginning: &Beginning, at: usize) {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.young.extend(pieces.iter().map(|piece| (*piece, at)));
+        seen.young.extend(beginning.pieces.iter().chain(&beginning.key).map(|piece| (*piece, at)));
         if seen.young.len() >= GENERATION {
             seen.old = std::mem::take(&mut seen.young);
         }
@@ -72,21 +83,39 @@ mod tests {
     fn the_longest_known_beginning_decides_and_tenants_share_nothing() {
         let affinity = Affinity::default();
         let text: Vec<u8> = (0..PIECE_BYTES * 4).map(|at| at as u8 ^ (at >> 8) as u8).collect();
-        let pieces = affinity.pieces("a", &text);
-        assert_eq!(pieces.len(), 4);
-        affinity.remember(&pieces[..2], 1);
-        affinity.remember(&pieces[..1], 0);
-        assert_eq!(affinity.seen_by(&pieces), Some(1));
-        assert_eq!(affinity.seen_by(&pieces[..1]), Some(0));
-        assert_eq!(affinity.seen_by(&affinity.pieces("b", &text)), None);
-        assert_eq!(affinity.pieces("a", &text[..PIECE_BYTES - 1]), [0u64; 0]);
+        let of =
+            |tenant, pieces: usize| affinity.beginning(tenant, &text[..pieces * PIECE_BYTES], None);
+        assert_eq!(of("a", 4).pieces.len(), 4);
+        affinity.remember(&of("a", 2), 1);
+        affinity.remember(&of("a", 1), 0);
+        assert_eq!(affinity.seen_by(&of("a", 4)), Some(1));
+        assert_eq!(affinity.seen_by(&of("a", 1)), Some(0));
+        assert_eq!(affinity.seen_by(&of("b", 4)), None);
+        let short = affinity.beginning("a", &text[..PIECE_BYTES - 1], None);
+        assert_eq!(short.pieces, [0u64; 0]);
+    }
+
+    #[test]
+    fn a_key_decides_where_no_beginning_is_known() {
+        let affinity = Affinity::default();
+        let (long, short) = (vec![b'a'; PIECE_BYTES], vec![b'b'; 10]);
+        affinity.remember(&affinity.beginning("a", &long, Some("\"k\"")), 1);
+        let of =
+            |tenant, prompt: &[u8], key| affinity.seen_by(&affinity.beginning(tenant, prompt, key));
+        assert_eq!(of("a", &short, Some("\"k\"")), Some(1));
+        assert_eq!(of("a", &short, None), None);
+        assert_eq!(of("a", &short, Some("\"other\"")), None);
+        assert_eq!(of("b", &short, Some("\"k\"")), None, "tenants share nothing");
+        affinity.remember(&affinity.beginning("a", &short, Some("\"k\"")), 2);
+        assert_eq!(of("a", &long, Some("\"k\"")), Some(1), "what begins alike comes first");
     }
 
     #[test]
     fn what_is_remembered_is_bounded() {
         let affinity = Affinity::default();
         for first in (0..GENERATION as u64 * 3).step_by(1_000) {
-            affinity.remember(&(first..first + 1_000).collect::<Vec<_>>(), 0);
+            let pieces = (first..first + 1_000).collect();
+            affinity.remember(&Beginning { pieces, key: None }, 0);
         }
         let seen = affinity.seen.lock().expect("no panic");
         assert!(seen.young.len() + seen.old.len() < GENERATION * 2 + 2_000);

@@ -7,6 +7,7 @@ use http_body_util::Full;
 use serde::Deserialize;
 use tokio::time::{Instant, timeout_at};
 
+use super::affinity::Beginning;
 use super::backend::Flight;
 use super::fields::Fields;
 use super::passing::{self, Held, Usage};
@@ -95,10 +96,11 @@ pub(crate) async fn forward(
         admission.take_prompt(prompt_tokens).map_err(|over| front.over_quota(&over))?;
     }
     let seen = &prompt[..prompt.len().min(CHOSEN_BY_BYTES)];
-    let pieces = pool.affinity.pieces(&arrival.tenant_salt, seen);
+    let key = fields.get("prompt_cache_key").filter(|key| key.starts_with('"'));
+    let beginning = pool.affinity.beginning(&arrival.tenant_salt, seen, key);
     let (mut tried, mut broke, mut last) = (Vec::new(), None, None);
     let (answer, flight) = loop {
-        let (at, flight) = match choose(pool, &pieces, &tried, broke) {
+        let (at, flight) = match choose(pool, &beginning, &tried, broke) {
             Ok(chosen) => chosen,
             Err(nobody) => break last.ok_or_else(|| refusal(front, pool, nobody))?,
         };
@@ -148,17 +150,17 @@ pub(crate) async fn forward(
 /// A server that has not been tried; the one that broke off is asked again only when there is no other.
 fn choose(
     pool: &Pool,
-    pieces: &[u64],
+    beginning: &Beginning,
     tried: &[usize],
     broke: Option<usize>,
 ) -> Result<(usize, Flight), Nobody> {
     if let Some(broke) = broke {
         let others = [tried, &[broke]].concat();
-        if let Ok(chosen) = pool.choose(pieces, &others) {
+        if let Ok(chosen) = pool.choose(beginning, &others) {
             return Ok(chosen);
         }
     }
-    pool.choose(pieces, tried)
+    pool.choose(beginning, tried)
 }
 
 /// The request as it is passed on, but for its model.

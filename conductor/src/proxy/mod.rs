@@ -24,7 +24,7 @@ use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::BackendConfig;
-use affinity::Affinity;
+use affinity::{Affinity, Beginning};
 use backend::{Backend, Flight};
 
 pub(crate) use forward::{Endpoint, forward, model_of};
@@ -151,10 +151,9 @@ impl Proxies {
 }
 
 impl Pool {
-    /// The server for a prompt whose beginning is `pieces`, and a place there; `tried` have failed
-    /// already. The one that saw most of the beginning, unless it is much busier than the others; else
+    /// The server for a prompt with this beginning, and a place there; `tried` have failed already. The one that saw most of the beginning, unless it is much busier than the others; else
     /// the least busy one.
-    fn choose(&self, pieces: &[u64], tried: &[usize]) -> Result<(usize, Flight), Nobody> {
+    fn choose(&self, beginning: &Beginning, tried: &[usize]) -> Result<(usize, Flight), Nobody> {
         let mut passed_over = tried.to_vec();
         loop {
             let open = |at: &usize| !passed_over.contains(at) && self.backends[*at].is_alive();
@@ -164,7 +163,7 @@ impl Pool {
                 let full = passed_over.len() > tried.len();
                 return Err(if full { Nobody::Full } else { Nobody::NoneAnswers });
             };
-            let near = self.affinity.seen_by(pieces).filter(|at| alive.contains(at));
+            let near = self.affinity.seen_by(beginning).filter(|at| alive.contains(at));
             let near = near.filter(|&at| self.backends[at].in_flight() <= 2 * least + SLACK);
             let at = near.unwrap_or_else(|| {
                 let first = self.affinity.turn();
@@ -175,7 +174,7 @@ impl Pool {
                 alive.iter().copied().min_by_key(of).unwrap_or_default()
             });
             if let Some(flight) = self.backends[at].begin() {
-                self.affinity.remember(pieces, at);
+                self.affinity.remember(beginning, at);
                 return Ok((at, flight));
             }
             passed_over.push(at);

@@ -285,6 +285,27 @@ async fn prompts_that_begin_alike_go_to_one_server_and_others_spread() {
 }
 
 #[tokio::test]
+async fn prompts_of_one_key_go_to_one_server_though_they_begin_differently() {
+    let (one, two) = (Server::start().await, Server::start().await);
+    let harness = start(&[&one, &two], |_| {}).await;
+    harness.until_metric("kvasir_conductor_backends_alive{model=\"other\"}", |n| n == 2.0).await;
+    for round in 0..6 {
+        for key in ["a", "b"] {
+            let mut body = chat(&format!("{round}{key}"));
+            body["prompt_cache_key"] = key.into();
+            assert_eq!(post(&harness, "/v1/chat/completions", None, &body).await.status(), 200);
+        }
+    }
+    let keys = |server: &Server| -> Vec<String> {
+        let key = |asked: Asked| asked.body["prompt_cache_key"].as_str().expect("a key").to_owned();
+        server.asked().into_iter().map(key).collect()
+    };
+    let mut keys = [keys(&one), keys(&two)];
+    keys.sort();
+    assert_eq!(keys, [vec!["a"; 6], vec!["b"; 6]]);
+}
+
+#[tokio::test]
 async fn a_server_that_fails_is_passed_over_and_asked_again_when_it_is_back() {
     let (one, two) = (Server::start().await, Server::start().await);
     let harness = start(&[&one, &two], |_| {}).await;

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::table::{Align, plain, table};
 
-const HEAD: [(&str, Align); 11] = [
+const HEAD: [(&str, Align); 13] = [
     ("NODE", Align::Left),
     ("ENGINE", Align::Left),
     ("ROLE", Align::Left),
@@ -13,12 +13,21 @@ const HEAD: [(&str, Align); 11] = [
     ("QUEUE", Align::Right),
     ("FREE", Align::Right),
     ("TO BE HAD", Align::Right),
-    ("BLOCKS", Align::Right),
+    ("VRAM", Align::Right),
+    ("DRAM", Align::Right),
+    ("ON DISK", Align::Right),
     ("DISK", Align::Left),
     ("STATE", Align::Left),
 ];
 
-/// Totals, then nodes and engines.
+const BACKENDS_HEAD: [(&str, Align); 4] = [
+    ("BACK END", Align::Left),
+    ("MODEL", Align::Left),
+    ("RUNNING", Align::Right),
+    ("STATE", Align::Left),
+];
+
+/// Totals, then nodes and engines, then servers that requests are passed on to.
 pub fn text(state: &Value) -> String {
     let recent = &state["recent"];
     let ready = if state["ready"] == true { "ready" } else { "NOT READY" };
@@ -31,7 +40,7 @@ pub fn text(state: &Value) -> String {
     };
     format!(
         "kvasir {}, up {} s, {ready}, {} answers in flight, {} wait for their turn, {} blocks in the index ({} MiB)\n\
-         {window}: {} requests, {} refused, {} failed, {} of prompt tokens cached, first token p50 {} ms, p99 {} ms\n{}\n{}",
+         {window}: {} requests, {} refused, {} failed, {} of prompt tokens cached, first token p50 {} ms, p99 {} ms\n{}\n{}{}",
         state["version"].as_str().unwrap_or("?"),
         number(&state["up_s"], 1.0, 0),
         number(&state["answers_in_flight"], 1.0, 0),
@@ -46,6 +55,7 @@ pub fn text(state: &Value) -> String {
         number(&recent["ttft_ms_p99"], 1.0, 1),
         balance(&state["cluster"]["balance"]),
         nodes(&state["cluster"]["nodes"]),
+        backends(&state["backends"]),
     )
 }
 
@@ -73,6 +83,28 @@ fn nodes(nodes: &Value) -> String {
     let nodes = nodes.as_array().map(Vec::as_slice).unwrap_or_default();
     let rows: Vec<Vec<String>> = nodes.iter().flat_map(rows).collect();
     table(&HEAD, &rows)
+}
+
+/// Nothing where there are none.
+fn backends(backends: &Value) -> String {
+    let backends = backends.as_array().map(Vec::as_slice).unwrap_or_default();
+    let said = |value: &Value| value.as_str().unwrap_or("-").to_owned();
+    let row = |one: &Value| {
+        let state = if one["alive"] == true { "answers" } else { "does not answer" };
+        vec![
+            said(&one["url"]),
+            said(&one["model"]),
+            number(&one["in_flight"], 1.0, 0),
+            state.to_owned(),
+        ]
+    };
+    match backends {
+        [] => String::new(),
+        some => {
+            let rows: Vec<_> = some.iter().map(row).collect();
+            format!("\n{}", table(&BACKENDS_HEAD, &rows))
+        }
+    }
 }
 
 /// One for each engine; one for a node that has none.
@@ -110,7 +142,9 @@ fn row(node: &Value, engine: &Value) -> Vec<String> {
         },
         of(&node["slots_free"], &engine["slots_total"]),
         number(&engine["slots_available"], 1.0, 0),
-        number(&node["blocks"], 1.0, 0),
+        number(&node["tiers"]["vram"], 1.0, 0),
+        number(&node["tiers"]["dram"], 1.0, 0),
+        number(&node["tiers"]["ssd"], 1.0, 0),
         disk(&node["ssd"]),
         state.to_owned(),
     ]
@@ -154,9 +188,13 @@ mod tests {
             ], "nodes": [
                 {"address": "a:1", "followed": false, "instances": []},
                 {"address": "b:1", "node": "b", "followed": true, "slots_free": 3, "blocks": 9,
-                 "instances": [engine],
+                 "tiers": {"vram": 123, "dram": 456, "ssd": 789}, "instances": [engine],
                  "ssd": {"usable": false, "state": "full", "bytes": 0, "bytes_max": 1u64 << 30}},
             ]},
+            "backends": [
+                {"url": "http://c:1", "model": "other", "alive": true, "in_flight": 7},
+                {"url": "http://d:1", "model": "other", "alive": false, "in_flight": 0},
+            ],
         });
         let text = text(&state);
         assert!(text.contains("NOT READY") && text.contains("50.0 % of prompt tokens"), "{text}");
@@ -164,8 +202,10 @@ mod tests {
         assert!(text.contains(wish), "{text}");
         let line = |name: &str| text.lines().find(|line| line.starts_with(name)).expect("a line");
         assert!(line("a:1").ends_with("not reached"), "{text}");
-        for part in ["2/8", "1.5ms", "3/64", "0.0/1.0GiB, full", "draining"] {
+        for part in ["2/8", "1.5ms", "3/64", "123", "456", "789", "0.0/1.0GiB, full", "draining"] {
             assert!(line("b ").contains(part), "{part} in {text}");
         }
+        assert!(line("http://c:1").ends_with("7  answers"), "{text}");
+        assert!(line("http://d:1").ends_with("does not answer"), "{text}");
     }
 }

@@ -62,6 +62,14 @@ impl Default for IndexLimits {
     }
 }
 
+/// Blocks of one node by the fastest tier that has them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TierBlocks {
+    pub vram: u64,
+    pub dram: u64,
+    pub ssd: u64,
+}
+
 /// There are as many nodes as the limits allow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the index has {nodes_max} nodes already")]
@@ -306,6 +314,16 @@ impl ShadowIndex {
     pub fn entries_of(&self, node: NodeIndex) -> usize {
         let (group, bit) = place_of(node);
         self.groups.get(group).map_or(0, |group| group.digests[bit].all.blocks as usize)
+    }
+
+    /// The same by tiers, each block in the fastest one that has it.
+    pub fn tiers_of(&self, node: NodeIndex) -> TierBlocks {
+        let (group, bit) = place_of(node);
+        let Some(group) = self.groups.get(group) else { return TierBlocks::default() };
+        let NodeDigests { all, vram, ssd } = group.digests[bit];
+        // What the index had no room for may be missing in one layer and not in another.
+        let dram = all.blocks.saturating_sub(vram.blocks).saturating_sub(ssd.blocks);
+        TierBlocks { vram: vram.blocks, dram, ssd: ssd.blocks }
     }
 
     /// What was applied to this node, to be compared with what it says of itself; `None` when some
