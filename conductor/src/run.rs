@@ -424,3 +424,26 @@ impl From<ClusterError> for Error {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{NetworkConfig, SsdConfig};
+
+    #[test]
+    fn what_is_said_of_ways_and_of_the_index_is_where_costs_begin() {
+        let config = Config {
+            network: NetworkConfig { latency_us: 7, bytes_per_s: 12_500_000_000 },
+            ssd: SsdConfig { latency_us: 8, bytes_per_s: 6_000_000 },
+            index_keys_max: 4_096,
+            ..Config::default()
+        };
+        let options = cluster_options(&config).expect("it can be followed");
+        let Profile { link, ssd, .. } = options.profile;
+        assert_eq!(link, LinkProfile { base_us: 7.0, bytes_per_us: 12_500.0 });
+        assert_eq!(ssd, SsdProfile { base_us: 8.0, bytes_per_us: 6.0 });
+        assert_eq!(options.index_keys_max, 4_096);
+        let options = cluster_options(&Config::default()).expect("it can be followed");
+        assert_eq!(options.profile, Profile::default(), "both defaults are one");
+    }
+}

@@ -151,8 +151,9 @@ impl Proxies {
 }
 
 impl Pool {
-    /// The server for a prompt with this beginning, and a place there; `tried` have failed already. The one that saw most of the beginning, unless it is much busier than the others; else
-    /// the least busy one.
+    /// The server for a prompt with this beginning, and a place there; `tried` have failed already. The one
+    /// that saw most of the beginning, or its key last, unless it is much busier than the others; else the
+    /// least busy one.
     fn choose(&self, beginning: &Beginning, tried: &[usize]) -> Result<(usize, Flight), Nobody> {
         let mut passed_over = tried.to_vec();
         loop {
