@@ -8,10 +8,9 @@
 
 use kvasir_proto::ROUTED_CHUNKS_MAX;
 
-use crate::attend::{Closed, Decision, Price, Way};
+use crate::attend::{Closed, Decision, LayerDemand, Price, Way};
 use crate::decision::Chosen;
 use crate::index::PrefixMatch;
-use crate::routing::LayerDemand;
 
 /// Of chunks of one prompt, so many stay on other nodes at most.
 pub const ROUTED_MAX: usize = ROUTED_CHUNKS_MAX;

@@ -11,9 +11,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::attend::{self, Constants, Decision, Demand, Holder, RowBytes, Span, Way};
-use crate::cost::DecodeProfile;
-use crate::cost::fit::Fit;
+use crate::attend::{
+    self, Constants, Decision, Demand, Holder, LayerDemand, RouteModel, RowBytes, Span, Way,
+};
 use crate::decision::Chosen;
 
 /// How prefixes are routed.
@@ -53,7 +53,7 @@ pub struct Attended {
     pub blocks: u32,
     pub decision: Decision,
     pub(crate) layer: LayerDemand,
-    /// Added to the prefill when the prefix stays there.
+    /// Added to the prefill when the prefix stays there: opening the route, and its layers.
     pub(crate) prefill_us: u64,
 }
 
@@ -67,8 +67,12 @@ pub(crate) struct Question {
     pub is_moved: bool,
     /// Other instances for which that node attends prefixes.
     pub flows: u32,
+    /// Requests of theirs whose rows it attends: their queries come to the same kernel.
+    pub beside: u32,
     /// Requests of this instance whose prefix it attends: their queries go in one message.
     pub companions: u32,
+    /// Other parts of the request are attended elsewhere: all are opened at the same time.
+    pub is_opened: bool,
     /// Prompt tokens after the prefix.
     pub prefill_tokens: u32,
     /// Tokens of the answer, as far as can be foreseen.
@@ -87,8 +91,9 @@ impl Question {
         let constants = learned.constants(&routing.constants);
         let tokens = 1 + self.companions;
         let decode = self.decide(&constants, tokens, u64::from(self.answer_tokens.max(1)));
-        let prefill_us =
-            self.decide(&constants, self.prefill_tokens.max(1), 1).price(Way::Route).total_us;
+        let prefill = self.decide(&constants, self.prefill_tokens.max(1), 1);
+        let open_us = if self.is_opened { 0.0 } else { learned.open_us() };
+        let prefill_us = open_us + prefill.price(Way::Route).total_us;
         let mut decision = decode
             .with_once(Way::Route, prefill_us)
             .with_once(Way::Fetch, self.fetch_us as f64)
@@ -116,7 +121,7 @@ impl Question {
             tokens: u64::from(self.blocks) * u64::from(self.block_tokens),
             selected: 0,
             flows: self.flows,
-            rows: 0,
+            rows: u64::from(heads) * u64::from(self.beside),
             has_kernel: true,
         };
         let span = Span { holders: &[holder], is_moved: self.is_moved, is_selected: false };
@@ -131,118 +136,4 @@ impl Question {
         };
         attend::decide(constants, bytes, &span, &demand)
     }
-}
-
-/// What a layer asks of those that it waits for.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct LayerDemand {
-    /// Of queries and partials.
-    pub bytes: f64,
-    /// Of the span.
-    pub tokens: f64,
-    /// Query rows.
-    pub rows: f64,
-}
-
-impl LayerDemand {
-    /// Bytes, tokens and rows.
-    pub(crate) fn numbers(&self) -> [f64; 3] {
-        let LayerDemand { bytes, tokens, rows } = *self;
-        [bytes, tokens, rows]
-    }
-}
-
-/// What routed layers take, and steps over rows that are here: fits that begin with the profile.
-#[derive(Debug, Clone)]
-pub(crate) struct RouteModel {
-    /// A layer: `fixed + bytes + tokens + tokens x rows beyond the flat ones`.
-    layer: Fit<4>,
-    /// A step: `fixed + sequences + tokens x layers`.
-    step: Fit<3>,
-    flat_rows: f64,
-    has_steps: bool,
-}
-
-/// What a [`RouteModel`] has learned.
-pub(crate) type LearnedRoutes = ([f64; 4], [f64; 3], bool);
-
-impl RouteModel {
-    pub(crate) fn new(constants: &Constants) -> Self {
-        let Constants { fabric, holder, local } = constants;
-        let layer =
-            [fixed_us(constants), 1.0 / fabric.bytes_per_us, holder.token_us, holder.row_token_us];
-        let DecodeProfile { base_us, sequence_us, .. } = DecodeProfile::default();
-        RouteModel {
-            layer: Fit::new(layer),
-            step: Fit::new([base_us, sequence_us, local.token_us]),
-            flat_rows: holder.flat_rows as f64,
-            has_steps: false,
-        }
-    }
-
-    /// A layer took `measured_us` in the mean.
-    pub(crate) fn observe_layer(&mut self, demand: LayerDemand, measured_us: f64) {
-        if measured_us.is_finite() && measured_us > 0.0 {
-            self.layer.observe(self.features(demand), measured_us);
-        }
-    }
-
-    /// What such a layer takes by what is known.
-    pub(crate) fn layer_us(&self, demand: LayerDemand) -> f64 {
-        self.layer.predict(self.features(demand))
-    }
-
-    fn features(&self, LayerDemand { bytes, tokens, rows }: LayerDemand) -> [f64; 4] {
-        let beyond = (rows - self.flat_rows).max(0.0);
-        [1.0, bytes, tokens, tokens * beyond]
-    }
-
-    /// A step of so many sequences, with so many rows in each layer, all of them here.
-    pub(crate) fn observe_step(&mut self, sequences: f64, row_layers: f64, measured_us: u64) {
-        if measured_us > 0 {
-            self.step.observe([1.0, sequences, row_layers], measured_us as f64);
-            self.has_steps = true;
-        }
-    }
-
-    /// With what is known by now in place of the profile.
-    pub(crate) fn constants(&self, profile: &Constants) -> Constants {
-        let mut known = *profile;
-        let [layer_us, byte_us, token_us, row_token_us] = self.layer.coefficients();
-        // Which part of it is whose is not measured: they keep their shares.
-        let scale = layer_us / fixed_us(profile).max(1e-9);
-        let Constants { fabric, holder, local } = &mut known;
-        fabric.probe_us *= scale;
-        fabric.turnaround_us *= scale;
-        fabric.merge.base_us *= scale;
-        fabric.merge.part_us *= scale;
-        holder.launch_us *= scale;
-        // So fast that it no longer counts, rather than infinitely.
-        fabric.bytes_per_us = 1.0 / byte_us.max(1e-12);
-        holder.token_us = token_us;
-        holder.row_token_us = row_token_us;
-        if self.has_steps {
-            // What does not depend on the span is in every step.
-            local.launch_us = 0.0;
-            local.row_token_us = 0.0;
-            local.token_us = self.step.coefficients()[2];
-        }
-        known
-    }
-
-    pub(crate) fn profile(&self) -> LearnedRoutes {
-        (self.layer.coefficients(), self.step.coefficients(), self.has_steps)
-    }
-
-    /// One that has learned this.
-    pub(crate) fn learned((layer, step, has_steps): LearnedRoutes) -> Self {
-        let (layer, step) = (Fit::learned(layer), Fit::learned(step));
-        RouteModel { layer, step, flat_rows: 0.0, has_steps }
-    }
-}
-
-/// Of a layer with two parts, whatever is asked.
-fn fixed_us(constants: &Constants) -> f64 {
-    let Constants { fabric, holder, .. } = constants;
-    fabric.probe_us + fabric.turnaround_us + fabric.merge.us(2) + holder.launch_us
 }

@@ -16,13 +16,14 @@ use std::sync::Arc;
 use kvasir_proto::{InstanceId, NodeId};
 use serde::{Deserialize, Serialize};
 
+use crate::attend::RouteModel;
 use crate::chunks::routed_blocks;
 use crate::cost::{DecodeLoad, DecodeModel, InstanceProfile, PrefillModel, Profile, TbtModel};
 use crate::decision::{Placement, Policy};
 use crate::growth::Growth;
 use crate::index::NodeIndex;
 use crate::queue::{DecodeBookings, PrefillBooking, PrefillQueue, left_share};
-use crate::routing::{RouteModel, RoutedRows};
+use crate::routing::RoutedRows;
 
 pub(crate) use decoding::Sent;
 use fetches::{BookedFetch, Ways};

@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use kvasir_placement::attend::{
-    Closed, Constants, Decision, Demand, FabricModel, FabricProfile, Holder, KernelModel,
-    KernelProfile, RowBytes, Span, Way, decide,
+    Closed, Constants, Decision, Demand, FabricProfile, Holder, KernelProfile, LayerDemand,
+    MergeProfile, RouteModel, RowBytes, Span, Way, decide,
 };
 use proptest::prelude::*;
 
@@ -79,15 +79,47 @@ fn a_round_trip_takes_what_table_1_says() {
 #[test]
 fn what_a_profile_was_not_made_from_is_predicted_from_it() {
     // The constants of another fabric altogether, and two of the four rows.
-    let mut model = FabricModel::new(fabric("a40-pcie4"));
+    let profile = only_the_way(fabric("a40-pcie4"));
+    let mut model = RouteModel::new(&profile);
     for _ in 0..50 {
         for (row_bytes, measured_us) in [TABLE_1[0], TABLE_1[3]] {
-            model.observe(1_024 * row_bytes, 0, measured_us);
+            model.observe_layer(carries(1_024 * row_bytes), 0, measured_us);
         }
     }
     for (row_bytes, published_us) in TABLE_1 {
-        let predicted_us = model.profile().transport_us(1_024 * row_bytes, 0);
+        let known = model.constants(&profile);
+        let predicted_us = known.fabric.transport_us(1_024 * row_bytes, 0);
         check_within(&format!("{row_bytes} bytes"), predicted_us, published_us, 0.02);
+    }
+}
+
+/// Layers that take nothing but their way.
+fn only_the_way(fabric: FabricProfile) -> Constants {
+    let merge = MergeProfile { base_us: 0.0, part_us: 0.0 };
+    let kernel = h100().holder;
+    let kernel = KernelProfile { launch_us: 0.0, token_us: 0.0, row_token_us: 0.0, ..kernel };
+    Constants { fabric: FabricProfile { merge, ..fabric }, holder: kernel, local: kernel }
+}
+
+fn carries(bytes: u64) -> LayerDemand {
+    LayerDemand { bytes: bytes as f64, tokens: 0.0, rows: 0.0 }
+}
+
+#[test]
+fn what_was_measured_beside_other_flows_is_not_priced_as_if_it_had_been_alone() {
+    let profile = only_the_way(fabric("h100-ibgda"));
+    let truth = FabricProfile { probe_us: 30.0, turnaround_us: 20.0, ..profile.fabric };
+    let mut model = RouteModel::new(&profile);
+    for round in 0..200u64 {
+        let (bytes, flows) = (1_000_000 * (1 + round % 3), 3 + (round % 2) as u32);
+        model.observe_layer(carries(bytes), flows, truth.transport_us(bytes, flows));
+    }
+    let known = model.constants(&profile).fabric;
+    for flows in [0, 2, 3, 6] {
+        let what = format!("{flows} flows");
+        let us = truth.transport_us(2_000_000, flows);
+        check_within(&what, known.transport_us(2_000_000, flows), us, 0.01);
+        check_within(&what, model.layer_us(carries(2_000_000), flows), us, 0.01);
     }
 }
 
@@ -321,20 +353,34 @@ fn a_decision_explains_itself() {
 
 #[test]
 fn a_slower_kernel_is_learned() {
-    let kernel = h100().holder;
-    let mut model = KernelModel::new(kernel);
-    for _ in 0..50 {
-        model.observe(128, 2_048, 3.0 * kernel.dense_us(128, 2_048));
+    let profile = h100();
+    let slower = 3.0;
+    let mut model = RouteModel::new(&profile);
+    for round in 0..200u64 {
+        let (rows, tokens) = (128 << (round % 6), 512 << (round % 4));
+        let demand =
+            LayerDemand { bytes: (rows * 2_184) as f64, tokens: tokens as f64, rows: rows as f64 };
+        let way_us = profile.fabric.transport_us(rows * 2_184, 0) + profile.fabric.merge.us(2);
+        let measured_us = way_us + slower * profile.holder.dense_us(rows, tokens);
+        model.observe_layer(demand, 0, measured_us);
     }
-    check_within(
-        "another shape",
-        model.profile().dense_us(4_096, 512),
-        3.0 * kernel.dense_us(4_096, 512),
-        0.05,
-    );
-    model.observe(1, 1, f64::NAN);
-    model.observe(0, 0, f64::INFINITY);
-    assert!(model.profile().dense_us(1, 1).is_finite());
+    let known = model.constants(&profile);
+    let of = |kernel: &KernelProfile| kernel.dense_us(4_096, 512) - kernel.launch_us;
+    check_within("another shape", of(&known.holder), slower * of(&profile.holder), 0.05);
+    model.observe_layer(carries(1), 0, f64::NAN);
+    model.observe_layer(carries(0), 0, f64::INFINITY);
+    assert!(model.constants(&profile).holder.dense_us(1, 1).is_finite());
+}
+
+#[test]
+fn what_opening_takes_is_learned() {
+    let mut model = RouteModel::new(&h100());
+    check_within("before", model.open_us(), 25.0, 0.01);
+    for _ in 0..50 {
+        model.observe_opening(900);
+    }
+    model.observe_opening(0);
+    check_within("measured", model.open_us(), 900.0, 0.05);
 }
 
 proptest! {
@@ -392,11 +438,12 @@ proptest! {
 
     #[test]
     fn whatever_was_measured_prices_stay_finite(samples in prop::collection::vec((0u64..1 << 40, 0u32..20, any::<f64>()), 0..30)) {
-        let mut model = FabricModel::new(fabric("h100-nvlink4"));
+        let profile = h100();
+        let mut model = RouteModel::new(&profile);
         for (bytes, flows, us) in samples {
-            model.observe(bytes, flows, us);
+            model.observe_layer(carries(bytes), flows, us);
         }
-        let us = model.profile().transport_us(1 << 20, 3);
+        let us = model.constants(&profile).fabric.transport_us(1 << 20, 3);
         prop_assert!(us.is_finite() && us >= 0.0, "{us}");
     }
 }

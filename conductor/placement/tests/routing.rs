@@ -63,7 +63,7 @@ fn placed(world: &World, max_tokens: u32) -> Placement {
 
 #[test]
 fn a_short_answer_leaves_the_prefix_where_it_is_and_a_long_one_fetches_it() {
-    // Routed, 35 us once for the rest of the prompt and 35 for each token; fetched, 1,100 us and 10 for each.
+    // Routed, 20 us to open it, 35 for the rest of the prompt and 35 for each token; fetched, 1,100 us and 10 for each.
     for (tokens, way) in [(1, Way::Route), (40, Way::Route), (45, Way::Fetch), (256, Way::Fetch)] {
         let placement = placed(&world(false), tokens);
         let decision = placement.attended.as_ref().expect("it was asked").decision;
@@ -84,21 +84,23 @@ prefill b1@n1: held 0, fetch to 10 from n0, max(queue 0, transfer 1100) + comput
 decode b0@n0: held 10, load 0.10, wait 0 us, step 1100 us: not the best
 decode b1@n1: held 0, load 0.10, wait 0 us, step 1100 us: chosen
 prefix of 10 blocks on n0
-route: 35.0 us once, 35.0 a step, 385.0 in all, 80 bytes; a layer takes 20.0 on the way + 10.0 at the holder + 5.0 to merge
+route: 55.0 us once, 35.0 a step, 405.0 in all, 80 bytes; a layer takes 20.0 on the way + 10.0 at the holder + 5.0 to merge
 fetch: 1100.0 us once, 10.0 a step, 1200.0 in all, 999680 bytes
 gather: 0.0 us once, 10.0 a step, 100.0 in all, 0 bytes; not open: only a selection is gathered
 recompute: 6400.0 us once, 10.0 a step, 6500.0 in all, 0 bytes
 route
-whole on b1, [0, 10) stay on n0, first token in 4635 us, then every 1135 us";
+whole on b1, [0, 10) stay on n0, first token in 4655 us, then every 1135 us";
     assert_eq!(got, want.trim(), "\n--- got ---\n{got}\n-----------");
 }
 
 /// `b0` has ten blocks of the prompt, and three others may want them.
 fn crowd() -> World {
-    let policy = Policy {
-        routing: Some(Routing { constants: constants(), always: false }),
-        ..Policy::default()
-    };
+    crowd_with(constants())
+}
+
+fn crowd_with(constants: Constants) -> World {
+    let policy =
+        Policy { routing: Some(Routing { constants, always: false }), ..Policy::default() };
     let names = ["b0", "b1", "b2", "b3"];
     let routed = Some(RoutedRows { heads: 4, query_bytes: 1, partial_bytes: 1, layers: 1 });
     let world = World::with_policy(&names, policy).held(&[(0, 10)]);
@@ -147,6 +149,38 @@ fn what_routed_layers_take_replaces_the_profile() {
     let step_us = decision.price(Way::Route).step_us;
     assert!((330.0..=360.0).contains(&step_us), "{step_us}");
     assert_eq!(decision.chosen, Some(Way::Fetch), "{decision}");
+}
+
+#[test]
+fn what_opening_a_route_takes_is_learned_and_counted_once() {
+    let mut world = world(false);
+    assert!(placed(&world, 10).route.is_some());
+    for _ in 0..50 {
+        world.view.opened(1_500);
+    }
+    let placement = placed(&world, 10);
+    let decision = placement.attended.as_ref().expect("it was asked").decision;
+    let price = decision.price(Way::Route);
+    assert!((1_500.0..1_600.0).contains(&price.once_us), "{price}");
+    assert!((price.total_us - price.once_us - 350.0).abs() < 1.0, "{price}");
+    // So much is not won back by leaving it there.
+    assert_eq!(decision.chosen, Some(Way::Fetch), "{decision}");
+    assert!(placement.route.is_none());
+}
+
+#[test]
+fn queries_of_others_at_the_holder_make_its_kernel_slower() {
+    let holder = KernelProfile { flat_rows: 64, row_token_us: 1e-4, ..constants().holder };
+    let mut world = crowd_with(Constants { holder, ..constants() });
+    let compute_us = |world: &World, name: &str| {
+        placed_at(world, name).attended.expect("it was asked").decision.route.compute_us
+    };
+    let alone_us = compute_us(&world, "b2");
+    let placement = placed_at(&world, "b1");
+    for booked in 0..100 {
+        world.view.book(kvasir_placement::BookingId(booked), &placement, 0);
+    }
+    assert!(compute_us(&world, "b2") > 2.0 * alone_us, "{alone_us}");
 }
 
 /// An answer to a prompt of so many tokens on `b1`, all of it there, that tells how long its steps are.

@@ -133,6 +133,11 @@ impl Booking {
         Some(PrefillTime { predicted_us, measured_us })
     }
 
+    /// What it has elsewhere was opened after so long.
+    pub fn opened(&self, opening_us: u64) {
+        self.shared.lock().view.opened(opening_us);
+    }
+
     /// So many layers of decode steps were attended elsewhere, and took so long.
     pub fn routed(&self, layers: u32, routed_us: u64) {
         self.shared.lock().view.routed(self.id, layers, routed_us);

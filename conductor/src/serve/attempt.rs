@@ -251,7 +251,7 @@ impl Course<'_> {
         match prefilled {
             Ok(finished) => {
                 self.is_computed();
-                self.booking.queued(finished.queue_us);
+                self.booking.queued(finished.queue_us.saturating_sub(finished.route_opening_us));
                 self.prefill = self.booking.prefilled(measured(&finished));
             }
             Err(_) if self.is_handed_over() => {}
@@ -292,6 +292,9 @@ impl Course<'_> {
 
     /// The engines have released their shares, or do so as their calls end.
     fn finish(mut self, finished: v1::Finished, whole: bool) -> (String, Ended) {
+        if finished.route_opening_us > 0 {
+            self.booking.opened(finished.route_opening_us);
+        }
         if finished.routed_layers > 0 {
             self.booking.routed(finished.routed_layers, finished.routed_us);
         }

@@ -5006,6 +5006,9 @@ pub struct Finished {
     pub routed_layers: u32,
     #[prost(uint64, tag = "9")]
     pub routed_us: u64,
+    /// Microseconds until all holders had opened its routes; they are part of queue_us.
+    #[prost(uint64, tag = "10")]
+    pub route_opening_us: u64,
 }
 /// Nested message and enum types in `Finished`.
 pub mod finished {

@@ -28,7 +28,8 @@ mod learn;
 mod profile;
 mod question;
 
-pub use learn::{FabricModel, KernelModel};
+pub(crate) use learn::LearnedRoutes;
+pub use learn::{LayerDemand, RouteModel};
 pub use profile::{
     Congestion, FabricProfile, GatherProfile, KernelProfile, MergeProfile, SelectedProfile,
     SpliceProfile,

@@ -140,7 +140,9 @@ impl Planner<'_> {
             blocks: chunk.blocks,
             is_moved: true,
             flows: holder.flows_beside(instance.reference),
+            beside: holder.requests_beside(instance.reference),
             companions: holder.routes_of(instance.reference) + beside,
+            is_opened: before.iter().any(PlacedChunk::is_routed),
             prefill_tokens: u64::from(self.prompt_tokens).saturating_sub(behind) as u32,
             answer_tokens: match self.request.is_endless {
                 true => self.request.max_tokens,

@@ -49,7 +49,9 @@ impl Planner<'_> {
             blocks,
             is_moved: false,
             flows: holder.flows_beside(instance.reference),
+            beside: holder.requests_beside(instance.reference),
             companions: holder.routes_of(instance.reference),
+            is_opened: false,
             prefill_tokens: self.prompt_tokens - prefix_tokens,
             answer_tokens: match self.request.is_endless {
                 true => self.request.max_tokens,

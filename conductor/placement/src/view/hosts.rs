@@ -87,6 +87,12 @@ impl Host {
         self.routes_out.iter().filter(|(of, _)| *of != requester).count() as u32
     }
 
+    /// Their requests.
+    pub(crate) fn requests_beside(&self, requester: InstanceRef) -> u32 {
+        let others = self.routes_out.iter().filter(|(of, _)| *of != requester);
+        others.fold(0, |sum, (_, count)| sum.saturating_add(*count))
+    }
+
     pub(crate) fn slots_total(&self) -> u32 {
         self.slots_total
     }

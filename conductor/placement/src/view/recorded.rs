@@ -22,7 +22,7 @@ use super::{
     Booked, BookingId, ClusterView, Host, HostRef, Instance, InstanceRef, InstanceReport,
     ModelIndex, ModelSpec, Names, ReportedLoad, Role, Sent, Taken, Ways,
 };
-use crate::attend::Way;
+use crate::attend::{LearnedRoutes, RouteModel, Way};
 use crate::chunks::AskedChunk;
 use crate::cost::{
     BINS, DecodeModel, LearnedDecode, LearnedTbt, LinkModel, LinkProfile, PrefillModel,
@@ -35,7 +35,7 @@ use crate::growth::Growth;
 use crate::index::{NodeIndex, PrefixMatch};
 use crate::place::place;
 use crate::queue::{DecodeBookings, PrefillQueue, QueueParts};
-use crate::routing::{Route, RouteModel, RoutedRows};
+use crate::routing::{Route, RoutedRows};
 
 /// The form in which decisions are written. Another one is refused, not guessed at.
 pub const FORM: u32 = 7;
@@ -102,6 +102,8 @@ struct RouteInputs {
     layer: [f64; 4],
     #[serde(with = "form::exacts")]
     step: [f64; 3],
+    #[serde(with = "form::exact")]
+    open_us: f64,
     has_steps: bool,
 }
 
@@ -313,8 +315,8 @@ impl Inputs {
                 routed: spec.routed,
             },
             routes: view.routes.as_ref().map(|routes| {
-                let (layer, step, has_steps) = routes.profile();
-                RouteInputs { layer, step, has_steps }
+                let LearnedRoutes { layer, step, open_us, has_steps } = routes.profile();
+                RouteInputs { layer, step, open_us, has_steps }
             }),
             request: RequestInputs {
                 prompt_tokens: request.prompt_tokens,
@@ -408,9 +410,10 @@ impl Inputs {
         };
         let profile = Profile { ssd: self.ssd, ..Profile::default() };
         let mut view = ClusterView::new(self.policy, profile);
-        view.routes = self.routes.as_ref().map(|routes| {
-            let RouteInputs { layer, step, has_steps } = *routes;
-            RouteModel::learned((layer, step, has_steps))
+        view.routes = self.routes.as_ref().zip(self.policy.routing).map(|(routes, routing)| {
+            let RouteInputs { layer, step, open_us, has_steps } = *routes;
+            let learned = LearnedRoutes { layer, step, open_us, has_steps };
+            RouteModel::learned(&routing.constants, learned)
         });
         for (number, host) in (1..).zip(&self.hosts) {
             for &(end_us, slots) in &host.slots_end_us {
@@ -443,9 +446,10 @@ impl Inputs {
             return Err("rank_stretch");
         }
         within("ssd", &[self.ssd.base_us, self.ssd.bytes_per_us])?;
-        if let Some(RouteInputs { layer, step, .. }) = &self.routes {
+        if let Some(RouteInputs { layer, step, open_us, .. }) = &self.routes {
             within("routes", layer)?;
             within("routes", step)?;
+            within("routes", &[*open_us])?;
         }
         early("now_us", [self.request.now_us])?;
         let tokens =

@@ -1,8 +1,8 @@
 //! Which nodes attend what for which instances, as it is booked.
 
 use super::{BookingId, ClusterView, HostRef, InstanceRef};
+use crate::attend::LayerDemand;
 use crate::decision::{Chosen, Placement};
-use crate::routing::LayerDemand;
 
 /// A part of a prompt that is attended elsewhere.
 #[derive(Debug, Clone, Copy)]
@@ -65,44 +65,56 @@ impl ClusterView {
         self.bookings.insert(id, booked);
     }
 
+    /// What it has elsewhere was opened after so long.
+    pub fn opened(&mut self, opening_us: u64) {
+        if let Some(learned) = &mut self.routes {
+            learned.observe_opening(opening_us);
+        }
+    }
+
     /// So many layers of decode steps were attended elsewhere, and took so long.
     pub fn routed(&mut self, id: BookingId, layers: u32, routed_us: u64) {
         let Some(booked) = self.bookings.get(&id) else { return };
         let (routes, requester) = (booked.routes.clone(), booked.decode);
-        let demands = routes.iter().map(|route| self.asked_of(route.source, &routes, requester));
-        let demands: Vec<LayerDemand> = demands.collect();
+        let asked = routes.iter().map(|route| self.asked_of(route.source, &routes, requester));
+        let asked: Vec<(LayerDemand, u32)> = asked.collect();
         if let Some(learned) = &mut self.routes {
             // All holders are asked at once: a layer waits for the one that takes longest.
-            let takes_us = |demand: &LayerDemand| learned.layer_us(*demand);
-            let slowest = demands.into_iter().max_by(|a, b| takes_us(a).total_cmp(&takes_us(b)));
-            if let Some(slowest) = slowest {
-                learned.observe_layer(slowest, routed_us as f64 / f64::from(layers));
+            let takes_us = |(demand, flows): &(LayerDemand, u32)| learned.layer_us(*demand, *flows);
+            let slowest = asked.into_iter().max_by(|a, b| takes_us(a).total_cmp(&takes_us(b)));
+            if let Some((demand, flows)) = slowest {
+                learned.observe_layer(demand, flows, routed_us as f64 / f64::from(layers));
             }
         }
     }
 
     /// What a layer asks of one holder: these parts of one request that it has, and as many as were there of
-    /// that instance at either end. Who comes or goes between is not counted.
+    /// that instance at either end; and the flows of others there. Who comes or goes between is not counted.
     fn asked_of(
         &self,
         holder: HostRef,
         routes: &[BookedRoute],
         requester: InstanceRef,
-    ) -> LayerDemand {
+    ) -> (LayerDemand, u32) {
         let parts = || routes.iter().filter(|route| route.source == holder);
         let now = self.hosts.iter().find(|host| host.reference == holder);
+        let (flows, beside) = now.map_or((0, 0), |holder| {
+            (holder.flows_beside(requester), holder.requests_beside(requester))
+        });
         let now = now.map_or(1, |holder| holder.routes_of(requester));
         let before = parts().map(|part| part.companions + 1).max().unwrap_or(1);
         let count = parts().count().max(1) as f64;
         // Others are taken to ask what these do in the mean.
         let together = f64::from(now.max(before)) / count;
         let sum = |of: fn(&LayerDemand) -> f64| parts().map(|part| of(&part.layer)).sum::<f64>();
-        LayerDemand {
+        let rows = sum(|layer| layer.rows) / count;
+        let demand = LayerDemand {
             bytes: together * sum(|layer| layer.bytes),
             tokens: sum(|layer| layer.tokens),
             // Each part is attended by queries of its own.
-            rows: together * sum(|layer| layer.rows) / count,
-        }
+            rows: (together + f64::from(beside)) * rows,
+        };
+        (demand, flows)
     }
 
     /// Answers with how many parts of requests of that instance the source attends already.

@@ -15,8 +15,9 @@ mod leases;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use futures::future::join_all;
 use kvasir_proto::v1::routes_client::RoutesClient;
 use kvasir_proto::{Namespace, TxId, v1};
 use kvasir_route::requester::{
@@ -64,6 +65,8 @@ pub struct RoutedSpan {
 pub struct RoutedHoles {
     /// In the order of the prompt; the spans of each in order too.
     pub holes: Vec<Vec<RoutedSpan>>,
+    /// How long it took until all of them answered.
+    pub opening_us: u64,
     _leases: Leases,
 }
 
@@ -85,13 +88,17 @@ pub struct Router {
     requester: OnceCell<Requester>,
     shape: Shape,
     call_timeout: Duration,
-    /// By the holder's address. One request at a time opens one, and those that want another holder do not
-    /// wait for it.
-    sessions: Mutex<HashMap<String, Arc<Place>>>,
+    /// By the holder's address.
+    places: Mutex<HashMap<String, Arc<Place>>>,
 }
 
-/// The session with one holder, if there is one.
-type Place = tokio::sync::Mutex<Option<Arc<Session>>>;
+/// One holder.
+#[derive(Debug)]
+struct Place {
+    channel: Channel,
+    /// If there is one. One request at a time opens it, and those that want another holder do not wait for it.
+    session: tokio::sync::Mutex<Option<Arc<Session>>>,
+}
 
 /// Room for a step of so many sequences and tokens.
 fn session_size(parts: usize, tokens: usize, model: &ModelConfig, dtype: WireDtype) -> SessionSize {
@@ -144,9 +151,9 @@ impl Router {
                 dtype,
             ),
         };
-        let (requester, sessions) = (OnceCell::new(), Mutex::default());
+        let (requester, places) = (OnceCell::new(), Mutex::default());
         let call_timeout = Duration::from_millis(config.routes.call_timeout_ms.into());
-        Router { options: options(config), registry, requester, shape, call_timeout, sessions }
+        Router { options: options(config), registry, requester, shape, call_timeout, places }
     }
 
     async fn requester(&self) -> Result<&Requester, RequesterError> {
@@ -154,7 +161,7 @@ impl Router {
         self.requester.get_or_try_init(start).await
     }
 
-    /// Opens what a request wants to attend elsewhere: of each hole its spans.
+    /// Opens what a request wants to attend elsewhere: of each hole its spans, all at the same time.
     ///
     /// # Errors
     /// A status that says which holder refused, and why. The shares at the holders are given up then.
@@ -163,44 +170,53 @@ impl Router {
         namespace: Namespace,
         wanted: Vec<Vec<SpanRequest>>,
     ) -> Result<RoutedHoles, Status> {
+        let began = Instant::now();
         let mut leases = Leases::default();
-        let mut holes = Vec::with_capacity(wanted.len());
-        for hole in wanted {
+        let mut opening = Vec::with_capacity(wanted.len());
+        for hole in &wanted {
             let mut spans = Vec::with_capacity(hole.len());
             for request in hole {
-                let channel = connect(&request.node, self.call_timeout)?;
-                leases.add(channel.clone(), &request);
-                let span =
-                    self.open_span(channel, namespace, &request).await.map_err(|status| {
-                        let why = format!(
-                            "the node {} cannot be asked: {}",
-                            request.node,
-                            status.message()
-                        );
-                        Status::new(status.code(), why)
-                    })?;
-                // The next ones may take longer to be opened than this lease lasts.
-                leases.renew();
-                spans.push(span);
+                let place = self.place(&request.node)?;
+                leases.add(place.channel.clone(), request);
+                spans.push(self.open_span(place, namespace, request));
             }
-            holes.push(spans);
+            opening.push(join_all(spans));
         }
-        Ok(RoutedHoles { holes, _leases: leases })
+        // One may take longer to be opened than the lease of another lasts.
+        leases.renew();
+        // All are waited for: a session that is being opened is not left half open.
+        let holes = join_all(opening).await;
+        let holes = holes.into_iter().map(|spans| spans.into_iter().collect());
+        let holes = holes.collect::<Result<_, Status>>()?;
+        let opening_us = began.elapsed().as_micros() as u64;
+        Ok(RoutedHoles { holes, opening_us, _leases: leases })
     }
 
     async fn open_span(
         &self,
-        channel: Channel,
+        place: Arc<Place>,
         namespace: Namespace,
         request: &SpanRequest,
     ) -> Result<RoutedSpan, Status> {
-        let session = self.session(&request.node, channel.clone()).await?;
+        self.opened(&place, namespace, request).await.map_err(|status| {
+            let why = format!("the node {} cannot be asked: {}", request.node, status.message());
+            Status::new(status.code(), why)
+        })
+    }
+
+    async fn opened(
+        &self,
+        place: &Place,
+        namespace: Namespace,
+        request: &SpanRequest,
+    ) -> Result<RoutedSpan, Status> {
+        let session = self.session(place).await?;
         let open = v1::OpenRouteRequest {
             session: session.id(),
             tx: Some(request.tx.into()),
             namespace: namespace.0.to_vec(),
         };
-        let opened = RoutesClient::new(channel).open_route(open).await?.into_inner();
+        let opened = RoutesClient::new(place.channel.clone()).open_route(open).await?.into_inner();
         let Shape { block_tokens, d_qk, kv_dtype, .. } = self.shape;
         if (opened.block_tokens, opened.d_qk, opened.kv_dtype.as_str())
             != (block_tokens, d_qk, kv_dtype)
@@ -224,9 +240,8 @@ impl Router {
     }
 
     /// The session with a node: the one that is there, unless it is lost.
-    async fn session(&self, node: &str, channel: Channel) -> Result<Arc<Session>, Status> {
-        let place = self.place(node);
-        let mut place = place.lock().await;
+    async fn session(&self, Place { channel, session }: &Place) -> Result<Arc<Session>, Status> {
+        let mut place = session.lock().await;
         match place.take() {
             Some(session) if !session.is_lost() => return Ok(Arc::clone(place.insert(session))),
             Some(lost) => close(channel.clone(), lost.id()),
@@ -257,22 +272,29 @@ impl Router {
             Ok(session)
         };
         let session = reached.await.map_err(|error| {
-            close(channel, grant.session);
+            close(channel.clone(), grant.session);
             failed(error)
         })?;
         Ok(Arc::clone(place.insert(session)))
     }
 
-    fn place(&self, node: &str) -> Arc<Place> {
+    fn place(&self, node: &str) -> Result<Arc<Place>, Status> {
         // Nothing panics under the lock.
-        let mut places = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         let is_live = |session: &Arc<Session>| !session.is_lost();
         // Of holders that are gone nothing is kept.
         places.retain(|of, place| {
             let taken = of == node || Arc::strong_count(place) > 1;
-            taken || place.try_lock().is_ok_and(|session| session.as_ref().is_some_and(is_live))
+            let session = || place.session.try_lock();
+            taken || session().is_ok_and(|session| session.as_ref().is_some_and(is_live))
         });
-        Arc::clone(places.entry(node.to_owned()).or_default())
+        if let Some(place) = places.get(node) {
+            return Ok(Arc::clone(place));
+        }
+        let channel = connect(node, self.call_timeout)?;
+        let place = Arc::new(Place { channel, session: tokio::sync::Mutex::default() });
+        places.insert(node.to_owned(), Arc::clone(&place));
+        Ok(place)
     }
 
     /// Query and partial bytes, as they were counted here.

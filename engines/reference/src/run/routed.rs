@@ -101,11 +101,18 @@ pub async fn tokens(
 ) -> Vec<u32> {
     let (mut tokens, mut meanwhile) = (Vec::new(), Some(meanwhile));
     while let Some(event) = events.message().await.expect("no error") {
-        if let Some(Event::Tokens(more)) = event.event {
-            tokens.extend(more.tokens.iter().map(|token| token.id));
-            if let Some(meanwhile) = meanwhile.take() {
-                meanwhile().await;
+        match event.event {
+            Some(Event::Tokens(more)) => {
+                tokens.extend(more.tokens.iter().map(|token| token.id));
+                if let Some(meanwhile) = meanwhile.take() {
+                    meanwhile().await;
+                }
             }
+            Some(Event::Finished(finished)) => {
+                let opening_us = finished.route_opening_us;
+                assert!(opening_us > 0 && opening_us <= finished.queue_us, "{finished:?}");
+            }
+            _ => {}
         }
     }
     tokens
@@ -127,6 +134,28 @@ fn query_rows(case: &Case) -> u64 {
     let after = (case.prompt.len() - (case.prompt.len() - 1) / BLOCK * BLOCK) as u64;
     let decoded = case.greedy.len() as u64 - 1;
     HEADS * ((LAYERS - 1) * after + 1 + LAYERS * decoded)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn queries_and_partials_in_bf16_give_the_tokens_of_a_cache_in_bf16() {
+    let start = async || {
+        let bf16 = crate::model::KvDtype::Bf16;
+        Host::start_changed(Role::Both, |_, engine| engine.kv_dtype = bf16).await
+    };
+    let (holder, engine) = (start().await, start().await);
+    for (serial, case) in (0..).step_by(2).zip(long_cases(2)) {
+        let whole = holder.whole(&ask(serial, &case)).await.tokens;
+        let before = metric(&holder, "kvasir_route_query_bytes_total").await;
+        assert_eq!(routed(&engine, &[&holder], &ask(serial + 1, &case)).await, whole);
+        let sent = metric(&holder, "kvasir_route_query_bytes_total").await - before;
+        // Half of what they have in f32, and what says whose they are.
+        let values = query_rows(&case) * D_QK;
+        assert!((values * 2..values * 3).contains(&sent), "{sent} bytes of {values} values");
+    }
+    assert_eq!(engine.metrics.recalls.get(), 0);
+    for host in [holder, engine] {
+        host.end().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -68,6 +68,7 @@ pub struct Away {
     holes: Vec<Hole>,
     /// Layers of decode steps that were attended elsewhere, and microseconds that they took.
     exchanged: (u32, u64),
+    opening_us: u64,
 }
 
 impl Away {
@@ -84,7 +85,8 @@ impl Away {
         };
         let (gaps, holes) = (places.iter().map(gap).collect(), places.iter().map(hole).collect());
         let places = places.into_iter().map(|place| place.positions).collect();
-        Away { routed, places, gaps, holes, exchanged: (0, 0) }
+        let opening_us = routed.as_ref().map_or(0, |routed| routed.opening_us);
+        Away { routed, places, gaps, holes, exchanged: (0, 0), opening_us }
     }
 
     /// Who attends what is elsewhere; nobody once it has been given up.
@@ -133,6 +135,11 @@ impl Away {
             self.exchanged.0 += layers;
             self.exchanged.1 += us;
         }
+    }
+
+    /// Before it came here: until its holders answered.
+    pub fn opening_us(&self) -> u64 {
+        self.opening_us
     }
 
     pub fn exchanged(&self) -> (u32, u64) {
