@@ -205,6 +205,25 @@ async fn a_chain_is_kept_whole_or_not_at_all_where_that_is_asked() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_another_node_has_promised_is_not_promised_again_when_it_is_over() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut keeper = Keeper::start(dir.path(), 1_000).await;
+    let (long, _) = long_and_short();
+    keeper.prefill(&long).await;
+    let promised = |until_unix_ms: u64| v1::KeepContextRequest {
+        namespace: namespace().0.to_vec(),
+        keys: BlockKey::concat(&chain(&long)),
+        tenant_hash: 7,
+        until_unix_ms,
+        since_unix_ms: 1,
+        ..v1::KeepContextRequest::default()
+    };
+    assert_eq!(keeper.keep_as(promised(1_000)).await, Err(Code::FailedPrecondition));
+    let late = u64::MAX / 2;
+    assert_eq!(keeper.keep_as(promised(late)).await.map(|kept| kept.until_unix_ms), Ok(late));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_context_gets_another_time_and_is_over_when_that_is() {
     let dir = tempfile::tempdir().expect("a folder");
     let mut keeper = Keeper::start(dir.path(), 1_000).await;

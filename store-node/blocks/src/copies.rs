@@ -75,7 +75,12 @@ impl Promise {
 struct Failed {
     peers: BTreeSet<Peer>,
     last_ms: u64,
+    /// How often all have been tried again: each time it takes twice as long, up to a limit.
+    rounds: u32,
 }
+
+/// The longest wait is so many times the first one, as a power of two.
+const ROUNDS_MAX: u32 = 5;
 
 /// Copies that nobody waits for, with the keys of their chains.
 const FOUND_MAX: usize = 256;
@@ -199,10 +204,13 @@ impl Copies {
     /// All have failed that could take it: they may be tried again some time after the last one. Answers
     /// whether that is now.
     pub(crate) fn retries(&mut self, now_ms: u64, name: CopiedName, retry_ms: u64) -> bool {
-        let is_due = |failed: &Failed| now_ms.saturating_sub(failed.last_ms) >= retry_ms;
-        let retries = self.failed.get(&name).is_some_and(is_due);
+        let Some(failed) = self.failed.get_mut(&name) else { return false };
+        let wait_ms = retry_ms.saturating_mul(1 << failed.rounds.min(ROUNDS_MAX));
+        let retries = now_ms.saturating_sub(failed.last_ms) >= wait_ms;
         if retries {
-            self.failed.remove(&name);
+            failed.peers.clear();
+            failed.last_ms = now_ms;
+            failed.rounds = failed.rounds.saturating_add(1);
         }
         retries
     }
@@ -232,6 +240,9 @@ impl Copies {
     /// A copy to make, in place of others of that context.
     pub(crate) fn want(&mut self, wanted: Wanted, awaited: bool) {
         let name = name_of(&wanted);
+        if let (true, Some(failed)) = (awaited, name.and_then(|name| self.failed.get_mut(&name))) {
+            failed.rounds = 0;
+        }
         self.awaited.retain(|of| name_of(of) != name);
         self.found.retain(|of| name_of(of) != name);
         let queue = if awaited { &mut self.awaited } else { &mut self.found };

@@ -1,6 +1,9 @@
 //! Starting from what a disk holds, whatever has happened to it: sealed segments by their footers,
 //! all others by looking at each of their pages.
 //!
+//! What cannot be read is not what was never written: where all that is known of a segment is that its pages
+//! cannot be read, it is left alone until the next start.
+//!
 //! Payloads of sealed segments are not read here; they are checked when somebody reads them. A segment
 //! without a good footer is read whole, so there what is torn is known to be at once.
 
@@ -73,6 +76,8 @@ pub struct Recovery {
     pub blocks: Vec<Recovered>,
     /// Segments that were read whole.
     pub scanned_segments: u32,
+    /// Segments that could not be read. They are not used until the log is opened again.
+    pub unreadable_segments: u32,
     /// There was nothing, and a log was begun.
     pub is_new: bool,
 }
@@ -97,8 +102,8 @@ pub fn recover(
         return Err(RecoverError::TooSmall { bytes, segment_bytes });
     }
     let count = u32::try_from(count).unwrap_or(u32::MAX);
-    let found = match is_new {
-        true => Vec::new(),
+    let Segmented { found, unreadable } = match is_new {
+        true => Segmented::default(),
         false => reader.segments(superblock.log_id, count, segment_pages)?,
     };
     // What was found counts from now on, also what its writer had not made durable yet.
@@ -110,6 +115,7 @@ pub fn recover(
 
     let mut log = Log::new(superblock.log_id, Segments::new(count, segment_pages), index);
     log.next_sequence = u64::from(superblock.starts) << 32;
+    unreadable.iter().for_each(|segment| log.segments.withhold(*segment));
     resume(&mut log, &found, locations.values());
     find_shadows(&mut log, &found, &kept);
     log.clean_if_needed();
@@ -122,7 +128,27 @@ pub fn recover(
         bytes: u64::from(entry.pages) * PAGE_BYTES as u64,
     };
     let blocks = kept.values().map(recovered).collect();
-    Ok(Recovery { log, blocks, scanned_segments, is_new })
+    let unreadable_segments = unreadable.len() as u32;
+    Ok(Recovery { log, blocks, scanned_segments, unreadable_segments, is_new })
+}
+
+/// What the segments of a disk turned out to be; all others hold nothing.
+#[derive(Default)]
+struct Segmented {
+    found: Vec<Found>,
+    unreadable: Vec<u32>,
+}
+
+/// What was read of one place. What could not be read is zeros: as good as rotten.
+struct Piece {
+    buffer: PageBuf,
+    is_whole: bool,
+}
+
+impl Piece {
+    fn bytes(&self) -> &[u8] {
+        self.buffer.bytes()
+    }
 }
 
 /// A segment that holds something.
@@ -170,7 +196,9 @@ fn resume<'a>(log: &mut Log, found: &[Found], live: impl Iterator<Item = &'a Loc
     let last = found.iter().filter(|found| !found.has_footer).max_by_key(|found| found.sequence);
     let last = last.filter(|last| last.has_header).map(|last| last.segment);
     let entries = || found.iter().flat_map(|found| &found.entries);
-    log.next_generation = entries().map(|entry| entry.generation).max().unwrap_or(0) + 1;
+    // Above what is in segments that cannot be read, too.
+    let newest = entries().map(|entry| entry.generation).max().unwrap_or(0);
+    log.next_generation = log.next_sequence.max(newest + 1);
     for found in found {
         log.segments.found(found.segment, found.sequence);
     }
@@ -212,9 +240,34 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Reads pieces (offset, pages), all of them or none. What cannot be read reads as zeros: it is
-    /// as good as rotten.
-    fn read_all(&mut self, pieces: &[(u64, u32)]) -> Result<Vec<PageBuf>, RecoverError> {
+    /// Reads pieces (offset, pages), all of them or none. Where one cannot be read, its pages are tried one by one.
+    fn read_all(&mut self, pieces: &[(u64, u32)]) -> Result<Vec<Piece>, RecoverError> {
+        let read = self.try_all(pieces)?;
+        let mut all = Vec::with_capacity(pieces.len());
+        for (buffer, (offset_bytes, pages)) in read.into_iter().zip(pieces) {
+            let piece = match buffer {
+                Some(buffer) => Piece { buffer, is_whole: true },
+                None => self.page_by_page(*offset_bytes, *pages)?,
+            };
+            all.push(piece);
+        }
+        Ok(all)
+    }
+
+    fn page_by_page(&mut self, offset_bytes: u64, pages: u32) -> Result<Piece, RecoverError> {
+        let at = |page: u32| (offset_bytes + u64::from(page) * PAGE_BYTES as u64, 1);
+        let read = self.try_all(&(0..pages).map(at).collect::<Vec<_>>())?;
+        let mut buffer = PageBuf::zeroed(pages as usize);
+        for (page, into) in read.iter().zip(buffer.bytes_mut().chunks_mut(PAGE_BYTES)) {
+            if let Some(page) = page {
+                into.copy_from_slice(page.bytes());
+            }
+        }
+        Ok(Piece { buffer, is_whole: read.iter().all(Option::is_some) })
+    }
+
+    /// Of each piece what was read, if it was.
+    fn try_all(&mut self, pieces: &[(u64, u32)]) -> Result<Vec<Option<PageBuf>>, RecoverError> {
         let mut read: Vec<Option<PageBuf>> = pieces.iter().map(|_| None).collect();
         let (mut next, mut under_way) = (0, 0);
         while next < pieces.len() || under_way > 0 {
@@ -227,12 +280,10 @@ impl Reader<'_> {
             }
             for DiskDone { id, result, buffer, .. } in self.wait()? {
                 under_way -= 1;
-                let (_, pages) = pieces[id as usize];
-                let good = buffer.filter(|_| result.is_ok());
-                read[id as usize] = Some(good.unwrap_or_else(|| PageBuf::zeroed(pages as usize)));
+                read[id as usize] = buffer.filter(|_| result.is_ok());
             }
         }
-        Ok(read.into_iter().flatten().collect())
+        Ok(read)
     }
 
     fn wait(&mut self) -> Result<Vec<DiskDone>, RecoverError> {
@@ -294,7 +345,7 @@ impl Reader<'_> {
         log_id: u64,
         count: u32,
         segment_pages: u32,
-    ) -> Result<Vec<Found>, RecoverError> {
+    ) -> Result<Segmented, RecoverError> {
         let probe = |segment| {
             let first = segment_pages - PROBE_PAGES;
             // With the head of the first extent.
@@ -302,14 +353,15 @@ impl Reader<'_> {
             [header, (offset_bytes(segment, first, segment_pages), PROBE_PAGES)]
         };
         let pieces: Vec<(u64, u32)> = (0..count).flat_map(probe).collect();
-        let mut found = Vec::new();
+        let mut segmented = Segmented::default();
         // Some hundred at a time, so that a large disk needs little memory for it.
         for (batch, pieces) in (0..).zip(pieces.chunks(1024)) {
             let read = self.read_all(pieces)?;
             for (pair, segment) in read.chunks(2).zip(batch * 512..) {
                 let (header, first) = pair[0].bytes().split_at(PAGE_BYTES);
                 let sequence = decode_segment_header(log_id, header);
-                if sequence.is_none() && is_unused(log_id, header, first) {
+                let is_unused = pair[0].is_whole && is_unused(log_id, header, first);
+                if sequence.is_none() && is_unused {
                     continue;
                 }
                 let pages = pair[1].bytes();
@@ -327,14 +379,22 @@ impl Reader<'_> {
                     end_page: segment_pages,
                     entries,
                 });
-                let whole = match whole {
-                    Some(whole) => Some(whole),
-                    None => self.scan(log_id, segment, segment_pages, sequence)?,
-                };
-                found.extend(whole);
+                match whole {
+                    Some(whole) => segmented.found.push(whole),
+                    None => {
+                        let (scanned, is_whole) =
+                            self.scan(log_id, segment, segment_pages, sequence)?;
+                        let holds = |found: &Found| !found.entries.is_empty() || is_whole;
+                        match scanned.filter(holds) {
+                            Some(scanned) => segmented.found.push(scanned),
+                            None if is_whole => {}
+                            None => segmented.unreadable.push(segment),
+                        }
+                    }
+                }
             }
         }
-        Ok(found)
+        Ok(segmented)
     }
 
     fn footer(
@@ -361,20 +421,21 @@ impl Reader<'_> {
         Ok(entries.filter(|entries| entries.iter().all(inside)))
     }
 
-    /// Looks at every page of a segment for extents. Those of an earlier use are left out, except
-    /// when the header is not there to say which use this is.
+    /// Looks at every page of a segment for extents, and says whether all could be read. Those of an earlier use
+    /// are left out, except when the header is not there to say which use this is.
     fn scan(
         &mut self,
         log_id: u64,
         segment: u32,
         segment_pages: u32,
         sequence: Option<u64>,
-    ) -> Result<Option<Found>, RecoverError> {
+    ) -> Result<(Option<Found>, bool), RecoverError> {
         let offset = |page| offset_bytes(segment, page, segment_pages);
         let starts = (0..segment_pages).step_by(PIECE_PAGES as usize);
         let pieces: Vec<(u64, u32)> =
             starts.map(|page| (offset(page), PIECE_PAGES.min(segment_pages - page))).collect();
         let read = self.read_all(&pieces)?;
+        let is_whole = read.iter().all(|piece| piece.is_whole);
         let mut bytes = Vec::with_capacity(segment_pages as usize * PAGE_BYTES);
         read.iter().for_each(|piece| bytes.extend_from_slice(piece.bytes()));
         let mut found = Found {
@@ -415,6 +476,7 @@ impl Reader<'_> {
         }
         let room = footer_pages(found.entries.len()) as u32;
         found.end_page = found.end_page.min(segment_pages - room);
-        Ok((found.has_header || !found.entries.is_empty()).then_some(found))
+        let holds = found.has_header || !found.entries.is_empty();
+        Ok((holds.then_some(found), is_whole))
     }
 }

@@ -15,6 +15,9 @@ pub(crate) enum Phase {
     Open,
     /// Is not written any more. Becomes free when nothing of it is live or in use.
     Sealed,
+    /// Could not be read when the log was opened, so that nobody knows what is in it. It stays as it is until the
+    /// log is opened again.
+    Withheld,
 }
 
 #[derive(Debug, Clone)]
@@ -76,6 +79,12 @@ impl Segments {
         let found = self.get_mut(segment);
         (found.phase, found.sequence) = (Phase::Sealed, sequence);
         (found.has_header, found.header_durable) = (true, true);
+    }
+
+    /// Found, and not readable.
+    pub(crate) fn withhold(&mut self, segment: u32) {
+        self.free.remove(&segment);
+        self.get_mut(segment).phase = Phase::Withheld;
     }
 
     /// Goes on being appended to after it was found.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use kvasir_checksum::checksum;
 
-use crate::buffer::PAGE_BYTES;
+use crate::buffer::{PAGE_BYTES, PageBuf};
 use crate::disk::{Disk, DiskDone, DiskError, DiskOp, Memory, Span};
 
 /// What a crash keeps or loses by itself.
@@ -25,6 +25,8 @@ pub struct Faults {
     pub is_full: bool,
     /// Reads fail.
     pub reads_fail: bool,
+    /// Reads fail that touch a byte of these: from the first one up to the second.
+    pub unreadable: (usize, usize),
     /// Writes fail in another way.
     pub writes_fail: bool,
     /// Writes are said to have ended well, and leave what was there.
@@ -35,6 +37,14 @@ pub struct Faults {
     pub hangs: bool,
     /// Of so many reads one gives a wrong byte; 0 for none.
     pub wrong_one_in: u64,
+}
+
+impl Faults {
+    fn cannot_read(&self, offset_bytes: u64, buffer: &PageBuf, rest: Option<Span>) -> bool {
+        let length = buffer.bytes().len() + rest.map_or(0, |rest| rest.length_bytes);
+        let ((from, until), at) = (self.unreadable, offset_bytes as usize);
+        at < until && from < at + length
+    }
 }
 
 /// See the module.
@@ -169,7 +179,9 @@ impl SimDisk {
     fn end(&mut self, op: DiskOp) -> DiskDone {
         let faults = self.faults;
         match op {
-            DiskOp::Read { id, offset_bytes, buffer, rest } if faults.reads_fail => {
+            DiskOp::Read { id, offset_bytes, buffer, rest }
+                if faults.reads_fail || faults.cannot_read(offset_bytes, &buffer, rest) =>
+            {
                 // A part of it may have come.
                 if let Some(rest) = rest {
                     let part = Span { length_bytes: rest.length_bytes / 2, ..rest };

@@ -238,6 +238,13 @@ impl Thread {
             scanned_segments = found.scanned_segments, ms = began.elapsed().as_millis() as u64,
             "the SSD is ready"
         );
+        if found.unreadable_segments > 0 {
+            tracing::warn!(
+                dir = %dir.display(), segments = found.unreadable_segments,
+                "segments of the SSD cannot be read: what they hold is missing, and they are left as they are \
+                 until the next start"
+            );
+        }
         let extent_bytes_max = (found.log.extent_pages_max() * kvasir_log::PAGE_BYTES) as u64;
         let live_bytes_max = found.log.live_bytes_max();
         let blocks = found.blocks;

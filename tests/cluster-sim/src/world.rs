@@ -155,6 +155,14 @@ impl World {
         Ok(summary)
     }
 
+    /// All calendar clocks show the same again. Until then nodes do not agree about what is over, and one goes
+    /// on asking for copies of what others take for over.
+    pub fn set_clocks(&mut self) {
+        for node in &mut self.nodes {
+            node.clock_ahead_ms = 0;
+        }
+    }
+
     /// What is no longer kept makes room on a disk, whenever that is, and what is written there then is
     /// waited for: it is no longer than any write.
     ///

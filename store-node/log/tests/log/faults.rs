@@ -76,6 +76,55 @@ fn a_read_that_fails_costs_nothing_but_itself() {
     assert!(log.has(0));
 }
 
+/// Where the bytes of the first segment are.
+const FIRST: (usize, usize) = (2 * PAGE, (2 + SEGMENT_PAGES) * PAGE);
+
+/// More than fit on two segments, all durable.
+fn of_two_segments() -> (TestLog, Vec<u32>) {
+    let mut log = TestLog::new(4);
+    let all: Vec<u32> = (0..2 * SEGMENT_PAGES as u32 / 3).collect();
+    all.iter().for_each(|n| log.store(*n));
+    (log, all)
+}
+
+#[test]
+fn a_segment_whose_header_cannot_be_read_is_not_free() {
+    for pages in [1, 2] {
+        let (mut log, all) = of_two_segments();
+        log.disk.faults.unreadable = (FIRST.0, FIRST.0 + pages * PAGE);
+        let mut log = log.crash();
+        assert_eq!(log.unreadable, 0);
+        let missing = all.iter().filter(|n| !log.has(**n)).count();
+        // The extent that begins on the second page goes with it.
+        assert_eq!(missing, pages - 1, "{pages} pages");
+        (100..115).for_each(|n| log.append(n));
+        log.settle();
+        let missing = all.iter().filter(|n| !log.has(**n)).count();
+        assert_eq!(missing, pages - 1, "{pages} pages, later");
+    }
+}
+
+#[test]
+fn a_segment_that_cannot_be_read_at_a_start_is_whole_at_the_next_one() {
+    let (mut log, all) = of_two_segments();
+    log.disk.faults.unreadable = FIRST;
+    let mut log = log.crash();
+    assert_eq!(log.unreadable, 1);
+    assert!(all.iter().any(|n| !log.has(*n)) && all.iter().any(|n| log.has(*n)));
+    let room = log.log.live_bytes_max();
+    // Whatever comes, it is not written over, and what is newer than what it holds stays newer.
+    (100..120).for_each(|n| log.append(n));
+    log.settle();
+    log.append(0);
+    log.settle();
+    log.disk.faults = Faults::default();
+    let mut log = log.crash();
+    assert_eq!(log.unreadable, 0);
+    assert!(log.log.live_bytes_max() >= room);
+    all.iter().for_each(|n| assert!(log.has(*n), "block {n}"));
+    (100..120).for_each(|n| assert!(log.has(n), "block {n}"));
+}
+
 fn check_writes_fail(faults: Faults, error: DiskError) {
     let mut log = TestLog::new(3);
     log.store(0);

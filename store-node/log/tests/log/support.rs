@@ -82,6 +82,7 @@ pub struct TestLog {
     /// As they were found at the start.
     pub marks: BTreeMap<BlockKey, Option<Mark>>,
     pub scanned: u32,
+    pub unreadable: u32,
     next_ticket: u64,
     /// Appends that were answered, in order.
     pub appended: Vec<(u32, Result<(), AppendError>)>,
@@ -110,13 +111,15 @@ impl TestLog {
 
     pub fn open_with(mut disk: SimDisk, options: &Options) -> Result<Self, RecoverError> {
         let index = Box::new(MemoryIndex::default());
-        let Recovery { log, blocks, scanned_segments, .. } = recover(&mut disk, index, options)?;
+        let Recovery { log, blocks, scanned_segments, unreadable_segments, .. } =
+            recover(&mut disk, index, options)?;
         Ok(TestLog {
             disk,
             log,
             recovered: blocks.iter().map(|block| block.key).collect(),
             marks: blocks.iter().map(|block| (block.key, block.mark)).collect(),
             scanned: scanned_segments,
+            unreadable: unreadable_segments,
             next_ticket: 0,
             appended: Vec::new(),
             lost: Vec::new(),

@@ -98,6 +98,12 @@ impl Owner {
             }
             (name, ttl_ms) => (tenant(name)?, until(now, ttl_ms)?, Some(now)),
         };
+        if until_unix_ms <= now {
+            let ago_ms = now - until_unix_ms;
+            return Err(Refused::Precondition(format!(
+                "by this node's clock it ended {ago_ms} ms ago: it is not kept. Do the clocks of the nodes agree?"
+            )));
+        }
         let wanted = KeepRequest {
             namespace: Namespace::try_from(request.namespace.as_slice())?,
             keys: BlockKey::list(&request.keys)?,

@@ -53,6 +53,9 @@ impl Running {
                     Term::Ttl { ttl_ms } => (unix_ms + ttl_ms, Some(unix_ms)),
                     Term::Until { until_unix_ms, since_unix_ms } => (until_unix_ms, since_unix_ms),
                 };
+                if until_unix_ms <= unix_ms {
+                    return self.answer(context, from, Reply::Refused("it is over".into()));
+                }
                 let wanted =
                     KeepRequest { namespace, keys, tenant, until_unix_ms, since_unix_ms, copies };
                 self.keep(context, from, &wanted, is_first && copies > 1);
