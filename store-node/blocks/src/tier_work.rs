@@ -20,6 +20,8 @@ pub(crate) struct Sink {
     pub(crate) bytes: u64,
     /// When it was given to the shell; `None` while it waits for its turn.
     pub(crate) since_ms: Option<u64>,
+    /// The block was removed since: what is written counts for nothing.
+    pub(crate) is_void: bool,
 }
 
 /// Sinks of one chain, with one pin of each of its blocks until the last of them has ended.
@@ -59,9 +61,22 @@ pub(crate) struct Sinks {
     pub(crate) next: u64,
     /// After an error none is begun before this.
     pub(crate) retry_at_ms: u64,
+    /// Blocks whose extents are to be forgotten, but not those that are being written: they replace them, or fail.
+    pub(crate) forgotten: BTreeSet<BlockKey>,
 }
 
 impl Sinks {
+    /// The shell writes an extent of it now.
+    pub(crate) fn writes(&self, key: BlockKey) -> bool {
+        self.all.values().any(|sink| sink.block.key == key && sink.since_ms.is_some())
+    }
+
+    /// It was removed: nothing that is under way of it counts.
+    pub(crate) fn void(&mut self, key: BlockKey) {
+        let of_it = self.all.values_mut().filter(|sink| sink.block.key == key);
+        of_it.for_each(|sink| sink.is_void = true);
+    }
+
     pub(crate) fn number(&mut self) -> u64 {
         self.next += 1;
         self.next
@@ -106,6 +121,8 @@ pub(crate) struct Rise {
     pub(crate) landed: Option<u64>,
     /// Its time is over: nobody waits for it any more.
     pub(crate) late: bool,
+    /// The block was removed since: what is read counts for nothing, and says nothing of what is there now.
+    pub(crate) is_void: bool,
     /// Shares whose page it becomes.
     pub(crate) waiters: Vec<(Share, u32)>,
 }
@@ -162,6 +179,18 @@ impl Rises {
             self.late += u32::from(of.from == RiseFrom::Ssd);
             self.by_key.remove(&of.key);
         }
+    }
+
+    /// The block was removed: whoever wants it from now on wants another one.
+    /// Answers with what is under way of it.
+    pub(crate) fn void(&mut self, key: BlockKey) -> Vec<u64> {
+        self.by_key.remove(&key);
+        let of_it = self.all.iter_mut().filter(|(_, rise)| rise.key == key);
+        let void = |(id, rise): (&u64, &mut Rise)| {
+            rise.is_void = true;
+            *id
+        };
+        of_it.map(void).collect()
     }
 
     /// When the eldest read of the SSD that is not late began. They begin in the order of their numbers.

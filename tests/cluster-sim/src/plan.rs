@@ -187,9 +187,13 @@ fn rivals(random: &mut Random, id: u64, nodes: usize, busy_us: u64) -> [ClientPl
     let mut second = ClientPlan {
         id: id + 1,
         at_us: first.at_us + random.between(4, 12) * first.pace_us,
-        ops: match random.percent(60) {
-            true => vec![ObjectOp::Remove { objects: objects.clone() }, put(Kept::Normal)],
-            false => vec![put(Kept::For { ttl_ms: random.between(200, 100_000) })],
+        ops: match random.below(10) {
+            0..=3 => vec![ObjectOp::Remove { objects: objects.clone() }, put(Kept::Normal)],
+            4..=5 => {
+                let kept = Kept::For { ttl_ms: random.between(200, 100_000) };
+                vec![ObjectOp::Remove { objects: objects.clone() }, put(kept)]
+            }
+            _ => vec![put(Kept::For { ttl_ms: random.between(200, 100_000) })],
         },
         ..first.clone()
     };

@@ -9,12 +9,13 @@ use kvasir_cluster_sim::world::World;
 
 /// What may be there at rest: as many as there are of each, whatever the hour. Everything else is
 /// gone.
-const AT_REST: [(&str, usize); 5] = [
+const AT_REST: [(&str, usize); 6] = [
     // A tick for each node, a poll for each conductor, and what an engine or a disk has planned.
     ("events", 16),
     // A context for whose copy nobody has room is tried elsewhere now and then, and a node remembers for a time
     // that this has ended.
     ("finished", 200),
+    ("tombstones", 20),
     // A node remembers those that write to it, up to a bound.
     ("writers", 51),
     // Four engines, as two conductors know them.

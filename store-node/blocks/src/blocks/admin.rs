@@ -10,7 +10,7 @@ use crate::admin::{
     AdminPin, AdminPinError, DramCopy, Evicted, Holder, Inspection, ListFilter, ListFrom, Listed,
     ListedBlock, PIN_MS_MAX,
 };
-use crate::api::{Action, Tier};
+use crate::api::Tier;
 
 /// Places looked at by one call: a filter that finds little does not hold the node up for long.
 const PLACES_MAX: u32 = 65_536;
@@ -207,7 +207,7 @@ impl Blocks {
             pinned_blocks: pinned,
             kept_blocks: kept,
         };
-        self.actions.extend(gone.into_iter().map(|key| Action::Forget { key }));
+        gone.into_iter().for_each(|key| self.forget_extent(key));
         evicted
     }
 }

@@ -8,8 +8,7 @@ use kvasir_proto::{BlockKey, Class, Namespace, SlotIndex};
 
 use super::Blocks;
 use crate::api::{
-    AbortReason, Action, Allocate, AllocateError, AttachEpoch, GetError, ObjectAt, ReserveObjects,
-    Tier,
+    AbortReason, Allocate, AllocateError, AttachEpoch, GetError, ObjectAt, ReserveObjects, Tier,
 };
 use crate::share::{Hold, Page, ShareRecord};
 use crate::share_state::{Engine, ShareState};
@@ -113,8 +112,10 @@ impl Blocks {
         let Some(tier) = self.find_object(namespace, key) else { return false };
         self.cache.set_now(now_ms);
         self.discard(key);
+        self.sinks.void(key);
+        self.rises.void(key).into_iter().for_each(|rise| self.leave_waiters(now_ms, rise));
         let on_ssd = self.cache.unstore(key);
-        self.actions.extend(on_ssd.into_iter().map(|key| Action::Forget { key }));
+        on_ssd.into_iter().for_each(|key| self.forget_extent(key));
         if tier == Tier::Dram
             && let Some(slot) = self.object_slot(namespace, key)
         {

@@ -53,7 +53,7 @@ impl Blocks {
             next.extend(std::iter::successors(first, |at| others[*at]));
         }
         let orphans = blocks.iter().zip(is_known).filter(|(_, is_known)| !is_known);
-        self.actions.extend(orphans.map(|(block, _)| Action::Forget { key: block.key }));
+        orphans.for_each(|(block, _)| self.forget_extent(block.key));
         self.make_ssd_room(0);
         self.want_all_kept();
     }
@@ -78,7 +78,17 @@ impl Blocks {
     pub fn ssd_lost(&mut self, key: BlockKey) {
         let gone = self.cache.unstore(key);
         self.totals.ssd_lost += gone.len() as u64;
-        self.actions.extend(gone.into_iter().map(|key| Action::Forget { key }));
+        gone.into_iter().for_each(|key| self.forget_extent(key));
+    }
+
+    /// The extents of a block that there are count for nothing any more. One that is being written would be
+    /// forgotten with them: it replaces them, and if it fails they are forgotten then.
+    pub(super) fn forget_extent(&mut self, key: BlockKey) {
+        if self.sinks.writes(key) {
+            self.sinks.forgotten.insert(key);
+        } else {
+            self.actions.push_back(Action::Forget { key });
+        }
     }
 
     /// Contexts whose time is over are none any more: what is kept for nothing else becomes normal. Blocks of
@@ -144,6 +154,7 @@ impl Blocks {
         self.sinks.bytes -= done.bytes;
         let stored = match result {
             Ok(()) => self.sunk_well(&done),
+            Err(_) if done.is_void => false,
             Err(SinkError::Corrupt) => {
                 if let Some((slot, generation)) = done.slot {
                     self.drop_corrupt(now_ms, slot, generation);
@@ -159,6 +170,11 @@ impl Blocks {
                 false
             }
         };
+        if stored {
+            self.sinks.forgotten.remove(&key);
+        } else if !self.sinks.writes(key) && self.sinks.forgotten.remove(&key) {
+            self.actions.push_back(Action::Forget { key });
+        }
         self.totals.sinks_failed += u64::from(!stored);
         self.totals.sunk += u64::from(stored);
         if let Some(batch) = self.sinks.batches.get_mut(&done.batch) {
@@ -184,10 +200,10 @@ impl Blocks {
         // Its slot is pinned until here: nothing else has come there.
         let is_indexed = |slot| self.cache.index().find(done.block.key) == Some(slot);
         let still = done.slot.is_none_or(|(slot, _)| is_indexed(slot));
-        let stored =
-            (still || replaces) && self.ssd_size.bytes_max > 0 && self.cache.stored(done.block);
+        let counts = (still || replaces) && !done.is_void;
+        let stored = counts && self.ssd_size.bytes_max > 0 && self.cache.stored(done.block);
         if !stored {
-            self.actions.push_back(Action::Forget { key: done.block.key });
+            self.forget_extent(done.block.key);
         }
         // What it was to replace may have gone meanwhile, and with it the room.
         self.make_ssd_room(0);
@@ -255,7 +271,7 @@ impl Blocks {
             let bytes = if self.cache.ssd().contains(block.key) { 0 } else { block.bytes };
             self.sinks.bytes += bytes;
             let number = self.sinks.number();
-            let sink = Sink { block, slot, batch, keep, bytes, since_ms: None };
+            let sink = Sink { block, slot, batch, keep, bytes, since_ms: None, is_void: false };
             self.sinks.all.insert(number, sink);
             self.sinks.queue.push_back(number);
             if let Some(waits) = keep.and_then(|keep| self.sinks.keeps.get_mut(&keep)) {
@@ -321,7 +337,7 @@ impl Blocks {
     fn drop_from_ssd(&mut self, key: BlockKey) {
         self.cache.unstore(key);
         self.totals.ssd_evicted += 1;
-        self.actions.push_back(Action::Forget { key });
+        self.forget_extent(key);
     }
 
     /// How many blocks after a held prefix could be read from the SSD or the object store now.
@@ -434,6 +450,7 @@ impl Blocks {
             since_ms: now_ms,
             landed: None,
             late: false,
+            is_void: false,
             waiters: Vec::new(),
         })
     }
@@ -443,7 +460,7 @@ impl Blocks {
     pub fn risen(&mut self, now_ms: u64, rise: u64, result: Result<u64, RiseError>) {
         let Some(of) = self.rises.all.get_mut(&rise) else { return };
         let (key, from) = (of.key, of.from);
-        let mut result = result;
+        let mut result = if of.is_void { Err(RiseError::Failed) } else { result };
         match from {
             RiseFrom::Ssd => self.cache.ssd_mut().end_use(key),
             RiseFrom::Bucket => {}
@@ -579,7 +596,7 @@ impl Blocks {
         waiting.into_iter().for_each(|rise| self.land_from(now_ms, rise));
     }
 
-    fn leave_waiters(&mut self, now_ms: u64, rise: u64) {
+    pub(super) fn leave_waiters(&mut self, now_ms: u64, rise: u64) {
         let Some(of) = self.rises.all.get_mut(&rise) else { return };
         let (slot, waiters) = (of.slot, std::mem::take(&mut of.waiters));
         self.leave(now_ms, slot, waiters);

@@ -2,7 +2,7 @@
 
 use kvasir_blocks::{
     AbortReason, Action, AllocateError, AttachEpoch, BucketOptions, Commit, GetError, KeepRequest,
-    ObjectAt, Options, Outcome, ReserveObjects, ShareError, SinkError, SsdSize, Tier,
+    ObjectAt, Options, Outcome, ReserveObjects, RiseError, ShareError, SinkError, SsdSize, Tier,
 };
 use kvasir_proto::{BlockKey, Share, Side, SlotIndex, Tenant, TxId};
 
@@ -266,6 +266,105 @@ fn what_is_removed_from_the_ssd_is_forgotten_there() {
     assert_eq!(node.forgotten, [object(1)]);
     assert_eq!(find(&node, &[1]), [None]);
     node.assert_idle();
+}
+
+#[test]
+fn what_is_read_of_an_object_that_was_removed_meanwhile_counts_for_nothing() {
+    for (result, is_late) in
+        [(Ok(7), false), (Err(RiseError::Gone), false), (Ok(7), true), (Err(RiseError::Gone), true)]
+    {
+        let mut node = node_with_one_on_ssd();
+        let request = ReserveObjects { share: share(3, Side::Source), ..wanted(3, &[1]) };
+        assert!(node.blocks.raise_object(node.now_ms, &request));
+        node.actions();
+        let (rise, _) = node.rises.pop().expect("it is read");
+        if is_late {
+            node.now_ms += Options::default().ssd_timeout_ms;
+            node.blocks.handle_timeout(node.now_ms);
+        }
+        assert!(node.blocks.remove_object(node.now_ms, namespace("objects"), object(1)));
+        node.actions();
+        node.forgotten.clear();
+        put(&mut node, 4, &[1]);
+        let new = at(&node, 1);
+        node.blocks.risen(node.now_ms, rise, result);
+        node.actions();
+        assert_eq!(at(&node, 1), new, "{result:?}");
+        assert!(node.forgotten.is_empty(), "an extent of the new one would be forgotten");
+    }
+}
+
+#[test]
+fn a_removed_object_is_not_read_into_memory_again() {
+    let mut node = node_with_one_on_ssd();
+    let request = ReserveObjects { share: share(3, Side::Source), ..wanted(3, &[1]) };
+    assert!(node.blocks.raise_object(node.now_ms, &request));
+    node.actions();
+    let (rise, _) = node.rises.pop().expect("it is read");
+    assert!(node.blocks.remove_object(node.now_ms, namespace("objects"), object(1)));
+    node.blocks.risen(node.now_ms, rise, Ok(7));
+    node.actions();
+    assert_eq!(find(&node, &[1]), [None]);
+    node.check();
+}
+
+#[test]
+fn an_extent_of_what_was_removed_takes_none_with_it_that_was_written_since() {
+    for first_fails in [false, true] {
+        let mut node = node_that_keeps();
+        put(&mut node, 1, &[1]);
+        ask_to_keep(&mut node, 1);
+        let (first, _) = node.sinks.pop().expect("it is being written");
+        assert!(node.blocks.remove_object(node.now_ms, namespace("objects"), object(1)));
+        node.blocks.sunk(
+            node.now_ms,
+            first,
+            if first_fails { Err(SinkError::Failed) } else { Ok(()) },
+        );
+        node.actions();
+        assert_eq!(node.forgotten, if first_fails { vec![] } else { vec![object(1)] });
+    }
+}
+
+/// One that sinks by itself while it is removed, and another one of its name that is kept then.
+fn node_with_two_extents() -> (Node, u64, u64) {
+    let mut node = Node::with(Options { sink_ahead_percent: 100, ..options(4) });
+    node.blocks.set_extents(7, 10);
+    let (bytes_max, context_bytes_max, tenant_bytes_max) = (100, 100, 100);
+    node.blocks.ssd_ready(SsdSize { bytes_max, context_bytes_max, tenant_bytes_max }, Vec::new());
+    put(&mut node, 1, &[1]);
+    node.blocks.sink_ahead(node.now_ms);
+    node.actions();
+    let (first, _) = node.sinks.pop().expect("it sinks");
+    assert!(node.blocks.remove_object(node.now_ms, namespace("objects"), object(1)));
+    put(&mut node, 2, &[1]);
+    ask_to_keep(&mut node, 1);
+    let (second, _) = node.sinks.pop().expect("it is being written");
+    (node, first, second)
+}
+
+#[test]
+fn what_is_kept_under_the_name_of_a_removed_object_stays() {
+    let (mut node, first, second) = node_with_two_extents();
+    node.blocks.sunk(node.now_ms, first, Ok(()));
+    node.actions();
+    assert!(node.forgotten.is_empty(), "that may be the new one by now");
+    node.blocks.sunk(node.now_ms, second, Ok(()));
+    node.actions();
+    assert!(node.forgotten.is_empty());
+    assert_eq!(node.kept.len(), 1);
+    // It is all that is there when it has left memory.
+    reserve(&mut node, 3, &[4, 5, 6, 7]);
+    assert_eq!(find(&node, &[1]), [Some(Tier::Ssd)]);
+}
+
+#[test]
+fn the_former_extent_is_forgotten_when_the_new_one_is_not_written() {
+    let (mut node, first, second) = node_with_two_extents();
+    node.blocks.sunk(node.now_ms, first, Ok(()));
+    node.blocks.sunk(node.now_ms, second, Err(SinkError::Failed));
+    node.actions();
+    assert_eq!(node.forgotten, [object(1)]);
 }
 
 fn at(node: &Node, name: u8) -> ObjectAt {
