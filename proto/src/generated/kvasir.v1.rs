@@ -4209,7 +4209,7 @@ pub struct OpenReply {
 pub struct ClientToNode {
     #[prost(uint64, tag = "1")]
     pub request: u64,
-    #[prost(oneof = "client_to_node::Message", tags = "2, 3, 4, 5, 6, 7, 8")]
+    #[prost(oneof = "client_to_node::Message", tags = "2, 3, 4, 5, 6, 7, 8, 9")]
     pub message: ::core::option::Option<client_to_node::Message>,
 }
 /// Nested message and enum types in `ClientToNode`.
@@ -4230,6 +4230,8 @@ pub mod client_to_node {
         Remove(super::RemoveObjects),
         #[prost(message, tag = "8")]
         Fetch(super::FetchObjects),
+        #[prost(message, tag = "9")]
+        Rotten(super::RottenObjects),
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -4360,6 +4362,15 @@ pub struct FoundObjects {
 pub struct RemoveObjects {
     #[prost(bytes = "vec", tag = "1")]
     pub keys: ::prost::alloc::vec::Vec<u8>,
+}
+/// Copies in memory that were got and fail their checksums. They are dropped there;
+/// what the SSD or the object store has of them stays. Answered with RemovedObjects.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RottenObjects {
+    #[prost(uint32, repeated, tag = "1")]
+    pub slots: ::prost::alloc::vec::Vec<u32>,
+    #[prost(uint32, repeated, tag = "2")]
+    pub generations: ::prost::alloc::vec::Vec<u32>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RemovedObjects {

@@ -326,7 +326,7 @@ impl Client {
         let mut checksums = got.checksums.iter();
         let mut rotten = Vec::new();
         let mut objects = Vec::with_capacity(keys.len());
-        for ((&slot, &generation), key) in got.slots.iter().zip(&got.generations).zip(keys) {
+        for (&slot, &generation) in got.slots.iter().zip(&got.generations) {
             if slot == NO_SLOT {
                 objects.push(None);
                 continue;
@@ -335,14 +335,24 @@ impl Client {
             let object = self.object(&pins, slot, generation)?;
             let sound = !verified || self.is_sound(slot, expected);
             if !sound {
-                rotten.push(*key);
+                rotten.push((slot, generation));
             }
             objects.push(object.filter(|_| sound));
         }
         if !rotten.is_empty() {
-            self.remove(&rotten)?;
+            self.drop_rotten(rotten)?;
         }
         Ok(objects)
+    }
+
+    /// Has the copies in memory dropped; on the SSD they may be as they were.
+    fn drop_rotten(&self, rotten: Vec<(u32, u32)>) -> Result<(), Error> {
+        let (slots, generations) = rotten.into_iter().unzip();
+        let rotten = v1::RottenObjects { slots, generations };
+        match self.shared.calls.ask(ToNode::Rotten(rotten))? {
+            (_, FromNode::Removed(_)) => Ok(()),
+            (_, other) => Err(unexpected(&other)),
+        }
     }
 
     /// Brings objects to this node from another one, whose gRPC address is given as "host:port"; answers

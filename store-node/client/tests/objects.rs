@@ -1,5 +1,7 @@
 //! Clients against a store node in this process.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -50,6 +52,16 @@ impl Node {
     /// Where gRPC is served.
     fn address(&self) -> String {
         self.running.as_ref().expect("it runs").address().to_string()
+    }
+
+    fn metric(&self, name: &str) -> f64 {
+        let mut stream = TcpStream::connect(self.address()).expect("it listens");
+        let request = "GET /metrics HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+        stream.write_all(request.as_bytes()).expect("it listens");
+        let mut page = String::new();
+        stream.read_to_string(&mut page).expect("a page");
+        let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("{name} is not in {page}")).parse().expect("a number")
     }
 
     fn client(&self) -> Client {
@@ -468,6 +480,29 @@ fn objects_sink_and_rise_and_context_objects_are_durable_when_their_put_is_answe
     }
     assert_eq!(client.remove(&kept).expect("an answer"), kept.len());
     assert_eq!(client.exists(&kept).expect("an answer"), [false; 10]);
+}
+
+#[test]
+fn a_copy_that_is_rotten_in_memory_is_a_miss_and_what_the_ssd_has_is_got_then() {
+    let node = with_ssd();
+    let (owner, other) = (node.client(), node.client());
+    put_context(&other, &[(other.key(b"first"), b"bytes")]);
+    let key = owner.key(b"kept");
+    let mut reservation = owner.reserve(&[key], Duration::from_secs(60)).expect("room");
+    let place = reservation.bytes_mut(0, 5).expect("a slot");
+    place.copy_from_slice(b"whole");
+    let first = place.as_mut_ptr();
+    let class = Class::Context { ttl: Duration::from_secs(600) };
+    assert_eq!(reservation.commit(class).expect("an answer"), [Outcome::Stored]);
+    let held = owner.get(&[key]).expect("an answer").remove(0).expect("it is there");
+    // SAFETY: the slot is mapped as long as the client is, and pinned by what was got.
+    unsafe { first.write_volatile(!first.read_volatile()) };
+    assert!(other.get_verified(&[key]).expect("an answer")[0].is_none(), "it is rotten");
+    assert_eq!(node.metric("kvasir_store_corrupt_blocks_total"), 1.0);
+    drop(held);
+    assert_eq!(other.find(&[key]).expect("an answer"), [Some(Tier::Ssd)]);
+    let got = other.get_verified(&[key]).expect("an answer").remove(0).expect("it was kept");
+    assert_eq!(&got[..], b"whole");
 }
 
 /// Room for what is read from the SSD is not made of what the same call finds in memory.

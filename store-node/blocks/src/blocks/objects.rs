@@ -4,7 +4,7 @@
 //! never heard of again once it has ended, so nothing of it is remembered. What is got together is
 //! pinned under one handle, like an engine's blocks.
 
-use kvasir_proto::{BlockKey, Class, Namespace, SlotIndex};
+use kvasir_proto::{BlockKey, Class, Generation, Namespace, SlotIndex};
 
 use super::Blocks;
 use crate::api::{
@@ -129,6 +129,18 @@ impl Blocks {
         let slot = self.object_slot(namespace, key)?;
         let generation = self.cache.slots().generation(slot)?;
         Some(ObjectAt { namespace, key, slot, generation })
+    }
+
+    /// Whether the slot has an object of that namespace, of that generation.
+    pub fn is_object_of(
+        &self,
+        namespace: Namespace,
+        slot: SlotIndex,
+        generation: Generation,
+    ) -> bool {
+        let entry = self.cache.index().entry(slot);
+        entry.is_some_and(|entry| entry.namespace == namespace && entry.parent.is_none())
+            && self.cache.slots().generation(slot) == Some(generation)
     }
 
     /// Whether this object is there still, and not another one that was put under its key since.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use kvasir_blocks::{
     AllocateError, Commit as Committed, GetError, KeepRequest, ReserveObjects, ShareError, Tier,
 };
-use kvasir_proto::{BlockKey, Share, Side, SlotIndex, v1};
+use kvasir_proto::{BlockKey, Generation, Share, Side, SlotIndex, v1};
 use kvasir_transfer::fold;
 use v1::client_to_node::Message as FromClient;
 use v1::node_to_client::Message as ToClient;
@@ -111,8 +111,44 @@ impl Owner {
                 let count = keys.iter().filter(|key| self.remove_object(at, **key)).count() as u32;
                 Ok(ToClient::Removed(v1::RemovedObjects { count }))
             }
+            FromClient::Rotten(v1::RottenObjects { slots, generations }) => {
+                if slots.len() != generations.len() || slots.len() > OBJECTS_MAX {
+                    return Err(Broken("it tells of slots without their generations".into()));
+                }
+                let copies =
+                    slots.into_iter().map(SlotIndex).zip(generations.into_iter().map(Generation));
+                let count = self.drop_rotten_objects(at, copies);
+                Ok(ToClient::Removed(v1::RemovedObjects { count }))
+            }
         };
         self.answer_client(at, request, answer)
+    }
+
+    /// A client has found copies in memory rotten. It can have its own namespace's objects dropped, as it can
+    /// remove them.
+    fn drop_rotten_objects(
+        &mut self,
+        at: usize,
+        copies: impl Iterator<Item = (SlotIndex, Generation)>,
+    ) -> u32 {
+        let namespace = self.clients.list[at].namespace;
+        let mut count = 0;
+        for (slot, generation) in copies {
+            if !self.blocks.is_object_of(namespace, slot, generation) {
+                continue;
+            }
+            if self.blocks.drop_corrupt(clock::now_ms(), slot, generation) > 0 {
+                count += 1;
+                self.end_routes_over(slot);
+                self.metrics.corrupt_blocks.inc();
+                tracing::error!(
+                    slot = slot.0,
+                    "a client found an object rotten in memory; it was dropped there"
+                );
+            }
+        }
+        self.let_go_of_dropped();
+        count
     }
 
     fn answer_client(
