@@ -133,6 +133,8 @@ impl AttachService {
         };
         let layout = SlotLayout::try_from(layout)
             .map_err(|error| Refused::Invalid(format!("the layout: {error}")))?;
+        let asked = request.clone();
+        self.node.ask(|reply| Command::AttachCheck(asked, reply)).await?;
         let pools = Arc::clone(&self.pools);
         let made = tokio::task::spawn_blocking(move || pools.open(&pool, &layout));
         let failed = |error| Refused::Unavailable(format!("the pool was not made: {error}"));

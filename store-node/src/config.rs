@@ -42,8 +42,8 @@ pub struct Config {
     /// until others have ended: 16 MiB are room for 1,800 short prompts at once, or for 230 of
     /// 8,192 tokens of a model with 60 layers in pages of 64 tokens.
     pub tail_bytes: u64,
-    /// The most bytes of a pool of pages that an engine has made in memory of the host when it attaches: taken, and
-    /// touched once, then. 0 refuses such pools.
+    /// The most bytes of all pools of pages together that engines have made in memory of the host when they attach: taken,
+    /// and touched once, then. 0 refuses such pools.
     pub pool_bytes_max: u64,
     /// Engines that may be attached at once. All of them share the cache, so that they serve one model with one KV type
     /// and one layout of blocks.

@@ -104,7 +104,8 @@ impl StoreNode for NodeService {
         request: Request<v1::EventsRequest>,
     ) -> Result<Response<Self::EventsStream>, Status> {
         let (queue, events) = mpsc::channel(events::QUEUE);
-        self.node.tell(Command::Subscribe(request.into_inner(), queue))?;
+        let request = request.into_inner();
+        self.node.ask(|reply| Command::Subscribe(request, queue, reply)).await?;
         Ok(Response::new(Box::pin(ReceiverStream::new(events).map(Ok))))
     }
 

@@ -34,6 +34,7 @@ use crate::metrics::Metrics;
 use crate::node::arena::Arena;
 use crate::node::command::{Command, NodeHandle};
 use crate::node::copier::Copier;
+use crate::node::copier::tell;
 use crate::node::inbox::{FromPeer, Inbox, Post, inbox};
 use crate::node::owner::{Owner, Parts, Routing};
 use crate::node::sources::Sources;
@@ -110,6 +111,7 @@ pub async fn start(config: Config) -> Result<Running, Error> {
     let (incarnation, pages) = (parts.incarnation, parts.arena.memory().pages());
     let pools = Arc::new(Pools {
         bytes_max: config.pool_bytes_max,
+        given: Arc::default(),
         cuda_library: config.cuda_library.clone(),
         slots: Arc::new(Slots::new(Arc::clone(parts.arena.memory()))),
     });
@@ -174,8 +176,8 @@ impl Running {
 
     /// Drains and ends. Once it has, again does nothing.
     pub async fn shut_down(&mut self) {
-        // When it takes no commands it has ended.
-        let _ = self.node.tell(Command::Drain);
+        // When it takes no commands any more it has ended.
+        tell(&self.node, || Command::Drain).await;
         if !self.ended.is_terminated() {
             let _ = (&mut self.ended).await;
         }

@@ -352,7 +352,14 @@ pub enum Action {
     /// Read a block of the SSD into a slot that nobody else touches; answered by `risen`.
     Rise { rise: u64, slot: SlotIndex, key: BlockKey },
     /// The SSD need not keep this block.
-    Forget { key: BlockKey },
+    Forget {
+        key: BlockKey,
+        /// It may be an object: an older one must not come back in its place.
+        follows_none: bool,
+    },
+    /// What the SSD has of an object is to be gone for good; answered by [`Blocks::sunk`](super::Blocks::sunk) when it
+    /// is. What is written of it later counts.
+    Erase { sink: u64, key: BlockKey, namespace: Namespace },
     /// Send a block to the object store, if it has this checksum (none is given where it is not read
     /// from a slot); answered by `uploaded`.
     Upload { upload: u64, block: SsdBlock, from: UploadFrom, checksum: Option<u64> },

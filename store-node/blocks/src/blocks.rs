@@ -204,13 +204,13 @@ impl Blocks {
     /// [`Busy`] while a share or a pin is open; abort first (see [`Self::abort_all`]) and wait for
     /// their ends.
     pub fn reset(&mut self, slots: u32, block_tokens: u32) -> Result<(), Busy> {
-        for pin in self.admin_pins.numbers() {
-            self.admin_unpin(pin);
-        }
-        let pins = self.cache.slots().tally().pins;
+        let pins = self.cache.slots().tally().pins - self.admin_pins.blocks() as u64;
         let has_pool = !self.cache.pools().is_empty();
         if !self.shares.is_empty() || pins > 0 || !self.rises.all.is_empty() || has_pool {
             return Err(Busy { shares: as_u32(self.shares.len()), pins: as_u32(pins) });
+        }
+        for pin in self.admin_pins.numbers() {
+            self.admin_unpin(pin);
         }
         self.cache.reset(slots);
         self.block_tokens = block_tokens;

@@ -22,6 +22,15 @@ pub(crate) struct Sink {
     pub(crate) since_ms: Option<u64>,
     /// The block was removed since: what is written counts for nothing.
     pub(crate) is_void: bool,
+    /// It is that removal which is written.
+    pub(crate) erases: bool,
+}
+
+impl Sink {
+    /// Somebody waits until it is kept. What is written of a block after its removal comes after it.
+    pub(crate) fn keeps(&self) -> bool {
+        self.keep.is_some() && !self.erases
+    }
 }
 
 /// Sinks of one chain, with one pin of each of its blocks until the last of them has ended.
@@ -61,8 +70,9 @@ pub(crate) struct Sinks {
     pub(crate) next: u64,
     /// After an error none is begun before this.
     pub(crate) retry_at_ms: u64,
-    /// Blocks whose extents are to be forgotten, but not those that are being written: they replace them, or fail.
-    pub(crate) forgotten: BTreeSet<BlockKey>,
+    /// Blocks whose extents are to be forgotten, but not those that are being written: they replace them, or fail. With
+    /// each whether it follows no other.
+    pub(crate) forgotten: BTreeMap<BlockKey, bool>,
 }
 
 impl Sinks {
@@ -71,9 +81,15 @@ impl Sinks {
         self.all.values().any(|sink| sink.block.key == key && sink.since_ms.is_some())
     }
 
+    /// It is being read there to be written anew.
+    pub(crate) fn rewrites(&self, key: BlockKey) -> bool {
+        let mut of_it = self.all.values().filter(|sink| sink.block.key == key);
+        of_it.any(|sink| sink.slot.is_none() && !sink.erases)
+    }
+
     /// It was removed: nothing that is under way of it counts.
     pub(crate) fn void(&mut self, key: BlockKey) {
-        let of_it = self.all.values_mut().filter(|sink| sink.block.key == key);
+        let of_it = self.all.values_mut().filter(|sink| sink.block.key == key && !sink.erases);
         of_it.for_each(|sink| sink.is_void = true);
     }
 

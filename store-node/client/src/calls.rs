@@ -3,7 +3,7 @@
 //! Each caller waits for its own answer. One of them at a time, the one that has the receiver, takes
 //! answers off the ring, its own and those of others, and hands the receiver on when it has its own.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
@@ -42,6 +42,17 @@ pub(crate) struct Calls {
 struct Sending {
     line: LineSender,
     record: Vec<u8>,
+    /// What is not answered and found no room: it is sent before whatever comes next. Of each get there is one.
+    unsent: VecDeque<ToNode>,
+}
+
+impl Sending {
+    fn send(&mut self, request: u64, message: ToNode) -> Result<(), Error> {
+        let message = v1::ClientToNode { request, message: Some(message) };
+        self.record.clear();
+        message.encode(&mut self.record).map_err(|error| Error::Protocol(error.to_string()))?;
+        Ok(self.line.send(&self.record)?)
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -52,7 +63,7 @@ impl Calls {
     pub(crate) fn new(line: LineSender, receiver: LineReceiver, polling: Duration) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Calls {
-            sender: Mutex::new(Sending { line, record: Vec::new() }),
+            sender: Mutex::new(Sending { line, record: Vec::new(), unsent: VecDeque::new() }),
             receiver: Mutex::new(receiver),
             answers: Mutex::new(HashMap::new()),
             arrived: Condvar::new(),
@@ -84,16 +95,35 @@ impl Calls {
         }
     }
 
-    /// Says something that is not answered, or whose answer is taken by [`Self::ask`].
-    pub(crate) fn tell(&self, message: ToNode) -> Result<u64, Error> {
-        let request = self.next_request.fetch_add(1, Ordering::Relaxed);
+    /// Says something whose answer is taken by [`Self::ask`].
+    fn tell(&self, message: ToNode) -> Result<u64, Error> {
         let mut sending = lock(&self.sender);
-        let Sending { line, record } = &mut *sending;
-        record.clear();
-        let message = v1::ClientToNode { request, message: Some(message) };
-        message.encode(record).map_err(|error| Error::Protocol(error.to_string()))?;
-        line.send(record)?;
+        self.catch_up(&mut sending)?;
+        let request = self.number();
+        sending.send(request, message)?;
         Ok(request)
+    }
+
+    /// Says something that is not answered: now, or before what is said next. Where the node is gone, never.
+    pub(crate) fn tell_unanswered(&self, message: ToNode) {
+        let mut sending = lock(&self.sender);
+        sending.unsent.push_back(message);
+        // It is tried again.
+        let _ = self.catch_up(&mut sending);
+    }
+
+    fn catch_up(&self, sending: &mut Sending) -> Result<(), Error> {
+        while let Some(message) = sending.unsent.pop_front() {
+            if let Err(error) = sending.send(self.number(), message.clone()) {
+                sending.unsent.push_front(message);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn number(&self) -> u64 {
+        self.next_request.fetch_add(1, Ordering::Relaxed)
     }
 
     fn answer(&self, request: u64, polling: Duration) -> Result<FromNode, Error> {

@@ -441,10 +441,11 @@ impl Client {
         Ok(self.find(keys)?.iter().map(Option::is_some).collect())
     }
 
-    /// Forgets objects, on the SSD too; answers how many were there. Who holds one may read it on.
+    /// Forgets objects, on the SSD too; answers how many were there, when no restart of the node brings one back. Who
+    /// holds one may read it on.
     ///
     /// # Errors
-    /// [`Error::TooMany`].
+    /// [`Error::TooMany`], and [`Error::NoSpace`] where that cannot be written now: try again later.
     pub fn remove(&self, keys: &[BlockKey]) -> Result<usize, Error> {
         self.check_count(keys.len(), self.shared.objects_max)?;
         if keys.is_empty() {

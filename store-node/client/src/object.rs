@@ -20,7 +20,7 @@ pub(crate) struct Pins {
 impl Drop for Pins {
     fn drop(&mut self) {
         // Where the node is gone nothing is pinned any more.
-        let _ = self.shared.calls.tell(ToNode::Unpin(v1::UnpinObjects { get: self.get }));
+        self.shared.calls.tell_unanswered(ToNode::Unpin(v1::UnpinObjects { get: self.get }));
     }
 }
 

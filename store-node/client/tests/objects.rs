@@ -15,6 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const OBJECT_BYTES: usize = 10_000;
 
 struct Node {
+    config: Config,
     running: Option<Running>,
     runtime: tokio::runtime::Runtime,
     dir: TempDir,
@@ -37,8 +38,15 @@ impl Node {
         change(&mut config, dir.path());
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
         let runtime = runtime.expect("a runtime");
-        let running = runtime.block_on(start(config)).expect("a node");
-        Node { running: Some(running), runtime, dir }
+        let running = runtime.block_on(start(config.clone())).expect("a node");
+        Node { config, running: Some(running), runtime, dir }
+    }
+
+    /// Its clients have to open anew.
+    fn restart(&mut self) {
+        self.stop();
+        let running = self.runtime.block_on(start(self.config.clone()));
+        self.running = Some(running.expect("a node"));
     }
 
     fn options(&self) -> OpenOptions {
@@ -503,6 +511,31 @@ fn a_copy_that_is_rotten_in_memory_is_a_miss_and_what_the_ssd_has_is_got_then() 
     assert_eq!(other.find(&[key]).expect("an answer"), [Some(Tier::Ssd)]);
     let got = other.get_verified(&[key]).expect("an answer").remove(0).expect("it was kept");
     assert_eq!(&got[..], b"whole");
+}
+
+#[test]
+fn what_was_removed_does_not_come_back_with_a_restart() {
+    let mut node = with_ssd();
+    let client = node.client();
+    let all = keys(&client, 20);
+    let contents: Vec<Vec<u8>> = (0..20).map(|at| bytes(at, OBJECT_BYTES)).collect();
+    let objects: Vec<(Key, &[u8])> =
+        all.iter().zip(&contents).map(|(key, bytes)| (*key, &bytes[..])).collect();
+    put_context(&client, &objects);
+    let (removed, kept) = all.split_at(10);
+    assert_eq!(client.remove(removed).expect("an answer"), removed.len());
+    assert_eq!(client.remove(removed).expect("an answer"), 0);
+    drop(client);
+    node.restart();
+    let client = node.client();
+    until("the SSD is there", || {
+        client.exists(kept).expect("an answer").iter().all(|exists| *exists)
+    });
+    assert_eq!(client.exists(removed).expect("an answer"), [false; 10]);
+    let got = client.get_verified(kept).expect("an answer");
+    for (object, contents) in got.iter().zip(&contents[10..]) {
+        assert_eq!(object.as_ref().expect("it was kept")[..], contents[..]);
+    }
 }
 
 /// Room for what is read from the SSD is not made of what the same call finds in memory.

@@ -16,7 +16,8 @@ const MOVES_MAX: u32 = 8;
 /// Cleaning that gains less than such a part of a segment is not worth what it writes.
 const GAIN_MIN: u64 = 16;
 
-/// One segment being emptied.
+/// One segment being emptied. It counts as in use until that is over: it may be empty before, and whoever was
+/// appended to it then would be taken for what could not be moved.
 #[derive(Debug)]
 pub(crate) struct Cleaning {
     segment: u32,
@@ -50,12 +51,12 @@ impl Cleaning {
 
 impl Log {
     pub(crate) fn victim_read(&mut self, segment: u32, bytes: Option<PageBuf>) {
-        let Some(cleaning) = self.cleaning.as_mut().filter(|c| c.segment == segment) else {
-            return;
-        };
-        match bytes {
-            Some(bytes) => cleaning.bytes = Some(bytes),
-            None => (self.cleaning, self.cleaning_paused) = (None, true),
+        match (self.cleaning.as_mut().filter(|c| c.segment == segment), bytes) {
+            (Some(cleaning), Some(bytes)) => cleaning.bytes = Some(bytes),
+            _ => {
+                (self.cleaning, self.cleaning_paused) = (None, true);
+                self.segments.end_use(segment);
+            }
         }
         self.move_on();
     }
@@ -140,6 +141,7 @@ impl Log {
             cleaning.next_page += pages;
             if live {
                 let mut extent = ExtentBuf::new(head.record, payload.len());
+                extent.is_removal = head.is_removal;
                 extent.payload_mut().copy_from_slice(payload);
                 return Some((generation, extent));
             }
@@ -154,7 +156,7 @@ impl Log {
         self.cleaning_buffer = cleaning.bytes.take();
         if cleaning.failed {
             self.cleaning_paused = true;
-            return;
+            return self.segments.end_use(segment);
         }
         self.counts.cleaned_segments_total += 1;
         self.forget_graves_in(segment);
@@ -169,6 +171,7 @@ impl Log {
                 Err(error) => self.index_has_failed(error),
             }
         }
+        self.segments.end_use(segment);
         self.cleaning_paused = !self.has_gained(&cleaning);
     }
 

@@ -6,6 +6,7 @@
 //! - An extent: a head of whole pages, then the payload, padded to whole pages. The head says of which
 //!   log, segment and position it is, so that what an earlier use of the place has left is never
 //!   taken for it, and carries all that is known of the block.
+//! - A removal: an extent without a payload, that says that the block's earlier ones count for nothing.
 //! - A footer: the entries of the segment's extents, then one page with their number and checksum.
 //!
 //! Whatever is read from a disk may be anything: decoding answers `None` and never panics.
@@ -63,12 +64,21 @@ pub struct ExtentBuf {
     pub(crate) payload_bytes: usize,
     /// Where the payload is when it is not in the buffer, and its checksum.
     pub(crate) placed: Option<(Span, u64)>,
+    pub(crate) is_removal: bool,
 }
 
 impl ExtentBuf {
     pub fn new(record: Record, payload_bytes: usize) -> Self {
         let pages = extent_pages(record.checksums.len(), payload_bytes);
-        ExtentBuf { buffer: PageBuf::zeroed(pages), record, payload_bytes, placed: None }
+        let buffer = PageBuf::zeroed(pages);
+        ExtentBuf { buffer, record, payload_bytes, placed: None, is_removal: false }
+    }
+
+    /// What is written of a block that was removed and follows no other.
+    pub(crate) fn removal(key: BlockKey, namespace: Namespace) -> Self {
+        let (parent, mark, layout, checksums) = (None, None, 0, Vec::new());
+        let record = Record { key, namespace, parent, mark, layout, checksums };
+        ExtentBuf { is_removal: true, ..ExtentBuf::new(record, 0) }
     }
 
     /// One whose payload is written from where it lies, and has this checksum. Nobody may change it until the append
@@ -79,6 +89,7 @@ impl ExtentBuf {
             record,
             payload_bytes: payload.length_bytes,
             placed: Some((payload, payload_checksum)),
+            is_removal: false,
         }
     }
 
@@ -128,7 +139,7 @@ impl ExtentBuf {
         head.bytes(&record.key.0);
         head.bytes(&record.namespace.0);
         head.bytes(&record.parent.map_or([0; 16], |parent| parent.0));
-        head.u64(u64::from(record.parent.is_some()) | marked);
+        head.u64(flags(record.parent.is_some(), self.is_removal) | marked);
         head.u64(tenant);
         head.u64(until_unix_ms);
         head.u64(record.layout);
@@ -158,6 +169,7 @@ pub(crate) struct Head {
     pub(crate) record: Record,
     pub(crate) payload_bytes: usize,
     pub(crate) payload_checksum: u64,
+    pub(crate) is_removal: bool,
 }
 
 impl Head {
@@ -188,9 +200,10 @@ impl Head {
         if !has_checksum(&bytes[..fields.at]) {
             return None;
         }
-        let parent = (flags[0] == 1).then_some(parent);
+        let (has_parent, is_removal) = of_flags(flags);
+        let parent = has_parent.then_some(parent);
         let record = Record { key, namespace, parent, mark, layout, checksums };
-        Some(Head { place, record, payload_bytes, payload_checksum })
+        Some(Head { place, record, payload_bytes, payload_checksum, is_removal })
     }
 
     pub(crate) fn pages(&self) -> usize {
@@ -221,12 +234,18 @@ pub(crate) struct Entry {
     pub(crate) generation: u64,
     pub(crate) first_page: u32,
     pub(crate) pages: u32,
+    pub(crate) is_removal: bool,
 }
 
 impl Entry {
-    pub(crate) fn new(record: &Record, generation: u64, first_page: u32, pages: u32) -> Self {
+    pub(crate) fn new(
+        record: &Record,
+        is_removal: bool,
+        generation: u64,
+        (first_page, pages): (u32, u32),
+    ) -> Self {
         let Record { key, namespace, parent, mark, layout, checksums: _ } = *record;
-        Entry { key, namespace, parent, mark, layout, generation, first_page, pages }
+        Entry { key, namespace, parent, mark, layout, generation, first_page, pages, is_removal }
     }
 
     fn encode(&self, to: &mut Writer<'_>) {
@@ -240,7 +259,7 @@ impl Entry {
         to.u64(self.layout);
         to.u32(self.first_page);
         to.u32(self.pages);
-        to.u64(u64::from(self.parent.is_some()) | marked);
+        to.u64(flags(self.parent.is_some(), self.is_removal) | marked);
     }
 
     fn decode(fields: &mut Reader<'_>) -> Option<Entry> {
@@ -250,8 +269,19 @@ impl Entry {
         let (layout, first_page, pages) = (fields.u64()?, fields.u32()?, fields.u32()?);
         let flags = fields.array::<8>()?;
         let mark = mark_of(flags, tenant, until)?;
-        let parent = (flags[0] == 1).then_some(parent);
-        Some(Entry { key, namespace, parent, mark, layout, generation, first_page, pages })
+        let (has_parent, is_removal) = of_flags(flags);
+        let parent = has_parent.then_some(parent);
+        Some(Entry {
+            key,
+            namespace,
+            parent,
+            mark,
+            layout,
+            generation,
+            first_page,
+            pages,
+            is_removal,
+        })
     }
 }
 
@@ -383,6 +413,18 @@ const CONTEXT_MARKS_END: u8 = CONTEXT_MARK + COPIES_MAX;
 const SINCE_MAX: u64 = (1 << 48) - 1;
 
 /// The flags beside the parent's, and two fields.
+const HAS_PARENT: u8 = 1;
+const IS_REMOVAL: u8 = 2;
+
+fn flags(has_parent: bool, is_removal: bool) -> u64 {
+    u64::from(if has_parent { HAS_PARENT } else { 0 } | if is_removal { IS_REMOVAL } else { 0 })
+}
+
+/// Whether it has a parent, and whether it is a removal.
+fn of_flags(flags: [u8; 8]) -> (bool, bool) {
+    (flags[0] & HAS_PARENT != 0, flags[0] & IS_REMOVAL != 0)
+}
+
 fn mark_fields(mark: Option<Mark>) -> (u64, u64, u64) {
     let Some(Mark { tenant, until_unix_ms, since_unix_ms, copies }) = mark else {
         return (u64::from(NO_MARK) << 8, 0, 0);
@@ -547,7 +589,7 @@ mod tests {
             let head = Head::decode(&bytes(FORMER_HEADS[usize::from(n) - 1])).expect("a head");
             assert_eq!((head.place, head.record), (PLACE, want));
             let entry = bytes(FORMER_ENTRIES[usize::from(n) - 1]);
-            let want = Entry::new(&Record { mark, ..record(n, 0) }, 3, 4, 2);
+            let want = Entry::new(&Record { mark, ..record(n, 0) }, false, 3, (4, 2));
             assert_eq!(Entry::decode(&mut Reader::new(&entry)), Some(want));
         }
     }
@@ -591,7 +633,7 @@ mod tests {
             extent.seal(PLACE);
             let head = Head::decode(extent.buffer.bytes()).expect("a head");
             prop_assert_eq!(&head.record, &record);
-            let entry = Entry::new(&record, 1, 2, 3);
+            let entry = Entry::new(&record, false, 1, (2, 3));
             let footer = encode_footer(5, 6, std::slice::from_ref(&entry));
             let last = &footer.bytes()[footer.bytes().len() - PAGE_BYTES..];
             let tail = FooterTail::decode(5, last).expect("a tail");
@@ -635,7 +677,7 @@ mod tests {
     fn a_footer_lists_its_entries_and_a_changed_one_is_none() {
         for count in [0, 1, 42, 43, 200u8] {
             let entries: Vec<Entry> = (0..count)
-                .map(|n| Entry::new(&record(n % 100 + 1, 0), n.into(), n.into(), 2))
+                .map(|n| Entry::new(&record(n % 100 + 1, 0), false, n.into(), (n.into(), 2)))
                 .collect();
             let footer = encode_footer(5, 6, &entries);
             let pages = footer.bytes();

@@ -127,7 +127,7 @@ fn extents() -> Vec<Vec<u8>> {
 }
 
 fn footers() -> Vec<Vec<u8>> {
-    let entry = |mark| Entry::new(&record(None, mark, 0), 1, 2, 3);
+    let entry = |mark| Entry::new(&record(None, mark, 0), mark.is_none(), 1, (2, 3));
     let many = vec![entry(None); 50];
     let lists = [Vec::new(), marks().map(entry).to_vec(), many];
     lists.map(|list| encode_footer(LOG_ID, 6, &list).bytes().to_vec()).to_vec()

@@ -1,4 +1,5 @@
-//! What keeps a mark that was taken away from coming back with an older extent of its block.
+//! What keeps a mark that was taken away, or an object that was removed, from coming back with an older extent of
+//! its block.
 //!
 //! Removing is not logged: what is written last of a block counts at the next start. An extent that has
 //! taken a mark away, or made its time shorter, must therefore outlive those before it. When it is removed
@@ -6,11 +7,16 @@
 //! and cleaning moves it as if it were live. Extents with marks that are neither live nor in a grave are
 //! *shadows*, and are gone when their segment has been used again and its new header is durable. There are
 //! fewer graves than shadows, and shadows are what cleaning gains, so that graves never fill a log.
+//!
+//! Blocks that follow no other may be objects, whose names say nothing of their contents: each of their extents
+//! that is not live is a shadow, whatever comes after it must outlive it, and a removal is in its grave from the
+//! beginning.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvasir_proto::{BlockKey, Mark};
 
+use crate::format::Entry;
 use crate::index::Location;
 use crate::log::Log;
 
@@ -26,8 +32,10 @@ struct Shadow {
 #[derive(Debug, Clone, Copy)]
 struct Grave {
     at: Location,
-    /// Of its own mark, which takes away those that hold longer.
+    /// It takes away those that hold longer: all of them without this.
     until_unix_ms: Option<u64>,
+    /// What it says itself, until when; of a removal, and of what may come back, `None`.
+    claim: Option<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -44,6 +52,15 @@ fn until(mark: Option<Mark>) -> Option<u64> {
     mark.map(|mark| mark.until_unix_ms)
 }
 
+/// Until when what an extent says would hold if it came back; of what may come back `None`.
+fn claim(mark: Option<Mark>, follows_none: bool) -> Option<u64> {
+    until(mark).or(follows_none.then_some(0))
+}
+
+fn claim_of(entry: &Entry) -> Option<u64> {
+    if entry.is_removal { None } else { claim(entry.mark, entry.parent.is_none()) }
+}
+
 impl Graves {
     /// It was found on the disk, and is live.
     pub(crate) fn found_live(&mut self, key: BlockKey, mark: Option<Mark>) {
@@ -54,9 +71,9 @@ impl Graves {
     }
 
     /// An extent is, or may be, on the disk, and is not live (any more).
-    pub(crate) fn shadow(&mut self, key: BlockKey, mark: Option<Mark>, at: (u32, u64)) {
-        if let Some(until_unix_ms) = until(mark) {
-            self.add_shadow(key, until_unix_ms, at);
+    pub(crate) fn shadow(&mut self, entry: &Entry, at: (u32, u64)) {
+        if let Some(until_unix_ms) = claim_of(entry) {
+            self.add_shadow(entry.key, until_unix_ms, at);
         }
     }
 
@@ -66,18 +83,29 @@ impl Graves {
         self.in_segment.entry(segment).or_default().insert(key);
     }
 
-    /// A newer extent is live in place of one in this use of a segment, if there was one.
-    pub(crate) fn replaced(
-        &mut self,
-        key: BlockKey,
-        mark: Option<Mark>,
-        former: Option<(u32, u64)>,
-    ) {
-        let former_until = self.marked.get(&key).copied();
+    /// A newer extent counts in place of one in this use of a segment, if there was one.
+    pub(crate) fn replaced(&mut self, entry: &Entry, former: Option<(u32, u64)>) {
+        let Entry { key, mark, parent, .. } = *entry;
+        let former_until = self.marked.get(&key).copied().or(parent.is_none().then_some(0));
         if let (Some(until_unix_ms), Some(at)) = (former_until, former) {
             self.add_shadow(key, until_unix_ms, at);
         }
         self.found_live(key, mark);
+    }
+
+    /// Whether an older extent of it would come back after a crash.
+    pub(crate) fn has_shadows(&self, key: BlockKey) -> bool {
+        self.shadows.contains_key(&key)
+    }
+
+    /// A removal that was found on the disk, newer than all else of its block, when all shadows are known. Answers
+    /// whether it is needed, and then counts as live.
+    pub(crate) fn found_removal(&mut self, key: BlockKey, at: Location) -> bool {
+        let is_needed = self.is_outlasted(key, None);
+        if is_needed {
+            self.all.insert(key, Grave { at, until_unix_ms: None, claim: None });
+        }
+        is_needed
     }
 
     /// Whether a shadow would come back with a longer time than this.
@@ -118,18 +146,36 @@ impl Graves {
 }
 
 impl Log {
-    /// A live extent is not found any more.
-    pub(crate) fn bury(&mut self, key: BlockKey, at: Location) {
-        let until_unix_ms = self.graves.marked.remove(&key);
-        match self.graves.is_outlasted(key, until_unix_ms) {
-            true => drop(self.graves.all.insert(key, Grave { at, until_unix_ms })),
-            false => self.give_up(key, Grave { at, until_unix_ms }),
+    /// A removal is durable: nothing that is older counts.
+    pub(crate) fn removed(&mut self, entry: &Entry, at: Location, former: Option<Location>) {
+        let use_of = |of: Location| (of.segment, self.segments.get(of.segment).sequence);
+        self.graves.replaced(entry, former.map(use_of));
+        if let Some(former) = former {
+            self.segments.remove_live(former);
+        }
+        self.unbury(entry.key);
+        self.segments.add_live(at);
+        self.lay(entry.key, Grave { at, until_unix_ms: None, claim: None });
+    }
+
+    /// A live extent is not found any more. One that follows no other may be of an object.
+    pub(crate) fn bury(&mut self, key: BlockKey, at: Location, follows_none: bool) {
+        let marked = self.graves.marked.remove(&key);
+        let claim = marked.or(follows_none.then_some(0));
+        let until_unix_ms = marked.filter(|_| !follows_none);
+        self.lay(key, Grave { at, until_unix_ms, claim });
+    }
+
+    fn lay(&mut self, key: BlockKey, grave: Grave) {
+        match self.graves.is_outlasted(key, grave.until_unix_ms) {
+            true => drop(self.graves.all.insert(key, grave)),
+            false => self.give_up(key, grave),
         }
     }
 
     /// Nothing keeps an extent, which is on the disk until its segment is used again.
-    fn give_up(&mut self, key: BlockKey, Grave { at, until_unix_ms }: Grave) {
-        if let Some(until_unix_ms) = until_unix_ms {
+    fn give_up(&mut self, key: BlockKey, Grave { at, claim, .. }: Grave) {
+        if let Some(until_unix_ms) = claim {
             let sequence = self.segments.get(at.segment).sequence;
             self.graves.add_shadow(key, until_unix_ms, (at.segment, sequence));
         }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use kvasir_proto::BlockKey;
+use kvasir_proto::{BlockKey, Namespace};
 
 use crate::buffer::{PAGE_BYTES, PageBuf};
 use crate::clean::Cleaning;
@@ -355,15 +355,35 @@ impl Log {
         self.submit(operation, |id| DiskOp::Read { id, offset_bytes, buffer, rest });
     }
 
-    /// Forgets an extent. A crash may bring it back, and none that was written before it.
-    pub fn remove(&mut self, key: BlockKey) {
+    /// Forgets an extent. A crash may bring it back, and none that was written before it. One that follows no other
+    /// (`follows_none`) is remembered while it may: see [`Self::erase`].
+    pub fn remove(&mut self, key: BlockKey, follows_none: bool) {
         match self.index.remove(key) {
             Ok(Some(at)) => {
-                self.bury(key, at);
+                self.bury(key, at, follows_none);
                 self.cleaning_paused = false;
             }
             Ok(None) => {}
             Err(error) => self.index_has_failed(error),
+        }
+    }
+
+    /// Forgets a block that follows no other, so that no crash brings it back; [`Output::Appended`] follows when that
+    /// is so. What is appended of it later counts.
+    pub fn erase(&mut self, ticket: u64, key: BlockKey, namespace: Namespace) {
+        let is_indexed = match self.index.get(key) {
+            Ok(at) => at.is_some(),
+            Err(error) => {
+                self.index_has_failed(error);
+                true
+            }
+        };
+        let is_coming = self.appending.contains_key(&key)
+            || self.waiting.iter().any(|(_, extent)| extent.record.key == key);
+        if is_indexed || is_coming || self.graves.has_shadows(key) {
+            self.append(ticket, ExtentBuf::removal(key, namespace));
+        } else {
+            self.outputs.push_back(Output::Appended { ticket, key, result: Ok(()) });
         }
     }
 
@@ -424,10 +444,7 @@ impl Log {
                 self.end_use(at.segment);
                 self.outputs.push_back(Output::Placed { ticket, key, result });
             }
-            Operation::Victim { segment } => {
-                self.segments.end_use(segment);
-                self.victim_read(segment, result.ok().and(buffer));
-            }
+            Operation::Victim { segment } => self.victim_read(segment, result.ok().and(buffer)),
         }
         self.sync_if_needed();
         self.clean_if_needed();
@@ -451,7 +468,7 @@ impl Log {
             log_page: self.offset_bytes(segment, first_page) / PAGE_BYTES as u64,
             generation,
         });
-        let entry = Entry::new(&extent.record, generation, first_page, pages);
+        let entry = Entry::new(&extent.record, extent.is_removal, generation, (first_page, pages));
         if let For::User { .. } = whose {
             *self.appending.entry(entry.key).or_insert(0) += 1;
             self.appended_pages += u64::from(pages);
@@ -664,17 +681,26 @@ impl Log {
                 now.is_some()
             }),
         };
+        if entry.is_removal && matches!(whose, For::User { .. }) {
+            match self.index.remove(entry.key) {
+                Ok(former) => self.removed(entry, *at, former),
+                Err(error) => self.index_has_failed(error),
+            }
+            let segment = at.segment;
+            self.end_use(segment);
+            return self.appended(append, Ok(()));
+        }
         let indexed = match wanted {
             Ok(true) => self.index.insert(entry.key, *at).map(|former| (true, former)),
             Ok(false) => Ok((false, None)),
             Err(error) => Err(error),
         };
         let (segment, bytes) = (at.segment, u64::from(at.pages) * PAGE_BYTES as u64);
-        let (key, mark) = (entry.key, entry.mark);
+        let key = entry.key;
         let use_of = |of: u32| (of, self.segments.get(of).sequence);
         match indexed {
             Ok((true, former)) => {
-                self.graves.replaced(key, mark, former.map(|former| use_of(former.segment)));
+                self.graves.replaced(entry, former.map(|former| use_of(former.segment)));
                 self.segments.add_live(*at);
                 if let Some(former) = former {
                     self.segments.remove_live(former);
@@ -688,7 +714,7 @@ impl Log {
                 };
                 match self.graves.get(key) {
                     Some(grave) if copied == Some(grave.generation) => self.rebury(key, *at),
-                    _ => self.graves.shadow(key, mark, use_of(segment)),
+                    _ => self.graves.shadow(entry, use_of(segment)),
                 }
             }
             Err(error) => self.index_has_failed(error),
@@ -704,7 +730,7 @@ impl Log {
             // It may be on the disk all the same.
             let Append { entry, at, .. } = &append;
             let sequence = self.segments.get(at.segment).sequence;
-            self.graves.shadow(entry.key, entry.mark, (at.segment, sequence));
+            self.graves.shadow(entry, (at.segment, sequence));
         }
         match append.whose {
             For::User { ticket } => {
@@ -770,7 +796,7 @@ impl Log {
     pub(crate) fn forget_rotten(&mut self, key: BlockKey, at: Location) {
         self.counts.rotten_total += 1;
         match self.index.get(key) {
-            Ok(Some(now)) if now == at => self.remove(key),
+            Ok(Some(now)) if now == at => self.remove(key, false),
             Ok(_) => {}
             Err(error) => self.index_has_failed(error),
         }

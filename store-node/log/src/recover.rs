@@ -106,18 +106,32 @@ pub fn recover(
         true => Segmented::default(),
         false => reader.segments(superblock.log_id, count, segment_pages)?,
     };
+    let goes_on = goes_on(&found);
+    if let Some(segment) = goes_on {
+        // A part of a footer may be there that was being written when it ended. With parts of the one that comes
+        // when there is more in the segment it could be taken for a whole one, of what was there before.
+        let end = offset_bytes(segment, segment_pages - 1, segment_pages);
+        let buffer = PageBuf::zeroed(1);
+        reader.run(DiskOp::Write { id: 0, offset_bytes: end, buffer, rest: None })?;
+    }
     // What was found counts from now on, also what its writer had not made durable yet.
     reader.run(DiskOp::Sync { id: 0 })?;
     let scanned_segments = found.iter().filter(|found| !found.has_footer).count() as u32;
-    let kept = newest(&found);
+    let newest = newest(&found);
+    let (removed, kept): (BTreeMap<_, _>, BTreeMap<_, _>) =
+        newest.into_iter().partition(|(_, (_, entry))| entry.is_removal);
     let locations = kept.iter().map(|(key, (at, _))| (*key, *at)).collect();
     index.load(&locations)?;
 
     let mut log = Log::new(superblock.log_id, Segments::new(count, segment_pages), index);
     log.next_sequence = u64::from(superblock.starts) << 32;
     unreadable.iter().for_each(|segment| log.segments.withhold(*segment));
-    resume(&mut log, &found, locations.values());
     find_shadows(&mut log, &found, &kept);
+    let needed = |(key, (at, _)): (&BlockKey, &(Location, &Entry))| {
+        log.graves.found_removal(*key, *at).then_some(*at)
+    };
+    let removals: Vec<Location> = removed.iter().filter_map(needed).collect();
+    resume(&mut log, &found, goes_on, locations.values().chain(&removals));
     log.clean_if_needed();
     let recovered = |(_, entry): &(Location, &Entry)| Recovered {
         key: entry.key,
@@ -190,11 +204,19 @@ fn newest(found: &[Found]) -> BTreeMap<BlockKey, (Location, &Entry)> {
     kept
 }
 
-/// Goes on where the last process stopped: the newest segment without a footer is appended to, the
-/// others get theirs.
-fn resume<'a>(log: &mut Log, found: &[Found], live: impl Iterator<Item = &'a Location>) {
+/// The segment that the last process was appending to: the newest one without a footer.
+fn goes_on(found: &[Found]) -> Option<u32> {
     let last = found.iter().filter(|found| !found.has_footer).max_by_key(|found| found.sequence);
-    let last = last.filter(|last| last.has_header).map(|last| last.segment);
+    last.filter(|last| last.has_header).map(|last| last.segment)
+}
+
+/// Goes on where the last process stopped: that segment is appended to, the others get their footers.
+fn resume<'a>(
+    log: &mut Log,
+    found: &[Found],
+    last: Option<u32>,
+    live: impl Iterator<Item = &'a Location>,
+) {
     let entries = || found.iter().flat_map(|found| &found.entries);
     // Above what is in segments that cannot be read, too.
     let newest = entries().map(|entry| entry.generation).max().unwrap_or(0);
@@ -227,7 +249,7 @@ fn find_shadows(log: &mut Log, found: &[Found], kept: &BTreeMap<BlockKey, (Locat
                 Some((at, _)) if at.generation == entry.generation => {
                     log.graves.found_live(entry.key, entry.mark);
                 }
-                _ => log.graves.shadow(entry.key, entry.mark, (*segment, *sequence)),
+                _ => log.graves.shadow(entry, (*segment, *sequence)),
             }
         }
     }
@@ -422,7 +444,8 @@ impl Reader<'_> {
     }
 
     /// Looks at every page of a segment for extents, and says whether all could be read. Those of an earlier use
-    /// are left out, except when the header is not there to say which use this is.
+    /// are left out: where the header is not there to say which use this is, the newest one that is seen counts.
+    /// Nothing of an earlier use is live, and what was never acknowledged must not come back long after.
     fn scan(
         &mut self,
         log_id: u64,
@@ -446,6 +469,7 @@ impl Reader<'_> {
             end_page: 1,
             entries: Vec::new(),
         };
+        let mut uses = Vec::new();
         let mut page = 1;
         while page < segment_pages {
             let extent = &bytes[page as usize * PAGE_BYTES..];
@@ -470,10 +494,14 @@ impl Reader<'_> {
                 page += 1;
                 continue;
             }
-            found.entries.push(Entry::new(&head.record, head.place.generation, page, pages));
+            let (record, generation) = (&head.record, head.place.generation);
+            found.entries.push(Entry::new(record, head.is_removal, generation, (page, pages)));
+            uses.push(head.place.segment_sequence);
             page += pages;
             found.end_page = found.end_page.max(page);
         }
+        let mut uses = uses.into_iter();
+        found.entries.retain(|_| uses.next() == Some(found.sequence));
         let room = footer_pages(found.entries.len()) as u32;
         found.end_page = found.end_page.min(segment_pages - room);
         let holds = found.has_header || !found.entries.is_empty();

@@ -84,7 +84,9 @@ pub enum Command {
     /// What the configuration calls another node is this one.
     PeerIsItself(Peer),
     Admin(AdminCommand),
-    Subscribe(v1::EventsRequest, mpsc::Sender<v1::NodeEvent>),
+    Subscribe(v1::EventsRequest, mpsc::Sender<v1::NodeEvent>, Reply<()>),
+    /// Whether an engine could attach now. What is slow, like making its pool, comes after that.
+    AttachCheck(v1::AttachRequest, Reply<()>),
     /// First half of an attach, with the pool that was made for the engine: checked, and given a token.
     AttachBegin(v1::AttachRequest, Option<Arc<Pool>>, Reply<v1::AttachReply>),
     /// The same for a client of objects.

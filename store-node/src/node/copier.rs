@@ -41,6 +41,9 @@ pub struct Own {
     pub layout: Arc<SlotLayout>,
 }
 
+/// Connections that are kept: whoever asks for a copy names the address.
+const CLIENTS_MAX: usize = 256;
+
 /// See the module.
 #[derive(Debug)]
 pub struct Copier {
@@ -132,6 +135,9 @@ impl Copier {
         let _entered = self.runtime.enter();
         let endpoint = endpoint.connect_timeout(CONNECT).tcp_nodelay(true);
         let client = StoreNodeClient::new(endpoint.connect_lazy());
+        if self.clients.len() >= CLIENTS_MAX {
+            self.clients.clear();
+        }
         self.clients.insert(peer.clone(), client.clone());
         Ok(client)
     }

@@ -5,6 +5,7 @@
 //! Who is up to date is told the digests of what the node has, with the last changes or, when there
 //! are none for a while, without any: at the end of its snapshot, and every few seconds after that.
 
+use crate::node::command::Refused;
 use kvasir_blocks::{Blocks, Snapshot};
 use kvasir_proto::{BlockKey, v1};
 use tokio::sync::mpsc;
@@ -49,17 +50,20 @@ impl Events {
         Events { incarnation, subscribers: Vec::new() }
     }
 
-    /// Takes a subscriber, beginning after `from_sequence` when it knows this incarnation. Dropped,
-    /// which ends its stream, when there are too many.
+    /// Takes a subscriber, beginning after `from_sequence` when it knows this incarnation.
+    ///
+    /// # Errors
+    /// There are as many as there may be.
     pub fn subscribe(
         &mut self,
         request: &v1::EventsRequest,
         queue: mpsc::Sender<v1::NodeEvent>,
         status: v1::NodeDescription,
-    ) {
+    ) -> Result<(), Refused> {
+        self.subscribers.retain(|subscriber| !subscriber.queue.is_closed());
         if self.subscribers.len() >= SUBSCRIBERS_MAX {
-            tracing::warn!("too many subscribers of events; one more was refused");
-            return;
+            let why = format!("{SUBSCRIBERS_MAX} subscribe to this node's events, and no more may");
+            return Err(Refused::NoSpace(why));
         }
         let at = if request.incarnation == self.incarnation {
             At::Sequence(request.from_sequence)
@@ -68,6 +72,7 @@ impl Events {
         };
         self.subscribers.push(Subscriber { queue, at, status_sent: false, digests_due_ms: 0 });
         self.status(&status);
+        Ok(())
     }
 
     /// Sends what subscribers lack and their queues take. Answers whether all are up to date.
@@ -243,7 +248,7 @@ mod tests {
         let (mut blocks, mut events) = (blocks(), Events::new(9));
         let (queue, mut receiver) = mpsc::channel(2);
         let request = v1::EventsRequest { incarnation: 0, from_sequence: 0 };
-        events.subscribe(&request, queue, v1::NodeDescription::default());
+        events.subscribe(&request, queue, v1::NodeDescription::default()).expect("a place");
         assert!(events.advance(0, &blocks));
         let mut copy = BTreeSet::new();
         assert_eq!(take(&mut receiver, &mut copy), 1);
@@ -288,7 +293,9 @@ mod tests {
     fn digests_come_now_and_then_and_only_where_they_are_exact() {
         let (mut blocks, mut events) = (blocks(), Events::new(9));
         let (queue, mut receiver) = mpsc::channel(8);
-        events.subscribe(&v1::EventsRequest::default(), queue, v1::NodeDescription::default());
+        events
+            .subscribe(&v1::EventsRequest::default(), queue, v1::NodeDescription::default())
+            .expect("a place");
         let upto = |serials: u64| {
             let keys: Vec<BlockKey> = (0..serials).map(key).collect();
             Some(TierDigests { dram: keys.iter().collect(), ..TierDigests::default() })
@@ -313,16 +320,17 @@ mod tests {
     fn who_leaves_is_forgotten_and_too_many_are_refused() {
         let (blocks, mut events) = (blocks(), Events::new(9));
         let request = v1::EventsRequest::default();
-        let mut receivers: Vec<_> = (0..SUBSCRIBERS_MAX + 3)
-            .map(|_| {
-                let (queue, receiver) = mpsc::channel(2);
-                events.subscribe(&request, queue, v1::NodeDescription::default());
-                receiver
-            })
-            .collect();
+        let subscribe = |events: &mut Events| {
+            let (queue, receiver) = mpsc::channel(2);
+            let status = v1::NodeDescription::default();
+            events.subscribe(&request, queue, status).map(|()| receiver)
+        };
+        let receivers: Vec<_> =
+            (0..SUBSCRIBERS_MAX).map(|_| subscribe(&mut events).expect("a place")).collect();
+        assert!(matches!(subscribe(&mut events), Err(Refused::NoSpace(_))));
         assert_eq!(events.count(), SUBSCRIBERS_MAX);
-        assert!(receivers.last_mut().is_some_and(|receiver| receiver.is_closed()));
-        receivers.clear();
+        drop(receivers);
+        assert!(subscribe(&mut events).is_ok());
         events.advance(0, &blocks);
         assert_eq!(events.count(), 0);
     }

@@ -11,7 +11,7 @@ pub mod memory;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use kvasir_proto::pool::PoolLayoutError;
 use kvasir_proto::{PoolLayout, SlotLayout, v1};
@@ -28,6 +28,20 @@ pub struct Pool {
     pub layout: PoolLayout,
     pub memory: Box<dyn PoolMemory>,
     is_closed: AtomicBool,
+    _room: Room,
+}
+
+/// What a pool has of the memory that the node gives to pools; given back when it is dropped.
+#[derive(Debug)]
+struct Room {
+    bytes: u64,
+    given: Arc<AtomicU64>,
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.given.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
 }
 
 impl Pool {
@@ -49,8 +63,8 @@ pub enum PoolError {
     #[error("the pool: {0}")]
     Layout(#[from] PoolLayoutError),
     #[error(
-        "a pool of {bytes} bytes is more than the {bytes_max} that this node gives: make it \
-         smaller, or set `pool_bytes_max` higher"
+        "a pool of {bytes} bytes is more than is left of the {bytes_max} that this node gives to pools: make it \
+         smaller, wait until another engine has left, or set `pool_bytes_max` higher"
     )]
     TooLarge { bytes: u64, bytes_max: u64 },
     #[error("the memory of the pool is not to be had: {0}")]
@@ -75,8 +89,10 @@ impl From<PoolError> for Refused {
 /// What pools are made with.
 #[derive(Debug)]
 pub struct Pools {
-    /// Of a pool in memory of the host.
+    /// Of all pools in memory of the host together.
     pub bytes_max: u64,
+    /// So much of that is given.
+    pub given: Arc<AtomicU64>,
     /// NVIDIA's driver, where it is not the system's.
     pub cuda_library: Option<PathBuf>,
     pub slots: Arc<Slots>,
@@ -95,23 +111,55 @@ impl Pools {
     ) -> Result<Pool, PoolError> {
         let v1::PoolDescription { memory, pages, layers } = described;
         let layout = |bytes| PoolLayout::from_wire(*pages, bytes, layers, slot);
-        let (layout, memory): (_, Box<dyn PoolMemory>) = match memory {
+        let (layout, room, memory): (_, _, Box<dyn PoolMemory>) = match memory {
             None => return Err(PoolError::NoMemory),
             Some(Memory::Host(v1::HostPool { bytes })) => {
-                let (layout, bytes_max) = (layout(*bytes)?, self.bytes_max);
-                if *bytes > bytes_max {
-                    return Err(PoolError::TooLarge { bytes: *bytes, bytes_max });
-                }
-                (layout, Box::new(HostMemory::create(*bytes)?))
+                let (layout, room) = (layout(*bytes)?, self.room(*bytes)?);
+                (layout, room, Box::new(HostMemory::create(*bytes)?))
             }
             Some(Memory::Cuda(described)) => {
                 let described = CudaDescription::new(described)?;
                 let layout = layout(described.bytes())?;
                 described.check(&layout)?;
                 let library = self.cuda_library.as_deref();
-                (layout, Box::new(CudaMemory::open(&described, library, &self.slots)?))
+                // Its engine has made it.
+                let room = Room { bytes: 0, given: Arc::clone(&self.given) };
+                (layout, room, Box::new(CudaMemory::open(&described, library, &self.slots)?))
             }
         };
-        Ok(Pool { layout, memory, is_closed: AtomicBool::new(false) })
+        Ok(Pool { layout, memory, is_closed: AtomicBool::new(false), _room: room })
+    }
+
+    fn room(&self, bytes: u64) -> Result<Room, PoolError> {
+        let bytes_max = self.bytes_max;
+        let with_it = |given: u64| given.checked_add(bytes).filter(|all| *all <= bytes_max);
+        let (given, relaxed) = (Arc::clone(&self.given), Ordering::Relaxed);
+        match given.fetch_update(relaxed, relaxed, with_it) {
+            Ok(_) => Ok(Room { bytes, given }),
+            Err(_) => Err(PoolError::TooLarge { bytes, bytes_max }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_pools_together_have_no_more_than_the_node_gives() {
+        let memory = kvasir_transfer::SharedMemory::create(
+            "slots",
+            1 << 16,
+            kvasir_transfer::memory::Prefault::No,
+        );
+        let slots = Arc::new(Slots::new(Arc::new(memory.expect("memory"))));
+        let pools = Pools { bytes_max: 100, given: Arc::default(), cuda_library: None, slots };
+        let first = pools.room(60).expect("room");
+        for bytes in [41, u64::MAX] {
+            assert!(matches!(pools.room(bytes), Err(PoolError::TooLarge { .. })), "{bytes}");
+        }
+        drop(pools.room(40).expect("room"));
+        drop(first);
+        assert!(pools.room(100).is_ok());
     }
 }

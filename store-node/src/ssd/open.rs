@@ -1,7 +1,7 @@
 //! Finding a disk and an index on this host: a file of full length, io_uring past the page cache
 //! where that is allowed, plain calls elsewhere.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
@@ -48,6 +48,16 @@ pub fn open_disk(config: &Ssd, slots: &Slots) -> Result<Opened, String> {
         Some(file) => file,
         None => open_file(&path, OFlags::empty()).map_err(failed)?,
     };
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            return Err(format!(
+                "{} is in use by another process: each node needs an `ssd.dir` of its own",
+                path.display()
+            ));
+        }
+        Err(TryLockError::Error(error)) => return Err(failed(error)),
+    }
     let held = file.metadata().map_err(failed)?.len();
     if held > config.bytes {
         return Err(format!(
@@ -214,6 +224,19 @@ mod tests {
 
     fn config(dir: &Path, io: SsdIo) -> Ssd {
         Ssd { dir: Some(dir.to_owned()), bytes: DISK_BYTES, io, ..Ssd::default() }
+    }
+
+    #[test]
+    fn a_disk_that_a_node_has_is_not_opened_by_another_one() {
+        let memory = SharedMemory::create("slots", MEMORY_BYTES, Prefault::No).expect("memory");
+        let slots = Slots::new(Arc::new(memory));
+        let dir = tempfile::tempdir().expect("a folder");
+        for io in [SsdIo::Auto, SsdIo::Plain] {
+            let opened = open_disk(&config(dir.path(), io), &slots).expect("a disk");
+            let error = open_disk(&config(dir.path(), io), &slots).expect_err("it is taken");
+            assert!(error.contains("an `ssd.dir` of its own"), "{error}");
+            drop(opened);
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! panics is deleted, and one that is wrong costs a miss.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use kvasir_log::{IndexError, KeyIndex, Location};
@@ -78,23 +79,38 @@ fn key_of(key: &[u8]) -> Result<BlockKey, IndexError> {
     key.try_into().map(BlockKey).map_err(|_| IndexError("a key has not 16 bytes".into()))
 }
 
+/// One call of sled. What it finds in its files may make it panic; the index is thrown away then as when it fails.
+fn guarded<T>(call: impl FnOnce() -> Result<T, IndexError>) -> Result<T, IndexError> {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Err(IndexError("it panicked".into())))
+}
+
 impl KeyIndex for SledIndex {
     fn get(&self, key: BlockKey) -> Result<Option<Location>, IndexError> {
-        let value = self.tree.get(key.0).map_err(failed)?;
+        let value = guarded(|| self.tree.get(key.0).map_err(failed))?;
         value.map(|value| decode(&value)).transpose()
     }
 
     fn insert(&mut self, key: BlockKey, at: Location) -> Result<Option<Location>, IndexError> {
-        let former = self.tree.insert(key.0, &encode(at)).map_err(failed)?;
+        let former = guarded(|| self.tree.insert(key.0, &encode(at)).map_err(failed))?;
         former.map(|value| decode(&value)).transpose()
     }
 
     fn remove(&mut self, key: BlockKey) -> Result<Option<Location>, IndexError> {
-        let former = self.tree.remove(key.0).map_err(failed)?;
+        let former = guarded(|| self.tree.remove(key.0).map_err(failed))?;
         former.map(|value| decode(&value)).transpose()
     }
 
     fn in_segment(&self, segment: u32) -> Result<Vec<(BlockKey, Location)>, IndexError> {
+        guarded(|| self.list_segment(segment))
+    }
+
+    fn load(&mut self, all: &BTreeMap<BlockKey, Location>) -> Result<(), IndexError> {
+        guarded(|| self.write_differences(all))
+    }
+}
+
+impl SledIndex {
+    fn list_segment(&self, segment: u32) -> Result<Vec<(BlockKey, Location)>, IndexError> {
         let mut found = Vec::new();
         for item in self.tree.iter() {
             let (key, value) = item.map_err(failed)?;
@@ -106,8 +122,8 @@ impl KeyIndex for SledIndex {
         Ok(found)
     }
 
-    /// Writes the differences.
-    fn load(&mut self, all: &BTreeMap<BlockKey, Location>) -> Result<(), IndexError> {
+    /// To what is there.
+    fn write_differences(&self, all: &BTreeMap<BlockKey, Location>) -> Result<(), IndexError> {
         let mut lacking = all.clone();
         let (mut batch, mut changes) = (sled::Batch::default(), 0);
         for item in self.tree.iter() {
@@ -171,6 +187,12 @@ mod tests {
         let mut keys: Vec<_> = index.in_segment(1).expect("listed").into_iter().collect();
         keys.sort_by_key(|(key, _)| *key);
         assert_eq!(keys, [4, 7, 10].map(|n| (key(n), at(n))));
+    }
+
+    #[test]
+    fn one_that_panics_has_failed() {
+        let failed: Result<(), IndexError> = guarded(|| panic!("a page that is none"));
+        assert_eq!(failed, Err(IndexError("it panicked".into())));
     }
 
     #[test]

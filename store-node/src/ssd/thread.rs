@@ -17,7 +17,7 @@ use kvasir_log::{
     Record, RecoverError, Recovered, Span, recover,
 };
 use kvasir_proto::layout::Run;
-use kvasir_proto::{BlockKey, Mark, SlotIndex, SlotLayout};
+use kvasir_proto::{BlockKey, Mark, Namespace, SlotIndex, SlotLayout};
 use kvasir_transfer::spin::Spin;
 use kvasir_transfer::{SharedMemory, fold};
 use tokio::sync::oneshot;
@@ -88,6 +88,13 @@ pub enum Job {
     },
     Forget {
         key: BlockKey,
+        follows_none: bool,
+    },
+    /// Answered by [`Report::Sunk`].
+    Erase {
+        sink: u64,
+        key: BlockKey,
+        namespace: Namespace,
     },
     /// Read a block for somebody who sends it elsewhere.
     Read {
@@ -266,7 +273,9 @@ impl Thread {
 
     fn refuse(&mut self, job: Job, why: &str) {
         match job {
-            Job::Sink { sink, .. } | Job::Rewrite { sink, .. } => self.sunk_badly(sink, why),
+            Job::Sink { sink, .. } | Job::Rewrite { sink, .. } | Job::Erase { sink, .. } => {
+                self.sunk_badly(sink, why);
+            }
             Job::Rise { rise, .. } => self.risen_badly(rise, why),
             // What comes back instead is forgotten or kept then.
             Job::Forget { .. } => {}
@@ -392,7 +401,11 @@ impl<'a> Serving<'a> {
                 let ticket = self.ticket(Purpose::Rise { rise, shape });
                 self.log.read_into(ticket, key, span);
             }
-            Job::Forget { key } => self.log.remove(key),
+            Job::Forget { key, follows_none } => self.log.remove(key, follows_none),
+            Job::Erase { sink, key, namespace } => {
+                let ticket = self.ticket(Purpose::Sink(sink));
+                self.log.erase(ticket, key, namespace);
+            }
             Job::Read { key, reply } => {
                 let ticket = self.ticket(Purpose::Read(reply));
                 self.log.read(ticket, key);

@@ -290,6 +290,7 @@ pub enum Seen {
         at: Life,
         share: Share,
         epoch: AttachEpoch,
+        keys: Vec<BlockKey>,
     },
     /// A client of this namespace was told that these are stored.
     ObjectsStored {
@@ -320,6 +321,11 @@ pub enum Seen {
         node: usize,
         namespace: Namespace,
         key: BlockKey,
+    },
+    /// A client was told that no restart of the node brings these back.
+    ObjectsErased {
+        node: usize,
+        keys: Vec<BlockKey>,
     },
     /// The process of a client has ended, and its node knows it.
     ClientGone {

@@ -197,6 +197,9 @@ impl Blocks {
 
     fn evict_from(&mut self, slot: Option<SlotIndex>, on_ssd: Option<BlockKey>) -> Evicted {
         let (dram, pinned) = slot.map_or((0, 0), |slot| self.cache.evict_subtree(slot));
+        let ssd = self.cache.ssd();
+        let follows_none = |key: BlockKey| ssd.get(key).is_some_and(|block| block.parent.is_none());
+        let first = on_ssd.filter(|key| follows_none(*key));
         let (gone, kept) = match on_ssd {
             Some(key) => self.cache.unstore_idle(key),
             None => (Vec::new(), 0),
@@ -207,7 +210,7 @@ impl Blocks {
             pinned_blocks: pinned,
             kept_blocks: kept,
         };
-        gone.into_iter().for_each(|key| self.forget_extent(key));
+        gone.into_iter().for_each(|key| self.forget_extent(key, Some(key) == first));
         evicted
     }
 }

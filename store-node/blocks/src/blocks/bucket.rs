@@ -265,7 +265,7 @@ impl Blocks {
     }
 
     pub(super) fn is_being_kept(&self, key: BlockKey) -> bool {
-        self.sinks.all.values().any(|sink| sink.keep.is_some() && sink.block.key == key)
+        self.sinks.all.values().any(|sink| sink.keeps() && sink.block.key == key)
     }
 
     /// A block counts as kept because of a chain that goes on from it and is not all durable yet.

@@ -162,7 +162,7 @@ impl Blocks {
         };
         let copies = on_ssd.map_or(1, |(_, mark)| mark.copies);
         let known = Mark { copies, ..known };
-        let keeping = |sink: &Sink| sink.keep.is_some() && sink.block.key == last;
+        let keeping = |sink: &Sink| sink.keeps() && sink.block.key == last;
         if self.sinks.all.values().any(keeping) || self.is_being_sent(last) {
             return Err(KeepError::Busy);
         }
@@ -262,7 +262,7 @@ impl Blocks {
     /// Nobody else keeps a block of the chain, and nothing of it is being written just now.
     fn check_tenant(&self, keys: &[BlockKey], tenant: Tenant) -> Result<(), KeepError> {
         // Two writes of one block may end in either order, and the last one counts.
-        let mut keeping = self.sinks.all.values().filter(|sink| sink.keep.is_some());
+        let mut keeping = self.sinks.all.values().filter(|sink| sink.keeps());
         if keeping.any(|sink| keys.contains(&sink.block.key)) {
             return Err(KeepError::Busy);
         }

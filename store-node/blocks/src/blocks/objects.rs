@@ -6,12 +6,14 @@
 
 use kvasir_proto::{BlockKey, Class, Generation, Namespace, SlotIndex};
 
-use super::Blocks;
+use super::{Blocks, as_u32};
 use crate::api::{
-    AbortReason, Allocate, AllocateError, AttachEpoch, GetError, ObjectAt, ReserveObjects, Tier,
+    AbortReason, Allocate, AllocateError, AttachEpoch, GetError, KeepError, ObjectAt,
+    ReserveObjects, Tier,
 };
 use crate::share::{Hold, Page, ShareRecord};
 use crate::share_state::{Engine, ShareState};
+use crate::tier_work::Keep;
 
 impl Blocks {
     /// Reserves a slot for each of these objects, whole or not at all, evicting if it must. The
@@ -106,22 +108,80 @@ impl Blocks {
         is_below.then_some(Tier::Ssd)
     }
 
-    /// Forgets an object: it is found no more, and its slot is free when it is unpinned. False when
-    /// there was none.
-    pub fn remove_object(&mut self, now_ms: u64, namespace: Namespace, key: BlockKey) -> bool {
-        let Some(tier) = self.find_object(namespace, key) else { return false };
+    /// Forgets objects: they are found no more, and their slots are free when they are unpinned. Answers how many
+    /// there were, and under which number [`Action::Kept`] says that no restart brings any of them back; without
+    /// one, none could.
+    ///
+    /// # Errors
+    /// [`KeepError::Busy`] while one of them is written anew from where the SSD has it; then none is removed.
+    pub fn remove_objects(
+        &mut self,
+        now_ms: u64,
+        namespace: Namespace,
+        keys: &[BlockKey],
+    ) -> Result<(u32, Option<u64>), KeepError> {
+        // What is read now would be appended after the removal.
+        if keys.iter().any(|key| self.sinks.rewrites(*key)) {
+            return Err(KeepError::Busy);
+        }
+        let mut keys = keys.to_vec();
+        keys.sort_unstable();
+        keys.dedup();
+        let is_there = |key: &BlockKey| self.find_object(namespace, *key).is_some();
+        let (removed, mut absent): (Vec<BlockKey>, Vec<BlockKey>) =
+            keys.into_iter().partition(is_there);
+        // One that has made room may come back too. What is there is somebody else's.
+        let is_nowhere = |key: &BlockKey| {
+            self.cache.ssd().get(*key).is_none() && self.cache.index().find(*key).is_none()
+        };
+        absent.retain(is_nowhere);
+        let is_written = self.has_extents() && !(removed.is_empty() && absent.is_empty());
+        let keep = is_written.then(|| self.sinks.number());
+        if let Some(keep) = keep {
+            self.sinks.keeps.insert(keep, Keep::new(0, None));
+            absent.iter().for_each(|key| self.erase(now_ms, (namespace, *key), Some(keep)));
+        }
+        removed.iter().for_each(|key| self.drop_object(now_ms, (namespace, *key), keep));
+        Ok((as_u32(removed.len()), keep))
+    }
+
+    /// The same of one that goes by itself. False when there was none.
+    fn remove_object(&mut self, now_ms: u64, namespace: Namespace, key: BlockKey) -> bool {
+        let is_there = self.find_object(namespace, key).is_some();
+        if is_there {
+            self.drop_object(now_ms, (namespace, key), None);
+        }
+        is_there
+    }
+
+    /// There is an SSD, and blocks can be written to it.
+    fn has_extents(&self) -> bool {
+        self.extent_bytes > 0 && self.ssd_size.bytes_max > 0
+    }
+
+    fn drop_object(
+        &mut self,
+        now_ms: u64,
+        (namespace, key): (Namespace, BlockKey),
+        keep: Option<u64>,
+    ) {
         self.cache.set_now(now_ms);
         self.discard(key);
         self.sinks.void(key);
         self.rises.void(key).into_iter().for_each(|rise| self.leave_waiters(now_ms, rise));
+        // What follows it, if it is the beginning of a prompt.
         let on_ssd = self.cache.unstore(key);
-        on_ssd.into_iter().for_each(|key| self.forget_extent(key));
-        if tier == Tier::Dram
-            && let Some(slot) = self.object_slot(namespace, key)
-        {
+        let (own, after): (Vec<BlockKey>, Vec<BlockKey>) =
+            on_ssd.into_iter().partition(|of| *of == key);
+        after.into_iter().for_each(|key| self.forget_extent(key, false));
+        if self.has_extents() {
+            // When that fails, what is there is at least not found any more.
+            self.sinks.forgotten.extend(own.into_iter().map(|key| (key, true)));
+            self.erase(now_ms, (namespace, key), keep);
+        }
+        if let Some(slot) = self.object_slot(namespace, key) {
             self.drop_read(now_ms, slot, &AbortReason::Removed);
         }
-        true
     }
 
     /// The object of this key that is in memory now.

@@ -53,7 +53,7 @@ impl Blocks {
             next.extend(std::iter::successors(first, |at| others[*at]));
         }
         let orphans = blocks.iter().zip(is_known).filter(|(_, is_known)| !is_known);
-        orphans.for_each(|(block, _)| self.forget_extent(block.key));
+        orphans.for_each(|(block, _)| self.forget_extent(block.key, block.parent.is_none()));
         self.make_ssd_room(0);
         self.want_all_kept();
     }
@@ -76,19 +76,56 @@ impl Blocks {
 
     /// An extent was found rotten or could not be found: it, and what follows it, is not on the SSD.
     pub fn ssd_lost(&mut self, key: BlockKey) {
+        self.totals.ssd_lost += self.unstore_and_forget(key) as u64;
+    }
+
+    /// Answers how many blocks went with it.
+    fn unstore_and_forget(&mut self, key: BlockKey) -> usize {
+        // Those that go with it follow it.
+        let follows_none = self.cache.ssd().get(key).is_some_and(|block| block.parent.is_none());
         let gone = self.cache.unstore(key);
-        self.totals.ssd_lost += gone.len() as u64;
-        gone.into_iter().for_each(|key| self.forget_extent(key));
+        for of in &gone {
+            self.forget_extent(*of, follows_none && *of == key);
+        }
+        gone.len()
     }
 
     /// The extents of a block that there are count for nothing any more. One that is being written would be
     /// forgotten with them: it replaces them, and if it fails they are forgotten then.
-    pub(super) fn forget_extent(&mut self, key: BlockKey) {
+    pub(super) fn forget_extent(&mut self, key: BlockKey, follows_none: bool) {
         if self.sinks.writes(key) {
-            self.sinks.forgotten.insert(key);
+            self.sinks.forgotten.insert(key, follows_none);
         } else {
-            self.actions.push_back(Action::Forget { key });
+            self.actions.push_back(Action::Forget { key, follows_none });
         }
+    }
+
+    /// What the SSD has of an object, or may have after a crash, is to be gone for good. With `keep`, somebody waits.
+    pub(super) fn erase(
+        &mut self,
+        now_ms: u64,
+        (namespace, key): (Namespace, BlockKey),
+        keep: Option<u64>,
+    ) {
+        let block = SsdBlock {
+            key,
+            namespace,
+            parent: None,
+            class: Class::Normal,
+            mark: None,
+            layout: self.layout,
+            bytes: 0,
+        };
+        let number = self.sinks.number();
+        let (slot, batch, bytes, since_ms) = (None, 0, 0, None);
+        let (is_void, erases) = (false, true);
+        let sink = Sink { block, slot, batch, keep, bytes, since_ms, is_void, erases };
+        self.sinks.all.insert(number, sink);
+        self.sinks.queue.push_back(number);
+        if let Some(waits) = keep.and_then(|keep| self.sinks.keeps.get_mut(&keep)) {
+            waits.left.insert(number);
+        }
+        self.issue_sinks(now_ms);
     }
 
     /// Contexts whose time is over are none any more: what is kept for nothing else becomes normal. Blocks of
@@ -153,8 +190,9 @@ impl Blocks {
         let key = done.block.key;
         self.sinks.bytes -= done.bytes;
         let stored = match result {
+            Ok(()) if done.erases => true,
             Ok(()) => self.sunk_well(&done),
-            Err(_) if done.is_void => false,
+            Err(_) if done.is_void || done.erases => false,
             Err(SinkError::Corrupt) => {
                 if let Some((slot, generation)) = done.slot {
                     self.drop_corrupt(now_ms, slot, generation);
@@ -172,11 +210,13 @@ impl Blocks {
         };
         if stored {
             self.sinks.forgotten.remove(&key);
-        } else if !self.sinks.writes(key) && self.sinks.forgotten.remove(&key) {
-            self.actions.push_back(Action::Forget { key });
+        } else if !self.sinks.writes(key)
+            && let Some(follows_none) = self.sinks.forgotten.remove(&key)
+        {
+            self.actions.push_back(Action::Forget { key, follows_none });
         }
         self.totals.sinks_failed += u64::from(!stored);
-        self.totals.sunk += u64::from(stored);
+        self.totals.sunk += u64::from(stored && !done.erases);
         if let Some(batch) = self.sinks.batches.get_mut(&done.batch) {
             batch.left -= 1;
             if batch.left == 0 {
@@ -203,7 +243,7 @@ impl Blocks {
         let counts = (still || replaces) && !done.is_void;
         let stored = counts && self.ssd_size.bytes_max > 0 && self.cache.stored(done.block);
         if !stored {
-            self.forget_extent(done.block.key);
+            self.forget_extent(done.block.key, done.block.parent.is_none());
         }
         // What it was to replace may have gone meanwhile, and with it the room.
         self.make_ssd_room(0);
@@ -271,7 +311,16 @@ impl Blocks {
             let bytes = if self.cache.ssd().contains(block.key) { 0 } else { block.bytes };
             self.sinks.bytes += bytes;
             let number = self.sinks.number();
-            let sink = Sink { block, slot, batch, keep, bytes, since_ms: None, is_void: false };
+            let sink = Sink {
+                block,
+                slot,
+                batch,
+                keep,
+                bytes,
+                since_ms: None,
+                is_void: false,
+                erases: false,
+            };
             self.sinks.all.insert(number, sink);
             self.sinks.queue.push_back(number);
             if let Some(waits) = keep.and_then(|keep| self.sinks.keeps.get_mut(&keep)) {
@@ -286,6 +335,11 @@ impl Blocks {
             let Some(of) = self.sinks.all.get_mut(&sink) else { continue };
             of.since_ms = Some(now_ms);
             let block = of.block;
+            if of.erases {
+                let SsdBlock { key, namespace, .. } = block;
+                self.actions.push_back(Action::Erase { sink, key, namespace });
+                continue;
+            }
             self.actions.push_back(match of.slot {
                 Some((slot, generation)) => {
                     let entry = self.cache.index().entry(slot);
@@ -335,9 +389,8 @@ impl Blocks {
     }
 
     fn drop_from_ssd(&mut self, key: BlockKey) {
-        self.cache.unstore(key);
         self.totals.ssd_evicted += 1;
-        self.forget_extent(key);
+        self.unstore_and_forget(key);
     }
 
     /// How many blocks after a held prefix could be read from the SSD or the object store now.

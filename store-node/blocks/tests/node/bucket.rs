@@ -388,7 +388,7 @@ fn an_object_that_is_removed_is_removed_there_too_even_while_it_is_sent() {
     assert!(node.blocks.raise_object(node.now_ms, &object));
     node.actions();
     assert_eq!(node.downloads.len(), 1);
-    assert!(node.blocks.remove_object(node.now_ms, namespace(""), key("a")));
+    assert!(node.remove(namespace(""), key("a")));
     node.actions();
     assert_eq!(node.discarded, [key("a")]);
     assert_eq!(node.blocks.bucket_block(key("a")), None);
@@ -396,7 +396,7 @@ fn an_object_that_is_removed_is_removed_there_too_even_while_it_is_sent() {
     let mut node = node_with_ssd(8);
     node.fill("1p", "a");
     keep_on_ssd(&mut node, "a", UNTIL);
-    assert!(node.blocks.remove_object(node.now_ms, namespace(""), key("a")));
+    assert!(node.remove(namespace(""), key("a")));
     let (upload, ..) = node.uploads.pop().expect("it is sent");
     node.blocks.uploaded(node.now_ms, upload, Ok(()));
     node.actions();

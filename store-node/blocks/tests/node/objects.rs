@@ -1,8 +1,9 @@
 //! Objects of clients that are no engines: put by shares of their own, got one by one.
 
 use kvasir_blocks::{
-    AbortReason, Action, AllocateError, AttachEpoch, BucketOptions, Commit, GetError, KeepRequest,
-    ObjectAt, Options, Outcome, ReserveObjects, RiseError, ShareError, SinkError, SsdSize, Tier,
+    AbortReason, Action, AllocateError, AttachEpoch, BucketOptions, Commit, GetError, KeepError,
+    KeepRequest, ObjectAt, Options, Outcome, ReserveObjects, RiseError, ShareError, SinkError,
+    SsdSize, Tier,
 };
 use kvasir_proto::{BlockKey, Share, Side, SlotIndex, Tenant, TxId};
 
@@ -114,7 +115,7 @@ fn objects_of_another_namespace_are_neither_found_nor_replaced() {
     let other = namespace("another");
     assert_eq!(node.blocks.find_object(other, object(1)), None);
     assert_eq!(node.blocks.get_objects(CLIENT, 1, other, &[object(1)]), Ok(vec![None]));
-    assert!(!node.blocks.remove_object(node.now_ms, other, object(1)));
+    assert!(!node.remove(other, object(1)));
     let lying = ReserveObjects { namespace: other, ..wanted(2, &[1]) };
     node.blocks.reserve_objects(node.now_ms, &lying).expect("room");
     assert!(matches!(commit(&mut node, 2, 0), Err(ShareError::Refused(_))));
@@ -180,9 +181,9 @@ fn what_is_removed_is_found_no_more_and_stays_for_who_reads_it() {
     put(&mut node, 1, &[1, 2]);
     let got = node.blocks.get_objects(CLIENT, 1, namespace("objects"), &[object(1)]);
     assert!(got.is_ok());
-    assert!(node.blocks.remove_object(node.now_ms, namespace("objects"), object(1)));
-    assert!(node.blocks.remove_object(node.now_ms, namespace("objects"), object(2)));
-    assert!(!node.blocks.remove_object(node.now_ms, namespace("objects"), object(2)));
+    assert!(node.remove(namespace("objects"), object(1)));
+    assert!(node.remove(namespace("objects"), object(2)));
+    assert!(!node.remove(namespace("objects"), object(2)));
     node.check();
     let counts = node.blocks.counts();
     assert_eq!((counts.leaving, counts.free, counts.dropped_total), (1, 3, 0));
@@ -211,7 +212,7 @@ fn slots_that_come_free_are_told_with_their_new_generation() {
     assert_eq!(node.blocks.poll_freed(), None, "it is committed");
     let before = node.blocks.block(object(1)).expect("an object");
     let (slot, generation) = (before.slot, before.generation);
-    node.blocks.remove_object(node.now_ms, namespace("objects"), object(1));
+    node.remove(namespace("objects"), object(1));
     let freed = node.blocks.poll_freed().expect("a slot");
     assert_eq!(freed.0, slot);
     assert_ne!(freed.1, generation);
@@ -259,13 +260,55 @@ fn an_object_that_is_only_on_the_ssd_rises_and_is_got_then() {
 }
 
 #[test]
-fn what_is_removed_from_the_ssd_is_forgotten_there() {
+fn what_is_removed_is_erased_from_the_ssd_and_who_asked_hears_when_it_is() {
     let mut node = node_with_one_on_ssd();
-    assert!(node.blocks.remove_object(node.now_ms, namespace("objects"), object(1)));
+    assert!(node.remove(namespace("objects"), object(1)));
     node.actions();
-    assert_eq!(node.forgotten, [object(1)]);
+    let [(sink, key)] = node.erased[..] else { panic!("{:?}", node.erased) };
+    assert_eq!(key, object(1));
     assert_eq!(find(&node, &[1]), [None]);
+    assert!(node.kept.is_empty(), "it may come back still");
+    node.blocks.sunk(node.now_ms, sink, Ok(()));
+    node.actions();
+    assert!(matches!(node.kept[..], [(_, Some(0))]), "{:?}", node.kept);
+    assert!(node.forgotten.is_empty());
     node.assert_idle();
+}
+
+#[test]
+fn a_removal_that_is_not_written_is_told_so() {
+    let mut node = node_with_one_on_ssd();
+    assert!(node.remove(namespace("objects"), object(1)));
+    node.actions();
+    let (sink, _) = node.erased.pop().expect("it is being erased");
+    node.blocks.sunk(node.now_ms, sink, Err(SinkError::Failed));
+    node.actions();
+    assert!(matches!(node.kept[..], [(_, None)]), "{:?}", node.kept);
+    assert_eq!(node.forgotten, [object(1)], "it is not found until a restart");
+}
+
+#[test]
+fn what_has_made_room_on_the_ssd_is_erased_too_and_what_is_another_ones_is_not() {
+    let mut node = node_with_one_on_ssd();
+    assert!(!node.remove(namespace("another"), object(1)), "it is not theirs");
+    assert!(!node.remove(namespace("objects"), object(9)), "it is not there");
+    node.actions();
+    let erased: Vec<BlockKey> = node.erased.iter().map(|(_, key)| *key).collect();
+    assert_eq!(erased, [object(9)]);
+    assert_eq!(find(&node, &[1]), [Some(Tier::Ssd)]);
+}
+
+#[test]
+fn nothing_is_removed_while_one_of_them_is_written_anew_from_the_ssd() {
+    let mut node = node_with_one_on_ssd();
+    ask_to_keep(&mut node, 1);
+    let keys = [object(2), object(1)];
+    let removed = node.blocks.remove_objects(node.now_ms, namespace("objects"), &keys);
+    assert_eq!(removed, Err(KeepError::Busy));
+    let (sink, _) = node.sinks.pop().expect("it is written anew");
+    node.blocks.sunk(node.now_ms, sink, Ok(()));
+    node.actions();
+    assert!(node.remove(namespace("objects"), object(1)));
 }
 
 #[test]
@@ -282,9 +325,8 @@ fn what_is_read_of_an_object_that_was_removed_meanwhile_counts_for_nothing() {
             node.now_ms += Options::default().ssd_timeout_ms;
             node.blocks.handle_timeout(node.now_ms);
         }
-        assert!(node.blocks.remove_object(node.now_ms, namespace("objects"), object(1)));
+        assert!(node.remove(namespace("objects"), object(1)));
         node.actions();
-        node.forgotten.clear();
         put(&mut node, 4, &[1]);
         let new = at(&node, 1);
         node.blocks.risen(node.now_ms, rise, result);
@@ -301,34 +343,17 @@ fn a_removed_object_is_not_read_into_memory_again() {
     assert!(node.blocks.raise_object(node.now_ms, &request));
     node.actions();
     let (rise, _) = node.rises.pop().expect("it is read");
-    assert!(node.blocks.remove_object(node.now_ms, namespace("objects"), object(1)));
+    assert!(node.remove(namespace("objects"), object(1)));
     node.blocks.risen(node.now_ms, rise, Ok(7));
     node.actions();
     assert_eq!(find(&node, &[1]), [None]);
     node.check();
 }
 
-#[test]
-fn an_extent_of_what_was_removed_takes_none_with_it_that_was_written_since() {
-    for first_fails in [false, true] {
-        let mut node = node_that_keeps();
-        put(&mut node, 1, &[1]);
-        ask_to_keep(&mut node, 1);
-        let (first, _) = node.sinks.pop().expect("it is being written");
-        assert!(node.blocks.remove_object(node.now_ms, namespace("objects"), object(1)));
-        node.blocks.sunk(
-            node.now_ms,
-            first,
-            if first_fails { Err(SinkError::Failed) } else { Ok(()) },
-        );
-        node.actions();
-        assert_eq!(node.forgotten, if first_fails { vec![] } else { vec![object(1)] });
-    }
-}
-
 /// One that sinks by itself while it is removed, and another one of its name that is kept then.
-fn node_with_two_extents() -> (Node, u64, u64) {
-    let mut node = Node::with(Options { sink_ahead_percent: 100, ..options(4) });
+/// Its removal is being written between them.
+fn node_with_two_extents() -> (Node, [u64; 3]) {
+    let mut node = Node::with(Options { sink_ahead_percent: 100, ..options(24) });
     node.blocks.set_extents(7, 10);
     let (bytes_max, context_bytes_max, tenant_bytes_max) = (100, 100, 100);
     node.blocks.ssd_ready(SsdSize { bytes_max, context_bytes_max, tenant_bytes_max }, Vec::new());
@@ -336,32 +361,36 @@ fn node_with_two_extents() -> (Node, u64, u64) {
     node.blocks.sink_ahead(node.now_ms);
     node.actions();
     let (first, _) = node.sinks.pop().expect("it sinks");
-    assert!(node.blocks.remove_object(node.now_ms, namespace("objects"), object(1)));
+    assert!(node.remove(namespace("objects"), object(1)));
+    node.actions();
+    let (removal, _) = node.erased.pop().expect("it is being erased");
     put(&mut node, 2, &[1]);
     ask_to_keep(&mut node, 1);
     let (second, _) = node.sinks.pop().expect("it is being written");
-    (node, first, second)
+    (node, [first, removal, second])
 }
 
 #[test]
 fn what_is_kept_under_the_name_of_a_removed_object_stays() {
-    let (mut node, first, second) = node_with_two_extents();
-    node.blocks.sunk(node.now_ms, first, Ok(()));
-    node.actions();
-    assert!(node.forgotten.is_empty(), "that may be the new one by now");
-    node.blocks.sunk(node.now_ms, second, Ok(()));
-    node.actions();
-    assert!(node.forgotten.is_empty());
-    assert_eq!(node.kept.len(), 1);
+    let (mut node, sinks) = node_with_two_extents();
+    for sink in sinks {
+        node.blocks.sunk(node.now_ms, sink, Ok(()));
+        node.actions();
+        assert!(node.forgotten.is_empty(), "that may be the new one by now");
+    }
+    assert!(matches!(node.kept[..], [(_, Some(0)), (_, Some(1))]), "{:?}", node.kept);
     // It is all that is there when it has left memory.
-    reserve(&mut node, 3, &[4, 5, 6, 7]);
+    reserve(&mut node, 3, &(10..34).collect::<Vec<u8>>());
     assert_eq!(find(&node, &[1]), [Some(Tier::Ssd)]);
 }
 
 #[test]
 fn the_former_extent_is_forgotten_when_the_new_one_is_not_written() {
-    let (mut node, first, second) = node_with_two_extents();
+    let (mut node, [first, removal, second]) = node_with_two_extents();
     node.blocks.sunk(node.now_ms, first, Ok(()));
+    node.blocks.sunk(node.now_ms, removal, Err(SinkError::Failed));
+    node.actions();
+    assert!(node.forgotten.is_empty(), "the new one would go with it");
     node.blocks.sunk(node.now_ms, second, Err(SinkError::Failed));
     node.actions();
     assert_eq!(node.forgotten, [object(1)]);
@@ -454,7 +483,7 @@ fn what_others_have_put_since_does_not_go_with_the_client_that_had_put_the_forme
         assert!(node.blocks.is_there(&first));
         let keys = if is_pinned { vec![object(1)] } else { Vec::new() };
         node.blocks.get_objects(CLIENT, 1, namespace("objects"), &keys).expect("room");
-        assert!(node.blocks.remove_object(node.now_ms, namespace("objects"), object(1)));
+        assert!(node.remove(namespace("objects"), object(1)));
         assert!(!node.blocks.is_there(&first));
         put(&mut node, 2, &[1]);
         let second = at(&node, 1);
@@ -518,9 +547,12 @@ fn what_is_put_anew_stays_when_keeping_the_former_one_fails() {
     let (sink, _) = node.sinks.pop().expect("it is being written");
     let object = at(&node, 1);
     assert!(!end(&mut node, &object));
-    assert!(node.blocks.remove_object(node.now_ms, namespace("objects"), object.key));
+    assert!(node.remove(namespace("objects"), object.key));
+    node.actions();
+    let (removal, _) = node.erased.pop().expect("it is being erased");
     put(&mut node, 2, &[1]);
     node.blocks.sunk(node.now_ms, sink, Err(SinkError::Failed));
+    node.blocks.sunk(node.now_ms, removal, Ok(()));
     node.actions();
     assert_eq!(find(&node, &[1]), [Some(Tier::Dram)]);
     node.assert_idle();

@@ -165,7 +165,7 @@ fn nothing_that_was_used_since_makes_room() {
     assert_eq!(pool.node.cached("a b c d e f g x xy xyz"), "b c d e f g x xy");
     pool.node.assert_idle();
     // What has no slot now is copied when there is one.
-    pool.node.blocks.remove_object(pool.node.now_ms, namespace(""), key("b"));
+    pool.node.remove(namespace(""), key("b"));
     pool.node.actions();
     pool.read();
     assert_eq!(pool.node.cached("b xyz"), "xyz");

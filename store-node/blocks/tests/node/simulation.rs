@@ -229,7 +229,11 @@ impl World {
             Action::Sink { .. } | Action::Rewrite { .. } | Action::Rise { .. } => {
                 self.ssd_begins(action);
             }
-            Action::Forget { key } => drop(self.ssd.stored.remove(&key)),
+            Action::Forget { key, .. } => drop(self.ssd.stored.remove(&key)),
+            Action::Erase { sink, key, .. } => {
+                self.ssd.stored.remove(&key);
+                self.blocks.sunk(self.now_ms, sink, Ok(()));
+            }
             Action::Upload { .. } | Action::Download { .. } | Action::Discard { .. } => {
                 self.bucket_begins(action);
             }

@@ -91,6 +91,8 @@ pub struct Node {
     pub sinks: Vec<(u64, BlockKey)>,
     pub rises: Vec<(u64, BlockKey)>,
     pub forgotten: Vec<BlockKey>,
+    /// What is to be gone for good.
+    pub erased: Vec<(u64, BlockKey)>,
     /// The same of the object store.
     pub uploads: Vec<(u64, BlockKey, UploadFrom)>,
     pub downloads: Vec<(u64, BlockKey)>,
@@ -115,6 +117,7 @@ impl Node {
             sinks: Vec::new(),
             rises: Vec::new(),
             forgotten: Vec::new(),
+            erased: Vec::new(),
             uploads: Vec::new(),
             downloads: Vec::new(),
             discarded: Vec::new(),
@@ -169,6 +172,13 @@ impl Node {
         self.actions();
     }
 
+    /// Removes an object; false when there was none.
+    pub fn remove(&mut self, namespace: Namespace, key: BlockKey) -> bool {
+        let removed = self.blocks.remove_objects(self.now_ms, namespace, &[key]);
+        self.check();
+        removed.expect("nothing of it is written anew").0 == 1
+    }
+
     pub fn has(&self, prompt: &str) -> bool {
         self.blocks.block(key(prompt)).is_some()
     }
@@ -208,8 +218,12 @@ impl Node {
                     self.rises.push((rise, key));
                     continue;
                 }
-                Action::Forget { key } => {
+                Action::Forget { key, .. } => {
                     self.forgotten.push(key);
+                    continue;
+                }
+                Action::Erase { sink, key, .. } => {
+                    self.erased.push((sink, key));
                     continue;
                 }
                 Action::Upload { upload, block, from, .. } => {

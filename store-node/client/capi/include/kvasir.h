@@ -154,7 +154,8 @@ int kvasir_is_current(const kvasir_batch *batch, size_t position);
 kvasir_status kvasir_find(const kvasir_client *client, size_t count, const kvasir_bytes *names,
                           kvasir_tier *tiers);
 
-/* Forgets objects; `removed`, where it is not NULL, is how many were there. */
+/* Forgets objects, so that no restart of the node brings one back; `removed`, where it is not NULL, is how many were
+   there. KVASIR_NO_SPACE where that cannot be written now: try again later. */
 kvasir_status kvasir_remove(const kvasir_client *client, size_t count, const kvasir_bytes *names,
                             size_t *removed);
 

@@ -15,7 +15,7 @@ fn churn(log: &mut TestLog, numbers: Range<u32>, kept: &BTreeSet<u32>) -> BTreeS
         while log.log.counts().live_bytes + 4 * 4096 > log.log.live_bytes_max() {
             let oldest = *live.iter().find(|n| !kept.contains(n)).expect("something to remove");
             live.remove(&oldest);
-            log.log.remove(key(oldest));
+            log.log.remove(key(oldest), false);
         }
         let mut tries = 0;
         while let Err(error) = log.try_append(n) {
@@ -69,7 +69,7 @@ fn writers_never_take_the_room_that_cleaning_needs() {
                     assert!(log.step(), "seed {seed}: {:?}", log.log.counts());
                     continue;
                 }
-                log.log.remove(key(live.swap_remove(random as usize % live.len())));
+                log.log.remove(key(live.swap_remove(random as usize % live.len())), false);
             }
             match log.try_append_bytes(n, None, &n.to_le_bytes()) {
                 Ok(()) => {
@@ -138,7 +138,7 @@ fn a_segment_that_is_full_of_live_extents_is_not_cleaned_for_ever() {
     assert!(n % 7 == 0 && n > 28, "seven in each: {n}");
     assert_eq!((counts.moved_total, counts.cleaned_segments_total), (0, 0));
     // One of them goes: now there is something to gain.
-    log.log.remove(key(0));
+    log.log.remove(key(0), false);
     log.log.retry();
     log.settle();
     let _ = log.try_append_bytes(n, None, &bytes);
@@ -192,7 +192,7 @@ fn a_block_that_is_moved_while_it_is_written_anew_keeps_its_newest_mark() {
             let mut tries = 0;
             while log.try_append_as(n, mark).is_err() {
                 log.settle();
-                log.log.remove(key(others.pop_front().expect("something to remove")));
+                log.log.remove(key(others.pop_front().expect("something to remove")), false);
                 tries += 1;
                 assert!(tries < 1_000, "full: {:?}", log.log.counts());
             }

@@ -4,5 +4,6 @@ mod cleaning;
 mod crashes;
 mod faults;
 mod marks;
+mod objects;
 mod placed;
 mod support;

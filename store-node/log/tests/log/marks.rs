@@ -105,7 +105,7 @@ impl Model {
                 if self.asked.iter().any(|(of, _)| *of == n) {
                     self.settle();
                 }
-                self.log().log.remove(key(n));
+                self.log().log.remove(key(n), false);
                 if let Some(known) = self.known.get_mut(&n) {
                     known.is_kept = false;
                 }
@@ -121,7 +121,7 @@ impl Model {
                         // Some stay long, so that segments are not used again in their order.
                         let at = n as usize * 7 % self.others.len();
                         let gone = self.others.swap_remove(at);
-                        self.log().log.remove(key(gone));
+                        self.log().log.remove(key(gone), false);
                     }
                 }
             }
@@ -144,7 +144,7 @@ impl Model {
         self.take_answers();
         let mut log = self.log.take().expect("between crashes").crash();
         self.asked.clear();
-        (MARKED..self.next_other).for_each(|n| log.log.remove(key(n)));
+        (MARKED..self.next_other).for_each(|n| log.log.remove(key(n), false));
         self.others.clear();
         for (n, known) in &mut self.known {
             let found = log.marks.get(&key(*n)).copied();
@@ -202,7 +202,7 @@ fn a_mark_that_was_taken_away_stays_away_when_its_block_is_removed_and_space_is_
         (30..42).for_each(|n| put(&mut log, n, None));
         put(&mut log, 1, None);
         (42..54).for_each(|n| put(&mut log, n, None));
-        [1].into_iter().chain(30..54).for_each(|n| log.log.remove(key(n)));
+        [1].into_iter().chain(30..54).for_each(|n| log.log.remove(key(n), false));
         assert!(!log.has(1), "nobody finds what is in its grave");
         churn(&mut log, 20 * (seed as u32 + 1));
         let log = log.crash();
@@ -218,11 +218,11 @@ fn a_marked_block_that_was_removed_is_remembered_when_it_is_written_again_withou
         // Others stay beside the marked extent, and nothing stays beside the one without a mark.
         put(&mut log, 1, Some(until(500)));
         (10..24).for_each(|n| put(&mut log, n, None));
-        log.log.remove(key(1));
+        log.log.remove(key(1), false);
         (30..42).for_each(|n| put(&mut log, n, None));
         put(&mut log, 1, None);
         (42..54).for_each(|n| put(&mut log, n, None));
-        [1].into_iter().chain(30..54).for_each(|n| log.log.remove(key(n)));
+        [1].into_iter().chain(30..54).for_each(|n| log.log.remove(key(n), false));
         churn(&mut log, 20 * (seed as u32 + 1));
         let log = log.crash();
         let found = log.marks.get(&key(1)).copied().flatten();
@@ -267,7 +267,7 @@ fn graves_are_given_up_when_nothing_needs_them() {
                 }
             }
             log.settle();
-            log.log.remove(key(n));
+            log.log.remove(key(n), false);
         }
         // At most one for each block, and the newest of each was just written.
         assert!(log.log.counts().live_bytes <= 5 * 4 * 4096, "{:?}", log.log.counts());
@@ -278,11 +278,11 @@ fn graves_are_given_up_when_nothing_needs_them() {
             put(&mut log, n, None);
             others.push(n);
             if others.len() > 40 {
-                log.log.remove(key(others.swap_remove(n as usize * 7 % 41)));
+                log.log.remove(key(others.swap_remove(n as usize * 7 % 41)), false);
             }
         }
         assert!(log.log.counts().moved_total > 0, "{:?}", log.log.counts());
-        others.into_iter().for_each(|n| log.log.remove(key(n)));
+        others.into_iter().for_each(|n| log.log.remove(key(n), false));
         assert_eq!(log.log.counts().live_bytes, 0, "{:?}", log.log.counts());
     }
 }
@@ -299,6 +299,6 @@ fn put(log: &mut TestLog, n: u32, mark: Option<Mark>) {
 fn churn(log: &mut TestLog, count: u32) {
     for n in 1_000..1_000 + count {
         put(log, n, None);
-        log.log.remove(key(n));
+        log.log.remove(key(n), false);
     }
 }

@@ -238,7 +238,7 @@ impl TestLog {
         self.appended.iter().filter(|(_, result)| result.is_ok()).map(|(n, _)| *n).collect()
     }
 
-    fn pump(&mut self) {
+    pub fn pump(&mut self) {
         while self.under_way < self.disk.depth() {
             let Some(op) = self.log.poll_operation() else { break };
             self.under_way += 1;

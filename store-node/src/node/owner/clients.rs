@@ -46,6 +46,8 @@ pub struct Clients {
     pub(super) shares: BTreeMap<Share, ShareOf>,
     /// What waits for objects to be durable.
     pub(super) keeps: BTreeMap<u64, KeepOf>,
+    /// What waits until no restart brings objects back that were removed.
+    pub(super) removals: BTreeMap<u64, RemovalOf>,
     /// Blocks that were found rotten, when it was last looked whether clients hold some of them.
     dropped: u64,
 }
@@ -63,6 +65,14 @@ pub(super) struct KeepOf {
     pub(super) epoch: AttachEpoch,
     pub(super) request: u64,
     pub(super) position: usize,
+}
+
+/// Objects that were removed, so many by one request.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RemovalOf {
+    pub(super) epoch: AttachEpoch,
+    pub(super) request: u64,
+    pub(super) count: u32,
 }
 
 /// A client that was given a token and has not shown it yet.
@@ -89,6 +99,7 @@ impl Clients {
             next_number: OWN_NUMBERS,
             shares: BTreeMap::new(),
             keeps: BTreeMap::new(),
+            removals: BTreeMap::new(),
             dropped: 0,
         }
     }
@@ -400,6 +411,7 @@ impl Owner {
         client.commits.clear();
         let gets = std::mem::take(&mut client.gets);
         self.clients.keeps.retain(|_, keep| keep.epoch != epoch);
+        self.clients.removals.retain(|_, removal| removal.epoch != epoch);
         let now_ms = clock::now_ms();
         for share in gets.into_values().flat_map(|get| get.rising.into_iter().chain(get.risen)) {
             self.clients.shares.remove(&share);

@@ -147,16 +147,7 @@ impl Owner {
         request: v1::AttachRequest,
         pool: Option<Arc<Pool>>,
     ) -> Result<v1::AttachReply, Refused> {
-        if self.drain_until_ms.is_some() {
-            return Err(Refused::Unavailable("the node is draining".into()));
-        }
-        self.look_after_engines();
-        self.admit(&request.instance_id)?;
-        let (shape, instance) = self.check_attach(request)?;
-        self.check_alike(&shape)?;
-        if self.cache.as_ref() != Some(&shape) {
-            self.check_unused()?;
-        }
+        let (shape, instance) = self.attach_check(request)?;
         let slots_total = self.arena.slots(shape.layout.slot_bytes());
         if pool.is_some() {
             let failed = |error| Refused::Unavailable(format!("no thread to copy pages: {error}"));
@@ -178,6 +169,24 @@ impl Owner {
             control_memory_bytes: crate::attach::control::CONTROL_BYTES as u64,
             pool_memory_bytes,
         })
+    }
+
+    /// Whether it could be attached now, and as what: nothing is taken yet.
+    pub(super) fn attach_check(
+        &mut self,
+        request: v1::AttachRequest,
+    ) -> Result<(CacheShape, v1::InstanceDescription), Refused> {
+        if self.drain_until_ms.is_some() {
+            return Err(Refused::Unavailable("the node is draining".into()));
+        }
+        self.look_after_engines();
+        self.admit(&request.instance_id)?;
+        let (shape, instance) = self.check_attach(request)?;
+        self.check_alike(&shape)?;
+        if self.cache.as_ref() != Some(&shape) {
+            self.check_unused()?;
+        }
+        Ok((shape, instance))
     }
 
     /// Whether there is a place for one more engine of this name.

@@ -330,9 +330,12 @@ impl Owner {
             Command::CopiesSeen(contexts, peers) => self.copies_seen(&contexts, &peers),
             Command::PeerIsItself(peer) => self.replication.is_no_peer(&peer),
             Command::Admin(command) => self.take_admin(command),
-            Command::Subscribe(request, queue) => {
+            Command::Subscribe(request, queue, reply) => {
                 let status = self.describe();
-                self.events.subscribe(&request, queue, status);
+                drop(reply.send(self.events.subscribe(&request, queue, status)));
+            }
+            Command::AttachCheck(request, reply) => {
+                drop(reply.send(self.attach_check(request).map(|_| ())));
             }
             Command::AttachBegin(request, pool, reply) => {
                 drop(reply.send(self.attach_begin(request, pool)));
@@ -427,7 +430,15 @@ impl Owner {
 
     fn is_drained(&self) -> bool {
         let Some(until_ms) = self.drain_until_ms else { return false };
-        let counts = self.blocks.counts();
-        counts.shares == 0 || clock::now_ms() >= until_ms + ABORT_MS
+        let now_ms = clock::now_ms();
+        if now_ms >= until_ms + ABORT_MS {
+            return true;
+        }
+        // Who waits until something is durable hears of it, as long as there is time.
+        let is_awaited = !self.tiers.keeps.is_empty()
+            || !self.clients.keeps.is_empty()
+            || !self.clients.removals.is_empty()
+            || !self.replication.awaited.is_empty();
+        self.blocks.counts().shares == 0 && (now_ms >= until_ms || !is_awaited)
     }
 }

@@ -12,7 +12,7 @@ use v1::node_to_client::Message as ToClient;
 use v1::{ObjectClass, ObjectOutcome, ObjectRefusal};
 
 use super::Owner;
-use super::clients::{KeepOf, ShareOf};
+use super::clients::{KeepOf, RemovalOf, ShareOf};
 use crate::clock;
 use crate::node::client::{Commit, Ephemeral, Fetch, Get, OWN_NUMBERS, Put, WAITING_MAX};
 use crate::node::command::FetchName;
@@ -26,6 +26,8 @@ pub const KEYS_MAX: usize = 16_384;
 const ENGINE_PART: u32 = 8;
 /// Objects that may be on their way to being kept at once, for all clients together.
 const KEEPS_MAX: usize = 4_096;
+/// Reservations of one client that are open at once.
+const PUTS_MAX: usize = 4_096;
 /// Stands for "no slot".
 const NO_SLOT: u32 = u32::MAX;
 
@@ -108,8 +110,11 @@ impl Owner {
             }
             FromClient::Remove(remove) => {
                 let keys = keys(&remove.keys, OBJECTS_MAX)?;
-                let count = keys.iter().filter(|key| self.remove_object(at, **key)).count() as u32;
-                Ok(ToClient::Removed(v1::RemovedObjects { count }))
+                match self.remove_objects(at, request, &keys) {
+                    Ok(None) => return Ok(()),
+                    Ok(Some(count)) => Ok(ToClient::Removed(v1::RemovedObjects { count })),
+                    Err(refusal) => Err(refusal),
+                }
             }
             FromClient::Rotten(v1::RottenObjects { slots, generations }) => {
                 if slots.len() != generations.len() || slots.len() > OBJECTS_MAX {
@@ -191,6 +196,11 @@ impl Owner {
         let client = &self.clients.list[at];
         if client.puts.contains_key(&request) {
             return Err(Broken(format!("it reserves as {request} again")));
+        }
+        if client.puts.len() >= PUTS_MAX {
+            let why =
+                format!("{PUTS_MAX} reservations of this client are open: commit or drop one");
+            return Ok(Err(refused(ObjectRefusal::NoSpace, why)));
         }
         let (namespace, epoch) = (client.namespace, client.line.epoch());
         let lacking = |key: &BlockKey| self.blocks.find_object(namespace, *key).is_none();
@@ -396,7 +406,7 @@ impl Owner {
     /// Keeping has ended. False when it was nothing of a client's.
     pub(super) fn object_kept(&mut self, keep: u64, blocks: Option<u32>) -> bool {
         let Some(KeepOf { epoch, request, position }) = self.clients.keeps.remove(&keep) else {
-            return false;
+            return self.objects_removed(keep, blocks.is_some());
         };
         let Some(at) = self.clients.at(epoch) else { return true };
         let client = &mut self.clients.list[at];
@@ -587,19 +597,46 @@ impl Owner {
         true
     }
 
-    fn remove_object(&mut self, at: usize, key: BlockKey) -> bool {
-        let namespace = self.clients.list[at].namespace;
-        let removed = self.blocks.remove_object(clock::now_ms(), namespace, key);
-        // Whoever had put it may be another client.
-        for client in self.clients.list.iter_mut().filter(|of| of.namespace == namespace) {
-            let held = client.ephemeral.get(&key);
-            if held.is_some_and(|held| !self.blocks.is_there(&held.object))
-                && let Some(Ephemeral { pin, .. }) = client.ephemeral.remove(&key)
-            {
-                self.blocks.unpin(client.line.epoch(), pin);
-            }
+    /// Answers how many there were; without, when the answer waits until no restart brings one back.
+    fn remove_objects(
+        &mut self,
+        at: usize,
+        request: u64,
+        keys: &[BlockKey],
+    ) -> Result<Option<u32>, Refusal> {
+        let (now_ms, client) = (clock::now_ms(), &self.clients.list[at]);
+        let (namespace, epoch) = (client.namespace, client.line.epoch());
+        if self.tiers.has_ssd() && !self.blocks.ssd_is_usable(now_ms) {
+            let why = "the SSD cannot be used now, and may have what is to be removed: try again";
+            return Err(refused(ObjectRefusal::NoSpace, why));
         }
-        removed
+        let removed = self.blocks.remove_objects(now_ms, namespace, keys);
+        let (count, keep) =
+            removed.map_err(|error| refused(ObjectRefusal::NoSpace, error.to_string()))?;
+        self.let_go_of_dropped();
+        let Some(keep) = keep else { return Ok(Some(count)) };
+        self.clients.removals.insert(keep, RemovalOf { epoch, request, count });
+        Ok(None)
+    }
+
+    /// A removal is durable, or is not. False when it was none.
+    fn objects_removed(&mut self, keep: u64, is_durable: bool) -> bool {
+        let Some(RemovalOf { epoch, request, count }) = self.clients.removals.remove(&keep) else {
+            return false;
+        };
+        let Some(at) = self.clients.at(epoch) else { return true };
+        let answer = match is_durable {
+            true => Ok(ToClient::Removed(v1::RemovedObjects { count })),
+            false => {
+                let why =
+                    "the SSD did not take it: a restart may bring back what was removed; try again";
+                Err(refused(ObjectRefusal::NoSpace, why))
+            }
+        };
+        if let Err(broken) = self.answer_client(at, request, answer) {
+            self.expel_client(at, &broken);
+        }
+        true
     }
 
     /// Objects that go with their clients have gone before them: their slots come free.

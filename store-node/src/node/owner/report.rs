@@ -9,6 +9,8 @@ use crate::node::session::Session;
 
 /// A status goes out at least so often.
 const STATUS_MS: u64 = 1_000;
+/// Blocks in one answer: their message stays under what gRPC takes.
+const LISTED_MAX: usize = 32_768;
 
 /// What was last reported.
 #[derive(Debug, Default)]
@@ -83,7 +85,14 @@ impl Owner {
             pins: block.pins,
         };
         let blocks = if request.keys.is_empty() {
-            self.blocks.blocks().map(place).collect()
+            let blocks: Vec<_> = self.blocks.blocks().take(LISTED_MAX + 1).map(place).collect();
+            if blocks.len() > LISTED_MAX {
+                return Err(Refused::Precondition(format!(
+                    "the node has more than {LISTED_MAX} blocks: name some by their `keys`, or use \
+                     Admin.List, which has pages"
+                )));
+            }
+            blocks
         } else {
             let keys = BlockKey::list(&request.keys)?;
             keys.into_iter().filter_map(|key| self.blocks.block(key)).map(place).collect()

@@ -339,7 +339,12 @@ impl Owner {
                     let shape = shape.clone();
                     Job::Rise { rise, slot, key, shape }
                 }),
-                Action::Forget { key } => self.give_ssd_job(Job::Forget { key }),
+                Action::Forget { key, follows_none } => {
+                    self.give_ssd_job(Job::Forget { key, follows_none });
+                }
+                Action::Erase { sink, key, namespace } => {
+                    self.give_ssd_job(Job::Erase { sink, key, namespace });
+                }
                 Action::Upload { upload, block, from, checksum } => {
                     self.upload(upload, block, from, checksum);
                 }

@@ -16,8 +16,8 @@ pub struct Objects {
     put: BTreeMap<BlockKey, Namespace>,
     /// Stored just now: the next list of that node has them.
     stored: BTreeSet<(Life, BlockKey)>,
-    /// Open puts, and whose they are.
-    puts: BTreeMap<(Life, Share), AttachEpoch>,
+    /// Open puts, whose they are, and what they write.
+    puts: BTreeMap<(Life, Share), (AttachEpoch, Vec<BlockKey>)>,
     /// What lives as long as a client.
     ephemeral: BTreeMap<(Life, BlockKey), AttachEpoch>,
     /// Tenants have asked for these to be kept, so many times, and have not heard yet.
@@ -28,6 +28,8 @@ pub struct Objects {
     waiting: BTreeSet<(Life, BlockKey)>,
     /// Clients that ended just now.
     gone: BTreeSet<(Life, AttachEpoch)>,
+    /// What was removed, and nobody has begun to put since: whether for good already.
+    removed: BTreeMap<(usize, BlockKey), bool>,
 }
 
 impl Objects {
@@ -38,8 +40,8 @@ impl Objects {
         }
         self.stored.retain(|(of, _)| *of != at);
         for gone in self.gone.iter().filter(|(of, _)| *of == at) {
-            let of_gone = |((of, _), by): &(&(Life, Share), &AttachEpoch)| (*of, **by) == *gone;
-            if let Some(((_, share), _)) = self.puts.iter().find(of_gone) {
+            let mut puts = self.puts.iter();
+            if let Some(((_, share), _)) = puts.find(|((of, _), (by, _))| (*of, *by) == *gone) {
                 return Err(format!("{at:?} has {share}, of client {:?} that has ended", gone.1));
             }
             let of_gone = |((of, _), by): &(&(Life, BlockKey), &AttachEpoch)| (*of, **by) == *gone;
@@ -82,8 +84,21 @@ impl Checker for Objects {
 
     fn see(&mut self, _now_us: u64, seen: &Seen) -> Result<(), String> {
         match seen {
-            Seen::PutBegan { at, share, epoch } => {
-                self.puts.insert((*at, *share), *epoch);
+            Seen::PutBegan { at, share, epoch, keys } => {
+                self.puts.insert((*at, *share), (*epoch, keys.clone()));
+                self.removed.retain(|(node, key), _| *node != at.node || !keys.contains(key));
+            }
+            Seen::ObjectsErased { node, keys } => {
+                for key in keys {
+                    self.removed.entry((*node, *key)).and_modify(|for_good| *for_good = true);
+                }
+            }
+            Seen::Started { at, on_ssd, disk_lies: false, .. } => {
+                let is_removed =
+                    |key: &&BlockKey| self.removed.get(&(at.node, **key)) == Some(&true);
+                if let Some(key) = on_ssd.iter().find(is_removed) {
+                    return Err(format!("{key:?} comes back at {at:?}, and was removed for good"));
+                }
             }
             Seen::Ended { at, share } => {
                 self.puts.remove(&(*at, *share));
@@ -104,6 +119,13 @@ impl Checker for Objects {
             {
                 self.ephemeral.retain(|(at, of), _| at.node != *node || of != key);
                 self.waiting.retain(|(at, of)| at.node != *node || of != key);
+                let is_it =
+                    |((at, _), (_, keys)): (&(Life, Share), &(AttachEpoch, Vec<BlockKey>))| {
+                        at.node == *node && keys.contains(key)
+                    };
+                if !self.puts.iter().any(is_it) {
+                    self.removed.insert((*node, *key), false);
+                }
             }
             Seen::ObjectWent { at, epoch, key }
                 if self.ephemeral.get(&(*at, *key)) != Some(epoch) =>
@@ -115,6 +137,7 @@ impl Checker for Objects {
             Seen::KeepAsked { node, keys, .. } => {
                 for key in keys {
                     *self.asked.entry((*node, *key)).or_insert(0) += 1;
+                    self.removed.remove(&(*node, *key));
                 }
             }
             Seen::KeepEnded { node, keys, blocks } => {

@@ -12,7 +12,7 @@ use kvasir_log::{
     AppendError, Disk, DiskError, ExtentBuf, Log, Memory, MemoryIndex, Options, Output, PAGE_BYTES,
     ReadError, ReadExtent, Record, Recovered, Span, extent_pages, recover,
 };
-use kvasir_proto::{BlockKey, Class, Mark, Share, Side, SlotIndex, TxId};
+use kvasir_proto::{BlockKey, Class, Mark, Namespace, Share, Side, SlotIndex, TxId};
 use kvasir_transfer::SharedMemory;
 
 use super::Running;
@@ -45,7 +45,8 @@ enum Job {
     Sink { sink: u64, slot: SlotIndex, block: SsdBlock, checksum: Option<u64> },
     Rewrite { sink: u64, key: BlockKey, mark: Option<Mark> },
     Rise { rise: u64, slot: SlotIndex, key: BlockKey },
-    Forget { key: BlockKey },
+    Forget { key: BlockKey, follows_none: bool },
+    Erase { sink: u64, key: BlockKey, namespace: Namespace },
 }
 
 #[derive(Debug)]
@@ -247,8 +248,18 @@ impl Running {
         self.give_job(context, Job::Rise { rise, slot, key });
     }
 
-    pub(super) fn forget(&mut self, context: &mut Context, key: BlockKey) {
-        self.give_job(context, Job::Forget { key });
+    pub(super) fn forget(&mut self, context: &mut Context, key: BlockKey, follows_none: bool) {
+        self.give_job(context, Job::Forget { key, follows_none });
+    }
+
+    pub(super) fn erase(
+        &mut self,
+        context: &mut Context,
+        sink: u64,
+        key: BlockKey,
+        namespace: Namespace,
+    ) {
+        self.give_job(context, Job::Erase { sink, key, namespace });
     }
 
     fn give_job(&mut self, context: &mut Context, job: Job) {
@@ -296,11 +307,18 @@ impl Running {
                 }
             }
             Job::Rise { rise, .. } => self.risen(context, rise, Err(RiseError::Failed)),
-            Job::Forget { key } => {
+            Job::Forget { key, follows_none } => {
                 if let Some(log) = self.ssd.as_mut().and_then(|ssd| ssd.log.as_mut()) {
-                    log.remove(key);
+                    log.remove(key, follows_none);
                 }
             }
+            Job::Erase { sink, key, namespace } if is_up => {
+                let ticket = self.ticket(Purpose::Sink(sink));
+                if let Some(log) = self.ssd.as_mut().and_then(|ssd| ssd.log.as_mut()) {
+                    log.erase(ticket, key, namespace);
+                }
+            }
+            Job::Erase { sink, .. } => self.sunk(context, sink, Err(SinkError::Failed)),
         }
     }
 

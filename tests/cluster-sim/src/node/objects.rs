@@ -25,6 +25,8 @@ pub struct Clients {
     shares: BTreeMap<Share, (AttachEpoch, u64)>,
     /// What is being kept: for whom, which request, and what.
     keeps: BTreeMap<u64, (AttachEpoch, u64, BlockKey, u64)>,
+    /// What was removed, and waits until no restart brings it back: for whom.
+    removals: BTreeMap<u64, (AttachEpoch, Vec<BlockKey>)>,
     next: u64,
     /// Of every slot, in memory that clients read.
     generations: Vec<Generation>,
@@ -66,7 +68,7 @@ struct Get {
 impl Clients {
     pub fn count(&self) -> usize {
         let held: usize = self.list.values().map(|of| of.ephemeral.len()).sum();
-        self.list.len() + self.shares.len() + self.keeps.len() + held
+        self.list.len() + self.shares.len() + self.keeps.len() + self.removals.len() + held
     }
 }
 
@@ -158,10 +160,9 @@ impl Running {
                 self.tell_client(context, epoch, ToClient::Found);
             }
             FromClient::Remove { keys } => {
-                for key in keys {
-                    self.remove_object(context, epoch, (namespace, key));
+                if let Some(answer) = self.remove_objects(context, epoch, namespace, keys) {
+                    self.tell_client(context, epoch, answer);
                 }
-                self.tell_client(context, epoch, ToClient::Removed);
             }
             FromClient::Gone => self.client_gone(context, epoch),
         }
@@ -222,7 +223,7 @@ impl Running {
             (share, taken) = (Some(new), slots);
             self.clients.shares.insert(new, (epoch, request));
             context.see(Seen::Allocated { at, share: new, lease_ms, waits_for_others: true });
-            context.see(Seen::PutBegan { at, share: new, epoch });
+            context.see(Seen::PutBegan { at, share: new, epoch, keys: reserve.keys.clone() });
             for slot in &taken {
                 self.give_out(context, *slot, Owner::Share(new));
             }
@@ -333,6 +334,15 @@ impl Running {
         keep: u64,
         blocks: Option<u32>,
     ) -> bool {
+        if let Some((epoch, keys)) = self.clients.removals.remove(&keep) {
+            if blocks.is_some() {
+                context.covers("an object is gone for good");
+                context.see(Seen::ObjectsErased { node: self.at.node, keys });
+            }
+            let answer = if blocks.is_some() { ToClient::Removed } else { ToClient::Refused };
+            self.tell_client(context, epoch, answer);
+            return true;
+        }
         let Some(of) = self.clients.keeps.remove(&keep) else { return false };
         let (epoch, request, key, until_unix_ms) = of;
         context.see(Seen::KeepEnded { node: self.at.node, keys: vec![key], blocks });
@@ -439,19 +449,32 @@ impl Running {
         true
     }
 
-    fn remove_object(
+    /// Without an answer, that waits until what was removed is gone for good.
+    fn remove_objects(
         &mut self,
         context: &mut Context,
         epoch: AttachEpoch,
-        (namespace, key): (Namespace, BlockKey),
-    ) {
-        context.see(Seen::ObjectRemoved { node: self.at.node, namespace, key });
-        self.blocks.remove_object(context.now_ms(), namespace, key);
+        namespace: Namespace,
+        keys: Vec<BlockKey>,
+    ) -> Option<ToClient> {
+        let (now_ms, node) = (context.now_ms(), self.at.node);
+        if self.ssd.is_some() && !self.blocks.ssd_is_usable(now_ms) {
+            return Some(ToClient::Refused);
+        }
+        let Ok((_, keep)) = self.blocks.remove_objects(now_ms, namespace, &keys) else {
+            return Some(ToClient::Refused);
+        };
+        for &key in &keys {
+            context.see(Seen::ObjectRemoved { node, namespace, key });
+        }
         // Whoever had put it may be another client.
-        let is_it = |object: &ObjectAt| (object.namespace, object.key) == (namespace, key);
+        let is_it = |object: &ObjectAt| object.namespace == namespace && keys.contains(&object.key);
         if self.let_go_of_gone(context, is_it).iter().any(|of| *of != epoch) {
             context.covers("an ephemeral object is removed by another client");
         }
+        let Some(keep) = keep else { return Some(ToClient::Removed) };
+        self.clients.removals.insert(keep, (epoch, keys));
+        None
     }
 
     /// Of these objects, those that go with their clients and have gone before them: their slots come free.
@@ -517,6 +540,7 @@ impl Running {
             let _ = self.blocks.release(now_ms, share);
         }
         self.clients.keeps.retain(|_, keep| keep.0 != epoch);
+        self.clients.removals.retain(|_, removal| removal.0 != epoch);
         context.see(Seen::ClientGone { at, epoch });
         for (object, _) in of.ephemeral.values() {
             let (namespace, key) = (object.namespace, object.key);

@@ -431,7 +431,10 @@ impl Running {
                     self.give_out(context, slot, Owner::Rise(rise));
                     self.rise(context, rise, slot, key);
                 }
-                Action::Forget { key } => self.forget(context, key),
+                Action::Forget { key, follows_none } => self.forget(context, key, follows_none),
+                Action::Erase { sink, key, namespace } => {
+                    self.erase(context, sink, key, namespace);
+                }
                 Action::Risen { share, blocks, is_all } => {
                     if !is_all || !self.object_risen(context, share) {
                         self.source_risen(context, share, blocks, is_all);
