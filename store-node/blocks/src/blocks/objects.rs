@@ -52,7 +52,7 @@ impl Blocks {
     }
 
     /// Begins to read objects from the SSD that are there and nowhere else, as far as there is room:
-    /// each share is one object's. [`Action::Risen`] tells of each that has
+    /// each share is one object's. [`Action::Risen`](crate::Action::Risen) tells of each that has
     /// begun, and it is to be released then. False when the object cannot be read now.
     pub fn raise_object(&mut self, now_ms: u64, request: &ReserveObjects) -> bool {
         self.forget_until(now_ms);
@@ -109,7 +109,7 @@ impl Blocks {
     }
 
     /// Forgets objects: they are found no more, and their slots are free when they are unpinned. Answers how many
-    /// there were, and under which number [`Action::Kept`] says that no restart brings any of them back; without
+    /// there were, and under which number [`Action::Kept`](crate::Action::Kept) says that no restart brings any of them back; without
     /// one, none could.
     ///
     /// # Errors
