@@ -1,8 +1,8 @@
 //! Starting from what a disk holds, whatever has happened to it: sealed segments by their footers,
 //! all others by looking at each of their pages.
 //!
-//! What cannot be read is not what was never written: where all that is known of a segment is that its pages
-//! cannot be read, it is left alone until the next start.
+//! What cannot be read is not what was never written: a segment of which that is needed is left as it is until the
+//! next start, and what was found in it is read there.
 //!
 //! Payloads of sealed segments are not read here; they are checked when somebody reads them. A segment
 //! without a good footer is read whole, so there what is torn is known to be at once.
@@ -27,6 +27,8 @@ const PROBE_PAGES: u32 = 16;
 const SEGMENTS_MIN: u64 = 8;
 /// Read at once of a segment that has no footer.
 const PIECE_PAGES: u32 = 256;
+/// So many in a row that cannot be read, and the rest of their piece is not tried.
+const BAD_PAGES_MAX: usize = 8;
 
 /// How to begin a log where there is none.
 #[derive(Debug, Clone)]
@@ -76,7 +78,7 @@ pub struct Recovery {
     pub blocks: Vec<Recovered>,
     /// Segments that were read whole.
     pub scanned_segments: u32,
-    /// Segments that could not be read. They are not used until the log is opened again.
+    /// Segments that could not be read whole. They are not written until the log is opened again.
     pub unreadable_segments: u32,
     /// There was nothing, and a log was begun.
     pub is_new: bool,
@@ -102,8 +104,8 @@ pub fn recover(
         return Err(RecoverError::TooSmall { bytes, segment_bytes });
     }
     let count = u32::try_from(count).unwrap_or(u32::MAX);
-    let Segmented { found, unreadable } = match is_new {
-        true => Segmented::default(),
+    let found = match is_new {
+        true => Vec::new(),
         false => reader.segments(superblock.log_id, count, segment_pages)?,
     };
     let goes_on = goes_on(&found);
@@ -125,7 +127,6 @@ pub fn recover(
 
     let mut log = Log::new(superblock.log_id, Segments::new(count, segment_pages), index);
     log.next_sequence = u64::from(superblock.starts) << 32;
-    unreadable.iter().for_each(|segment| log.segments.withhold(*segment));
     find_shadows(&mut log, &found, &kept);
     let needed = |(key, (at, _)): (&BlockKey, &(Location, &Entry))| {
         log.graves.found_removal(*key, *at).then_some(*at)
@@ -142,15 +143,8 @@ pub fn recover(
         bytes: u64::from(entry.pages) * PAGE_BYTES as u64,
     };
     let blocks = kept.values().map(recovered).collect();
-    let unreadable_segments = unreadable.len() as u32;
+    let unreadable_segments = found.iter().filter(|found| !found.is_whole).count() as u32;
     Ok(Recovery { log, blocks, scanned_segments, unreadable_segments, is_new })
-}
-
-/// What the segments of a disk turned out to be; all others hold nothing.
-#[derive(Default)]
-struct Segmented {
-    found: Vec<Found>,
-    unreadable: Vec<u32>,
 }
 
 /// What was read of one place. What could not be read is zeros: as good as rotten.
@@ -165,12 +159,14 @@ impl Piece {
     }
 }
 
-/// A segment that holds something.
+/// A segment that holds something, or may.
 struct Found {
     segment: u32,
     sequence: u64,
     has_header: bool,
     has_footer: bool,
+    /// What was needed of it could be read.
+    is_whole: bool,
     /// After the last extent.
     end_page: u32,
     entries: Vec<Entry>,
@@ -206,11 +202,13 @@ fn newest(found: &[Found]) -> BTreeMap<BlockKey, (Location, &Entry)> {
 
 /// The segment that the last process was appending to: the newest one without a footer.
 fn goes_on(found: &[Found]) -> Option<u32> {
-    let last = found.iter().filter(|found| !found.has_footer).max_by_key(|found| found.sequence);
+    let open = found.iter().filter(|found| !found.has_footer && found.is_whole);
+    let last = open.max_by_key(|found| found.sequence);
     last.filter(|last| last.has_header).map(|last| last.segment)
 }
 
-/// Goes on where the last process stopped: that segment is appended to, the others get their footers.
+/// Goes on where the last process stopped: that segment is appended to, the others get their footers, but for what
+/// could not be read.
 fn resume<'a>(
     log: &mut Log,
     found: &[Found],
@@ -225,7 +223,10 @@ fn resume<'a>(
         log.segments.found(found.segment, found.sequence);
     }
     live.for_each(|at| log.segments.add_live(*at));
-    for found in found.iter().filter(|found| !found.has_footer) {
+    for found in found.iter().filter(|found| !found.is_whole) {
+        log.segments.withhold(found.segment);
+    }
+    for found in found.iter().filter(|found| !found.has_footer && found.is_whole) {
         let Found { segment, end_page, entries, .. } = found;
         if last == Some(*segment) {
             log.segments.reopen(*segment);
@@ -278,14 +279,24 @@ impl Reader<'_> {
 
     fn page_by_page(&mut self, offset_bytes: u64, pages: u32) -> Result<Piece, RecoverError> {
         let at = |page: u32| (offset_bytes + u64::from(page) * PAGE_BYTES as u64, 1);
-        let read = self.try_all(&(0..pages).map(at).collect::<Vec<_>>())?;
-        let mut buffer = PageBuf::zeroed(pages as usize);
-        for (page, into) in read.iter().zip(buffer.bytes_mut().chunks_mut(PAGE_BYTES)) {
-            if let Some(page) = page {
-                into.copy_from_slice(page.bytes());
+        let pages: Vec<(u64, u32)> = (0..pages).map(at).collect();
+        let mut buffer = PageBuf::zeroed(pages.len());
+        let mut places = buffer.bytes_mut().chunks_mut(PAGE_BYTES);
+        let mut is_whole = true;
+        for pages in pages.chunks(BAD_PAGES_MAX) {
+            let read = self.try_all(pages)?;
+            is_whole &= read.iter().all(Option::is_some);
+            if read.iter().all(Option::is_none) {
+                // What comes after them is left to the next start: each failure may take seconds.
+                break;
+            }
+            for (page, into) in read.iter().zip(&mut places) {
+                if let Some(page) = page {
+                    into.copy_from_slice(page.bytes());
+                }
             }
         }
-        Ok(Piece { buffer, is_whole: read.iter().all(Option::is_some) })
+        Ok(Piece { buffer, is_whole })
     }
 
     /// Of each piece what was read, if it was.
@@ -367,7 +378,7 @@ impl Reader<'_> {
         log_id: u64,
         count: u32,
         segment_pages: u32,
-    ) -> Result<Segmented, RecoverError> {
+    ) -> Result<Vec<Found>, RecoverError> {
         let probe = |segment| {
             let first = segment_pages - PROBE_PAGES;
             // With the head of the first extent.
@@ -375,7 +386,7 @@ impl Reader<'_> {
             [header, (offset_bytes(segment, first, segment_pages), PROBE_PAGES)]
         };
         let pieces: Vec<(u64, u32)> = (0..count).flat_map(probe).collect();
-        let mut segmented = Segmented::default();
+        let mut found = Vec::new();
         // Some hundred at a time, so that a large disk needs little memory for it.
         for (batch, pieces) in (0..).zip(pieces.chunks(1024)) {
             let read = self.read_all(pieces)?;
@@ -398,25 +409,18 @@ impl Reader<'_> {
                     sequence,
                     has_header: true,
                     has_footer: true,
+                    is_whole: true,
                     end_page: segment_pages,
                     entries,
                 });
-                match whole {
-                    Some(whole) => segmented.found.push(whole),
-                    None => {
-                        let (scanned, is_whole) =
-                            self.scan(log_id, segment, segment_pages, sequence)?;
-                        let holds = |found: &Found| !found.entries.is_empty() || is_whole;
-                        match scanned.filter(holds) {
-                            Some(scanned) => segmented.found.push(scanned),
-                            None if is_whole => {}
-                            None => segmented.unreadable.push(segment),
-                        }
-                    }
-                }
+                let whole = match whole {
+                    Some(whole) => Some(whole),
+                    None => self.scan(log_id, segment, segment_pages, sequence)?,
+                };
+                found.extend(whole);
             }
         }
-        Ok(segmented)
+        Ok(found)
     }
 
     fn footer(
@@ -443,8 +447,7 @@ impl Reader<'_> {
         Ok(entries.filter(|entries| entries.iter().all(inside)))
     }
 
-    /// Looks at every page of a segment for extents, and says whether all could be read. Those of an earlier use
-    /// are left out: where the header is not there to say which use this is, the newest one that is seen counts.
+    /// Looks at every page of a segment for extents. Those of an earlier use are left out: where the header is not there to say which use this is, the newest one that is seen counts.
     /// Nothing of an earlier use is live, and what was never acknowledged must not come back long after.
     fn scan(
         &mut self,
@@ -452,7 +455,7 @@ impl Reader<'_> {
         segment: u32,
         segment_pages: u32,
         sequence: Option<u64>,
-    ) -> Result<(Option<Found>, bool), RecoverError> {
+    ) -> Result<Option<Found>, RecoverError> {
         let offset = |page| offset_bytes(segment, page, segment_pages);
         let starts = (0..segment_pages).step_by(PIECE_PAGES as usize);
         let pieces: Vec<(u64, u32)> =
@@ -466,6 +469,7 @@ impl Reader<'_> {
             sequence: sequence.unwrap_or(0),
             has_header: sequence.is_some(),
             has_footer: false,
+            is_whole,
             end_page: 1,
             entries: Vec::new(),
         };
@@ -504,7 +508,7 @@ impl Reader<'_> {
         found.entries.retain(|_| uses.next() == Some(found.sequence));
         let room = footer_pages(found.entries.len()) as u32;
         found.end_page = found.end_page.min(segment_pages - room);
-        let holds = found.has_header || !found.entries.is_empty();
-        Ok((holds.then_some(found), is_whole))
+        let may_hold = found.has_header || !found.entries.is_empty() || !is_whole;
+        Ok(may_hold.then_some(found))
     }
 }

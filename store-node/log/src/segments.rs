@@ -15,8 +15,8 @@ pub(crate) enum Phase {
     Open,
     /// Is not written any more. Becomes free when nothing of it is live or in use.
     Sealed,
-    /// Could not be read when the log was opened, so that nobody knows what is in it. It stays as it is until the
-    /// log is opened again.
+    /// Could not be read whole when the log was opened, so that nobody knows all that is in it. It is read, and not
+    /// written until the log is opened again.
     Withheld,
 }
 
@@ -81,9 +81,8 @@ impl Segments {
         (found.has_header, found.header_durable) = (true, true);
     }
 
-    /// Found, and not readable.
+    /// It was found, and could not be read whole.
     pub(crate) fn withhold(&mut self, segment: u32) {
-        self.free.remove(&segment);
         self.get_mut(segment).phase = Phase::Withheld;
     }
 

@@ -248,8 +248,8 @@ impl Thread {
         if found.unreadable_segments > 0 {
             tracing::warn!(
                 dir = %dir.display(), segments = found.unreadable_segments,
-                "segments of the SSD cannot be read: what they hold is missing, and they are left as they are \
-                 until the next start"
+                "segments of the SSD cannot be read whole: a part of what they hold is missing, and they are left \
+                 as they are until the next start"
             );
         }
         let extent_bytes_max = (found.log.extent_pages_max() * kvasir_log::PAGE_BYTES) as u64;

@@ -212,14 +212,12 @@ impl Context {
         (entry.key().0 <= self.now_us).then(|| entry.remove())
     }
 
-    /// What is to happen, beside what the plan says, and the ends of calls: those that nobody has answered are
-    /// counted where they are waited for.
+    /// What is to happen, beside what the plan says.
     pub fn waiting(&self) -> usize {
-        let is_left_out = |event: &&Event| {
-            use Event::{Client, FaultBegins, Request, Unanswered};
-            matches!(event, Request(_) | Client(_) | FaultBegins(_) | Unanswered { .. })
+        let planned = |event: &&Event| {
+            matches!(event, Event::Request(_) | Event::Client(_) | Event::FaultBegins(_))
         };
-        self.events.values().filter(|event| !is_left_out(event)).count()
+        self.events.values().filter(|event| !planned(event)).count()
     }
 }
 

@@ -109,8 +109,8 @@ impl Blocks {
     }
 
     /// Forgets objects: they are found no more, and their slots are free when they are unpinned. Answers how many
-    /// there were, and under which number [`Action::Kept`](crate::Action::Kept) says that no restart brings any of them back; without
-    /// one, none could.
+    /// there were, and under which number [`Action::Kept`](crate::Action::Kept) says that no restart brings any
+    /// of them back; without one, none could.
     ///
     /// # Errors
     /// [`KeepError::Busy`] while one of them is written anew from where the SSD has it; then none is removed.

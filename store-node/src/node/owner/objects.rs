@@ -152,7 +152,6 @@ impl Owner {
                 );
             }
         }
-        self.let_go_of_dropped();
         count
     }
 
@@ -613,7 +612,17 @@ impl Owner {
         let removed = self.blocks.remove_objects(now_ms, namespace, keys);
         let (count, keep) =
             removed.map_err(|error| refused(ObjectRefusal::NoSpace, error.to_string()))?;
-        self.let_go_of_dropped();
+        // Whoever had put one may be another client.
+        for client in self.clients.list.iter_mut().filter(|of| of.namespace == namespace) {
+            for key in keys {
+                let held = client.ephemeral.get(key);
+                if held.is_some_and(|held| !self.blocks.is_there(&held.object))
+                    && let Some(Ephemeral { pin, .. }) = client.ephemeral.remove(key)
+                {
+                    self.blocks.unpin(client.line.epoch(), pin);
+                }
+            }
+        }
         let Some(keep) = keep else { return Ok(Some(count)) };
         self.clients.removals.insert(keep, RemovalOf { epoch, request, count });
         Ok(None)
