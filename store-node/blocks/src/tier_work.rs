@@ -20,9 +20,7 @@ pub(crate) struct Sink {
     pub(crate) bytes: u64,
     /// When it was given to the shell; `None` while it waits for its turn.
     pub(crate) since_ms: Option<u64>,
-    /// The block was removed since: what is written counts for nothing.
-    pub(crate) is_void: bool,
-    /// It is that removal which is written.
+    /// It is the removal of the block which is written.
     pub(crate) erases: bool,
 }
 
@@ -85,12 +83,6 @@ impl Sinks {
     pub(crate) fn rewrites(&self, key: BlockKey) -> bool {
         let mut of_it = self.all.values().filter(|sink| sink.block.key == key);
         of_it.any(|sink| sink.slot.is_none() && !sink.erases)
-    }
-
-    /// It was removed: nothing that is under way of it counts.
-    pub(crate) fn void(&mut self, key: BlockKey) {
-        let of_it = self.all.values_mut().filter(|sink| sink.block.key == key && !sink.erases);
-        of_it.for_each(|sink| sink.is_void = true);
     }
 
     pub(crate) fn number(&mut self) -> u64 {

@@ -167,7 +167,6 @@ impl Blocks {
     ) {
         self.cache.set_now(now_ms);
         self.discard(key);
-        self.sinks.void(key);
         self.rises.void(key).into_iter().for_each(|rise| self.leave_waiters(now_ms, rise));
         // What follows it, if it is the beginning of a prompt.
         let on_ssd = self.cache.unstore(key);

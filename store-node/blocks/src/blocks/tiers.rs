@@ -118,8 +118,7 @@ impl Blocks {
         };
         let number = self.sinks.number();
         let (slot, batch, bytes, since_ms) = (None, 0, 0, None);
-        let (is_void, erases) = (false, true);
-        let sink = Sink { block, slot, batch, keep, bytes, since_ms, is_void, erases };
+        let sink = Sink { block, slot, batch, keep, bytes, since_ms, erases: true };
         self.sinks.all.insert(number, sink);
         self.sinks.queue.push_back(number);
         if let Some(waits) = keep.and_then(|keep| self.sinks.keeps.get_mut(&keep)) {
@@ -192,7 +191,7 @@ impl Blocks {
         let stored = match result {
             Ok(()) if done.erases => true,
             Ok(()) => self.sunk_well(&done),
-            Err(_) if done.is_void || done.erases => false,
+            Err(_) if done.erases => false,
             Err(SinkError::Corrupt) => {
                 if let Some((slot, generation)) = done.slot {
                     self.drop_corrupt(now_ms, slot, generation);
@@ -240,8 +239,8 @@ impl Blocks {
         // Its slot is pinned until here: nothing else has come there.
         let is_indexed = |slot| self.cache.index().find(done.block.key) == Some(slot);
         let still = done.slot.is_none_or(|(slot, _)| is_indexed(slot));
-        let counts = (still || replaces) && !done.is_void;
-        let stored = counts && self.ssd_size.bytes_max > 0 && self.cache.stored(done.block);
+        let stored =
+            (still || replaces) && self.ssd_size.bytes_max > 0 && self.cache.stored(done.block);
         if !stored {
             self.forget_extent(done.block.key, done.block.parent.is_none());
         }
@@ -311,16 +310,7 @@ impl Blocks {
             let bytes = if self.cache.ssd().contains(block.key) { 0 } else { block.bytes };
             self.sinks.bytes += bytes;
             let number = self.sinks.number();
-            let sink = Sink {
-                block,
-                slot,
-                batch,
-                keep,
-                bytes,
-                since_ms: None,
-                is_void: false,
-                erases: false,
-            };
+            let sink = Sink { block, slot, batch, keep, bytes, since_ms: None, erases: false };
             self.sinks.all.insert(number, sink);
             self.sinks.queue.push_back(number);
             if let Some(waits) = keep.and_then(|keep| self.sinks.keeps.get_mut(&keep)) {

@@ -129,6 +129,20 @@ fn a_segment_that_cannot_be_read_at_a_start_is_whole_at_the_next_one() {
     (100..120).for_each(|n| assert!(log.has(n), "block {n}"));
 }
 
+#[test]
+fn what_is_written_beside_a_segment_that_cannot_be_read_is_newer_than_what_it_holds() {
+    let (mut log, all) = of_two_segments();
+    let last = *all.last().expect("some");
+    // The newest ones are there.
+    log.disk.faults.unreadable = (FIRST.1, FIRST.1 + 2 * SEGMENT_PAGES * PAGE);
+    let mut log = log.crash();
+    assert!(!log.has(last));
+    log.try_append_bytes(last, None, b"newer").expect("room");
+    log.settle();
+    log.disk.faults = Faults::default();
+    assert_eq!(log.crash().read(last), Ok(b"newer".to_vec()));
+}
+
 fn check_writes_fail(faults: Faults, error: DiskError) {
     let mut log = TestLog::new(3);
     log.store(0);
