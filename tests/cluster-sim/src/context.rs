@@ -212,12 +212,14 @@ impl Context {
         (entry.key().0 <= self.now_us).then(|| entry.remove())
     }
 
-    /// What is to happen, beside what the plan says.
+    /// What is to happen, beside what the plan says, and the ends of calls: those that nobody has answered are
+    /// counted where they are waited for.
     pub fn waiting(&self) -> usize {
-        let planned = |event: &&Event| {
-            matches!(event, Event::Request(_) | Event::Client(_) | Event::FaultBegins(_))
+        let is_left_out = |event: &&Event| {
+            use Event::{Client, FaultBegins, Request, Unanswered};
+            matches!(event, Request(_) | Client(_) | FaultBegins(_) | Unanswered { .. })
         };
-        self.events.values().filter(|event| !planned(event)).count()
+        self.events.values().filter(|event| !is_left_out(event)).count()
     }
 }
 

@@ -155,6 +155,14 @@ impl World {
         Ok(summary)
     }
 
+    /// All calendar clocks show the same again. Until then nodes do not agree about what is over, and one goes
+    /// on asking for copies of what others take for over.
+    pub fn set_clocks(&mut self) {
+        for node in &mut self.nodes {
+            node.clock_ahead_ms = 0;
+        }
+    }
+
     /// Contexts that have fewer copies than were promised, as their nodes know: they go on asking for them.
     pub fn contexts_short(&self) -> usize {
         let nodes = self.nodes.iter().filter_map(|node| node.running.as_ref());
