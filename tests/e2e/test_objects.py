@@ -2,11 +2,14 @@
 
 import gc
 import pathlib
+import re
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import urllib.request
 
 import pytest
 
@@ -178,3 +181,47 @@ def test_a_node_that_is_gone_is_an_error_and_views_may_be_read_on(request, libra
                 while True:
                     client.exists(["a"])
             assert held == b"bytes"
+
+
+def test_what_cannot_be_given_back_while_the_node_hangs_is_given_back_later(request, library):
+    with tempfile.TemporaryDirectory(prefix="kvasir-obj-") as name:
+        folder = pathlib.Path(name)
+        running = start(request.config.getoption("--kvasir"), folder)
+        with opened(running, folder, library) as client:
+            address = re.search(r"address.{0,9}?=.{0,9}?(127[.0-9]+:[0-9]+)", (folder / "node.log").read_text())[1]
+
+            def pins():
+                page = urllib.request.urlopen(f"http://{address}/metrics", timeout=60).read().decode()
+                return float(re.search(r"^kvasir_store_pins (.*)$", page, re.MULTILINE)[1])
+
+            client.put({"a": b"bytes"})
+            held = client.get(["a"])
+            assert pins() == 1
+            many = [b"%d" % at for at in range(client.objects_max)]
+            refused = threading.Event()
+
+            def ask():
+                while not refused.is_set():
+                    try:
+                        client.exists(many)
+                    except kvasir_client.NoSpace:
+                        refused.set()
+
+            running[1].send_signal(signal.SIGSTOP)
+            # Each leaves a request in the ring and waits, until the ring is full.
+            askers = []
+            while not refused.wait(0.01):
+                assert len(askers) < 2_000
+                askers.append(threading.Thread(target=ask))
+                askers[-1].start()
+            del held
+            gc.collect()
+            running[1].send_signal(signal.SIGCONT)
+            [asker.join() for asker in askers]
+            assert client.exists(["a"]) == [True]
+            deadline = time.monotonic() + READY_WITHIN_S
+            while pins() != 0:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        running[1].kill()
+        running[1].wait()

@@ -522,6 +522,7 @@ async fn a_quota_of_what_is_kept_is_429_with_the_nodes_reason() {
     }
     let refused = kept.create(&prompt(1, 64)).await;
     assert_refused(&refused, 429, "context_quota_exceeded", "as the script says");
+    assert_eq!(refused.json()["error"]["reason"], "quota_contexts");
     assert_eq!(refused.json()["error"]["type"], "rate_limit_error");
     assert_eq!((kept.served(), kept.asked()), (1, vec!["p", "d"]));
     assert_eq!(kept.refused("quota").await, 1.0);

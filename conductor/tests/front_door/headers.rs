@@ -53,6 +53,7 @@ async fn a_request_may_have_objectives_of_its_own_within_bounds() {
     let refused = ask(&harness, &[(TPOT, "2")]).await;
     assert_eq!(refused.status, 429, "{refused:?}");
     assert!(refused.text.contains("between tokens"), "{refused:?}");
+    assert_eq!(refused.json()["error"]["reason"], "tbt");
     assert!(refused.headers.contains_key("retry-after"), "{refused:?}");
     for (name, value) in [
         (TTFT, "0"),

@@ -443,16 +443,18 @@ fn a_fetch_that_cannot_be_says_why() {
     assert_eq!(client.exists(&[key]).expect("an answer"), [false]);
 }
 
+fn small_ssd(dir: &Path) -> Ssd {
+    Ssd {
+        dir: Some(dir.join("ssd")),
+        bytes: 16 << 20,
+        segment_bytes: 1 << 20,
+        sink_ahead_percent: 100,
+        ..Ssd::default()
+    }
+}
+
 fn with_ssd() -> Node {
-    Node::start(|config, dir| {
-        config.ssd = Ssd {
-            dir: Some(dir.join("ssd")),
-            bytes: 16 << 20,
-            segment_bytes: 1 << 20,
-            sink_ahead_percent: 100,
-            ..Ssd::default()
-        };
-    })
+    Node::start(|config, dir| config.ssd = small_ssd(dir))
 }
 
 /// The SSD is opened beside the node; until then nothing is kept.
@@ -538,6 +540,44 @@ fn what_was_removed_does_not_come_back_with_a_restart() {
     }
 }
 
+#[test]
+fn what_is_being_made_durable_when_the_node_stops_is_answered_first() {
+    const DRAIN: Duration = Duration::from_secs(20);
+    let mut node = Node::start(|config, dir| {
+        config.drain_ms = DRAIN.as_millis() as u64;
+        config.ssd = Ssd { faults: Some(dir.join("faults")), ..small_ssd(dir) };
+    });
+    let faults = node.dir.path().join("faults");
+    let client = node.client();
+    put_context(&client, &[(client.key(b"first"), b"bytes")]);
+    let removed = client.key(b"removed");
+    put_context(&client, &[(removed, b"bytes")]);
+    let (kept, class) = (client.key(b"kept"), Class::Context { ttl: Duration::from_secs(600) });
+    let options = PutOptions { class, ..PutOptions::default() };
+    std::fs::write(&faults, "hang").expect("written");
+    // The disk looks at its faults every 20 ms.
+    std::thread::sleep(Duration::from_millis(100));
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        let put = scope.spawn(|| client.put(&[(kept, b"whole")], &options));
+        let removal = scope.spawn(|| client.remove(&[removed]));
+        std::thread::sleep(Duration::from_millis(300));
+        let stop = scope.spawn(|| node.stop());
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(!stop.is_finished() && !put.is_finished() && !removal.is_finished());
+        std::fs::write(&faults, "").expect("written");
+        assert_eq!(put.join().expect("no panic").expect("an answer"), [Outcome::Stored]);
+        assert_eq!(removal.join().expect("no panic").expect("an answer"), 1);
+        stop.join().expect("no panic");
+    });
+    assert!(begun.elapsed() < DRAIN, "it waits for nothing else");
+    drop(client);
+    node.restart();
+    let client = node.client();
+    until("the SSD is there", || client.exists(&[kept]).expect("an answer") == [true]);
+    assert_eq!(client.exists(&[removed]).expect("an answer"), [false]);
+}
+
 /// Room for what is read from the SSD is not made of what the same call finds in memory.
 #[test]
 fn an_ephemeral_object_that_is_found_rotten_takes_no_room() {
@@ -600,6 +640,21 @@ fn without_an_ssd_a_context_object_is_stored_and_not_kept() {
     let [Outcome::NotKept(why)] = &outcomes[..] else { panic!("{outcomes:?}") };
     assert!(why.contains("no SSD"), "{why}");
     assert_eq!(client.exists(&[key]).expect("an answer"), [true]);
+}
+
+#[test]
+fn a_client_reserves_as_much_as_it_may_and_is_told_to_end_some() {
+    const PUTS_MAX: usize = 4_096;
+    let node = Node::start(|config, _| config.arena_bytes = 8 << 20);
+    let options = OpenOptions { object_bytes_max: 64, ..node.options() };
+    let client = Client::open(&options).expect("a client");
+    let reserve = |key| client.reserve(std::slice::from_ref(key), Duration::from_secs(60));
+    let all = keys(&client, PUTS_MAX + 1);
+    let mut open: Vec<_> = all[..PUTS_MAX].iter().map(|key| reserve(key).expect("room")).collect();
+    let error = reserve(&all[PUTS_MAX]).expect_err("one too many");
+    assert!(error.to_string().contains("commit or drop one"), "{error}");
+    open.pop();
+    reserve(&all[PUTS_MAX]).expect("room again");
 }
 
 #[test]

@@ -387,3 +387,46 @@ impl Job {
 fn not_here(refused: Refused) -> CopyError {
     CopyError::NotHere(refused.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use prometheus::IntCounter;
+
+    use super::*;
+    use crate::node::inbox::inbox;
+
+    /// Nobody takes a turn of it.
+    fn node() -> (NodeHandle, crate::node::inbox::Inbox) {
+        let dropped = IntCounter::new("dropped", "Messages.").expect("a name");
+        let (post, inbox) = inbox(dropped).expect("descriptors");
+        (NodeHandle::new(post), inbox)
+    }
+
+    #[tokio::test]
+    async fn what_finds_a_full_queue_is_told_when_there_is_room() {
+        let (node, inbox) = node();
+        while node.post(Command::PeersSeen(Vec::new())).is_ok() {}
+        let teller = node.clone();
+        let told = tokio::spawn(async move { tell(&teller, || Command::Drain).await });
+        sleep(2 * AGAIN).await;
+        assert!(!told.is_finished(), "there is no room");
+        assert!(matches!(inbox.commands.recv(), Ok(Command::PeersSeen(_))));
+        told.await.expect("told");
+        assert!(matches!(inbox.commands.try_iter().last(), Some(Command::Drain)));
+        while node.post(Command::Drain).is_ok() {}
+        drop(inbox);
+        // Nor does it wait for a node that has ended.
+        tell(&node, || Command::Drain).await;
+    }
+
+    #[tokio::test]
+    async fn connections_to_whatever_addresses_are_named_are_bounded() {
+        let (node, _inbox) = node();
+        let mut copier = Copier::new(Handle::current(), node, LEASE_MS);
+        for port in 1..=2 * CLIENTS_MAX {
+            copier.client(&Peer(format!("127.0.0.1:{port}").into())).expect("an address");
+            assert!(copier.clients.len() <= CLIENTS_MAX);
+        }
+        copier.client(&Peer("no address".into())).expect_err("that is none");
+    }
+}

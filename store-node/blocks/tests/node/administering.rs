@@ -160,6 +160,18 @@ fn a_pin_by_hand_ends_when_slots_take_another_shape() {
 }
 
 #[test]
+fn a_pin_by_hand_stays_when_slots_cannot_take_another_shape() {
+    let mut node = Node::new(8);
+    node.fill("1p", "ab");
+    let pin = node.blocks.admin_pin(node.now_ms, key("ab"), 60_000).expect("pinned");
+    node.open("2p", "cd", 0);
+    node.blocks.reset(4, 8).expect_err("a share is open");
+    node.check();
+    assert_eq!(node.blocks.admin_pinned_blocks(), 2);
+    assert!(node.blocks.admin_unpin(pin.pin), "it is there");
+}
+
+#[test]
 fn an_eviction_takes_what_nobody_holds_and_nothing_else() {
     let mut node = Node::new(8);
     node.fill("1p", "abc");

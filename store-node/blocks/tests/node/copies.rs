@@ -216,6 +216,29 @@ fn where_every_node_has_refused_a_copy_they_are_asked_again_after_a_time() {
     planned(&mut node, "first");
 }
 
+/// Each try is a transaction at the node that refuses it, which remembers it for a while.
+#[test]
+fn the_tries_of_a_copy_that_nobody_takes_become_rarer_until_somebody_waits_for_it() {
+    let mut node = keeper(2);
+    let retry_ms = Options::default().replicas.retry_ms;
+    sees(&mut node, &[("full", 10)]);
+    look(&mut node, &[("full", HAS_NONE)]);
+    for times in [1, 2, 4, 8, 16, 32, 32, 32] {
+        let copy = planned(&mut node, "full");
+        refuses(&mut node, copy, "full");
+        node.now_ms += times * retry_ms - 1;
+        look(&mut node, &[("full", HAS_NONE)]);
+        assert_eq!(targets(&mut node), [], "{times}");
+        node.now_ms += 1;
+        look(&mut node, &[("full", HAS_NONE)]);
+    }
+    let copy = planned(&mut node, "full");
+    refuses(&mut node, copy, "full");
+    node.now_ms += retry_ms;
+    node.blocks.make_copies(&name());
+    planned(&mut node, "full");
+}
+
 #[test]
 fn one_that_keeps_it_for_less_long_gets_the_time_before_another_one_gets_a_copy() {
     let mut node = keeper(2);
