@@ -30,6 +30,9 @@ async fn kept_case(cluster: &Cluster) -> Case {
         Stored::of(cluster, "prefill-1-node").await.blocks(&keys).await.len() == blocks
     })
     .await;
+    let over = stored.keep_until(&case.prompt, 1).await.expect_err("that is long past");
+    assert_eq!(over.code(), tonic::Code::FailedPrecondition, "{over}");
+    assert!(over.message().contains("by this node's clock"), "{over}");
     assert_eq!(stored.keep(&case.prompt).await.expect("kept"), blocks as u32);
     case
 }

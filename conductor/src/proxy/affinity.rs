@@ -32,6 +32,14 @@ pub(super) struct Beginning {
     key: Option<u64>,
 }
 
+/// A server that has probably seen a prompt's beginning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Near {
+    pub at: usize,
+    /// Of the prompt, alike; `None` where only the key is the same.
+    pub bytes: Option<usize>,
+}
+
 /// Pieces by the server that was sent them last. When the young ones are many, they become the old
 /// ones, and the old ones are forgotten.
 #[derive(Debug, Default)]
@@ -54,11 +62,12 @@ impl Affinity {
     }
 
     /// Who was sent the longest beginning like this one.
-    pub fn seen_by(&self, beginning: &Beginning) -> Option<usize> {
+    pub fn seen_by(&self, beginning: &Beginning) -> Option<Near> {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let of = |piece: &u64| seen.young.get(piece).or_else(|| seen.old.get(piece)).copied();
-        let alike = beginning.pieces.iter().map_while(of).last();
-        alike.or_else(|| of(&beginning.key?))
+        let alike = beginning.pieces.iter().map_while(of).zip(1..).last();
+        let alike = alike.map(|(at, pieces)| Near { at, bytes: Some(pieces * PIECE_BYTES) });
+        alike.or_else(|| of(&beginning.key?).map(|at| Near { at, bytes: None }))
     }
 
     pub fn remember(&self, beginning: &Beginning, at: usize) {
@@ -88,8 +97,9 @@ mod tests {
         assert_eq!(of("a", 4).pieces.len(), 4);
         affinity.remember(&of("a", 2), 1);
         affinity.remember(&of("a", 1), 0);
-        assert_eq!(affinity.seen_by(&of("a", 4)), Some(1));
-        assert_eq!(affinity.seen_by(&of("a", 1)), Some(0));
+        let near = |at, pieces: usize| Some(Near { at, bytes: Some(pieces * PIECE_BYTES) });
+        assert_eq!(affinity.seen_by(&of("a", 4)), near(1, 2));
+        assert_eq!(affinity.seen_by(&of("a", 1)), near(0, 1));
         assert_eq!(affinity.seen_by(&of("b", 4)), None);
         let short = affinity.beginning("a", &text[..PIECE_BYTES - 1], None);
         assert_eq!(short.pieces, [0u64; 0]);
@@ -102,12 +112,14 @@ mod tests {
         affinity.remember(&affinity.beginning("a", &long, Some("\"k\"")), 1);
         let of =
             |tenant, prompt: &[u8], key| affinity.seen_by(&affinity.beginning(tenant, prompt, key));
-        assert_eq!(of("a", &short, Some("\"k\"")), Some(1));
+        let by_key = |at| Some(Near { at, bytes: None });
+        assert_eq!(of("a", &short, Some("\"k\"")), by_key(1));
         assert_eq!(of("a", &short, None), None);
         assert_eq!(of("a", &short, Some("\"other\"")), None);
         assert_eq!(of("b", &short, Some("\"k\"")), None, "tenants share nothing");
         affinity.remember(&affinity.beginning("a", &short, Some("\"k\"")), 2);
-        assert_eq!(of("a", &long, Some("\"k\"")), Some(1), "what begins alike comes first");
+        let alike = Some(Near { at: 1, bytes: Some(PIECE_BYTES) });
+        assert_eq!(of("a", &long, Some("\"k\"")), alike, "what begins alike comes first");
     }
 
     #[test]

@@ -102,6 +102,11 @@ impl Backend {
         self.running.load(Ordering::Relaxed)
     }
 
+    /// The most that may be under way.
+    pub fn in_flight_max(&self) -> usize {
+        self.running_max
+    }
+
     /// It could not be reached: it is not asked before it has answered again.
     pub fn lost(&self) {
         self.set_alive(false);

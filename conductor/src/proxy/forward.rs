@@ -1,5 +1,7 @@
 //! One request: read for its model and its prompt, changed in what is the server's to say, sent on.
 
+use std::sync::Arc;
+
 use axum::http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -10,12 +12,12 @@ use tokio::time::{Instant, timeout_at};
 use super::affinity::Beginning;
 use super::backend::Flight;
 use super::fields::Fields;
-use super::passing::{self, Held, Usage};
+use super::passing::{self, Held, Told, Usage};
 use super::upstream::{AskError, Pieces};
-use super::{Nobody, Pool, Proxies};
+use super::{Chosen, Nobody, Pool, Proxies};
 use crate::http::Front;
 use crate::openai::{ApiError, Arrival, off_reactor_when_large};
-use crate::serve::Failure;
+use crate::serve::{Asked, Failure};
 
 /// What is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,6 +71,7 @@ const ELSEWHERE: [StatusCode; 4] = [
 /// What a server that all tenants share must not be asked for: to keep something, to go on with what is kept,
 /// or to work on when nobody waits.
 const STATEFUL: [&str; 3] = ["background", "previous_response_id", "conversation"];
+const LATE: Failure = Failure::Deadline { phase: "waiting for a back end" };
 /// Of the prompt, what is looked at for the choice of a server.
 const CHOSEN_BY_BYTES: usize = 256 << 10;
 
@@ -87,7 +90,7 @@ pub(crate) async fn forward(
     let pool = proxies.models.get(model).ok_or_else(|| ApiError::model_not_found(model))?;
     let running = front.serving.running();
     let deadline = arrival.at + front.request_deadline;
-    let late = || ApiError::from(Failure::Deadline { phase: "waiting for a back end" });
+    let late = || ApiError::from(LATE);
     let read = timeout_at(deadline, read(front, &arrival, endpoint, body.clone())).await;
     let mut fields = read.map_err(|_| late())??;
     let prompt = fields.get(endpoint.prompt()).unwrap_or_default().as_bytes();
@@ -98,10 +101,24 @@ pub(crate) async fn forward(
     let seen = &prompt[..prompt.len().min(CHOSEN_BY_BYTES)];
     let key = fields.get("prompt_cache_key").filter(|key| key.starts_with('"'));
     let beginning = pool.affinity.beginning(&arrival.tenant_salt, seen, key);
-    let (mut tried, mut broke, mut last) = (Vec::new(), None, None);
+    let (prompt_bytes, mut tried, mut broke, mut last) = (prompt.len(), Vec::new(), None, None);
+    let trail = front.serving.recorder().trail(Asked {
+        request_id: Arc::clone(&arrival.request_id),
+        model: model.into(),
+        prompt_tokens: u32::try_from(prompt_tokens).unwrap_or(u32::MAX),
+        cache: arrival.cache,
+        is_plan: false,
+    });
     let (answer, flight) = loop {
-        let (at, flight) = match choose(pool, &beginning, &tried, broke) {
-            Ok(chosen) => chosen,
+        let chosen = choose(pool, &beginning, &tried, broke);
+        if chosen.is_ok() || last.is_none() {
+            let failed: Vec<usize> = tried.iter().chain(&broke).copied().collect();
+            trail.passed_on(|| {
+                pool.explain(chosen.as_ref().map_err(|of| *of), &failed, prompt_bytes)
+            });
+        }
+        let (at, flight) = match chosen {
+            Ok(Chosen { at, flight, .. }) => (at, flight),
             Err(nobody) => break last.ok_or_else(|| refusal(front, pool, nobody))?,
         };
         fields.set("model", &flight.backend().model());
@@ -109,9 +126,12 @@ pub(crate) async fn forward(
         match timeout_at(deadline, sent).await {
             Ok(Ok(answer)) => {
                 count(proxies, model, answer.status().as_str());
-                let elsewhere = ELSEWHERE.contains(&answer.status());
+                let status = answer.status();
+                if !status.is_success() {
+                    trail.ended(&format!("the server answered {status}"), None);
+                }
                 let answered = (answer, flight);
-                if !elsewhere {
+                if !ELSEWHERE.contains(&status) {
                     break answered;
                 }
                 tried.push(at);
@@ -121,6 +141,7 @@ pub(crate) async fn forward(
                 let unreached = matches!(error, AskError::Unreached(_));
                 tracing::warn!(url = flight.backend().url(), %error, "a back end did not answer");
                 count(proxies, model, if unreached { "unreached" } else { "broke_off" });
+                trail.ended(&error.to_string(), None);
                 if unreached {
                     flight.backend().lost();
                     tried.push(at);
@@ -135,6 +156,7 @@ pub(crate) async fn forward(
             }
             Err(_) => {
                 count(proxies, model, "late");
+                trail.ended(LATE.label(), None);
                 return Err(late());
             }
         }
@@ -144,7 +166,8 @@ pub(crate) async fn forward(
         admission.give_all_back();
     }
     let usage = Usage::new(arrival.admission, prompt_tokens);
-    Ok(pass(answer, Held { _flight: flight, usage, _running: running }, deadline))
+    let told = Told::new(trail.latest_record(), arrival.at, is_stream(&answer));
+    Ok(pass(answer, Held { _flight: flight, usage, told, _running: running }, deadline))
 }
 
 /// A server that has not been tried; the one that broke off is asked again only when there is no other.
@@ -153,7 +176,7 @@ fn choose(
     beginning: &Beginning,
     tried: &[usize],
     broke: Option<usize>,
-) -> Result<(usize, Flight), Nobody> {
+) -> Result<Chosen, Nobody> {
     if let Some(broke) = broke {
         let others = [tried, &[broke]].concat();
         if let Ok(chosen) = pool.choose(beginning, &others) {
@@ -161,6 +184,12 @@ fn choose(
         }
     }
     pool.choose(beginning, tried)
+}
+
+/// Its first piece is its first token.
+fn is_stream(answer: &Response<Pieces>) -> bool {
+    let kind = answer.headers().get(header::CONTENT_TYPE);
+    kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
 }
 
 /// The request as it is passed on, but for its model.

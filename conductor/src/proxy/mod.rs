@@ -24,7 +24,8 @@ use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::BackendConfig;
-use affinity::{Affinity, Beginning};
+use crate::serve::{PassedOn, ServerSeen, ServerState, Why};
+use affinity::{Affinity, Beginning, Near};
 use backend::{Backend, Flight};
 
 pub(crate) use forward::{Endpoint, forward, model_of};
@@ -67,6 +68,16 @@ pub(crate) struct BackendOverview {
     url: String,
     alive: bool,
     in_flight: usize,
+}
+
+/// A server, with a place there.
+#[derive(Debug)]
+struct Chosen {
+    at: usize,
+    flight: Flight,
+    why: Why,
+    /// Who had seen most of the beginning, whether or not it is that.
+    near: Option<usize>,
 }
 
 /// Why no server is asked.
@@ -154,7 +165,7 @@ impl Pool {
     /// The server for a prompt with this beginning, and a place there; `tried` have failed already. The one
     /// that saw most of the beginning, or its key last, unless it is much busier than the others; else the
     /// least busy one.
-    fn choose(&self, beginning: &Beginning, tried: &[usize]) -> Result<(usize, Flight), Nobody> {
+    fn choose(&self, beginning: &Beginning, tried: &[usize]) -> Result<Chosen, Nobody> {
         let mut passed_over = tried.to_vec();
         loop {
             let open = |at: &usize| !passed_over.contains(at) && self.backends[*at].is_alive();
@@ -164,21 +175,69 @@ impl Pool {
                 let full = passed_over.len() > tried.len();
                 return Err(if full { Nobody::Full } else { Nobody::NoneAnswers });
             };
-            let near = self.affinity.seen_by(beginning).filter(|at| alive.contains(at));
-            let near = near.filter(|&at| self.backends[at].in_flight() <= 2 * least + SLACK);
-            let at = near.unwrap_or_else(|| {
-                let first = self.affinity.turn();
-                let of = |&at: &usize| {
-                    let turn = (at + first) % self.backends.len();
-                    (self.backends[at].in_flight(), turn)
-                };
-                alive.iter().copied().min_by_key(of).unwrap_or_default()
-            });
+            let near = self.affinity.seen_by(beginning);
+            let is_open = |near: &Near| {
+                let in_flight = || self.backends[near.at].in_flight();
+                alive.contains(&near.at) && in_flight() <= 2 * least + SLACK
+            };
+            let (at, why) = match near.filter(is_open) {
+                Some(Near { at, bytes: Some(bytes) }) => (at, Why::Alike { bytes }),
+                Some(Near { at, bytes: None }) => (at, Why::SameKey),
+                None => {
+                    let first = self.affinity.turn();
+                    let of = |&at: &usize| {
+                        let turn = (at + first) % self.backends.len();
+                        (self.backends[at].in_flight(), turn)
+                    };
+                    let least = alive.iter().copied().min_by_key(of);
+                    (least.unwrap_or_default(), Why::LeastBusy)
+                }
+            };
             if let Some(flight) = self.backends[at].begin() {
                 self.affinity.remember(beginning, at);
-                return Ok((at, flight));
+                return Ok(Chosen { at, flight, why, near: near.map(|near| near.at) });
             }
             passed_over.push(at);
+        }
+    }
+
+    /// A choice in words. `tried` had failed before.
+    fn explain(
+        &self,
+        chosen: Result<&Chosen, Nobody>,
+        tried: &[usize],
+        prompt_bytes: usize,
+    ) -> PassedOn {
+        let to = chosen.ok().map(|chosen| chosen.at);
+        let near = chosen.ok().and_then(|chosen| chosen.near);
+        let server = |(at, backend): (usize, &Arc<Backend>)| {
+            let is_chosen = to == Some(at);
+            let in_flight = backend.in_flight().saturating_sub(usize::from(is_chosen));
+            let state = if is_chosen {
+                ServerState::Chosen
+            } else if tried.contains(&at) {
+                ServerState::HasFailed
+            } else if !backend.is_alive() {
+                ServerState::DoesNotAnswer
+            } else if in_flight >= backend.in_flight_max() {
+                ServerState::Full
+            } else if near == Some(at) {
+                ServerState::FarBusier
+            } else {
+                ServerState::Passed
+            };
+            let (url, in_flight_max) = (backend.url().to_owned(), backend.in_flight_max());
+            ServerSeen { url, in_flight, in_flight_max, state }
+        };
+        PassedOn {
+            to: to.map(|at| self.backends[at].url().to_owned()),
+            why: match chosen {
+                Ok(chosen) => chosen.why,
+                Err(Nobody::Full) => Why::AllFull,
+                Err(Nobody::NoneAnswers) => Why::NoneAnswers,
+            },
+            prompt_bytes,
+            servers: self.backends.iter().enumerate().map(server).collect(),
         }
     }
 }

@@ -16,6 +16,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use super::backend::Flight;
 use super::upstream::Pieces;
 use crate::access::Admission;
+use crate::serve::{Failure, Record};
 
 /// What is kept of an answer to find its usage in it: all of one that is no longer, else its end.
 const KEPT_BYTES: usize = 256 << 10;
@@ -27,6 +28,7 @@ const WRITE_BYTES: usize = 16 << 10;
 pub(super) struct Held {
     pub _flight: Flight,
     pub usage: Usage,
+    pub told: Told,
     /// The conductor does not end before it.
     pub _running: TaskTrackerToken,
 }
@@ -59,12 +61,20 @@ impl Passing {
             match self.pieces.poll_next(cx) {
                 Poll::Ready(Some(Ok(piece))) => {
                     self.held.usage.read(&piece);
+                    self.held.told.piece();
                     self.left = self.left.map(|left| left.saturating_sub(piece.len() as u64));
                     self.joined.push(piece);
                 }
-                Poll::Ready(Some(Err(error))) => self.end = Some(Err(io::Error::other(error))),
-                Poll::Ready(None) => self.end = Some(Ok(())),
+                Poll::Ready(Some(Err(error))) => {
+                    self.held.told.ended(&error.to_string());
+                    self.end = Some(Err(io::Error::other(error)));
+                }
+                Poll::Ready(None) => {
+                    self.held.told.ended("ok");
+                    self.end = Some(Ok(()));
+                }
                 Poll::Pending if self.deadline.as_mut().poll(cx).is_ready() => {
+                    self.held.told.ended(Failure::Deadline { phase: "" }.label());
                     self.end = Some(Err(io::Error::other("the request's deadline passed")));
                 }
                 Poll::Pending if self.joined.is_empty() => return Poll::Pending,
@@ -135,6 +145,39 @@ impl Joined {
         } else {
             self.more.split().freeze()
         }
+    }
+}
+
+/// What is written down of an answer, where that is asked for. One that is let go before its end was not taken
+/// by its client.
+#[derive(Debug)]
+pub(super) struct Told {
+    record: Option<Arc<Record>>,
+    /// Of the request, for a stream that has no piece yet.
+    waits_since: Option<Instant>,
+}
+
+impl Told {
+    pub fn new(record: Option<Arc<Record>>, arrived: Instant, is_stream: bool) -> Told {
+        Told { record, waits_since: is_stream.then_some(arrived) }
+    }
+
+    fn piece(&mut self) {
+        if let (Some(since), Some(record)) = (self.waits_since.take(), &self.record) {
+            record.first_token(since.elapsed());
+        }
+    }
+
+    fn ended(&self, how: &str) {
+        if let Some(record) = &self.record {
+            record.ended(how, None);
+        }
+    }
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.ended(Failure::ClientGone.label());
     }
 }
 

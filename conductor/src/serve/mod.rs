@@ -7,7 +7,7 @@
 //! 3. [`line`], [`turn`]: where requests of several tenants wait for their turn
 //! 4. [`attempt`]: one attempt on chosen instances: allocate, fetch, push, both legs
 //! 5. [`transaction`]: what an attempt holds on the nodes; dropped, it gives it all back
-//! 6. [`recorder`]: what was decided, and what came of it
+//! 6. [`recorder`]: what was decided, and what came of it; [`passed_on`]: that for models that others serve
 //! 7. [`schedule`]: decisions for callers with a front door of their own
 //! 8. [`arrivals`]: what requests that begin alike bring once for all of them
 //! 9. [`reserve`], [`fetch`], [`chunks`], [`legs`], [`renewal`], [`abort`], [`fault`], [`pace`]: its parts
@@ -27,6 +27,7 @@ mod legs;
 mod line;
 mod outputs;
 mod pace;
+mod passed_on;
 mod phase;
 mod recorder;
 mod renewal;
@@ -55,7 +56,8 @@ use fault::TOO_MANY;
 pub(crate) use job::{Ended, FinishReason, Job, Meter, Progress, Prompt, Steered};
 pub(crate) use line::{Claim, WaitOptions};
 pub(crate) use outputs::{Output, Outputs};
-pub(crate) use recorder::{Decision, Record, Recorder, unix_ms};
+pub(crate) use passed_on::{PassedOn, ServerSeen, ServerState, Why};
+pub(crate) use recorder::{Asked, Decision, Record, Recorder, unix_ms};
 pub(crate) use schedule::scheduler_service;
 
 /// Bounds of serving.

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::class::CacheClass;
 use super::job::Ended;
+use super::passed_on::PassedOn;
 use crate::cluster::NotPlaced;
 
 /// See the module.
@@ -124,6 +125,13 @@ impl Trail<'_> {
         refusal
     }
 
+    /// It was passed on to a server that is none of ours, or to none. `what` is not asked where nothing is kept.
+    pub fn passed_on(&self, what: impl FnOnce() -> PassedOn) {
+        if self.recorder.kept > 0 {
+            self.record(Decision::PassedOn(Box::new(what())), None);
+        }
+    }
+
     fn record(&self, decision: Decision, inputs: Option<Box<Inputs>>) {
         let record = Arc::new(Record {
             at_unix_ms: unix_ms(),
@@ -140,18 +148,14 @@ impl Trail<'_> {
 
     /// How the latest decision ended: "ok", or in a word or a sentence why not.
     pub fn ended(&self, how: &str, ended: Option<&Ended>) {
-        let prefill = ended.and_then(|ended| ended.prefill);
         if let Some(record) = &*self.latest() {
-            let _ = record.outcome.set(Outcome {
-                how: how.to_owned(),
-                after_ms: unix_ms().saturating_sub(record.at_unix_ms),
-                cached_tokens: ended.map(|ended| ended.cached_tokens),
-                answer_tokens: ended.map(|ended| ended.answer_tokens),
-                tbt_us: ended.and_then(|ended| ended.tbt_us),
-                prefill_us: prefill.map(|prefill| prefill.measured_us),
-                prefill_predicted_us: prefill.map(|prefill| prefill.predicted_us),
-            });
+            record.ended(how, ended);
         }
+    }
+
+    /// The latest decision, for whoever goes on with the answer.
+    pub fn latest_record(&self) -> Option<Arc<Record>> {
+        self.latest().clone()
     }
 
     fn latest(&self) -> MutexGuard<'_, Option<Arc<Record>>> {
@@ -178,6 +182,7 @@ pub(crate) struct Record {
 pub(crate) enum Decision {
     Placed(Box<Placement>),
     Refused(Box<Refused>),
+    PassedOn(Box<PassedOn>),
 }
 
 /// What came of a decision.
@@ -202,6 +207,25 @@ impl Record {
         self.first_token.get().map(|ttft| ttft.as_secs_f64() * 1e3)
     }
 
+    /// So long after the request's arrival it had its first token; what is said later of it counts for nothing.
+    pub fn first_token(&self, after: Duration) {
+        let _ = self.first_token.set(after);
+    }
+
+    /// As [`Trail::ended`]; what is said later of it counts for nothing.
+    pub fn ended(&self, how: &str, ended: Option<&Ended>) {
+        let prefill = ended.and_then(|ended| ended.prefill);
+        let _ = self.outcome.set(Outcome {
+            how: how.to_owned(),
+            after_ms: unix_ms().saturating_sub(self.at_unix_ms),
+            cached_tokens: ended.map(|ended| ended.cached_tokens),
+            answer_tokens: ended.map(|ended| ended.answer_tokens),
+            tbt_us: ended.and_then(|ended| ended.tbt_us),
+            prefill_us: prefill.map(|prefill| prefill.measured_us),
+            prefill_predicted_us: prefill.map(|prefill| prefill.predicted_us),
+        });
+    }
+
     pub fn outcome(&self) -> Option<&Outcome> {
         self.outcome.get()
     }
@@ -211,6 +235,7 @@ impl Record {
         let decided = match &self.decision {
             Decision::Placed(placement) => Ok(&**placement),
             Decision::Refused(refused) => Err(&**refused),
+            Decision::PassedOn(_) => return None,
         };
         self.inputs().as_ref().map(|inputs| RecordedDecision::new(inputs, decided))
     }
@@ -233,6 +258,13 @@ impl Record {
                 line["cache"] = json!(explained.cache);
             }
             Decision::Refused(refused) => line["refused"] = json!(refused.refusal.to_string()),
+            Decision::PassedOn(passed) => match &passed.to {
+                Some(to) => {
+                    line["passed_to"] = json!(to);
+                    line["why"] = json!(passed.reason());
+                }
+                None => line["refused"] = json!(passed.reason()),
+            },
         }
         line
     }
@@ -249,6 +281,13 @@ impl Record {
                 record["refused"] = json!(refused.refusal.to_string());
                 record["refusal"] = json!(refused.explain());
                 record["text"] = json!(refused.to_string());
+            }
+            Decision::PassedOn(passed) => {
+                if passed.to.is_none() {
+                    record["refused"] = json!(passed.reason());
+                }
+                record["passed_on"] = json!(passed);
+                record["text"] = json!(passed.to_string());
             }
         }
         record

@@ -47,7 +47,12 @@ pub(super) fn recent(records: &[Arc<Record>], kept: usize, now_unix_ms: u64) -> 
         // count as one request.
         let first = seen.insert(Arc::clone(&record.asked.request_id));
         recent.requests += u64::from(first);
-        if matches!(record.decision, Decision::Refused(_)) {
+        let is_refused = match &record.decision {
+            Decision::Refused(_) => true,
+            Decision::PassedOn(passed) => passed.to.is_none(),
+            Decision::Placed(_) => false,
+        };
+        if is_refused {
             recent.refused += u64::from(first);
             continue;
         }

@@ -332,6 +332,121 @@ async fn a_server_that_fails_is_passed_over_and_asked_again_when_it_is_back() {
     assert_eq!(post(&harness, "/v1/completions", None, &chat("hi")).await.status(), 200);
 }
 
+/// The decisions for all that [`post`] has asked, in their order, once none is open.
+async fn decisions(harness: &Harness) -> Vec<Value> {
+    for _ in 0..2_000 {
+        let url = format!("{}/decisions/mine", harness.watch);
+        let answer = harness.client.get(url).send().await.expect("an answer");
+        let found: Value = answer.json().await.expect("JSON");
+        let found = found["decisions"].as_array().expect("a list").clone();
+        if found.iter().all(|one| one["outcome"].is_object() || one["refused"].is_string()) {
+            return found;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("some decision has no outcome");
+}
+
+#[tokio::test]
+async fn it_is_explained_why_a_request_was_passed_on_to_which_server_and_what_came_of_it() {
+    let (one, two) = (Server::start().await, Server::start().await);
+    let harness = start(&[&one, &two], |config| config.decisions_kept = 100).await;
+    harness.until_metric("kvasir_conductor_backends_alive{model=\"other\"}", |n| n == 2.0).await;
+    let ask = async |body: &Value| {
+        let answer = post(&harness, "/v1/chat/completions", None, body).await;
+        let status = answer.status().as_u16();
+        answer.bytes().await.expect("a body");
+        status
+    };
+    let long = chat(&"a".repeat(2_000));
+    assert_eq!(ask(&long).await, 200);
+    assert_eq!(ask(&long).await, 200);
+    let found = decisions(&harness).await;
+    let [first, again] = found.as_slice() else { panic!("two in {found:?}") };
+    assert_eq!((&first["model"], &first["prompt_tokens"]), (&json!("other"), &json!(508)));
+    assert_eq!(first["passed_on"]["why"], "least_busy");
+    assert_eq!(first["outcome"]["how"], "ok");
+    assert_eq!(first["ttft_ms"], Value::Null, "nothing came before the whole");
+    let (url, passed) = (&first["passed_on"]["to"], &again["passed_on"]);
+    assert_eq!((&passed["to"], &passed["why"]["alike"]["bytes"]), (url, &json!(7 * 256)));
+    let text = again["text"].as_str().expect("text");
+    assert!(text.contains("0 under way of 8 at most: chosen\n"), "{text}");
+    assert!(text.contains("0 under way of 8 at most: not better\n"), "{text}");
+    assert!(text.ends_with("what begins alike, for 1792 of 2030 bytes"), "{text}");
+
+    // The one that has seen it fails, and the other one takes its place.
+    let (seen, other) =
+        if *url == json!(format!("http://{}", one.address)) { (&one, &two) } else { (&two, &one) };
+    seen.set(StatusCode::SERVICE_UNAVAILABLE);
+    let before = found.len();
+    assert_eq!(ask(&long).await, 200);
+    let found = decisions(&harness).await;
+    let [failed, instead] = &found[before..] else { panic!("two more in {found:?}") };
+    assert_eq!(failed["outcome"]["how"], "the server answered 503 Service Unavailable");
+    let to = format!("http://{}", other.address);
+    assert_eq!(
+        (&instead["passed_on"]["to"], &instead["outcome"]["how"]),
+        (&json!(to), &json!("ok"))
+    );
+    assert!(instead["text"].as_str().expect("text").contains("has failed for this request"));
+
+    // A stream has a first token, and a client that leaves.
+    let mut stream = chat("hi");
+    stream["stream"] = true.into();
+    stream["prompt_cache_key"] = "k".into();
+    let before = found.len();
+    seen.set(StatusCode::OK);
+    let mut events = post(&harness, "/v1/chat/completions", None, &stream).await.bytes_stream();
+    events.next().await.expect("an event").expect("bytes");
+    drop(events);
+    eventually(async || {
+        one.fake.events.add_permits(1);
+        two.fake.events.add_permits(1);
+        let open = |server: &Server| server.fake.streams.load(Ordering::SeqCst);
+        open(&one) + open(&two) == 0
+    })
+    .await;
+    stream["stream"] = false.into();
+    assert_eq!(ask(&stream).await, 200);
+    let found = decisions(&harness).await;
+    let [left, same_key] = &found[before..] else { panic!("two more in {found:?}") };
+    assert_eq!(left["outcome"]["how"], "client_gone");
+    assert!(left["ttft_ms"].as_f64().is_some_and(|ms| ms > 0.0), "{left}");
+    assert_eq!(same_key["passed_on"]["why"], "same_key");
+    assert_eq!(same_key["passed_on"]["to"], left["passed_on"]["to"]);
+    let recent = async || {
+        let url = format!("{}/state", harness.watch);
+        let state = harness.client.get(url).send().await.expect("an answer");
+        state.json::<Value>().await.expect("JSON")["recent"].clone()
+    };
+    // All of one id: that is one request.
+    assert_eq!((&recent().await["requests"], &recent().await["answered"]), (&json!(1), &json!(4)));
+
+    // Nobody is left.
+    let before = found.len();
+    drop((one, two));
+    harness.until_metric("kvasir_conductor_backends_alive{model=\"other\"}", |n| n == 0.0).await;
+    assert_eq!(ask(&long).await, 503);
+    let found = decisions(&harness).await;
+    assert!(found.len() > before);
+    let nobody = found.last().expect("one");
+    assert_eq!(nobody["refused"], "no server of the model answers");
+    assert_eq!(nobody["passed_on"]["to"], Value::Null);
+    assert!(nobody["text"].as_str().expect("text").contains("does not answer"));
+}
+
+#[tokio::test]
+async fn where_no_decisions_are_kept_none_is_recorded_of_what_is_passed_on() {
+    let server = Server::start().await;
+    let harness = start(&[&server], |config| config.decisions_kept = 0).await;
+    let answer = post(&harness, "/v1/completions", None, &chat("hi")).await;
+    assert_eq!(answer.status(), 200);
+    answer.bytes().await.expect("a body");
+    let url = format!("{}/decisions", harness.watch);
+    let kept = harness.client.get(url).send().await.expect("an answer");
+    assert_eq!(kept.json::<Value>().await.expect("JSON")["decisions"], json!([]));
+}
+
 #[tokio::test]
 async fn a_server_that_answers_makes_nobody_ready_whose_own_nodes_are_cold() {
     let (server, world) = (Server::start().await, World::default());

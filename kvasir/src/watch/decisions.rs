@@ -27,13 +27,15 @@ pub fn list(decisions: &[Value]) -> String {
 fn row(one: &Value, latest: u64) -> Vec<String> {
     let at = one["at_unix_ms"].as_u64().unwrap_or(latest);
     let refused = one["refused"].as_str();
-    let why = refused.or(one["cache"].as_str()).unwrap_or("");
+    let why = refused.or(one["cache"].as_str()).or(one["why"].as_str()).unwrap_or("");
+    let passed_to = &one["passed_to"];
+    let prefill = if passed_to.is_string() { passed_to } else { &one["prefill"] };
     vec![
         format!("{:.1}s", latest.saturating_sub(at) as f64 / 1e3),
         word(&one["request_id"]),
         number(&one["prompt_tokens"]),
         number(&one["reused_tokens"]),
-        word(&one["prefill"]),
+        word(prefill),
         word(&one["decode"]),
         milliseconds(&one["predicted_ttft_ms"]),
         milliseconds(&one["ttft_ms"]),
@@ -58,6 +60,7 @@ pub fn whole(decisions: &[Value]) -> String {
             // The text ends with it.
             Some(_) if decision["text"].is_string() => {}
             Some(why) => text += &format!("refused: {}\n", plain(why)),
+            None if decision["passed_on"].is_object() => {}
             None => {
                 let cache = decision["placement"]["cache"].as_str().unwrap_or_default();
                 text += &format!("cache: {}\n", plain(cache));
@@ -146,6 +149,17 @@ mod tests {
             whole(&[refused]),
             "request x: 1 tokens for m\n  prefill p@n: no room\n  refused: no room\noutcome: refused\n"
         );
+        let passed = json!({
+            "request_id": "x", "model": "m", "prompt_tokens": 9, "passed_on": {},
+            "text": "passed on to http://a: why", "outcome": {"how": "ok", "after_ms": 3},
+        });
+        assert_eq!(
+            whole(&[passed]),
+            "request x: 9 tokens for m\n  passed on to http://a: why\noutcome: ok after 3 ms\n"
+        );
+        let passed = json!({"request_id": "x", "passed_to": "http://a", "why": "for its key"});
+        let line = list(&[passed]);
+        assert!(line.contains("http://a") && line.contains("for its key"), "{line}");
         let plan = json!({"request_id": "x", "is_plan": true, "text": "split p -> d"});
         assert!(whole(&[plan]).ends_with("outcome: planned\n"));
         let ephemeral = json!({

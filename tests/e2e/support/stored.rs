@@ -52,13 +52,38 @@ impl Stored {
 
     /// Keeps a prompt's blocks for a minute. Answers with their number, all of them durable.
     pub async fn keep(&mut self, prompt: &[u32]) -> Result<u32, tonic::Status> {
+        let tenant = "test".into();
+        self.keep_as(
+            prompt,
+            v1::KeepContextRequest { tenant, ttl_ms: 600_000, ..v1::KeepContextRequest::default() },
+        )
+        .await
+    }
+
+    /// The same of what another node has promised until then.
+    pub async fn keep_until(
+        &mut self,
+        prompt: &[u32],
+        until_unix_ms: u64,
+    ) -> Result<u32, tonic::Status> {
+        let request = v1::KeepContextRequest {
+            tenant_hash: 1,
+            until_unix_ms,
+            ..v1::KeepContextRequest::default()
+        };
+        self.keep_as(prompt, request).await
+    }
+
+    async fn keep_as(
+        &mut self,
+        prompt: &[u32],
+        request: v1::KeepContextRequest,
+    ) -> Result<u32, tonic::Status> {
         let keys = self.keys(prompt).await;
         let request = v1::KeepContextRequest {
             namespace: self.namespace().await.0.to_vec(),
             keys: BlockKey::concat(&keys),
-            tenant: "test".into(),
-            ttl_ms: 600_000,
-            ..v1::KeepContextRequest::default()
+            ..request
         };
         Ok(self.client.keep_context(request).await?.into_inner().kept_blocks)
     }
