@@ -225,7 +225,7 @@ fn make_parts(
     let bucket = start_bucket(&config, &arena, &post)?;
     let routing = start_routing(&config, &arena, registry, route_registry)?;
     let (arena_region, _) = transfer.register(Arc::clone(arena.memory()))?;
-    let blocks = Blocks::new(kvasir_blocks::Options {
+    let mut blocks = Blocks::new(kvasir_blocks::Options {
         imm_seed: rand::random(),
         lease_ms_max: config.lease_ms_max,
         shares_max: SHARES_MAX,
@@ -244,6 +244,9 @@ fn make_parts(
         },
         ..kvasir_blocks::Options::default()
     });
+    if ssd.is_some() {
+        blocks.expect_ssd();
+    }
     let memories = Memories { slots: Arc::clone(arena.memory()), tails: Arc::clone(&tails) };
     let handle = NodeHandle::new(post.clone());
     let (runtime, lease_ms_max) = (tokio::runtime::Handle::current(), config.lease_ms_max);

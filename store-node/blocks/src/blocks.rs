@@ -45,6 +45,7 @@ use crate::share::ShareRecord;
 use crate::share_state::Refusal;
 use crate::ssd::SsdBlock;
 use crate::tier_work::{Rises, Sinks};
+use crate::unseen::Unseen;
 
 /// The one owner of a node's slots, index and shares.
 ///
@@ -120,6 +121,8 @@ pub struct Blocks {
     carries: Carries,
     /// Objects that go when they are not kept after all: their clients have ended. No more than are being kept.
     ending_objects: BTreeMap<BlockKey, ObjectAt>,
+    /// Names that may stand for something else below memory.
+    unseen: Unseen,
     /// Shares that are hints.
     hints: usize,
     /// Bounded by the shares, each of which adds every action at most once (and once for each block that
@@ -189,6 +192,7 @@ impl Blocks {
             fills: Fills::default(),
             carries: Carries::default(),
             ending_objects: BTreeMap::new(),
+            unseen: Unseen::new(options.bucket.uploads_max > 0),
             hints: 0,
             actions: VecDeque::new(),
             totals: Totals::default(),
@@ -324,7 +328,7 @@ impl Blocks {
             imms: as_u32(self.imms.held().len()),
             tombstones: self.tombstones.len(),
             finished: self.finished.len(),
-            sinking: as_u32(self.sinks.all.len()),
+            sinking: as_u32(self.sinks.len()),
             rises_late: self.rises.late,
             sinking_since_ms: self.sinks.oldest_ms(),
             ssd_blocks: as_u32(self.cache.ssd().len()),
@@ -402,7 +406,7 @@ impl Blocks {
         let vram_keys = keys.len();
         keys.extend(index.iter().map(|(_, entry)| entry.key).filter(|key| !in_pool(key)));
         let dram_keys = keys.len() - vram_keys;
-        let on_ssd = self.cache.ssd().iter().map(|block| block.key);
+        let on_ssd = self.cache.on_ssd();
         keys.extend(on_ssd.filter(|key| index.find(*key).is_none() && !in_pool(key)));
         Snapshot { sequence: self.sequence(), keys, vram_keys, dram_keys }
     }

@@ -117,6 +117,10 @@ impl Bucket {
         self.tenants.get(&tenant).copied().unwrap_or(0)
     }
 
+    pub(crate) fn iter(&self) -> impl Iterator<Item = SsdBlock> + '_ {
+        self.known.values().copied()
+    }
+
     pub(crate) fn get(&self, key: BlockKey) -> Option<SsdBlock> {
         self.known.get(&key).copied()
     }

@@ -23,6 +23,8 @@ pub(crate) struct Cache {
     slots: Slots,
     index: Index,
     ssd: Ssd,
+    /// What lies on the SSD in another one cannot be had.
+    layout: u64,
     log: EventLog,
     evicted_total: u64,
     evicted_unsunk_total: u64,
@@ -36,6 +38,7 @@ impl Cache {
             slots: Slots::new(slots, Generation(0)),
             index: Index::new(slots, eviction),
             ssd: Ssd::default(),
+            layout: 0,
             log: EventLog::new(event_log_max),
             evicted_total: 0,
             evicted_unsunk_total: 0,
@@ -120,7 +123,7 @@ impl Cache {
     pub(crate) fn land(&mut self, slot: SlotIndex, entry: Entry) {
         let key = entry.key;
         let state = self.slots.apply(slot, SlotEvent::Land);
-        self.index.insert(slot, entry, self.ssd.contains(key));
+        self.index.insert(slot, entry, self.is_on_ssd(key));
         if state.pins() == 0 {
             self.index.set_idle(slot);
         }
@@ -131,33 +134,59 @@ impl Cache {
     pub(crate) fn seal(&mut self, slot: SlotIndex, entry: Entry) {
         let key = entry.key;
         self.slots.apply(slot, SlotEvent::Seal);
-        self.index.insert(slot, entry, self.ssd.contains(key));
+        self.index.insert(slot, entry, self.is_on_ssd(key));
         self.tell_here(key, self.tier_below(key));
     }
 
     /// A block lies on the SSD. False when the block before it does not.
     pub(crate) fn stored(&mut self, block: SsdBlock) -> bool {
-        let (key, known) = (block.key, self.ssd.contains(block.key));
+        let (key, was) = (block.key, self.tier_below(block.key));
         if !self.ssd.insert(block) {
             return false;
         }
+        self.ssd_has_changed(key, was);
+        true
+    }
+
+    /// Blocks in slots look like this from now on.
+    pub(crate) fn set_layout(&mut self, layout: u64) {
+        let former = std::mem::replace(&mut self.layout, layout);
+        if former == layout {
+            return;
+        }
+        let all: Vec<SsdBlock> = self.ssd.iter().collect();
+        for SsdBlock { key, layout, .. } in all {
+            self.ssd_has_changed(key, (layout == former).then_some(Tier::Ssd));
+        }
+    }
+
+    /// Whether a block can be had from the SSD has changed, or has not.
+    fn ssd_has_changed(&mut self, key: BlockKey, was: Option<Tier>) {
         match self.index.find(key) {
-            Some(slot) => self.index.set_sunk(slot, true),
-            None if !known => self.tell_gone(key, None),
+            Some(slot) => self.index.set_sunk(slot, self.is_on_ssd(key)),
+            None if was != self.tier_below(key) => self.tell_gone(key, was),
             None => {}
         }
-        true
+    }
+
+    /// It can be had from there.
+    pub(crate) fn is_on_ssd(&self, key: BlockKey) -> bool {
+        self.ssd.get(key).is_some_and(|block| block.layout == self.layout)
+    }
+
+    /// All that can be had from there.
+    pub(crate) fn on_ssd(&self) -> impl Iterator<Item = BlockKey> + '_ {
+        let fits = |block: &SsdBlock| block.layout == self.layout;
+        self.ssd.iter().filter(fits).map(|block| block.key)
     }
 
     /// A block and those after it are not on the SSD any more; answers with their keys.
     pub(crate) fn unstore(&mut self, key: BlockKey) -> Vec<BlockKey> {
         let gone = self.ssd.subtree(key);
         for &key in &gone {
+            let was = self.tier_below(key);
             self.ssd.remove(key);
-            match self.index.find(key) {
-                Some(slot) => self.index.set_sunk(slot, false),
-                None => self.tell_gone(key, Some(Tier::Ssd)),
-            }
+            self.ssd_has_changed(key, was);
         }
         gone
     }
@@ -352,7 +381,7 @@ impl Cache {
 
     /// Where a block can be had that is neither in a pool nor in a slot.
     fn tier_below(&self, key: BlockKey) -> Option<Tier> {
-        self.ssd.contains(key).then_some(Tier::Ssd)
+        self.is_on_ssd(key).then_some(Tier::Ssd)
     }
 
     /// Then what becomes of it elsewhere is no change of where it can be had fastest.

@@ -14,7 +14,7 @@
 //!    `ends.rs`: the marks that say so.
 //!    `blocks/bucket.rs`: what is sent to an object store; `bucket.rs`: what is known of it.
 //!    `blocks/prefetch.rs`: what rises on a hint.
-//!    `blocks/objects.rs`: objects of clients that are no engines.
+//!    `blocks/objects.rs`: objects of clients that are no engines; `unseen.rs`: those put before all is known.
 //!    `blocks/pools.rs`: engines' own pages; `pools.rs`: who may touch each; `pool_set.rs`: what all engines have there
 //!    together; `pool_work.rs`: what is being filled.
 //!    `blocks/carries.rs`: what is computed in a pool for a share; `carries.rs`: what it remembers.
@@ -56,6 +56,7 @@ mod slot_state;
 mod slots;
 mod ssd;
 mod tier_work;
+mod unseen;
 
 pub use admin::{
     AdminPin, AdminPinError, DramCopy, Evicted, Holder, Inspection, ListFilter, ListFrom, Listed,

@@ -184,6 +184,11 @@ impl Ssd {
         self.find(key).map(|id| self.block_at(id))
     }
 
+    /// That its extent takes; none when it is not here.
+    pub(crate) fn bytes_of(&self, key: BlockKey) -> u64 {
+        self.get(key).map_or(0, |block| block.bytes)
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = SsdBlock> + '_ {
         (0..self.ids()).filter_map(|id| self.at_id(id))
     }
@@ -235,10 +240,12 @@ impl Ssd {
         keys.iter().take_while(follows).count()
     }
 
-    /// A block's extent can be relied on. A block that is here already takes the mark of the newer
-    /// extent. False, and nothing happens, when its parent is not here.
+    /// A block's extent can be relied on. A block that is here already takes what the newer extent says. False, and
+    /// nothing happens, when its parent is not here.
     pub(crate) fn insert(&mut self, block: SsdBlock) -> bool {
         if let Some(id) = self.find(block.key) {
+            let SsdBlock { namespace, layout, bytes, .. } = block;
+            self.set_kind(id, Kind { namespace, layout, bytes });
             self.set_mark(id, block.mark);
             return true;
         }
@@ -379,6 +386,22 @@ impl Ssd {
             None => self.ends.remove(id),
         }
         self.derive(id);
+    }
+
+    fn set_kind(&mut self, id: Id, kind: Kind) {
+        let former = self.kinds.get(self.at(id).kind);
+        if former == kind {
+            return;
+        }
+        let replaced = |sum: u64| sum - former.bytes + kind.bytes;
+        self.bytes = replaced(self.bytes);
+        if let Class::Context { tenant, .. } = self.classes.get(self.at(id).class) {
+            self.context_bytes = replaced(self.context_bytes);
+            self.tenants.entry(tenant).and_modify(|bytes| *bytes = replaced(*bytes));
+        }
+        let number = self.kinds.take(kind);
+        let former = std::mem::replace(&mut self.at_mut(id).kind, number);
+        self.kinds.give_back(former);
     }
 
     fn named(&self, id: Id) -> Named {
@@ -616,6 +639,25 @@ mod tests {
         assert_eq!(ssd.expire(1_000), 1);
         assert_eq!(drain(&mut ssd), [1]);
         assert_eq!((ssd.bytes(), ssd.tenant_bytes(Tenant(1))), (0, 0));
+    }
+
+    #[test]
+    fn an_extent_of_another_layout_replaces_the_former_one_with_what_it_takes() {
+        let mut ssd = ssd(&[&[1, 2]]);
+        assert!(ssd.insert(block(2, Some(1), until(500))));
+        let larger = SsdBlock { layout: 2, bytes: 30, ..block(2, Some(1), until(500)) };
+        assert!(ssd.insert(larger));
+        ssd.check().expect("in order");
+        assert_eq!((ssd.bytes(), ssd.context_bytes(), ssd.tenant_bytes(Tenant(1))), (40, 40, 40));
+        assert_eq!(ssd.get(key(2)).map(|block| (block.layout, block.bytes)), Some((2, 30)));
+        let prefix = |layout, parent, n| ssd.prefix(larger.namespace, layout, parent, &[key(n)]);
+        assert_eq!(
+            (prefix(1, None, 1), prefix(1, Some(key(1)), 2), prefix(2, Some(key(1)), 2)),
+            (1, 0, 1)
+        );
+        assert!(ssd.insert(block(2, Some(1), None)));
+        assert_eq!((ssd.bytes(), ssd.context_bytes()), (20, 0));
+        assert_eq!(drain(&mut ssd), [2, 1]);
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! What is under way between the tiers: blocks being written to the SSD, blocks being read from it,
 //! and callers that wait until blocks are durable. It only remembers; slots and pins are the cache's.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::hash::BuildHasherDefault;
 
 use kvasir_proto::{BlockKey, Generation, Mark, Namespace, Share, SlotIndex};
 
 use crate::api::AttachEpoch;
+use crate::index::KeyHasher;
 use crate::ssd::SsdBlock;
 
 /// A block on its way to the SSD.
@@ -18,8 +20,6 @@ pub(crate) struct Sink {
     pub(crate) keep: Option<u64>,
     /// Room on the SSD that is kept for it; none when an extent of the block is there already.
     pub(crate) bytes: u64,
-    /// When it was given to the shell; `None` while it waits for its turn.
-    pub(crate) since_ms: Option<u64>,
     /// It is the removal of the block which is written.
     pub(crate) erases: bool,
 }
@@ -56,13 +56,18 @@ impl Keep {
     }
 }
 
+/// Removals may be many: nothing of it is looked for among all.
 #[derive(Debug, Default)]
 pub(crate) struct Sinks {
-    pub(crate) all: BTreeMap<u64, Sink>,
+    all: BTreeMap<u64, Sink>,
+    /// Numbers of `all`, none of them without one.
+    by_key: HashMap<BlockKey, Vec<u64>, BuildHasherDefault<KeyHasher>>,
+    /// Of them, those that the shell has, with since when.
+    issued: BTreeMap<u64, u64>,
+    /// Of them, those that it has not.
+    queue: VecDeque<u64>,
     pub(crate) batches: BTreeMap<u64, Batch>,
     pub(crate) keeps: BTreeMap<u64, Keep>,
-    /// Not given to the shell yet.
-    pub(crate) queue: VecDeque<u64>,
     /// That new extents of them will take.
     pub(crate) bytes: u64,
     pub(crate) next: u64,
@@ -74,15 +79,58 @@ pub(crate) struct Sinks {
 }
 
 impl Sinks {
+    /// One more, to be issued after those that are there.
+    pub(crate) fn plan(&mut self, sink: Sink) -> u64 {
+        let number = self.number();
+        self.by_key.entry(sink.block.key).or_default().push(number);
+        self.all.insert(number, sink);
+        self.queue.push_back(number);
+        number
+    }
+
+    /// The next one for the shell.
+    pub(crate) fn issue(&mut self, now_ms: u64) -> Option<(u64, &Sink)> {
+        let number = self.queue.pop_front()?;
+        self.issued.insert(number, now_ms);
+        self.all.get(&number).map(|sink| (number, sink))
+    }
+
+    /// It is over.
+    pub(crate) fn end(&mut self, number: u64) -> Option<Sink> {
+        let sink = self.all.remove(&number)?;
+        self.issued.remove(&number);
+        if let Some(numbers) = self.by_key.get_mut(&sink.block.key) {
+            numbers.retain(|of| *of != number);
+            if numbers.is_empty() {
+                self.by_key.remove(&sink.block.key);
+            }
+        }
+        Some(sink)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Sink> + '_ {
+        self.all.values()
+    }
+
+    /// Those of one block.
+    pub(crate) fn of_key(&self, key: BlockKey) -> impl Iterator<Item = &Sink> + '_ {
+        let numbers = self.by_key.get(&key).into_iter().flatten();
+        numbers.filter_map(|number| self.all.get(number))
+    }
+
     /// The shell writes an extent of it now.
     pub(crate) fn writes(&self, key: BlockKey) -> bool {
-        self.all.values().any(|sink| sink.block.key == key && sink.since_ms.is_some())
+        let mut numbers = self.by_key.get(&key).into_iter().flatten();
+        numbers.any(|number| self.issued.contains_key(number))
     }
 
     /// It is being read there to be written anew.
     pub(crate) fn rewrites(&self, key: BlockKey) -> bool {
-        let mut of_it = self.all.values().filter(|sink| sink.block.key == key);
-        of_it.any(|sink| sink.slot.is_none() && !sink.erases)
+        self.of_key(key).any(|sink| sink.slot.is_none() && !sink.erases)
     }
 
     pub(crate) fn number(&mut self) -> u64 {
@@ -91,11 +139,12 @@ impl Sinks {
     }
 
     pub(crate) fn under_way(&self) -> usize {
-        self.all.len() - self.queue.len()
+        self.issued.len()
     }
 
+    /// Since when the shell has the eldest of those that it has; they are few.
     pub(crate) fn oldest_ms(&self) -> Option<u64> {
-        self.all.values().filter_map(|sink| sink.since_ms).min()
+        self.issued.values().copied().min()
     }
 
     /// Every pin once.

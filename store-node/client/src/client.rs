@@ -228,6 +228,9 @@ impl Client {
     /// Puts objects: copies each into a slot that was reserved for it, with its checksum, and makes them
     /// findable, each by itself. Answers for each, in order. One that is there already is not copied.
     ///
+    /// A name stands for one content until it is removed: who gives it another one calls [`Self::remove`] first, or
+    /// may be given the former bytes after a crash of the node.
+    ///
     /// # Errors
     /// [`Error::TooLarge`], [`Error::TooMany`] and [`Error::NoSpace`] (for all of them together) put
     /// nothing.

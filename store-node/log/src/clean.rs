@@ -52,13 +52,19 @@ impl Cleaning {
 impl Log {
     pub(crate) fn victim_read(&mut self, segment: u32, bytes: Option<PageBuf>) {
         match (self.cleaning.as_mut().filter(|c| c.segment == segment), bytes) {
-            (Some(cleaning), Some(bytes)) => cleaning.bytes = Some(bytes),
+            (Some(cleaning), Some(bytes)) => {
+                cleaning.bytes = Some(bytes);
+                self.move_on();
+            }
             _ => {
-                (self.cleaning, self.cleaning_paused) = (None, true);
+                // It would be chosen again and again, and no room be gained any more.
+                self.cleaning = None;
+                self.unread.insert(segment);
                 self.segments.end_use(segment);
+                self.cleaning_paused = self.segments.to_clean(&self.unread).is_none();
+                self.clean_if_needed();
             }
         }
-        self.move_on();
     }
 
     /// A copy is durable, or failed.

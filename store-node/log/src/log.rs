@@ -202,6 +202,8 @@ pub struct Log {
     pub(crate) cleaning_buffer: Option<PageBuf>,
     /// Set when cleaning met an error or gained nothing, until something has changed.
     pub(crate) cleaning_paused: bool,
+    /// Sealed segments that could not be read to be cleaned: others have their turn first.
+    pub(crate) unread: BTreeSet<u32>,
     index_failed: bool,
     pub(crate) counts: Counts,
 }
@@ -230,6 +232,7 @@ impl Log {
             cleaning: None,
             cleaning_buffer: None,
             cleaning_paused: false,
+            unread: BTreeSet::new(),
             index_failed: false,
             counts: Counts::default(),
         }
@@ -297,9 +300,17 @@ impl Log {
         self.outputs.push_back(Output::Appended { ticket, key, result: Err(error) });
     }
 
+    /// Segments whose room is not gained because they cannot be read.
+    pub fn unread_segments(&self) -> usize {
+        self.unread.len()
+    }
+
     /// Tries again what an error has stopped; to be called now and then.
     pub fn retry(&mut self) {
         self.cleaning_paused = false;
+        if self.segments.to_clean(&self.unread).is_none() {
+            self.unread.clear();
+        }
         self.clean_if_needed();
     }
 
@@ -511,6 +522,7 @@ impl Log {
         if self.open.is_none() {
             let sequence = self.next_sequence;
             let segment = self.segments.open(sequence, spare).ok_or(AppendError::Full)?;
+            self.unread.remove(&segment);
             self.next_sequence += 1;
             self.open = Some(Open { segment, next_page: 1, placed: 0, entries: Vec::new() });
             self.write_header(segment);
@@ -821,7 +833,7 @@ impl Log {
         if enough || self.cleaning.is_some() || self.cleaning_paused || self.index_failed {
             return;
         }
-        let Some(segment) = self.segments.to_clean() else { return };
+        let Some(segment) = self.segments.to_clean(&self.unread) else { return };
         debug_assert_eq!(self.segments.get(segment).phase, Phase::Sealed);
         self.cleaning = Some(Cleaning::new(segment, self.space_pages(), self.appended_pages));
         self.segments.begin_use(segment);

@@ -132,13 +132,14 @@ impl Segments {
     }
 
     /// The sealed segment with the least that is live, when more than an eighth of it is not. One that is full of
-    /// live extents is none, as long as seven of them fit: eight of up to an eighth of it, or seven of more.
-    pub(crate) fn to_clean(&self) -> Option<u32> {
+    /// live extents is none, as long as seven of them fit: eight of up to an eighth of it, or seven of more. None of
+    /// those in `but`.
+    pub(crate) fn to_clean(&self, but: &BTreeSet<u32>) -> Option<u32> {
         let worth = u64::from(self.segment_pages) * 7 / 8;
         let sealed = |(_, segment): &(u32, &Segment)| {
             segment.phase == Phase::Sealed && segment.in_use == 0 && segment.live_pages < worth
         };
-        let all = (0..).zip(&self.all).filter(sealed);
+        let all = (0..).zip(&self.all).filter(sealed).filter(|(index, _)| !but.contains(index));
         all.min_by_key(|(_, segment)| segment.live_pages).map(|(index, _)| index)
     }
 

@@ -456,7 +456,10 @@ impl Task {
             Done::Deleted { names, deleted, failure } => {
                 self.is_controlled = false;
                 let failed = names.len() as u64 - deleted;
-                self.deleted.extend(names);
+                let mut names = names.into_iter();
+                self.deleted.extend(names.by_ref().take(deleted as usize));
+                // Each is tried again, after the others.
+                self.delete_later(names);
                 self.reports.post(Report::Deleted { deleted, failed }).await;
                 if let Some(failure) = failure {
                     let _ = self.judge::<()>(Err(failure)).await;

@@ -476,8 +476,17 @@ impl<'a> Serving<'a> {
                             Err(AppendError::Disk(DiskError::Changed)) => {
                                 (Err(SinkError::Corrupt), None)
                             }
-                            // A matter of time.
-                            Err(AppendError::Full) => (Err(SinkError::Failed), None),
+                            // A matter of time, mostly.
+                            Err(AppendError::Full) => {
+                                let unread = self.log.unread_segments();
+                                let why = || {
+                                    format!(
+                                        "there is no room: {unread} segments of the log cannot be \
+                                         read, so that none is gained there"
+                                    )
+                                };
+                                (Err(SinkError::Failed), (unread > 0).then(why))
+                            }
                             Err(error) => (Err(SinkError::Failed), Some(error.to_string())),
                         };
                         (self.thread.report)(Report::Sunk { sink, result, why });

@@ -11,6 +11,7 @@ use crate::admin::{
     ListedBlock, PIN_MS_MAX,
 };
 use crate::api::Tier;
+use crate::ssd::SsdBlock;
 
 /// Places looked at by one call: a filter that finds little does not hold the node up for long.
 const PLACES_MAX: u32 = 65_536;
@@ -175,7 +176,7 @@ impl Blocks {
             return None;
         }
         self.cache.set_now(now_ms);
-        Some(self.evict_from(slot, Some(key)))
+        Some(self.evict_from(now_ms, slot, Some(key)))
     }
 
     /// The same for every chain of a namespace.
@@ -190,16 +191,22 @@ impl Blocks {
         });
         let on_ssd: Vec<BlockKey> = on_ssd.collect();
         let mut evicted = Evicted::default();
-        firsts.into_iter().for_each(|slot| evicted += self.evict_from(Some(slot), None));
-        on_ssd.into_iter().for_each(|key| evicted += self.evict_from(None, Some(key)));
+        firsts.into_iter().for_each(|slot| evicted += self.evict_from(now_ms, Some(slot), None));
+        on_ssd.into_iter().for_each(|key| evicted += self.evict_from(now_ms, None, Some(key)));
         evicted
     }
 
-    fn evict_from(&mut self, slot: Option<SlotIndex>, on_ssd: Option<BlockKey>) -> Evicted {
+    /// What begins a chain on the SSD is removed from the log too, so that no restart brings it back, nor what
+    /// follows it.
+    fn evict_from(
+        &mut self,
+        now_ms: u64,
+        slot: Option<SlotIndex>,
+        on_ssd: Option<BlockKey>,
+    ) -> Evicted {
         let (dram, pinned) = slot.map_or((0, 0), |slot| self.cache.evict_subtree(slot));
-        let ssd = self.cache.ssd();
-        let follows_none = |key: BlockKey| ssd.get(key).is_some_and(|block| block.parent.is_none());
-        let first = on_ssd.filter(|key| follows_none(*key));
+        let block = on_ssd.and_then(|key| self.cache.ssd().get(key));
+        let first = block.filter(|block| block.parent.is_none());
         let (gone, kept) = match on_ssd {
             Some(key) => self.cache.unstore_idle(key),
             None => (Vec::new(), 0),
@@ -210,7 +217,14 @@ impl Blocks {
             pinned_blocks: pinned,
             kept_blocks: kept,
         };
-        gone.into_iter().for_each(|key| self.forget_extent(key, Some(key) == first));
+        for key in gone {
+            match first {
+                Some(SsdBlock { namespace, key: of, .. }) if of == key => {
+                    self.erase_extent(now_ms, (namespace, key));
+                }
+                _ => self.forget_extent(key, false),
+            }
+        }
         evicted
     }
 }

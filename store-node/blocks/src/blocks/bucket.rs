@@ -13,7 +13,7 @@ use crate::api::{Action, ContextName, KeepError, KeepRequest, SinkError};
 use crate::bucket::{Upload, UploadFrom, Wanted, until};
 use crate::ends::{KeptContext, class_of};
 use crate::ssd::SsdBlock;
-use crate::tier_work::Keep;
+use crate::tier_work::{Keep, Sink};
 
 impl Blocks {
     /// These blocks are in the object store, and no others. It is used from when
@@ -23,7 +23,28 @@ impl Blocks {
         for block in blocks {
             self.bucket.insert(block, self.options.bucket.blocks_max);
         }
+        if std::mem::take(&mut self.unseen.bucket) {
+            self.bucket_is_seen();
+        }
         self.want_all_kept();
+    }
+
+    /// What is kept there under names that were put before stays, and what was put goes, as if it had been known.
+    fn bucket_is_seen(&mut self) {
+        let first = |block: SsdBlock| block.parent.is_none().then_some(block.key);
+        let all = || self.bucket.iter().filter_map(first).collect();
+        let names: Vec<BlockKey> = self.unseen.names().unwrap_or_else(all);
+        for key in names {
+            let block = self.bucket.get(key).filter(|block| block.parent.is_none());
+            let Some(SsdBlock { namespace, .. }) = block else { continue };
+            if !self.is_being_sent(key)
+                && !self.cache.is_on_ssd(key)
+                && let Some(slot) = self.object_slot(namespace, key)
+            {
+                self.cache.drop_subtree(slot);
+            }
+        }
+        self.unseen.is_seen();
     }
 
     /// Whether the object store answers. While it does not, nothing is begun with it, and who waits for something
@@ -197,11 +218,13 @@ impl Blocks {
     }
 
     /// Takes a block out of the object store, for ever.
-    pub(super) fn discard(&mut self, key: BlockKey) {
-        if let Some(block) = self.bucket.remove(key) {
+    pub(super) fn discard(&mut self, namespace: Namespace, key: BlockKey) {
+        let is_its = |block: &SsdBlock| (block.namespace, block.key) == (namespace, key);
+        if let Some(block) = self.bucket.get(key).filter(is_its) {
+            self.bucket.remove(key);
             self.actions.push_back(Action::Discard { block });
         }
-        for upload in self.bucket.uploads.values_mut().filter(|upload| upload.block.key == key) {
+        for upload in self.bucket.uploads.values_mut().filter(|upload| is_its(&upload.block)) {
             upload.unwanted = true;
         }
     }
@@ -265,7 +288,7 @@ impl Blocks {
     }
 
     pub(super) fn is_being_kept(&self, key: BlockKey) -> bool {
-        self.sinks.all.values().any(|sink| sink.keeps() && sink.block.key == key)
+        self.sinks.of_key(key).any(Sink::keeps)
     }
 
     /// A block counts as kept because of a chain that goes on from it and is not all durable yet.

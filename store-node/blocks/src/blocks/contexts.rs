@@ -162,8 +162,7 @@ impl Blocks {
         };
         let copies = on_ssd.map_or(1, |(_, mark)| mark.copies);
         let known = Mark { copies, ..known };
-        let keeping = |sink: &Sink| sink.keeps() && sink.block.key == last;
-        if self.sinks.all.values().any(keeping) || self.is_being_sent(last) {
+        if self.is_being_kept(last) || self.is_being_sent(last) {
             return Err(KeepError::Busy);
         }
         if in_bucket.is_some() && !self.bucket.usable {
@@ -262,8 +261,7 @@ impl Blocks {
     /// Nobody else keeps a block of the chain, and nothing of it is being written just now.
     fn check_tenant(&self, keys: &[BlockKey], tenant: Tenant) -> Result<(), KeepError> {
         // Two writes of one block may end in either order, and the last one counts.
-        let mut keeping = self.sinks.all.values().filter(|sink| sink.keeps());
-        if keeping.any(|sink| keys.contains(&sink.block.key)) {
+        if keys.iter().any(|key| self.is_being_kept(*key)) {
             return Err(KeepError::Busy);
         }
         let of_other = |key: &BlockKey| {
@@ -282,18 +280,21 @@ impl Blocks {
     }
 
     fn check_quota(&mut self, tenant: Tenant, keys: &[BlockKey]) -> Result<(), KeepError> {
-        let is_context = |key: &BlockKey| {
-            let class = self.cache.ssd().get(*key).map(|block| block.class);
-            matches!(class, Some(Class::Context { .. }))
+        let kept_bytes = |key: BlockKey| {
+            let block = self.cache.ssd().get(key);
+            let kept = block.filter(|block| matches!(block.class, Class::Context { .. }));
+            kept.map_or(0, |block| block.bytes)
         };
-        let new = keys.iter().filter(|key| !is_context(key)).count() as u64 * self.extent_bytes;
+        let more = |key: &BlockKey| self.extent_bytes.saturating_sub(kept_bytes(*key));
+        let new: u64 = keys.iter().map(more).sum();
         // What is on its way counts as if it were there.
         let coming = |of: Option<Tenant>| -> u64 {
-            let sinks = self.sinks.all.values().filter(|sink| match sink.block.class {
+            let sinks = self.sinks.iter().filter(|sink| match sink.block.class {
                 Class::Context { tenant, .. } => of.is_none_or(|of| of == tenant),
                 Class::Normal => false,
             });
-            sinks.filter(|sink| !is_context(&sink.block.key)).map(|sink| sink.block.bytes).sum()
+            let more = |sink: &Sink| sink.block.bytes.saturating_sub(kept_bytes(sink.block.key));
+            sinks.map(more).sum()
         };
         let ssd = self.cache.ssd();
         let of_tenant = ssd.tenant_bytes(tenant) + coming(Some(tenant));
@@ -303,9 +304,10 @@ impl Blocks {
             let taken_bytes = of_tenant;
             return Err(KeepError::OverQuota { wanted_bytes: new, taken_bytes, tenant_bytes_max });
         }
-        let not_there = keys.iter().filter(|key| !ssd.contains(**key)).count() as u64;
+        let more = |key: &BlockKey| self.extent_bytes.saturating_sub(ssd.bytes_of(*key));
+        let not_there: u64 = keys.iter().map(more).sum();
         keys.iter().for_each(|key| self.cache.ssd_mut().touch(*key));
-        if of_all + new > context_bytes_max || !self.make_ssd_room(not_there * self.extent_bytes) {
+        if of_all + new > context_bytes_max || !self.make_ssd_room(not_there) {
             return Err(KeepError::NoRoom);
         }
         Ok(())

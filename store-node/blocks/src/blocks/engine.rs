@@ -68,7 +68,12 @@ impl Blocks {
         if self.carries.lacks((share, page)) {
             return Err(ShareError::Refused("layers of the page are not in its slot yet"));
         }
-        self.seal_page(share, page, key, checksum)
+        let is_object = record.of_objects;
+        let sealed = self.seal_page(share, page, key, checksum);
+        if is_object && sealed == Ok(Commit::Indexed) {
+            self.unseen.put(key);
+        }
+        sealed
     }
 
     /// Seals a page that the answer filled, under a key that the engine computed.

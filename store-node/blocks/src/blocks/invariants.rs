@@ -62,10 +62,10 @@ impl Blocks {
         }
     }
 
-    /// A block counts as sunk exactly when the SSD has it; each rising slot is one read's.
+    /// A block counts as sunk exactly when the SSD has it as it is in slots; each rising slot is one read's.
     fn check_tiers(&self) -> Result<(), String> {
         for (slot, entry) in self.cache.index().iter() {
-            if self.cache.index().is_sunk(slot) != self.cache.ssd().contains(entry.key) {
+            if self.cache.index().is_sunk(slot) != self.cache.is_on_ssd(entry.key) {
                 return Err(format!("slot {slot} is wrong about the SSD"));
             }
         }
@@ -77,7 +77,7 @@ impl Blocks {
         if !rising.eq(reads) {
             return Err("the rising slots are not those of the reads".to_owned());
         }
-        let bytes: u64 = self.sinks.all.values().map(|sink| sink.bytes).sum();
+        let bytes: u64 = self.sinks.iter().map(|sink| sink.bytes).sum();
         if bytes != self.sinks.bytes {
             return Err("the bytes that are sinking are not the sum of the sinks".to_owned());
         }

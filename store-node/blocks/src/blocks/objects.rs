@@ -13,6 +13,7 @@ use crate::api::{
 };
 use crate::share::{Hold, Page, ShareRecord};
 use crate::share_state::{Engine, ShareState};
+use crate::ssd::SsdBlock;
 use crate::tier_work::Keep;
 
 impl Blocks {
@@ -127,9 +128,8 @@ impl Blocks {
         let mut keys = keys.to_vec();
         keys.sort_unstable();
         keys.dedup();
-        let is_there = |key: &BlockKey| self.find_object(namespace, *key).is_some();
         let (removed, mut absent): (Vec<BlockKey>, Vec<BlockKey>) =
-            keys.into_iter().partition(is_there);
+            keys.into_iter().partition(|key| self.has_object(namespace, *key));
         // One that has made room may come back too. What is there is somebody else's.
         let is_nowhere = |key: &BlockKey| {
             self.cache.ssd().get(*key).is_none() && self.cache.index().find(*key).is_none()
@@ -147,15 +147,24 @@ impl Blocks {
 
     /// The same of one that goes by itself. False when there was none.
     fn remove_object(&mut self, now_ms: u64, namespace: Namespace, key: BlockKey) -> bool {
-        let is_there = self.find_object(namespace, key).is_some();
+        let is_there = self.has_object(namespace, key);
         if is_there {
             self.drop_object(now_ms, (namespace, key), None);
         }
         is_there
     }
 
+    /// It is in some tier, in whichever layout: then it cannot be had, but it could by clients of that one.
+    fn has_object(&self, namespace: Namespace, key: BlockKey) -> bool {
+        self.object_slot(namespace, key).is_some() || {
+            let is_its = |block: SsdBlock| block.namespace == namespace && block.parent.is_none();
+            let below = [self.cache.ssd().get(key), self.bucket.get(key)];
+            below.into_iter().flatten().any(is_its)
+        }
+    }
+
     /// There is an SSD, and blocks can be written to it.
-    fn has_extents(&self) -> bool {
+    pub(super) fn has_extents(&self) -> bool {
         self.extent_bytes > 0 && self.ssd_size.bytes_max > 0
     }
 
@@ -166,10 +175,12 @@ impl Blocks {
         keep: Option<u64>,
     ) {
         self.cache.set_now(now_ms);
-        self.discard(key);
+        let is_its = |block: SsdBlock| block.namespace == namespace;
+        self.discard(namespace, key);
         self.rises.void(key).into_iter().for_each(|rise| self.leave_waiters(now_ms, rise));
         // What follows it, if it is the beginning of a prompt.
-        let on_ssd = self.cache.unstore(key);
+        let is_on_ssd = self.cache.ssd().get(key).is_some_and(is_its);
+        let on_ssd = if is_on_ssd { self.cache.unstore(key) } else { Vec::new() };
         let (own, after): (Vec<BlockKey>, Vec<BlockKey>) =
             on_ssd.into_iter().partition(|of| *of == key);
         after.into_iter().for_each(|key| self.forget_extent(key, false));
@@ -237,7 +248,7 @@ impl Blocks {
     }
 
     /// The slot of an object: a block of that namespace that follows no other.
-    fn object_slot(&self, namespace: Namespace, key: BlockKey) -> Option<SlotIndex> {
+    pub(super) fn object_slot(&self, namespace: Namespace, key: BlockKey) -> Option<SlotIndex> {
         let slot = self.cache.index().find(key)?;
         let entry = self.cache.index().entry(slot)?;
         (entry.namespace == namespace && entry.parent.is_none()).then_some(slot)

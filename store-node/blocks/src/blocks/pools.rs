@@ -430,7 +430,7 @@ impl Blocks {
     fn has_elsewhere(&self, key: BlockKey) -> bool {
         self.cache.index().find(key).is_some()
             || self.rises.of_key(key).is_some()
-            || self.cache.ssd().contains(key)
+            || self.cache.is_on_ssd(key)
     }
 
     /// The blocks to copy so that this one can be committed, itself the last: those before it that no slot has. `None`

@@ -28,6 +28,11 @@ const SPARE_LOOKS: usize = 2 * BATCH_MAX;
 const NEXT_LEAVES: usize = 128;
 
 impl Blocks {
+    /// There is an SSD, whose blocks [`Self::ssd_ready`] will name.
+    pub fn expect_ssd(&mut self) {
+        self.unseen.ssd = true;
+    }
+
     /// The SSD can be used, and holds these blocks. Those whose chains are not whole are forgotten.
     /// To be followed by [`Self::expire`].
     pub fn ssd_ready(&mut self, size: SsdSize, blocks: Vec<SsdBlock>) {
@@ -54,6 +59,7 @@ impl Blocks {
         }
         let orphans = blocks.iter().zip(is_known).filter(|(_, is_known)| !is_known);
         orphans.for_each(|(block, _)| self.forget_extent(block.key, block.parent.is_none()));
+        self.ssd_is_seen();
         self.make_ssd_room(0);
         self.want_all_kept();
     }
@@ -61,6 +67,7 @@ impl Blocks {
     /// The SSD cannot be used for now: what is only there is not here any more. What is under way is
     /// answered as ever.
     pub fn ssd_gone(&mut self) {
+        self.unseen.ssd |= self.ssd_size.bytes_max > 0;
         self.ssd_size = SsdSize::default();
         let first = |block: SsdBlock| block.parent.is_none().then_some(block.key);
         let firsts: Vec<BlockKey> = self.cache.ssd().iter().filter_map(first).collect();
@@ -72,6 +79,7 @@ impl Blocks {
     /// How extents of blocks look from now on: a hash of the layout, and their bytes.
     pub fn set_extents(&mut self, layout: u64, extent_bytes: u64) {
         (self.layout, self.extent_bytes) = (layout, extent_bytes);
+        self.cache.set_layout(layout);
     }
 
     /// An extent was found rotten or could not be found: it, and what follows it, is not on the SSD.
@@ -101,12 +109,12 @@ impl Blocks {
     }
 
     /// What the SSD has of an object, or may have after a crash, is to be gone for good. With `keep`, somebody waits.
-    pub(super) fn erase(
-        &mut self,
-        now_ms: u64,
-        (namespace, key): (Namespace, BlockKey),
-        keep: Option<u64>,
-    ) {
+    pub(super) fn erase(&mut self, now_ms: u64, of: (Namespace, BlockKey), keep: Option<u64>) {
+        self.plan_erase(of, keep);
+        self.issue_sinks(now_ms);
+    }
+
+    fn plan_erase(&mut self, (namespace, key): (Namespace, BlockKey), keep: Option<u64>) {
         let block = SsdBlock {
             key,
             namespace,
@@ -116,15 +124,51 @@ impl Blocks {
             layout: self.layout,
             bytes: 0,
         };
-        let number = self.sinks.number();
-        let (slot, batch, bytes, since_ms) = (None, 0, 0, None);
-        let sink = Sink { block, slot, batch, keep, bytes, since_ms, erases: true };
-        self.sinks.all.insert(number, sink);
-        self.sinks.queue.push_back(number);
+        let (slot, batch, bytes) = (None, 0, 0);
+        let number = self.sinks.plan(Sink { block, slot, batch, keep, bytes, erases: true });
         if let Some(waits) = keep.and_then(|keep| self.sinks.keeps.get_mut(&keep)) {
             waits.left.insert(number);
         }
-        self.issue_sinks(now_ms);
+    }
+
+    /// What the SSD has under names that were put meanwhile is of before. What nobody was promised goes, and is gone for
+    /// good; but what is kept there stays, and what was put goes: as if it had been known, and the put refused.
+    fn ssd_is_seen(&mut self) {
+        self.unseen.ssd = false;
+        let first = |block: SsdBlock| block.parent.is_none().then_some(block.key);
+        let all = || self.cache.ssd().iter().filter_map(first).collect();
+        let names: Vec<BlockKey> = self.unseen.names().unwrap_or_else(all);
+        for key in names {
+            let block = self.cache.ssd().get(key).filter(|block| block.parent.is_none());
+            let Some(SsdBlock { namespace, class, .. }) = block else { continue };
+            // What was put is kept too: that was promised last.
+            let is_kept_since = self.bucket.get(key).is_some() || self.is_being_sent(key);
+            if matches!(class, Class::Context { .. }) && !is_kept_since {
+                if let Some(slot) = self.object_slot(namespace, key) {
+                    self.cache.drop_subtree(slot);
+                }
+                continue;
+            }
+            for of in self.cache.unstore(key) {
+                if of != key {
+                    self.forget_extent(of, false);
+                }
+            }
+            self.sinks.forgotten.insert(key, true);
+            self.plan_erase((namespace, key), None);
+        }
+        self.unseen.is_seen();
+    }
+
+    /// The extent of a block that follows no other is to be gone for good, and is not found from now on even if that
+    /// fails.
+    pub(super) fn erase_extent(&mut self, now_ms: u64, (namespace, key): (Namespace, BlockKey)) {
+        if self.has_extents() {
+            self.sinks.forgotten.insert(key, true);
+            self.erase(now_ms, (namespace, key), None);
+        } else {
+            self.forget_extent(key, true);
+        }
     }
 
     /// Contexts whose time is over are none any more: what is kept for nothing else becomes normal. Blocks of
@@ -159,7 +203,7 @@ impl Blocks {
             let (unsunk, eldest) = self.cache.index().unsunk();
             let clean = u64::from(tally.free) + u64::from(tally.evictable) - unsunk as u64;
             let Some(eldest) = eldest else { break };
-            if clean + self.sinks.all.len() as u64 >= ahead || !self.sink_chain(eldest) {
+            if clean + self.sinks.len() as u64 >= ahead || !self.sink_chain(eldest) {
                 break;
             }
             self.issue_sinks(now_ms);
@@ -185,7 +229,7 @@ impl Blocks {
 
     /// A sink has ended: its extent is durable, or nothing of it counts.
     pub fn sunk(&mut self, now_ms: u64, sink: u64, result: Result<(), SinkError>) {
-        let Some(done) = self.sinks.all.remove(&sink) else { return };
+        let Some(done) = self.sinks.end(sink) else { return };
         let key = done.block.key;
         self.sinks.bytes -= done.bytes;
         let stored = match result {
@@ -255,13 +299,21 @@ impl Blocks {
     /// Plans to sink the chain that ends with a block, its first blocks first.
     fn sink_chain(&mut self, last: SlotIndex) -> bool {
         let mut path = self.cache.index().path(last);
+        let key_of = |slot: &SlotIndex| self.cache.index().entry(*slot).map(|entry| entry.key);
         let sinking = |slot: &SlotIndex| {
-            self.sinks.all.values().any(|sink| sink.slot.is_some_and(|(of, _)| of == *slot))
+            let is_from = |sink: &Sink| sink.slot.is_some_and(|(of, _)| of == *slot);
+            key_of(slot).is_some_and(|key| self.sinks.of_key(key).any(is_from))
         };
-        let dirty: Vec<usize> = (0..path.len())
-            .filter(|at| !self.cache.index().is_sunk(path[*at]) && !sinking(&path[*at]))
-            .take(BATCH_MAX)
-            .collect();
+        // One that is there in another layout, and whose mark is being changed, has its turn after that.
+        let is_changing = |slot: &SlotIndex| {
+            key_of(slot)
+                .is_some_and(|key| self.cache.ssd().contains(key) && self.is_being_kept(key))
+        };
+        let may_sink = |slot: &SlotIndex| {
+            !self.cache.index().is_sunk(*slot) && !sinking(slot) && !is_changing(slot)
+        };
+        let dirty: Vec<usize> =
+            (0..path.len()).filter(|at| may_sink(&path[*at])).take(BATCH_MAX).collect();
         let Some(&end) = dirty.last() else { return false };
         path.truncate(end + 1);
         // What is written stays until it is written, and all before it: not so much of it that nobody
@@ -285,7 +337,8 @@ impl Blocks {
                 namespace: entry.namespace,
                 parent: parent.map(|parent| parent.key),
                 class: Class::Normal,
-                mark: None,
+                // In another layout it may be there, and be kept.
+                mark: self.cache.ssd().get(entry.key).and_then(|block| block.mark),
                 layout: self.layout,
                 bytes: self.extent_bytes,
             };
@@ -307,12 +360,9 @@ impl Blocks {
         self.sinks.batches.insert(batch, Batch { path, left: sinks.len() });
         for (block, slot) in sinks {
             let slot = slot.and_then(|slot| Some((slot, self.cache.slots().generation(slot)?)));
-            let bytes = if self.cache.ssd().contains(block.key) { 0 } else { block.bytes };
+            let bytes = block.bytes.saturating_sub(self.cache.ssd().bytes_of(block.key));
             self.sinks.bytes += bytes;
-            let number = self.sinks.number();
-            let sink = Sink { block, slot, batch, keep, bytes, since_ms: None, erases: false };
-            self.sinks.all.insert(number, sink);
-            self.sinks.queue.push_back(number);
+            let number = self.sinks.plan(Sink { block, slot, batch, keep, bytes, erases: false });
             if let Some(waits) = keep.and_then(|keep| self.sinks.keeps.get_mut(&keep)) {
                 waits.left.insert(number);
             }
@@ -321,9 +371,7 @@ impl Blocks {
 
     pub(super) fn issue_sinks(&mut self, now_ms: u64) {
         while self.sinks.under_way() < self.sinks_max() {
-            let Some(sink) = self.sinks.queue.pop_front() else { return };
-            let Some(of) = self.sinks.all.get_mut(&sink) else { continue };
-            of.since_ms = Some(now_ms);
+            let Some((sink, of)) = self.sinks.issue(now_ms) else { return };
             let block = of.block;
             if of.erases {
                 let SsdBlock { key, namespace, .. } = block;

@@ -3,9 +3,9 @@
 use kvasir_blocks::{
     AbortReason, Action, AllocateError, AttachEpoch, BucketOptions, Commit, GetError, KeepError,
     KeepRequest, ObjectAt, Options, Outcome, ReserveObjects, RiseError, ShareError, SinkError,
-    SsdSize, Tier,
+    SsdBlock, SsdSize, Tier,
 };
-use kvasir_proto::{BlockKey, Share, Side, SlotIndex, Tenant, TxId};
+use kvasir_proto::{BlockKey, Class, Mark, Share, Side, SlotIndex, Tenant, TxId};
 
 use crate::support::{EPOCH, LEASE_MS, Node, namespace, options};
 
@@ -394,6 +394,119 @@ fn the_former_extent_is_forgotten_when_the_new_one_is_not_written() {
     node.blocks.sunk(node.now_ms, second, Err(SinkError::Failed));
     node.actions();
     assert_eq!(node.forgotten, [object(1)]);
+}
+
+const SIZE: SsdSize = SsdSize { bytes_max: 100, context_bytes_max: 100, tenant_bytes_max: 100 };
+
+/// What the SSD has under a name, as it is found at a start.
+fn extent(name: u8, until_unix_ms: Option<u64>) -> SsdBlock {
+    let mark =
+        |until_unix_ms| Mark { tenant: Tenant(1), until_unix_ms, since_unix_ms: None, copies: 1 };
+    SsdBlock {
+        key: object(name),
+        namespace: namespace("objects"),
+        parent: None,
+        class: until_unix_ms.map_or(Class::Normal, |until_unix_ms| Class::Context {
+            tenant: Tenant(1),
+            until_unix_ms,
+        }),
+        mark: until_unix_ms.map(mark),
+        layout: 7,
+        bytes: 10,
+    }
+}
+
+#[test]
+fn what_was_put_before_the_ssd_was_known_is_not_taken_for_what_it_has_under_that_name() {
+    let mut node = Node::with(Options { sink_ahead_percent: 0, ..options(4) });
+    node.blocks.expect_ssd();
+    node.blocks.set_extents(7, 10);
+    // All but the last four make room meanwhile.
+    put(&mut node, 1, &[1, 2]);
+    put(&mut node, 2, &[3, 4, 5, 6]);
+    let all =
+        [1, 2, 3, 4, 7, 8].map(|name| extent(name, [2, 4, 8].contains(&name).then_some(9_000)));
+    node.blocks.ssd_ready(SIZE, all.to_vec());
+    node.check();
+    let (dram, ssd) = (Some(Tier::Dram), Some(Tier::Ssd));
+    // What is kept stays, and so does what nobody has put anything for.
+    assert_eq!(find(&node, &[1, 2, 3, 4, 5, 6]), [None, ssd, dram, ssd, dram, dram]);
+    assert_eq!(find(&node, &[7, 8]), [ssd, ssd]);
+    node.blocks.sink_ahead(node.now_ms);
+    node.actions();
+    let erased: Vec<BlockKey> = node.erased.iter().map(|(_, key)| *key).collect();
+    assert_eq!(erased, [object(1), object(3)]);
+    for (sink, _) in std::mem::take(&mut node.erased) {
+        node.blocks.sunk(node.now_ms, sink, Ok(()));
+    }
+    node.check();
+    // Nothing is remembered of what was put when it is known.
+    put(&mut node, 3, &[9]);
+    node.blocks.ssd_ready(SIZE, vec![extent(9, None)]);
+    assert_eq!(find(&node, &[9]), [dram]);
+    node.blocks.sink_ahead(node.now_ms);
+    node.actions();
+    assert!(node.erased.is_empty(), "{:?}", node.erased);
+}
+
+#[test]
+fn what_is_put_while_the_ssd_fails_is_not_taken_for_what_it_has_under_that_name() {
+    let mut node = node_that_keeps();
+    node.blocks.ssd_ready(SIZE, vec![extent(1, None), extent(2, None)]);
+    node.blocks.ssd_gone();
+    assert_eq!(find(&node, &[1, 2]), [None, None]);
+    put(&mut node, 1, &[1]);
+    node.blocks.ssd_ready(SIZE, vec![extent(1, None), extent(2, None)]);
+    node.check();
+    assert_eq!(find(&node, &[1, 2]), [Some(Tier::Dram), Some(Tier::Ssd)]);
+    reserve(&mut node, 2, &[10, 11, 12, 13]);
+    assert_eq!(find(&node, &[1, 2]), [None, Some(Tier::Ssd)]);
+}
+
+#[test]
+fn what_was_put_before_the_object_store_was_listed_makes_way_for_what_is_kept_there() {
+    let bucket = BucketOptions { uploads_max: 1, tenant_bytes_max: 40, ..BucketOptions::default() };
+    let mut node = Node::with(Options { bucket, sink_ahead_percent: 0, ..options(8) });
+    node.blocks.set_extents(7, 10);
+    put(&mut node, 1, &[1, 2]);
+    node.blocks.bucket_listed(vec![extent(1, Some(9_000))]);
+    node.blocks.set_bucket_usable(true);
+    node.check();
+    assert_eq!(find(&node, &[1, 2]), [Some(Tier::Ssd), Some(Tier::Dram)]);
+    // Another one's, put elsewhere since: both stand for the same bytes, or that one is to blame.
+    node.blocks.bucket_listed(vec![extent(1, Some(9_000)), extent(2, Some(9_000))]);
+    assert_eq!(find(&node, &[1, 2]), [Some(Tier::Ssd), Some(Tier::Dram)]);
+}
+
+#[test]
+fn what_is_kept_in_another_layout_replaces_what_the_ssd_had_and_can_be_had() {
+    let mut node = node_that_keeps();
+    node.blocks.ssd_ready(SIZE, vec![extent(1, Some(9_000)), extent(2, None), extent(3, None)]);
+    node.blocks.set_extents(8, 20);
+    assert_eq!(find(&node, &[1, 2]), [None, None], "it has another layout");
+    node.check();
+    put(&mut node, 1, &[1, 2]);
+    ask_to_keep(&mut node, 1);
+    let sinks = std::mem::take(&mut node.sinks);
+    assert_eq!(sinks.len(), 1, "it is written anew");
+    node.blocks.sunk(node.now_ms, sinks[0].0, Ok(()));
+    node.check();
+    let counts = node.blocks.counts();
+    assert_eq!((counts.ssd_bytes, counts.context_bytes), (40, 20));
+    node.actions();
+    reserve(&mut node, 2, &[10, 11, 12, 13]);
+    assert_eq!(find(&node, &[1, 2]), [Some(Tier::Ssd), None]);
+    release(&mut node, 2);
+    let wanted = ReserveObjects { share: share(3, Side::Source), ..wanted(3, &[1]) };
+    assert!(node.blocks.raise_object(node.now_ms, &wanted));
+    // What nobody can have now is removed for those who could have it later.
+    let (count, keep) = node
+        .blocks
+        .remove_objects(node.now_ms, namespace("objects"), &[object(3)])
+        .expect("nothing is in its way");
+    assert!((count, keep.is_some()) == (1, true));
+    assert_eq!(node.blocks.counts().ssd_bytes, 30);
+    node.check();
 }
 
 fn at(node: &Node, name: u8) -> ObjectAt {

@@ -177,6 +177,40 @@ fn what_is_rotten_when_it_is_moved_is_reported_and_gone() {
 }
 
 #[test]
+fn a_segment_that_cannot_be_read_does_not_keep_others_from_being_cleaned() {
+    let mut log = TestLog::new(6);
+    // One of the first segment lives for ever, so that there is least to move; a page beside it has gone bad.
+    (0..12).for_each(|n| log.store(n));
+    (1..12).for_each(|n| log.log.remove(key(n), false));
+    let last = (2 + SEGMENT_PAGES - 2) * PAGE_BYTES;
+    log.disk.faults.unreadable = (last, last + PAGE_BYTES);
+    let mut live = VecDeque::new();
+    for n in 100..700 {
+        log.store(n);
+        live.push_back(n);
+        if live.len() > 30 {
+            log.log.remove(key(live.pop_front().expect("some")), false);
+        }
+    }
+    assert_eq!(log.log.unread_segments(), 1);
+    let counts = log.log.counts();
+    // It is tried again when nothing else can be cleaned.
+    assert!(counts.disk_errors_total < counts.cleaned_segments_total / 10, "{counts:?}");
+    assert!(log.has(0));
+    live.iter().for_each(|n| assert!(log.has(*n), "block {n}"));
+    // When it can be read again, its room is gained.
+    log.disk.faults.unreadable = (0, 0);
+    for n in 700..800 {
+        log.store(n);
+        log.log.remove(key(n), false);
+        log.log.retry();
+        log.settle();
+    }
+    assert_eq!(log.log.unread_segments(), 0);
+    assert!(log.has(0));
+}
+
+#[test]
 fn a_block_that_is_moved_while_it_is_written_anew_keeps_its_newest_mark() {
     for seed in 0..30 {
         let mut log = TestLog::new(seed);

@@ -26,6 +26,8 @@ pub const KEYS_MAX: usize = 16_384;
 const ENGINE_PART: u32 = 8;
 /// Objects that may be on their way to being kept at once, for all clients together.
 const KEEPS_MAX: usize = 4_096;
+/// Removals on their way to the SSD, beyond which no more are taken.
+const REMOVALS_MAX: u32 = 1 << 16;
 /// Reservations of one client that are open at once.
 const PUTS_MAX: usize = 4_096;
 /// Stands for "no slot".
@@ -607,6 +609,10 @@ impl Owner {
         let (namespace, epoch) = (client.namespace, client.line.epoch());
         if self.tiers.has_ssd() && !self.blocks.ssd_is_usable(now_ms) {
             let why = "the SSD cannot be used now, and may have what is to be removed: try again";
+            return Err(refused(ObjectRefusal::NoSpace, why));
+        }
+        if self.blocks.counts().sinking >= REMOVALS_MAX {
+            let why = "too many objects are being removed; try again";
             return Err(refused(ObjectRefusal::NoSpace, why));
         }
         let removed = self.blocks.remove_objects(now_ms, namespace, keys);

@@ -327,6 +327,7 @@ impl Node {
             disk_lies_until_us: self.disk_lies_until_us,
         };
         running.writers.cuts_fail = self.cuts_fail;
+        running.blocks.expect_ssd();
         running.blocks.set_extents(disk::LAYOUT_HASH, disk::extent_bytes());
         running.share_generations();
         let unix_ms = self.unix_ms(context);
