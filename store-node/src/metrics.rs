@@ -319,8 +319,8 @@ impl Metrics {
         }
     }
 
-    /// Sets what mirrors the log of the SSD.
-    pub fn set_ssd_counts(&self, counts: &LogCounts) {
+    /// Sets what mirrors the log of the SSD. `before` is what it last said; a log that was recovered begins at nothing.
+    pub fn set_ssd_counts(&self, before: &LogCounts, counts: &LogCounts) {
         let gauges = [
             ("segments", counts.segments.into()),
             ("segments_free", counts.segments_free.into()),
@@ -332,17 +332,15 @@ impl Metrics {
             self.ssd.with_label_values(&[of]).set(value as i64);
         }
         let events = [
-            ("appended", counts.appended_total),
-            ("appended_bytes", counts.appended_bytes_total),
-            ("moved", counts.moved_total),
-            ("cleaned_segments", counts.cleaned_segments_total),
-            ("rotten", counts.rotten_total),
-            ("disk_errors", counts.disk_errors_total),
+            ("appended", before.appended_total, counts.appended_total),
+            ("appended_bytes", before.appended_bytes_total, counts.appended_bytes_total),
+            ("moved", before.moved_total, counts.moved_total),
+            ("cleaned_segments", before.cleaned_segments_total, counts.cleaned_segments_total),
+            ("rotten", before.rotten_total, counts.rotten_total),
+            ("disk_errors", before.disk_errors_total, counts.disk_errors_total),
         ];
-        for (event, count) in events {
-            let counter = self.ssd_log.with_label_values(&[event]);
-            // The log begins anew when it is recovered.
-            counter.inc_by(count.saturating_sub(counter.get()));
+        for (event, before, count) in events {
+            self.ssd_log.with_label_values(&[event]).inc_by(count.saturating_sub(before));
         }
     }
 }

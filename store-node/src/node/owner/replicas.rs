@@ -14,6 +14,7 @@ use super::admin::block_key;
 use super::copies::Awaited;
 use crate::clock;
 use crate::config::is_address;
+use crate::node::SERIALS_OF_CLIENTS;
 use crate::node::command::{Refused, Reply};
 use crate::node::copier::{Copier, Own};
 
@@ -254,9 +255,9 @@ impl Owner {
         }
     }
 
-    /// Its transaction is this node's own.
+    /// Its transaction is one by which this node copies.
     fn is_of_copy(&self, share: Share) -> bool {
-        share.tx.conductor_incarnation == self.incarnation
+        share.tx.conductor_incarnation == self.incarnation && share.tx.serial < SERIALS_OF_CLIENTS
     }
 
     pub(super) fn drain_view(&self) -> DrainView {

@@ -183,9 +183,9 @@ impl Owner {
             }
             Report::Counts(counts) => {
                 if let Some(ssd) = &mut self.tiers.ssd {
+                    self.metrics.set_ssd_counts(&ssd.counts, &counts);
                     ssd.counts = counts;
                 }
-                self.metrics.set_ssd_counts(&counts);
             }
         }
         self.run_actions();
@@ -212,7 +212,7 @@ impl Owner {
         let context_bytes_max = bytes_max / 100 * u64::from(config.context_percent);
         let tenant_bytes_max = config.tenant_bytes_max.min(context_bytes_max);
         let Some(ssd) = &mut self.tiers.ssd else { return };
-        ssd.state = State::Up { how };
+        (ssd.state, ssd.counts) = (State::Up { how }, Counts::default());
         (ssd.bytes_max, ssd.extent_bytes_max) = (bytes_max, extent_bytes_max);
         let layout = self.tiers.shape.as_ref().map(|shape| Arc::clone(&shape.layout));
         let block = |found: Recovered| {
