@@ -234,6 +234,8 @@ struct Task {
     /// A list, a question or a deletion is under way: one at a time.
     is_controlled: bool,
     deletes: VecDeque<Path>,
+    /// Those that could not be deleted wait for the next list.
+    undeleted: HashSet<Path>,
     /// What was sent and deleted since the list that is under way was begun.
     sent: Vec<SsdBlock>,
     deleted: HashSet<Path>,
@@ -286,6 +288,7 @@ impl Task {
             is_listed: false,
             is_controlled: false,
             deletes: VecDeque::new(),
+            undeleted: HashSet::new(),
             sent: Vec::new(),
             deleted: HashSet::new(),
         }
@@ -414,8 +417,10 @@ impl Task {
                 if result.is_ok() {
                     let names = &self.bucket.names;
                     if let Some(name) = names.of(&block) {
-                        // It may have been deleted earlier in this list.
+                        // It may have been deleted earlier in this list, or wait for that.
                         self.deleted.remove(&name);
+                        self.undeleted.remove(&name);
+                        self.deletes.retain(|waits| *waits != name);
                     }
                     if let Some(former) = former {
                         self.sent.retain(|block| names.of(block).as_ref() != Some(&former));
@@ -458,8 +463,8 @@ impl Task {
                 let failed = names.len() as u64 - deleted;
                 let mut names = names.into_iter();
                 self.deleted.extend(names.by_ref().take(deleted as usize));
-                // Each is tried again, after the others.
-                self.delete_later(names);
+                // Not at once: a store that deletes nothing would be taken for one that fails, again and again.
+                self.undeleted.extend(names);
                 self.reports.post(Report::Deleted { deleted, failed }).await;
                 if let Some(failure) = failure {
                     let _ = self.judge::<()>(Err(failure)).await;
@@ -508,10 +513,17 @@ impl Task {
         let Listing { mut blocks, left_out, foreign, over } = listing;
         blocks.append(&mut self.sent);
         let names = &self.bucket.names;
-        let is_there =
-            |block: &SsdBlock| names.of(block).is_some_and(|name| !self.deleted.contains(&name));
+        // Nobody finds what waits to be deleted.
+        let mut known: HashSet<Path> = self.deletes.iter().cloned().collect();
+        let again: Vec<Path> =
+            self.undeleted.drain().filter(|name| !known.contains(name)).collect();
+        known.extend(again.iter().cloned());
+        let is_there = |block: &SsdBlock| {
+            let name = names.of(block);
+            name.is_some_and(|name| !self.deleted.contains(&name) && !known.contains(&name))
+        };
         blocks.retain(is_there);
-        let known: HashSet<Path> = self.deletes.iter().cloned().collect();
+        self.delete_later(again);
         self.delete_later(over.into_iter().filter(|name| !known.contains(name)));
         self.reports.post(Report::Listed { blocks, left_out, foreign }).await;
         self.is_good().await;
