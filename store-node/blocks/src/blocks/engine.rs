@@ -203,6 +203,10 @@ fn seal(
         totals.duplicates += 1;
         return Ok(Commit::Duplicate { kept });
     }
+    // It would take that one's place there, with what was promised of it.
+    if cache.ssd().get(key).is_some_and(|block| block.namespace != namespace) {
+        return Err(ShareError::Refused("the key is another block's"));
+    }
     cache.seal(at.slot, Entry { key, namespace, parent, checksum });
     at.hold = Hold::Pinned;
     totals.committed += 1;

@@ -178,13 +178,14 @@ impl Blocks {
         let is_its = |block: SsdBlock| block.namespace == namespace;
         self.discard(namespace, key);
         self.rises.void(key).into_iter().for_each(|rise| self.leave_waiters(now_ms, rise));
+        let there = self.cache.ssd().get(key);
+        let is_others = there.is_some_and(|block| !is_its(block));
         // What follows it, if it is the beginning of a prompt.
-        let is_on_ssd = self.cache.ssd().get(key).is_some_and(is_its);
-        let on_ssd = if is_on_ssd { self.cache.unstore(key) } else { Vec::new() };
+        let on_ssd = if is_others { Vec::new() } else { self.cache.unstore(key) };
         let (own, after): (Vec<BlockKey>, Vec<BlockKey>) =
             on_ssd.into_iter().partition(|of| *of == key);
         after.into_iter().for_each(|key| self.forget_extent(key, false));
-        if self.has_extents() {
+        if self.has_extents() && !is_others {
             // When that fails, what is there is at least not found any more.
             self.sinks.forgotten.extend(own.into_iter().map(|key| (key, true)));
             self.erase(now_ms, (namespace, key), keep);

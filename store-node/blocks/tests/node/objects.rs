@@ -450,6 +450,26 @@ fn what_was_put_before_the_ssd_was_known_is_not_taken_for_what_it_has_under_that
 }
 
 #[test]
+fn what_the_ssd_has_of_another_namespace_is_not_replaced_and_not_removed() {
+    let mut node = node_that_keeps();
+    let theirs = SsdBlock { namespace: namespace("another"), ..extent(1, Some(9_000)) };
+    node.blocks.ssd_ready(SIZE, vec![theirs]);
+    reserve(&mut node, 1, &[1]);
+    assert!(matches!(commit(&mut node, 1, 0), Err(ShareError::Refused(_))));
+    release(&mut node, 1);
+    assert!(!node.remove(namespace("objects"), object(1)));
+    // Nobody could know it yet.
+    node.blocks.ssd_gone();
+    put(&mut node, 2, &[1]);
+    node.blocks.ssd_ready(SIZE, vec![theirs]);
+    node.check();
+    node.remove(namespace("objects"), object(1));
+    assert!(node.erased.is_empty() && node.forgotten.is_empty());
+    assert_eq!(node.blocks.find_object(namespace("another"), object(1)), Some(Tier::Ssd));
+    node.assert_idle();
+}
+
+#[test]
 fn what_is_put_while_the_ssd_fails_is_not_taken_for_what_it_has_under_that_name() {
     let mut node = node_that_keeps();
     node.blocks.ssd_ready(SIZE, vec![extent(1, None), extent(2, None)]);
