@@ -306,6 +306,7 @@ impl Metrics {
             ("bytes", counts.bucket_bytes),
             ("uploading", counts.uploading.into()),
             ("waiting", counts.uploads_waiting.into()),
+            ("removing", counts.discarding.into()),
         ];
         for (of, value) in bucket {
             self.bucket.with_label_values(&[of]).set(value as i64);

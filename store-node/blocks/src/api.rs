@@ -365,8 +365,9 @@ pub enum Action {
     Upload { upload: u64, block: SsdBlock, from: UploadFrom, checksum: Option<u64> },
     /// Read a block of the object store into a slot that nobody else touches; answered by `risen`.
     Download { rise: u64, slot: SlotIndex, block: SsdBlock },
-    /// The object store need not keep this block.
-    Discard { block: SsdBlock },
+    /// What the object store has of an object, under whichever of its names, is to be gone for good; answered by
+    /// [`Blocks::discarded`](super::Blocks::discarded). Nothing is sent under that name until then.
+    Discard { discard: u64, namespace: Namespace, key: BlockKey },
     /// Source side: of what a share waits for from the SSD some has come, and its first blocks are there, this
     /// many. Given again as more comes; when `is_all` is set no more will.
     Risen { share: Share, blocks: u32, is_all: bool },
@@ -512,7 +513,7 @@ pub enum KeepError {
     #[error("the tenant has no such context here")]
     NoContext,
     /// Try again when it does.
-    #[error("the object store has the context too, and does not answer")]
+    #[error("the object store may have it too, and does not answer")]
     NoBucket,
 }
 
@@ -664,6 +665,8 @@ pub struct Counts {
     pub bucket_bytes: u64,
     pub uploading: u32,
     pub uploads_waiting: u32,
+    /// What is to be gone from there, and is not yet.
+    pub discarding: u32,
     /// Pages of engines' pools: all, those in which shares are computed, those that hold blocks, those being filled,
     /// those that are wanted back.
     pub pool_pages: u32,

@@ -339,6 +339,7 @@ impl Blocks {
             bucket_bytes: self.bucket.bytes(),
             uploading: as_u32(self.bucket.uploads.len()),
             uploads_waiting: as_u32(self.bucket.queue.len()),
+            discarding: as_u32(self.bucket.discards.len()),
             pool_pages: pool.pages,
             pool_computed: pool.computed,
             pool_held: pool.held,

@@ -73,6 +73,29 @@ pub(crate) struct Upload {
     pub(crate) is_exact: bool,
 }
 
+/// An object that is to be gone from there for good.
+#[derive(Debug)]
+pub(crate) struct Discard {
+    pub(crate) of: (Namespace, BlockKey),
+    /// Who waits until it is.
+    pub(crate) keeps: Vec<u64>,
+    /// The shell does it; else it waits until what is being sent of the object has ended.
+    pub(crate) is_issued: bool,
+}
+
+/// Why a block may be there that is not known to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Doubt {
+    /// It was sent, which failed: it may have come there all the same. A list that was begun later would say so: there
+    /// had been so many.
+    Sent { lists: u64 },
+    /// It was to be gone, which failed: it is found no more, and nothing is sent under its name before it is gone.
+    NotGone,
+}
+
+/// Doubts that are remembered; beyond that anything may be there.
+const DOUBTS_MAX: usize = 1 << 16;
+
 /// A block that shall be there.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wanted {
@@ -100,11 +123,67 @@ pub(crate) struct Bucket {
     /// Those of the queue that nobody waits for.
     pub(crate) queued: BTreeSet<BlockKey>,
     pub(crate) uploads: BTreeMap<u64, Upload>,
+    /// What is to be gone from there, by number: at most one for a block.
+    pub(crate) discards: BTreeMap<u64, Discard>,
+    discarded: BTreeMap<(Namespace, BlockKey), u64>,
+    doubts: BTreeMap<(Namespace, BlockKey), Doubt>,
+    lists: u64,
     /// After an error none is begun before this.
     pub(crate) retry_at_ms: u64,
 }
 
 impl Bucket {
+    /// What of it is to be gone, when something is.
+    pub(crate) fn discard_of(&self, of: (Namespace, BlockKey)) -> Option<u64> {
+        self.discarded.get(&of).copied()
+    }
+
+    pub(crate) fn begin_discard(&mut self, number: u64, discard: Discard) {
+        self.discarded.insert(discard.of, number);
+        self.discards.insert(number, discard);
+    }
+
+    pub(crate) fn end_discard(&mut self, number: u64) -> Option<Discard> {
+        let discard = self.discards.remove(&number)?;
+        self.discarded.remove(&discard.of);
+        Some(discard)
+    }
+
+    pub(crate) fn doubt(&self, of: (Namespace, BlockKey)) -> Option<Doubt> {
+        let too_many = self.doubts.len() >= DOUBTS_MAX;
+        self.doubts.get(&of).copied().or(too_many.then_some(Doubt::Sent { lists: self.lists }))
+    }
+
+    /// It was sent, which failed.
+    pub(crate) fn doubt_sent(&mut self, of: (Namespace, BlockKey)) {
+        if self.doubts.len() < DOUBTS_MAX {
+            self.doubts.entry(of).or_insert(Doubt::Sent { lists: self.lists });
+        }
+    }
+
+    /// It was to be gone, which failed.
+    pub(crate) fn doubt_gone(&mut self, of: (Namespace, BlockKey)) {
+        if self.doubts.len() < DOUBTS_MAX || self.doubts.contains_key(&of) {
+            self.doubts.insert(of, Doubt::NotGone);
+        }
+    }
+
+    /// Now it is known.
+    pub(crate) fn end_doubt(&mut self, of: (Namespace, BlockKey)) {
+        self.doubts.remove(&of);
+    }
+
+    /// What was in doubt since before the list that came before this one is told by it: that one may have been under
+    /// way then.
+    pub(crate) fn listed(&mut self) {
+        self.lists += 1;
+        let lists = self.lists;
+        self.doubts.retain(|_, doubt| match doubt {
+            Doubt::Sent { lists: at } => *at + 2 > lists,
+            Doubt::NotGone => true,
+        });
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.known.len()
     }
@@ -293,6 +372,10 @@ impl Bucket {
         let context_untils: BTreeSet<_> = self.contexts.iter().filter_map(named).collect();
         if self.contexts.len() != context_untils.len() || context_untils != self.context_untils {
             return Err("the contexts in the object store are not those of its blocks".to_owned());
+        }
+        let of = |(number, discard): (&u64, &Discard)| (discard.of, *number);
+        if self.discards.iter().map(of).collect::<BTreeMap<_, _>>() != self.discarded {
+            return Err("what is to be gone from the object store is not what its keys say".to_owned());
         }
         if bytes != self.bytes || tenants != self.tenants || untils != self.untils {
             return Err("the sums of the object store are not those of its blocks".to_owned());

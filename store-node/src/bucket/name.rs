@@ -41,9 +41,13 @@ impl Names {
         let context = context.map(|(since, until)| format!("-{since:x}-{until:x}"));
         let context = context.unwrap_or_default();
         let last = format!("{parent}-{until_unix_ms:x}-{:016x}{context}", tenant.0);
-        let parts =
-            [format!("{:016x}", block.layout), hex(&block.namespace.0), hex(&block.key.0), last];
-        Some(parts.into_iter().fold(self.root.clone(), Path::join))
+        Some(self.under(block.layout, block.namespace, block.key).join(last))
+    }
+
+    /// All names of one block begin with it.
+    pub fn under(&self, layout: u64, namespace: Namespace, key: BlockKey) -> Path {
+        let parts = [format!("{layout:016x}"), hex(&namespace.0), hex(&key.0)];
+        parts.into_iter().fold(self.root.clone(), Path::join)
     }
 
     /// What a name says; `None` when it is none of this program's.

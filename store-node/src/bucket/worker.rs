@@ -8,14 +8,14 @@
 //! It also lists what is there, again and again: so a node finds what it sent before it was started anew and what
 //! other nodes have sent, and what nobody wants any more is deleted, whoever had sent it.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::StreamExt;
+use futures::{StreamExt, TryStreamExt};
 use kvasir_blocks::{RiseError, SinkError, SsdBlock};
-use kvasir_proto::{Class, SlotIndex};
+use kvasir_proto::{BlockKey, Class, Namespace, SlotIndex};
 use kvasir_transfer::{SharedMemory, fold};
 use object_store::path::Path;
 use object_store::{ObjectStoreExt, PutPayload};
@@ -35,8 +35,10 @@ use crate::ssd::thread::{ReadBlock, Shape};
 const JOBS_MAX: usize = 1_024;
 /// Reports that wait for the node; when there are more, the task waits.
 pub const REPORTS_MAX: usize = 1_024;
-/// Names that wait to be deleted; others are deleted when their time is over.
+/// Names whose time is over that wait to be deleted; others are found by a later list.
 const DELETES_MAX: usize = 16_384;
+/// Objects that are removed at once.
+const DISCARDS_AT_ONCE: usize = 16;
 /// Names that are deleted one after the other before others get their turn.
 const DELETE_BATCH: usize = 64;
 /// Between two questions whether the object store answers again.
@@ -54,7 +56,8 @@ const KIB: u64 = 1024;
 pub enum Job {
     Upload { upload: u64, block: SsdBlock, from: Source },
     Download { rise: u64, slot: SlotIndex, block: SsdBlock, shape: Shape },
-    Discard { block: SsdBlock },
+    /// Of an object everything, under whichever name.
+    Discard { discard: u64, namespace: Namespace, key: BlockKey },
 }
 
 /// Where the bytes of a block come from.
@@ -96,6 +99,13 @@ pub enum Report {
     Deleted {
         deleted: u64,
         failed: u64,
+    },
+    /// So many names were deleted, and whether nothing of the object is there.
+    Discarded {
+        discard: u64,
+        deleted: u64,
+        is_gone: bool,
+        why: Option<String>,
     },
 }
 
@@ -159,15 +169,18 @@ impl BucketTask {
 }
 
 /// Why something was not done.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 enum Failure {
-    /// What was to be sent is not as it should be.
+    #[error("what was to be sent is not as it should be")]
     Corrupt,
     /// What was asked for is not there, or is something else.
+    #[error("{0}")]
     Gone(String),
     /// The object store did not do it.
+    #[error("{0}")]
     Failed(String),
     /// It came to nothing, and the object store had no part in that.
+    #[error("{0}")]
     Elsewhere(String),
 }
 
@@ -191,6 +204,11 @@ enum Done {
         deleted: u64,
         failure: Option<Failure>,
     },
+    Discarded {
+        discard: u64,
+        names: Vec<Path>,
+        failure: Option<Failure>,
+    },
     Asked(Result<(), Failure>),
 }
 
@@ -199,6 +217,7 @@ enum Done {
 enum Purpose {
     Upload(u64),
     Rise(u64),
+    Discard(u64),
     Control,
 }
 
@@ -208,6 +227,7 @@ struct Listing {
     left_out: u64,
     foreign: u64,
     over: Vec<Path>,
+    layouts: BTreeSet<u64>,
 }
 
 #[derive(Debug)]
@@ -234,8 +254,11 @@ struct Task {
     /// A list, a question or a deletion is under way: one at a time.
     is_controlled: bool,
     deletes: VecDeque<Path>,
-    /// Those that could not be deleted wait for the next list.
-    undeleted: HashSet<Path>,
+    /// Objects that wait to be removed, and how many are being removed.
+    discards: VecDeque<(u64, Namespace, BlockKey)>,
+    discarding: usize,
+    /// All that was ever listed or sent.
+    layouts: BTreeSet<u64>,
     /// What was sent and deleted since the list that is under way was begun.
     sent: Vec<SsdBlock>,
     deleted: HashSet<Path>,
@@ -288,7 +311,9 @@ impl Task {
             is_listed: false,
             is_controlled: false,
             deletes: VecDeque::new(),
-            undeleted: HashSet::new(),
+            discards: VecDeque::new(),
+            discarding: 0,
+            layouts: BTreeSet::new(),
             sent: Vec::new(),
             deleted: HashSet::new(),
         }
@@ -330,7 +355,13 @@ impl Task {
                 let (result, why) = (Err(RiseError::Failed), Some(why));
                 self.reports.post(Report::Risen { rise, result, why }).await;
             }
+            (Job::Discard { discard, .. }, Some(why)) => {
+                let (deleted, is_gone, why) = (0, false, Some(why));
+                self.reports.post(Report::Discarded { discard, deleted, is_gone, why }).await;
+            }
             (Job::Upload { upload, block, from }, None) => {
+                // It may come there also when it is said to have failed.
+                self.layouts.insert(block.layout);
                 self.spawn(Purpose::Upload(upload), async move {
                     let former = match &from {
                         Source::Bucket(former) => bucket.names.of(former),
@@ -345,7 +376,30 @@ impl Task {
                     Done::Risen { rise, result: bucket.download(slot, &block, &shape).await }
                 });
             }
-            (Job::Discard { block }, _) => self.delete_later(bucket.names.of(&block)),
+            (Job::Discard { discard, namespace, key }, None) => {
+                self.discards.push_back((discard, namespace, key));
+                self.discard_more().await;
+            }
+        }
+    }
+
+    async fn discard_more(&mut self) {
+        if let Health::Bad { why } = &self.health {
+            let why = why.clone();
+            for (discard, ..) in std::mem::take(&mut self.discards) {
+                let (deleted, is_gone, why) = (0, false, Some(why.clone()));
+                self.reports.post(Report::Discarded { discard, deleted, is_gone, why }).await;
+            }
+        }
+        while self.discarding < DISCARDS_AT_ONCE
+            && let Some((discard, namespace, key)) = self.discards.pop_front()
+        {
+            self.discarding += 1;
+            let (bucket, layouts) = (self.bucket.clone(), self.layouts.clone());
+            self.spawn(Purpose::Discard(discard), async move {
+                let (names, failure) = bucket.discard(&layouts, namespace, key).await;
+                Done::Discarded { discard, names, failure }
+            });
         }
     }
 
@@ -406,6 +460,9 @@ impl Task {
                         return self.reports.post(Report::Uploaded { upload, result, why }).await;
                     }
                     Some(Purpose::Rise(rise)) => Done::Risen { rise, result: Err(failure) },
+                    Some(Purpose::Discard(discard)) => {
+                        Done::Discarded { discard, names: Vec::new(), failure: Some(failure) }
+                    }
                     Some(Purpose::Control) | None => {
                         Done::Asked(Err(Failure::Failed("a question has died".into())))
                     }
@@ -419,7 +476,6 @@ impl Task {
                     if let Some(name) = names.of(&block) {
                         // It may have been deleted earlier in this list, or wait for that.
                         self.deleted.remove(&name);
-                        self.undeleted.remove(&name);
                         self.deletes.retain(|waits| *waits != name);
                     }
                     if let Some(former) = former {
@@ -461,14 +517,24 @@ impl Task {
             Done::Deleted { names, deleted, failure } => {
                 self.is_controlled = false;
                 let failed = names.len() as u64 - deleted;
-                let mut names = names.into_iter();
-                self.deleted.extend(names.by_ref().take(deleted as usize));
-                // Not at once: a store that deletes nothing would be taken for one that fails, again and again.
-                self.undeleted.extend(names);
+                // The others are found by the next list. Not sooner: a store that deletes nothing would be taken for one
+                // that fails, again and again.
+                self.deleted.extend(names.into_iter().take(deleted as usize));
                 self.reports.post(Report::Deleted { deleted, failed }).await;
                 if let Some(failure) = failure {
                     let _ = self.judge::<()>(Err(failure)).await;
                 }
+            }
+            Done::Discarded { discard, names, failure } => {
+                self.discarding -= 1;
+                let (deleted, is_gone) = (names.len() as u64, failure.is_none());
+                let of = &self.bucket.names;
+                self.sent.retain(|block| of.of(block).is_none_or(|name| !names.contains(&name)));
+                self.deleted.extend(names);
+                // Of the object store it says nothing: one that deletes nothing may do all else.
+                let why = failure.map(|failure| failure.to_string());
+                self.reports.post(Report::Discarded { discard, deleted, is_gone, why }).await;
+                self.discard_more().await;
             }
             Done::Asked(result) => {
                 self.is_controlled = false;
@@ -510,20 +576,15 @@ impl Task {
     async fn listed(&mut self, listing: Listing) {
         self.list_at = Instant::now() + Duration::from_millis(self.config.list_every_ms);
         self.is_listed = true;
-        let Listing { mut blocks, left_out, foreign, over } = listing;
+        let Listing { mut blocks, left_out, foreign, over, mut layouts } = listing;
+        self.layouts.append(&mut layouts);
         blocks.append(&mut self.sent);
         let names = &self.bucket.names;
-        // Nobody finds what waits to be deleted.
-        let mut known: HashSet<Path> = self.deletes.iter().cloned().collect();
-        let again: Vec<Path> =
-            self.undeleted.drain().filter(|name| !known.contains(name)).collect();
-        known.extend(again.iter().cloned());
         let is_there = |block: &SsdBlock| {
-            let name = names.of(block);
-            name.is_some_and(|name| !self.deleted.contains(&name) && !known.contains(&name))
+            names.of(block).is_some_and(|name| !self.deleted.contains(&name))
         };
         blocks.retain(is_there);
-        self.delete_later(again);
+        let known: HashSet<Path> = self.deletes.iter().cloned().collect();
         self.delete_later(over.into_iter().filter(|name| !known.contains(name)));
         self.reports.post(Report::Listed { blocks, left_out, foreign }).await;
         self.is_good().await;
@@ -657,6 +718,7 @@ impl Bucket {
                 listing.foreign += 1;
                 continue;
             };
+            listing.layouts.insert(block.layout);
             let Class::Context { until_unix_ms, .. } = block.class else { continue };
             if until_unix_ms.saturating_add(GRACE_MS) <= now_ms {
                 if listing.over.len() < DELETES_MAX {
@@ -669,6 +731,32 @@ impl Bucket {
                 }
             }
         }
+    }
+
+    /// Deletes all that is there of an object, and answers with the names: a block whose times were changed may have
+    /// more than one.
+    async fn discard(
+        &self,
+        layouts: &BTreeSet<u64>,
+        namespace: Namespace,
+        key: BlockKey,
+    ) -> (Vec<Path>, Option<Failure>) {
+        let mut deleted = Vec::new();
+        for layout in layouts {
+            let under = self.names.under(*layout, namespace, key);
+            let listing = async { self.store.list(Some(&under)).try_collect::<Vec<_>>().await };
+            let found = match within(self.timeout, listing).await {
+                Ok(found) => found,
+                Err(failure) => return (deleted, Some(failure)),
+            };
+            for meta in found {
+                match within(self.timeout, self.store.delete(&meta.location)).await {
+                    Ok(()) | Err(Failure::Gone(_)) => deleted.push(meta.location),
+                    Err(failure) => return (deleted, Some(failure)),
+                }
+            }
+        }
+        (deleted, None)
     }
 
     /// Deletes one after the other, until one cannot be.

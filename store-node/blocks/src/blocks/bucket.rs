@@ -10,7 +10,7 @@ use kvasir_proto::{BlockKey, Class, Mark, Namespace, SlotIndex, Tenant};
 use super::Blocks;
 use super::contexts::longer;
 use crate::api::{Action, ContextName, KeepError, KeepRequest, SinkError};
-use crate::bucket::{Upload, UploadFrom, Wanted, until};
+use crate::bucket::{Discard, Doubt, Upload, UploadFrom, Wanted, until};
 use crate::ends::{KeptContext, class_of};
 use crate::ssd::SsdBlock;
 use crate::tier_work::{Keep, Sink};
@@ -20,8 +20,17 @@ impl Blocks {
     /// [`Self::set_bucket_usable`] says so.
     pub fn bucket_listed(&mut self, blocks: Vec<SsdBlock>) {
         self.bucket.clear();
+        self.bucket.listed();
         for block in blocks {
-            self.bucket.insert(block, self.options.bucket.blocks_max);
+            let of = (block.namespace, block.key);
+            if self.bucket.discard_of(of).is_some() {
+                continue;
+            }
+            match self.bucket.doubt(of) {
+                // It is tried again as often as it is listed.
+                Some(Doubt::NotGone) => self.discard(of, None),
+                _ => self.bucket.insert(block, self.options.bucket.blocks_max),
+            }
         }
         if std::mem::take(&mut self.unseen.bucket) {
             self.bucket_is_seen();
@@ -77,6 +86,14 @@ impl Blocks {
             if is_changed || self.bucket.uploads.values().any(same) {
                 return;
             }
+            // What was there under its name is to be gone first.
+            let of = (wanted.block.namespace, wanted.block.key);
+            if self.bucket.discard_of(of).is_some() {
+                return;
+            }
+            if self.bucket.doubt(of) == Some(Doubt::NotGone) {
+                return self.discard(of, None);
+            }
             self.bucket.queue.pop_front();
             if wanted.keep.is_none() {
                 self.bucket.queued.remove(&wanted.block.key);
@@ -93,9 +110,16 @@ impl Blocks {
         let wanted = Wanted { number: upload, block, keep, is_exact };
         self.totals.uploaded += u64::from(result.is_ok());
         self.totals.uploads_failed += u64::from(result.is_err());
+        let of = (block.namespace, block.key);
+        if result.is_ok() {
+            self.bucket.end_doubt(of);
+        } else {
+            self.bucket.doubt_sent(of);
+        }
         match (result, from) {
-            (Ok(()), _) if unwanted => {
-                self.actions.push_back(Action::Discard { block });
+            // It may be there, whatever is said of it.
+            _ if unwanted => {
+                self.issue_discard(of);
                 self.end_upload(wanted, false);
             }
             (Ok(()), _) => {
@@ -217,16 +241,79 @@ impl Blocks {
         self.totals.bucket_lost += u64::from(self.bucket.remove(key).is_some());
     }
 
-    /// Takes a block out of the object store, for ever.
-    pub(super) fn discard(&mut self, namespace: Namespace, key: BlockKey) {
-        let is_its = |block: &SsdBlock| (block.namespace, block.key) == (namespace, key);
-        if let Some(block) = self.bucket.get(key).filter(is_its) {
-            self.bucket.remove(key);
-            self.actions.push_back(Action::Discard { block });
+    /// Whether the object store has the block, may have it, or has it for a while still.
+    pub(super) fn may_be_in_bucket(&self, of: (Namespace, BlockKey)) -> bool {
+        let is_its = |block: &SsdBlock| (block.namespace, block.key) == of;
+        self.options.bucket.uploads_max > 0
+            && (self.bucket.get(of.1).as_ref().is_some_and(is_its)
+                || self.bucket.uploads.values().any(|upload| is_its(&upload.block))
+                || self.bucket.discard_of(of).is_some()
+                || self.bucket.doubt(of).is_some())
+    }
+
+    /// Takes a block out of the object store for ever, if it may be there. With `keep`, somebody waits.
+    pub(super) fn discard(&mut self, of: (Namespace, BlockKey), keep: Option<u64>) {
+        if !self.may_be_in_bucket(of) {
+            return;
         }
+        let is_its = |block: &SsdBlock| (block.namespace, block.key) == of;
+        if self.bucket.get(of.1).as_ref().is_some_and(is_its) {
+            self.bucket.remove(of.1);
+        }
+        let number = self.bucket.discard_of(of).unwrap_or_else(|| {
+            let number = self.sinks.number();
+            let discard = Discard { of, keeps: Vec::new(), is_issued: false };
+            self.bucket.begin_discard(number, discard);
+            number
+        });
+        if let Some(keep) = keep
+            && let Some(waits) = self.sinks.keeps.get_mut(&keep)
+            && waits.left.insert(number)
+            && let Some(discard) = self.bucket.discards.get_mut(&number)
+        {
+            discard.keeps.push(keep);
+        }
+        let mut is_being_sent = false;
         for upload in self.bucket.uploads.values_mut().filter(|upload| is_its(&upload.block)) {
-            upload.unwanted = true;
+            (upload.unwanted, is_being_sent) = (true, true);
         }
+        if !is_being_sent {
+            self.issue_discard(of);
+        }
+    }
+
+    fn issue_discard(&mut self, of: (Namespace, BlockKey)) {
+        let Some(number) = self.bucket.discard_of(of) else { return };
+        let Some(discard) = self.bucket.discards.get_mut(&number) else { return };
+        if !std::mem::replace(&mut discard.is_issued, true) {
+            let (namespace, key) = of;
+            self.actions.push_back(Action::Discard { discard: number, namespace, key });
+        }
+    }
+
+    /// An object is gone from the object store for good, or may be there still.
+    pub fn discarded(&mut self, now_ms: u64, discard: u64, is_gone: bool) {
+        let Some(Discard { of, keeps, .. }) = self.bucket.end_discard(discard) else { return };
+        if is_gone {
+            self.bucket.end_doubt(of);
+        } else {
+            self.bucket.doubt_gone(of);
+            let retry_ms = self.options.bucket.retry_ms;
+            self.bucket.retry_at_ms = now_ms.saturating_add(retry_ms);
+            // What waits to be sent under its name waits until it is tried again, and is in nobody's way; who waits for
+            // it waits no more.
+            let is_its = |wanted: &Wanted| (wanted.block.namespace, wanted.block.key) == of;
+            let (own, others) = self.bucket.queue.drain(..).partition::<Vec<Wanted>, _>(is_its);
+            self.bucket.queue.extend(others);
+            for wanted in own {
+                match wanted.keep {
+                    Some(_) => self.end_upload(wanted, false),
+                    None => self.bucket.queue.push_back(wanted),
+                }
+            }
+        }
+        keeps.into_iter().for_each(|keep| self.kept(keep, discard, is_gone));
+        self.upload_ahead(now_ms);
     }
 
     /// All that the SSD keeps for tenants shall be in the object store.

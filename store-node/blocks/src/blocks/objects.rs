@@ -111,10 +111,11 @@ impl Blocks {
 
     /// Forgets objects: they are found no more, and their slots are free when they are unpinned. Answers how many
     /// there were, and under which number [`Action::Kept`](crate::Action::Kept) says that no restart brings any
-    /// of them back; without one, none could.
+    /// of them back, neither from the SSD nor from the object store; without one, none could.
     ///
     /// # Errors
-    /// [`KeepError::Busy`] while one of them is written anew from where the SSD has it; then none is removed.
+    /// [`KeepError::Busy`] while one of them is written anew from where the SSD has it, [`KeepError::NoBucket`] while
+    /// the object store does not answer and may have one; then none is removed.
     pub fn remove_objects(
         &mut self,
         now_ms: u64,
@@ -128,6 +129,11 @@ impl Blocks {
         let mut keys = keys.to_vec();
         keys.sort_unstable();
         keys.dedup();
+        let in_bucket: Vec<BlockKey> =
+            keys.iter().copied().filter(|key| self.may_be_in_bucket((namespace, *key))).collect();
+        if self.unseen.bucket || !self.bucket.usable && !in_bucket.is_empty() {
+            return Err(KeepError::NoBucket);
+        }
         let (removed, mut absent): (Vec<BlockKey>, Vec<BlockKey>) =
             keys.into_iter().partition(|key| self.has_object(namespace, *key));
         // One that has made room may come back too. What is there is somebody else's.
@@ -136,12 +142,21 @@ impl Blocks {
         };
         absent.retain(is_nowhere);
         let is_written = self.has_extents() && !(removed.is_empty() && absent.is_empty());
-        let keep = is_written.then(|| self.sinks.number());
+        let is_awaited = is_written || !in_bucket.is_empty();
+        let keep = is_awaited.then(|| self.sinks.number());
         if let Some(keep) = keep {
             self.sinks.keeps.insert(keep, Keep::new(0, None));
-            absent.iter().for_each(|key| self.erase(now_ms, (namespace, *key), Some(keep)));
+            in_bucket.into_iter().for_each(|key| self.discard((namespace, key), Some(keep)));
+        }
+        if is_written {
+            absent.iter().for_each(|key| self.erase(now_ms, (namespace, *key), keep));
         }
         removed.iter().for_each(|key| self.drop_object(now_ms, (namespace, *key), keep));
+        if let Some(keep) = keep
+            && self.sinks.keeps.get(&keep).is_some_and(|waits| waits.left.is_empty())
+        {
+            self.finish_keep(keep);
+        }
         Ok((as_u32(removed.len()), keep))
     }
 
@@ -149,6 +164,7 @@ impl Blocks {
     fn remove_object(&mut self, now_ms: u64, namespace: Namespace, key: BlockKey) -> bool {
         let is_there = self.has_object(namespace, key);
         if is_there {
+            self.discard((namespace, key), None);
             self.drop_object(now_ms, (namespace, key), None);
         }
         is_there
@@ -176,7 +192,6 @@ impl Blocks {
     ) {
         self.cache.set_now(now_ms);
         let is_its = |block: SsdBlock| block.namespace == namespace;
-        self.discard(namespace, key);
         self.rises.void(key).into_iter().for_each(|rise| self.leave_waiters(now_ms, rise));
         let there = self.cache.ssd().get(key);
         let is_others = there.is_some_and(|block| !is_its(block));

@@ -137,7 +137,7 @@ fn a_block_that_is_kept_for_longer_is_copied_where_it_is() {
     send_all(&mut node);
     keep_on_ssd(&mut node, "a", UNTIL + 500);
     assert_eq!(send_all(&mut node), [("copy", key("a"))]);
-    assert_eq!(node.discarded, [], "the copy has taken the place of the other");
+    assert_eq!(node.discards, [], "the copy has taken the place of the other");
     assert_eq!(node.blocks.bucket_block(key("a")), Some(block("a", UNTIL + 500)));
     keep_on_ssd(&mut node, "ab", UNTIL - 500);
     assert_eq!(send_all(&mut node), [], "it is kept that long");
@@ -375,8 +375,24 @@ fn a_block_whose_bytes_are_rotten_is_not_sent_and_dropped() {
     node.assert_idle();
 }
 
+/// Asks for the removal of an object, which somebody waits for.
+fn ask_to_remove(node: &mut Node, prompt: &str) -> Option<u64> {
+    let removed = node.blocks.remove_objects(node.now_ms, namespace(""), &[key(prompt)]);
+    node.check();
+    node.actions();
+    removed.expect("it can be removed").1
+}
+
+/// What was to be gone from the object store is, or is not.
+fn discarded(node: &mut Node, is_gone: bool) {
+    let (discard, _) = node.discards.pop().expect("it is being removed");
+    node.blocks.discarded(node.now_ms, discard, is_gone);
+    node.check();
+    node.actions();
+}
+
 #[test]
-fn an_object_that_is_removed_is_removed_there_too_even_while_it_is_sent() {
+fn an_object_that_is_removed_is_gone_from_there_before_it_is_said() {
     let mut node = node_that_finds(&["a"]);
     let object = ReserveObjects {
         share: share("9s"),
@@ -388,20 +404,128 @@ fn an_object_that_is_removed_is_removed_there_too_even_while_it_is_sent() {
     assert!(node.blocks.raise_object(node.now_ms, &object));
     node.actions();
     assert_eq!(node.downloads.len(), 1);
-    assert!(node.remove(namespace(""), key("a")));
-    node.actions();
-    assert_eq!(node.discarded, [key("a")]);
+    let keep = ask_to_remove(&mut node, "a").expect("it is there");
+    assert_eq!(node.blocks.find_object(namespace(""), key("a")), None);
+    assert_eq!((node.discards.len(), node.kept.len(), node.blocks.counts().discarding), (1, 0, 1));
+    // Who asks once more waits for the same.
+    let again = ask_to_remove(&mut node, "a").expect("it is there still");
+    assert_eq!(node.discards.len(), 1);
+    // A list that was begun before shows it.
+    node.blocks.bucket_listed(vec![block("a", UNTIL)]);
     assert_eq!(node.blocks.bucket_block(key("a")), None);
+    discarded(&mut node, true);
+    assert_eq!(node.kept, [(keep, Some(0)), (again, Some(0))]);
+    assert_eq!(ask_to_remove(&mut node, "a"), None, "nothing brings it back");
+}
 
-    let mut node = node_with_ssd(8);
+#[test]
+fn an_object_that_is_removed_while_it_is_sent_is_removed_when_that_has_ended_however_it_did() {
+    for sent in [Ok(()), Err(SinkError::Failed), Err(SinkError::Gone)] {
+        let mut node = node();
+        node.fill("1p", "a");
+        node.blocks.keep(node.now_ms, &keep_until("a", UNTIL)).expect("it can be kept");
+        node.actions();
+        let keep = ask_to_remove(&mut node, "a").expect("it may be there soon");
+        assert_eq!(node.discards, [], "it would come after that");
+        let (upload, ..) = node.uploads.pop().expect("it is sent");
+        node.blocks.uploaded(node.now_ms, upload, sent);
+        node.actions();
+        let kept = std::mem::take(&mut node.kept);
+        assert!(matches!(kept[..], [(_, None)]), "{sent:?}: {kept:?}");
+        discarded(&mut node, true);
+        assert_eq!(node.kept, [(keep, Some(0))]);
+        assert_eq!(node.blocks.counts().bucket_blocks, 0);
+        node.assert_idle();
+    }
+}
+
+#[test]
+fn a_name_is_not_sent_before_what_was_removed_under_it_is_gone() {
+    let mut node = node_that_finds(&["a"]);
+    ask_to_remove(&mut node, "a").expect("it is there");
     node.fill("1p", "a");
-    keep_on_ssd(&mut node, "a", UNTIL);
-    assert!(node.remove(namespace(""), key("a")));
-    let (upload, ..) = node.uploads.pop().expect("it is sent");
-    node.blocks.uploaded(node.now_ms, upload, Ok(()));
+    node.blocks.keep(node.now_ms, &keep_until("a", UNTIL)).expect("it can be kept");
     node.actions();
-    assert_eq!(node.discarded, [key("a")]);
-    assert_eq!(node.blocks.counts().bucket_blocks, 0);
+    assert_eq!(node.uploads, [], "it would be removed with the former one");
+    discarded(&mut node, true);
+    assert_eq!(send_all(&mut node), [("slot", key("a"))]);
+    assert!(node.blocks.bucket_block(key("a")).is_some());
+    node.actions();
+    node.assert_idle();
+}
+
+#[test]
+fn a_removal_that_fails_there_is_said_to_have_failed_and_made_good_when_it_is_listed() {
+    let mut node = node_that_finds(&["a"]);
+    let keep = ask_to_remove(&mut node, "a").expect("it is there");
+    discarded(&mut node, false);
+    assert_eq!(node.kept, [(keep, None)]);
+    assert_eq!(node.blocks.find_object(namespace(""), key("a")), None);
+    // Nothing else is kept under the name: it would be beside the former one.
+    node.fill("1p", "a");
+    let refused = node.blocks.keep(node.now_ms, &keep_until("a", UNTIL)).expect("it is begun");
+    node.now_ms += 1_000;
+    node.blocks.upload_ahead(node.now_ms);
+    node.actions();
+    assert_eq!(node.uploads, []);
+    discarded(&mut node, false);
+    assert_eq!(node.kept.pop(), Some((refused, None)));
+    node.blocks.bucket_listed(vec![block("a", UNTIL)]);
+    node.actions();
+    assert_eq!(node.blocks.bucket_block(key("a")), None, "it is found no more");
+    discarded(&mut node, false);
+    // Who asks again is not told that nothing is there.
+    let again = ask_to_remove(&mut node, "a").expect("it may be there");
+    discarded(&mut node, true);
+    assert_eq!(node.kept.pop(), Some((again, Some(0))));
+    node.blocks.bucket_listed(Vec::new());
+    assert_eq!(ask_to_remove(&mut node, "a"), None);
+    node.assert_idle();
+}
+
+#[test]
+fn what_was_sent_and_failed_may_be_there_until_a_later_list_says_otherwise() {
+    let mut node = node();
+    node.fill("1p", "a");
+    node.blocks.keep(node.now_ms, &keep_until("a", UNTIL)).expect("it can be kept");
+    node.actions();
+    let (upload, ..) = node.uploads.pop().expect("it is sent");
+    node.blocks.uploaded(node.now_ms, upload, Err(SinkError::Failed));
+    // This one may have been begun before.
+    node.blocks.bucket_listed(Vec::new());
+    ask_to_remove(&mut node, "a").expect("it may have come there");
+    discarded(&mut node, true);
+    assert_eq!(ask_to_remove(&mut node, "a"), None);
+
+    node.fill("2p", "b");
+    node.now_ms += 1_000;
+    node.blocks.keep(node.now_ms, &keep_until("b", UNTIL)).expect("it can be kept");
+    node.actions();
+    let (upload, ..) = node.uploads.pop().expect("it is sent");
+    node.blocks.uploaded(node.now_ms, upload, Err(SinkError::Failed));
+    node.blocks.bucket_listed(Vec::new());
+    node.blocks.bucket_listed(Vec::new());
+    assert_eq!(ask_to_remove(&mut node, "b"), None);
+    node.actions();
+    node.assert_idle();
+}
+
+#[test]
+fn nothing_is_removed_while_the_object_store_may_have_it_and_does_not_answer() {
+    let remove =
+        |node: &mut Node| node.blocks.remove_objects(node.now_ms, namespace(""), &[key("a")]);
+    let mut node = Node::with(with_bucket(8));
+    node.blocks.set_extents(LAYOUT, EXTENT_BYTES);
+    node.fill("1p", "a");
+    assert_eq!(remove(&mut node), Err(KeepError::NoBucket), "nobody knows what is there");
+    assert_eq!(node.cached("a"), "a");
+    node.blocks.bucket_listed(vec![block("a", UNTIL)]);
+    node.blocks.set_bucket_usable(true);
+    node.blocks.set_bucket_usable(false);
+    assert_eq!(remove(&mut node), Err(KeepError::NoBucket));
+    node.blocks.bucket_listed(Vec::new());
+    assert_eq!(remove(&mut node), Ok((1, None)), "it is not there");
+    node.assert_idle();
 }
 
 #[test]

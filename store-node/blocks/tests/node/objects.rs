@@ -700,7 +700,7 @@ fn what_the_object_store_keeps_does_not_go_with_the_client_that_had_put_it() {
     let object = at(&node, 1);
     assert!(!end(&mut node, &object), "a tenant was told that it is kept");
     node.actions();
-    assert_eq!(node.discarded, []);
+    assert_eq!(node.discards, []);
     assert_eq!(find(&node, &[1]), [Some(Tier::Dram)]);
     assert!(node.blocks.bucket_block(object.key).is_some());
     node.assert_idle();

@@ -25,12 +25,13 @@ pub struct SimBucket {
     objects: BTreeMap<Name, SsdBlock>,
     uploads: Vec<(u64, SsdBlock, UploadFrom)>,
     downloads: Vec<(u64, SlotIndex, SsdBlock)>,
+    discards: Vec<(u64, BlockKey)>,
     lost: BTreeSet<BlockKey>,
 }
 
 impl SimBucket {
     pub fn is_idle(&self) -> bool {
-        self.uploads.is_empty() && self.downloads.is_empty()
+        self.uploads.is_empty() && self.downloads.is_empty() && self.discards.is_empty()
     }
 
     /// It has a context that ends with the block.
@@ -76,7 +77,7 @@ impl World {
                 self.checker.may_write(as_share(2, rise), Hand::Remote, &[slot]);
                 self.bucket.downloads.push((rise, slot, block));
             }
-            Action::Discard { block } => drop(self.bucket.objects.remove(&name(&block))),
+            Action::Discard { discard, key, .. } => self.bucket.discards.push((discard, key)),
             other => panic!("{other:?} is nothing for the object store"),
         }
     }
@@ -88,6 +89,12 @@ impl World {
             self.checker.reads_end(as_share(5, upload));
             let result = self.end_upload(&block, from);
             self.blocks.uploaded(self.now_ms, upload, result);
+        } else if let Some((discard, key)) = self.bucket.discards.pop() {
+            let is_gone = !self.random.one_in(4);
+            if is_gone {
+                self.bucket.objects.retain(|(of, ..), _| *of != key);
+            }
+            self.blocks.discarded(self.now_ms, discard, is_gone);
         } else if !self.bucket.downloads.is_empty() {
             let at = self.random.below(self.bucket.downloads.len());
             let (rise, slot, block) = self.bucket.downloads.swap_remove(at);

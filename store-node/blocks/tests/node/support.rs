@@ -96,7 +96,7 @@ pub struct Node {
     /// The same of the object store.
     pub uploads: Vec<(u64, BlockKey, UploadFrom)>,
     pub downloads: Vec<(u64, BlockKey)>,
-    pub discarded: Vec<BlockKey>,
+    pub discards: Vec<(u64, BlockKey)>,
     pub kept: Vec<(u64, Option<u32>)>,
     /// Copies of pages into slots (number and page), and of slots into pages.
     pub reads: Vec<(u64, u32)>,
@@ -120,7 +120,7 @@ impl Node {
             erased: Vec::new(),
             uploads: Vec::new(),
             downloads: Vec::new(),
-            discarded: Vec::new(),
+            discards: Vec::new(),
             kept: Vec::new(),
             reads: Vec::new(),
             writes: Vec::new(),
@@ -234,8 +234,8 @@ impl Node {
                     self.downloads.push((rise, block.key));
                     continue;
                 }
-                Action::Discard { block } => {
-                    self.discarded.push(block.key);
+                Action::Discard { discard, key, .. } => {
+                    self.discards.push((discard, key));
                     continue;
                 }
                 Action::Kept { keep, blocks, mark: _ } => {

@@ -2,7 +2,7 @@
 //! what became of it, and what of all that others are told.
 
 use kvasir_blocks::{RiseError, SsdBlock, UploadFrom};
-use kvasir_proto::SlotIndex;
+use kvasir_proto::{BlockKey, Namespace, SlotIndex};
 use tokio::sync::oneshot;
 
 use super::Owner;
@@ -75,13 +75,20 @@ impl Owner {
                 self.note_bucket_error(why);
                 self.blocks.risen(now_ms, rise, result);
             }
-            Report::Deleted { deleted, failed } => {
-                for (outcome, objects) in [("deleted", deleted), ("failed", failed)] {
-                    self.metrics.bucket_deletes.with_label_values(&[outcome]).inc_by(objects);
-                }
+            Report::Deleted { deleted, failed } => self.note_deleted(deleted, failed),
+            Report::Discarded { discard, deleted, is_gone, why } => {
+                self.note_deleted(deleted, (!is_gone).into());
+                self.note_bucket_error(why);
+                self.blocks.discarded(now_ms, discard, is_gone);
             }
         }
         self.run_actions();
+    }
+
+    fn note_deleted(&self, deleted: u64, failed: u64) {
+        for (outcome, objects) in [("deleted", deleted), ("failed", failed)] {
+            self.metrics.bucket_deletes.with_label_values(&[outcome]).inc_by(objects);
+        }
     }
 
     fn note_bucket_error(&mut self, why: Option<String>) {
@@ -120,8 +127,8 @@ impl Owner {
         self.give_bucket(Job::Download { rise, slot, block, shape });
     }
 
-    pub(super) fn discard(&mut self, block: SsdBlock) {
-        self.give_bucket(Job::Discard { block });
+    pub(super) fn discard(&mut self, discard: u64, namespace: Namespace, key: BlockKey) {
+        self.give_bucket(Job::Discard { discard, namespace, key });
     }
 
     fn give_bucket(&mut self, job: Job) {

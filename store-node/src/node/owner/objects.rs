@@ -611,7 +611,8 @@ impl Owner {
             let why = "the SSD cannot be used now, and may have what is to be removed: try again";
             return Err(refused(ObjectRefusal::NoSpace, why));
         }
-        if self.blocks.counts().sinking >= REMOVALS_MAX {
+        let counts = self.blocks.counts();
+        if counts.sinking.max(counts.discarding) >= REMOVALS_MAX {
             let why = "too many objects are being removed; try again";
             return Err(refused(ObjectRefusal::NoSpace, why));
         }
@@ -643,8 +644,8 @@ impl Owner {
         let answer = match is_durable {
             true => Ok(ToClient::Removed(v1::RemovedObjects { count })),
             false => {
-                let why =
-                    "the SSD did not take it: a restart may bring back what was removed; try again";
+                let why = "the SSD or the object store did not take it: a restart may bring back \
+                           what was removed; try again";
                 Err(refused(ObjectRefusal::NoSpace, why))
             }
         };

@@ -349,7 +349,9 @@ impl Owner {
                     self.upload(upload, block, from, checksum);
                 }
                 Action::Download { rise, slot, block } => self.download(rise, slot, block),
-                Action::Discard { block } => self.discard(block),
+                Action::Discard { discard, namespace, key } => {
+                    self.discard(discard, namespace, key);
+                }
                 Action::Risen { share, blocks, is_all } => {
                     self.source_risen(share, blocks, is_all);
                 }
