@@ -6,6 +6,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod objects;
 mod s3;
 
 use std::path::Path;

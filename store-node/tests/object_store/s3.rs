@@ -31,6 +31,8 @@ pub enum Mode {
     Fails,
     /// 403, for all.
     Refuses,
+    /// 403 for what is to be deleted.
+    Keeps,
 }
 
 #[derive(Debug)]
@@ -136,7 +138,8 @@ async fn serve(
     match s3.mode() {
         Mode::Fails => return StatusCode::INTERNAL_SERVER_ERROR.into_response(),
         Mode::Refuses => return StatusCode::FORBIDDEN.into_response(),
-        Mode::Good | Mode::Hangs => {}
+        Mode::Keeps if method == Method::DELETE => return StatusCode::FORBIDDEN.into_response(),
+        Mode::Good | Mode::Hangs | Mode::Keeps => {}
     }
     let mut inner = s3.inner();
     if !is_signed(&method, &uri, &headers, &body) {

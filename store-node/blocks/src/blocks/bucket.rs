@@ -298,18 +298,16 @@ impl Blocks {
             self.bucket.end_doubt(of);
         } else {
             self.bucket.doubt_gone(of);
-            let retry_ms = self.options.bucket.retry_ms;
-            self.bucket.retry_at_ms = now_ms.saturating_add(retry_ms);
-            // What waits to be sent under its name waits until it is tried again, and is in nobody's way; who waits for
-            // it waits no more.
+            // What is to be sent under its name is wanted anew with the next list, and is in nobody's way until then;
+            // who waits for it waits no more.
             let is_its = |wanted: &Wanted| (wanted.block.namespace, wanted.block.key) == of;
             let (own, others) = self.bucket.queue.drain(..).partition::<Vec<Wanted>, _>(is_its);
             self.bucket.queue.extend(others);
             for wanted in own {
-                match wanted.keep {
-                    Some(_) => self.end_upload(wanted, false),
-                    None => self.bucket.queue.push_back(wanted),
+                if wanted.keep.is_none() {
+                    self.bucket.queued.remove(&of.1);
                 }
+                self.end_upload(wanted, false);
             }
         }
         keeps.into_iter().for_each(|keep| self.kept(keep, discard, is_gone));
