@@ -127,6 +127,23 @@ def test_context_objects_are_durable_and_rise_from_the_ssd(client):
     assert [bytes(view) for view in client.get(objects, verify=True)] == list(objects.values())
 
 
+def test_what_is_not_kept_says_why(client):
+    def keep(at):
+        return client.put({f"kept {at}": bytes(OBJECT_BYTES)}, object_class=Class.CONTEXT, ttl_ms=600_000)
+
+    deadline = time.monotonic() + READY_WITHIN_S
+    while (outcomes := keep(0)) not in ([Outcome.STORED], [Outcome.EXISTS]):
+        assert outcomes == [Outcome.NOT_KEPT] and outcomes.why and time.monotonic() < deadline
+        time.sleep(0.05)
+    assert outcomes.why == ""
+    for at in range(1, 1000):
+        if (outcomes := keep(at)) != [Outcome.STORED]:
+            break
+    assert outcomes == [Outcome.NOT_KEPT]
+    assert "of a tenant" in outcomes.why or "no room" in outcomes.why, outcomes.why
+    assert client.exists([f"kept {at}"]) == [True], "it is there as a normal object"
+
+
 def test_tenants_do_not_see_each_other(node, client):
     client.put({"secret": b"mine"})
     with node(tenant="others") as other:
@@ -190,13 +207,18 @@ def test_what_cannot_be_given_back_while_the_node_hangs_is_given_back_later(requ
         with opened(running, folder, library) as client:
             address = re.search(r"address.{0,9}?=.{0,9}?(127[.0-9]+:[0-9]+)", (folder / "node.log").read_text())[1]
 
-            def pins():
-                page = urllib.request.urlopen(f"http://{address}/metrics", timeout=60).read().decode()
-                return float(re.search(r"^kvasir_store_pins (.*)$", page, re.MULTILINE)[1])
+            def has_pins(wanted):
+                """What the node shows is what it had some time before."""
+                deadline, pins = time.monotonic() + READY_WITHIN_S, None
+                while pins != wanted:
+                    assert time.monotonic() < deadline, pins
+                    page = urllib.request.urlopen(f"http://{address}/metrics", timeout=60).read().decode()
+                    pins = float(re.search(r"^kvasir_store_pins (.*)$", page, re.MULTILINE)[1])
+                    time.sleep(0.05)
 
             client.put({"a": b"bytes"})
             held = client.get(["a"])
-            assert pins() == 1
+            has_pins(1)
             many = [b"%d" % at for at in range(client.objects_max)]
             refused = threading.Event()
 
@@ -219,9 +241,6 @@ def test_what_cannot_be_given_back_while_the_node_hangs_is_given_back_later(requ
             running[1].send_signal(signal.SIGCONT)
             [asker.join() for asker in askers]
             assert client.exists(["a"]) == [True]
-            deadline = time.monotonic() + READY_WITHIN_S
-            while pins() != 0:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            has_pins(0)
         running[1].kill()
         running[1].wait()

@@ -444,7 +444,7 @@ impl Client {
         Ok(self.find(keys)?.iter().map(Option::is_some).collect())
     }
 
-    /// Forgets objects, on the SSD too; answers how many were there, when no restart of the node brings one back. Who
+    /// Forgets objects, on the SSD and in the object store too; answers how many were there, when no restart of the node brings one back. Who
     /// holds one may read it on.
     ///
     /// # Errors

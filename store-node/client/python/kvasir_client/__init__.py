@@ -22,7 +22,7 @@ import os
 from . import _library
 
 __all__ = [
-    "Client", "Class", "Outcome", "Tier", "Error", "Unreachable", "Refused", "Lost", "NoSpace",
+    "Client", "Class", "Outcome", "Outcomes", "Tier", "Error", "Unreachable", "Refused", "Lost", "NoSpace",
     "Draining", "Invalid", "Protocol",
 ]
 
@@ -78,6 +78,17 @@ class Outcome(enum.IntEnum):
     LOST = 2  # it is not there: put it again
     NOT_KEPT = 3  # it is there as a normal object, but is not kept
     REFUSED = 4  # its key is that of a block of another namespace
+
+
+class Outcomes(list):
+    """An `Outcome` for each object of a put, in order.
+
+    why: in words why one is `Outcome.NOT_KEPT`, and what to do; of several the last one's. Empty where all are kept.
+    """
+
+    def __init__(self, outcomes, why=""):
+        super().__init__(outcomes)
+        self.why = why
 
 
 class Tier(enum.IntEnum):
@@ -166,7 +177,8 @@ class Client:
 
     def put(self, objects, *, object_class=Class.NORMAL, ttl_ms=0):
         """Puts objects (a mapping of names to bytes, or pairs): each is copied once, into the node's
-        memory, and found when all of it is there. Answers with an `Outcome` for each, in order."""
+        memory, and found when all of it is there. Answers with the `Outcomes`: what is `STORED` or `EXISTS` of
+        `Class.CONTEXT` is durable now, what is `NOT_KEPT` is not."""
         pairs = list(objects.items() if hasattr(objects, "items") else objects)
         handle, options = self._open(), _library.PutOptions(int(object_class), ttl_ms)
         outcomes = (ctypes.c_int * len(pairs))()
@@ -175,7 +187,10 @@ class Client:
             self._check(self._library.kvasir_put(
                 handle, len(pairs), names.array, values.array, ctypes.byref(options), outcomes
             ))
-        return [Outcome(outcome) for outcome in outcomes]
+        outcomes = Outcomes(Outcome(outcome) for outcome in outcomes)
+        if Outcome.NOT_KEPT in outcomes:
+            outcomes.why = self._library.kvasir_last_error().decode()
+        return outcomes
 
     def get(self, names, *, verify=False, node=None):
         """Answers for each name with a read-only view of its object, or None. With `verify` checksums
@@ -224,7 +239,8 @@ class Client:
         return [tier != Tier.ABSENT for tier in self.find(names)]
 
     def remove(self, names):
-        """Forgets objects; answers how many were there. Views of them may be read on."""
+        """Forgets objects, on the SSD and in the object store too; answers how many were there, when no
+        restart of the node brings one back. Views of them may be read on."""
         handle, names = self._open(), [_as_bytes(name) for name in names]
         removed = ctypes.c_size_t()
         with _library.Buffers(names) as buffers:
