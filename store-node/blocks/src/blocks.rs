@@ -111,8 +111,7 @@ pub struct Blocks {
     tombstones: Ended,
     finished: Ended,
     ssd_size: SsdSize,
-    /// A hash of how blocks lie in slots, and what an extent of one takes; 0 before it is known.
-    layout: u64,
+    /// What an extent of a block takes; 0 before it is known.
     extent_bytes: u64,
     sinks: Sinks,
     rises: Rises,
@@ -184,7 +183,6 @@ impl Blocks {
             tombstones: Ended::new(options.tombstone_ms, options.tombstones_max),
             finished: Ended::new(options.finished_ms, options.finished_max),
             ssd_size: SsdSize::default(),
-            layout: 0,
             extent_bytes: 0,
             sinks: Sinks::default(),
             rises: Rises::default(),

@@ -375,7 +375,9 @@ impl Bucket {
         }
         let of = |(number, discard): (&u64, &Discard)| (discard.of, *number);
         if self.discards.iter().map(of).collect::<BTreeMap<_, _>>() != self.discarded {
-            return Err("what is to be gone from the object store is not what its keys say".to_owned());
+            return Err(
+                "what is to be gone from the object store is not what its keys say".to_owned()
+            );
         }
         if bytes != self.bytes || tenants != self.tenants || untils != self.untils {
             return Err("the sums of the object store are not those of its blocks".to_owned());

@@ -23,7 +23,7 @@ pub(crate) struct Cache {
     slots: Slots,
     index: Index,
     ssd: Ssd,
-    /// What lies on the SSD in another one cannot be had.
+    /// A hash of how blocks lie in slots; 0 before it is known. What lies on the SSD in another one cannot be had.
     layout: u64,
     log: EventLog,
     evicted_total: u64,
@@ -146,6 +146,11 @@ impl Cache {
         }
         self.ssd_has_changed(key, was);
         true
+    }
+
+    /// A hash of how blocks lie in slots.
+    pub(crate) fn layout(&self) -> u64 {
+        self.layout
     }
 
     /// Blocks in slots look like this from now on.

@@ -54,10 +54,23 @@ const KIB: u64 = 1024;
 /// What the node's thread asks for.
 #[derive(Debug)]
 pub enum Job {
-    Upload { upload: u64, block: SsdBlock, from: Source },
-    Download { rise: u64, slot: SlotIndex, block: SsdBlock, shape: Shape },
+    Upload {
+        upload: u64,
+        block: SsdBlock,
+        from: Source,
+    },
+    Download {
+        rise: u64,
+        slot: SlotIndex,
+        block: SsdBlock,
+        shape: Shape,
+    },
     /// Of an object everything, under whichever name.
-    Discard { discard: u64, namespace: Namespace, key: BlockKey },
+    Discard {
+        discard: u64,
+        namespace: Namespace,
+        key: BlockKey,
+    },
 }
 
 /// Where the bytes of a block come from.
@@ -580,9 +593,8 @@ impl Task {
         self.layouts.append(&mut layouts);
         blocks.append(&mut self.sent);
         let names = &self.bucket.names;
-        let is_there = |block: &SsdBlock| {
-            names.of(block).is_some_and(|name| !self.deleted.contains(&name))
-        };
+        let is_there =
+            |block: &SsdBlock| names.of(block).is_some_and(|name| !self.deleted.contains(&name));
         blocks.retain(is_there);
         let known: HashSet<Path> = self.deletes.iter().cloned().collect();
         self.delete_later(over.into_iter().filter(|name| !known.contains(name)));

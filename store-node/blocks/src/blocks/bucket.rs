@@ -175,7 +175,8 @@ impl Blocks {
         let in_dram = self.cache.index().prefix(Some(*namespace), keys);
         let parent = in_dram.len().checked_sub(1).map(|before| keys[before]);
         let rest = &keys[in_dram.len()..];
-        let blocks = in_dram.len() + self.bucket.prefix(*namespace, self.layout, parent, rest);
+        let blocks =
+            in_dram.len() + self.bucket.prefix(*namespace, self.cache.layout(), parent, rest);
         let Some(&last) = keys[..blocks].last() else { return Err(KeepError::NotHere) };
         // A name says one tenant, whose context it is that ends there.
         let of_other = |block: SsdBlock| matches!(block.class, Class::Context { tenant: other, .. } if other != *tenant);
@@ -190,7 +191,7 @@ impl Blocks {
             parent: at.checked_sub(1).map(|before| keys[before]),
             class: class_of(&mark),
             mark: (at == blocks - 1).then_some(mark),
-            layout: self.layout,
+            layout: self.cache.layout(),
             bytes: self.extent_bytes,
         };
         let wanted = |at: usize| self.bucket.as_wanted(&block(at));
@@ -548,7 +549,7 @@ impl Blocks {
         let entry = self.cache.index().entry(slot)?;
         let generation = self.cache.slots().generation(slot)?;
         let path = self.cache.index().path(slot);
-        let same = entry.namespace == block.namespace && block.layout == self.layout;
+        let same = entry.namespace == block.namespace && block.layout == self.cache.layout();
         (same && self.leaves_room(&path)).then_some((UploadFrom::Slot { slot, generation }, path))
     }
 

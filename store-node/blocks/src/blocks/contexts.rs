@@ -35,7 +35,7 @@ impl Blocks {
             return Err(KeepError::NoSsd);
         }
         let in_dram = self.cache.index().prefix(Some(*namespace), keys);
-        let on_ssd = self.cache.ssd().prefix(*namespace, self.layout, None, keys);
+        let on_ssd = self.cache.ssd().prefix(*namespace, self.cache.layout(), None, keys);
         let blocks = in_dram.len().max(on_ssd);
         let keys = &keys[..blocks];
         let Some(&last) = keys.last() else { return Err(KeepError::NotHere) };
@@ -46,7 +46,8 @@ impl Blocks {
         let known = self.cache.ssd().get(last).and_then(|block| block.mark);
         let mark = longer(known, request);
         self.check_quota(*tenant, keys)?;
-        if self.cache.ssd().prefix(*namespace, self.layout, None, keys) < on_ssd.min(blocks) {
+        if self.cache.ssd().prefix(*namespace, self.cache.layout(), None, keys) < on_ssd.min(blocks)
+        {
             return Err(KeepError::NoRoom);
         }
         // Blocks of it that only the SSD has are rewritten from there.
@@ -62,7 +63,7 @@ impl Blocks {
                 class: class_of(&mark),
                 // Contexts that end before it go on.
                 mark: if at == blocks - 1 { Some(mark) } else { mark_of(&keys[at]) },
-                layout: self.layout,
+                layout: self.cache.layout(),
                 bytes: self.extent_bytes,
             };
             (block, in_dram.get(at).copied())
@@ -76,10 +77,15 @@ impl Blocks {
     pub fn keepable(&self, now_ms: u64, namespace: Namespace, keys: &[BlockKey]) -> usize {
         let in_dram = self.cache.index().prefix(Some(namespace), keys).len();
         if self.extent_bytes > 0 && self.ssd_is_usable(now_ms) {
-            return in_dram.max(self.cache.ssd().prefix(namespace, self.layout, None, keys));
+            return in_dram.max(self.cache.ssd().prefix(
+                namespace,
+                self.cache.layout(),
+                None,
+                keys,
+            ));
         }
         let parent = in_dram.checked_sub(1).map(|before| keys[before]);
-        in_dram + self.bucket.prefix(namespace, self.layout, parent, &keys[in_dram..])
+        in_dram + self.bucket.prefix(namespace, self.cache.layout(), parent, &keys[in_dram..])
     }
 
     /// Gives a context another time, which may be earlier than the former one. [`Action::Kept`] says when

@@ -104,8 +104,9 @@ impl Blocks {
         if self.object_slot(namespace, key).is_some() {
             return Some(Tier::Dram);
         }
-        let on_ssd = self.cache.ssd().prefix(namespace, self.layout, None, &[key]) == 1;
-        let is_below = on_ssd || self.bucket.prefix(namespace, self.layout, None, &[key]) == 1;
+        let on_ssd = self.cache.ssd().prefix(namespace, self.cache.layout(), None, &[key]) == 1;
+        let is_below =
+            on_ssd || self.bucket.prefix(namespace, self.cache.layout(), None, &[key]) == 1;
         is_below.then_some(Tier::Ssd)
     }
 

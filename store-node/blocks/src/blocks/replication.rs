@@ -48,7 +48,7 @@ impl Blocks {
         to: Peer,
     ) -> Result<(u64, u32), ChangeReplicaError> {
         let in_dram = self.cache.index().prefix(Some(namespace), keys).len();
-        let here = in_dram.max(self.cache.ssd().prefix(namespace, self.layout, None, keys));
+        let here = in_dram.max(self.cache.ssd().prefix(namespace, self.cache.layout(), None, keys));
         if here == 0 {
             return Err(ChangeReplicaError::NotHere);
         }

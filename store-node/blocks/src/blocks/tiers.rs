@@ -78,7 +78,7 @@ impl Blocks {
 
     /// How extents of blocks look from now on: a hash of the layout, and their bytes.
     pub fn set_extents(&mut self, layout: u64, extent_bytes: u64) {
-        (self.layout, self.extent_bytes) = (layout, extent_bytes);
+        self.extent_bytes = extent_bytes;
         self.cache.set_layout(layout);
     }
 
@@ -121,7 +121,7 @@ impl Blocks {
             parent: None,
             class: Class::Normal,
             mark: None,
-            layout: self.layout,
+            layout: self.cache.layout(),
             bytes: 0,
         };
         let (slot, batch, bytes) = (None, 0, 0);
@@ -339,7 +339,7 @@ impl Blocks {
                 class: Class::Normal,
                 // In another layout it may be there, and be kept.
                 mark: self.cache.ssd().get(entry.key).and_then(|block| block.mark),
-                layout: self.layout,
+                layout: self.cache.layout(),
                 bytes: self.extent_bytes,
             };
             Some((block, Some(path[*at])))
@@ -461,10 +461,10 @@ impl Blocks {
             at += self.cache.pools().prefix(namespace, parent(at), &keys[at..]);
             if ssd_is_usable {
                 let ssd = self.cache.ssd();
-                at += ssd.prefix(namespace, self.layout, parent(at), &keys[at..]);
+                at += ssd.prefix(namespace, self.cache.layout(), parent(at), &keys[at..]);
             }
             if self.bucket.usable {
-                at += self.bucket.prefix(namespace, self.layout, parent(at), &keys[at..]);
+                at += self.bucket.prefix(namespace, self.cache.layout(), parent(at), &keys[at..]);
             }
             if at == before {
                 return at - held;
@@ -507,7 +507,8 @@ impl Blocks {
         {
             return self.begin_pool_rise(now_ms, (namespace, parent), key);
         }
-        let fits = |block: &SsdBlock| block.namespace == namespace && block.layout == self.layout;
+        let layout = self.cache.layout();
+        let fits = |block: &SsdBlock| block.namespace == namespace && block.layout == layout;
         let on_ssd = self.cache.ssd().get(key).filter(fits);
         let on_ssd = on_ssd.filter(|_| self.ssd_is_usable(now_ms));
         let is_download = on_ssd.is_none();
