@@ -6,7 +6,6 @@
 
 #[path = "../common/mod.rs"]
 mod common;
-mod objects;
 mod s3;
 
 use std::path::Path;

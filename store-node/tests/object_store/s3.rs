@@ -1,6 +1,8 @@
 //! A small server that speaks S3: it keeps objects in memory, takes only what is rightly signed, gives lists in
 //! short pages, and does wrong when it is told to.
 
+#![allow(dead_code, reason = "the tests of the node and those of its clients use a part each")]
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};

@@ -1,5 +1,9 @@
 //! Clients against a store node in this process.
 
+mod object_store;
+#[path = "../../../tests/object_store/s3.rs"]
+mod s3;
+
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
@@ -62,12 +66,17 @@ impl Node {
         self.running.as_ref().expect("it runs").address().to_string()
     }
 
-    fn metric(&self, name: &str) -> f64 {
+    fn page(&self, path: &str) -> String {
         let mut stream = TcpStream::connect(self.address()).expect("it listens");
-        let request = "GET /metrics HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+        let request = format!("GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).expect("it listens");
         let mut page = String::new();
         stream.read_to_string(&mut page).expect("a page");
+        page
+    }
+
+    fn metric(&self, name: &str) -> f64 {
+        let page = self.page("/metrics");
         let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         line.unwrap_or_else(|| panic!("{name} is not in {page}")).parse().expect("a number")
     }
