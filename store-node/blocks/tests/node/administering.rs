@@ -205,6 +205,13 @@ fn an_eviction_leaves_what_a_tenant_was_told_is_kept() {
     node.blocks.expire(9_000);
     let evicted = node.blocks.admin_evict(node.now_ms, key("a")).expect("on the SSD");
     assert_eq!(evicted, Evicted { ssd_blocks: 2, ..Evicted::default() });
+    node.actions();
+    // The first is gone for good, and with it what follows.
+    let erased: Vec<_> = node.erased.iter().map(|(_, key)| *key).collect();
+    assert_eq!((erased, &node.forgotten[1..]), (vec![key("a")], &[key("ab")][..]));
+    let (sink, _) = node.erased.remove(0);
+    node.blocks.sunk(node.now_ms, sink, Ok(()));
+    node.actions();
     let other = node.blocks.admin_evict_namespace(node.now_ms, namespace("other"));
     assert_eq!(other, Evicted::default());
     node.assert_idle();
