@@ -43,6 +43,7 @@ enum Doing {
     Writes {
         reserve: u64,
         slots: Vec<Option<SlotIndex>>,
+        versions: Vec<u32>,
         part: usize,
     },
     Reads {
@@ -124,7 +125,9 @@ pub fn hear(node: &mut Running, context: &mut Context, epoch: AttachEpoch, messa
     }
     let request = client.request;
     client.doing = match message {
-        ToClient::Reserved { slots } => Doing::Writes { reserve: request, slots, part: 0 },
+        ToClient::Reserved { slots, versions } => {
+            Doing::Writes { reserve: request, slots, versions, part: 0 }
+        }
         ToClient::Got { slots } if slots.iter().any(Option::is_some) => {
             Doing::Reads { get: request, slots, times: 2 }
         }
@@ -187,16 +190,19 @@ pub fn step(node: &mut Running, context: &mut Context, epoch: AttachEpoch) {
                 },
             );
         }
-        Doing::Writes { reserve, slots, part } if part < PARTS => {
-            client.doing = Doing::Writes { reserve, slots: slots.clone(), part: part + 1 };
+        Doing::Writes { reserve, slots, versions, part } if part < PARTS => {
+            let (of, to) = (versions.clone(), slots.clone());
+            client.doing = Doing::Writes { reserve, slots, versions, part: part + 1 };
             client.goes_on(context, at);
-            write(node, context, &keys, &slots, part);
+            write(node, context, (&keys, &of), &to, part);
         }
-        Doing::Writes { reserve, .. } => {
+        Doing::Writes { reserve, versions, .. } => {
             // The last one is left out by some.
             let count = keys.len() as u32 - u32::from(plan.leaves_last && keys.len() > 1);
-            let sums =
-                |at: u32| content::checksums(&context.truth.blocks[&keys[at as usize]].bytes);
+            let sums = |at: u32| {
+                let (key, version) = (keys[at as usize], versions[at as usize]);
+                content::checksums(context.truth.version(key, version))
+            };
             let checksums = (0..count).map(sums).collect();
             let (kept, objects) = (op.kept().unwrap_or(Kept::Normal), (0..count).collect());
             client.say(context, at, FromClient::Commit { reserve, objects, checksums, kept });
@@ -240,13 +246,13 @@ fn read_on(node: &mut Running, context: &mut Context, epoch: AttachEpoch) {
 fn write(
     node: &mut Running,
     context: &Context,
-    keys: &[BlockKey],
+    (keys, versions): (&[BlockKey], &[u32]),
     slots: &[Option<SlotIndex>],
     part: usize,
 ) {
     let (start, end) = (part * SLOT_BYTES / PARTS, (part + 1) * SLOT_BYTES / PARTS);
-    for (key, slot) in keys.iter().zip(slots) {
-        let bytes: &PageBytes = &context.truth.blocks[key].bytes;
+    for ((key, version), slot) in keys.iter().zip(versions).zip(slots) {
+        let bytes: &PageBytes = context.truth.version(*key, *version);
         if let Some(slot) = slot {
             node.write_slot(*slot, start, &bytes[start..end]);
         }

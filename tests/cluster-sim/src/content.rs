@@ -73,7 +73,10 @@ pub struct Expected {
     pub answer: Vec<u32>,
 }
 
-/// A block as it must be.
+/// How often a name can stand for other bytes in one run.
+const VERSIONS: u32 = 12;
+
+/// A block as it must be; an object in its first version.
 #[derive(Debug, Clone)]
 pub struct Block {
     pub namespace: Namespace,
@@ -89,6 +92,8 @@ pub struct Truth {
     by_bytes: BTreeMap<PageBytes, BlockKey>,
     /// Of each tenant.
     objects: Vec<Vec<BlockKey>>,
+    /// What the names of objects may stand for, one after the other.
+    versions: BTreeMap<BlockKey, Vec<PageBytes>>,
 }
 
 impl Truth {
@@ -98,6 +103,7 @@ impl Truth {
             blocks: BTreeMap::new(),
             by_bytes: BTreeMap::new(),
             objects: Vec::new(),
+            versions: BTreeMap::new(),
         };
         for tenant in 0..TENANTS {
             let keys = (0..OBJECTS).map(|object| truth.put(namespace(tenant), object));
@@ -127,12 +133,34 @@ impl Truth {
     }
 
     fn put(&mut self, namespace: Namespace, object: u64) -> BlockKey {
-        let tokens = [0x0b1e_c700 + object as u32; BLOCK_TOKENS as usize];
+        let mut tokens = [0x0b1e_c700 + object as u32; BLOCK_TOKENS as usize];
         let key = keys::chain(namespace, &tokens, BLOCK_TOKENS as usize)[0];
-        let bytes = page(&root(namespace), &tokens);
-        self.blocks.insert(key, Block { namespace, parent: None, bytes });
-        self.by_bytes.insert(bytes, key);
+        let versions = (0..VERSIONS).map(|version| {
+            tokens[1] = version;
+            page(&root(namespace), &tokens)
+        });
+        let versions: Vec<PageBytes> = versions.collect();
+        self.blocks.insert(key, Block { namespace, parent: None, bytes: versions[0] });
+        self.by_bytes.extend(versions.iter().map(|bytes| (*bytes, key)));
+        self.versions.insert(key, versions);
         key
+    }
+
+    /// What a name stands for after it was removed so often.
+    pub fn version(&self, key: BlockKey, version: u32) -> &PageBytes {
+        let versions = &self.versions[&key];
+        versions.get(version as usize).unwrap_or(&versions[VERSIONS as usize - 1])
+    }
+
+    /// Which version of an object these bytes are; the last one stands for all after it.
+    pub fn version_of(&self, key: BlockKey, bytes: &PageBytes) -> Option<u32> {
+        let at = self.versions.get(&key)?.iter().position(|version| version == bytes)?;
+        Some(if at as u32 + 1 == VERSIONS { u32::MAX } else { at as u32 })
+    }
+
+    /// Whether a block may have these bytes: an object those of any version.
+    pub fn may_be(&self, key: BlockKey, bytes: &PageBytes) -> bool {
+        self.blocks.contains_key(&key) && self.by_bytes.get(bytes) == Some(&key)
     }
 
     /// The block with these rows.

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use kvasir_blocks::AttachEpoch;
 use kvasir_blocks::moving::writers::CutRound;
-use kvasir_proto::{Share, TxId};
+use kvasir_proto::{BlockKey, Share, TxId};
 
 use crate::calls::{Call, Caller, FromClient, FromEngine, Reply, ToClient, ToEngine};
 use crate::checkers::Books;
@@ -125,6 +125,8 @@ pub struct Context {
     pub plan: Rc<Plan>,
     pub truth: Rc<Truth>,
     pub books: Books,
+    /// How often an object was removed for good at a node: whoever puts it next writes other bytes.
+    pub versions: BTreeMap<(usize, BlockKey), u32>,
     /// No call is lost any more.
     pub calm: bool,
     /// Which node a transfer engine is of.
@@ -143,6 +145,7 @@ impl Context {
             books: Books::new(&plan, &truth),
             truth,
             plan,
+            versions: BTreeMap::new(),
             calm: false,
             lives: BTreeMap::new(),
             processes: BTreeMap::new(),
@@ -161,6 +164,10 @@ impl Context {
 
     pub fn see(&mut self, seen: Seen) {
         self.books.see(self.now_us, seen);
+    }
+
+    pub fn version(&self, node: usize, key: BlockKey) -> u32 {
+        self.versions.get(&(node, key)).copied().unwrap_or(0)
     }
 
     /// Something rare has happened: a run without it proves less.

@@ -285,12 +285,13 @@ pub enum Seen {
         node: usize,
         until_us: u64,
     },
-    /// A client puts objects, by this share.
+    /// A client puts objects, by this share, each in this version of what its name stands for.
     PutBegan {
         at: Life,
         share: Share,
         epoch: AttachEpoch,
         keys: Vec<BlockKey>,
+        versions: Vec<u32>,
     },
     /// A client of this namespace was told that these are stored.
     ObjectsStored {

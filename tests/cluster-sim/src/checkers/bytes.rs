@@ -25,17 +25,15 @@ impl Checker for Bytes {
 
     fn see(&mut self, _now_us: u64, seen: &Seen) -> Result<(), String> {
         match seen {
-            Seen::PageRead { at, share, key, bytes } => match self.truth.blocks.get(key) {
-                Some(block) if block.bytes != *bytes => {
-                    Err(format!("{share} reads {key:?} on {at:?}, and has other bytes"))
+            Seen::PageRead { at, share, key, bytes } => {
+                match self.truth.blocks.contains_key(key) && !self.truth.may_be(*key, bytes) {
+                    true => Err(format!("{share} reads {key:?} on {at:?}, and has other bytes")),
+                    false => Ok(()),
                 }
-                _ => Ok(()),
-            },
+            }
             Seen::Listing { at, blocks } => {
-                let wrong = blocks.iter().find(|listed| {
-                    let block = self.truth.blocks.get(&listed.key);
-                    block.is_none_or(|block| block.bytes != listed.bytes)
-                });
+                let wrong =
+                    blocks.iter().find(|listed| !self.truth.may_be(listed.key, &listed.bytes));
                 match wrong {
                     Some(listed) => Err(format!(
                         "slot {} of {at:?} is listed as {:?}, and has other bytes",

@@ -359,8 +359,8 @@ impl Checker for Durability {
                 self.tell_listed(*node, contexts);
             }
             Seen::AskedFor { at, key, bytes } if self.keeps(at.node, *key) => {
-                let right = self.truth.blocks.get(key).map(|block| block.bytes);
-                if *bytes != right && !self.has_rotted(at.node, *key) {
+                let is_right = bytes.is_some_and(|bytes| self.truth.may_be(*key, &bytes));
+                if !is_right && !self.has_rotted(at.node, *key) {
                     let what = if bytes.is_some() { "others" } else { "nothing" };
                     return Err(format!("{at:?} was to keep {key:?}, and gives {what} for it"));
                 }

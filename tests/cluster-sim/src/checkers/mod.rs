@@ -15,6 +15,7 @@ mod reads;
 mod reuse;
 mod transactions;
 mod unwritten;
+mod versions;
 mod writers;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -88,6 +89,7 @@ impl Books {
             Box::<generations::Generations>::default(),
             Box::<drains::Drains>::default(),
             Box::<objects::Objects>::default(),
+            Box::new(versions::Versions::new(Rc::clone(truth))),
         ];
         Books {
             checkers,

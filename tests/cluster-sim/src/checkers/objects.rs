@@ -84,7 +84,7 @@ impl Checker for Objects {
 
     fn see(&mut self, _now_us: u64, seen: &Seen) -> Result<(), String> {
         match seen {
-            Seen::PutBegan { at, share, epoch, keys } => {
+            Seen::PutBegan { at, share, epoch, keys, .. } => {
                 self.puts.insert((*at, *share), (*epoch, keys.clone()));
                 self.removed.retain(|(node, key), _| *node != at.node || !keys.contains(key));
             }

@@ -1,6 +1,7 @@
 //! What clients of objects ask for, as `store-node/src/node/owner/objects.rs` and `clients.rs` carry it out.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 
 use kvasir_blocks::{AttachEpoch, Commit, KeepRequest, ObjectAt, ReserveObjects, Tier};
 use kvasir_proto::{BlockKey, Generation, Namespace, Share, Side, SlotIndex, Tenant, TxId};
@@ -223,7 +224,13 @@ impl Running {
             (share, taken) = (Some(new), slots);
             self.clients.shares.insert(new, (epoch, request));
             context.see(Seen::Allocated { at, share: new, lease_ms, waits_for_others: true });
-            context.see(Seen::PutBegan { at, share: new, epoch, keys: reserve.keys.clone() });
+            let keys = reserve.keys.clone();
+            let versions: Vec<u32> =
+                keys.iter().map(|key| context.version(at.node, *key)).collect();
+            if versions.iter().any(|version| *version > 0) {
+                context.covers("a name stands for other bytes");
+            }
+            context.see(Seen::PutBegan { at, share: new, epoch, keys, versions });
             for slot in &taken {
                 self.give_out(context, *slot, Owner::Share(new));
             }
@@ -231,10 +238,11 @@ impl Running {
             context.see(Seen::EngineMayWrite { at, share: new, slots });
         }
         let slots = pages.iter().map(|page| page.map(|page| taken[page as usize])).collect();
+        let versions = keys.iter().map(|key| context.version(self.at.node, *key)).collect();
         if let Some(of) = self.clients.list.get_mut(&epoch) {
             of.puts.insert(request, Put { share, keys, pages });
         }
-        ToClient::Reserved { slots }
+        ToClient::Reserved { slots, versions }
     }
 
     fn commit_objects(
@@ -337,7 +345,7 @@ impl Running {
         if let Some((epoch, keys)) = self.clients.removals.remove(&keep) {
             if blocks.is_some() {
                 context.covers("an object is gone for good");
-                context.see(Seen::ObjectsErased { node: self.at.node, keys });
+                self.erased(context, epoch, keys);
             }
             let answer = if blocks.is_some() { ToClient::Removed } else { ToClient::Refused };
             self.tell_client(context, epoch, answer);
@@ -472,9 +480,23 @@ impl Running {
         if self.let_go_of_gone(context, is_it).iter().any(|of| *of != epoch) {
             context.covers("an ephemeral object is removed by another client");
         }
-        let Some(keep) = keep else { return Some(ToClient::Removed) };
+        let Some(keep) = keep else {
+            self.erased(context, epoch, keys);
+            return Some(ToClient::Removed);
+        };
         self.clients.removals.insert(keep, (epoch, keys));
         None
+    }
+
+    /// Whoever puts them next writes other bytes.
+    fn erased(&self, context: &mut Context, epoch: AttachEpoch, keys: Vec<BlockKey>) {
+        let node = self.at.node;
+        if let Some(of) = self.clients.list.get(&epoch) {
+            let truth = Rc::clone(&context.truth);
+            let own = keys.iter().filter(|key| truth.blocks[key].namespace == of.namespace);
+            own.for_each(|key| *context.versions.entry((node, *key)).or_insert(0) += 1);
+        }
+        context.see(Seen::ObjectsErased { node, keys });
     }
 
     /// Of these objects, those that go with their clients and have gone before them: their slots come free.
