@@ -227,7 +227,7 @@ pub enum FromClient {
 /// From a node to a client, in answer to what it said last.
 #[derive(Debug, Clone)]
 pub enum ToClient {
-    /// A slot for each object that is not there, and how often that has been removed here.
+    /// A slot for each object that is not there, and the version of it that is put.
     Reserved {
         slots: Vec<Option<SlotIndex>>,
         versions: Vec<u32>,

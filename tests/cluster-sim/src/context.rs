@@ -125,7 +125,7 @@ pub struct Context {
     pub plan: Rc<Plan>,
     pub truth: Rc<Truth>,
     pub books: Books,
-    /// How often an object was removed for good at a node: whoever puts it next writes other bytes.
+    /// Which version of an object whoever puts it next at a node writes.
     pub versions: BTreeMap<(usize, BlockKey), u32>,
     /// No call is lost any more.
     pub calm: bool,

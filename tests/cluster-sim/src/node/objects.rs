@@ -16,6 +16,8 @@ use crate::seen::{Owner, Reader, Seen};
 const ENGINE_PART: u32 = 8;
 /// What a client has to let go of a put that it is told to stop.
 const STOP_TIMEOUT_MS: u64 = 300;
+/// So many names that are not found are given other bytes.
+const OTHER_BYTES_PERCENT: u64 = 30;
 /// Where the serials of clients begin.
 const SERIALS: u64 = 2 << 32;
 
@@ -225,6 +227,12 @@ impl Running {
             self.clients.shares.insert(new, (epoch, request));
             context.see(Seen::Allocated { at, share: new, lease_ms, waits_for_others: true });
             let keys = reserve.keys.clone();
+            let mut chance = context.chance("other bytes", at.node as u64, epoch.0.into());
+            for key in &keys {
+                // Who does not find it may put others there without removing it.
+                let version = context.versions.entry((at.node, *key)).or_insert(0);
+                *version += u32::from(chance.percent(OTHER_BYTES_PERCENT));
+            }
             let versions: Vec<u32> =
                 keys.iter().map(|key| context.version(at.node, *key)).collect();
             if versions.iter().any(|version| *version > 0) {
