@@ -18,6 +18,8 @@ const CLIENTS_AN_HOUR: u64 = 200;
 const RIVALS_PERCENT: u64 = 30;
 /// Runs in which a host comes back, cannot read its disk, and shall drain, besides.
 const BLIND_DRAINS_PERCENT: u64 = 15;
+/// Runs in which objects are put anew while a disk cannot be read, besides.
+const BLIND_PUTS_PERCENT: u64 = 20;
 /// Conversations of each tenant: prompts of one begin alike.
 const CONVERSATIONS: u64 = 3;
 const PROMPT_BLOCKS_MAX: u64 = 7;
@@ -377,6 +379,59 @@ impl Plan {
         }
         .with_clients(&mut random)
         .with_blind_drain(&mut random)
+        .with_blind_puts(&mut random)
+    }
+
+    /// Objects are put, sink, and are put again by who does not find them, since the disk cannot be read.
+    fn with_blind_puts(mut self, random: &mut Random) -> Self {
+        let has_ssd = |node: &usize| self.nodes[*node].has_ssd;
+        let with_ssd: Vec<usize> = (0..self.nodes.len()).filter(has_ssd).collect();
+        if with_ssd.is_empty() || !random.percent(BLIND_PUTS_PERCENT) {
+            return self;
+        }
+        let node = with_ssd[random.below(with_ssd.len())];
+        let crash_us = random.between(self.busy_us / 3, self.busy_us * 2 / 3);
+        let (down_us, blind_us) = (random.between(1_000, 5_000), random.between(20_000, 60_000));
+        let ids = self.faults.iter().map(|fault| fault.id + 1).max().unwrap_or(0)..;
+        let faults = [
+            (crash_us, down_us, Fault::NodeKilled(node)),
+            (crash_us, blind_us, Fault::DiskReadsFail(node)),
+        ];
+        self.faults.extend(
+            faults.into_iter().zip(ids).map(|((at_us, for_us, what), id)| FaultPlan {
+                id,
+                at_us,
+                for_us,
+                what,
+            }),
+        );
+        self.faults.sort_by_key(|fault| fault.at_us);
+        let (first, tenant) = (random.draw() % OBJECTS, random.draw() % TENANTS);
+        let objects: Vec<u64> = (first..first + 4).map(|object| object % OBJECTS).collect();
+        let put = || ObjectOp::Put { objects: objects.clone(), kept: Kept::Normal };
+        let of = |random: &mut Random, id, at_us, pace_us, ops| ClientPlan {
+            id,
+            at_us,
+            node,
+            tenant,
+            curious: false,
+            pace_us,
+            lease_ms: 1_500,
+            dies_at_op: None,
+            leaves_last: false,
+            ops,
+            ..client(random, id, self.nodes.len(), self.busy_us)
+        };
+        let id = self.clients.len() as u64;
+        let before_us = crash_us - random.between(100_000, crash_us);
+        let before = of(random, id, before_us, 500, vec![put()]);
+        let after_us = crash_us + down_us + random.between(5_000, 15_000);
+        let gets = (0..8).map(|_| ObjectOp::Get { objects: objects.clone() });
+        let ops = std::iter::once(put()).chain(gets).collect();
+        let pace_us = random.between(1_000, 20_000);
+        let after = of(random, id + 1, after_us, pace_us, ops);
+        self.clients.extend([before, after]);
+        self
     }
 
     /// What is kept on a disk that its node cannot read has no names there.
