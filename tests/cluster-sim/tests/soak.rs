@@ -2,10 +2,35 @@
 //! held any more, and nothing has grown. One hour with few requests by default; a day is
 //! `KVASIR_SIM_HOURS=24 cargo test --release -p kvasir-cluster-sim --test soak -- --nocapture`.
 
+use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kvasir_cluster_sim::plan::{HOUR_US, Plan};
 use kvasir_cluster_sim::world::World;
+
+/// Counts the bytes that are allocated now.
+struct Counting;
+
+static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: what the system's allocator does; only numbers are added.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATED.fetch_add(layout.size(), Ordering::Relaxed);
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        ALLOCATED.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
 
 /// What may be there at rest: as many as there are of each, whatever the hour. Everything else is
 /// gone.
@@ -66,7 +91,14 @@ fn hours_of_requests_and_faults_leave_nothing_behind() {
         #[allow(clippy::print_stdout, reason = "what a long run is like, for whoever started it")]
         {
             let (rss, answered) = (resident_mib(), summary.answered);
-            println!("hour {hour}: {answered} answered, {rss} MiB resident, at rest {kept:?}");
+            let kib = ALLOCATED.load(Ordering::Relaxed) >> 10;
+            println!(
+                "hour {hour}: {answered} answered, {kib} KiB allocated, {rss} MiB resident, at rest \
+                 {kept:?}"
+            );
+        }
+        if hour == 2 || hour == 8 {
+            std::fs::write(format!("/tmp/s22/world.{hour}"), format!("{world:#?}")).unwrap();
         }
         let mut bounds = BTreeMap::from(AT_REST);
         if world.contexts_short() > 0 {

@@ -54,6 +54,12 @@ impl Reuse {
         })?;
         Some(format!("the writer of {} with immediate {}", writer.share, key.1))
     }
+
+    /// Nothing of this writer lands any more. Its immediate is used by nobody else for long.
+    fn end(&mut self, at: Life, imm: u32) -> Option<Remote> {
+        self.owners.remove(&(at, Place::Imm(imm)));
+        self.remote.remove(&(at, imm))
+    }
 }
 
 impl Checker for Reuse {
@@ -113,9 +119,7 @@ impl Checker for Reuse {
             Seen::WriteEnded { to, imm, write } => {
                 self.open.remove(&(*to, *imm, *write));
             }
-            Seen::Counted { at, imm } => {
-                self.remote.remove(&(*at, *imm));
-            }
+            Seen::Counted { at, imm } => drop(self.end(*at, *imm)),
             Seen::PushOver { to, imm } => {
                 let all = (*to, *imm, (0, 0))..=(*to, *imm, (u64::MAX, u64::MAX));
                 if let Some((.., write)) = self.open.range(all).next() {
@@ -125,15 +129,13 @@ impl Checker for Reuse {
                     ));
                 }
                 // A writer that is asked about what it never began says so of any immediate.
-                if self.remote.remove(&(*to, *imm)).is_some() {
+                if self.end(*to, *imm).is_some() {
                     self.over.insert((*to, *imm), now_us);
                     self.over.retain(|_, since_us| *since_us + LOOKED_AT_US > now_us);
                 }
             }
             Seen::CutOff { at, imms } => {
-                for imm in imms {
-                    self.remote.remove(&(*at, *imm));
-                }
+                imms.iter().for_each(|imm| drop(self.end(*at, *imm)));
             }
             Seen::CarryBegan { at, copy, slot, .. } => {
                 if let Some(writer) = self.writer_of(*at, Place::Slot(*slot)) {

@@ -105,7 +105,8 @@ impl Checker for Versions {
                 }
             }
             Seen::KeepAsked { node, keys, .. } => {
-                self.kept.extend(keys.iter().map(|key| (*node, *key)));
+                let objects = keys.iter().filter(|key| self.truth.is_object(**key));
+                self.kept.extend(objects.map(|key| (*node, *key)));
                 self.stored.retain(|(at, key), _| at.node != *node || !keys.contains(key));
             }
             Seen::Listing { at, blocks } if !self.is_mixed => {
