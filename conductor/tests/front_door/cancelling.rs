@@ -1,6 +1,8 @@
 //! A client that goes away, a deadline that passes: in whatever phase, every share that was asked
 //! for is given back and both engines are let go.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
 use crate::support::{
@@ -167,6 +169,41 @@ async fn a_client_that_reads_nothing_is_cut_off_and_its_request_cancelled() {
     let body = json!({"model": "tiny", "prompt": [1, 2], "max_tokens": 2});
     assert_eq!(harness.ask(COMPLETIONS, body).await.status, 200);
     drop(socket);
+}
+
+#[tokio::test]
+async fn a_client_that_reads_late_gets_everything_and_keeps_nobody_waiting() {
+    const PADDING_BYTES: usize = 64 << 10;
+    const TOKENS: usize = 400;
+    let world = World::default();
+    // More text than sockets can hold: most of it waits in the engine until the client reads.
+    let big = Script { padding: "x".repeat(PADDING_BYTES), ..Script::default() };
+    let prefill = Pair::start(&world, "p", Role::Prefill, Script::default()).await;
+    let decode = Pair::start(&world, "d", Role::Decode, big).await;
+    let mut config = config(&[&prefill, &decode]);
+    config.write_stall_ms = 60_000;
+    let harness = Harness::start(config).await;
+    let body = json!({"model": "tiny", "prompt": [1, 2], "max_tokens": TOKENS, "stream": true});
+    let body = body.to_string();
+    let mut socket = tokio::net::TcpStream::connect(harness.address).await.expect("connects");
+    let request = format!(
+        "POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    tokio::io::AsyncWriteExt::write_all(&mut socket, request.as_bytes()).await.expect("sends");
+    for _ in 0..20 {
+        let body = json!({"model": "tiny", "prompt": [1, 2], "max_tokens": 2, "stream": true});
+        let response = harness.ask(COMPLETIONS, body).await;
+        assert_eq!(response.status, 200);
+        assert!(response.text.ends_with("data: [DONE]\n\n"));
+    }
+    let mut answer = Vec::new();
+    let read = tokio::io::AsyncReadExt::read_to_end(&mut socket, &mut answer);
+    tokio::time::timeout(Duration::from_secs(60), read).await.expect("in time").expect("a body");
+    let answer = String::from_utf8(answer).expect("text");
+    assert!(answer.contains("data: [DONE]"), "it ends as it should");
+    assert!(answer.len() > TOKENS * PADDING_BYTES, "{} bytes", answer.len());
+    assert_eq!(harness.metric("kvasir_conductor_slow_readers_cut_total").await, 0.0);
 }
 
 #[tokio::test]

@@ -80,11 +80,10 @@ impl Checker for Versions {
             Seen::Ended { at, share } => drop(self.puts.remove(&(*at, *share))),
             // Who is of another namespace removes nothing.
             Seen::ObjectRemoved { node, namespace, key }
-                if self.truth.blocks.get(key).is_some_and(|of| of.namespace == *namespace) =>
+                if self.truth.blocks.get(key).is_some_and(|of| of.namespace == *namespace)
+                    && self.open(*node, *key).next().is_none() =>
             {
-                if self.open(*node, *key).next().is_none() {
-                    self.removing.insert((*node, *key));
-                }
+                self.removing.insert((*node, *key));
             }
             Seen::ObjectsErased { node, keys } => {
                 for key in keys {
