@@ -120,8 +120,9 @@ pub(crate) struct Bucket {
     pub(crate) usable: bool,
     /// First what was wanted first. Bounded by the context blocks that this node has.
     pub(crate) queue: VecDeque<Wanted>,
-    /// Those of the queue that nobody waits for.
+    /// Those of the queue that nobody waits for; how many of it somebody waits for.
     pub(crate) queued: BTreeSet<BlockKey>,
+    pub(crate) awaited: usize,
     pub(crate) uploads: BTreeMap<u64, Upload>,
     /// What is to be gone from there, by number: at most one for a block.
     pub(crate) discards: BTreeMap<u64, Discard>,
@@ -372,6 +373,11 @@ impl Bucket {
         let context_untils: BTreeSet<_> = self.contexts.iter().filter_map(named).collect();
         if self.contexts.len() != context_untils.len() || context_untils != self.context_untils {
             return Err("the contexts in the object store are not those of its blocks".to_owned());
+        }
+        if self.queue.iter().filter(|wanted| wanted.keep.is_some()).count() != self.awaited {
+            return Err(
+                "how many wait for what is to be sent is not what the queue says".to_owned()
+            );
         }
         let of = |(number, discard): (&u64, &Discard)| (discard.of, *number);
         if self.discards.iter().map(of).collect::<BTreeMap<_, _>>() != self.discarded {

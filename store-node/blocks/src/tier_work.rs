@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
 
-use kvasir_proto::{BlockKey, Generation, Mark, Namespace, Share, SlotIndex};
+use kvasir_proto::{BlockKey, Class, Generation, Mark, Namespace, Share, SlotIndex};
 
 use crate::api::AttachEpoch;
 use crate::index::KeyHasher;
@@ -66,6 +66,8 @@ pub(crate) struct Sinks {
     issued: BTreeMap<u64, u64>,
     /// Of them, those that it has not.
     queue: VecDeque<u64>,
+    /// Of them, those of blocks that are kept for somebody.
+    contexts: BTreeSet<u64>,
     pub(crate) batches: BTreeMap<u64, Batch>,
     pub(crate) keeps: BTreeMap<u64, Keep>,
     /// That new extents of them will take.
@@ -83,6 +85,9 @@ impl Sinks {
     pub(crate) fn plan(&mut self, sink: Sink) -> u64 {
         let number = self.number();
         self.by_key.entry(sink.block.key).or_default().push(number);
+        if matches!(sink.block.class, Class::Context { .. }) {
+            self.contexts.insert(number);
+        }
         self.all.insert(number, sink);
         self.queue.push_back(number);
         number
@@ -99,6 +104,7 @@ impl Sinks {
     pub(crate) fn end(&mut self, number: u64) -> Option<Sink> {
         let sink = self.all.remove(&number)?;
         self.issued.remove(&number);
+        self.contexts.remove(&number);
         if let Some(numbers) = self.by_key.get_mut(&sink.block.key) {
             numbers.retain(|of| *of != number);
             if numbers.is_empty() {
@@ -114,6 +120,11 @@ impl Sinks {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Sink> + '_ {
         self.all.values()
+    }
+
+    /// Those of blocks that are kept for somebody.
+    pub(crate) fn contexts(&self) -> impl Iterator<Item = &Sink> + '_ {
+        self.contexts.iter().filter_map(|number| self.all.get(number))
     }
 
     /// Those of one block.
@@ -234,7 +245,10 @@ impl Rises {
         if let Some(of) = self.all.get_mut(&rise).filter(|of| !of.late) {
             of.late = true;
             self.late += u32::from(of.from == RiseFrom::Ssd);
-            self.by_key.remove(&of.key);
+            // Of one that was removed meanwhile another read may be under way.
+            if self.by_key.get(&of.key) == Some(&rise) {
+                self.by_key.remove(&of.key);
+            }
         }
     }
 

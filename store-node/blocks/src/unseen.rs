@@ -9,11 +9,21 @@ use kvasir_proto::BlockKey;
 /// Names that are remembered.
 const NAMES_MAX: usize = 1 << 16;
 
+/// Of each tier below memory what was put while it was not known what that has.
 #[derive(Debug, Default)]
 pub(crate) struct Unseen {
-    /// There is one, and what it has is not known.
-    pub(crate) ssd: bool,
-    pub(crate) bucket: bool,
+    pub(crate) ssd: Below,
+    pub(crate) bucket: Below,
+}
+
+/// Of one tier; where all is known nothing has to be remembered.
+#[derive(Debug, Default)]
+pub(crate) struct Below {
+    names: Option<Names>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Names {
     names: BTreeSet<BlockKey>,
     /// There were more.
     too_many: bool,
@@ -21,12 +31,36 @@ pub(crate) struct Unseen {
 
 impl Unseen {
     pub(crate) fn new(bucket: bool) -> Self {
-        Unseen { bucket, ..Unseen::default() }
+        Unseen { ssd: Below::default(), bucket: Below { names: bucket.then(Names::default) } }
     }
 
     /// An object is put.
     pub(crate) fn put(&mut self, key: BlockKey) {
-        if !self.ssd && !self.bucket || self.too_many {
+        for below in [&mut self.ssd, &mut self.bucket] {
+            below.names.iter_mut().for_each(|names| names.put(key));
+        }
+    }
+}
+
+impl Below {
+    /// There is one, and what it has is not known.
+    pub(crate) fn expect(&mut self) {
+        self.names.get_or_insert_default();
+    }
+
+    pub(crate) fn is_unknown(&self) -> bool {
+        self.names.is_some()
+    }
+
+    /// What it has is known from now on. Answers with what was put meanwhile.
+    pub(crate) fn is_seen(&mut self) -> Option<Names> {
+        self.names.take()
+    }
+}
+
+impl Names {
+    fn put(&mut self, key: BlockKey) {
+        if self.too_many {
             return;
         }
         self.names.insert(key);
@@ -37,16 +71,8 @@ impl Unseen {
     }
 
     /// All that were put; `None` when nobody knows which.
-    pub(crate) fn names(&self) -> Option<Vec<BlockKey>> {
-        (!self.too_many).then(|| self.names.iter().copied().collect())
-    }
-
-    /// Where all is known nothing has to be remembered.
-    pub(crate) fn is_seen(&mut self) {
-        if !self.ssd && !self.bucket {
-            self.names.clear();
-            self.too_many = false;
-        }
+    pub(crate) fn all(self) -> Option<Vec<BlockKey>> {
+        (!self.too_many).then(|| self.names.into_iter().collect())
     }
 }
 
@@ -59,21 +85,19 @@ mod tests {
     }
 
     #[test]
-    fn names_are_remembered_up_to_a_bound_and_as_long_as_something_is_not_known() {
-        let mut unseen = Unseen::default();
+    fn names_are_remembered_up_to_a_bound_and_as_long_as_the_tier_is_not_known() {
+        let mut unseen = Unseen::new(true);
         unseen.put(key(1));
-        assert_eq!(unseen.names(), Some(Vec::new()), "all is known");
-        (unseen.ssd, unseen.bucket) = (true, true);
-        unseen.put(key(1));
-        unseen.ssd = false;
-        unseen.is_seen();
-        assert_eq!(unseen.names(), Some(vec![key(1)]));
+        assert!(unseen.ssd.is_seen().is_none(), "all is known");
+        unseen.ssd.expect();
+        unseen.put(key(2));
+        unseen.ssd.expect();
+        let names = unseen.ssd.is_seen().and_then(Names::all);
+        assert_eq!(names, Some(vec![key(2)]), "of what was put before nothing is in doubt there");
         (0..=NAMES_MAX).for_each(|n| unseen.put(key(n)));
-        assert_eq!((unseen.names(), unseen.names.len()), (None, 0));
         unseen.put(key(1));
-        assert_eq!(unseen.names.len(), 0);
-        unseen.bucket = false;
-        unseen.is_seen();
-        assert_eq!(unseen.names(), Some(Vec::new()));
+        let names = unseen.bucket.is_seen().expect("it was not known");
+        assert_eq!((names.names.len(), names.all()), (0, None));
+        assert!(!unseen.bucket.is_unknown());
     }
 }

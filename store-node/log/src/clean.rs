@@ -6,7 +6,7 @@ use kvasir_proto::BlockKey;
 
 use crate::buffer::{PAGE_BYTES, PageBuf};
 use crate::disk::DiskError;
-use crate::format::{ExtentBuf, Head};
+use crate::format::{ExtentBuf, Head, Record};
 use crate::index::Location;
 use crate::log::{For, Log};
 use crate::segments::Phase;
@@ -131,19 +131,26 @@ impl Log {
                     return None;
                 }
             };
-            let Some(payload) = head.payload(&bytes[at..]) else {
-                // One in its grave is nobody's: it goes with the segment.
-                if live && self.graves.get(head.record.key) != Some(location) {
-                    self.forget_rotten(head.record.key, location);
-                    self.lost(head.record.key);
-                }
+            let payload = head.payload(&bytes[at..]);
+            if payload.is_none() && live && self.graves.get(head.record.key) != Some(location) {
+                self.forget_rotten(head.record.key, location);
+                self.lost(head.record.key);
+            }
+            let is_buried = self.graves.get(head.record.key) == Some(location);
+            if payload.is_none() && !is_buried {
                 cleaning.next_page += 1;
                 continue;
-            };
+            }
             if live && self.appending.contains_key(&head.record.key) {
                 cleaning.waits_for = Some(head.record.key);
                 return None;
             }
+            let Some(payload) = payload else {
+                // It is in its grave, for what it takes away: a removal does so in its place.
+                cleaning.next_page += 1;
+                let Record { key, namespace, .. } = head.record;
+                return Some((generation, ExtentBuf::removal(key, namespace)));
+            };
             cleaning.next_page += pages;
             if live {
                 let mut extent = ExtentBuf::new(head.record, payload.len());

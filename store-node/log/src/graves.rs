@@ -36,6 +36,7 @@ struct Grave {
     until_unix_ms: Option<u64>,
     /// What it says itself, until when; of a removal, and of what may come back, `None`.
     claim: Option<u64>,
+    is_removal: bool,
 }
 
 #[derive(Debug, Default)]
@@ -46,6 +47,9 @@ pub(crate) struct Graves {
     /// Whose shadows are in each segment.
     in_segment: BTreeMap<u32, BTreeSet<BlockKey>>,
     all: BTreeMap<BlockKey, Grave>,
+    /// Something could not be read at the start: of any block there may be an extent that nobody knows of, until the next
+    /// one. Of objects alone something is done about it: each block that has made room would be in its grave.
+    pub(crate) is_partial: bool,
 }
 
 fn until(mark: Option<Mark>) -> Option<u64> {
@@ -93,19 +97,24 @@ impl Graves {
         self.found_live(key, mark);
     }
 
-    /// Whether an older extent of it would come back after a crash.
-    pub(crate) fn has_shadows(&self, key: BlockKey) -> bool {
-        self.shadows.contains_key(&key)
+    /// Whether an older extent of it would come back after a crash, or might.
+    pub(crate) fn may_come_back(&self, key: BlockKey) -> bool {
+        self.is_partial || self.shadows.contains_key(&key)
     }
 
     /// A removal that was found on the disk, newer than all else of its block, when all shadows are known. Answers
     /// whether it is needed, and then counts as live.
     pub(crate) fn found_removal(&mut self, key: BlockKey, at: Location) -> bool {
-        let is_needed = self.is_outlasted(key, None);
+        let grave = Grave { at, until_unix_ms: None, claim: None, is_removal: true };
+        let is_needed = self.is_needed(key, &grave);
         if is_needed {
-            self.all.insert(key, Grave { at, until_unix_ms: None, claim: None });
+            self.all.insert(key, grave);
         }
         is_needed
+    }
+
+    fn is_needed(&self, key: BlockKey, grave: &Grave) -> bool {
+        grave.is_removal && self.is_partial || self.is_outlasted(key, grave.until_unix_ms)
     }
 
     /// Whether a shadow would come back with a longer time than this.
@@ -137,7 +146,7 @@ impl Graves {
                 self.shadows.remove(&key);
             }
             let grave = self.all.get(&key);
-            if grave.is_some_and(|grave| !self.is_outlasted(key, grave.until_unix_ms)) {
+            if grave.is_some_and(|grave| !self.is_needed(key, grave)) {
                 over.push(key);
             }
         }
@@ -155,7 +164,8 @@ impl Log {
         }
         self.unbury(entry.key);
         self.segments.add_live(at);
-        self.lay(entry.key, Grave { at, until_unix_ms: None, claim: None });
+        let is_removal = true;
+        self.lay(entry.key, Grave { at, until_unix_ms: None, claim: None, is_removal });
     }
 
     /// A live extent is not found any more. One that follows no other may be of an object.
@@ -163,11 +173,11 @@ impl Log {
         let marked = self.graves.marked.remove(&key);
         let claim = marked.or(follows_none.then_some(0));
         let until_unix_ms = marked.filter(|_| !follows_none);
-        self.lay(key, Grave { at, until_unix_ms, claim });
+        self.lay(key, Grave { at, until_unix_ms, claim, is_removal: false });
     }
 
     fn lay(&mut self, key: BlockKey, grave: Grave) {
-        match self.graves.is_outlasted(key, grave.until_unix_ms) {
+        match self.graves.is_needed(key, &grave) {
             true => drop(self.graves.all.insert(key, grave)),
             false => self.give_up(key, grave),
         }

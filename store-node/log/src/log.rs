@@ -391,7 +391,7 @@ impl Log {
         };
         let is_coming = self.appending.contains_key(&key)
             || self.waiting.iter().any(|(_, extent)| extent.record.key == key);
-        if is_indexed || is_coming || self.graves.has_shadows(key) {
+        if is_indexed || is_coming || self.graves.may_come_back(key) {
             self.append(ticket, ExtentBuf::removal(key, namespace));
         } else {
             self.outputs.push_back(Output::Appended { ticket, key, result: Ok(()) });
@@ -808,7 +808,8 @@ impl Log {
     pub(crate) fn forget_rotten(&mut self, key: BlockKey, at: Location) {
         self.counts.rotten_total += 1;
         match self.index.get(key) {
-            Ok(Some(now)) if now == at => self.remove(key, false),
+            // It may be of an object.
+            Ok(Some(now)) if now == at => self.remove(key, true),
             Ok(_) => {}
             Err(error) => self.index_has_failed(error),
         }

@@ -128,6 +128,7 @@ pub fn recover(
     let mut log = Log::new(superblock.log_id, Segments::new(count, segment_pages), index);
     log.next_sequence = u64::from(superblock.starts) << 32;
     find_shadows(&mut log, &found, &kept);
+    log.graves.is_partial = found.iter().any(|found| !found.is_whole);
     let needed = |(key, (at, _)): (&BlockKey, &(Location, &Entry))| {
         log.graves.found_removal(*key, *at).then_some(*at)
     };

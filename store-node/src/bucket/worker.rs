@@ -273,7 +273,7 @@ struct Task {
     /// All that was ever listed or sent.
     layouts: BTreeSet<u64>,
     /// What was sent and deleted since the list that is under way was begun.
-    sent: Vec<SsdBlock>,
+    sent: HashMap<Path, SsdBlock>,
     deleted: HashSet<Path>,
 }
 
@@ -327,7 +327,7 @@ impl Task {
             discards: VecDeque::new(),
             discarding: 0,
             layouts: BTreeSet::new(),
-            sent: Vec::new(),
+            sent: HashMap::new(),
             deleted: HashSet::new(),
         }
     }
@@ -492,11 +492,13 @@ impl Task {
                         self.deletes.retain(|waits| *waits != name);
                     }
                     if let Some(former) = former {
-                        self.sent.retain(|block| names.of(block).as_ref() != Some(&former));
+                        self.sent.remove(&former);
                         self.deleted.insert(former);
                         self.reports.post(Report::Deleted { deleted: 1, failed: 0 }).await;
                     }
-                    self.sent.push(block);
+                    if let Some(name) = self.bucket.names.of(&block) {
+                        self.sent.insert(name, block);
+                    }
                 }
                 let result = self.judge(result).await;
                 let (result, why) = match result {
@@ -541,8 +543,9 @@ impl Task {
             Done::Discarded { discard, names, failure } => {
                 self.discarding -= 1;
                 let (deleted, is_gone) = (names.len() as u64, failure.is_none());
-                let of = &self.bucket.names;
-                self.sent.retain(|block| of.of(block).is_none_or(|name| !names.contains(&name)));
+                for name in &names {
+                    self.sent.remove(name);
+                }
                 self.deleted.extend(names);
                 // Of the object store it says nothing: one that deletes nothing may do all else.
                 let why = failure.map(|failure| failure.to_string());
@@ -591,7 +594,7 @@ impl Task {
         self.is_listed = true;
         let Listing { mut blocks, left_out, foreign, over, mut layouts } = listing;
         self.layouts.append(&mut layouts);
-        blocks.append(&mut self.sent);
+        blocks.extend(self.sent.drain().map(|(_, block)| block));
         let names = &self.bucket.names;
         let is_there =
             |block: &SsdBlock| names.of(block).is_some_and(|name| !self.deleted.contains(&name));

@@ -204,6 +204,8 @@ impl Blocks {
         slot: Option<SlotIndex>,
         on_ssd: Option<BlockKey>,
     ) -> Evicted {
+        // What is read of it now would be appended after that.
+        let on_ssd = on_ssd.filter(|key| !self.sinks.rewrites(*key));
         let (dram, pinned) = slot.map_or((0, 0), |slot| self.cache.evict_subtree(slot));
         let block = on_ssd.and_then(|key| self.cache.ssd().get(key));
         let first = block.filter(|block| block.parent.is_none());

@@ -14,6 +14,7 @@ use crate::bucket::{Discard, Doubt, Upload, UploadFrom, Wanted, until};
 use crate::ends::{KeptContext, class_of};
 use crate::ssd::SsdBlock;
 use crate::tier_work::{Keep, Sink};
+use crate::unseen::Names;
 
 impl Blocks {
     /// These blocks are in the object store, and no others. It is used from when
@@ -32,17 +33,17 @@ impl Blocks {
                 _ => self.bucket.insert(block, self.options.bucket.blocks_max),
             }
         }
-        if std::mem::take(&mut self.unseen.bucket) {
-            self.bucket_is_seen();
+        if let Some(names) = self.unseen.bucket.is_seen() {
+            self.bucket_is_seen(names);
         }
         self.want_all_kept();
     }
 
     /// What is kept there under names that were put before stays, and what was put goes, as if it had been known.
-    fn bucket_is_seen(&mut self) {
+    fn bucket_is_seen(&mut self, names: Names) {
         let first = |block: SsdBlock| block.parent.is_none().then_some(block.key);
         let all = || self.bucket.iter().filter_map(first).collect();
-        let names: Vec<BlockKey> = self.unseen.names().unwrap_or_else(all);
+        let names: Vec<BlockKey> = names.all().unwrap_or_else(all);
         for key in names {
             let block = self.bucket.get(key).filter(|block| block.parent.is_none());
             let Some(SsdBlock { namespace, .. }) = block else { continue };
@@ -53,7 +54,6 @@ impl Blocks {
                 self.cache.drop_subtree(slot);
             }
         }
-        self.unseen.is_seen();
     }
 
     /// Whether the object store answers. While it does not, nothing is begun with it, and who waits for something
@@ -66,6 +66,7 @@ impl Blocks {
         let (waited_for, others) =
             self.bucket.queue.drain(..).partition::<Vec<Wanted>, _>(|wanted| wanted.keep.is_some());
         self.bucket.queue.extend(others);
+        self.bucket.awaited = 0;
         for wanted in waited_for {
             self.end_upload(wanted, false);
         }
@@ -95,8 +96,9 @@ impl Blocks {
                 return self.discard(of, None);
             }
             self.bucket.queue.pop_front();
-            if wanted.keep.is_none() {
-                self.bucket.queued.remove(&wanted.block.key);
+            match wanted.keep {
+                Some(_) => self.bucket.awaited -= 1,
+                None => drop(self.bucket.queued.remove(&wanted.block.key)),
             }
             self.begin_upload(now_ms, wanted);
         }
@@ -302,11 +304,14 @@ impl Blocks {
             // What is to be sent under its name is wanted anew with the next list, and is in nobody's way until then;
             // who waits for it waits no more.
             let is_its = |wanted: &Wanted| (wanted.block.namespace, wanted.block.key) == of;
+            let may_wait = self.bucket.awaited > 0 || self.bucket.queued.contains(&of.1);
+            let is_its = |wanted: &Wanted| may_wait && is_its(wanted);
             let (own, others) = self.bucket.queue.drain(..).partition::<Vec<Wanted>, _>(is_its);
             self.bucket.queue.extend(others);
             for wanted in own {
-                if wanted.keep.is_none() {
-                    self.bucket.queued.remove(&of.1);
+                match wanted.keep {
+                    Some(_) => self.bucket.awaited -= 1,
+                    None => drop(self.bucket.queued.remove(&of.1)),
                 }
                 self.end_upload(wanted, false);
             }
@@ -336,6 +341,7 @@ impl Blocks {
 
     fn want_sent(&mut self, wanted: Wanted) {
         if wanted.keep.is_some() || self.bucket.queued.insert(wanted.block.key) {
+            self.bucket.awaited += usize::from(wanted.keep.is_some());
             self.bucket.queue.push_back(wanted);
         }
     }
@@ -487,7 +493,9 @@ impl Blocks {
 
     /// Blocks that somebody waits for.
     fn waited_for(&self) -> impl Iterator<Item = &SsdBlock> {
-        let queued = self.bucket.queue.iter().filter(|wanted| wanted.keep.is_some());
+        // The others may be all that is kept.
+        let queue = (self.bucket.awaited > 0).then_some(&self.bucket.queue);
+        let queued = queue.into_iter().flatten().filter(|wanted| wanted.keep.is_some());
         let sent = self.bucket.uploads.values().filter(|upload| upload.keep.is_some());
         queued.map(|wanted| &wanted.block).chain(sent.map(|upload| &upload.block))
     }

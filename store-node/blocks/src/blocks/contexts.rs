@@ -295,7 +295,7 @@ impl Blocks {
         let new: u64 = keys.iter().map(more).sum();
         // What is on its way counts as if it were there.
         let coming = |of: Option<Tenant>| -> u64 {
-            let sinks = self.sinks.iter().filter(|sink| match sink.block.class {
+            let sinks = self.sinks.contexts().filter(|sink| match sink.block.class {
                 Class::Context { tenant, .. } => of.is_none_or(|of| of == tenant),
                 Class::Normal => false,
             });

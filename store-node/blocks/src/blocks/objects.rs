@@ -110,6 +110,13 @@ impl Blocks {
         is_below.then_some(Tier::Ssd)
     }
 
+    /// An object that is in memory has come from another node: as if it had been put here.
+    pub fn object_has_come(&mut self, namespace: Namespace, key: BlockKey) {
+        if self.object_slot(namespace, key).is_some() {
+            self.unseen.put(key);
+        }
+    }
+
     /// Forgets objects: they are found no more, and their slots are free when they are unpinned. Answers how many
     /// there were, and under which number [`Action::Kept`](crate::Action::Kept) says that no restart brings any
     /// of them back, neither from the SSD nor from the object store; without one, none could.
@@ -132,17 +139,21 @@ impl Blocks {
         keys.dedup();
         let in_bucket: Vec<BlockKey> =
             keys.iter().copied().filter(|key| self.may_be_in_bucket((namespace, *key))).collect();
-        if self.unseen.bucket || !self.bucket.usable && !in_bucket.is_empty() {
+        if self.unseen.bucket.is_unknown() || !self.bucket.usable && !in_bucket.is_empty() {
             return Err(KeepError::NoBucket);
         }
         let (removed, mut absent): (Vec<BlockKey>, Vec<BlockKey>) =
-            keys.into_iter().partition(|key| self.has_object(namespace, *key));
+            keys.iter().copied().partition(|key| self.has_object(namespace, *key));
         // One that has made room may come back too. What is there is somebody else's.
         let is_nowhere = |key: &BlockKey| {
             self.cache.ssd().get(*key).is_none() && self.cache.index().find(*key).is_none()
         };
         absent.retain(is_nowhere);
-        let is_written = self.has_extents() && !(removed.is_empty() && absent.is_empty());
+        // Reads that are under way are of what is removed, also where a list has not shown it any more.
+        for key in &keys {
+            self.rises.void(*key).into_iter().for_each(|rise| self.leave_waiters(now_ms, rise));
+        }
+        let is_written = self.has_ssd() && !(removed.is_empty() && absent.is_empty());
         let is_awaited = is_written || !in_bucket.is_empty();
         let keep = is_awaited.then(|| self.sinks.number());
         if let Some(keep) = keep {
@@ -180,9 +191,9 @@ impl Blocks {
         }
     }
 
-    /// There is an SSD, and blocks can be written to it.
-    pub(super) fn has_extents(&self) -> bool {
-        self.extent_bytes > 0 && self.ssd_size.bytes_max > 0
+    /// There is an SSD, and it can be written to; blocks of this layout may be too large for it.
+    pub(super) fn has_ssd(&self) -> bool {
+        self.ssd_size.bytes_max > 0
     }
 
     fn drop_object(
@@ -201,7 +212,7 @@ impl Blocks {
         let (own, after): (Vec<BlockKey>, Vec<BlockKey>) =
             on_ssd.into_iter().partition(|of| *of == key);
         after.into_iter().for_each(|key| self.forget_extent(key, false));
-        if self.has_extents() && !is_others {
+        if self.has_ssd() && !is_others {
             // When that fails, what is there is at least not found any more.
             self.sinks.forgotten.extend(own.into_iter().map(|key| (key, true)));
             self.erase(now_ms, (namespace, key), keep);

@@ -30,7 +30,7 @@ const NEXT_LEAVES: usize = 128;
 impl Blocks {
     /// There is an SSD, whose blocks [`Self::ssd_ready`] will name.
     pub fn expect_ssd(&mut self) {
-        self.unseen.ssd = true;
+        self.unseen.ssd.expect();
     }
 
     /// The SSD can be used, and holds these blocks. Those whose chains are not whole are forgotten.
@@ -67,7 +67,9 @@ impl Blocks {
     /// The SSD cannot be used for now: what is only there is not here any more. What is under way is
     /// answered as ever.
     pub fn ssd_gone(&mut self) {
-        self.unseen.ssd |= self.ssd_size.bytes_max > 0;
+        if self.has_ssd() {
+            self.unseen.ssd.expect();
+        }
         self.ssd_size = SsdSize::default();
         let first = |block: SsdBlock| block.parent.is_none().then_some(block.key);
         let firsts: Vec<BlockKey> = self.cache.ssd().iter().filter_map(first).collect();
@@ -134,10 +136,10 @@ impl Blocks {
     /// What the SSD has under names that were put meanwhile is of before. What nobody was promised goes, and is gone for
     /// good; but what is kept there stays, and what was put goes: as if it had been known, and the put refused.
     fn ssd_is_seen(&mut self) {
-        self.unseen.ssd = false;
         let first = |block: SsdBlock| block.parent.is_none().then_some(block.key);
         let all = || self.cache.ssd().iter().filter_map(first).collect();
-        let names: Vec<BlockKey> = self.unseen.names().unwrap_or_else(all);
+        let names = self.unseen.ssd.is_seen().unwrap_or_default();
+        let names: Vec<BlockKey> = names.all().unwrap_or_else(all);
         for key in names {
             let block = self.cache.ssd().get(key).filter(|block| block.parent.is_none());
             let Some(SsdBlock { namespace, class, .. }) = block else { continue };
@@ -157,13 +159,12 @@ impl Blocks {
             self.sinks.forgotten.insert(key, true);
             self.plan_erase((namespace, key), None);
         }
-        self.unseen.is_seen();
     }
 
     /// The extent of a block that follows no other is to be gone for good, and is not found from now on even if that
     /// fails.
     pub(super) fn erase_extent(&mut self, now_ms: u64, (namespace, key): (Namespace, BlockKey)) {
-        if self.has_extents() {
+        if self.has_ssd() {
             self.sinks.forgotten.insert(key, true);
             self.erase(now_ms, (namespace, key), None);
         } else {

@@ -3,7 +3,7 @@
 use kvasir_log::sim_disk::{Faults, SimDisk};
 use kvasir_log::{DiskError, ReadError, RecoverError};
 
-use crate::support::{DISK_BYTES, SEGMENT_PAGES, TestLog};
+use crate::support::{DISK_BYTES, SEGMENT_PAGES, TestLog, key, record, until};
 
 const PAGE: usize = 4096;
 
@@ -127,6 +127,69 @@ fn a_segment_that_cannot_be_read_at_a_start_is_whole_at_the_next_one() {
     assert!(log.log.live_bytes_max() >= room);
     all.iter().for_each(|n| assert!(log.has(*n), "block {n}"));
     (100..120).for_each(|n| assert!(log.has(n), "block {n}"));
+}
+
+fn erase(log: &mut TestLog, n: u32) {
+    log.log.erase(u64::from(n), key(n), record(n).namespace);
+    log.pump();
+    log.settle();
+    assert_eq!(log.appended.pop(), Some((n, Ok(()))));
+}
+
+/// So much comes and goes that every segment is used again that nothing live is in.
+fn go_round(log: &mut TestLog) {
+    for n in 1_000..1_000 + 2 * (DISK_BYTES / PAGE) as u32 {
+        log.append(n);
+        log.settle();
+        log.log.remove(key(n), false);
+    }
+}
+
+#[test]
+fn what_is_removed_stays_removed_though_a_segment_could_not_be_read_at_a_start() {
+    for is_removed_before in [false, true] {
+        let (mut log, all) = of_two_segments();
+        if is_removed_before {
+            erase(&mut log, 0);
+        }
+        log.disk.faults.unreadable = FIRST;
+        let mut log = log.crash();
+        assert_eq!((log.unreadable, log.has(0)), (1, false));
+        if !is_removed_before {
+            erase(&mut log, 0);
+        }
+        all[1..].iter().for_each(|n| log.log.remove(key(*n), false));
+        go_round(&mut log);
+        log.disk.faults = Faults::default();
+        let mut log = log.crash();
+        assert_eq!(log.unreadable, 0);
+        assert!(log.has(1), "the segment is there");
+        assert!(!log.has(0), "removed before: {is_removed_before}");
+        // From then on all is known again, and nothing is held that nothing needs.
+        all.iter().for_each(|n| log.log.remove(key(*n), false));
+        go_round(&mut log);
+        assert!(!log.crash().has(0));
+    }
+}
+
+#[test]
+fn what_was_removed_does_not_come_back_when_what_was_put_after_it_rots() {
+    let (mut log, all) = of_two_segments();
+    erase(&mut log, 0);
+    let newer = b"what was put after it";
+    log.try_append_bytes(0, Some(until(100)), newer).expect("room");
+    log.settle();
+    let bytes = log.disk.bytes(0, DISK_BYTES);
+    let at = bytes.windows(newer.len()).position(|part| part == newer).expect("it is there");
+    log.disk.rot(at, 0);
+    assert_eq!(log.read(0), Err(ReadError::Rotten));
+    // The first segment stays as it is, the others are used again.
+    let stays = SEGMENT_PAGES as u32 / 3 + 2;
+    all.iter().filter(|n| **n > stays).for_each(|n| log.log.remove(key(*n), false));
+    go_round(&mut log);
+    let mut log = log.crash();
+    assert!(log.has(1), "the segment is there");
+    assert!(!log.has(0), "it was removed, and what was put since is rotten");
 }
 
 #[test]

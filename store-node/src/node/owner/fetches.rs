@@ -118,6 +118,22 @@ impl Owner {
         self.advance_fetch(number);
     }
 
+    /// These are removed: what is on its way of them counts for nothing.
+    pub(super) fn fetch_no_more(&mut self, namespace: Namespace, removed: &[BlockKey]) {
+        let is_removed = |key: &BlockKey| removed.contains(key);
+        let going = self.fetches.going.values_mut().filter(|fetch| fetch.namespace == namespace);
+        let mut open = Vec::new();
+        for fetch in going {
+            fetch.keys.retain(|key| !is_removed(key));
+            fetch.again.iter_mut().for_each(|again| again.retain(|key| !is_removed(key)));
+            open.extend(fetch.open.iter().filter(|(_, key)| is_removed(key)).map(|(of, _)| *of));
+        }
+        for share in open {
+            self.blocks.abort(clock::now_ms(), share, AbortReason::Removed);
+        }
+        self.run_actions();
+    }
+
     /// Asks for what comes next, or ends the fetch. To be called while nothing of it is open.
     fn advance_fetch(&mut self, number: u64) {
         while let Some(fetch) = self.fetches.going.get_mut(&number) {
@@ -326,7 +342,9 @@ impl Owner {
     pub(super) fn fetch_share_ended(&mut self, share: Share) {
         let Some(number) = self.fetches.shares.remove(&share) else { return };
         let Some(fetch) = self.fetches.going.get_mut(&number) else { return };
-        fetch.open.remove(&share);
+        if let Some(key) = fetch.open.remove(&share) {
+            self.blocks.object_has_come(fetch.namespace, key);
+        }
         if fetch.open.is_empty() {
             self.advance_fetch(number);
         }

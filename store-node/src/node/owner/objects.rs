@@ -254,6 +254,9 @@ impl Owner {
         commit: &v1::CommitObjects,
     ) -> Result<(), Broken> {
         let wrong = |what: &str| Broken(format!("it commits {what}"));
+        if self.clients.list[at].commits.contains_key(&request) {
+            return Err(Broken(format!("it commits as {request} again")));
+        }
         let Some(put) = self.clients.list[at].puts.remove(&commit.reserve) else {
             return Err(wrong("what it has not reserved"));
         };
@@ -414,7 +417,9 @@ impl Owner {
         let Some(commit) = client.commits.get_mut(&request) else { return true };
         commit.keeping -= 1;
         if blocks.is_none() {
-            commit.outcomes[position] = ObjectOutcome::NotKept;
+            if let Some(outcome) = commit.outcomes.get_mut(position) {
+                *outcome = ObjectOutcome::NotKept;
+            }
             commit.why = "the SSD did not take it; try again".into();
         }
         if commit.keeping == 0
@@ -526,10 +531,8 @@ impl Owner {
         if get.rising.is_empty() {
             return self.answer_get(at, request, get);
         }
-        match self.clients.list[at].gets.insert(request, get) {
-            None => Ok(()),
-            Some(_) => Err(Broken(format!("it gets as {request} again"))),
-        }
+        self.clients.list[at].gets.insert(request, get);
+        Ok(())
     }
 
     fn answer_get(&mut self, at: usize, request: u64, get: Get) -> Result<(), Broken> {
@@ -619,6 +622,7 @@ impl Owner {
         let removed = self.blocks.remove_objects(now_ms, namespace, keys);
         let (count, keep) =
             removed.map_err(|error| refused(ObjectRefusal::NoSpace, error.to_string()))?;
+        self.fetch_no_more(namespace, keys);
         // Whoever had put one may be another client.
         for client in self.clients.list.iter_mut().filter(|of| of.namespace == namespace) {
             for key in keys {
