@@ -36,9 +36,8 @@ impl Unseen {
 
     /// An object is put.
     pub(crate) fn put(&mut self, key: BlockKey) {
-        for below in [&mut self.ssd, &mut self.bucket] {
-            below.names.iter_mut().for_each(|names| names.put(key));
-        }
+        self.ssd.put(key);
+        self.bucket.put(key);
     }
 }
 
@@ -46,6 +45,11 @@ impl Below {
     /// There is one, and what it has is not known.
     pub(crate) fn expect(&mut self) {
         self.names.get_or_insert_default();
+    }
+
+    /// What it has under this name is of before, if it has something.
+    pub(crate) fn put(&mut self, key: BlockKey) {
+        self.names.iter_mut().for_each(|names| names.put(key));
     }
 
     pub(crate) fn is_unknown(&self) -> bool {

@@ -69,6 +69,11 @@ impl Blocks {
     pub fn ssd_gone(&mut self) {
         if self.has_ssd() {
             self.unseen.ssd.expect();
+            // An extent that had made room before they were put may be there again.
+            let entries = self.cache.index().iter().map(|(_, entry)| entry);
+            let firsts = entries.filter(|entry| entry.parent.is_none()).map(|entry| entry.key);
+            let unsunk: Vec<BlockKey> = firsts.filter(|key| !self.cache.is_on_ssd(*key)).collect();
+            unsunk.into_iter().for_each(|key| self.unseen.ssd.put(key));
         }
         self.ssd_size = SsdSize::default();
         let first = |block: SsdBlock| block.parent.is_none().then_some(block.key);

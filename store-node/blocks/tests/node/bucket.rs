@@ -419,6 +419,27 @@ fn an_object_that_is_removed_is_gone_from_there_before_it_is_said() {
 }
 
 #[test]
+fn a_read_from_there_is_void_though_a_list_does_not_show_what_is_removed_any_more() {
+    let mut node = node_that_finds(&["a"]);
+    let object = ReserveObjects {
+        share: share("9s"),
+        epoch: EPOCH,
+        namespace: namespace(""),
+        keys: chain("a"),
+        lease_ms: LEASE_MS,
+    };
+    assert!(node.blocks.raise_object(node.now_ms, &object));
+    node.actions();
+    let (rise, _) = node.downloads.pop().expect("it is read");
+    node.blocks.bucket_listed(Vec::new());
+    assert_eq!(ask_to_remove(&mut node, "a"), None, "it is nowhere");
+    node.blocks.risen(node.now_ms, rise, Ok(1));
+    node.check();
+    node.actions();
+    assert_eq!(node.cached("a"), "", "it was removed");
+}
+
+#[test]
 fn an_object_that_is_removed_while_it_is_sent_is_removed_when_that_has_ended_however_it_did() {
     for sent in [Ok(()), Err(SinkError::Failed), Err(SinkError::Gone)] {
         let mut node = node();

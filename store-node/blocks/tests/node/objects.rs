@@ -441,9 +441,8 @@ fn what_was_put_before_the_ssd_was_known_is_not_taken_for_what_it_has_under_that
     }
     node.check();
     // Nothing is remembered of what was put when it is known.
-    put(&mut node, 3, &[9]);
-    node.blocks.ssd_ready(SIZE, vec![extent(9, None)]);
-    assert_eq!(find(&node, &[9]), [dram]);
+    node.blocks.ssd_ready(SIZE, vec![extent(1, None)]);
+    assert_eq!(find(&node, &[1]), [ssd]);
     node.blocks.sink_ahead(node.now_ms);
     node.actions();
     assert!(node.erased.is_empty(), "{:?}", node.erased);
@@ -481,6 +480,72 @@ fn what_is_put_while_the_ssd_fails_is_not_taken_for_what_it_has_under_that_name(
     assert_eq!(find(&node, &[1, 2]), [Some(Tier::Dram), Some(Tier::Ssd)]);
     reserve(&mut node, 2, &[10, 11, 12, 13]);
     assert_eq!(find(&node, &[1, 2]), [None, Some(Tier::Ssd)]);
+}
+
+#[test]
+fn what_was_put_while_the_ssd_was_known_stays_there_whatever_is_not_known_of_the_object_store() {
+    let bucket = BucketOptions { uploads_max: 1, tenant_bytes_max: 40, ..BucketOptions::default() };
+    let mut node = Node::with(Options { bucket, sink_ahead_percent: 0, ..options(8) });
+    node.blocks.set_extents(7, 10);
+    node.blocks.ssd_ready(SIZE, Vec::new());
+    put(&mut node, 1, &[1]);
+    ask_to_keep(&mut node, 1);
+    let (sink, _) = node.sinks.pop().expect("it is being written");
+    node.blocks.sunk(node.now_ms, sink, Ok(()));
+    // The log is recovered once more.
+    node.blocks.ssd_gone();
+    node.blocks.ssd_ready(SIZE, vec![extent(1, Some(9_000))]);
+    node.check();
+    node.blocks.sink_ahead(node.now_ms);
+    node.actions();
+    assert_eq!((node.erased.len(), node.forgotten.len()), (0, 0));
+    assert_eq!(find(&node, &[1]), [Some(Tier::Dram)]);
+}
+
+#[test]
+fn what_had_made_room_on_the_ssd_and_is_there_again_is_not_taken_for_what_was_put_since() {
+    let mut node = node_that_keeps();
+    put(&mut node, 1, &[1]);
+    node.blocks.ssd_gone();
+    node.blocks.ssd_ready(SIZE, vec![extent(1, None)]);
+    node.check();
+    node.blocks.sink_ahead(node.now_ms);
+    node.actions();
+    let erased: Vec<BlockKey> = node.erased.iter().map(|(_, key)| *key).collect();
+    assert_eq!(erased, [object(1)]);
+    assert_eq!(find(&node, &[1]), [Some(Tier::Dram)]);
+}
+
+#[test]
+fn what_has_come_from_another_node_before_the_ssd_was_known_is_as_if_it_had_been_put() {
+    let mut node = node_that_keeps();
+    node.blocks.ssd_gone();
+    put(&mut node, 1, &[1]);
+    node.blocks.ssd_ready(SIZE, Vec::new());
+    node.blocks.ssd_gone();
+    node.blocks.object_has_come(namespace("objects"), object(1));
+    node.blocks.object_has_come(namespace("objects"), object(2));
+    node.blocks.ssd_ready(SIZE, vec![extent(1, None), extent(2, None)]);
+    node.check();
+    node.blocks.sink_ahead(node.now_ms);
+    node.actions();
+    let erased: Vec<BlockKey> = node.erased.iter().map(|(_, key)| *key).collect();
+    assert_eq!(erased, [object(1)], "the other one is not here");
+}
+
+#[test]
+fn what_the_ssd_has_is_removed_though_blocks_of_now_are_too_large_for_it() {
+    let mut node = node_that_keeps();
+    node.blocks.ssd_ready(SIZE, vec![extent(1, None)]);
+    node.blocks.set_extents(8, 0);
+    let removed = node.blocks.remove_objects(node.now_ms, namespace("objects"), &[object(1)]);
+    let (count, keep) = removed.expect("nothing is in its way");
+    node.actions();
+    let (removal, of) = node.erased.pop().expect("it is erased");
+    assert_eq!((count, of, node.kept.len()), (1, object(1), 0));
+    node.blocks.sunk(node.now_ms, removal, Ok(()));
+    node.actions();
+    assert_eq!(node.kept, [(keep.expect("it is waited for"), Some(0))]);
 }
 
 #[test]

@@ -30,6 +30,8 @@ pub struct Objects {
     gone: BTreeSet<(Life, AttachEpoch)>,
     /// What was removed, and nobody has begun to put since: whether for good already.
     removed: BTreeMap<(usize, BlockKey), bool>,
+    /// A node that drains may have sent another one what that has removed.
+    is_mixed: bool,
 }
 
 impl Objects {
@@ -93,7 +95,8 @@ impl Checker for Objects {
                     self.removed.entry((*node, *key)).and_modify(|for_good| *for_good = true);
                 }
             }
-            Seen::Started { at, on_ssd, disk_lies: false, .. } => {
+            Seen::DrainBegan { .. } => self.is_mixed = true,
+            Seen::Started { at, on_ssd, disk_lies: false, .. } if !self.is_mixed => {
                 let is_removed =
                     |key: &&BlockKey| self.removed.get(&(at.node, **key)) == Some(&true);
                 if let Some(key) = on_ssd.iter().find(is_removed) {
