@@ -43,7 +43,7 @@ async fn two_engines_serve_at_once_and_find_each_others_blocks() {
     let mut two = FakeEngine::attach_as(&node, "two").await;
     assert_eq!((one.attachment.epoch(), two.attachment.epoch()), (1, 2));
     assert_eq!(names(&mut node).await, ["one", "two"]);
-    assert_eq!(node.metric("engines").await, 2.0);
+    node.shows("engines", 2.0).await;
     let (first, second) = (prompt(1, 2 * BLOCK_TOKENS), prompt(2, 3 * BLOCK_TOKENS));
     for (serial, tokens) in [(1, &first), (2, &second)] {
         node.allocate(allocate(P(serial), tokens)).await.expect("room");

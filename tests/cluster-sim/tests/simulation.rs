@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use kvasir_cluster_sim::run_seed;
 use kvasir_cluster_sim::world::Summary;
 
-const SEEDS: u64 = 100;
+const SEEDS: u64 = 150;
 
 /// What these seeds must meet, at least once each: every fault, and what seldom comes of them.
 const COVERED: [&str; 75] = [
