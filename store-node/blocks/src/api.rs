@@ -337,16 +337,9 @@ pub enum Action {
     CancelImm { share: Share, imm: Imm },
     /// The share is over: its immediate, tail space and whatever else hangs on it may be reused.
     Ended { share: Share, imm: Option<Imm>, outcome: Outcome },
-    /// Write the block in this slot to the SSD, if it has this checksum (`None` when nobody may
-    /// have it any more: then it has another); answered by `sunk`.
+    /// Write the block in this slot to the SSD, if it has this checksum; answered by `sunk`.
     /// Committed bytes do not change, and the slot stays until then.
-    Sink {
-        sink: u64,
-        slot: SlotIndex,
-        generation: Generation,
-        block: SsdBlock,
-        checksum: Option<u64>,
-    },
+    Sink { sink: u64, slot: SlotIndex, generation: Generation, block: SsdBlock, checksum: u64 },
     /// Give a block of the SSD another mark or none, durably; answered by `sunk`.
     Rewrite { sink: u64, key: BlockKey, mark: Option<Mark> },
     /// Read a block of the SSD into a slot that nobody else touches; answered by `risen`.
@@ -683,7 +676,8 @@ pub struct Counts {
     pub committed_total: u64,
     pub duplicates_total: u64,
     pub evicted_total: u64,
-    /// Blocks dropped because they, or one before them, failed a checksum.
+    /// Blocks dropped because they, or one before them, failed a checksum, or because another was kept under their
+    /// name below memory, which was not known when they were put.
     pub dropped_total: u64,
     pub leases_over_total: u64,
     pub aborts_total: u64,

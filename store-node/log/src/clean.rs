@@ -1,12 +1,16 @@
 //! Reclaiming space: what is still live in a segment is appended again, and the segment is free once
 //! that is durable. Nothing that is live is ever dropped here: what shall go is removed by whoever
 //! decides what is kept.
+//!
+//! A segment is read whole; where that fails, what is live in it is read extent by extent, because the page that
+//! cannot be read may be of none. When one of them cannot be read the segment stays as it is: nobody has said that
+//! it never will be.
 
-use kvasir_proto::BlockKey;
+use kvasir_proto::{BlockKey, Namespace};
 
 use crate::buffer::{PAGE_BYTES, PageBuf};
 use crate::disk::DiskError;
-use crate::format::{ExtentBuf, Head, Record};
+use crate::format::{ExtentBuf, Head};
 use crate::index::Location;
 use crate::log::{For, Log};
 use crate::segments::Phase;
@@ -16,14 +20,22 @@ const MOVES_MAX: u32 = 8;
 /// Cleaning that gains less than such a part of a segment is not worth what it writes.
 const GAIN_MIN: u64 = 16;
 
+/// What nobody knows any more of a block that was removed. A removal is of its key alone.
+const ANY_NAMESPACE: Namespace = Namespace([0; 16]);
+
 /// One segment being emptied. It counts as in use until that is over: it may be empty before, and whoever was
 /// appended to it then would be taken for what could not be moved.
 #[derive(Debug)]
 pub(crate) struct Cleaning {
     segment: u32,
-    /// All of it, from when it was read.
+    /// All of it, from when it was read; or what is live, and zeros.
     bytes: Option<PageBuf>,
+    /// Live extents that are yet to be read, where all could not be read at once; and whether one has been.
+    unread: Vec<Location>,
+    has_read_one: bool,
     next_page: u32,
+    /// Whose graves here have bytes that are not their own, from when that is known.
+    unknown: Option<Vec<BlockKey>>,
     moving: u32,
     /// A newer extent of the next block is being appended: what becomes of that is waited for. A copy made
     /// now would come after it in the log, and be taken for the newer one at the next start.
@@ -39,7 +51,10 @@ impl Cleaning {
         Cleaning {
             segment,
             bytes: None,
+            unread: Vec::new(),
+            has_read_one: false,
             next_page: 1,
+            unknown: None,
             moving: 0,
             waits_for: None,
             failed: false,
@@ -51,20 +66,50 @@ impl Cleaning {
 
 impl Log {
     pub(crate) fn victim_read(&mut self, segment: u32, bytes: Option<PageBuf>) {
-        match (self.cleaning.as_mut().filter(|c| c.segment == segment), bytes) {
-            (Some(cleaning), Some(bytes)) => {
-                cleaning.bytes = Some(bytes);
-                self.move_on();
-            }
-            _ => {
-                // It would be chosen again and again, and no room be gained any more.
-                self.cleaning = None;
-                self.unread.insert(segment);
-                self.segments.end_use(segment);
-                self.cleaning_paused = self.segments.to_clean(&self.unread).is_none();
-                self.clean_if_needed();
-            }
+        let is_whole = bytes.is_some();
+        let unread = match is_whole {
+            true => Vec::new(),
+            false => match self.index.in_segment(segment) {
+                Ok(live) => live.into_iter().map(|(_, at)| at).collect(),
+                Err(error) => return self.index_has_failed(error),
+            },
+        };
+        let Some(cleaning) = &mut self.cleaning else { return };
+        let zeros = || PageBuf::zeroed(self.segments.segment_pages as usize);
+        cleaning.bytes = Some(bytes.unwrap_or_else(zeros));
+        cleaning.unread = unread;
+        self.read_on();
+    }
+
+    /// One of the extents that are read one by one.
+    pub(crate) fn victim_extent_read(&mut self, at: Location, read: Option<PageBuf>) {
+        let Some(cleaning) = &mut self.cleaning else { return };
+        let (Some(read), Some(bytes)) = (read, &mut cleaning.bytes) else {
+            return self.is_unread();
+        };
+        let start = at.first_page as usize * PAGE_BYTES;
+        bytes.bytes_mut()[start..start + read.bytes().len()].copy_from_slice(read.bytes());
+        cleaning.has_read_one = true;
+        self.read_on();
+    }
+
+    fn read_on(&mut self) {
+        match self.cleaning.as_mut().and_then(|cleaning| cleaning.unread.pop()) {
+            Some(at) => self.read_of_victim(at),
+            None => self.move_on(),
         }
+    }
+
+    /// It would be chosen again and again, and no room be gained any more. When nothing of it can be read it is rather
+    /// the disk, and each of the others would cost a look through the whole index.
+    fn is_unread(&mut self) {
+        let Some(mut cleaning) = self.cleaning.take() else { return };
+        self.cleaning_buffer = cleaning.bytes.take();
+        self.unread.insert(cleaning.segment, self.counts.cleaned_segments_total);
+        self.segments.end_use(cleaning.segment);
+        let has_others = self.segments.to_clean(&self.unread).is_some();
+        self.cleaning_paused = !(cleaning.has_read_one && has_others);
+        self.clean_if_needed();
     }
 
     /// A copy is durable, or failed.
@@ -90,7 +135,7 @@ impl Log {
             let stays = cleaning.failed || cleaning.moving >= MOVES_MAX;
             let next = match stays || cleaning.waits_for.is_some() {
                 true => None,
-                false => self.next_live(&mut cleaning),
+                false => self.next_live(&mut cleaning).or_else(|| self.next_unknown(&mut cleaning)),
             };
             let Some((generation, extent)) = next else {
                 let over =
@@ -136,21 +181,14 @@ impl Log {
                 self.forget_rotten(head.record.key, location);
                 self.lost(head.record.key);
             }
-            let is_buried = self.graves.get(head.record.key) == Some(location);
-            if payload.is_none() && !is_buried {
+            let Some(payload) = payload else {
                 cleaning.next_page += 1;
                 continue;
-            }
+            };
             if live && self.appending.contains_key(&head.record.key) {
                 cleaning.waits_for = Some(head.record.key);
                 return None;
             }
-            let Some(payload) = payload else {
-                // It is in its grave, for what it takes away: a removal does so in its place.
-                cleaning.next_page += 1;
-                let Record { key, namespace, .. } = head.record;
-                return Some((generation, ExtentBuf::removal(key, namespace)));
-            };
             cleaning.next_page += pages;
             if live {
                 let mut extent = ExtentBuf::new(head.record, payload.len());
@@ -162,8 +200,47 @@ impl Log {
         None
     }
 
-    /// Everything that could be moved is durable elsewhere. What the index still names here has no
-    /// head that can be read.
+    /// When all that was read is durable elsewhere, what is left has no head or bytes that are its own. What is live
+    /// of it is forgotten; a removal comes in place of what is in its grave, for that takes away at least as much.
+    fn next_unknown(&mut self, cleaning: &mut Cleaning) -> Option<(u64, ExtentBuf)> {
+        let segment = cleaning.segment;
+        let is_over = cleaning.waits_for.is_none() && cleaning.moving == 0 && !self.has_failed();
+        if !is_over || self.segments.get(segment).live_pages == 0 {
+            return None;
+        }
+        let mut unknown = match cleaning.unknown.take() {
+            Some(unknown) => unknown,
+            None => match self.index.in_segment(segment) {
+                Ok(rotten) => {
+                    for (key, at) in rotten {
+                        self.forget_rotten(key, at);
+                        self.lost(key);
+                    }
+                    self.graves.all_in(segment)
+                }
+                Err(error) => {
+                    self.index_has_failed(error);
+                    return None;
+                }
+            },
+        };
+        while let Some(key) = unknown.pop() {
+            let Some(at) = self.graves.get(key).filter(|at| at.segment == segment) else {
+                continue;
+            };
+            if self.appending.contains_key(&key) {
+                unknown.push(key);
+                (cleaning.waits_for, cleaning.unknown) = (Some(key), Some(unknown));
+                return None;
+            }
+            cleaning.unknown = Some(unknown);
+            return Some((at.generation, ExtentBuf::removal(key, ANY_NAMESPACE)));
+        }
+        cleaning.unknown = Some(unknown);
+        None
+    }
+
+    /// Everything is durable elsewhere.
     fn cleaned(&mut self, mut cleaning: Cleaning) {
         let segment = cleaning.segment;
         self.cleaning_buffer = cleaning.bytes.take();
@@ -172,18 +249,6 @@ impl Log {
             return self.segments.end_use(segment);
         }
         self.counts.cleaned_segments_total += 1;
-        self.forget_graves_in(segment);
-        if self.segments.get(segment).live_pages > 0 {
-            match self.index.in_segment(segment) {
-                Ok(rotten) => {
-                    for (key, at) in rotten {
-                        self.forget_rotten(key, at);
-                        self.lost(key);
-                    }
-                }
-                Err(error) => self.index_has_failed(error),
-            }
-        }
         self.segments.end_use(segment);
         self.cleaning_paused = !self.has_gained(&cleaning);
     }

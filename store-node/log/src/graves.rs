@@ -82,9 +82,16 @@ impl Graves {
     }
 
     fn add_shadow(&mut self, key: BlockKey, until_unix_ms: u64, (segment, sequence): (u32, u64)) {
-        let shadow = Shadow { segment, sequence, until_unix_ms };
-        self.shadows.entry(key).or_default().push(shadow);
-        self.in_segment.entry(segment).or_default().insert(key);
+        let shadows = self.shadows.entry(key).or_default();
+        // One for each use of a segment. Most are of the one that is being filled.
+        let is_of_it = |of: &&mut Shadow| of.segment == segment && of.sequence == sequence;
+        match shadows.iter_mut().rev().find(is_of_it) {
+            Some(shadow) => shadow.until_unix_ms = shadow.until_unix_ms.max(until_unix_ms),
+            None => {
+                shadows.push(Shadow { segment, sequence, until_unix_ms });
+                self.in_segment.entry(segment).or_default().insert(key);
+            }
+        }
     }
 
     /// A newer extent counts in place of one in this use of a segment, if there was one.
@@ -125,6 +132,12 @@ impl Graves {
 
     pub(crate) fn get(&self, key: BlockKey) -> Option<Location> {
         self.all.get(&key).map(|grave| grave.at)
+    }
+
+    /// Looks at all of them.
+    pub(crate) fn all_in(&self, segment: u32) -> Vec<BlockKey> {
+        let here = self.all.iter().filter(|(_, grave)| grave.at.segment == segment);
+        here.map(|(key, _)| *key).collect()
     }
 
     pub(crate) fn pages(&self) -> u64 {
@@ -205,13 +218,6 @@ impl Log {
         let former = std::mem::replace(grave, Grave { at, ..*grave });
         self.segments.add_live(at);
         self.give_up(key, former);
-    }
-
-    /// What cannot be read any more where it was is in no grave.
-    pub(crate) fn forget_graves_in(&mut self, segment: u32) {
-        let here = self.graves.all.extract_if(.., |_, grave| grave.at.segment == segment);
-        let here: Vec<(BlockKey, Grave)> = here.collect();
-        here.into_iter().for_each(|(key, grave)| self.give_up(key, grave));
     }
 
     /// The header of a segment's newest use is durable.

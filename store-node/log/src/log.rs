@@ -145,13 +145,34 @@ struct Append {
 
 #[derive(Debug)]
 enum Operation {
-    Header { segment: u32 },
+    Header {
+        segment: u32,
+    },
     Extent(Append),
-    Footer { segment: u32 },
-    Sync { covered: Vec<Append> },
-    Read { ticket: u64, key: BlockKey, at: Location },
-    Place { ticket: u64, key: BlockKey, at: Location, payload: Span },
-    Victim { segment: u32 },
+    Footer {
+        segment: u32,
+    },
+    Sync {
+        covered: Vec<Append>,
+    },
+    Read {
+        ticket: u64,
+        key: BlockKey,
+        at: Location,
+    },
+    Place {
+        ticket: u64,
+        key: BlockKey,
+        at: Location,
+        payload: Span,
+    },
+    Victim {
+        segment: u32,
+    },
+    /// One extent of it.
+    VictimExtent {
+        at: Location,
+    },
 }
 
 /// The segment that is appended to.
@@ -202,8 +223,9 @@ pub struct Log {
     pub(crate) cleaning_buffer: Option<PageBuf>,
     /// Set when cleaning met an error or gained nothing, until something has changed.
     pub(crate) cleaning_paused: bool,
-    /// Sealed segments that could not be read to be cleaned: others have their turn first.
-    pub(crate) unread: BTreeSet<u32>,
+    /// Sealed segments that could not be read to be cleaned, and how many had been cleaned by then: others have their
+    /// turn first.
+    pub(crate) unread: BTreeMap<u32, u64>,
     index_failed: bool,
     pub(crate) counts: Counts,
 }
@@ -232,7 +254,7 @@ impl Log {
             cleaning: None,
             cleaning_buffer: None,
             cleaning_paused: false,
-            unread: BTreeSet::new(),
+            unread: BTreeMap::new(),
             index_failed: false,
             counts: Counts::default(),
         }
@@ -269,7 +291,7 @@ impl Log {
             return self.not_appended(ticket, extent.record.key, AppendError::TooLarge { pages });
         }
         if self.waiting.is_empty() && !self.has_room(pages as u32, SPARE_SEGMENTS) {
-            self.retry();
+            self.clean_again();
         }
         self.waiting.push_back((ticket, extent));
         self.append_waiting();
@@ -284,7 +306,7 @@ impl Log {
             }
             let key = extent.record.key;
             match self.append_for(For::User { ticket }, extent, SPARE_SEGMENTS) {
-                Ok(()) => self.retry(),
+                Ok(()) => self.clean_again(),
                 Err(error) => self.not_appended(ticket, key, error),
             }
         }
@@ -305,12 +327,21 @@ impl Log {
         self.unread.len()
     }
 
-    /// Tries again what an error has stopped; to be called now and then.
+    /// Tries again what an error has stopped; to be called now and then. A segment that could not be read has its next
+    /// turn when as many others were cleaned as there are, or no other can be.
     pub fn retry(&mut self) {
-        self.cleaning_paused = false;
+        let cleaned = self.counts.cleaned_segments_total;
+        let count = u64::from(self.segments.count());
+        self.unread.retain(|_, by_then| cleaned < *by_then + count);
         if self.segments.to_clean(&self.unread).is_none() {
             self.unread.clear();
         }
+        self.clean_again();
+    }
+
+    /// Something has changed since cleaning has gained nothing.
+    fn clean_again(&mut self) {
+        self.cleaning_paused = false;
         self.clean_if_needed();
     }
 
@@ -456,6 +487,9 @@ impl Log {
                 self.outputs.push_back(Output::Placed { ticket, key, result });
             }
             Operation::Victim { segment } => self.victim_read(segment, result.ok().and(buffer)),
+            Operation::VictimExtent { at } => {
+                self.victim_extent_read(at, result.ok().and(buffer));
+            }
         }
         self.sync_if_needed();
         self.clean_if_needed();
@@ -827,6 +861,18 @@ impl Log {
         if !std::mem::replace(&mut self.index_failed, true) {
             self.outputs.push_back(Output::IndexFailed(error));
         }
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.index_failed
+    }
+
+    /// Reads one extent of the segment that is cleaned.
+    pub(crate) fn read_of_victim(&mut self, at: Location) {
+        let (buffer, rest) = (PageBuf::zeroed(at.pages as usize), None);
+        let offset_bytes = self.offset_bytes(at.segment, at.first_page);
+        let read = |id| DiskOp::Read { id, offset_bytes, buffer, rest };
+        self.submit(Operation::VictimExtent { at }, read);
     }
 
     pub(crate) fn clean_if_needed(&mut self) {

@@ -3,7 +3,7 @@
 //! It must hold that a segment is free only when nothing in it is live, nothing is being read from
 //! it and nothing written to it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::index::Location;
 
@@ -134,12 +134,12 @@ impl Segments {
     /// The sealed segment with the least that is live, when more than an eighth of it is not. One that is full of
     /// live extents is none, as long as seven of them fit: eight of up to an eighth of it, or seven of more. None of
     /// those in `but`.
-    pub(crate) fn to_clean(&self, but: &BTreeSet<u32>) -> Option<u32> {
+    pub(crate) fn to_clean(&self, but: &BTreeMap<u32, u64>) -> Option<u32> {
         let worth = u64::from(self.segment_pages) * 7 / 8;
         let sealed = |(_, segment): &(u32, &Segment)| {
             segment.phase == Phase::Sealed && segment.in_use == 0 && segment.live_pages < worth
         };
-        let all = (0..).zip(&self.all).filter(sealed).filter(|(index, _)| !but.contains(index));
+        let all = (0..).zip(&self.all).filter(sealed).filter(|(index, _)| !but.contains_key(index));
         all.min_by_key(|(_, segment)| segment.live_pages).map(|(index, _)| index)
     }
 

@@ -72,7 +72,7 @@ pub enum Job {
         sink: u64,
         slot: SlotIndex,
         block: SsdBlock,
-        checksum: Option<u64>,
+        checksum: u64,
         shape: Shape,
     },
     Rewrite {
@@ -420,7 +420,7 @@ impl<'a> Serving<'a> {
         &self,
         slot: SlotIndex,
         block: SsdBlock,
-        checksum: Option<u64>,
+        checksum: u64,
         shape: &Shape,
     ) -> Option<ExtentBuf> {
         let layout = &shape.layout;
@@ -430,7 +430,7 @@ impl<'a> Serving<'a> {
         let record =
             |checksums| Record { key, namespace, parent, mark, layout: shape.hash, checksums };
         if shape.is_one_run() {
-            return checksum.map(|sum| ExtentBuf::placed(record(vec![sum]), span, sum));
+            return Some(ExtentBuf::placed(record(vec![checksum]), span, checksum));
         }
         let mut sums = vec![0; layout.runs_per_page()];
         let mut extent = ExtentBuf::new(record(sums.clone()), slot_bytes);
@@ -441,7 +441,7 @@ impl<'a> Serving<'a> {
             let run = Span { offset_bytes: span.offset_bytes + start, length_bytes };
             *of_run = self.thread.slots.copy(run, target);
         }
-        let is_it = checksum == Some(fold(&sums));
+        let is_it = checksum == fold(&sums);
         extent.set_checksums(sums);
         is_it.then_some(extent)
     }

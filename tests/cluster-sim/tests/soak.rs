@@ -97,9 +97,6 @@ fn hours_of_requests_and_faults_leave_nothing_behind() {
                  {kept:?}"
             );
         }
-        if hour == 2 || hour == 8 {
-            std::fs::write(format!("/tmp/s22/world.{hour}"), format!("{world:#?}")).unwrap();
-        }
         let mut bounds = BTreeMap::from(AT_REST);
         if world.contexts_short() > 0 {
             bounds.extend(WHILE_SHORT);

@@ -51,7 +51,7 @@ impl Blocks {
                 && !self.cache.is_on_ssd(key)
                 && let Some(slot) = self.object_slot(namespace, key)
             {
-                self.cache.drop_subtree(slot);
+                self.drop_refused(slot);
             }
         }
     }

@@ -152,7 +152,7 @@ impl Blocks {
             let is_kept_since = self.bucket.get(key).is_some() || self.is_being_sent(key);
             if matches!(class, Class::Context { .. }) && !is_kept_since {
                 if let Some(slot) = self.object_slot(namespace, key) {
-                    self.cache.drop_subtree(slot);
+                    self.drop_refused(slot);
                 }
                 continue;
             }
@@ -164,6 +164,11 @@ impl Blocks {
             self.sinks.forgotten.insert(key, true);
             self.plan_erase((namespace, key), None);
         }
+    }
+
+    /// What was put in memory is not found any more. Who reads it may go on.
+    pub(super) fn drop_refused(&mut self, slot: SlotIndex) {
+        self.totals.dropped += u64::from(self.cache.drop_subtree(slot));
     }
 
     /// The extent of a block that follows no other is to be gone for good, and is not found from now on even if that
@@ -235,6 +240,11 @@ impl Blocks {
 
     /// A sink has ended: its extent is durable, or nothing of it counts.
     pub fn sunk(&mut self, now_ms: u64, sink: u64, result: Result<(), SinkError>) {
+        self.end_sink(now_ms, sink, result);
+        self.issue_sinks(now_ms);
+    }
+
+    fn end_sink(&mut self, now_ms: u64, sink: u64, result: Result<(), SinkError>) {
         let Some(done) = self.sinks.end(sink) else { return };
         let key = done.block.key;
         self.sinks.bytes -= done.bytes;
@@ -278,7 +288,6 @@ impl Blocks {
             self.kept(keep, sink, stored);
             self.end_objects(now_ms);
         }
-        self.issue_sinks(now_ms);
     }
 
     fn sunk_well(&mut self, done: &Sink) -> bool {
@@ -384,14 +393,23 @@ impl Blocks {
                 self.actions.push_back(Action::Erase { sink, key, namespace });
                 continue;
             }
-            self.actions.push_back(match of.slot {
-                Some((slot, generation)) => {
-                    let entry = self.cache.index().entry(slot);
-                    let checksum = entry.map(|entry| entry.checksum);
-                    Action::Sink { sink, slot, generation, block, checksum }
+            let Some((slot, generation)) = of.slot else {
+                self.actions.push_back(Action::Rewrite { sink, key: block.key, mark: block.mark });
+                continue;
+            };
+            match self.cache.index().entry(slot).map(|entry| entry.checksum) {
+                Some(checksum) => {
+                    self.actions.push_back(Action::Sink {
+                        sink,
+                        slot,
+                        generation,
+                        block,
+                        checksum,
+                    });
                 }
-                None => Action::Rewrite { sink, key: block.key, mark: block.mark },
-            });
+                // It was dropped while it waited.
+                None => self.end_sink(now_ms, sink, Err(SinkError::Corrupt)),
+            }
         }
     }
 

@@ -432,6 +432,7 @@ fn what_was_put_before_the_ssd_was_known_is_not_taken_for_what_it_has_under_that
     // What is kept stays, and so does what nobody has put anything for.
     assert_eq!(find(&node, &[1, 2, 3, 4, 5, 6]), [None, ssd, dram, ssd, dram, dram]);
     assert_eq!(find(&node, &[7, 8]), [ssd, ssd]);
+    assert_eq!(node.blocks.counts().dropped_total, 1, "whoever holds it learns that");
     node.blocks.sink_ahead(node.now_ms);
     node.actions();
     let erased: Vec<BlockKey> = node.erased.iter().map(|(_, key)| *key).collect();
@@ -558,6 +559,7 @@ fn what_was_put_before_the_object_store_was_listed_makes_way_for_what_is_kept_th
     node.blocks.set_bucket_usable(true);
     node.check();
     assert_eq!(find(&node, &[1, 2]), [Some(Tier::Ssd), Some(Tier::Dram)]);
+    assert_eq!(node.blocks.counts().dropped_total, 1, "whoever holds it learns that");
     // Another one's, put elsewhere since: both stand for the same bytes, or that one is to blame.
     node.blocks.bucket_listed(vec![extent(1, Some(9_000)), extent(2, Some(9_000))]);
     assert_eq!(find(&node, &[1, 2]), [Some(Tier::Ssd), Some(Tier::Dram)]);

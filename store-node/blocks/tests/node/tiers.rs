@@ -4,7 +4,7 @@
 use kvasir_blocks::{
     Binding, Commit, KeepError, KeepRequest, Options, RiseError, SinkError, SsdSize,
 };
-use kvasir_proto::{Class, Tenant};
+use kvasir_proto::{BlockKey, Class, Tenant};
 
 use crate::support::{BLOCK_TOKENS, EPOCH, Node, chain, key, namespace, options, request, share};
 
@@ -128,6 +128,22 @@ fn a_block_whose_bytes_are_rotten_does_not_sink_and_is_dropped() {
     assert_eq!(node.cached("a ab"), "");
     assert_eq!(node.blocks.counts().ssd_blocks, 0);
     assert_eq!(node.forgotten, [key("ab")], "what was written of it is not kept");
+    node.assert_idle();
+}
+
+#[test]
+fn what_is_dropped_before_its_turn_is_not_written() {
+    let mut node = node();
+    node.fill("1p", "abcd");
+    node.blocks.sink_ahead(node.now_ms);
+    node.actions();
+    let written: Vec<BlockKey> = node.sinks.iter().map(|(_, key)| *key).collect();
+    assert_eq!(written, [key("a"), key("ab")], "two at once");
+    let third = node.blocks.block(key("abc")).expect("it is there");
+    assert_eq!(node.blocks.drop_corrupt(node.now_ms, third.slot, third.generation), 2);
+    assert_eq!(sink_all(&mut node), [key("a"), key("ab")]);
+    let counts = node.blocks.counts();
+    assert_eq!((counts.sunk_total, counts.dropped_total), (2, 2));
     node.assert_idle();
 }
 

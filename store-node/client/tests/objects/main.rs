@@ -1,6 +1,7 @@
 //! Clients against a store node in this process.
 
 mod object_store;
+mod rude;
 #[path = "../../../tests/object_store/s3.rs"]
 mod s3;
 
@@ -410,6 +411,33 @@ fn objects_are_fetched_over_shared_memory() {
 #[test]
 fn objects_are_fetched_over_tcp() {
     objects_are_fetched(Domain::Tcp);
+}
+
+#[test]
+fn an_object_that_is_removed_while_it_is_fetched_does_not_come() {
+    let here = Node::start(|config, _| config.domain = Domain::Tcp);
+    let there = Node::start(|config, _| {
+        config.domain = Domain::Tcp;
+        // It takes seconds.
+        config.throttle_bytes_per_s = OBJECT_BYTES as u64 / 3;
+    });
+    let (client, other) = (here.client(), here.client());
+    let key = client.key(b"k");
+    let content = bytes(1, OBJECT_BYTES);
+    there.client().put(&[(key, &content[..])], &PutOptions::default()).expect("room");
+    let address = there.address();
+    std::thread::scope(|scope| {
+        let fetched = scope.spawn(|| client.fetch(&[key], &address));
+        until("it is on its way", || here.metric("kvasir_store_shares") == 1.0);
+        assert_eq!(other.remove(&[key]).expect("an answer"), 0, "it is not here yet");
+        let fetched = fetched.join().expect("no panic").expect("an answer");
+        assert_eq!(fetched, [false]);
+    });
+    until("nothing is on its way", || here.metric("kvasir_store_shares") == 0.0);
+    assert_eq!(client.exists(&[key]).expect("an answer"), [false]);
+    assert_eq!(client.fetch(&[key], &address).expect("it is there"), [true], "asked for anew");
+    let got = client.get(&[key]).expect("an answer").remove(0).expect("it came");
+    assert_eq!(got[..], content[..]);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::ops::Range;
 use kvasir_log::sim_disk::SimDisk;
 use kvasir_log::{AppendError, Options, PAGE_BYTES};
 
-use crate::support::{SEGMENT_PAGES, TestLog, key, options, until};
+use crate::support::{SEGMENT_PAGES, SEGMENTS, TestLog, key, options, until};
 
 /// Appends for ever what fits, removing the oldest when the log is full; keeps `kept` for ever.
 fn churn(log: &mut TestLog, numbers: Range<u32>, kept: &BTreeSet<u32>) -> BTreeSet<u32> {
@@ -176,29 +176,39 @@ fn what_is_rotten_when_it_is_moved_is_reported_and_gone() {
     assert_eq!(log.log.counts().rotten_total, 1);
 }
 
-#[test]
-fn a_segment_that_cannot_be_read_does_not_keep_others_from_being_cleaned() {
-    let mut log = TestLog::new(6);
-    // One of the first segment lives for ever, so that there is least to move; a page beside it has gone bad.
-    (0..12).for_each(|n| log.store(n));
-    (1..12).for_each(|n| log.log.remove(key(n), false));
-    let last = (2 + SEGMENT_PAGES - 2) * PAGE_BYTES;
-    log.disk.faults.unreadable = (last, last + PAGE_BYTES);
+/// Lets blocks come and go, so that there is always something to clean, and answers with those that are there.
+fn come_and_go(log: &mut TestLog, numbers: Range<u32>) -> VecDeque<u32> {
     let mut live = VecDeque::new();
-    for n in 100..700 {
+    for n in numbers {
         log.store(n);
         live.push_back(n);
         if live.len() > 30 {
             log.log.remove(key(live.pop_front().expect("some")), false);
         }
     }
+    live
+}
+
+/// One of the first segment lives for ever, so that there is least to move, and a page there has gone bad.
+fn with_a_bad_page(first: usize) -> TestLog {
+    let mut log = TestLog::new(6);
+    (0..12).for_each(|n| log.store(n));
+    (1..12).for_each(|n| log.log.remove(key(n), false));
+    log.disk.faults.unreadable = (first * PAGE_BYTES, (first + 1) * PAGE_BYTES);
+    log
+}
+
+#[test]
+fn a_segment_that_cannot_be_read_does_not_keep_others_from_being_cleaned() {
+    // A page of the one that lives.
+    let mut log = with_a_bad_page(2 + 1);
+    let live = come_and_go(&mut log, 100..700);
     assert_eq!(log.log.unread_segments(), 1);
     let counts = log.log.counts();
     // It is tried again when nothing else can be cleaned.
     assert!(counts.disk_errors_total < counts.cleaned_segments_total / 10, "{counts:?}");
-    assert!(log.has(0));
     live.iter().for_each(|n| assert!(log.has(*n), "block {n}"));
-    // When it can be read again, its room is gained.
+    // When it can be read again, its room is gained, and nothing is lost.
     log.disk.faults.unreadable = (0, 0);
     for n in 700..800 {
         log.store(n);
@@ -208,6 +218,49 @@ fn a_segment_that_cannot_be_read_does_not_keep_others_from_being_cleaned() {
     }
     assert_eq!(log.log.unread_segments(), 0);
     assert!(log.has(0));
+}
+
+#[test]
+fn a_page_that_cannot_be_read_and_has_nothing_live_does_not_keep_its_segment_from_being_used() {
+    // The segment's header, and a page behind all that lives.
+    for page in [0, SEGMENT_PAGES - 2] {
+        let mut log = with_a_bad_page(2 + page);
+        let writes = |log: &TestLog| log.disk.bytes((2 + 1) * PAGE_BYTES, PAGE_BYTES);
+        let before = writes(&log);
+        let live = come_and_go(&mut log, 100..700);
+        assert_eq!(log.log.unread_segments(), 0, "page {page}");
+        assert_ne!(writes(&log), before, "page {page}: it was used again");
+        assert!(log.has(0), "page {page}");
+        log.disk.faults.unreadable = (0, 0);
+        live.iter().for_each(|n| assert!(log.has(*n), "page {page}: block {n}"));
+    }
+}
+
+#[test]
+fn when_nothing_can_be_read_not_every_segment_is_tried_at_once() {
+    let mut log = TestLog::new(6);
+    let live = come_and_go(&mut log, 0..700);
+    log.disk.faults.reads_fail = true;
+    let before = log.log.counts();
+    let mut ticket = 700;
+    while log.try_append(ticket).is_ok() {
+        ticket += 1;
+        log.log.remove(key(ticket - 1), false);
+    }
+    let now = log.log.counts();
+    let errors = now.disk_errors_total - before.disk_errors_total;
+    // A segment and an extent of it.
+    assert!(errors >= 2 && errors.is_multiple_of(2), "{now:?}");
+    log.log.retry();
+    log.settle();
+    assert_eq!(log.log.counts().disk_errors_total, now.disk_errors_total + 2);
+    log.disk.faults.reads_fail = false;
+    (0..SEGMENTS).for_each(|_| {
+        log.log.retry();
+        log.settle();
+    });
+    live.iter().for_each(|n| assert!(log.has(*n), "block {n}"));
+    log.store(ticket);
 }
 
 #[test]

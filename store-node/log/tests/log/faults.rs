@@ -193,6 +193,29 @@ fn what_was_removed_does_not_come_back_when_what_was_put_after_it_rots() {
 }
 
 #[test]
+fn what_was_removed_does_not_come_back_when_the_removal_rots_or_cannot_be_read() {
+    for is_unreadable in [false, true] {
+        let (mut log, all) = of_two_segments();
+        let before = log.disk.bytes(0, DISK_BYTES);
+        erase(&mut log, 0);
+        let after = log.disk.bytes(0, DISK_BYTES);
+        let at = (FIRST.1..DISK_BYTES).find(|at| before[*at] != after[*at]).expect("it is there");
+        match is_unreadable {
+            true => log.disk.faults.unreadable = (at, at + 1),
+            false => log.disk.rot(at, 0),
+        }
+        // The first segment stays as it is, the others are used again.
+        let stays = SEGMENT_PAGES as u32 / 3 + 2;
+        all.iter().filter(|n| **n > stays).for_each(|n| log.log.remove(key(*n), false));
+        go_round(&mut log);
+        assert_ne!(log.disk.bytes(at, 1), after[at..=at], "it was written over");
+        let mut log = log.crash();
+        assert!(log.has(1), "the segment is there");
+        assert!(!log.has(0), "unreadable: {is_unreadable}");
+    }
+}
+
+#[test]
 fn what_is_written_beside_a_segment_that_cannot_be_read_is_newer_than_what_it_holds() {
     let (mut log, all) = of_two_segments();
     let last = *all.last().expect("some");

@@ -42,7 +42,7 @@ pub fn extent_bytes() -> u64 {
 
 #[derive(Debug)]
 enum Job {
-    Sink { sink: u64, slot: SlotIndex, block: SsdBlock, checksum: Option<u64> },
+    Sink { sink: u64, slot: SlotIndex, block: SsdBlock, checksum: u64 },
     Rewrite { sink: u64, key: BlockKey, mark: Option<Mark> },
     Rise { rise: u64, slot: SlotIndex, key: BlockKey },
     Forget { key: BlockKey, follows_none: bool },
@@ -221,7 +221,7 @@ impl Running {
         sink: u64,
         slot: SlotIndex,
         block: SsdBlock,
-        checksum: Option<u64>,
+        checksum: u64,
     ) {
         let slots = vec![slot.0];
         context.see(Seen::ReadBegan { at: self.at, reader: Reader::Sink(sink), slots });
@@ -286,7 +286,7 @@ impl Running {
         match job {
             Job::Sink { sink, slot, block, checksum } => {
                 let checksums = self.run_checksums(slot);
-                let intact = checksum == Some(kvasir_transfer::fold(&checksums));
+                let intact = checksum == kvasir_transfer::fold(&checksums);
                 if !is_up || !intact {
                     let error = if is_up { SinkError::Corrupt } else { SinkError::Failed };
                     return self.sunk(context, sink, Err(error));
