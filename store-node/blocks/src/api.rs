@@ -498,15 +498,15 @@ pub enum KeepError {
         "{wanted_bytes} bytes more than {taken_bytes} are over the {tenant_bytes_max} of a tenant"
     )]
     OverQuota { wanted_bytes: u64, taken_bytes: u64, tenant_bytes_max: u64 },
-    /// Try again when that is done.
-    #[error("a block of it is being kept just now")]
+    #[error("a block of it is being kept just now; try again when that is done")]
     Busy,
     #[error("what is kept already leaves no room on the SSD")]
     NoRoom,
     #[error("the tenant has no such context here")]
     NoContext,
-    /// Try again when it does.
-    #[error("the object store may have it too, and does not answer")]
+    #[error(
+        "the object store may have it and does not answer, or was not listed yet; try again when /readyz says that it is ready"
+    )]
     NoBucket,
 }
 

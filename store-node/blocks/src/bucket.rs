@@ -89,8 +89,9 @@ pub(crate) enum Doubt {
     /// It was sent, which failed: it may have come there all the same. A list that was begun later would say so: there
     /// had been so many.
     Sent { lists: u64 },
-    /// It was to be gone, which failed: it is found no more, and nothing is sent under its name before it is gone.
-    NotGone,
+    /// It was to be gone, which failed: it is found no more, and nothing is sent under its name before it is gone. When
+    /// a list that was begun later does not show it, it is.
+    NotGone { lists: u64 },
 }
 
 /// Doubts that are remembered; beyond that anything may be there.
@@ -129,6 +130,8 @@ pub(crate) struct Bucket {
     discarded: BTreeMap<(Namespace, BlockKey), u64>,
     doubts: BTreeMap<(Namespace, BlockKey), Doubt>,
     lists: u64,
+    /// It has more than is known.
+    has_more: bool,
     /// After an error none is begun before this.
     pub(crate) retry_at_ms: u64,
 }
@@ -151,21 +154,23 @@ impl Bucket {
     }
 
     pub(crate) fn doubt(&self, of: (Namespace, BlockKey)) -> Option<Doubt> {
-        let too_many = self.doubts.len() >= DOUBTS_MAX;
+        let too_many = self.has_more || self.doubts.len() >= DOUBTS_MAX;
         self.doubts.get(&of).copied().or(too_many.then_some(Doubt::Sent { lists: self.lists }))
     }
 
     /// It was sent, which failed.
     pub(crate) fn doubt_sent(&mut self, of: (Namespace, BlockKey)) {
-        if self.doubts.len() < DOUBTS_MAX {
-            self.doubts.entry(of).or_insert(Doubt::Sent { lists: self.lists });
+        let is_known = self.doubts.contains_key(&of);
+        let stays = matches!(self.doubts.get(&of), Some(Doubt::NotGone { .. }));
+        if !stays && (is_known || self.doubts.len() < DOUBTS_MAX) {
+            self.doubts.insert(of, Doubt::Sent { lists: self.lists });
         }
     }
 
     /// It was to be gone, which failed.
     pub(crate) fn doubt_gone(&mut self, of: (Namespace, BlockKey)) {
         if self.doubts.len() < DOUBTS_MAX || self.doubts.contains_key(&of) {
-            self.doubts.insert(of, Doubt::NotGone);
+            self.doubts.insert(of, Doubt::NotGone { lists: self.lists });
         }
     }
 
@@ -174,14 +179,18 @@ impl Bucket {
         self.doubts.remove(&of);
     }
 
+    /// It has been listed, all of it or not, and `shown` was what was to be gone.
+    ///
     /// What was in doubt since before the list that came before this one is told by it: that one may have been under
     /// way then.
-    pub(crate) fn listed(&mut self) {
+    pub(crate) fn listed(&mut self, is_all: bool, shown: &BTreeSet<(Namespace, BlockKey)>) {
         self.lists += 1;
+        self.has_more = !is_all;
         let lists = self.lists;
-        self.doubts.retain(|_, doubt| match doubt {
+        self.doubts.retain(|of, doubt| match doubt {
+            _ if !is_all => true,
             Doubt::Sent { lists: at } => *at + 2 > lists,
-            Doubt::NotGone => true,
+            Doubt::NotGone { lists: at } => *at + 2 > lists || shown.contains(of),
         });
     }
 
@@ -262,7 +271,10 @@ impl Bucket {
         match self.get(block.key) {
             Some(known) if times(&known) >= times(&block) => return,
             Some(_) => drop(self.remove(block.key)),
-            None if self.known.len() >= blocks_max => return,
+            None if self.known.len() >= blocks_max => {
+                self.has_more = true;
+                return;
+            }
             None => {}
         }
         self.known.insert(block.key, block);

@@ -252,16 +252,20 @@ impl Rises {
         }
     }
 
-    /// The block was removed: whoever wants it from now on wants another one.
-    /// Answers with what is under way of it.
-    pub(crate) fn void(&mut self, key: BlockKey) -> Vec<u64> {
-        self.by_key.remove(&key);
-        let of_it = self.all.iter_mut().filter(|(_, rise)| rise.key == key);
-        let void = |(id, rise): (&u64, &mut Rise)| {
+    /// Blocks of these keys, in their order, are removed in this namespace: whoever wants one from now on wants
+    /// another. Answers with what is under way of them.
+    pub(crate) fn void(&mut self, namespace: Namespace, keys: &[BlockKey]) -> Vec<u64> {
+        let is_of_one =
+            |rise: &Rise| rise.namespace == namespace && keys.binary_search(&rise.key).is_ok();
+        let mut void = Vec::new();
+        for (id, rise) in self.all.iter_mut().filter(|(_, rise)| is_of_one(rise)) {
             rise.is_void = true;
-            *id
-        };
-        of_it.map(void).collect()
+            if self.by_key.get(&rise.key) == Some(id) {
+                self.by_key.remove(&rise.key);
+            }
+            void.push(*id);
+        }
+        void
     }
 
     /// When the eldest read of the SSD that is not late began. They begin in the order of their numbers.

@@ -52,6 +52,13 @@ impl Below {
         self.names.iter_mut().for_each(|names| names.put(key));
     }
 
+    /// Nothing is there any more that was put under this name.
+    pub(crate) fn forget(&mut self, key: BlockKey) {
+        if let Some(names) = &mut self.names {
+            names.names.remove(&key);
+        }
+    }
+
     pub(crate) fn is_unknown(&self) -> bool {
         self.names.is_some()
     }

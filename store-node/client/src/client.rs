@@ -444,8 +444,8 @@ impl Client {
         Ok(self.find(keys)?.iter().map(Option::is_some).collect())
     }
 
-    /// Forgets objects, on the SSD and in the object store too; answers how many were there, when no restart of the node brings one back. Who
-    /// holds one may read it on.
+    /// Forgets objects, on the SSD and in the object store too; answers how many were there, when no restart of the
+    /// node brings one back. Who holds one may read it on.
     ///
     /// # Errors
     /// [`Error::TooMany`], and [`Error::NoSpace`] where that cannot be written now: try again later.

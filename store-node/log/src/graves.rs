@@ -11,6 +11,9 @@
 //! Blocks that follow no other may be objects, whose names say nothing of their contents: each of their extents
 //! that is not live is a shadow, whatever comes after it must outlive it, and a removal is in its grave from the
 //! beginning.
+//!
+//! When something could not be read at the start it may hide an extent of any block, so that removals are kept whatever
+//! is known, as far as there is room for them, and no more are taken then.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,7 +39,6 @@ struct Grave {
     until_unix_ms: Option<u64>,
     /// What it says itself, until when; of a removal, and of what may come back, `None`.
     claim: Option<u64>,
-    is_removal: bool,
 }
 
 #[derive(Debug, Default)]
@@ -47,9 +49,12 @@ pub(crate) struct Graves {
     /// Whose shadows are in each segment.
     in_segment: BTreeMap<u32, BTreeSet<BlockKey>>,
     all: BTreeMap<BlockKey, Grave>,
+    /// That all of them have.
+    pages: u64,
     /// Something could not be read at the start: of any block there may be an extent that nobody knows of, until the next
-    /// one. Of objects alone something is done about it: each block that has made room would be in its grave.
-    pub(crate) is_partial: bool,
+    /// one. Of what was removed, before or since, alone something is done about it: these blocks. Each other one that has
+    /// made room would be in its grave.
+    partial: Option<BTreeSet<BlockKey>>,
 }
 
 fn until(mark: Option<Mark>) -> Option<u64> {
@@ -106,22 +111,46 @@ impl Graves {
 
     /// Whether an older extent of it would come back after a crash, or might.
     pub(crate) fn may_come_back(&self, key: BlockKey) -> bool {
-        self.is_partial || self.shadows.contains_key(&key)
+        self.partial.is_some() || self.shadows.contains_key(&key)
     }
 
     /// A removal that was found on the disk, newer than all else of its block, when all shadows are known. Answers
     /// whether it is needed, and then counts as live.
     pub(crate) fn found_removal(&mut self, key: BlockKey, at: Location) -> bool {
-        let grave = Grave { at, until_unix_ms: None, claim: None, is_removal: true };
+        let grave = Grave { at, until_unix_ms: None, claim: None };
         let is_needed = self.is_needed(key, &grave);
         if is_needed {
-            self.all.insert(key, grave);
+            self.insert(key, grave);
         }
         is_needed
     }
 
+    /// Something could not be read; of these blocks there are removals.
+    pub(crate) fn is_partial(&mut self, removed: BTreeSet<BlockKey>) {
+        self.partial = Some(removed);
+    }
+
+    /// Whether no more removals can be kept until something that could not be read is.
+    pub(crate) fn are_too_many(&self, pages_max: u64) -> bool {
+        self.partial.is_some() && self.pages >= pages_max
+    }
+
     fn is_needed(&self, key: BlockKey, grave: &Grave) -> bool {
-        grave.is_removal && self.is_partial || self.is_outlasted(key, grave.until_unix_ms)
+        self.partial.as_ref().is_some_and(|removed| removed.contains(&key))
+            || self.is_outlasted(key, grave.until_unix_ms)
+    }
+
+    fn insert(&mut self, key: BlockKey, grave: Grave) {
+        self.pages += u64::from(grave.at.pages);
+        if let Some(former) = self.all.insert(key, grave) {
+            self.pages -= u64::from(former.at.pages);
+        }
+    }
+
+    fn take(&mut self, key: BlockKey) -> Option<Grave> {
+        let grave = self.all.remove(&key)?;
+        self.pages -= u64::from(grave.at.pages);
+        Some(grave)
     }
 
     /// Whether a shadow would come back with a longer time than this.
@@ -141,7 +170,7 @@ impl Graves {
     }
 
     pub(crate) fn pages(&self) -> u64 {
-        self.all.values().map(|grave| u64::from(grave.at.pages)).sum()
+        self.pages
     }
 
     /// A segment is used anew: what an earlier use has left there is never read again. Answers with the
@@ -176,9 +205,11 @@ impl Log {
             self.segments.remove_live(former);
         }
         self.unbury(entry.key);
+        if let Some(removed) = &mut self.graves.partial {
+            removed.insert(entry.key);
+        }
         self.segments.add_live(at);
-        let is_removal = true;
-        self.lay(entry.key, Grave { at, until_unix_ms: None, claim: None, is_removal });
+        self.lay(entry.key, Grave { at, until_unix_ms: None, claim: None });
     }
 
     /// A live extent is not found any more. One that follows no other may be of an object.
@@ -186,12 +217,12 @@ impl Log {
         let marked = self.graves.marked.remove(&key);
         let claim = marked.or(follows_none.then_some(0));
         let until_unix_ms = marked.filter(|_| !follows_none);
-        self.lay(key, Grave { at, until_unix_ms, claim, is_removal: false });
+        self.lay(key, Grave { at, until_unix_ms, claim });
     }
 
     fn lay(&mut self, key: BlockKey, grave: Grave) {
         match self.graves.is_needed(key, &grave) {
-            true => drop(self.graves.all.insert(key, grave)),
+            true => self.graves.insert(key, grave),
             false => self.give_up(key, grave),
         }
     }
@@ -207,15 +238,15 @@ impl Log {
 
     /// Its grave is not needed: a newer extent is durable, or nothing is left that it takes away.
     pub(crate) fn unbury(&mut self, key: BlockKey) {
-        if let Some(grave) = self.graves.all.remove(&key) {
+        if let Some(grave) = self.graves.take(key) {
             self.give_up(key, grave);
         }
     }
 
     /// Cleaning has copied an extent that is in its grave.
     pub(crate) fn rebury(&mut self, key: BlockKey, at: Location) {
-        let Some(grave) = self.graves.all.get_mut(&key) else { return };
-        let former = std::mem::replace(grave, Grave { at, ..*grave });
+        let Some(&former) = self.graves.all.get(&key) else { return };
+        self.graves.insert(key, Grave { at, ..former });
         self.segments.add_live(at);
         self.give_up(key, former);
     }

@@ -9,7 +9,7 @@
 //!
 //! Reading path:
 //! 1. `format.rs`: the bytes
-//! 2. `log.rs`: appending, reading, removing; `segments.rs`: what is live where
+//! 2. `log.rs`: appending and removing; `read.rs`: reading; `segments.rs`: what is live where
 //! 3. `clean.rs`: how space is reclaimed; `graves.rs`: what that must not bring back
 //! 4. `recover.rs`: starting from what a crash has left
 //! 5. `disk.rs`, `index.rs`: what a shell brings along; `sim_disk.rs`: a disk that loses, tears,
@@ -25,6 +25,7 @@ pub mod fuzzing;
 mod graves;
 mod index;
 mod log;
+mod read;
 mod recover;
 mod segments;
 pub mod sim_disk;
@@ -33,5 +34,6 @@ pub use buffer::{PAGE_BYTES, PageBuf};
 pub use disk::{Disk, DiskDone, DiskError, DiskOp, Memory, Span};
 pub use format::{ExtentBuf, Record, extent_pages};
 pub use index::{IndexError, KeyIndex, Location, MemoryIndex};
-pub use log::{AppendError, Counts, Log, Output, ReadError, ReadExtent};
+pub use log::{AppendError, Counts, Log, Output};
+pub use read::{ReadError, ReadExtent};
 pub use recover::{Options, RecoverError, Recovered, Recovery, recover};

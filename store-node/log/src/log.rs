@@ -8,11 +8,12 @@ use crate::buffer::{PAGE_BYTES, PageBuf};
 use crate::clean::Cleaning;
 use crate::disk::{DiskDone, DiskError, DiskOp, Span};
 use crate::format::{
-    Entry, ExtentBuf, Head, Place, Record, SUPER_PAGES, encode_footer, encode_segment_header,
+    Entry, ExtentBuf, Place, Record, SUPER_PAGES, encode_footer, encode_segment_header,
     footer_pages,
 };
 use crate::graves::Graves;
 use crate::index::{IndexError, KeyIndex, Location};
+use crate::read::{ReadError, ReadExtent, whole};
 use crate::segments::{Phase, Segments};
 
 /// Free segments without which only cleaning may append: what it moves always has a place. One takes what is left of a
@@ -20,15 +21,22 @@ use crate::segments::{Phase, Segments};
 pub(crate) const SPARE_SEGMENTS: u32 = 2;
 /// Cleaning begins when no more than so many are free.
 const CLEAN_BELOW: u32 = 3;
+/// Of what may be live, the part that removals may take that are kept for what could not be read.
+const REMOVALS_PART: u64 = 8;
 /// So many extents are not made to wait for others that are being written.
 const SYNC_TOGETHER: usize = 32;
 
-/// Why nothing counts of an append.
+/// Why nothing counts of an append. A part of it may be on the disk, though, and all of it be found by the next start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AppendError {
     /// Cleaning frees no segment now: remove blocks first.
     #[error("no segment of the log is free")]
     Full,
+    /// Each removal takes a page for as long as a segment that could not be read may have what was removed.
+    #[error(
+        "too many removals are kept for a part of the disk that could not be read at the start"
+    )]
+    TooManyRemovals,
     /// It fits no segment, and never will.
     #[error("an extent of {pages} pages is larger than a segment has room for")]
     TooLarge { pages: usize },
@@ -36,45 +44,10 @@ pub enum AppendError {
     Disk(#[from] DiskError),
 }
 
-/// Why a read gave nothing.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ReadError {
-    #[error("there is no such block")]
-    Missing,
-    /// The bytes are not those that were written. The extent is forgotten.
-    #[error("the extent failed its checksum")]
-    Rotten,
-    /// It does not fit the place that was given for it.
-    #[error("the extent has another layout")]
-    OtherSize,
-    #[error(transparent)]
-    Disk(DiskError),
-    /// Recover the log anew.
-    #[error(transparent)]
-    Index(#[from] IndexError),
-}
-
-/// An extent that was read and is intact.
-#[derive(Debug)]
-pub struct ReadExtent {
-    pub record: Record,
-    /// Of this append.
-    pub generation: u64,
-    payload_bytes: usize,
-    payload_start: usize,
-    buffer: PageBuf,
-}
-
-impl ReadExtent {
-    pub fn payload(&self) -> &[u8] {
-        &self.buffer.bytes()[self.payload_start..self.payload_start + self.payload_bytes]
-    }
-}
-
 /// What came of something.
 #[derive(Debug)]
 pub enum Output {
-    /// An append is durable and can be read, also after a crash; or nothing of it counts. Appends
+    /// An append is durable and can be read, also after a crash; or nothing of it counts, until the next start. Appends
     /// that succeed are answered in their order.
     Appended {
         ticket: u64,
@@ -135,7 +108,7 @@ pub(crate) enum For {
 }
 
 #[derive(Debug)]
-struct Append {
+pub(crate) struct Append {
     whose: For,
     entry: Entry,
     at: Location,
@@ -144,7 +117,7 @@ struct Append {
 }
 
 #[derive(Debug)]
-enum Operation {
+pub(crate) enum Operation {
     Header {
         segment: u32,
     },
@@ -203,7 +176,7 @@ pub struct Log {
     /// Bounded by the callers' appends and reads, one sync, and what cleaning has under way.
     operations: BTreeMap<u64, Operation>,
     ready: VecDeque<DiskOp>,
-    outputs: VecDeque<Output>,
+    pub(crate) outputs: VecDeque<Output>,
     /// Appends that wait until cleaning has made room, in their order.
     waiting: VecDeque<(u64, ExtentBuf)>,
     /// Blocks of which callers append extents, and how many.
@@ -345,58 +318,6 @@ impl Log {
         self.clean_if_needed();
     }
 
-    /// Reads an extent; [`Output::Read`] follows.
-    pub fn read(&mut self, ticket: u64, key: BlockKey) {
-        let at = match self.find(key) {
-            Ok(at) => at,
-            Err(error) => return self.read_done(ticket, key, Err(error)),
-        };
-        let (buffer, rest) = (PageBuf::zeroed(at.pages as usize), None);
-        self.submit_read(Operation::Read { ticket, key, at }, at, buffer, rest);
-    }
-
-    /// Reads an extent, its payload into a place of the same length, of which nobody may rely on anything before
-    /// [`Output::Placed`] follows.
-    pub fn read_into(&mut self, ticket: u64, key: BlockKey, payload: Span) {
-        let payload_pages = payload.length_bytes.div_ceil(PAGE_BYTES);
-        let head_pages = |at: &Location| (at.pages as usize).checked_sub(payload_pages);
-        let found = self.find(key).and_then(|at| match head_pages(&at) {
-            None | Some(0) => Err(ReadError::OtherSize),
-            Some(head_pages) => Ok((at, head_pages)),
-        });
-        match found {
-            Ok((at, head_pages)) => {
-                let (buffer, rest) = (PageBuf::zeroed(head_pages), Some(payload));
-                self.submit_read(Operation::Place { ticket, key, at, payload }, at, buffer, rest);
-            }
-            Err(error) => {
-                self.outputs.push_back(Output::Placed { ticket, key, result: Err(error) });
-            }
-        }
-    }
-
-    fn find(&mut self, key: BlockKey) -> Result<Location, ReadError> {
-        match self.index.get(key) {
-            Ok(at) => at.ok_or(ReadError::Missing),
-            Err(error) => {
-                self.index_has_failed(error.clone());
-                Err(error.into())
-            }
-        }
-    }
-
-    fn submit_read(
-        &mut self,
-        operation: Operation,
-        at: Location,
-        buffer: PageBuf,
-        rest: Option<Span>,
-    ) {
-        self.segments.begin_use(at.segment);
-        let offset_bytes = self.offset_bytes(at.segment, at.first_page);
-        self.submit(operation, |id| DiskOp::Read { id, offset_bytes, buffer, rest });
-    }
-
     /// Forgets an extent. A crash may bring it back, and none that was written before it. One that follows no other
     /// (`follows_none`) is remembered while it may: see [`Self::erase`].
     pub fn remove(&mut self, key: BlockKey, follows_none: bool) {
@@ -413,6 +334,9 @@ impl Log {
     /// Forgets a block that follows no other, so that no crash brings it back; [`Output::Appended`] follows when that
     /// is so. What is appended of it later counts.
     pub fn erase(&mut self, ticket: u64, key: BlockKey, namespace: Namespace) {
+        if self.graves.are_too_many(self.live_bytes_max() / PAGE_BYTES as u64 / REMOVALS_PART) {
+            return self.not_appended(ticket, key, AppendError::TooManyRemovals);
+        }
         let is_indexed = match self.index.get(key) {
             Ok(at) => at.is_some(),
             Err(error) => {
@@ -467,22 +391,13 @@ impl Log {
             }
             Operation::Sync { covered } => self.sync_done(covered, result),
             Operation::Read { ticket, key, at } => {
-                let result = match (result, buffer) {
-                    (Ok(()), Some(buffer)) => self.check(key, at, buffer),
-                    (Ok(()), None) => Err(ReadError::Disk(DiskError::Short)),
-                    (Err(error), _) => Err(ReadError::Disk(error)),
-                };
+                let result = whole(result, buffer).and_then(|buffer| self.check(key, at, buffer));
                 self.end_use(at.segment);
                 self.read_done(ticket, key, result);
             }
             Operation::Place { ticket, key, at, payload } => {
-                let result = match (result, buffer) {
-                    (Ok(()), Some(buffer)) => {
-                        self.check_placed(key, at, &buffer, payload, rest_sum)
-                    }
-                    (Ok(()), None) => Err(ReadError::Disk(DiskError::Short)),
-                    (Err(error), _) => Err(ReadError::Disk(error)),
-                };
+                let result = whole(result, buffer)
+                    .and_then(|buffer| self.check_placed(key, at, &buffer, payload, rest_sum));
                 self.end_use(at.segment);
                 self.outputs.push_back(Output::Placed { ticket, key, result });
             }
@@ -619,7 +534,7 @@ impl Log {
     }
 
     /// An operation on a segment has ended; the last one of a full segment brings its footer.
-    fn end_use(&mut self, segment: u32) {
+    pub(crate) fn end_use(&mut self, segment: u32) {
         self.segments.end_use(segment);
         self.write_footer_if_due(segment);
     }
@@ -797,47 +712,6 @@ impl Log {
         }
     }
 
-    /// Compares what was read with what must be there.
-    fn check(
-        &mut self,
-        key: BlockKey,
-        at: Location,
-        buffer: PageBuf,
-    ) -> Result<ReadExtent, ReadError> {
-        let head = head_of(key, at, &buffer);
-        let Some(head) = head.filter(|head| head.payload(buffer.bytes()).is_some()) else {
-            self.forget_rotten(key, at);
-            return Err(ReadError::Rotten);
-        };
-        Ok(ReadExtent {
-            generation: at.generation,
-            payload_bytes: head.payload_bytes,
-            payload_start: head.payload_start(),
-            record: head.record,
-            buffer,
-        })
-    }
-
-    /// The same of a payload that was read into its place, by its checksum there.
-    fn check_placed(
-        &mut self,
-        key: BlockKey,
-        at: Location,
-        buffer: &PageBuf,
-        payload: Span,
-        sum: Option<u64>,
-    ) -> Result<Record, ReadError> {
-        match head_of(key, at, buffer) {
-            // Its checksum is of other bytes.
-            Some(head) if head.payload_bytes != payload.length_bytes => Err(ReadError::OtherSize),
-            Some(head) if sum == Some(head.payload_checksum) => Ok(head.record),
-            _ => {
-                self.forget_rotten(key, at);
-                Err(ReadError::Rotten)
-            }
-        }
-    }
-
     /// What is not there as it was written is not there. A newer extent of the same key stays.
     pub(crate) fn forget_rotten(&mut self, key: BlockKey, at: Location) {
         self.counts.rotten_total += 1;
@@ -851,10 +725,6 @@ impl Log {
 
     pub(crate) fn lost(&mut self, key: BlockKey) {
         self.outputs.push_back(Output::Lost { key });
-    }
-
-    fn read_done(&mut self, ticket: u64, key: BlockKey, result: Result<ReadExtent, ReadError>) {
-        self.outputs.push_back(Output::Read { ticket, key, result });
     }
 
     pub(crate) fn index_has_failed(&mut self, error: IndexError) {
@@ -910,21 +780,12 @@ impl Log {
         self.submit(operation, |id| DiskOp::Write { id, offset_bytes, buffer, rest: None });
     }
 
-    fn submit(&mut self, operation: Operation, op: impl FnOnce(u64) -> DiskOp) {
+    pub(crate) fn submit(&mut self, operation: Operation, op: impl FnOnce(u64) -> DiskOp) {
         let id = self.next_operation;
         self.next_operation += 1;
         self.operations.insert(id, operation);
         self.ready.push_back(op(id));
     }
-}
-
-/// The head of an extent that was read, when it is the one that must be there.
-fn head_of(key: BlockKey, at: Location, buffer: &PageBuf) -> Option<Head> {
-    Head::decode(buffer.bytes()).filter(|head| {
-        head.record.key == key
-            && head.place.generation == at.generation
-            && head.pages() == at.pages as usize
-    })
 }
 
 /// Where a page of a segment lies.

@@ -1,13 +1,14 @@
 //! Starting from what a disk holds, whatever has happened to it: sealed segments by their footers,
 //! all others by looking at each of their pages.
 //!
-//! What cannot be read is not what was never written: a segment of which that is needed is left as it is until the
-//! next start, and what was found in it is read there.
+//! What cannot be read is not what was never written: a segment where it may hide something is left as it is until the
+//! next start, and what was found in it is read there. A page hides nothing that belongs to an extent whose head was
+//! read: that extent counts, as one that a footer lists.
 //!
 //! Payloads of sealed segments are not read here; they are checked when somebody reads them. A segment
 //! without a good footer is read whole, so there what is torn is known to be at once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use kvasir_proto::{BlockKey, Mark, Namespace};
@@ -128,7 +129,11 @@ pub fn recover(
     let mut log = Log::new(superblock.log_id, Segments::new(count, segment_pages), index);
     log.next_sequence = u64::from(superblock.starts) << 32;
     find_shadows(&mut log, &found, &kept);
-    log.graves.is_partial = found.iter().any(|found| !found.is_whole);
+    if found.iter().any(|found| !found.is_whole) {
+        let entries = found.iter().flat_map(|found| &found.entries);
+        let removals = entries.filter(|entry| entry.is_removal);
+        log.graves.is_partial(removals.map(|entry| entry.key).collect());
+    }
     let needed = |(key, (at, _)): (&BlockKey, &(Location, &Entry))| {
         log.graves.found_removal(*key, *at).then_some(*at)
     };
@@ -151,12 +156,17 @@ pub fn recover(
 /// What was read of one place. What could not be read is zeros: as good as rotten.
 struct Piece {
     buffer: PageBuf,
-    is_whole: bool,
+    /// Pages that could not be read.
+    bad: Vec<u32>,
 }
 
 impl Piece {
     fn bytes(&self) -> &[u8] {
         self.buffer.bytes()
+    }
+
+    fn is_whole(&self) -> bool {
+        self.bad.is_empty()
     }
 }
 
@@ -166,8 +176,10 @@ struct Found {
     sequence: u64,
     has_header: bool,
     has_footer: bool,
-    /// What was needed of it could be read.
+    /// Nothing is in it that is not known.
     is_whole: bool,
+    /// It has pages that cannot be read.
+    has_bad_pages: bool,
     /// After the last extent.
     end_page: u32,
     entries: Vec<Entry>,
@@ -201,9 +213,10 @@ fn newest(found: &[Found]) -> BTreeMap<BlockKey, (Location, &Entry)> {
     kept
 }
 
-/// The segment that the last process was appending to: the newest one without a footer.
+/// The segment that the last process was appending to: the newest one without a footer, unless pages of it are bad.
 fn goes_on(found: &[Found]) -> Option<u32> {
-    let open = found.iter().filter(|found| !found.has_footer && found.is_whole);
+    let may_go_on = |found: &&Found| !found.has_footer && found.is_whole && !found.has_bad_pages;
+    let open = found.iter().filter(may_go_on);
     let last = open.max_by_key(|found| found.sequence);
     last.filter(|last| last.has_header).map(|last| last.segment)
 }
@@ -226,6 +239,7 @@ fn resume<'a>(
     live.for_each(|at| log.segments.add_live(*at));
     for found in found.iter().filter(|found| !found.is_whole) {
         log.segments.withhold(found.segment);
+        log.segments.leave_before(log.next_sequence);
     }
     for found in found.iter().filter(|found| !found.has_footer && found.is_whole) {
         let Found { segment, end_page, entries, .. } = found;
@@ -270,7 +284,7 @@ impl Reader<'_> {
         let mut all = Vec::with_capacity(pieces.len());
         for (buffer, (offset_bytes, pages)) in read.into_iter().zip(pieces) {
             let piece = match buffer {
-                Some(buffer) => Piece { buffer, is_whole: true },
+                Some(buffer) => Piece { buffer, bad: Vec::new() },
                 None => self.page_by_page(*offset_bytes, *pages)?,
             };
             all.push(piece);
@@ -282,22 +296,24 @@ impl Reader<'_> {
         let at = |page: u32| (offset_bytes + u64::from(page) * PAGE_BYTES as u64, 1);
         let pages: Vec<(u64, u32)> = (0..pages).map(at).collect();
         let mut buffer = PageBuf::zeroed(pages.len());
-        let mut places = buffer.bytes_mut().chunks_mut(PAGE_BYTES);
-        let mut is_whole = true;
+        let mut places = (0..).zip(buffer.bytes_mut().chunks_mut(PAGE_BYTES));
+        let mut bad = Vec::new();
         for pages in pages.chunks(BAD_PAGES_MAX) {
             let read = self.try_all(pages)?;
-            is_whole &= read.iter().all(Option::is_some);
-            if read.iter().all(Option::is_none) {
-                // What comes after them is left to the next start: each failure may take seconds.
-                break;
-            }
-            for (page, into) in read.iter().zip(&mut places) {
-                if let Some(page) = page {
-                    into.copy_from_slice(page.bytes());
+            let is_any = read.iter().any(Option::is_some);
+            for (page, (at, into)) in read.iter().zip(&mut places) {
+                match page {
+                    Some(page) => into.copy_from_slice(page.bytes()),
+                    None => bad.push(at),
                 }
             }
+            if !is_any {
+                // What comes after them is left to the next start: each failure may take seconds.
+                bad.extend(places.map(|(at, _)| at));
+                break;
+            }
         }
-        Ok(Piece { buffer, is_whole })
+        Ok(Piece { buffer, bad })
     }
 
     /// Of each piece what was read, if it was.
@@ -394,7 +410,7 @@ impl Reader<'_> {
             for (pair, segment) in read.chunks(2).zip(batch * 512..) {
                 let (header, first) = pair[0].bytes().split_at(PAGE_BYTES);
                 let sequence = decode_segment_header(log_id, header);
-                let is_unused = pair[0].is_whole && is_unused(log_id, header, first);
+                let is_unused = pair[0].is_whole() && is_unused(log_id, header, first);
                 if sequence.is_none() && is_unused {
                     continue;
                 }
@@ -411,6 +427,7 @@ impl Reader<'_> {
                     has_header: true,
                     has_footer: true,
                     is_whole: true,
+                    has_bad_pages: false,
                     end_page: segment_pages,
                     entries,
                 });
@@ -462,7 +479,11 @@ impl Reader<'_> {
         let pieces: Vec<(u64, u32)> =
             starts.map(|page| (offset(page), PIECE_PAGES.min(segment_pages - page))).collect();
         let read = self.read_all(&pieces)?;
-        let is_whole = read.iter().all(|piece| piece.is_whole);
+        let pages_of = |(piece, start): (&Piece, usize)| {
+            piece.bad.iter().map(move |page| start as u32 + page).collect::<Vec<u32>>()
+        };
+        let starts = (0..).step_by(PIECE_PAGES as usize);
+        let mut bad: BTreeSet<u32> = read.iter().zip(starts).flat_map(pages_of).collect();
         let mut bytes = Vec::with_capacity(segment_pages as usize * PAGE_BYTES);
         read.iter().for_each(|piece| bytes.extend_from_slice(piece.bytes()));
         let mut found = Found {
@@ -470,7 +491,8 @@ impl Reader<'_> {
             sequence: sequence.unwrap_or(0),
             has_header: sequence.is_some(),
             has_footer: false,
-            is_whole,
+            is_whole: bad.is_empty(),
+            has_bad_pages: !bad.is_empty(),
             end_page: 1,
             entries: Vec::new(),
         };
@@ -493,7 +515,13 @@ impl Reader<'_> {
             if sequence.is_none() {
                 found.sequence = found.sequence.max(head.place.segment_sequence);
             }
-            if head.payload(extent).is_none() {
+            // Of an earlier use it says nothing.
+            let is_sure = sequence.is_some();
+            let within = |bad: &BTreeSet<u32>| bad.range(page..page + pages).count() > 0;
+            let is_unread = is_sure && within(&bad);
+            if is_unread {
+                bad.retain(|of| !(page..page + pages).contains(of));
+            } else if head.payload(extent).is_none() {
                 // Torn. What comes next was placed behind all of it, or never written.
                 found.end_page = found.end_page.max((page + pages).min(segment_pages));
                 page += 1;
@@ -508,8 +536,16 @@ impl Reader<'_> {
         let mut uses = uses.into_iter();
         found.entries.retain(|_| uses.next() == Some(found.sequence));
         let room = footer_pages(found.entries.len()) as u32;
+        let is_empty = found.entries.is_empty() && found.end_page == 1;
         found.end_page = found.end_page.min(segment_pages - room);
-        let may_hold = found.has_header || !found.entries.is_empty() || !is_whole;
+        // No extent is on a segment's last page, nor on its first one.
+        if found.has_header {
+            bad.remove(&(segment_pages - 1));
+        } else if is_empty {
+            bad.remove(&0);
+        }
+        found.is_whole = bad.is_empty();
+        let may_hold = found.has_header || !found.entries.is_empty() || !found.is_whole;
         Ok(may_hold.then_some(found))
     }
 }

@@ -38,6 +38,8 @@ pub(crate) struct Segments {
     all: Vec<Segment>,
     free: BTreeSet<u32>,
     pub(crate) segment_pages: u32,
+    /// Of uses before this one nothing is moved.
+    moves_from: u64,
 }
 
 impl Segments {
@@ -50,7 +52,12 @@ impl Segments {
             has_header: false,
             header_durable: false,
         };
-        Segments { all: vec![segment; count as usize], free: (0..count).collect(), segment_pages }
+        Segments {
+            all: vec![segment; count as usize],
+            free: (0..count).collect(),
+            segment_pages,
+            moves_from: 0,
+        }
     }
 
     pub(crate) fn count(&self) -> u32 {
@@ -84,6 +91,12 @@ impl Segments {
     /// It was found, and could not be read whole.
     pub(crate) fn withhold(&mut self, segment: u32) {
         self.get_mut(segment).phase = Phase::Withheld;
+    }
+
+    /// What was found may not be the newest of its block: a newer one may be in a segment that could not be read. A copy
+    /// would be taken for the newest at the next start, so that uses before this one are left as they are.
+    pub(crate) fn leave_before(&mut self, sequence: u64) {
+        self.moves_from = sequence;
     }
 
     /// Goes on being appended to after it was found.
@@ -137,7 +150,8 @@ impl Segments {
     pub(crate) fn to_clean(&self, but: &BTreeMap<u32, u64>) -> Option<u32> {
         let worth = u64::from(self.segment_pages) * 7 / 8;
         let sealed = |(_, segment): &(u32, &Segment)| {
-            segment.phase == Phase::Sealed && segment.in_use == 0 && segment.live_pages < worth
+            let may_be_read = segment.phase == Phase::Sealed && segment.in_use == 0;
+            may_be_read && segment.live_pages < worth && segment.sequence >= self.moves_from
         };
         let all = (0..).zip(&self.all).filter(sealed).filter(|(index, _)| !but.contains_key(index));
         all.min_by_key(|(_, segment)| segment.live_pages).map(|(index, _)| index)

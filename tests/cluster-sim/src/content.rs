@@ -73,8 +73,8 @@ pub struct Expected {
     pub answer: Vec<u32>,
 }
 
-/// How often a name can stand for other bytes in one run.
-const VERSIONS: u32 = 12;
+/// Bytes that a name can stand for, one after the other and then again.
+const VERSIONS: u32 = 64;
 
 /// A block as it must be; an object in its first version.
 #[derive(Debug, Clone)]
@@ -146,16 +146,16 @@ impl Truth {
         key
     }
 
-    /// What a name stands for after it was removed so often.
+    /// What a name stands for after it was given other bytes so often.
     pub fn version(&self, key: BlockKey, version: u32) -> &PageBytes {
-        let versions = &self.versions[&key];
-        versions.get(version as usize).unwrap_or(&versions[VERSIONS as usize - 1])
+        &self.versions[&key][(version % VERSIONS) as usize]
     }
 
-    /// Which version of an object these bytes are; the last one stands for all after it.
-    pub fn version_of(&self, key: BlockKey, bytes: &PageBytes) -> Option<u32> {
-        let at = self.versions.get(&key)?.iter().position(|version| version == bytes)?;
-        Some(if at as u32 + 1 == VERSIONS { u32::MAX } else { at as u32 })
+    /// Which version of an object these bytes are, of those up to the newest one: the last that it can be.
+    pub fn version_of(&self, key: BlockKey, bytes: &PageBytes, newest: u32) -> Option<u32> {
+        let at = self.versions.get(&key)?.iter().position(|version| version == bytes)? as u32;
+        let before = (newest + VERSIONS - at) % VERSIONS;
+        newest.checked_sub(before)
     }
 
     /// Whether a block may have these bytes: an object those of any version.

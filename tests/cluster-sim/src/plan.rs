@@ -20,6 +20,9 @@ const RIVALS_PERCENT: u64 = 30;
 const BLIND_DRAINS_PERCENT: u64 = 15;
 /// Runs in which objects are put anew while a disk cannot be read, besides.
 const BLIND_PUTS_PERCENT: u64 = 20;
+/// Runs in which a node starts, once or twice, while a part of its disk cannot be read, besides.
+const PARTIAL_STARTS_PERCENT: u64 = 20;
+const PARTIAL_STARTS: u64 = 0x9a27_1a10;
 /// Conversations of each tenant: prompts of one begin alike.
 const CONVERSATIONS: u64 = 3;
 const PROMPT_BLOCKS_MAX: u64 = 7;
@@ -277,6 +280,8 @@ pub enum Fault {
     DiskHangs(usize),
     DiskSlow(usize),
     DiskReadsFail(usize),
+    /// Those of one page or one segment.
+    DiskPartFails(usize),
     DiskWritesFail(usize),
     DiskSyncsFail(usize),
     /// One read in four gives a wrong byte.
@@ -315,6 +320,7 @@ impl Fault {
             Fault::DiskHangs(_) => "a disk hangs",
             Fault::DiskSlow(_) => "a disk is slow",
             Fault::DiskReadsFail(_) => "reads of a disk fail",
+            Fault::DiskPartFails(_) => "a part of a disk cannot be read",
             Fault::DiskWritesFail(_) => "writes of a disk fail",
             Fault::DiskSyncsFail(_) => "syncs of a disk fail",
             Fault::DiskLies(_) => "a disk lies",
@@ -380,6 +386,36 @@ impl Plan {
         .with_clients(&mut random)
         .with_blind_drain(&mut random)
         .with_blind_puts(&mut random)
+        .with_partial_start()
+    }
+
+    /// Drawn apart, so that all else of a seed stays as it is.
+    fn with_partial_start(mut self) -> Self {
+        let mut random = Random::new(self.seed ^ PARTIAL_STARTS);
+        let has_ssd = |node: &usize| self.nodes[*node].has_ssd;
+        let with_ssd: Vec<usize> = (0..self.nodes.len()).filter(has_ssd).collect();
+        if with_ssd.is_empty() || !random.percent(PARTIAL_STARTS_PERCENT) {
+            return self;
+        }
+        let node = with_ssd[random.below(with_ssd.len())];
+        let crash_us = random.between(self.busy_us / 4, self.busy_us * 3 / 4);
+        let (down_us, bad_us) = (random.between(1_000, 5_000), random.between(50_000, 800_000));
+        let again_us = crash_us + random.between(50_000, 800_000);
+        let faults = [
+            (crash_us, down_us, Fault::NodeKilled(node)),
+            (crash_us, bad_us, Fault::DiskPartFails(node)),
+            (again_us, down_us, Fault::NodeCrash(node)),
+        ];
+        let ids = self.faults.iter().map(|fault| fault.id + 1).max().unwrap_or(0)..;
+        let faults = faults.into_iter().zip(ids);
+        self.faults.extend(faults.map(|((at_us, for_us, what), id)| FaultPlan {
+            id,
+            at_us,
+            for_us,
+            what,
+        }));
+        self.faults.sort_by_key(|fault| fault.at_us);
+        self
     }
 
     /// Objects are put, sink, and are put again by who does not find them, since the disk cannot be read.
@@ -541,6 +577,7 @@ impl Plan {
             | Fault::DiskHangs(of)
             | Fault::DiskSlow(of)
             | Fault::DiskReadsFail(of)
+            | Fault::DiskPartFails(of)
             | Fault::DiskWritesFail(of)
             | Fault::DiskSyncsFail(of)
             | Fault::DiskLies(of)

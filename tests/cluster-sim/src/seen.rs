@@ -84,13 +84,14 @@ pub struct Held {
 #[derive(Debug, Clone)]
 pub enum Seen {
     /// A node has started, and says that these blocks lie on its SSD. `unix_ms` is by its own clock;
-    /// `disk_lies`: what it read may not have been what lies there.
+    /// `disk_lies`: what it read may not have been what lies there; `is_partial`: it could not read all of it.
     Started {
         at: Life,
         on_ssd: Vec<BlockKey>,
         contexts: Vec<ListedContext>,
         unix_ms: u64,
         disk_lies: bool,
+        is_partial: bool,
     },
     /// The host has crashed: nothing in its memory is anybody's any more.
     Crashed {
@@ -380,11 +381,13 @@ pub enum Seen {
         keys: Vec<BlockKey>,
         until_unix_ms: u64,
     },
-    /// These blocks shall be kept until then, or as many of the first as there are: it has begun.
+    /// These blocks shall be kept until then, or as many of the first as there are: it has begun. Of an object that is
+    /// in memory, in this version.
     KeepAsked {
         node: usize,
         keys: Vec<BlockKey>,
         until_unix_ms: u64,
+        version: Option<u32>,
     },
     /// What was asked for has ended: so many of the first are kept, or none.
     KeepEnded {

@@ -580,6 +580,11 @@ impl World {
             Fault::DiskFull(node) => self.disk_fault(node, |faults| faults.is_full = true),
             Fault::DiskHangs(node) => self.disk_fault(node, |faults| faults.hangs = true),
             Fault::DiskReadsFail(node) => self.disk_fault(node, |faults| faults.reads_fail = true),
+            Fault::DiskPartFails(node) => {
+                let mut random = self.context.chance("part", node as u64, fault.id);
+                let part = crate::node::disk::a_part(&mut random);
+                self.disk_fault(node, |faults| faults.unreadable = part);
+            }
             Fault::DiskWritesFail(node) => {
                 self.disk_fault(node, |faults| faults.writes_fail = true);
             }
@@ -645,6 +650,9 @@ impl World {
                 self.wake_disk(node);
             }
             Fault::DiskReadsFail(node) => self.disk_fault(node, |faults| faults.reads_fail = false),
+            Fault::DiskPartFails(node) => {
+                self.disk_fault(node, |faults| faults.unreadable = (0, 0));
+            }
             Fault::DiskWritesFail(node) => {
                 self.disk_fault(node, |faults| faults.writes_fail = false);
             }

@@ -9,7 +9,7 @@ use kvasir_cluster_sim::world::Summary;
 const SEEDS: u64 = 150;
 
 /// What these seeds must meet, at least once each: every fault, and what seldom comes of them.
-const COVERED: [&str; 75] = [
+const COVERED: [&str; 77] = [
     "a call comes twice",
     "a call is lost",
     "a call is tried again",
@@ -52,6 +52,8 @@ const COVERED: [&str; 75] = [
     "a node is not reachable",
     "a node stands still",
     "a pair is on one node",
+    "a node starts without all of its disk",
+    "a part of a disk cannot be read",
     "a prompt is computed in a pool",
     "a push was stopped before it began",
     "a put has lost its lease",

@@ -204,12 +204,13 @@ impl Blocks {
         slot: Option<SlotIndex>,
         on_ssd: Option<BlockKey>,
     ) -> Evicted {
-        // What is read of it now would be appended after that.
-        let on_ssd = on_ssd.filter(|key| !self.sinks.rewrites(*key));
+        // What is read of it now would be appended after that: it counts as kept, for that is why it is written anew.
+        let is_rewritten = on_ssd.is_some_and(|key| self.sinks.rewrites(key));
         let (dram, pinned) = slot.map_or((0, 0), |slot| self.cache.evict_subtree(slot));
         let block = on_ssd.and_then(|key| self.cache.ssd().get(key));
         let first = block.filter(|block| block.parent.is_none());
         let (gone, kept) = match on_ssd {
+            Some(key) if is_rewritten => (Vec::new(), self.cache.ssd().subtree(key).len() as u32),
             Some(key) => self.cache.unstore_idle(key),
             None => (Vec::new(), 0),
         };

@@ -18,19 +18,24 @@ use crate::unseen::Names;
 
 impl Blocks {
     /// These blocks are in the object store, and no others. It is used from when
-    /// [`Self::set_bucket_usable`] says so.
-    pub fn bucket_listed(&mut self, blocks: Vec<SsdBlock>) {
+    /// [`Self::set_bucket_usable`] says so. Without `is_all` it has more.
+    pub fn bucket_listed(&mut self, blocks: Vec<SsdBlock>, is_all: bool) {
         self.bucket.clear();
-        self.bucket.listed();
+        let is_not_gone = |of: &(Namespace, BlockKey)| {
+            matches!(self.bucket.doubt(*of), Some(Doubt::NotGone { .. }))
+        };
+        let all = blocks.iter().map(|block| (block.namespace, block.key));
+        let shown = all.filter(is_not_gone).collect();
+        self.bucket.listed(is_all, &shown);
         for block in blocks {
             let of = (block.namespace, block.key);
             if self.bucket.discard_of(of).is_some() {
                 continue;
             }
-            match self.bucket.doubt(of) {
+            match shown.contains(&of) {
                 // It is tried again as often as it is listed.
-                Some(Doubt::NotGone) => self.discard(of, None),
-                _ => self.bucket.insert(block, self.options.bucket.blocks_max),
+                true => self.discard(of, None),
+                false => self.bucket.insert(block, self.options.bucket.blocks_max),
             }
         }
         if let Some(names) = self.unseen.bucket.is_seen() {
@@ -47,10 +52,12 @@ impl Blocks {
         for key in names {
             let block = self.bucket.get(key).filter(|block| block.parent.is_none());
             let Some(SsdBlock { namespace, .. }) = block else { continue };
-            if !self.is_being_sent(key)
-                && !self.cache.is_on_ssd(key)
-                && let Some(slot) = self.object_slot(namespace, key)
-            {
+            if self.is_being_sent(key) || self.cache.is_on_ssd(key) {
+                continue;
+            }
+            // Nothing that was put stands for it any more.
+            self.unseen.ssd.forget(key);
+            if let Some(slot) = self.object_slot(namespace, key) {
                 self.drop_refused(slot);
             }
         }
@@ -92,7 +99,7 @@ impl Blocks {
             if self.bucket.discard_of(of).is_some() {
                 return;
             }
-            if self.bucket.doubt(of) == Some(Doubt::NotGone) {
+            if matches!(self.bucket.doubt(of), Some(Doubt::NotGone { .. })) {
                 return self.discard(of, None);
             }
             self.bucket.queue.pop_front();
@@ -241,7 +248,12 @@ impl Blocks {
 
     /// A block of the object store is not there, or not as it was sent.
     pub(super) fn bucket_lost(&mut self, key: BlockKey) {
-        self.totals.bucket_lost += u64::from(self.bucket.remove(key).is_some());
+        let lost = self.bucket.remove(key);
+        self.totals.bucket_lost += u64::from(lost.is_some());
+        if let Some(SsdBlock { namespace, .. }) = lost {
+            // Another node may have given it another name.
+            self.bucket.doubt_sent((namespace, key));
+        }
     }
 
     /// Whether the object store has the block, may have it, or has it for a while still.
@@ -305,9 +317,13 @@ impl Blocks {
             // who waits for it waits no more.
             let is_its = |wanted: &Wanted| (wanted.block.namespace, wanted.block.key) == of;
             let may_wait = self.bucket.awaited > 0 || self.bucket.queued.contains(&of.1);
-            let is_its = |wanted: &Wanted| may_wait && is_its(wanted);
-            let (own, others) = self.bucket.queue.drain(..).partition::<Vec<Wanted>, _>(is_its);
-            self.bucket.queue.extend(others);
+            let mut own = Vec::new();
+            if may_wait {
+                let all = self.bucket.queue.drain(..);
+                let (its, others) = all.partition::<Vec<Wanted>, _>(is_its);
+                own = its;
+                self.bucket.queue.extend(others);
+            }
             for wanted in own {
                 match wanted.keep {
                     Some(_) => self.bucket.awaited -= 1,

@@ -146,7 +146,7 @@ impl Blocks {
         let _ = self.apply(now_ms, share, ShareEvent::PushStopped, AbortReason::PeerLost);
     }
 
-    fn abort_open(&mut self, now_ms: u64, share: Share, reason: AbortReason) {
+    pub(super) fn abort_open(&mut self, now_ms: u64, share: Share, reason: AbortReason) {
         // Refused by no state.
         let _ = self.apply(now_ms, share, ShareEvent::Abort, reason);
     }

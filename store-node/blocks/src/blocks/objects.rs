@@ -4,7 +4,7 @@
 //! never heard of again once it has ended, so nothing of it is remembered. What is got together is
 //! pinned under one handle, like an engine's blocks.
 
-use kvasir_proto::{BlockKey, Class, Generation, Namespace, SlotIndex};
+use kvasir_proto::{BlockKey, Class, Generation, Namespace, Share, SlotIndex};
 
 use super::{Blocks, as_u32};
 use crate::api::{
@@ -150,9 +150,8 @@ impl Blocks {
         };
         absent.retain(is_nowhere);
         // Reads that are under way are of what is removed, also where a list has not shown it any more.
-        for key in &keys {
-            self.rises.void(*key).into_iter().for_each(|rise| self.leave_waiters(now_ms, rise));
-        }
+        self.void_rises(now_ms, namespace, &keys);
+        self.abort_coming(now_ms, namespace, &keys);
         let is_written = self.has_ssd() && !(removed.is_empty() && absent.is_empty());
         let is_awaited = is_written || !in_bucket.is_empty();
         let keep = is_awaited.then(|| self.sinks.number());
@@ -172,10 +171,32 @@ impl Blocks {
         Ok((as_u32(removed.len()), keep))
     }
 
+    fn void_rises(&mut self, now_ms: u64, namespace: Namespace, keys: &[BlockKey]) {
+        let void = self.rises.void(namespace, keys);
+        void.into_iter().for_each(|rise| self.leave_waiters(now_ms, rise));
+    }
+
+    /// What another node sends of these counts for nothing.
+    fn abort_coming(&mut self, now_ms: u64, namespace: Namespace, keys: &[BlockKey]) {
+        let is_of_one = |(_, record): &(&Share, &ShareRecord)| {
+            let of = &record.request;
+            let first = of.keys.first();
+            of.has_remote_writer
+                && of.namespace == namespace
+                && first.is_some_and(|first| keys.binary_search(first).is_ok())
+        };
+        let coming: Vec<Share> =
+            self.shares.iter().filter(is_of_one).map(|(share, _)| *share).collect();
+        for share in coming {
+            self.abort_open(now_ms, share, AbortReason::Removed);
+        }
+    }
+
     /// The same of one that goes by itself. False when there was none.
     fn remove_object(&mut self, now_ms: u64, namespace: Namespace, key: BlockKey) -> bool {
         let is_there = self.has_object(namespace, key);
         if is_there {
+            self.void_rises(now_ms, namespace, &[key]);
             self.discard((namespace, key), None);
             self.drop_object(now_ms, (namespace, key), None);
         }
@@ -204,7 +225,6 @@ impl Blocks {
     ) {
         self.cache.set_now(now_ms);
         let is_its = |block: SsdBlock| block.namespace == namespace;
-        self.rises.void(key).into_iter().for_each(|rise| self.leave_waiters(now_ms, rise));
         let there = self.cache.ssd().get(key);
         let is_others = there.is_some_and(|block| !is_its(block));
         // What follows it, if it is the beginning of a prompt.
@@ -216,6 +236,10 @@ impl Blocks {
             // When that fails, what is there is at least not found any more.
             self.sinks.forgotten.extend(own.into_iter().map(|key| (key, true)));
             self.erase(now_ms, (namespace, key), keep);
+        }
+        if !self.has_ssd() {
+            // What it has, when there is one that fails now, is of before.
+            self.unseen.ssd.put(key);
         }
         if let Some(slot) = self.object_slot(namespace, key) {
             self.drop_read(now_ms, slot, &AbortReason::Removed);

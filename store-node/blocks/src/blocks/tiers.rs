@@ -143,13 +143,14 @@ impl Blocks {
     fn ssd_is_seen(&mut self) {
         let first = |block: SsdBlock| block.parent.is_none().then_some(block.key);
         let all = || self.cache.ssd().iter().filter_map(first).collect();
-        let names = self.unseen.ssd.is_seen().unwrap_or_default();
-        let names: Vec<BlockKey> = names.all().unwrap_or_else(all);
-        for key in names {
+        let names = self.unseen.ssd.is_seen().unwrap_or_default().all();
+        let is_known = names.is_some();
+        for key in names.unwrap_or_else(all) {
             let block = self.cache.ssd().get(key).filter(|block| block.parent.is_none());
             let Some(SsdBlock { namespace, class, .. }) = block else { continue };
-            // What was put is kept too: that was promised last.
-            let is_kept_since = self.bucket.get(key).is_some() || self.is_being_sent(key);
+            // What was put is kept too: that was promised last. Where nobody knows what was put, what is kept stays.
+            let is_kept = self.bucket.get(key).is_some() || self.is_being_sent(key);
+            let is_kept_since = is_known && is_kept;
             if matches!(class, Class::Context { .. }) && !is_kept_since {
                 if let Some(slot) = self.object_slot(namespace, key) {
                     self.drop_refused(slot);
@@ -201,9 +202,16 @@ impl Blocks {
     /// Begins to sink what will have to go next, while there is not enough that could go at once. To
     /// be called now and then, and after anything that took slots.
     pub fn sink_ahead(&mut self, now_ms: u64) {
-        if !self.ssd_is_usable(now_ms) || self.extent_bytes == 0 {
+        if !self.ssd_is_usable(now_ms) {
             return;
         }
+        if self.extent_bytes > 0 {
+            self.plan_ahead(now_ms);
+        }
+        self.issue_sinks(now_ms);
+    }
+
+    fn plan_ahead(&mut self, now_ms: u64) {
         let slots = self.cache.slots().len();
         let ahead = u64::from(slots) * u64::from(self.options.sink_ahead_percent) / 100;
         if u64::from(self.cache.slots().tally().free) < ahead {
@@ -219,7 +227,6 @@ impl Blocks {
             }
             self.issue_sinks(now_ms);
         }
-        self.issue_sinks(now_ms);
     }
 
     /// Sinks the leaves that would go next. It is not enough that others are on the SSD: what rose from there

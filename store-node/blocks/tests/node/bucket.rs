@@ -32,7 +32,7 @@ fn with_bucket(uploads_max: usize) -> Options {
 fn node() -> Node {
     let mut node = Node::with(with_bucket(8));
     node.blocks.set_extents(LAYOUT, EXTENT_BYTES);
-    node.blocks.bucket_listed(Vec::new());
+    node.blocks.bucket_listed(Vec::new(), true);
     node.blocks.set_bucket_usable(true);
     node
 }
@@ -41,7 +41,7 @@ fn node_with_ssd(uploads_max: usize) -> Node {
     let mut node = Node::with(with_bucket(uploads_max));
     node.blocks.set_extents(LAYOUT, EXTENT_BYTES);
     node.blocks.ssd_ready(SIZE, Vec::new());
-    node.blocks.bucket_listed(Vec::new());
+    node.blocks.bucket_listed(Vec::new(), true);
     node.blocks.set_bucket_usable(true);
     node
 }
@@ -111,7 +111,7 @@ fn block(prompt: &str, until_unix_ms: u64) -> SsdBlock {
 /// A node that has nothing, and finds these blocks in the object store.
 fn node_that_finds(prompts: &[&str]) -> Node {
     let mut node = node();
-    node.blocks.bucket_listed(prompts.iter().map(|prompt| block(prompt, UNTIL)).collect());
+    node.blocks.bucket_listed(prompts.iter().map(|prompt| block(prompt, UNTIL)).collect(), true);
     node
 }
 
@@ -181,18 +181,19 @@ fn nothing_is_sent_before_what_is_there_is_known() {
     keep_on_ssd(&mut node, "ab", UNTIL);
     assert_eq!(send_all(&mut node), []);
     // Another node, or this one before it was started again, has sent it.
-    node.blocks.bucket_listed(vec![block("a", UNTIL)]);
+    node.blocks.bucket_listed(vec![block("a", UNTIL)], true);
     node.blocks.set_bucket_usable(true);
     assert_eq!(send_all(&mut node), [("SSD", key("ab"))]);
     // An SSD that comes back has it still.
-    node.blocks.bucket_listed(vec![]);
+    node.blocks.bucket_listed(vec![], true);
     assert_eq!(send_all(&mut node), [("SSD", key("a")), ("SSD", key("ab"))]);
 }
 
 #[test]
 fn no_more_blocks_are_known_than_may_be() {
     let mut node = node_with_ssd(8);
-    node.blocks.bucket_listed((b'A'..=b'F').map(|c| block(&(c as char).to_string(), 1)).collect());
+    node.blocks
+        .bucket_listed((b'A'..=b'F').map(|c| block(&(c as char).to_string(), 1)).collect(), true);
     node.fill("1p", "a");
     keep_on_ssd(&mut node, "a", UNTIL);
     assert_eq!(send_all(&mut node), []);
@@ -226,7 +227,7 @@ fn a_share_waits_for_the_object_store_and_computes_what_is_left() {
 fn a_chain_rises_from_both_tiers() {
     let mut node = node_with_ssd(8);
     node.blocks.ssd_ready(SIZE, vec![block("a", UNTIL)]);
-    node.blocks.bucket_listed(vec![block("ab", UNTIL)]);
+    node.blocks.bucket_listed(vec![block("ab", UNTIL)], true);
     let allocated = node.allocate(&request("1p", "ab", 1)).expect("room");
     assert_eq!(allocated.held_blocks, 2);
     node.actions();
@@ -242,7 +243,7 @@ fn a_chain_rises_from_both_tiers() {
 fn blocks_of_another_namespace_or_layout_or_parent_are_no_hit() {
     let check = |of: SsdBlock, hit: u32| {
         let mut node = node();
-        node.blocks.bucket_listed(vec![of]);
+        node.blocks.bucket_listed(vec![of], true);
         let allocated = node.allocate(&request("1p", "ab", 1)).expect("room");
         assert_eq!(allocated.held_blocks, hit, "{of:?}");
     };
@@ -273,7 +274,7 @@ fn a_block_that_is_missing_or_wrong_is_a_miss_and_forgotten() {
 #[test]
 fn a_read_that_takes_too_long_is_not_waited_for_and_hinders_no_other_tier() {
     let mut node = node_with_ssd(8);
-    node.blocks.bucket_listed(vec![block("a", UNTIL)]);
+    node.blocks.bucket_listed(vec![block("a", UNTIL)], true);
     node.open("1p", "a", 1);
     node.actions();
     node.now_ms += 499;
@@ -344,7 +345,7 @@ fn without_an_ssd_a_chain_is_kept_when_all_of_it_is_there() {
 fn who_waits_for_what_could_not_be_sent_is_told() {
     let mut node = Node::with(with_bucket(1));
     node.blocks.set_extents(LAYOUT, EXTENT_BYTES);
-    node.blocks.bucket_listed(Vec::new());
+    node.blocks.bucket_listed(Vec::new(), true);
     node.blocks.set_bucket_usable(true);
     node.fill("1p", "ab");
     let keep = node.blocks.keep(node.now_ms, &keep_until("ab", UNTIL)).expect("it can be kept");
@@ -411,7 +412,7 @@ fn an_object_that_is_removed_is_gone_from_there_before_it_is_said() {
     let again = ask_to_remove(&mut node, "a").expect("it is there still");
     assert_eq!(node.discards.len(), 1);
     // A list that was begun before shows it.
-    node.blocks.bucket_listed(vec![block("a", UNTIL)]);
+    node.blocks.bucket_listed(vec![block("a", UNTIL)], true);
     assert_eq!(node.blocks.bucket_block(key("a")), None);
     discarded(&mut node, true);
     assert_eq!(node.kept, [(keep, Some(0)), (again, Some(0))]);
@@ -431,7 +432,7 @@ fn a_read_from_there_is_void_though_a_list_does_not_show_what_is_removed_any_mor
     assert!(node.blocks.raise_object(node.now_ms, &object));
     node.actions();
     let (rise, _) = node.downloads.pop().expect("it is read");
-    node.blocks.bucket_listed(Vec::new());
+    node.blocks.bucket_listed(Vec::new(), true);
     assert_eq!(ask_to_remove(&mut node, "a"), None, "it is nowhere");
     node.blocks.risen(node.now_ms, rise, Ok(1));
     node.check();
@@ -491,7 +492,7 @@ fn a_removal_that_fails_there_is_said_to_have_failed_and_made_good_when_it_is_li
     assert_eq!(node.uploads, []);
     discarded(&mut node, false);
     assert_eq!(node.kept.pop(), Some((refused, None)));
-    node.blocks.bucket_listed(vec![block("a", UNTIL)]);
+    node.blocks.bucket_listed(vec![block("a", UNTIL)], true);
     node.actions();
     assert_eq!(node.blocks.bucket_block(key("a")), None, "it is found no more");
     discarded(&mut node, false);
@@ -499,7 +500,7 @@ fn a_removal_that_fails_there_is_said_to_have_failed_and_made_good_when_it_is_li
     let again = ask_to_remove(&mut node, "a").expect("it may be there");
     discarded(&mut node, true);
     assert_eq!(node.kept.pop(), Some((again, Some(0))));
-    node.blocks.bucket_listed(Vec::new());
+    node.blocks.bucket_listed(Vec::new(), true);
     assert_eq!(ask_to_remove(&mut node, "a"), None);
     node.assert_idle();
 }
@@ -513,7 +514,7 @@ fn what_was_sent_and_failed_may_be_there_until_a_later_list_says_otherwise() {
     let (upload, ..) = node.uploads.pop().expect("it is sent");
     node.blocks.uploaded(node.now_ms, upload, Err(SinkError::Failed));
     // This one may have been begun before.
-    node.blocks.bucket_listed(Vec::new());
+    node.blocks.bucket_listed(Vec::new(), true);
     ask_to_remove(&mut node, "a").expect("it may have come there");
     discarded(&mut node, true);
     assert_eq!(ask_to_remove(&mut node, "a"), None);
@@ -524,11 +525,79 @@ fn what_was_sent_and_failed_may_be_there_until_a_later_list_says_otherwise() {
     node.actions();
     let (upload, ..) = node.uploads.pop().expect("it is sent");
     node.blocks.uploaded(node.now_ms, upload, Err(SinkError::Failed));
-    node.blocks.bucket_listed(Vec::new());
-    node.blocks.bucket_listed(Vec::new());
+    node.blocks.bucket_listed(Vec::new(), true);
+    node.blocks.bucket_listed(Vec::new(), true);
     assert_eq!(ask_to_remove(&mut node, "b"), None);
     node.actions();
     node.assert_idle();
+}
+
+#[test]
+fn a_list_that_was_under_way_when_a_later_try_failed_says_nothing_of_it() {
+    let mut node = node();
+    node.fill("1p", "a");
+    let try_to_send = |node: &mut Node| {
+        node.now_ms += 1_000;
+        node.blocks.keep(node.now_ms, &keep_until("a", UNTIL)).expect("it can be kept");
+        node.actions();
+        let (upload, ..) = node.uploads.pop().expect("it is sent");
+        node.blocks.uploaded(node.now_ms, upload, Err(SinkError::Failed));
+        node.actions();
+    };
+    try_to_send(&mut node);
+    node.blocks.bucket_listed(Vec::new(), true);
+    try_to_send(&mut node);
+    node.blocks.bucket_listed(Vec::new(), true);
+    ask_to_remove(&mut node, "a").expect("it may have come there");
+    discarded(&mut node, true);
+}
+
+#[test]
+fn what_could_not_be_removed_and_is_shown_no_more_is_left_to_who_keeps_it_later() {
+    let mut node = node_that_finds(&["a"]);
+    ask_to_remove(&mut node, "a").expect("it is there");
+    discarded(&mut node, false);
+    // The first of them may have been begun before.
+    node.blocks.bucket_listed(Vec::new(), true);
+    node.blocks.bucket_listed(vec![block("a", UNTIL)], true);
+    node.actions();
+    discarded(&mut node, false);
+    node.blocks.bucket_listed(Vec::new(), true);
+    node.blocks.bucket_listed(Vec::new(), true);
+    // Another node has kept it since.
+    node.blocks.bucket_listed(vec![block("a", UNTIL)], true);
+    node.actions();
+    assert_eq!(node.discards, []);
+    assert!(node.blocks.bucket_block(key("a")).is_some());
+}
+
+#[test]
+fn where_the_object_store_has_more_than_is_known_removals_ask_it() {
+    // A list that left some out, and one more than is listed.
+    let mut node = node_that_finds(&[]);
+    node.blocks.bucket_listed(Vec::new(), false);
+    ask_to_remove(&mut node, "a").expect("it may be there");
+    discarded(&mut node, true);
+    node.blocks.bucket_listed(Vec::new(), true);
+    assert_eq!(ask_to_remove(&mut node, "a"), None);
+    let blocks_max = with_bucket(8).bucket.blocks_max;
+    let all = (0..=blocks_max).map(|at| {
+        let key = BlockKey((at as u128 + 1).to_le_bytes());
+        SsdBlock { key, ..block("a", UNTIL) }
+    });
+    node.blocks.bucket_listed(all.collect(), true);
+    ask_to_remove(&mut node, "b").expect("it may be there");
+}
+
+#[test]
+fn what_a_read_does_not_find_there_may_be_there_under_another_name() {
+    let mut node = node_that_finds(&["a"]);
+    assert_eq!(node.open("1p", "a", 1).rising_blocks, 1);
+    node.actions();
+    let (rise, _) = node.downloads.pop().expect("it is read");
+    node.blocks.risen(node.now_ms, rise, Err(RiseError::Gone));
+    assert_eq!(node.blocks.bucket_block(key("a")), None);
+    ask_to_remove(&mut node, "a").expect("it may be there");
 }
 
 #[test]
@@ -540,11 +609,11 @@ fn nothing_is_removed_while_the_object_store_may_have_it_and_does_not_answer() {
     node.fill("1p", "a");
     assert_eq!(remove(&mut node), Err(KeepError::NoBucket), "nobody knows what is there");
     assert_eq!(node.cached("a"), "a");
-    node.blocks.bucket_listed(vec![block("a", UNTIL)]);
+    node.blocks.bucket_listed(vec![block("a", UNTIL)], true);
     node.blocks.set_bucket_usable(true);
     node.blocks.set_bucket_usable(false);
     assert_eq!(remove(&mut node), Err(KeepError::NoBucket));
-    node.blocks.bucket_listed(Vec::new());
+    node.blocks.bucket_listed(Vec::new(), true);
     assert_eq!(remove(&mut node), Ok((1, None)), "it is not there");
     node.assert_idle();
 }
@@ -606,9 +675,9 @@ fn a_context_is_dropped_there_by_another_name_of_its_last_block() {
     assert_eq!(listed(&node), []);
     assert_eq!(node.blocks.bucket_block(key("ab")), Some(block("ab", UNTIL)));
     // Its chain is not whole any more: it is of no use to anybody.
-    node.blocks.bucket_listed(vec![marked]);
+    node.blocks.bucket_listed(vec![marked], true);
     assert_eq!(listed(&node), []);
-    node.blocks.bucket_listed(vec![block("a", UNTIL), marked]);
+    node.blocks.bucket_listed(vec![block("a", UNTIL), marked], true);
     assert_eq!(listed(&node).len(), 1);
     node.blocks.expire(UNTIL - 500);
     assert_eq!((listed(&node).len(), node.blocks.counts().bucket_blocks), (0, 2));
@@ -629,7 +698,7 @@ fn a_longer_time_there_is_one_of_all_blocks_of_the_context() {
     // Of a chain that is not whole there is nothing to promise.
     let rest =
         ["a", "abc"].map(|prompt| node.blocks.bucket_block(key(prompt)).expect("it is there"));
-    node.blocks.bucket_listed(rest.to_vec());
+    node.blocks.bucket_listed(rest.to_vec(), true);
     let gap = node.blocks.extend_context(node.now_ms, &name, UNTIL + 900);
     assert_eq!(gap, Err(KeepError::NoContext));
     node.assert_idle();
@@ -647,15 +716,18 @@ fn contexts_that_go_on_from_one_another_are_each_as_long_as_they_are() {
     let marked = |prompt| SsdBlock { mark: Some(mark(UNTIL)), ..block(prompt, UNTIL) };
     // Of the last one a block is missing, and two are each other's beginning.
     let bites = |prompt, tail| SsdBlock { parent: Some(key(tail)), ..marked(prompt) };
-    node.blocks.bucket_listed(vec![
-        block("a", UNTIL),
-        marked("ab"),
-        marked("abc"),
-        marked("abcd"),
-        marked("abcdef"),
-        bites("x", "xy"),
-        bites("xy", "x"),
-    ]);
+    node.blocks.bucket_listed(
+        vec![
+            block("a", UNTIL),
+            marked("ab"),
+            marked("abc"),
+            marked("abcd"),
+            marked("abcdef"),
+            bites("x", "xy"),
+            bites("xy", "x"),
+        ],
+        true,
+    );
     let all = node.blocks.contexts(Tenant(3), None, 9, 0);
     let found: BTreeMap<BlockKey, u32> = all.iter().map(|it| (it.last, it.blocks)).collect();
     let wanted = [("ab", 2), ("abc", 3), ("abcd", 4)].map(|(prompt, blocks)| (key(prompt), blocks));
@@ -691,7 +763,7 @@ fn a_rename_that_waited_finds_what_was_done_meanwhile() {
     assert!(node.uploads.is_empty() && node.kept.is_empty(), "it waits");
     // Another node has dropped it, and keeps a longer chain through it for longer.
     let renamed = [block("a", UNTIL + 9), block("ab", UNTIL + 9)];
-    node.blocks.bucket_listed(renamed.to_vec());
+    node.blocks.bucket_listed(renamed.to_vec(), true);
     node.now_ms += 1_000;
     assert_eq!(send_all(&mut node), []);
     assert_eq!(node.kept, [(drop, Some(2))]);

@@ -555,14 +555,104 @@ fn what_was_put_before_the_object_store_was_listed_makes_way_for_what_is_kept_th
     let mut node = Node::with(Options { bucket, sink_ahead_percent: 0, ..options(8) });
     node.blocks.set_extents(7, 10);
     put(&mut node, 1, &[1, 2]);
-    node.blocks.bucket_listed(vec![extent(1, Some(9_000))]);
+    node.blocks.bucket_listed(vec![extent(1, Some(9_000))], true);
     node.blocks.set_bucket_usable(true);
     node.check();
     assert_eq!(find(&node, &[1, 2]), [Some(Tier::Ssd), Some(Tier::Dram)]);
     assert_eq!(node.blocks.counts().dropped_total, 1, "whoever holds it learns that");
     // Another one's, put elsewhere since: both stand for the same bytes, or that one is to blame.
-    node.blocks.bucket_listed(vec![extent(1, Some(9_000)), extent(2, Some(9_000))]);
+    node.blocks.bucket_listed(vec![extent(1, Some(9_000)), extent(2, Some(9_000))], true);
     assert_eq!(find(&node, &[1, 2]), [Some(Tier::Ssd), Some(Tier::Dram)]);
+}
+
+#[test]
+fn what_the_ssd_keeps_stays_when_the_object_store_was_listed_first_and_has_it_too() {
+    let bucket = BucketOptions { uploads_max: 1, tenant_bytes_max: 40, ..BucketOptions::default() };
+    for is_there_still in [true, false] {
+        let mut node =
+            Node::with(Options { bucket: bucket.clone(), sink_ahead_percent: 0, ..options(8) });
+        node.blocks.expect_ssd();
+        node.blocks.set_extents(7, 10);
+        put(&mut node, 1, &[1]);
+        if !is_there_still {
+            put(&mut node, 2, &[2, 3, 4, 5, 6, 7, 8, 9]);
+        }
+        node.blocks.bucket_listed(vec![extent(1, Some(5_000))], true);
+        node.blocks.ssd_ready(SIZE, vec![extent(1, Some(9_000))]);
+        node.check();
+        node.blocks.sink_ahead(node.now_ms);
+        node.actions();
+        assert_eq!((node.erased.len(), node.forgotten.len()), (0, 0));
+        assert_eq!(find(&node, &[1]), [Some(Tier::Ssd)], "kept for longer there");
+    }
+}
+
+#[test]
+fn what_is_kept_in_the_object_store_since_replaces_what_the_ssd_had() {
+    let bucket = BucketOptions { uploads_max: 1, tenant_bytes_max: 40, ..BucketOptions::default() };
+    let mut node = Node::with(Options { bucket, sink_ahead_percent: 0, ..options(8) });
+    node.blocks.expect_ssd();
+    node.blocks.set_extents(7, 10);
+    node.blocks.bucket_listed(Vec::new(), true);
+    node.blocks.set_bucket_usable(true);
+    put(&mut node, 1, &[1]);
+    ask_to_keep(&mut node, 1);
+    sent(&mut node, 1, Ok(()));
+    assert_eq!(node.kept.len(), 1);
+    node.blocks.ssd_ready(SIZE, vec![extent(1, Some(9_000))]);
+    node.check();
+    node.blocks.sink_ahead(node.now_ms);
+    node.actions();
+    let erased: Vec<BlockKey> = node.erased.iter().map(|(_, key)| *key).collect();
+    assert_eq!((erased, find(&node, &[1])), (vec![object(1)], vec![Some(Tier::Dram)]));
+}
+
+#[test]
+fn what_is_coming_of_a_removed_object_from_another_node_counts_for_nothing() {
+    let mut node = Node::new(8);
+    let coming = |serial: u64, name: u8, of: &str| kvasir_blocks::Allocate {
+        share: share(serial, Side::Prefill),
+        namespace: namespace(of),
+        keys: vec![object(name)],
+        prompt_tokens: crate::support::BLOCK_TOKENS + 1,
+        lease_ms: LEASE_MS,
+        fetch_until_block: 1,
+        has_remote_writer: true,
+        is_ephemeral: false,
+        leaves_ssd: false,
+    };
+    for (serial, name, of) in [(1, 1, "objects"), (2, 2, "objects"), (3, 1, "another")] {
+        node.blocks.allocate(node.now_ms, &coming(serial, name, of)).expect("room");
+    }
+    node.remove(namespace("objects"), object(1));
+    node.check();
+    let is_aborted =
+        |serial: u64| node.blocks.share(share(serial, Side::Prefill)).is_none_or(|of| of.aborting);
+    assert_eq!([1, 2, 3].map(is_aborted), [true, false, false]);
+}
+
+#[test]
+fn an_object_that_goes_while_the_ssd_fails_is_not_there_again_with_it() {
+    let mut node = node_that_keeps();
+    put(&mut node, 1, &[1, 2]);
+    let ends = at(&node, 1);
+    ask_to_keep(&mut node, 1);
+    let (sink, _) = node.sinks.pop().expect("it is being written");
+    node.blocks.sunk(node.now_ms, sink, Ok(()));
+    // Its time is over.
+    node.blocks.expire(9_001);
+    node.blocks.ssd_gone();
+    assert!(end(&mut node, &ends));
+    node.blocks.ssd_ready(SIZE, vec![extent(1, None)]);
+    node.check();
+    assert_eq!(find(&node, &[1, 2]), [None, Some(Tier::Dram)]);
+    node.blocks.set_extents(8, 0);
+    node.blocks.sink_ahead(node.now_ms);
+    node.actions();
+    assert!(
+        node.erased.iter().any(|(_, key)| *key == object(1)),
+        "also where blocks are too large"
+    );
 }
 
 #[test]
@@ -633,7 +723,7 @@ fn node_with_bucket() -> Node {
     let bucket = BucketOptions { uploads_max: 1, tenant_bytes_max: 40, ..BucketOptions::default() };
     let mut node = Node::with(Options { bucket, sink_ahead_percent: 0, ..options(8) });
     node.blocks.set_extents(7, 10);
-    node.blocks.bucket_listed(Vec::new());
+    node.blocks.bucket_listed(Vec::new(), true);
     node.blocks.set_bucket_usable(true);
     node
 }

@@ -148,7 +148,7 @@ impl World {
                 self.others_send();
                 let now_ms = self.now_ms;
                 self.bucket.objects.retain(|(_, until_unix_ms, _), _| *until_unix_ms > now_ms);
-                self.blocks.bucket_listed(self.bucket.objects.values().copied().collect());
+                self.blocks.bucket_listed(self.bucket.objects.values().copied().collect(), true);
                 self.blocks.expire(self.now_ms);
             }
             _ => self.blocks.set_bucket_usable(true),

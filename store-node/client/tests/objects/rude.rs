@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kvasir_attach::AttachError;
 use kvasir_attach::line::{self, Line, LineDescriptors, LineReceiver, LineSender};
-use kvasir_client::{Key, PutOptions};
+use kvasir_client::{Key, PutOptions, Tier};
 use kvasir_proto::v1;
 use prost::Message;
 use v1::client_to_node::Message as ToNode;
@@ -74,12 +74,53 @@ impl Rude {
     }
 }
 
-#[test]
-fn who_commits_two_puts_under_one_number_is_shut_out_and_nobody_else_is() {
-    let node = Node::start(|config, dir| {
+/// One whose disk does what a file says.
+fn with_faults() -> Node {
+    Node::start(|config, dir| {
         config.ssd = small_ssd(dir);
         config.ssd.faults = Some(dir.join("faults"));
-    });
+    })
+}
+
+/// From when it returns on, what is asked of the disk does not end.
+fn hang(node: &Node) {
+    std::fs::write(node.dir.path().join("faults"), "hang").expect("written");
+    std::thread::sleep(Duration::from_millis(60));
+}
+
+fn go_on(node: &Node) {
+    std::fs::write(node.dir.path().join("faults"), "").expect("written");
+}
+
+#[test]
+fn who_gets_twice_under_one_number_is_shut_out_and_what_was_read_for_it_is_let_go() {
+    let node = with_faults();
+    let client = node.client();
+    let all = keys(&client, 2);
+    put_context(&client, &[(all[0], b"one"), (all[1], b"two")]);
+    // They make room in memory.
+    let others: Vec<Key> = (0..200_u64).map(|at| client.key(&(7_000 + at).to_le_bytes())).collect();
+    for key in others {
+        client.put(&[(key, b"another")], &PutOptions::default()).expect("room");
+    }
+    let below = [Some(Tier::Ssd); 2];
+    until("they are below alone", || client.find(&all).expect("an answer") == below);
+    let mut rude = Rude::open(&node);
+    hang(&node);
+    for key in all {
+        let keys = key.0.to_vec();
+        let get = v1::GetObjects { keys, ..v1::GetObjects::default() };
+        rude.say(1, ToNode::Get(get));
+    }
+    let error = rude.hears().expect_err("it is not answered");
+    assert!(matches!(error, AttachError::Lost), "{error}");
+    go_on(&node);
+    until("nothing is held for it", || node.metric("kvasir_store_pins") == 0.0);
+}
+
+#[test]
+fn who_commits_two_puts_under_one_number_is_shut_out_and_nobody_else_is() {
+    let node = with_faults();
     let client = node.client();
     let all = keys(&client, 3);
     client.put(&[(all[0], b"one"), (all[1], b"two")], &PutOptions::default()).expect("room");
@@ -88,14 +129,13 @@ fn who_commits_two_puts_under_one_number_is_shut_out_and_nobody_else_is() {
     rude.reserve(1, all[0]);
     rude.reserve(2, all[1]);
     // What is kept is not answered before the disk has it.
-    std::fs::write(node.dir.path().join("faults"), "hang").expect("written");
-    std::thread::sleep(Duration::from_millis(60));
+    hang(&node);
     rude.keep(3, 1);
     rude.keep(3, 2);
     let error = rude.hears().expect_err("it is not answered");
     assert!(matches!(error, AttachError::Lost), "{error}");
     assert_eq!(node.metric("kvasir_store_engines_expelled_total"), 1.0);
-    std::fs::write(node.dir.path().join("faults"), "").expect("written");
+    go_on(&node);
     let got = client.get(&all).expect("an answer");
     assert!(got.iter().all(Option::is_some));
     drop(got);

@@ -1,7 +1,7 @@
 //! A disk that rots, fills, fails or hangs costs blocks that nobody was promised, and no more.
 
 use kvasir_log::sim_disk::{Faults, SimDisk};
-use kvasir_log::{DiskError, ReadError, RecoverError};
+use kvasir_log::{AppendError, DiskError, ReadError, RecoverError};
 
 use crate::support::{DISK_BYTES, SEGMENT_PAGES, TestLog, key, record, until};
 
@@ -168,7 +168,121 @@ fn what_is_removed_stays_removed_though_a_segment_could_not_be_read_at_a_start()
         // From then on all is known again, and nothing is held that nothing needs.
         all.iter().for_each(|n| log.log.remove(key(*n), false));
         go_round(&mut log);
+        assert_eq!(log.log.counts().buried_bytes, 0);
         assert!(!log.crash().has(0));
+    }
+}
+
+#[test]
+fn what_was_removed_and_put_anew_does_not_come_back_though_a_segment_could_not_be_read() {
+    let newer = b"what was put after it";
+    for is_removed_before in [false, true] {
+        let (mut log, all) = of_two_segments();
+        if is_removed_before {
+            erase(&mut log, 0);
+            log.try_append_bytes(0, None, newer).expect("room");
+            log.settle();
+        }
+        log.disk.faults.unreadable = FIRST;
+        let mut log = log.crash();
+        if !is_removed_before {
+            erase(&mut log, 0);
+            log.try_append_bytes(0, None, newer).expect("room");
+            log.settle();
+        }
+        // It makes room.
+        log.log.remove(key(0), true);
+        all[1..].iter().for_each(|n| log.log.remove(key(*n), false));
+        go_round(&mut log);
+        log.disk.faults = Faults::default();
+        // What was not removed may come back.
+        let bytes = log.crash().read(0);
+        assert_eq!(bytes, Ok(newer.to_vec()), "removed before: {is_removed_before}");
+    }
+}
+
+#[test]
+fn removals_that_are_kept_for_what_could_not_be_read_do_not_fill_the_log() {
+    let (mut log, _) = of_two_segments();
+    log.disk.faults.unreadable = FIRST;
+    let mut log = log.crash();
+    let mut removals = 0;
+    let refused = loop {
+        let n = 1_000 + removals;
+        log.log.erase(u64::from(n), key(n), record(n).namespace);
+        log.pump();
+        log.settle();
+        match log.appended.pop() {
+            Some((of, Ok(()))) if of == n => removals += 1,
+            other => break other,
+        }
+        assert!(removals < 1_000, "no end of it");
+    };
+    assert_eq!(refused, Some((1_000 + removals, Err(AppendError::TooManyRemovals))));
+    assert_eq!(u64::from(removals), log.log.live_bytes_max() / PAGE as u64 / 8);
+    (5_000..5_030).for_each(|n| {
+        log.store(n);
+        log.log.remove(key(n), false);
+    });
+    log.disk.faults = Faults::default();
+    let mut log = log.crash();
+    assert_eq!(log.log.counts().buried_bytes, 0);
+    erase(&mut log, 9_999);
+}
+
+#[test]
+fn what_is_moved_is_not_taken_for_newer_than_what_could_not_be_read() {
+    let (mut log, all) = of_two_segments();
+    // The first segment has the former extents, the last one the newest.
+    let marked = |n: u32| until(50_000 + u64::from(n));
+    let anew: Vec<u32> = (0..4).collect();
+    anew.iter().for_each(|n| log.try_append_as(*n, Some(marked(*n))).expect("room"));
+    log.settle();
+    let bytes = log.disk.bytes(0, DISK_BYTES);
+    let wanted = key(3).0;
+    let last = bytes.windows(16).rposition(|part| part == wanted).expect("it is there");
+    let segment = (last - FIRST.0) / (FIRST.1 - FIRST.0);
+    assert!(segment > 0);
+    let start = FIRST.0 + segment * (FIRST.1 - FIRST.0);
+    log.disk.faults.unreadable = (start, start + SEGMENT_PAGES * PAGE);
+    let mut log = log.crash();
+    assert_eq!((log.unreadable, log.marks[&key(3)]), (1, crate::support::mark(3)));
+    all[4..].iter().for_each(|n| log.log.remove(key(*n), false));
+    // So much stays of what comes that segments have to be cleaned.
+    for n in 1_000..1_400 {
+        log.store(n);
+        log.log.remove(key(n - 25), false);
+    }
+    assert!(log.log.counts().moved_total > 0, "{:?}", log.log.counts());
+    log.disk.faults = Faults::default();
+    let log = log.crash();
+    for n in anew {
+        assert_eq!(log.marks[&key(n)], Some(marked(n)), "block {n}");
+    }
+}
+
+#[test]
+fn a_page_that_can_hide_nothing_does_not_keep_a_segment_from_being_used() {
+    // In the extent of a block whose head is read, in a segment without a footer; the last page of the same; the first
+    // one of a segment that was never used.
+    let open = FIRST.0;
+    let in_extent = open + 2 * PAGE;
+    let last = FIRST.1 - PAGE;
+    for at in [in_extent, last, DISK_BYTES - SEGMENT_PAGES * PAGE] {
+        let mut log = TestLog::new(4);
+        let length = 3 * PAGE;
+        log.try_append_bytes(0, None, &vec![7; length]).expect("room");
+        (1..4).for_each(|n| log.store(n));
+        log.disk.faults.unreadable = (at, at + 1);
+        let mut log = log.crash();
+        assert_eq!(log.unreadable, 0, "at {at}");
+        (1..4).for_each(|n| assert!(log.has(n), "at {at}: block {n}"));
+        assert_eq!(log.read(0).is_err(), at == in_extent, "at {at}");
+        (10..20).for_each(|n| log.store(n));
+        log.disk.faults = Faults::default();
+        let mut log = log.crash();
+        assert_eq!(log.read(0), Ok(vec![7; length]), "at {at}");
+        (1..4).chain(10..20).for_each(|n| assert!(log.has(n), "at {at}: block {n}"));
     }
 }
 
@@ -177,7 +291,8 @@ fn what_was_removed_does_not_come_back_when_what_was_put_after_it_rots() {
     let (mut log, all) = of_two_segments();
     erase(&mut log, 0);
     let newer = b"what was put after it";
-    log.try_append_bytes(0, Some(until(100)), newer).expect("room");
+    // It says as much for itself as what was removed.
+    log.try_append_bytes(0, crate::support::mark(0), newer).expect("room");
     log.settle();
     let bytes = log.disk.bytes(0, DISK_BYTES);
     let at = bytes.windows(newer.len()).position(|part| part == newer).expect("it is there");

@@ -53,7 +53,7 @@ impl Owner {
                 for (of, objects) in listed {
                     self.metrics.bucket_listed.with_label_values(&[of]).set(objects as i64);
                 }
-                self.blocks.bucket_listed(blocks);
+                self.blocks.bucket_listed(blocks, left_out == 0);
                 if let Some(bucket) = &mut self.tiers.bucket {
                     bucket.is_listed = true;
                 }

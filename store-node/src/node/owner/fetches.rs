@@ -118,20 +118,14 @@ impl Owner {
         self.advance_fetch(number);
     }
 
-    /// These are removed: what is on its way of them counts for nothing.
+    /// These are removed, and with them what is on its way: it is not asked for any more either.
     pub(super) fn fetch_no_more(&mut self, namespace: Namespace, removed: &[BlockKey]) {
-        let is_removed = |key: &BlockKey| removed.contains(key);
+        let stays = |key: &BlockKey| !removed.contains(key);
         let going = self.fetches.going.values_mut().filter(|fetch| fetch.namespace == namespace);
-        let mut open = Vec::new();
         for fetch in going {
-            fetch.keys.retain(|key| !is_removed(key));
-            fetch.again.iter_mut().for_each(|again| again.retain(|key| !is_removed(key)));
-            open.extend(fetch.open.iter().filter(|(_, key)| is_removed(key)).map(|(of, _)| *of));
+            fetch.keys.retain(stays);
+            fetch.again.iter_mut().for_each(|again| again.retain(stays));
         }
-        for share in open {
-            self.blocks.abort(clock::now_ms(), share, AbortReason::Removed);
-        }
-        self.run_actions();
     }
 
     /// Asks for what comes next, or ends the fetch. To be called while nothing of it is open.

@@ -26,7 +26,7 @@ pub const KEYS_MAX: usize = 16_384;
 const ENGINE_PART: u32 = 8;
 /// Objects that may be on their way to being kept at once, for all clients together.
 const KEEPS_MAX: usize = 4_096;
-/// Removals on their way to the SSD, beyond which no more are taken.
+/// Removals on their way to the SSD or the object store, beyond which no more are taken.
 const REMOVALS_MAX: u32 = 1 << 16;
 /// Reservations of one client that are open at once.
 const PUTS_MAX: usize = 4_096;
@@ -420,7 +420,7 @@ impl Owner {
             if let Some(outcome) = commit.outcomes.get_mut(position) {
                 *outcome = ObjectOutcome::NotKept;
             }
-            commit.why = "the SSD did not take it; try again".into();
+            commit.why = "it could not be made durable; try again".into();
         }
         if commit.keeping == 0
             && let Some(commit) = client.commits.remove(&request)
@@ -502,6 +502,9 @@ impl Owner {
     fn get_objects(&mut self, at: usize, request: u64, get: &v1::GetObjects) -> Result<(), Broken> {
         let keys = keys(&get.keys, OBJECTS_MAX)?;
         let client = &self.clients.list[at];
+        if client.gets.contains_key(&request) {
+            return Err(Broken(format!("it gets as {request} again")));
+        }
         let (namespace, epoch) = (client.namespace, client.line.epoch());
         let (mut is_held, mut rising) = (false, BTreeSet::new());
         let may_rise = self.tiers.are_any() && client.gets.len() < WAITING_MAX;
@@ -622,7 +625,6 @@ impl Owner {
         let removed = self.blocks.remove_objects(now_ms, namespace, keys);
         let (count, keep) =
             removed.map_err(|error| refused(ObjectRefusal::NoSpace, error.to_string()))?;
-        self.fetch_no_more(namespace, keys);
         // Whoever had put one may be another client.
         for client in self.clients.list.iter_mut().filter(|of| of.namespace == namespace) {
             for key in keys {
@@ -634,9 +636,11 @@ impl Owner {
                 }
             }
         }
-        let Some(keep) = keep else { return Ok(Some(count)) };
-        self.clients.removals.insert(keep, RemovalOf { epoch, request, count });
-        Ok(None)
+        if let Some(keep) = keep {
+            self.clients.removals.insert(keep, RemovalOf { epoch, request, count });
+        }
+        self.fetch_no_more(namespace, keys);
+        Ok(keep.is_none().then_some(count))
     }
 
     /// A removal is durable, or is not. False when it was none.

@@ -18,7 +18,7 @@ use kvasir_proto::BlockKey;
 
 use super::Checker;
 use crate::calls::CALL_US;
-use crate::content::Truth;
+use crate::content::{PageBytes, Truth};
 use crate::seen::{ListedContext, Seen};
 
 /// What may be found of a context, by the node's calendar.
@@ -28,6 +28,8 @@ struct Promise {
     least_ms: u64,
     /// And until then at most. 0: it is in no list.
     most_ms: u64,
+    /// An object, in this version or a newer one.
+    version: u32,
 }
 
 #[derive(Debug)]
@@ -48,6 +50,12 @@ pub struct Durability {
     copied_ms: BTreeMap<BlockKey, u64>,
     /// Nodes that drain, with what has moved to others that are gone since: no promise of theirs any more.
     draining: BTreeMap<usize, BTreeMap<BlockKey, u64>>,
+    /// In which version an object is being kept.
+    keeping: BTreeMap<(usize, BlockKey), u32>,
+    /// The newest one of which a put was begun.
+    begun: BTreeMap<(usize, BlockKey), u32>,
+    /// A node has drained: what it had of an object may have come to another one that has it too.
+    is_mixed: bool,
     /// A node that has left was one of two, and the other one's copy may not be made yet.
     has_left: bool,
 }
@@ -63,6 +71,9 @@ impl Durability {
             lied_to: BTreeSet::new(),
             copied_ms: BTreeMap::new(),
             draining: BTreeMap::new(),
+            keeping: BTreeMap::new(),
+            begun: BTreeMap::new(),
+            is_mixed: false,
             has_left: false,
         }
     }
@@ -110,6 +121,31 @@ impl Durability {
         for last in self.lasts(node).filter(is_gone).collect::<Vec<BlockKey>>() {
             self.contexts.entry((node, last)).or_default().least_ms = 0;
         }
+    }
+
+    /// A start that could not read all of a disk may have found what was before: what is computed anew then, or written with
+    /// the time that it had, counts.
+    fn excuse_unlisted(&mut self, node: usize, listed: &[ListedContext]) {
+        for last in self.lasts(node).collect::<Vec<BlockKey>>() {
+            let context = listed.iter().find(|context| context.last == last);
+            let until_ms = context.map_or(0, |context| context.until_unix_ms);
+            if let Some(promise) = self.contexts.get_mut(&(node, last))
+                && !self.truth.is_object(last)
+            {
+                promise.least_ms = promise.least_ms.min(until_ms);
+            }
+        }
+    }
+
+    /// What a block that is kept may be: of an object the version that was kept or a newer one.
+    fn may_be_kept(&self, node: usize, key: BlockKey, bytes: &PageBytes) -> bool {
+        let of = (node, key);
+        let kept = self.contexts.get(&of).map_or(0, |promise| promise.version);
+        let is_unsure = self.is_mixed || self.lied_to.contains(&node);
+        let begun = self.begun.get(&of).copied().unwrap_or(0);
+        let version = self.truth.version_of(key, bytes, begun);
+        self.truth.may_be(key, bytes)
+            && (is_unsure || version.is_none_or(|version| version >= kept))
     }
 
     /// A node was taken away with its disk, after it had said that it has drained.
@@ -267,10 +303,17 @@ impl Checker for Durability {
                 }
             }
             // Never for less long than before.
-            Seen::KeepAsked { node, keys, until_unix_ms } => {
+            Seen::KeepAsked { node, keys, until_unix_ms, version } => {
                 for last in keys {
                     let promise = self.contexts.entry((*node, *last)).or_default();
                     promise.most_ms = promise.most_ms.max(*until_unix_ms);
+                    version.map(|version| self.keeping.insert((*node, *last), version));
+                }
+            }
+            Seen::PutBegan { at, keys, versions, .. } => {
+                for (key, version) in keys.iter().zip(versions) {
+                    let begun = self.begun.entry((at.node, *key)).or_insert(0);
+                    *begun = (*begun).max(*version);
                 }
             }
             Seen::Kept { node, keys, until_unix_ms } => {
@@ -280,6 +323,8 @@ impl Checker for Durability {
                     let promise = self.contexts.entry((*node, *last)).or_default();
                     promise.least_ms = promise.least_ms.max(*until_unix_ms);
                     promise.most_ms = promise.most_ms.max(*until_unix_ms);
+                    let version = self.keeping.get(&(*node, *last)).copied().unwrap_or(0);
+                    promise.version = promise.version.max(version);
                 }
             }
             // By somebody of its own namespace; anybody else's does not count.
@@ -287,19 +332,23 @@ impl Checker for Durability {
                 if self.truth.blocks.get(key).is_some_and(|of| of.namespace == *namespace) =>
             {
                 if let Some(promise) = self.contexts.get_mut(&(*node, *key)) {
-                    promise.least_ms = 0;
+                    (promise.least_ms, promise.version) = (0, 0);
                 }
+                self.keeping.remove(&(*node, *key));
                 if let Some(told_ms) = self.told_ms.get_mut(&(*node, *key)) {
                     *told_ms = u64::MAX;
                 }
             }
             Seen::ContextChanged { node, last, until_unix_ms } => {
                 let until_ms = until_unix_ms.unwrap_or(0);
-                let promise = Promise { least_ms: until_ms, most_ms: until_ms };
+                let promise = Promise { least_ms: until_ms, most_ms: until_ms, version: 0 };
                 self.contexts.insert((*node, *last), promise);
             }
             // Begun again, after a crash too, it looks anew at what it has.
-            Seen::DrainBegan { at } => drop(self.draining.insert(at.node, BTreeMap::new())),
+            Seen::DrainBegan { at } => {
+                self.is_mixed = true;
+                self.draining.insert(at.node, BTreeMap::new());
+            }
             Seen::DrainStopped { at } => drop(self.draining.remove(&at.node)),
             Seen::Left { node, unix_ms } => self.leave(*node, *unix_ms)?,
             Seen::DiskLost { node, unix_ms } => self.lose(now_us, *node, *unix_ms)?,
@@ -338,11 +387,14 @@ impl Checker for Durability {
                     ));
                 }
             }
-            Seen::Started { at, on_ssd, contexts, unix_ms, disk_lies } => {
+            Seen::Started { at, on_ssd, contexts, unix_ms, disk_lies, is_partial } => {
                 self.expire(at.node, *unix_ms);
                 let there: BTreeSet<BlockKey> = on_ssd.iter().copied().collect();
                 self.excuse_rotted(at.node, &there);
-                if *disk_lies {
+                if *is_partial {
+                    self.excuse_unlisted(at.node, contexts);
+                }
+                if *disk_lies || *is_partial {
                     self.lied_to.insert(at.node);
                     for key in self.missing(at.node, &there) {
                         self.excuse(at.node, key);
@@ -359,7 +411,7 @@ impl Checker for Durability {
                 self.tell_listed(*node, contexts);
             }
             Seen::AskedFor { at, key, bytes } if self.keeps(at.node, *key) => {
-                let is_right = bytes.is_some_and(|bytes| self.truth.may_be(*key, &bytes));
+                let is_right = bytes.is_some_and(|bytes| self.may_be_kept(at.node, *key, &bytes));
                 if !is_right && !self.has_rotted(at.node, *key) {
                     let what = if bytes.is_some() { "others" } else { "nothing" };
                     return Err(format!("{at:?} was to keep {key:?}, and gives {what} for it"));

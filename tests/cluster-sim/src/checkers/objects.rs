@@ -96,7 +96,14 @@ impl Checker for Objects {
                 }
             }
             Seen::DrainBegan { .. } => self.is_mixed = true,
-            Seen::Started { at, on_ssd, disk_lies: false, .. } if !self.is_mixed => {
+            // It may have been told nothing of a removal, and may write anew what it has found.
+            Seen::Started { at, disk_lies: true, .. } => {
+                self.removed.retain(|(node, _), _| *node != at.node);
+            }
+            Seen::Started { at, on_ssd, is_partial: true, .. } => {
+                self.removed.retain(|(node, key), _| *node != at.node || !on_ssd.contains(key));
+            }
+            Seen::Started { at, on_ssd, .. } if !self.is_mixed => {
                 let is_removed =
                     |key: &&BlockKey| self.removed.get(&(at.node, **key)) == Some(&true);
                 if let Some(key) = on_ssd.iter().find(is_removed) {

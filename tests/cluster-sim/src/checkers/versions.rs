@@ -2,9 +2,10 @@
 //! from the SSD nor by a restart. What was there before another one was stored, in its place or after it had made room,
 //! does not come back while the node lives.
 //!
-//! Nothing is said of what was being put when it was removed or when the other one was stored, of what a disk has that
-//! was rotten or whose node was given other bytes than lie there, and of what a node that drains may have sent about; of
-//! what is to be kept only that it stays removed.
+//! Nothing is said of what was being put when it was removed or when the other one was stored, of blocks of which a disk has
+//! changed an extent, of a disk whose node was given other bytes than lie there, of what is found by a start that could
+//! not read all of a disk (it may have been removed there), and of what a node that drains may have sent about; of what is
+//! to be kept only that it stays removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -92,6 +93,7 @@ impl Checker for Versions {
                         && let Some(begun) = self.begun.get(&of)
                     {
                         self.eldest.insert(of, begun + 1);
+                        self.kept.remove(&of);
                     }
                 }
             }
@@ -113,7 +115,8 @@ impl Checker for Versions {
                     let removed = self.eldest.get(&(at.node, block.key));
                     let stored = self.stored.get(&(*at, block.key));
                     let Some(eldest) = removed.max(stored) else { continue };
-                    let version = self.truth.version_of(block.key, &block.bytes);
+                    let begun = self.begun.get(&(at.node, block.key)).copied().unwrap_or(0);
+                    let version = self.truth.version_of(block.key, &block.bytes, begun);
                     if let Some(version) = version.filter(|version| version < eldest) {
                         let why = if removed >= stored { "removed for good" } else { "replaced" };
                         return Err(format!(
@@ -124,8 +127,14 @@ impl Checker for Versions {
                 }
             }
             Seen::DrainBegan { .. } => self.is_mixed = true,
-            Seen::DiskRotted { node, .. } => self.forget(*node),
+            Seen::DiskRotted { node, keys } => {
+                self.eldest.retain(|(of, key), _| of != node || !keys.contains(key));
+                self.stored.retain(|(of, key), _| of.node != *node || !keys.contains(key));
+            }
             Seen::Started { at, disk_lies: true, .. } => self.forget(at.node),
+            Seen::Started { at, on_ssd, is_partial: true, .. } => {
+                self.eldest.retain(|(of, key), _| *of != at.node || !on_ssd.contains(key));
+            }
             Seen::Crashed { at } => {
                 self.puts.retain(|(of, _), _| of != at);
                 self.stored.retain(|(of, _), _| of != at);

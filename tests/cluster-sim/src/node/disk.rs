@@ -18,6 +18,7 @@ use kvasir_transfer::SharedMemory;
 use super::Running;
 use crate::content::{self, LAYERS, SLOT_BYTES};
 use crate::context::{Context, Event};
+use crate::random::Random;
 use crate::seen::{Reader, Seen};
 
 pub const LAYOUT_HASH: u64 = 7;
@@ -25,6 +26,16 @@ pub const LAYOUT_HASH: u64 = 7;
 const SEGMENT_PAGES: usize = 16;
 const SEGMENTS: usize = 9;
 pub const DISK_BYTES: usize = (2 + SEGMENTS * SEGMENT_PAGES) * PAGE_BYTES;
+
+/// A page of it, or all of a segment.
+pub fn a_part(random: &mut Random) -> (usize, usize) {
+    let segment = 2 + random.below(SEGMENTS) * SEGMENT_PAGES;
+    let (first, pages) = match random.percent(60) {
+        true => (segment, SEGMENT_PAGES),
+        false => (segment + random.below(SEGMENT_PAGES), 1),
+    };
+    (first * PAGE_BYTES, (first + pages) * PAGE_BYTES)
+}
 
 /// What lies there: pages with a block's bytes, and which block. Found by the bytes alone.
 pub fn on_disk(disk: &SimDisk, context: &Context) -> Vec<(usize, BlockKey)> {
@@ -185,6 +196,7 @@ impl Running {
             let bytes_max = found.log.live_bytes_max();
             let context_bytes_max = bytes_max / 2;
             let tenant_bytes_max = context_bytes_max * 3 / 4;
+            let is_partial = found.unreadable_segments > 0;
             ssd.log = Some(found.log);
             let blocks = found.blocks.into_iter().map(block).collect();
             self.blocks
@@ -193,7 +205,11 @@ impl Running {
             let on_ssd = self.blocks.ssd_blocks().map(|block| block.key).collect();
             let disk_lies = self.disk_lies(context);
             let contexts = self.contexts(unix_ms);
-            context.see(Seen::Started { at: self.at, on_ssd, contexts, unix_ms, disk_lies });
+            let at = self.at;
+            context.see(Seen::Started { at, on_ssd, contexts, unix_ms, disk_lies, is_partial });
+            if is_partial {
+                context.covers("a node starts without all of its disk");
+            }
         }
         self.ssd = Some(ssd);
     }

@@ -2,7 +2,7 @@
 //! them, without threads. Each file here stands for the file of that name in `store-node/src/node/owner`.
 
 mod arrivals;
-mod disk;
+pub(crate) mod disk;
 mod engine_side;
 mod objects;
 mod pools;

@@ -305,7 +305,8 @@ impl Running {
                 };
                 if let Ok(keep) = self.blocks.keep(context.now_ms(), &wanted) {
                     let (node, keys) = (at.node, vec![key]);
-                    context.see(Seen::KeepAsked { node, keys, until_unix_ms });
+                    let version = self.version_in_memory(context, namespace, key);
+                    context.see(Seen::KeepAsked { node, keys, until_unix_ms, version });
                     self.clients.keeps.insert(keep, (epoch, request, key, until_unix_ms));
                     keeping += 1;
                 }
@@ -325,6 +326,16 @@ impl Running {
             Some(of) if keeping > 0 => drop(of.commits.insert(request, keeping)),
             _ => self.tell_client(context, epoch, ToClient::Committed),
         }
+    }
+
+    fn version_in_memory(
+        &self,
+        context: &Context,
+        namespace: Namespace,
+        key: BlockKey,
+    ) -> Option<u32> {
+        let bytes = self.read_slot(self.blocks.object_at(namespace, key)?.slot);
+        context.truth.version_of(key, &bytes, context.version(self.at.node, key))
     }
 
     fn hold_ephemeral(&mut self, context: &mut Context, epoch: AttachEpoch, key: BlockKey) {

@@ -338,7 +338,8 @@ impl Running {
             Ok(keep) => {
                 let (node, keys, until_unix_ms) =
                     (self.at.node, wanted.keys.clone(), wanted.until_unix_ms);
-                context.see(Seen::KeepAsked { node, keys: keys.clone(), until_unix_ms });
+                let (asked, version) = (keys.clone(), None);
+                context.see(Seen::KeepAsked { node, keys: asked, until_unix_ms, version });
                 let copied = awaits_copies.then_some((wanted.tenant, wanted.namespace));
                 self.keeps.insert(keep, (from, Promise::Keep { keys, until_unix_ms, copied }));
             }
