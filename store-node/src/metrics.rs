@@ -325,7 +325,9 @@ impl Metrics {
         let gauges = [
             ("segments", counts.segments.into()),
             ("segments_free", counts.segments_free.into()),
+            ("segments_withheld", counts.segments_withheld.into()),
             ("live_bytes", counts.live_bytes),
+            ("buried_bytes", counts.buried_bytes),
             ("operations", counts.operations),
             ("waiting", counts.waiting),
         ];

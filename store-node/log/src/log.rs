@@ -78,6 +78,8 @@ pub enum Output {
 pub struct Counts {
     pub segments: u32,
     pub segments_free: u32,
+    /// Could not be read whole at the start, and are left as they are until the next one.
+    pub segments_withheld: u32,
     pub live_bytes: u64,
     /// Of these, extents that are found no more and stay because of what they take away.
     pub buried_bytes: u64,
@@ -247,6 +249,7 @@ impl Log {
         Counts {
             segments: self.segments.count(),
             segments_free: self.segments.free(),
+            segments_withheld: self.segments.withheld(),
             live_bytes: self.segments.live_pages() * PAGE_BYTES as u64,
             buried_bytes: self.graves.pages() * PAGE_BYTES as u64,
             operations: self.operations.len() as u64,

@@ -3,7 +3,7 @@
 //!
 //! What cannot be read is not what was never written: a segment where it may hide something is left as it is until the
 //! next start, and what was found in it is read there. A page hides nothing that belongs to an extent whose head was
-//! read: that extent counts, as one that a footer lists.
+//! read. That extent may be torn; it counts all the same where there is no other one of its block.
 //!
 //! Payloads of sealed segments are not read here; they are checked when somebody reads them. A segment
 //! without a good footer is read whole, so there what is torn is known to be at once.
@@ -109,6 +109,7 @@ pub fn recover(
         true => Vec::new(),
         false => reader.segments(superblock.log_id, count, segment_pages)?,
     };
+    let found = decide_unsure(found);
     let goes_on = goes_on(&found);
     if let Some(segment) = goes_on {
         // A part of a footer may be there that was being written when it ended. With parts of the one that comes
@@ -183,6 +184,8 @@ struct Found {
     /// After the last extent.
     end_page: u32,
     entries: Vec<Entry>,
+    /// Extents whose heads were read and the rest was not.
+    unsure: Vec<Entry>,
 }
 
 /// Nothing of this log was ever acknowledged here: the header was never written, and is not only
@@ -211,6 +214,21 @@ fn newest(found: &[Found]) -> BTreeMap<BlockKey, (Location, &Entry)> {
         }
     }
     kept
+}
+
+/// What nobody knows whether it is torn may be the only extent of its block, or the one that was to replace another.
+fn decide_unsure(mut found: Vec<Found>) -> Vec<Found> {
+    let all = found.iter().flat_map(|found| found.entries.iter().chain(&found.unsure));
+    let mut extents: BTreeMap<BlockKey, u32> = BTreeMap::new();
+    all.for_each(|entry| *extents.entry(entry.key).or_insert(0) += 1);
+    for found in &mut found {
+        let unsure = std::mem::take(&mut found.unsure);
+        let (only, others): (Vec<Entry>, Vec<Entry>) =
+            unsure.into_iter().partition(|entry| extents[&entry.key] == 1);
+        found.entries.extend(only);
+        found.is_whole &= others.is_empty();
+    }
+    found
 }
 
 /// The segment that the last process was appending to: the newest one without a footer, unless pages of it are bad.
@@ -430,6 +448,7 @@ impl Reader<'_> {
                     has_bad_pages: false,
                     end_page: segment_pages,
                     entries,
+                    unsure: Vec::new(),
                 });
                 let whole = match whole {
                     Some(whole) => Some(whole),
@@ -495,6 +514,7 @@ impl Reader<'_> {
             has_bad_pages: !bad.is_empty(),
             end_page: 1,
             entries: Vec::new(),
+            unsure: Vec::new(),
         };
         let mut uses = Vec::new();
         let mut page = 1;
@@ -528,14 +548,19 @@ impl Reader<'_> {
                 continue;
             }
             let (record, generation) = (&head.record, head.place.generation);
-            found.entries.push(Entry::new(record, head.is_removal, generation, (page, pages)));
-            uses.push(head.place.segment_sequence);
+            let entry = Entry::new(record, head.is_removal, generation, (page, pages));
+            if is_unread {
+                found.unsure.push(entry);
+            } else {
+                found.entries.push(entry);
+                uses.push(head.place.segment_sequence);
+            }
             page += pages;
             found.end_page = found.end_page.max(page);
         }
         let mut uses = uses.into_iter();
         found.entries.retain(|_| uses.next() == Some(found.sequence));
-        let room = footer_pages(found.entries.len()) as u32;
+        let room = footer_pages(found.entries.len() + found.unsure.len()) as u32;
         let is_empty = found.entries.is_empty() && found.end_page == 1;
         found.end_page = found.end_page.min(segment_pages - room);
         // No extent is on a segment's last page, nor on its first one.

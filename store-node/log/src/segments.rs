@@ -38,6 +38,7 @@ pub(crate) struct Segments {
     all: Vec<Segment>,
     free: BTreeSet<u32>,
     pub(crate) segment_pages: u32,
+    withheld: u32,
     /// Of uses before this one nothing is moved.
     moves_from: u64,
 }
@@ -56,6 +57,7 @@ impl Segments {
             all: vec![segment; count as usize],
             free: (0..count).collect(),
             segment_pages,
+            withheld: 0,
             moves_from: 0,
         }
     }
@@ -91,6 +93,11 @@ impl Segments {
     /// It was found, and could not be read whole.
     pub(crate) fn withhold(&mut self, segment: u32) {
         self.get_mut(segment).phase = Phase::Withheld;
+        self.withheld += 1;
+    }
+
+    pub(crate) fn withheld(&self) -> u32 {
+        self.withheld
     }
 
     /// What was found may not be the newest of its block: a newer one may be in a segment that could not be read. A copy

@@ -398,9 +398,9 @@ impl Plan {
             return self;
         }
         let node = with_ssd[random.below(with_ssd.len())];
-        let crash_us = random.between(self.busy_us / 4, self.busy_us * 3 / 4);
+        let crash_us = random.between(self.busy_us / 2, self.busy_us * 3 / 4);
         let (down_us, bad_us) = (random.between(1_000, 5_000), random.between(50_000, 800_000));
-        let again_us = crash_us + random.between(50_000, 800_000);
+        let again_us = crash_us + random.between(50_000, 1_200_000);
         let faults = [
             (crash_us, down_us, Fault::NodeKilled(node)),
             (crash_us, bad_us, Fault::DiskPartFails(node)),
@@ -415,6 +415,34 @@ impl Plan {
             what,
         }));
         self.faults.sort_by_key(|fault| fault.at_us);
+        // What was put before is removed then, though nobody may know it, and put anew or not.
+        let (first, tenant) = (random.draw() % OBJECTS, random.draw() % TENANTS);
+        let objects: Vec<u64> = (first..first + 4).map(|object| object % OBJECTS).collect();
+        let put = || ObjectOp::Put { objects: objects.clone(), kept: Kept::Normal };
+        let mut removes: Vec<ObjectOp> =
+            objects.iter().map(|object| ObjectOp::Remove { objects: vec![*object] }).collect();
+        if random.percent(30) {
+            removes.push(put());
+        }
+        let before_us = random.between(0, self.busy_us / 4);
+        let after_us = crash_us + down_us + random.between(5_000, 30_000);
+        for (at_us, ops) in [(before_us, vec![put()]), (after_us, removes)] {
+            let id = self.clients.len() as u64;
+            let client = client(&mut random, id, self.nodes.len(), self.busy_us);
+            let (pace_us, lease_ms) = (500, 1_500);
+            self.clients.push(ClientPlan {
+                at_us,
+                node,
+                tenant,
+                curious: false,
+                pace_us,
+                lease_ms,
+                dies_at_op: None,
+                leaves_last: false,
+                ops,
+                ..client
+            });
+        }
         self
     }
 

@@ -113,7 +113,7 @@ fn a_segment_that_cannot_be_read_at_a_start_is_whole_at_the_next_one() {
     let (mut log, all) = of_two_segments();
     log.disk.faults.unreadable = FIRST;
     let mut log = log.crash();
-    assert_eq!(log.unreadable, 1);
+    assert_eq!((log.unreadable, log.log.counts().segments_withheld), (1, 1));
     assert!(all.iter().any(|n| !log.has(*n)) && all.iter().any(|n| log.has(*n)));
     let room = log.log.live_bytes_max();
     // Whatever comes, it is not written over, and what is newer than what it holds stays newer.
@@ -259,6 +259,26 @@ fn what_is_moved_is_not_taken_for_newer_than_what_could_not_be_read() {
     for n in anew {
         assert_eq!(log.marks[&key(n)], Some(marked(n)), "block {n}");
     }
+}
+
+#[test]
+fn what_may_be_torn_is_not_taken_for_newer_than_what_was_acknowledged() {
+    let mut log = TestLog::new(4);
+    log.store(0);
+    let former = log.read(0).expect("it is there");
+    let before = log.disk.bytes(0, DISK_BYTES);
+    // Its head is written, and the process ends before the rest is.
+    log.try_append_bytes(0, None, &vec![7; 3 * PAGE]).expect("room");
+    log.settle();
+    let at = log.disk.bytes(0, DISK_BYTES).windows(PAGE).position(|part| part == vec![7; PAGE]);
+    let at = at.expect("it is there") + PAGE;
+    log.disk.faults.unreadable = (at, at + 1);
+    let mut log = log.crash();
+    assert_eq!(log.unreadable, 1, "nobody knows");
+    assert_eq!(log.read(0), Ok(former));
+    assert_eq!(log.disk.bytes(FIRST.0, PAGE), before[FIRST.0..FIRST.0 + PAGE]);
+    log.disk.faults = Faults::default();
+    assert_eq!(log.crash().read(0), Ok(vec![7; 3 * PAGE]), "it was all there");
 }
 
 #[test]

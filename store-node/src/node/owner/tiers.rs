@@ -328,6 +328,11 @@ impl Owner {
             }
             (State::Up { .. }, _) if ssd.is_too_small => format!("unused: {TOO_SMALL}"),
             (State::Up { .. }, Some((_, why))) => format!("degraded: {why}"),
+            (State::Up { how }, None) if ssd.counts.segments_withheld > 0 => format!(
+                "ready, by {how}; {} of its segments could not be read whole at the start: what is missing \
+                 is looked for again at the next one",
+                ssd.counts.segments_withheld
+            ),
             (State::Up { how }, None) => format!("ready, by {how}"),
         };
         Some(v1::SsdStatus {
