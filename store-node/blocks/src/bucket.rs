@@ -158,6 +158,11 @@ impl Bucket {
         self.doubts.get(&of).copied().or(too_many.then_some(Doubt::Sent { lists: self.lists }))
     }
 
+    /// Whether this one was sent or was to be gone, which failed.
+    pub(crate) fn is_in_doubt(&self, of: (Namespace, BlockKey)) -> bool {
+        self.doubts.contains_key(&of)
+    }
+
     /// It was sent, which failed.
     pub(crate) fn doubt_sent(&mut self, of: (Namespace, BlockKey)) {
         let is_known = self.doubts.contains_key(&of);
@@ -188,7 +193,6 @@ impl Bucket {
         self.has_more = !is_all;
         let lists = self.lists;
         self.doubts.retain(|of, doubt| match doubt {
-            _ if !is_all => true,
             Doubt::Sent { lists: at } => *at + 2 > lists,
             Doubt::NotGone { lists: at } => *at + 2 > lists || shown.contains(of),
         });

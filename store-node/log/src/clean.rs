@@ -37,9 +37,6 @@ pub(crate) struct Cleaning {
     /// Whose graves here have bytes that are not their own, from when that is known.
     unknown: Option<Vec<BlockKey>>,
     moving: u32,
-    /// A newer extent of the next block is being appended: what becomes of that is waited for. A copy made
-    /// now would come after it in the log, and be taken for the newer one at the next start.
-    waits_for: Option<BlockKey>,
     failed: bool,
     /// Pages that could be appended to before it, and all that callers had appended by then.
     space_before: u64,
@@ -56,7 +53,6 @@ impl Cleaning {
             next_page: 1,
             unknown: None,
             moving: 0,
-            waits_for: None,
             failed: false,
             space_before,
             appended_before,
@@ -121,29 +117,17 @@ impl Log {
         self.move_on();
     }
 
-    /// An append of a caller has ended.
-    pub(crate) fn append_ended(&mut self, key: BlockKey) {
-        if let Some(cleaning) = self.cleaning.as_mut().filter(|c| c.waits_for == Some(key)) {
-            cleaning.waits_for = None;
-            self.move_on();
-        }
-    }
-
     /// Appends what is live, some at a time, and ends when all of it is durable.
     fn move_on(&mut self) {
         while let Some(mut cleaning) = self.cleaning.take() {
-            let stays = cleaning.failed || cleaning.moving >= MOVES_MAX;
-            let next = match stays || cleaning.waits_for.is_some() {
+            let next = match cleaning.failed || cleaning.moving >= MOVES_MAX {
                 true => None,
                 false => self.next_live(&mut cleaning).or_else(|| self.next_unknown(&mut cleaning)),
             };
             let Some((generation, extent)) = next else {
-                let over =
-                    cleaning.moving == 0 && (cleaning.failed || cleaning.waits_for.is_none());
-                if over {
-                    self.cleaned(cleaning);
-                } else {
-                    self.cleaning = Some(cleaning);
+                match cleaning.moving {
+                    0 => self.cleaned(cleaning),
+                    _ => self.cleaning = Some(cleaning),
                 }
                 return;
             };
@@ -185,10 +169,6 @@ impl Log {
                 cleaning.next_page += 1;
                 continue;
             };
-            if live && self.appending.contains_key(&head.record.key) {
-                cleaning.waits_for = Some(head.record.key);
-                return None;
-            }
             cleaning.next_page += pages;
             if live {
                 let mut extent = ExtentBuf::new(head.record, payload.len());
@@ -204,39 +184,33 @@ impl Log {
     /// of it is forgotten; a removal comes in place of what is in its grave, for that takes away at least as much.
     fn next_unknown(&mut self, cleaning: &mut Cleaning) -> Option<(u64, ExtentBuf)> {
         let segment = cleaning.segment;
-        let is_over = cleaning.waits_for.is_none() && cleaning.moving == 0 && !self.has_failed();
-        if !is_over || self.segments.get(segment).live_pages == 0 {
+        if self.has_failed() || self.segments.get(segment).live_pages == 0 {
             return None;
         }
-        let mut unknown = match cleaning.unknown.take() {
-            Some(unknown) => unknown,
-            None => match self.index.in_segment(segment) {
+        if cleaning.unknown.is_none() {
+            if cleaning.moving > 0 {
+                return None;
+            }
+            match self.index.in_segment(segment) {
                 Ok(rotten) => {
                     for (key, at) in rotten {
                         self.forget_rotten(key, at);
                         self.lost(key);
                     }
-                    self.graves.all_in(segment)
                 }
                 Err(error) => {
                     self.index_has_failed(error);
                     return None;
                 }
-            },
-        };
-        while let Some(key) = unknown.pop() {
-            let Some(at) = self.graves.get(key).filter(|at| at.segment == segment) else {
-                continue;
-            };
-            if self.appending.contains_key(&key) {
-                unknown.push(key);
-                (cleaning.waits_for, cleaning.unknown) = (Some(key), Some(unknown));
-                return None;
             }
-            cleaning.unknown = Some(unknown);
-            return Some((at.generation, ExtentBuf::removal(key, ANY_NAMESPACE)));
+            cleaning.unknown = Some(self.graves.all_in(segment));
         }
-        cleaning.unknown = Some(unknown);
+        let unknown = cleaning.unknown.as_mut()?;
+        while let Some(key) = unknown.pop() {
+            if let Some(at) = self.graves.get(key).filter(|at| at.segment == segment) {
+                return Some((at.generation, ExtentBuf::removal(key, ANY_NAMESPACE)));
+            }
+        }
         None
     }
 

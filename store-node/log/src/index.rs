@@ -12,7 +12,8 @@ pub struct Location {
     /// From the start of the segment.
     pub first_page: u32,
     pub pages: u32,
-    /// Which of the log's appends it was: no two have the same.
+    /// Which of the log's appends it was. Copies of an extent have the same one, so that none is ever taken for newer
+    /// than what was appended after it.
     pub generation: u64,
 }
 

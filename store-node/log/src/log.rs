@@ -103,7 +103,7 @@ pub(crate) enum For {
     User {
         ticket: u64,
     },
-    /// Only as long as the key still has this generation.
+    /// Of what has this generation, and only as long as its key still has it.
     Cleaning {
         generation: u64,
     },
@@ -111,6 +111,8 @@ pub(crate) enum For {
 
 #[derive(Debug)]
 pub(crate) struct Append {
+    /// In the order of appends; copies have new ones too.
+    number: u64,
     whose: For,
     entry: Entry,
     at: Location,
@@ -175,6 +177,7 @@ pub struct Log {
     pub(crate) next_sequence: u64,
     pub(crate) next_generation: u64,
     next_operation: u64,
+    next_append: u64,
     /// Bounded by the callers' appends and reads, one sync, and what cleaning has under way.
     operations: BTreeMap<u64, Operation>,
     ready: VecDeque<DiskOp>,
@@ -185,9 +188,9 @@ pub struct Log {
     pub(crate) appending: BTreeMap<BlockKey, u32>,
     /// Pages of all extents that callers have appended.
     pub(crate) appended_pages: u64,
-    /// Generations of extents that are being written.
+    /// Numbers of appends that are being written.
     writing: BTreeSet<u64>,
-    /// Written and not yet covered by a sync that was submitted, by generation.
+    /// Written and not yet covered by a sync that was submitted, by their numbers.
     written: BTreeMap<u64, Append>,
     syncing: bool,
     /// Sealed segments whose last writes are under way, with what their footers will list.
@@ -216,6 +219,7 @@ impl Log {
             next_sequence: 1,
             next_generation: 1,
             next_operation: 1,
+            next_append: 1,
             operations: BTreeMap::new(),
             ready: VecDeque::new(),
             outputs: VecDeque::new(),
@@ -422,8 +426,15 @@ impl Log {
     ) -> Result<(), AppendError> {
         let pages = extent.pages() as u32;
         let (segment, first_page) = self.room(pages, spare)?;
-        let generation = self.next_generation;
-        self.next_generation += 1;
+        let number = self.next_append;
+        self.next_append += 1;
+        let generation = match whose {
+            For::Cleaning { generation } => generation,
+            For::User { .. } => {
+                self.next_generation += 1;
+                self.next_generation - 1
+            }
+        };
         let at = Location { segment, first_page, pages, generation };
         extent.seal(Place {
             log_id: self.log_id,
@@ -436,12 +447,12 @@ impl Log {
             *self.appending.entry(entry.key).or_insert(0) += 1;
             self.appended_pages += u64::from(pages);
         }
-        self.writing.insert(generation);
+        self.writing.insert(number);
         self.segments.begin_use(segment);
         let offset_bytes = self.offset_bytes(segment, first_page);
         let ExtentBuf { buffer, placed, .. } = extent;
         let (rest, placed) = placed.unzip();
-        let append = Append { whose, entry, at, placed };
+        let append = Append { number, whose, entry, at, placed };
         self.submit(Operation::Extent(append), |id| DiskOp::Write {
             id,
             offset_bytes,
@@ -520,14 +531,14 @@ impl Log {
 
     fn extent_done(&mut self, append: Append, result: Result<(), DiskError>) {
         let segment = append.at.segment;
-        self.writing.remove(&append.at.generation);
+        self.writing.remove(&append.number);
         let of = self.segments.get(segment);
         // Its segment was abandoned meanwhile, and nobody would look for it there.
         let orphaned = of.phase == Phase::Sealed && !of.has_header;
         match if orphaned { result.and(Err(DiskError::Short)) } else { result } {
             Ok(()) => {
                 self.list(segment, append.entry.clone());
-                self.written.insert(append.at.generation, append);
+                self.written.insert(append.number, append);
             }
             Err(error) => {
                 self.end_use(segment);
@@ -564,7 +575,7 @@ impl Log {
         // In order, so that a block is never answered for before the one appended before it.
         let first_writing = self.writing.first().copied();
         let headless = self.written.values().find(|append| !has_header(append));
-        let end = first_writing.into_iter().chain(headless.map(|a| a.at.generation)).min();
+        let end = first_writing.into_iter().chain(headless.map(|append| append.number)).min();
         let due = end.map_or(self.written.len(), |end| self.written.range(..end).count());
         if due < SYNC_TOGETHER && !self.writing.is_empty() {
             return;
@@ -604,10 +615,10 @@ impl Log {
     }
 
     fn unlist(&mut self, append: &Append) {
-        let generation = append.at.generation;
+        let of = |entry: &Entry| (entry.generation, entry.first_page);
         let lists = self.open.iter_mut().map(|open| &mut open.entries);
         for list in lists.chain(self.unsealed.values_mut()) {
-            list.retain(|entry| entry.generation != generation);
+            list.retain(|entry| of(entry) != of(&append.entry));
         }
     }
 
@@ -621,9 +632,9 @@ impl Log {
         if !self.segments.get(segment).has_header {
             let of = |append: &Append| append.at.segment == segment;
             let lost: Vec<u64> =
-                self.written.iter().filter(|(_, append)| of(append)).map(|(g, _)| *g).collect();
-            for generation in lost {
-                let append = self.written.remove(&generation).expect("it was just listed");
+                self.written.iter().filter(|(_, append)| of(append)).map(|(n, _)| *n).collect();
+            for number in lost {
+                let append = self.written.remove(&number).expect("it was just listed");
                 self.segments.end_use(segment);
                 self.appended(append, Err(error));
             }
@@ -638,12 +649,11 @@ impl Log {
         let Append { whose, entry, at, .. } = &append;
         let wanted = match whose {
             For::User { .. } => Ok(true),
-            // Unless it was removed. It is never newer than what is indexed: appends become durable in order,
-            // and a newer one that was begun before the copy was waited for.
-            For::Cleaning { generation } => self.index.get(entry.key).map(|now| {
-                debug_assert!(now.is_none_or(|now| now.generation == *generation));
-                now.is_some()
-            }),
+            // Unless it was removed or replaced.
+            For::Cleaning { generation } => {
+                let now = self.index.get(entry.key);
+                now.map(|now| now.is_some_and(|now| now.generation == *generation))
+            }
         };
         if entry.is_removal && matches!(whose, For::User { .. }) {
             match self.index.remove(entry.key) {
@@ -704,7 +714,6 @@ impl Log {
                     *count -= 1;
                     if *count == 0 {
                         self.appending.remove(&key);
-                        self.append_ended(key);
                     }
                 }
             }

@@ -198,7 +198,10 @@ fn is_unused(log_id: u64, header: &[u8], first: &[u8]) -> bool {
 /// Of each key the extent that was appended last.
 fn newest(found: &[Found]) -> BTreeMap<BlockKey, (Location, &Entry)> {
     let mut kept: BTreeMap<BlockKey, (Location, &Entry)> = BTreeMap::new();
-    for Found { segment, entries, .. } in found {
+    // Of copies the one that was made last: what it is a copy of may have been given up.
+    let mut by_use: Vec<&Found> = found.iter().collect();
+    by_use.sort_by_key(|found| found.sequence);
+    for Found { segment, entries, .. } in by_use {
         for entry in entries {
             let at = Location {
                 segment: *segment,
@@ -206,8 +209,9 @@ fn newest(found: &[Found]) -> BTreeMap<BlockKey, (Location, &Entry)> {
                 pages: entry.pages,
                 generation: entry.generation,
             };
-            let older =
-                kept.get(&entry.key).is_some_and(|(at, _)| at.generation > entry.generation);
+            // A removal may stand for what it is a copy of.
+            let age = |entry: &Entry| (entry.generation, entry.is_removal);
+            let older = kept.get(&entry.key).is_some_and(|(_, other)| age(other) > age(entry));
             if !older {
                 kept.insert(entry.key, (at, entry));
             }
@@ -216,17 +220,35 @@ fn newest(found: &[Found]) -> BTreeMap<BlockKey, (Location, &Entry)> {
     kept
 }
 
-/// What nobody knows whether it is torn may be the only extent of its block, or the one that was to replace another.
+/// Decides on extents of which nobody knows whether they are torn. One that is older than another of its block counts for
+/// nothing, and one that is the only one of its block is as good as any. All others may be what was to replace another: the
+/// segment is not whole.
 fn decide_unsure(mut found: Vec<Found>) -> Vec<Found> {
-    let all = found.iter().flat_map(|found| found.entries.iter().chain(&found.unsure));
-    let mut extents: BTreeMap<BlockKey, u32> = BTreeMap::new();
-    all.for_each(|entry| *extents.entry(entry.key).or_insert(0) += 1);
+    let keys: BTreeSet<BlockKey> =
+        found.iter().flat_map(|found| &found.unsure).map(|entry| entry.key).collect();
+    if keys.is_empty() {
+        return found;
+    }
+    // Of each the newest extent that is whole, and how many there are of both kinds.
+    let mut newest: BTreeMap<BlockKey, (u64, u32)> = BTreeMap::new();
+    for Found { entries, unsure, .. } in &found {
+        for entry in entries.iter().filter(|entry| keys.contains(&entry.key)) {
+            let (generation, count) = newest.entry(entry.key).or_default();
+            (*generation, *count) = (entry.generation.max(*generation), *count + 1);
+        }
+        unsure.iter().for_each(|entry| newest.entry(entry.key).or_default().1 += 1);
+    }
+    let all_whole = found.iter().all(|found| found.is_whole);
     for found in &mut found {
-        let unsure = std::mem::take(&mut found.unsure);
-        let (only, others): (Vec<Entry>, Vec<Entry>) =
-            unsure.into_iter().partition(|entry| extents[&entry.key] == 1);
-        found.entries.extend(only);
-        found.is_whole &= others.is_empty();
+        for entry in std::mem::take(&mut found.unsure) {
+            let (generation, count) = newest[&entry.key];
+            let is_only = count == 1;
+            // With a footer that lists it, it would be believed when another one can be read.
+            found.is_whole &= generation > entry.generation || is_only && all_whole;
+            if is_only || generation > entry.generation {
+                found.entries.push(entry);
+            }
+        }
     }
     found
 }
@@ -257,7 +279,6 @@ fn resume<'a>(
     live.for_each(|at| log.segments.add_live(*at));
     for found in found.iter().filter(|found| !found.is_whole) {
         log.segments.withhold(found.segment);
-        log.segments.leave_before(log.next_sequence);
     }
     for found in found.iter().filter(|found| !found.has_footer && found.is_whole) {
         let Found { segment, end_page, entries, .. } = found;
@@ -280,7 +301,7 @@ fn find_shadows(log: &mut Log, found: &[Found], kept: &BTreeMap<BlockKey, (Locat
     for Found { segment, sequence, entries, .. } in found {
         for entry in entries {
             match kept.get(&entry.key) {
-                Some((at, _)) if at.generation == entry.generation => {
+                Some((at, _)) if (at.segment, at.first_page) == (*segment, entry.first_page) => {
                     log.graves.found_live(entry.key, entry.mark);
                 }
                 _ => log.graves.shadow(entry, (*segment, *sequence)),

@@ -39,8 +39,6 @@ pub(crate) struct Segments {
     free: BTreeSet<u32>,
     pub(crate) segment_pages: u32,
     withheld: u32,
-    /// Of uses before this one nothing is moved.
-    moves_from: u64,
 }
 
 impl Segments {
@@ -58,7 +56,6 @@ impl Segments {
             free: (0..count).collect(),
             segment_pages,
             withheld: 0,
-            moves_from: 0,
         }
     }
 
@@ -98,12 +95,6 @@ impl Segments {
 
     pub(crate) fn withheld(&self) -> u32 {
         self.withheld
-    }
-
-    /// What was found may not be the newest of its block: a newer one may be in a segment that could not be read. A copy
-    /// would be taken for the newest at the next start, so that uses before this one are left as they are.
-    pub(crate) fn leave_before(&mut self, sequence: u64) {
-        self.moves_from = sequence;
     }
 
     /// Goes on being appended to after it was found.
@@ -157,8 +148,7 @@ impl Segments {
     pub(crate) fn to_clean(&self, but: &BTreeMap<u32, u64>) -> Option<u32> {
         let worth = u64::from(self.segment_pages) * 7 / 8;
         let sealed = |(_, segment): &(u32, &Segment)| {
-            let may_be_read = segment.phase == Phase::Sealed && segment.in_use == 0;
-            may_be_read && segment.live_pages < worth && segment.sequence >= self.moves_from
+            segment.phase == Phase::Sealed && segment.in_use == 0 && segment.live_pages < worth
         };
         let all = (0..).zip(&self.all).filter(sealed).filter(|(index, _)| !but.contains_key(index));
         all.min_by_key(|(_, segment)| segment.live_pages).map(|(index, _)| index)

@@ -55,11 +55,13 @@ impl Blocks {
             if self.is_being_sent(key) || self.cache.is_on_ssd(key) {
                 continue;
             }
-            // Nothing that was put stands for it any more.
-            self.unseen.ssd.forget(key);
-            if let Some(slot) = self.object_slot(namespace, key) {
-                self.drop_refused(slot);
+            let slot = self.cache.index().find(key);
+            let own = self.object_slot(namespace, key);
+            if slot == own {
+                // Nothing that was put stands for it any more.
+                self.unseen.ssd.forget(key);
             }
+            own.into_iter().for_each(|slot| self.drop_refused(slot));
         }
     }
 
@@ -120,10 +122,13 @@ impl Blocks {
         self.totals.uploaded += u64::from(result.is_ok());
         self.totals.uploads_failed += u64::from(result.is_err());
         let of = (block.namespace, block.key);
-        if result.is_ok() {
-            self.bucket.end_doubt(of);
-        } else {
-            self.bucket.doubt_sent(of);
+        match (result, from) {
+            (Ok(()), _) => self.bucket.end_doubt(of),
+            (Err(SinkError::Failed), _) | (Err(_), UploadFrom::Bucket(_)) => {
+                self.bucket.doubt_sent(of);
+            }
+            // It never left.
+            (Err(_), UploadFrom::Ssd | UploadFrom::Slot { .. }) => {}
         }
         match (result, from) {
             // It may be there, whatever is said of it.
@@ -258,12 +263,24 @@ impl Blocks {
 
     /// Whether the object store has the block, may have it, or has it for a while still.
     pub(super) fn may_be_in_bucket(&self, of: (Namespace, BlockKey)) -> bool {
-        let is_its = |block: &SsdBlock| (block.namespace, block.key) == of;
         self.options.bucket.uploads_max > 0
-            && (self.bucket.get(of.1).as_ref().is_some_and(is_its)
-                || self.bucket.uploads.values().any(|upload| is_its(&upload.block))
-                || self.bucket.discard_of(of).is_some()
-                || self.bucket.doubt(of).is_some())
+            && (self.has_to_do_with(of) || self.bucket.doubt(of).is_some())
+    }
+
+    /// This node knows that it is there, or has tried to bring it there.
+    fn has_to_do_with(&self, of: (Namespace, BlockKey)) -> bool {
+        let is_its = |block: &SsdBlock| (block.namespace, block.key) == of;
+        self.bucket.get(of.1).as_ref().is_some_and(is_its)
+            || self.bucket.uploads.values().any(|upload| is_its(&upload.block))
+            || self.bucket.discard_of(of).is_some()
+            || self.bucket.is_in_doubt(of)
+    }
+
+    /// An object goes by itself: what others may have there stays.
+    pub(super) fn discard_own(&mut self, of: (Namespace, BlockKey)) {
+        if self.has_to_do_with(of) {
+            self.discard(of, None);
+        }
     }
 
     /// Takes a block out of the object store for ever, if it may be there. With `keep`, somebody waits.

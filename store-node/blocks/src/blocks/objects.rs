@@ -197,7 +197,7 @@ impl Blocks {
         let is_there = self.has_object(namespace, key);
         if is_there {
             self.void_rises(now_ms, namespace, &[key]);
-            self.discard((namespace, key), None);
+            self.discard_own((namespace, key));
             self.drop_object(now_ms, (namespace, key), None);
         }
         is_there

@@ -590,6 +590,25 @@ fn where_the_object_store_has_more_than_is_known_removals_ask_it() {
 }
 
 #[test]
+fn an_object_that_goes_with_its_client_takes_nothing_of_others_with_it() {
+    let mut node = node_that_finds(&[]);
+    node.blocks.bucket_listed(Vec::new(), false);
+    node.fill("1p", "a");
+    let object = node.blocks.object_at(namespace(""), key("a")).expect("it is in memory");
+    assert!(node.blocks.end_object(node.now_ms, &object));
+    node.actions();
+    assert_eq!(node.discards, [], "another node may keep it there");
+    // What this one could not remove is not removed for ever, also where lists leave some out.
+    ask_to_remove(&mut node, "b").expect("it may be there");
+    discarded(&mut node, false);
+    node.blocks.bucket_listed(Vec::new(), false);
+    node.blocks.bucket_listed(Vec::new(), false);
+    node.blocks.bucket_listed(vec![block("b", UNTIL)], false);
+    node.actions();
+    assert_eq!(node.discards, []);
+}
+
+#[test]
 fn what_a_read_does_not_find_there_may_be_there_under_another_name() {
     let mut node = node_that_finds(&["a"]);
     assert_eq!(node.open("1p", "a", 1).rising_blocks, 1);

@@ -23,3 +23,4 @@ mod simulation;
 mod support;
 mod tiers;
 mod two_pools;
+mod unseen;

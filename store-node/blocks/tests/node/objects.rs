@@ -11,7 +11,7 @@ use crate::support::{EPOCH, LEASE_MS, Node, namespace, options};
 
 const CLIENT: AttachEpoch = AttachEpoch(1 << 31);
 
-fn object(name: u8) -> BlockKey {
+pub fn object(name: u8) -> BlockKey {
     BlockKey([name; 16])
 }
 
@@ -29,7 +29,7 @@ fn wanted(serial: u64, names: &[u8]) -> ReserveObjects {
     }
 }
 
-fn reserve(node: &mut Node, serial: u64, names: &[u8]) -> Vec<SlotIndex> {
+pub fn reserve(node: &mut Node, serial: u64, names: &[u8]) -> Vec<SlotIndex> {
     let slots = node.blocks.reserve_objects(node.now_ms, &wanted(serial, names));
     node.check();
     slots.expect("room")
@@ -49,7 +49,7 @@ fn release(node: &mut Node, serial: u64) {
     }
 }
 
-fn put(node: &mut Node, serial: u64, names: &[u8]) {
+pub fn put(node: &mut Node, serial: u64, names: &[u8]) {
     reserve(node, serial, names);
     for page in 0..names.len() as u32 {
         assert_eq!(commit(node, serial, page), Ok(Commit::Indexed));
@@ -57,7 +57,7 @@ fn put(node: &mut Node, serial: u64, names: &[u8]) {
     release(node, serial);
 }
 
-fn find(node: &Node, names: &[u8]) -> Vec<Option<Tier>> {
+pub fn find(node: &Node, names: &[u8]) -> Vec<Option<Tier>> {
     names.iter().map(|&name| node.blocks.find_object(namespace("objects"), object(name))).collect()
 }
 
@@ -396,10 +396,10 @@ fn the_former_extent_is_forgotten_when_the_new_one_is_not_written() {
     assert_eq!(node.forgotten, [object(1)]);
 }
 
-const SIZE: SsdSize = SsdSize { bytes_max: 100, context_bytes_max: 100, tenant_bytes_max: 100 };
+pub const SIZE: SsdSize = SsdSize { bytes_max: 100, context_bytes_max: 100, tenant_bytes_max: 100 };
 
 /// What the SSD has under a name, as it is found at a start.
-fn extent(name: u8, until_unix_ms: Option<u64>) -> SsdBlock {
+pub fn extent(name: u8, until_unix_ms: Option<u64>) -> SsdBlock {
     let mark =
         |until_unix_ms| Mark { tenant: Tenant(1), until_unix_ms, since_unix_ms: None, copies: 1 };
     SsdBlock {
@@ -414,39 +414,6 @@ fn extent(name: u8, until_unix_ms: Option<u64>) -> SsdBlock {
         layout: 7,
         bytes: 10,
     }
-}
-
-#[test]
-fn what_was_put_before_the_ssd_was_known_is_not_taken_for_what_it_has_under_that_name() {
-    let mut node = Node::with(Options { sink_ahead_percent: 0, ..options(4) });
-    node.blocks.expect_ssd();
-    node.blocks.set_extents(7, 10);
-    // All but the last four make room meanwhile.
-    put(&mut node, 1, &[1, 2]);
-    put(&mut node, 2, &[3, 4, 5, 6]);
-    let all =
-        [1, 2, 3, 4, 7, 8].map(|name| extent(name, [2, 4, 8].contains(&name).then_some(9_000)));
-    node.blocks.ssd_ready(SIZE, all.to_vec());
-    node.check();
-    let (dram, ssd) = (Some(Tier::Dram), Some(Tier::Ssd));
-    // What is kept stays, and so does what nobody has put anything for.
-    assert_eq!(find(&node, &[1, 2, 3, 4, 5, 6]), [None, ssd, dram, ssd, dram, dram]);
-    assert_eq!(find(&node, &[7, 8]), [ssd, ssd]);
-    assert_eq!(node.blocks.counts().dropped_total, 1, "whoever holds it learns that");
-    node.blocks.sink_ahead(node.now_ms);
-    node.actions();
-    let erased: Vec<BlockKey> = node.erased.iter().map(|(_, key)| *key).collect();
-    assert_eq!(erased, [object(1), object(3)]);
-    for (sink, _) in std::mem::take(&mut node.erased) {
-        node.blocks.sunk(node.now_ms, sink, Ok(()));
-    }
-    node.check();
-    // Nothing is remembered of what was put when it is known.
-    node.blocks.ssd_ready(SIZE, vec![extent(1, None)]);
-    assert_eq!(find(&node, &[1]), [ssd]);
-    node.blocks.sink_ahead(node.now_ms);
-    node.actions();
-    assert!(node.erased.is_empty(), "{:?}", node.erased);
 }
 
 #[test]
@@ -470,71 +437,6 @@ fn what_the_ssd_has_of_another_namespace_is_not_replaced_and_not_removed() {
 }
 
 #[test]
-fn what_is_put_while_the_ssd_fails_is_not_taken_for_what_it_has_under_that_name() {
-    let mut node = node_that_keeps();
-    node.blocks.ssd_ready(SIZE, vec![extent(1, None), extent(2, None)]);
-    node.blocks.ssd_gone();
-    assert_eq!(find(&node, &[1, 2]), [None, None]);
-    put(&mut node, 1, &[1]);
-    node.blocks.ssd_ready(SIZE, vec![extent(1, None), extent(2, None)]);
-    node.check();
-    assert_eq!(find(&node, &[1, 2]), [Some(Tier::Dram), Some(Tier::Ssd)]);
-    reserve(&mut node, 2, &[10, 11, 12, 13]);
-    assert_eq!(find(&node, &[1, 2]), [None, Some(Tier::Ssd)]);
-}
-
-#[test]
-fn what_was_put_while_the_ssd_was_known_stays_there_whatever_is_not_known_of_the_object_store() {
-    let bucket = BucketOptions { uploads_max: 1, tenant_bytes_max: 40, ..BucketOptions::default() };
-    let mut node = Node::with(Options { bucket, sink_ahead_percent: 0, ..options(8) });
-    node.blocks.set_extents(7, 10);
-    node.blocks.ssd_ready(SIZE, Vec::new());
-    put(&mut node, 1, &[1]);
-    ask_to_keep(&mut node, 1);
-    let (sink, _) = node.sinks.pop().expect("it is being written");
-    node.blocks.sunk(node.now_ms, sink, Ok(()));
-    // The log is recovered once more.
-    node.blocks.ssd_gone();
-    node.blocks.ssd_ready(SIZE, vec![extent(1, Some(9_000))]);
-    node.check();
-    node.blocks.sink_ahead(node.now_ms);
-    node.actions();
-    assert_eq!((node.erased.len(), node.forgotten.len()), (0, 0));
-    assert_eq!(find(&node, &[1]), [Some(Tier::Dram)]);
-}
-
-#[test]
-fn what_had_made_room_on_the_ssd_and_is_there_again_is_not_taken_for_what_was_put_since() {
-    let mut node = node_that_keeps();
-    put(&mut node, 1, &[1]);
-    node.blocks.ssd_gone();
-    node.blocks.ssd_ready(SIZE, vec![extent(1, None)]);
-    node.check();
-    node.blocks.sink_ahead(node.now_ms);
-    node.actions();
-    let erased: Vec<BlockKey> = node.erased.iter().map(|(_, key)| *key).collect();
-    assert_eq!(erased, [object(1)]);
-    assert_eq!(find(&node, &[1]), [Some(Tier::Dram)]);
-}
-
-#[test]
-fn what_has_come_from_another_node_before_the_ssd_was_known_is_as_if_it_had_been_put() {
-    let mut node = node_that_keeps();
-    node.blocks.ssd_gone();
-    put(&mut node, 1, &[1]);
-    node.blocks.ssd_ready(SIZE, Vec::new());
-    node.blocks.ssd_gone();
-    node.blocks.object_has_come(namespace("objects"), object(1));
-    node.blocks.object_has_come(namespace("objects"), object(2));
-    node.blocks.ssd_ready(SIZE, vec![extent(1, None), extent(2, None)]);
-    node.check();
-    node.blocks.sink_ahead(node.now_ms);
-    node.actions();
-    let erased: Vec<BlockKey> = node.erased.iter().map(|(_, key)| *key).collect();
-    assert_eq!(erased, [object(1)], "the other one is not here");
-}
-
-#[test]
 fn what_the_ssd_has_is_removed_though_blocks_of_now_are_too_large_for_it() {
     let mut node = node_that_keeps();
     node.blocks.ssd_ready(SIZE, vec![extent(1, None)]);
@@ -547,64 +449,6 @@ fn what_the_ssd_has_is_removed_though_blocks_of_now_are_too_large_for_it() {
     node.blocks.sunk(node.now_ms, removal, Ok(()));
     node.actions();
     assert_eq!(node.kept, [(keep.expect("it is waited for"), Some(0))]);
-}
-
-#[test]
-fn what_was_put_before_the_object_store_was_listed_makes_way_for_what_is_kept_there() {
-    let bucket = BucketOptions { uploads_max: 1, tenant_bytes_max: 40, ..BucketOptions::default() };
-    let mut node = Node::with(Options { bucket, sink_ahead_percent: 0, ..options(8) });
-    node.blocks.set_extents(7, 10);
-    put(&mut node, 1, &[1, 2]);
-    node.blocks.bucket_listed(vec![extent(1, Some(9_000))], true);
-    node.blocks.set_bucket_usable(true);
-    node.check();
-    assert_eq!(find(&node, &[1, 2]), [Some(Tier::Ssd), Some(Tier::Dram)]);
-    assert_eq!(node.blocks.counts().dropped_total, 1, "whoever holds it learns that");
-    // Another one's, put elsewhere since: both stand for the same bytes, or that one is to blame.
-    node.blocks.bucket_listed(vec![extent(1, Some(9_000)), extent(2, Some(9_000))], true);
-    assert_eq!(find(&node, &[1, 2]), [Some(Tier::Ssd), Some(Tier::Dram)]);
-}
-
-#[test]
-fn what_the_ssd_keeps_stays_when_the_object_store_was_listed_first_and_has_it_too() {
-    let bucket = BucketOptions { uploads_max: 1, tenant_bytes_max: 40, ..BucketOptions::default() };
-    for is_there_still in [true, false] {
-        let mut node =
-            Node::with(Options { bucket: bucket.clone(), sink_ahead_percent: 0, ..options(8) });
-        node.blocks.expect_ssd();
-        node.blocks.set_extents(7, 10);
-        put(&mut node, 1, &[1]);
-        if !is_there_still {
-            put(&mut node, 2, &[2, 3, 4, 5, 6, 7, 8, 9]);
-        }
-        node.blocks.bucket_listed(vec![extent(1, Some(5_000))], true);
-        node.blocks.ssd_ready(SIZE, vec![extent(1, Some(9_000))]);
-        node.check();
-        node.blocks.sink_ahead(node.now_ms);
-        node.actions();
-        assert_eq!((node.erased.len(), node.forgotten.len()), (0, 0));
-        assert_eq!(find(&node, &[1]), [Some(Tier::Ssd)], "kept for longer there");
-    }
-}
-
-#[test]
-fn what_is_kept_in_the_object_store_since_replaces_what_the_ssd_had() {
-    let bucket = BucketOptions { uploads_max: 1, tenant_bytes_max: 40, ..BucketOptions::default() };
-    let mut node = Node::with(Options { bucket, sink_ahead_percent: 0, ..options(8) });
-    node.blocks.expect_ssd();
-    node.blocks.set_extents(7, 10);
-    node.blocks.bucket_listed(Vec::new(), true);
-    node.blocks.set_bucket_usable(true);
-    put(&mut node, 1, &[1]);
-    ask_to_keep(&mut node, 1);
-    sent(&mut node, 1, Ok(()));
-    assert_eq!(node.kept.len(), 1);
-    node.blocks.ssd_ready(SIZE, vec![extent(1, Some(9_000))]);
-    node.check();
-    node.blocks.sink_ahead(node.now_ms);
-    node.actions();
-    let erased: Vec<BlockKey> = node.erased.iter().map(|(_, key)| *key).collect();
-    assert_eq!((erased, find(&node, &[1])), (vec![object(1)], vec![Some(Tier::Dram)]));
 }
 
 #[test]
@@ -629,30 +473,6 @@ fn what_is_coming_of_a_removed_object_from_another_node_counts_for_nothing() {
     let is_aborted =
         |serial: u64| node.blocks.share(share(serial, Side::Prefill)).is_none_or(|of| of.aborting);
     assert_eq!([1, 2, 3].map(is_aborted), [true, false, false]);
-}
-
-#[test]
-fn an_object_that_goes_while_the_ssd_fails_is_not_there_again_with_it() {
-    let mut node = node_that_keeps();
-    put(&mut node, 1, &[1, 2]);
-    let ends = at(&node, 1);
-    ask_to_keep(&mut node, 1);
-    let (sink, _) = node.sinks.pop().expect("it is being written");
-    node.blocks.sunk(node.now_ms, sink, Ok(()));
-    // Its time is over.
-    node.blocks.expire(9_001);
-    node.blocks.ssd_gone();
-    assert!(end(&mut node, &ends));
-    node.blocks.ssd_ready(SIZE, vec![extent(1, None)]);
-    node.check();
-    assert_eq!(find(&node, &[1, 2]), [None, Some(Tier::Dram)]);
-    node.blocks.set_extents(8, 0);
-    node.blocks.sink_ahead(node.now_ms);
-    node.actions();
-    assert!(
-        node.erased.iter().any(|(_, key)| *key == object(1)),
-        "also where blocks are too large"
-    );
 }
 
 #[test]
@@ -686,18 +506,18 @@ fn what_is_kept_in_another_layout_replaces_what_the_ssd_had_and_can_be_had() {
     node.check();
 }
 
-fn at(node: &Node, name: u8) -> ObjectAt {
+pub fn at(node: &Node, name: u8) -> ObjectAt {
     node.blocks.object_at(namespace("objects"), object(name)).expect("it is in memory")
 }
 
 /// The client that has put it for as long as it lives has ended.
-fn end(node: &mut Node, object: &ObjectAt) -> bool {
+pub fn end(node: &mut Node, object: &ObjectAt) -> bool {
     let gone = node.blocks.end_object(node.now_ms, object);
     node.check();
     gone
 }
 
-fn ask_to_keep(node: &mut Node, name: u8) {
+pub fn ask_to_keep(node: &mut Node, name: u8) {
     let wanted = KeepRequest {
         namespace: namespace("objects"),
         keys: vec![object(name)],
@@ -710,7 +530,7 @@ fn ask_to_keep(node: &mut Node, name: u8) {
     node.actions();
 }
 
-fn node_that_keeps() -> Node {
+pub fn node_that_keeps() -> Node {
     let mut node = Node::with(Options { sink_ahead_percent: 0, ..options(4) });
     node.blocks.set_extents(7, 10);
     let (bytes_max, context_bytes_max, tenant_bytes_max) = (100, 100, 100);
@@ -728,7 +548,7 @@ fn node_with_bucket() -> Node {
     node
 }
 
-fn sent(node: &mut Node, name: u8, result: Result<(), SinkError>) {
+pub fn sent(node: &mut Node, name: u8, result: Result<(), SinkError>) {
     let (upload, key, _) = node.uploads.pop().expect("it is being sent");
     assert_eq!(key, object(name));
     node.blocks.uploaded(node.now_ms, upload, result);

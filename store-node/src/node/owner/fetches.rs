@@ -6,7 +6,7 @@
 //! it. What has come whole, with its checksum, is committed; nobody says so. Only what will not come is
 //! named. Whatever else fails runs into the end of the leases.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use kvasir_blocks::AbortReason;
@@ -120,6 +120,7 @@ impl Owner {
 
     /// These are removed, and with them what is on its way: it is not asked for any more either.
     pub(super) fn fetch_no_more(&mut self, namespace: Namespace, removed: &[BlockKey]) {
+        let removed: BTreeSet<BlockKey> = removed.iter().copied().collect();
         let stays = |key: &BlockKey| !removed.contains(key);
         let going = self.fetches.going.values_mut().filter(|fetch| fetch.namespace == namespace);
         for fetch in going {
@@ -274,7 +275,11 @@ impl Owner {
             fetch.refusal.get_or_insert(Refusal(ObjectRefusal::Unreachable, why));
         } else {
             fetch.looked_anew = true;
-            fetch.again = Some(fetch.open.values().copied().collect());
+            // What ends already is not wanted any more.
+            let is_wanted =
+                |share: &Share| self.blocks.share(*share).is_some_and(|of| !of.aborting);
+            let wanted = fetch.open.iter().filter(|(share, _)| is_wanted(share));
+            fetch.again = Some(wanted.map(|(_, key)| *key).collect());
         }
         let now_ms = clock::now_ms();
         for share in shares {

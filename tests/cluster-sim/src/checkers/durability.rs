@@ -28,8 +28,17 @@ struct Promise {
     least_ms: u64,
     /// And until then at most. 0: it is in no list.
     most_ms: u64,
+    /// The longest that anybody has asked for.
+    ever_ms: u64,
     /// An object, in this version or a newer one.
     version: u32,
+}
+
+impl Promise {
+    fn at_most(&mut self, until_ms: u64) {
+        self.most_ms = self.most_ms.max(until_ms);
+        self.ever_ms = self.ever_ms.max(until_ms);
+    }
 }
 
 #[derive(Debug)]
@@ -54,6 +63,8 @@ pub struct Durability {
     keeping: BTreeMap<(usize, BlockKey), u32>,
     /// The newest one of which a put was begun.
     begun: BTreeMap<(usize, BlockKey), u32>,
+    /// Nodes that could not read all of their disks when they started: what is missing is not lost.
+    partial: BTreeSet<usize>,
     /// A node has drained: what it had of an object may have come to another one that has it too.
     is_mixed: bool,
     /// A node that has left was one of two, and the other one's copy may not be made yet.
@@ -73,6 +84,7 @@ impl Durability {
             draining: BTreeMap::new(),
             keeping: BTreeMap::new(),
             begun: BTreeMap::new(),
+            partial: BTreeSet::new(),
             is_mixed: false,
             has_left: false,
         }
@@ -123,18 +135,24 @@ impl Durability {
         }
     }
 
-    /// A start that could not read all of a disk may have found what was before: what is computed anew then, or written with
-    /// the time that it had, counts.
-    fn excuse_unlisted(&mut self, node: usize, listed: &[ListedContext]) {
+    /// A start that could not read all of a disk may have found what was before. That counts again when it is written anew
+    /// meanwhile, as does what is computed anew of what was not found; and it is listed as long as it says itself. Of an
+    /// object that was not found, and is not put meanwhile, nothing is written anew.
+    fn excuse_unread(&mut self, node: usize, there: &BTreeSet<BlockKey>, listed: &[ListedContext]) {
         for last in self.lasts(node).collect::<Vec<BlockKey>>() {
+            let is_missing_object = self.truth.is_object(last) && !there.contains(&last);
             let context = listed.iter().find(|context| context.last == last);
             let until_ms = context.map_or(0, |context| context.until_unix_ms);
             if let Some(promise) = self.contexts.get_mut(&(node, last))
-                && !self.truth.is_object(last)
+                && !is_missing_object
             {
                 promise.least_ms = promise.least_ms.min(until_ms);
+                promise.version = 0;
             }
         }
+        // What had the shorter time may make room before what has the longer one can be read.
+        let of_node = self.contexts.iter_mut().filter(|((of, _), _)| *of == node);
+        of_node.for_each(|(_, promise)| promise.most_ms = promise.ever_ms);
     }
 
     /// What a block that is kept may be: of an object the version that was kept or a newer one.
@@ -152,7 +170,9 @@ impl Durability {
     fn leave(&mut self, node: usize, unix_ms: u64) -> Result<(), String> {
         self.expire(node, unix_ms);
         // What its disk has spoiled by itself was lost before, whether somebody has found that out or not.
-        for last in self.lasts(node).filter(|last| !self.has_rotted(node, *last)) {
+        let is_expected =
+            |last: &BlockKey| !self.has_rotted(node, *last) && !self.partial.contains(&node);
+        for last in self.lasts(node).filter(is_expected) {
             let least_ms = self.contexts[&(node, last)].least_ms;
             let of_other = |((of, key), until_ms): (&(usize, BlockKey), &u64)| {
                 *of != node && *key == last && *until_ms >= least_ms
@@ -175,6 +195,7 @@ impl Durability {
         self.contexts.retain(|(of, _), _| *of != node);
         self.rotted.retain(|(of, _)| *of != node);
         self.lied_to.remove(&node);
+        self.partial.remove(&node);
         // What it had promised is no other's promise any more, nor that of who was done with it.
         self.draining.remove(&node);
         for moved in self.draining.values_mut() {
@@ -242,6 +263,9 @@ impl Durability {
     }
 
     fn look(&self, node: usize, there: &BTreeSet<BlockKey>) -> Result<(), String> {
+        if self.partial.contains(&node) {
+            return Ok(());
+        }
         // One that has rotted is found out by whoever reads it; those after it go with it.
         match self.missing(node, there).into_iter().find(|key| !self.has_rotted(node, *key)) {
             Some(key) => Err(format!("node {node} was to keep {key:?} and has lost it")),
@@ -296,7 +320,7 @@ impl Checker for Durability {
             Seen::ContextAsked { node, last, until_unix_ms } => {
                 let promise = self.contexts.entry((*node, *last)).or_default();
                 let until_ms = until_unix_ms.unwrap_or(0);
-                promise.most_ms = promise.most_ms.max(until_ms);
+                promise.at_most(until_ms);
                 promise.least_ms = promise.least_ms.min(until_ms);
                 if let Some(told_ms) = self.told_ms.get_mut(&(*node, *last)) {
                     *told_ms = u64::MAX;
@@ -306,12 +330,18 @@ impl Checker for Durability {
             Seen::KeepAsked { node, keys, until_unix_ms, version } => {
                 for last in keys {
                     let promise = self.contexts.entry((*node, *last)).or_default();
-                    promise.most_ms = promise.most_ms.max(*until_unix_ms);
-                    version.map(|version| self.keeping.insert((*node, *last), version));
+                    promise.at_most(*until_unix_ms);
+                    match version {
+                        Some(version) => self.keeping.insert((*node, *last), *version),
+                        None => self.keeping.remove(&(*node, *last)),
+                    };
                 }
             }
             Seen::PutBegan { at, keys, versions, .. } => {
                 for (key, version) in keys.iter().zip(versions) {
+                    if self.partial.contains(&at.node) {
+                        self.excuse(at.node, *key);
+                    }
                     let begun = self.begun.entry((at.node, *key)).or_insert(0);
                     *begun = (*begun).max(*version);
                 }
@@ -322,7 +352,7 @@ impl Checker for Durability {
                     *told_ms = (*told_ms).max(*until_unix_ms);
                     let promise = self.contexts.entry((*node, *last)).or_default();
                     promise.least_ms = promise.least_ms.max(*until_unix_ms);
-                    promise.most_ms = promise.most_ms.max(*until_unix_ms);
+                    promise.at_most(*until_unix_ms);
                     let version = self.keeping.get(&(*node, *last)).copied().unwrap_or(0);
                     promise.version = promise.version.max(version);
                 }
@@ -341,8 +371,9 @@ impl Checker for Durability {
             }
             Seen::ContextChanged { node, last, until_unix_ms } => {
                 let until_ms = until_unix_ms.unwrap_or(0);
-                let promise = Promise { least_ms: until_ms, most_ms: until_ms, version: 0 };
-                self.contexts.insert((*node, *last), promise);
+                let promise = self.contexts.entry((*node, *last)).or_default();
+                (promise.least_ms, promise.most_ms, promise.version) = (until_ms, until_ms, 0);
+                promise.ever_ms = promise.ever_ms.max(until_ms);
             }
             // Begun again, after a crash too, it looks anew at what it has.
             Seen::DrainBegan { at } => {
@@ -391,10 +422,14 @@ impl Checker for Durability {
                 self.expire(at.node, *unix_ms);
                 let there: BTreeSet<BlockKey> = on_ssd.iter().copied().collect();
                 self.excuse_rotted(at.node, &there);
-                if *is_partial {
-                    self.excuse_unlisted(at.node, contexts);
+                match is_partial {
+                    true => {
+                        self.partial.insert(at.node);
+                        self.excuse_unread(at.node, &there, contexts);
+                    }
+                    false => drop(self.partial.remove(&at.node)),
                 }
-                if *disk_lies || *is_partial {
+                if *disk_lies {
                     self.lied_to.insert(at.node);
                     for key in self.missing(at.node, &there) {
                         self.excuse(at.node, key);
@@ -410,7 +445,9 @@ impl Checker for Durability {
                 self.look_at_list(*node, *unix_ms, contexts)?;
                 self.tell_listed(*node, contexts);
             }
-            Seen::AskedFor { at, key, bytes } if self.keeps(at.node, *key) => {
+            Seen::AskedFor { at, key, bytes }
+                if self.keeps(at.node, *key) && !self.partial.contains(&at.node) =>
+            {
                 let is_right = bytes.is_some_and(|bytes| self.may_be_kept(at.node, *key, &bytes));
                 if !is_right && !self.has_rotted(at.node, *key) {
                     let what = if bytes.is_some() { "others" } else { "nothing" };

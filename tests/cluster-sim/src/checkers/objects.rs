@@ -96,10 +96,11 @@ impl Checker for Objects {
                 }
             }
             Seen::DrainBegan { .. } => self.is_mixed = true,
-            // It was told nothing of a removal, and may write anew what it has found.
-            Seen::Started { at, on_ssd, disk_lies, is_partial, .. }
-                if *disk_lies || *is_partial =>
-            {
+            // It may have been told nothing of a removal, or of what that was of.
+            Seen::Started { at, disk_lies: true, .. } => {
+                self.removed.retain(|(node, _), _| *node != at.node);
+            }
+            Seen::Started { at, on_ssd, is_partial: true, .. } => {
                 self.removed.retain(|(node, key), _| *node != at.node || !on_ssd.contains(key));
             }
             Seen::Started { at, on_ssd, .. } if !self.is_mixed => {
