@@ -219,6 +219,7 @@ enum Done {
     },
     Discarded {
         discard: u64,
+        of: (Namespace, BlockKey),
         names: Vec<Path>,
         failure: Option<Failure>,
     },
@@ -230,7 +231,7 @@ enum Done {
 enum Purpose {
     Upload(u64),
     Rise(u64),
-    Discard(u64),
+    Discard(u64, (Namespace, BlockKey)),
     Control,
 }
 
@@ -275,6 +276,8 @@ struct Task {
     /// What was sent and deleted since the list that is under way was begun.
     sent: HashMap<Path, SsdBlock>,
     deleted: HashSet<Path>,
+    /// Objects that were gone at some time since then.
+    discarded: HashSet<(Namespace, BlockKey)>,
 }
 
 /// What the parts of the task share.
@@ -329,6 +332,7 @@ impl Task {
             layouts: BTreeSet::new(),
             sent: HashMap::new(),
             deleted: HashSet::new(),
+            discarded: HashSet::new(),
         }
     }
 
@@ -409,9 +413,9 @@ impl Task {
         {
             self.discarding += 1;
             let (bucket, layouts) = (self.bucket.clone(), self.layouts.clone());
-            self.spawn(Purpose::Discard(discard), async move {
+            self.spawn(Purpose::Discard(discard, (namespace, key)), async move {
                 let (names, failure) = bucket.discard(&layouts, namespace, key).await;
-                Done::Discarded { discard, names, failure }
+                Done::Discarded { discard, of: (namespace, key), names, failure }
             });
         }
     }
@@ -446,6 +450,7 @@ impl Task {
             self.is_controlled = true;
             self.sent.clear();
             self.deleted.clear();
+            self.discarded.clear();
             let blocks_max = self.config.blocks_max as usize;
             self.spawn(
                 Purpose::Control,
@@ -473,8 +478,8 @@ impl Task {
                         return self.reports.post(Report::Uploaded { upload, result, why }).await;
                     }
                     Some(Purpose::Rise(rise)) => Done::Risen { rise, result: Err(failure) },
-                    Some(Purpose::Discard(discard)) => {
-                        Done::Discarded { discard, names: Vec::new(), failure: Some(failure) }
+                    Some(Purpose::Discard(discard, of)) => {
+                        Done::Discarded { discard, of, names: Vec::new(), failure: Some(failure) }
                     }
                     Some(Purpose::Control) | None => {
                         Done::Asked(Err(Failure::Failed("a question has died".into())))
@@ -540,13 +545,18 @@ impl Task {
                     let _ = self.judge::<()>(Err(failure)).await;
                 }
             }
-            Done::Discarded { discard, names, failure } => {
+            Done::Discarded { discard, of, names, failure } => {
                 self.discarding -= 1;
                 let (deleted, is_gone) = (names.len() as u64, failure.is_none());
                 for name in &names {
                     self.sent.remove(name);
                 }
                 self.deleted.extend(names);
+                if is_gone {
+                    // Also what an earlier try has deleted whose answer was lost.
+                    self.sent.retain(|_, block| (block.namespace, block.key) != of);
+                    self.discarded.insert(of);
+                }
                 // Of the object store it says nothing: one that deletes nothing may do all else.
                 let why = failure.map(|failure| failure.to_string());
                 self.reports.post(Report::Discarded { discard, deleted, is_gone, why }).await;
@@ -594,6 +604,7 @@ impl Task {
         self.is_listed = true;
         let Listing { mut blocks, left_out, foreign, over, mut layouts } = listing;
         self.layouts.append(&mut layouts);
+        blocks.retain(|block| !self.discarded.contains(&(block.namespace, block.key)));
         blocks.extend(self.sent.drain().map(|(_, block)| block));
         let names = &self.bucket.names;
         let is_there =

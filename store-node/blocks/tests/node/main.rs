@@ -17,6 +17,7 @@ mod prefetching;
 mod replicating;
 mod serving;
 mod sim_bucket;
+mod sim_objects;
 mod sim_pool;
 mod sim_ssd;
 mod simulation;

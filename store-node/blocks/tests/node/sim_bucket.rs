@@ -46,9 +46,9 @@ impl SimBucket {
 }
 
 /// Key, until when, and the times of the context that ends there.
-type Name = (BlockKey, u64, Option<(u64, u64)>);
+pub type Name = (BlockKey, u64, Option<(u64, u64)>);
 
-fn name(block: &SsdBlock) -> Name {
+pub fn name(block: &SsdBlock) -> Name {
     let times = |mark: Mark| (mark.until_unix_ms, mark.since_unix_ms.expect("of a context"));
     match block.class {
         Class::Context { until_unix_ms, .. } => (block.key, until_unix_ms, block.mark.map(times)),
