@@ -11,9 +11,12 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use kvasir_client::{Class, Client, Error, Key, OpenOptions, Outcome, PutOptions, Tier};
+use kvasir_proto::v1;
 use kvasir_store_node::config::{Config, Domain, Ssd};
 use kvasir_store_node::{Running, start};
 use tempfile::TempDir;
+use tonic::transport::Endpoint;
+use v1::admin_client::AdminClient;
 
 /// Long enough that a slow machine never meets it.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -230,6 +233,30 @@ fn nothing_is_found_before_its_commit_and_what_is_dropped_is_given_back() {
     let got = reader.get_verified(&two).expect("an answer");
     assert_eq!(&got[0].as_ref().expect("committed")[..], b"whole");
     assert!(got[1].is_none());
+}
+
+/// Its shares are no copies of the node's own: a drain counts them, and is over when they are.
+#[test]
+fn a_drain_waits_for_the_shares_of_clients_and_counts_them() {
+    let node = plain();
+    let client = node.client();
+    let some = keys(&client, 2);
+    let reservation = client.reserve(&some[..1], Duration::from_secs(60)).expect("room");
+    let mut admin = node.runtime.block_on(async {
+        let channel =
+            Endpoint::from_shared(format!("http://{}", node.address())).expect("an address");
+        AdminClient::new(channel.connect().await.expect("it listens"))
+    });
+    let status = node.runtime.block_on(admin.drain(v1::DrainRequest::default()));
+    let status = status.expect("it drains").into_inner();
+    assert_eq!((status.draining, status.drained, status.shares), (true, false, 1), "{status:?}");
+    drop(reservation);
+    until("it has drained", || {
+        let drain = node.runtime.block_on(admin.status(v1::AdminStatusRequest {}));
+        let drain = drain.expect("an answer").into_inner().drain.expect("it drains");
+        assert!(drain.shares == 0 || !drain.drained, "{drain:?}");
+        drain.drained
+    });
 }
 
 #[test]
