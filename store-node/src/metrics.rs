@@ -347,3 +347,21 @@ impl Metrics {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_log_has_counted_before_it_was_recovered_stays_counted() {
+        let metrics = Metrics::new(&Registry::new()).expect("no name twice");
+        let shown = || metrics.ssd_log.with_label_values(&["appended"]).get();
+        let of = |appended_total| LogCounts { appended_total, ..LogCounts::default() };
+        metrics.set_ssd_counts(&of(0), &of(10));
+        metrics.set_ssd_counts(&of(10), &of(12));
+        assert_eq!(shown(), 12);
+        // A log that was recovered begins at nothing.
+        metrics.set_ssd_counts(&of(0), &of(3));
+        assert_eq!(shown(), 15);
+    }
+}

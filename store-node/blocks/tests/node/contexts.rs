@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvasir_blocks::{
-    ContextName, DrainRequest, KeepError, KeepRequest, KeptContext, Options, Peer, PeerView,
-    SinkError, SsdBlock, SsdSize,
+    ContextName, DrainRequest, Evicted, KeepError, KeepRequest, KeptContext, Options, Peer,
+    PeerView, SinkError, SsdBlock, SsdSize,
 };
 use kvasir_proto::{BlockKey, Class, Mark, Tenant};
 
@@ -136,6 +136,26 @@ fn the_longer_one_stays_when_the_one_that_begins_it_is_dropped() {
     assert_eq!(node.blocks.counts().sunk_total, sunk + 1, "one block is written");
     assert_eq!(untils(&node, &prompts), [5_000; 4]);
     assert_eq!(listed(&restarted(&node), &prompts), [(4, 5_000)]);
+}
+
+/// What is read of it then is appended after whatever would be written of the eviction.
+#[test]
+fn what_is_written_anew_from_the_ssd_is_not_evicted_meanwhile() {
+    let mut node = node();
+    node.fill("1p", "a");
+    keep(&mut node, "a", 9_000);
+    node.blocks.admin_evict(node.now_ms, key("a"));
+    assert_eq!(node.cached("a"), "");
+    node.blocks.drop_context(node.now_ms, &name("a", 1)).expect("it is there");
+    // Nothing else holds it any more.
+    node.blocks.expire(9_000);
+    node.actions();
+    let evicted = node.blocks.admin_evict(node.now_ms, key("a"));
+    assert_eq!(evicted, Some(Evicted { kept_blocks: 1, ..Evicted::default() }));
+    write(&mut node);
+    assert!(node.erased.is_empty() && node.forgotten.is_empty());
+    let evicted = node.blocks.admin_evict(node.now_ms, key("a"));
+    assert_eq!(evicted, Some(Evicted { ssd_blocks: 1, ..Evicted::default() }));
 }
 
 #[test]

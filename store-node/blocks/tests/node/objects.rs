@@ -1,9 +1,9 @@
 //! Objects of clients that are no engines: put by shares of their own, got one by one.
 
 use kvasir_blocks::{
-    AbortReason, Action, AllocateError, AttachEpoch, BucketOptions, Commit, Evicted, GetError,
-    KeepError, KeepRequest, ObjectAt, Options, Outcome, ReserveObjects, RiseError, ShareError,
-    SinkError, SsdBlock, SsdSize, Tier,
+    AbortReason, Action, AllocateError, AttachEpoch, BucketOptions, Commit, GetError, KeepError,
+    KeepRequest, ObjectAt, Options, Outcome, ReserveObjects, RiseError, ShareError, SinkError,
+    SsdBlock, SsdSize, Tier,
 };
 use kvasir_proto::{BlockKey, Class, Mark, Share, Side, SlotIndex, Tenant, TxId};
 
@@ -309,24 +309,6 @@ fn nothing_is_removed_while_one_of_them_is_written_anew_from_the_ssd() {
     node.blocks.sunk(node.now_ms, sink, Ok(()));
     node.actions();
     assert!(node.remove(namespace("objects"), object(1)));
-}
-
-/// What is read of it then is appended after whatever would be written of the eviction.
-#[test]
-fn what_is_written_anew_from_the_ssd_is_not_evicted_meanwhile() {
-    let mut node = node_with_one_on_ssd();
-    ask_to_keep(&mut node, 1);
-    let evicted = node.blocks.admin_evict(node.now_ms, object(1));
-    assert_eq!(evicted, Some(Evicted { kept_blocks: 1, ..Evicted::default() }));
-    node.actions();
-    assert!(node.erased.is_empty() && node.forgotten.is_empty());
-    assert_eq!(find(&node, &[1]), [Some(Tier::Ssd)]);
-    let (sink, _) = node.sinks.pop().expect("it is written anew");
-    node.blocks.sunk(node.now_ms, sink, Ok(()));
-    node.actions();
-    node.blocks.expire(9_000);
-    let evicted = node.blocks.admin_evict(node.now_ms, object(1));
-    assert_eq!(evicted, Some(Evicted { ssd_blocks: 1, ..Evicted::default() }));
 }
 
 #[test]
