@@ -150,7 +150,8 @@ impl Durability {
                 promise.version = 0;
             }
         }
-        // What had the shorter time may make room before what has the longer one can be read.
+        // What has the shorter time, or none, may make room before what has the longer one can be read; so may what is
+        // changed until then.
         let of_node = self.contexts.iter_mut().filter(|((of, _), _)| *of == node);
         of_node.for_each(|(_, promise)| promise.most_ms = promise.ever_ms);
     }
@@ -374,6 +375,9 @@ impl Checker for Durability {
                 let promise = self.contexts.entry((*node, *last)).or_default();
                 (promise.least_ms, promise.most_ms, promise.version) = (until_ms, until_ms, 0);
                 promise.ever_ms = promise.ever_ms.max(until_ms);
+                if self.partial.contains(node) {
+                    promise.most_ms = promise.ever_ms;
+                }
             }
             // Begun again, after a crash too, it looks anew at what it has.
             Seen::DrainBegan { at } => {
