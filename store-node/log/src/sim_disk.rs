@@ -96,6 +96,12 @@ impl SimDisk {
         self.now = self.now.max(now);
     }
 
+    /// What was waited for since then took no time. Nothing may be under way.
+    pub fn turn_back_to(&mut self, now: Duration) {
+        assert!(self.queue.is_empty(), "what is under way ends at a time that has not come");
+        self.now = now;
+    }
+
     /// When the next operation ends; `None` when none will.
     pub fn next_end(&self) -> Option<Duration> {
         if self.faults.hangs {

@@ -184,6 +184,11 @@ impl Running {
             patience: Duration::from_millis(50),
         };
         let recovered = recover(&mut disk, Box::new(MemoryIndex::default()), &options);
+        if recovered.is_err() {
+            disk.give_up();
+        }
+        // It takes no time here, however slow the disk is.
+        disk.turn_back_to(Duration::from_micros(context.now_us));
         let mut ssd = Ssd {
             disk,
             log: None,
