@@ -19,7 +19,7 @@ use kvasir_proto::BlockKey;
 use super::Checker;
 use crate::calls::CALL_US;
 use crate::content::{PageBytes, Truth};
-use crate::seen::{ListedContext, Seen};
+use crate::seen::{Life, ListedContext, Seen};
 
 /// What may be found of a context, by the node's calendar.
 #[derive(Debug, Clone, Copy, Default)]
@@ -65,6 +65,10 @@ pub struct Durability {
     begun: BTreeMap<(usize, BlockKey), u32>,
     /// Nodes that could not read all of their disks when they started: what is missing is not lost.
     partial: BTreeSet<usize>,
+    /// Which lives of nodes have found out what their disks have.
+    started: BTreeMap<usize, Life>,
+    /// What was put on a node, under a name of which it is to keep something, before it had found that out.
+    put_before: BTreeSet<(Life, BlockKey)>,
     /// A node has drained: what it had of an object may have come to another one that has it too.
     is_mixed: bool,
     /// A node that has left was one of two, and the other one's copy may not be made yet.
@@ -85,6 +89,8 @@ impl Durability {
             keeping: BTreeMap::new(),
             begun: BTreeMap::new(),
             partial: BTreeSet::new(),
+            started: BTreeMap::new(),
+            put_before: BTreeSet::new(),
             is_mixed: false,
             has_left: false,
         }
@@ -343,6 +349,11 @@ impl Checker for Durability {
                     if self.partial.contains(&at.node) {
                         self.excuse(at.node, *key);
                     }
+                    let is_kept =
+                        self.contexts.get(&(at.node, *key)).is_some_and(|of| of.least_ms > 0);
+                    if is_kept && self.started.get(&at.node) != Some(at) {
+                        self.put_before.insert((*at, *key));
+                    }
                     let begun = self.begun.entry((at.node, *key)).or_insert(0);
                     *begun = (*begun).max(*version);
                 }
@@ -426,10 +437,19 @@ impl Checker for Durability {
                 self.expire(at.node, *unix_ms);
                 let there: BTreeSet<BlockKey> = on_ssd.iter().copied().collect();
                 self.excuse_rotted(at.node, &there);
+                self.started.insert(at.node, *at);
+                let put_before = std::mem::take(&mut self.put_before);
+                let (put, others) = put_before.into_iter().partition(|(of, _)| of.node == at.node);
+                self.put_before = others;
                 match is_partial {
                     true => {
                         self.partial.insert(at.node);
                         self.excuse_unread(at.node, &there, contexts);
+                        // What was found under the name is removed, for nobody can know that it was promised.
+                        let put: BTreeSet<(Life, BlockKey)> = put;
+                        put.iter()
+                            .filter(|(of, _)| of == at)
+                            .for_each(|(_, key)| self.excuse(at.node, *key));
                     }
                     false => drop(self.partial.remove(&at.node)),
                 }
