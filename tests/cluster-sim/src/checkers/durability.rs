@@ -365,8 +365,10 @@ impl Checker for Durability {
                     let promise = self.contexts.entry((*node, *last)).or_default();
                     promise.least_ms = promise.least_ms.max(*until_unix_ms);
                     promise.at_most(*until_unix_ms);
-                    let version = self.keeping.get(&(*node, *last)).copied().unwrap_or(0);
-                    promise.version = promise.version.max(version);
+                    // Of two that were put at the same time the one counts that was stored last.
+                    if let Some(version) = self.keeping.get(&(*node, *last)) {
+                        promise.version = *version;
+                    }
                 }
             }
             // By somebody of its own namespace; anybody else's does not count.
