@@ -89,9 +89,14 @@ pub(crate) enum Doubt {
     /// It was sent, which failed: it may have come there all the same. A list that was begun later would say so: there
     /// had been so many.
     Sent { lists: u64 },
+    /// It was not where it was known to be: another node may have given it another name.
+    NotFound { lists: u64 },
     /// It was to be gone, which failed: it is found no more, and nothing is sent under its name before it is gone. When
     /// a list that was begun later does not show it, it is.
     NotGone { lists: u64 },
+    /// The same, and lists that were cut have not shown it since: what one shows later is another node's, and it may be
+    /// there all the same.
+    NotShown,
 }
 
 /// Doubts that are remembered; beyond that anything may be there.
@@ -159,23 +164,37 @@ impl Bucket {
     }
 
     /// Whether this one was sent or was to be gone, which failed.
-    pub(crate) fn is_in_doubt(&self, of: (Namespace, BlockKey)) -> bool {
-        self.doubts.contains_key(&of)
+    pub(crate) fn is_own_in_doubt(&self, of: (Namespace, BlockKey)) -> bool {
+        self.doubts.get(&of).is_some_and(|doubt| !matches!(doubt, Doubt::NotFound { .. }))
+    }
+
+    /// Whether it was to be gone, which failed: that comes before anything is sent under its name.
+    pub(crate) fn is_to_be_gone(&self, of: (Namespace, BlockKey)) -> bool {
+        matches!(self.doubts.get(&of), Some(Doubt::NotGone { .. } | Doubt::NotShown))
     }
 
     /// It was sent, which failed.
     pub(crate) fn doubt_sent(&mut self, of: (Namespace, BlockKey)) {
-        let is_known = self.doubts.contains_key(&of);
-        let stays = matches!(self.doubts.get(&of), Some(Doubt::NotGone { .. }));
-        if !stays && (is_known || self.doubts.len() < DOUBTS_MAX) {
-            self.doubts.insert(of, Doubt::Sent { lists: self.lists });
+        if !self.is_to_be_gone(of) {
+            self.set_doubt(of, Doubt::Sent { lists: self.lists });
+        }
+    }
+
+    /// It was not found.
+    pub(crate) fn doubt_found(&mut self, of: (Namespace, BlockKey)) {
+        if !self.is_own_in_doubt(of) {
+            self.set_doubt(of, Doubt::NotFound { lists: self.lists });
         }
     }
 
     /// It was to be gone, which failed.
     pub(crate) fn doubt_gone(&mut self, of: (Namespace, BlockKey)) {
+        self.set_doubt(of, Doubt::NotGone { lists: self.lists });
+    }
+
+    fn set_doubt(&mut self, of: (Namespace, BlockKey), doubt: Doubt) {
         if self.doubts.len() < DOUBTS_MAX || self.doubts.contains_key(&of) {
-            self.doubts.insert(of, Doubt::NotGone { lists: self.lists });
+            self.doubts.insert(of, doubt);
         }
     }
 
@@ -191,10 +210,15 @@ impl Bucket {
     pub(crate) fn listed(&mut self, is_all: bool, shown: &BTreeSet<(Namespace, BlockKey)>) {
         self.lists += 1;
         self.has_more = !is_all;
-        let lists = self.lists;
-        self.doubts.retain(|of, doubt| match doubt {
-            Doubt::Sent { lists: at } => *at + 2 > lists,
-            Doubt::NotGone { lists: at } => *at + 2 > lists || shown.contains(of),
+        let is_told = |since: u64| since + 2 <= self.lists;
+        self.doubts.retain(|of, doubt| match *doubt {
+            Doubt::Sent { lists } | Doubt::NotFound { lists } => !is_told(lists),
+            Doubt::NotGone { lists } if !is_told(lists) || shown.contains(of) => true,
+            Doubt::NotGone { .. } => {
+                *doubt = Doubt::NotShown;
+                !is_all
+            }
+            Doubt::NotShown => !is_all && !shown.contains(of),
         });
     }
 

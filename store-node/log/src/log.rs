@@ -244,9 +244,12 @@ impl Log {
         self.segments.segment_pages as usize - 1 - footer_pages(1)
     }
 
-    /// Bytes that may be live: what is kept beyond it leaves cleaning nothing to gain.
+    /// Bytes that may be live: what is kept beyond it leaves cleaning nothing to gain. Segments that are not written until
+    /// the next start have what they have, and no more.
     pub fn live_bytes_max(&self) -> u64 {
-        live_bytes_max(self.segments.count(), self.segments.segment_pages)
+        let written = self.segments.count() - self.segments.withheld();
+        live_bytes_max(written, self.segments.segment_pages)
+            + self.segments.withheld_live_pages() * PAGE_BYTES as u64
     }
 
     pub fn counts(&self) -> Counts {

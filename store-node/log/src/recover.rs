@@ -209,8 +209,9 @@ fn newest(found: &[Found]) -> BTreeMap<BlockKey, (Location, &Entry)> {
                 pages: entry.pages,
                 generation: entry.generation,
             };
-            // A removal may stand for what it is a copy of.
-            let age = |entry: &Entry| (entry.generation, entry.is_removal);
+            // A removal may stand for what it is a copy of, which was never removed: it may count again, where it can be
+            // read.
+            let age = |entry: &Entry| (entry.generation, !entry.is_removal);
             let older = kept.get(&entry.key).is_some_and(|(_, other)| age(other) > age(entry));
             if !older {
                 kept.insert(entry.key, (at, entry));
@@ -253,12 +254,12 @@ fn decide_unsure(mut found: Vec<Found>) -> Vec<Found> {
     found
 }
 
-/// The segment that the last process was appending to: the newest one without a footer, unless pages of it are bad.
+/// The segment that the last process was appending to: the newest one, unless it has a footer or pages of it are bad. An
+/// older one is not gone on with: a copy there would be taken for older than what it is a copy of.
 fn goes_on(found: &[Found]) -> Option<u32> {
-    let may_go_on = |found: &&Found| !found.has_footer && found.is_whole && !found.has_bad_pages;
-    let open = found.iter().filter(may_go_on);
-    let last = open.max_by_key(|found| found.sequence);
-    last.filter(|last| last.has_header).map(|last| last.segment)
+    let last = found.iter().max_by_key(|found| found.sequence)?;
+    let is_good = last.has_header && last.is_whole && !last.has_bad_pages;
+    (is_good && !last.has_footer).then_some(last.segment)
 }
 
 /// Goes on where the last process stopped: that segment is appended to, the others get their footers, but for what

@@ -555,7 +555,9 @@ impl Task {
                 if is_gone {
                     // Also what an earlier try has deleted whose answer was lost.
                     self.sent.retain(|_, block| (block.namespace, block.key) != of);
-                    self.discarded.insert(of);
+                    if self.is_controlled {
+                        self.discarded.insert(of);
+                    }
                 }
                 // Of the object store it says nothing: one that deletes nothing may do all else.
                 let why = failure.map(|failure| failure.to_string());
@@ -669,7 +671,8 @@ impl Bucket {
         };
         let header = object::header(block, &checksums, &payload);
         let object: PutPayload = [header, payload].into_iter().collect();
-        within(self.upload_timeout, async { self.store.put(&name, object).await.map(drop) }).await
+        let put = async { self.store.put(&name, object).await.map(drop) };
+        within(self.upload_timeout, put).await.map_err(of_bucket)
     }
 
     async fn download(
@@ -719,13 +722,12 @@ impl Bucket {
         }
     }
 
-    /// Asks for something that is not there.
+    /// Lists what is not there.
     async fn ask(&self) -> Result<(), Failure> {
         let nothing = self.names.nothing();
-        match within(self.timeout, async { self.store.head(&nothing).await.map(drop) }).await {
-            Err(Failure::Gone(_)) => Ok(()),
-            other => other,
-        }
+        let mut names = self.store.list(Some(&nothing));
+        let listed = async { names.next().await.transpose().map(drop) };
+        within(self.timeout, listed).await.map_err(of_bucket)
     }
 
     async fn list(&self, blocks_max: usize) -> Result<Listing, Failure> {
@@ -734,11 +736,7 @@ impl Bucket {
         let mut names = self.store.list(Some(self.names.root()));
         loop {
             let next = async { names.next().await.transpose() };
-            let next = within(self.upload_timeout, next).await.map_err(|failure| match failure {
-                // There is no such bucket.
-                Failure::Gone(why) => Failure::Failed(why),
-                other => other,
-            });
+            let next = within(self.upload_timeout, next).await.map_err(of_bucket);
             let Some(meta) = next? else { return Ok(listing) };
             let Some(block) = self.names.parse(&meta.location, meta.size) else {
                 listing.foreign += 1;
@@ -801,6 +799,15 @@ impl Bucket {
         self.names
             .of(block)
             .ok_or_else(|| Failure::Elsewhere("the block is kept for nobody".into()))
+    }
+}
+
+/// Who asks for no object and hears that it is not there has no bucket, or something between that answers for it: that
+/// says nothing of any block.
+fn of_bucket(failure: Failure) -> Failure {
+    match failure {
+        Failure::Gone(why) => Failure::Failed(why),
+        other => other,
     }
 }
 

@@ -213,6 +213,27 @@ async fn what_an_ssd_keeps_already_is_sent_also_before_an_engine_comes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bucket_that_is_not_there_takes_nothing_from_the_ssd() {
+    let s3 = S3::start().await;
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut keeper = Tiered::with_ssd(&s3, dir.path()).await;
+    keeper.says("object store: ready").await;
+    s3.set(Mode::NoBucket);
+    let kept = prompt(1, 3 * BLOCK_TOKENS + 9);
+    keeper.prefill(&kept).await;
+    assert_eq!(keeper.keep(&kept, 600_000).await, Ok(3), "the SSD has it");
+    keeper.counts("upload_failed", 1.0).await;
+    keeper.says("object store: failed").await;
+    assert_eq!(keeper.contexts().await.len(), 1);
+    let ssd_blocks = keeper.node.describe().await.ssd.expect("it has one").blocks;
+    assert_eq!(ssd_blocks, 3);
+    s3.set(Mode::Good);
+    until("all of it is there", async || (s3.names().len() == 3).then_some(())).await;
+    let mut other = Tiered::ready(&s3).await;
+    assert_eq!(other.prefill(&kept).await, 3 * BLOCK_TOKENS);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_without_an_ssd_keeps_a_chain_beyond_its_own_end() {
     let s3 = S3::start().await;
     let mut first = Tiered::ready(&s3).await;

@@ -35,6 +35,8 @@ pub enum Mode {
     Refuses,
     /// 403 for what is to be deleted.
     Keeps,
+    /// 404, for all: the bucket is not there.
+    NoBucket,
 }
 
 #[derive(Debug)]
@@ -140,6 +142,7 @@ async fn serve(
     match s3.mode() {
         Mode::Fails => return StatusCode::INTERNAL_SERVER_ERROR.into_response(),
         Mode::Refuses => return StatusCode::FORBIDDEN.into_response(),
+        Mode::NoBucket => return StatusCode::NOT_FOUND.into_response(),
         Mode::Keeps if method == Method::DELETE => return StatusCode::FORBIDDEN.into_response(),
         Mode::Good | Mode::Hangs | Mode::Keeps => {}
     }

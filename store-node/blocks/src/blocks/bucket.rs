@@ -10,7 +10,7 @@ use kvasir_proto::{BlockKey, Class, Mark, Namespace, SlotIndex, Tenant};
 use super::Blocks;
 use super::contexts::longer;
 use crate::api::{Action, ContextName, KeepError, KeepRequest, SinkError};
-use crate::bucket::{Discard, Doubt, Upload, UploadFrom, Wanted, until};
+use crate::bucket::{Discard, Upload, UploadFrom, Wanted, until};
 use crate::ends::{KeptContext, class_of};
 use crate::ssd::SsdBlock;
 use crate::tier_work::{Keep, Sink};
@@ -21,18 +21,15 @@ impl Blocks {
     /// [`Self::set_bucket_usable`] says so. Without `is_all` it has more.
     pub fn bucket_listed(&mut self, blocks: Vec<SsdBlock>, is_all: bool) {
         self.bucket.clear();
-        let is_not_gone = |of: &(Namespace, BlockKey)| {
-            matches!(self.bucket.doubt(*of), Some(Doubt::NotGone { .. }))
-        };
         let all = blocks.iter().map(|block| (block.namespace, block.key));
-        let shown = all.filter(is_not_gone).collect();
+        let shown = all.filter(|of| self.bucket.is_to_be_gone(*of)).collect();
         self.bucket.listed(is_all, &shown);
         for block in blocks {
             let of = (block.namespace, block.key);
             if self.bucket.discard_of(of).is_some() {
                 continue;
             }
-            match shown.contains(&of) {
+            match self.bucket.is_to_be_gone(of) {
                 // It is tried again as often as it is listed.
                 true => self.discard(of, None),
                 false => self.bucket.insert(block, self.options.bucket.blocks_max),
@@ -101,7 +98,7 @@ impl Blocks {
             if self.bucket.discard_of(of).is_some() {
                 return;
             }
-            if matches!(self.bucket.doubt(of), Some(Doubt::NotGone { .. })) {
+            if self.bucket.is_to_be_gone(of) {
                 return self.discard(of, None);
             }
             self.bucket.queue.pop_front();
@@ -124,9 +121,8 @@ impl Blocks {
         let of = (block.namespace, block.key);
         match (result, from) {
             (Ok(()), _) => self.bucket.end_doubt(of),
-            (Err(SinkError::Failed), _) | (Err(_), UploadFrom::Bucket(_)) => {
-                self.bucket.doubt_sent(of);
-            }
+            (Err(SinkError::Failed), _) => self.bucket.doubt_sent(of),
+            (Err(_), UploadFrom::Bucket(_)) => self.bucket.doubt_found(of),
             // It never left.
             (Err(_), UploadFrom::Ssd | UploadFrom::Slot { .. }) => {}
         }
@@ -256,8 +252,7 @@ impl Blocks {
         let lost = self.bucket.remove(key);
         self.totals.bucket_lost += u64::from(lost.is_some());
         if let Some(SsdBlock { namespace, .. }) = lost {
-            // Another node may have given it another name.
-            self.bucket.doubt_sent((namespace, key));
+            self.bucket.doubt_found((namespace, key));
         }
     }
 
@@ -273,7 +268,7 @@ impl Blocks {
         self.bucket.get(of.1).as_ref().is_some_and(is_its)
             || self.bucket.uploads.values().any(|upload| is_its(&upload.block))
             || self.bucket.discard_of(of).is_some()
-            || self.bucket.is_in_doubt(of)
+            || self.bucket.is_own_in_doubt(of)
     }
 
     /// An object goes by itself: what others may have there stays.

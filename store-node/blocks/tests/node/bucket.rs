@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use kvasir_blocks::{
-    BucketOptions, ContextName, KeepError, KeepRequest, Options, ReserveObjects, RiseError,
-    SinkError, SsdBlock, SsdSize, UploadFrom,
+    AbortReason, BucketOptions, ContextName, KeepError, KeepRequest, Options, ReserveObjects,
+    RiseError, SinkError, SsdBlock, SsdSize, UploadFrom,
 };
 use kvasir_proto::{BlockKey, Class, Mark, Tenant};
 
@@ -606,6 +606,36 @@ fn an_object_that_goes_with_its_client_takes_nothing_of_others_with_it() {
     node.blocks.bucket_listed(vec![block("b", UNTIL)], false);
     node.actions();
     assert_eq!(node.discards, []);
+    // Nor what was not where another node had it.
+    let mut node = node_that_finds(&["a"]);
+    assert_eq!(node.open("1p", "a", 1).rising_blocks, 1);
+    node.actions();
+    let (rise, _) = node.downloads.pop().expect("it is read");
+    node.blocks.risen(node.now_ms, rise, Err(RiseError::Gone));
+    node.actions();
+    node.blocks.abort(node.now_ms, share("1p"), AbortReason::Asked(String::new()));
+    node.fill("2p", "a");
+    let object = node.blocks.object_at(namespace(""), key("a")).expect("it is in memory");
+    assert!(node.blocks.end_object(node.now_ms, &object));
+    node.actions();
+    assert_eq!(node.discards, []);
+}
+
+#[test]
+fn what_could_not_be_removed_and_is_in_no_list_that_was_cut_is_removed_before_its_name_is_used_again()
+ {
+    let mut node = node_that_finds(&[]);
+    node.blocks.bucket_listed(Vec::new(), false);
+    ask_to_remove(&mut node, "a").expect("it may be there");
+    discarded(&mut node, false);
+    (0..3).for_each(|_| node.blocks.bucket_listed(Vec::new(), false));
+    node.fill("1p", "a");
+    node.blocks.keep(node.now_ms, &keep_until("a", UNTIL)).expect("room");
+    node.actions();
+    assert_eq!((node.discards.len(), node.uploads.len()), (1, 0), "what may be there goes first");
+    discarded(&mut node, true);
+    node.actions();
+    assert_eq!(node.uploads.len(), 1);
 }
 
 #[test]
