@@ -596,3 +596,54 @@ impl Reader<'_> {
         Ok(may_hold.then_some(found))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(segment: u32, entries: Vec<Entry>) -> Found {
+        Found {
+            segment,
+            sequence: u64::from(segment),
+            has_header: true,
+            has_footer: true,
+            is_whole: true,
+            has_bad_pages: false,
+            end_page: 32,
+            entries,
+            unsure: Vec::new(),
+        }
+    }
+
+    fn entry(generation: u64, is_removal: bool) -> Entry {
+        Entry {
+            key: BlockKey([1; 16]),
+            namespace: Namespace([2; 16]),
+            parent: None,
+            mark: None,
+            layout: 3,
+            generation,
+            first_page: 1,
+            pages: 2,
+            is_removal,
+        }
+    }
+
+    /// Which segment counts.
+    fn counts(all: &[Found]) -> u32 {
+        newest(all)[&BlockKey([1; 16])].0.segment
+    }
+
+    #[test]
+    fn a_removal_is_newer_than_what_came_before_it_and_not_than_what_it_is_a_copy_of() {
+        let removal = |segment, generation| found(segment, vec![entry(generation, true)]);
+        let extent = |segment, generation| found(segment, vec![entry(generation, false)]);
+        assert_eq!(counts(&[extent(1, 5), removal(2, 6)]), 2);
+        assert_eq!(counts(&[removal(1, 6), extent(2, 5)]), 1, "it is a copy that was made later");
+        assert_eq!(counts(&[removal(1, 6), extent(2, 7)]), 2);
+        // It was written when that was rotten, or could not be read; it was never removed.
+        assert_eq!(counts(&[extent(1, 5), removal(2, 5)]), 1);
+        assert_eq!(counts(&[removal(1, 5), extent(2, 5)]), 2);
+        assert_eq!(counts(&[extent(2, 5), extent(1, 5)]), 2, "the copy that was made last");
+    }
+}

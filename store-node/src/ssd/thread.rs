@@ -120,6 +120,8 @@ pub enum Report {
         live_bytes_max: u64,
         extent_bytes_max: u64,
         blocks: Vec<Recovered>,
+        /// All of it could be read.
+        is_whole: bool,
     },
     /// It is not, and why. Tried again by itself.
     Down {
@@ -255,7 +257,8 @@ impl Thread {
         let extent_bytes_max = (found.log.extent_pages_max() * kvasir_log::PAGE_BYTES) as u64;
         let live_bytes_max = found.log.live_bytes_max();
         let blocks = found.blocks;
-        (self.report)(Report::Up { how, live_bytes_max, extent_bytes_max, blocks });
+        let is_whole = found.unreadable_segments == 0;
+        (self.report)(Report::Up { how, live_bytes_max, extent_bytes_max, blocks, is_whole });
         Ok((found.log, disk))
     }
 

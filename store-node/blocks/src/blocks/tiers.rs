@@ -6,7 +6,7 @@
 //! both tiers are closed under prefix, each by itself. Rising reads into a slot that nobody else has;
 //! shares that want the block pin that slot and wait, or go on without it when it fails or is late.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::BuildHasherDefault;
 
 use kvasir_proto::{BlockKey, Class, Namespace, Share, Side, SlotIndex};
@@ -36,6 +36,40 @@ impl Blocks {
     /// The SSD can be used, and holds these blocks. Those whose chains are not whole are forgotten.
     /// To be followed by [`Self::expire`].
     pub fn ssd_ready(&mut self, size: SsdSize, blocks: Vec<SsdBlock>) {
+        let orphans = self.set_ssd(size, blocks);
+        orphans.iter().for_each(|block| self.forget_extent(block.key, block.parent.is_none()));
+        self.ssd_has_come();
+    }
+
+    /// The same of an SSD that has more than could be read. What is kept for a tenant stays there, though what it
+    /// follows is not among these: that may be there again when the SSD is looked at the next time. Until then it is
+    /// not found, and its room is nobody else's.
+    pub fn ssd_ready_in_part(&mut self, size: SsdSize, blocks: Vec<SsdBlock>) {
+        let orphans = self.set_ssd(size, blocks);
+        let parents: HashMap<BlockKey, Option<BlockKey>> =
+            orphans.iter().map(|block| (block.key, block.parent)).collect();
+        let mut kept: HashSet<BlockKey> = HashSet::new();
+        for last in orphans.iter().filter(|block| block.mark.is_some()) {
+            let mut next = Some(last.key);
+            while let Some(key) = next.filter(|key| parents.contains_key(key) && kept.insert(*key))
+            {
+                next = parents[&key];
+            }
+        }
+        let (kept, others): (Vec<SsdBlock>, Vec<SsdBlock>) =
+            orphans.into_iter().partition(|block| kept.contains(&block.key));
+        others.iter().for_each(|block| self.forget_extent(block.key, block.parent.is_none()));
+        let bytes: u64 = kept.iter().map(|block| block.bytes).sum();
+        let size = &mut self.ssd_size;
+        // None at all would be no SSD.
+        size.bytes_max = size.bytes_max.saturating_sub(bytes).max(1);
+        size.context_bytes_max = size.context_bytes_max.min(size.bytes_max);
+        size.tenant_bytes_max = size.tenant_bytes_max.min(size.bytes_max);
+        self.ssd_has_come();
+    }
+
+    /// Answers with those whose chains are not whole.
+    fn set_ssd(&mut self, size: SsdSize, blocks: Vec<SsdBlock>) -> Vec<SsdBlock> {
         self.ssd_gone();
         self.ssd_size = size;
         self.kept_changed();
@@ -57,8 +91,11 @@ impl Blocks {
             let first = after.remove(&blocks[at].key);
             next.extend(std::iter::successors(first, |at| others[*at]));
         }
-        let orphans = blocks.iter().zip(is_known).filter(|(_, is_known)| !is_known);
-        orphans.for_each(|(block, _)| self.forget_extent(block.key, block.parent.is_none()));
+        let orphans = blocks.into_iter().zip(is_known).filter(|(_, is_known)| !is_known);
+        orphans.map(|(block, _)| block).collect()
+    }
+
+    fn ssd_has_come(&mut self) {
         self.ssd_is_seen();
         self.make_ssd_room(0);
         self.want_all_kept();

@@ -92,6 +92,46 @@ fn restarted(node: &Node) -> Node {
     again
 }
 
+/// Its first block could not be read: the others are there when it can be.
+#[test]
+fn what_is_kept_stays_on_an_ssd_that_could_not_be_read_whole() {
+    let mut node = node();
+    node.fill("1p", "abcd");
+    node.fill("2p", "xyz");
+    keep(&mut node, "abc", 9_000);
+    node.blocks.sink_ahead(node.now_ms);
+    write(&mut node);
+    let all = restarted_blocks(&node);
+    let is_first = |block: &SsdBlock| block.parent.is_none();
+    let (firsts, rest): (Vec<SsdBlock>, Vec<SsdBlock>) = all.iter().copied().partition(is_first);
+    assert_eq!((firsts.len(), rest.len()), (2, 5));
+    for is_whole in [false, true] {
+        let mut again = self::node();
+        match is_whole {
+            true => again.blocks.ssd_ready(SIZE, rest.clone()),
+            false => again.blocks.ssd_ready_in_part(SIZE, rest.clone()),
+        }
+        again.actions();
+        assert_eq!(again.blocks.ssd_blocks().count(), 0);
+        let mut forgotten = std::mem::take(&mut again.forgotten);
+        forgotten.sort();
+        let kept = [key("ab"), key("abc")];
+        let mut others: Vec<BlockKey> = rest.iter().map(|block| block.key).collect();
+        others.retain(|key| is_whole || !kept.contains(key));
+        others.sort();
+        assert_eq!(forgotten, others);
+        // What stays has its room.
+        let wanted: u32 = if is_whole { 40 } else { 38 };
+        let many: String = (0..60u8).map(|at| char::from(b'A' + at)).collect();
+        for (share, part) in ["3p", "4p", "5p"].iter().zip(many.as_bytes().chunks(20)) {
+            again.fill(share, std::str::from_utf8(part).expect("letters"));
+            again.blocks.sink_ahead(again.now_ms);
+            write(&mut again);
+        }
+        assert_eq!(again.blocks.counts().ssd_bytes, u64::from(wanted) * EXTENT_BYTES);
+    }
+}
+
 #[test]
 fn a_context_that_begins_another_has_a_time_of_its_own() {
     let mut node = node();

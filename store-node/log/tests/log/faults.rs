@@ -3,7 +3,7 @@
 use kvasir_log::sim_disk::{Faults, SimDisk};
 use kvasir_log::{AppendError, DiskError, ReadError, RecoverError};
 
-use crate::support::{DISK_BYTES, SEGMENT_PAGES, TestLog, key, record, until};
+use crate::support::{DISK_BYTES, SEGMENT_PAGES, SEGMENTS, TestLog, key, payload, record, until};
 
 const PAGE: usize = 4096;
 
@@ -409,6 +409,66 @@ fn appends_around_a_failed_sync_are_durable_or_were_refused() {
             assert!(log.has(n), "seed {seed}: block {n} is lost");
         }
     }
+}
+
+/// A copy there would be taken for older than what it is a copy of.
+#[test]
+fn an_older_segment_than_the_newest_is_not_gone_on_with() {
+    let mut met = 0;
+    for seed in 0..60 {
+        let mut log = TestLog::new(seed);
+        (0..4).for_each(|n| log.store(n));
+        // Nothing more is appended there, and it gets no footer.
+        log.disk.faults = Faults { syncs_fail: true, ..Faults::default() };
+        log.append(50);
+        log.settle();
+        log.disk.faults = Faults::default();
+        // The third one is opened, whose header may be lost.
+        let free = |log: &TestLog| log.log.counts().segments_free;
+        let mut next = 100;
+        while free(&log) > SEGMENTS as u32 - 3 {
+            log.settle();
+            log.append(next);
+            next += 1;
+        }
+        let mut log = log.crash();
+        if log.scanned != 1 {
+            continue;
+        }
+        met += 1;
+        log.pump();
+        log.settle();
+        let before = log.disk.bytes(FIRST.0, FIRST.1 - FIRST.0);
+        log.store(200);
+        assert!(log.disk.bytes(FIRST.0, FIRST.1 - FIRST.0) == before, "seed {seed}");
+        (0..4).for_each(|n| assert!(log.has(n), "block {n}"));
+    }
+    assert!(met > 0);
+}
+
+/// They take no room from what is written, nor give any.
+#[test]
+fn beside_segments_that_cannot_be_read_there_is_the_room_that_is_said() {
+    const ALL: usize = 40;
+    const UNREADABLE: usize = 12;
+    let mut disk = SimDisk::new((2 + ALL * SEGMENT_PAGES) * PAGE, 4);
+    disk = TestLog::open(disk).expect("a log").disk;
+    disk.faults.unreadable = (FIRST.0, FIRST.0 + UNREADABLE * SEGMENT_PAGES * PAGE);
+    let mut log = TestLog::open(disk).expect("a log");
+    assert_eq!(log.log.counts().segments_withheld, UNREADABLE as u32);
+    let mut kept = Vec::new();
+    for n in 1_000.. {
+        let bytes = (2 + payload(n).len().div_ceil(PAGE)) * PAGE;
+        if log.log.counts().live_bytes + bytes as u64 > log.log.live_bytes_max() {
+            break;
+        }
+        log.store(n);
+        kept.push(n);
+    }
+    for at in 0..2_000 {
+        log.store(kept[at * 7 % kept.len()]);
+    }
+    kept.iter().for_each(|n| assert!(log.has(*n), "block {n}"));
 }
 
 #[test]

@@ -154,8 +154,8 @@ impl Owner {
     fn take_report(&mut self, report: Report) {
         let now_ms = clock::now_ms();
         match report {
-            Report::Up { how, live_bytes_max, extent_bytes_max, blocks } => {
-                self.ssd_is_up(how, live_bytes_max, extent_bytes_max, blocks);
+            Report::Up { how, live_bytes_max, extent_bytes_max, blocks, is_whole } => {
+                self.ssd_is_up(how, live_bytes_max, extent_bytes_max, (blocks, is_whole));
             }
             Report::Down { why } => {
                 if let Some(ssd) = &mut self.tiers.ssd {
@@ -206,7 +206,7 @@ impl Owner {
         how: &'static str,
         bytes_max: u64,
         extent_bytes_max: u64,
-        blocks: Vec<Recovered>,
+        (blocks, is_whole): (Vec<Recovered>, bool),
     ) {
         let config = &self.config.ssd;
         let context_bytes_max = bytes_max / 100 * u64::from(config.context_percent);
@@ -221,7 +221,10 @@ impl Owner {
         };
         let blocks = blocks.into_iter().map(block).collect();
         let size = SsdSize { bytes_max, context_bytes_max, tenant_bytes_max };
-        self.blocks.ssd_ready(size, blocks);
+        match is_whole {
+            true => self.blocks.ssd_ready(size, blocks),
+            false => self.blocks.ssd_ready_in_part(size, blocks),
+        }
         self.blocks.expire(clock::unix_ms());
         if let Some(layout) = layout {
             self.shape_tiers(&layout);

@@ -204,8 +204,11 @@ impl Running {
             let is_partial = found.unreadable_segments > 0;
             ssd.log = Some(found.log);
             let blocks = found.blocks.into_iter().map(block).collect();
-            self.blocks
-                .ssd_ready(SsdSize { bytes_max, context_bytes_max, tenant_bytes_max }, blocks);
+            let size = SsdSize { bytes_max, context_bytes_max, tenant_bytes_max };
+            match is_partial {
+                true => self.blocks.ssd_ready_in_part(size, blocks),
+                false => self.blocks.ssd_ready(size, blocks),
+            }
             self.blocks.expire(unix_ms);
             let on_ssd = self.blocks.ssd_blocks().map(|block| block.key).collect();
             let disk_lies = self.disk_lies(context);
