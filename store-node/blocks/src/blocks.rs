@@ -111,6 +111,8 @@ pub struct Blocks {
     tombstones: Ended,
     finished: Ended,
     ssd_size: SsdSize,
+    /// Blocks that stay on the SSD and are not found, as long as what they follow cannot be read.
+    ssd_unreached: u64,
     /// What an extent of a block takes; 0 before it is known.
     extent_bytes: u64,
     sinks: Sinks,
@@ -183,6 +185,7 @@ impl Blocks {
             tombstones: Ended::new(options.tombstone_ms, options.tombstones_max),
             finished: Ended::new(options.finished_ms, options.finished_max),
             ssd_size: SsdSize::default(),
+            ssd_unreached: 0,
             extent_bytes: 0,
             sinks: Sinks::default(),
             rises: Rises::default(),

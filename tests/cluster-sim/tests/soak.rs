@@ -45,9 +45,9 @@ const AT_REST: [(&str, usize); 4] = [
     ("index keys", 1_200),
 ];
 
-/// What may be there beside that while a context has fewer copies than it was promised: its node asks for one now and
-/// then, and whom it has asked remembers for a time that this has ended.
-const WHILE_SHORT: [(&str, usize); 2] = [("finished", 200), ("tombstones", 20)];
+/// What may be there beside that while a context has fewer copies than it was promised: its node looks for one that takes
+/// it now and then, of which one question may be under way, and whom it has asked remembers for a time that this has ended.
+const WHILE_SHORT: [(&str, usize); 3] = [("copies", 3), ("finished", 200), ("tombstones", 20)];
 
 /// Of each hour, what comes after all that is asked.
 const REST_US: u64 = 60_000_000;

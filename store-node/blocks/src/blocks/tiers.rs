@@ -59,6 +59,7 @@ impl Blocks {
         let (kept, others): (Vec<SsdBlock>, Vec<SsdBlock>) =
             orphans.into_iter().partition(|block| kept.contains(&block.key));
         others.iter().for_each(|block| self.forget_extent(block.key, block.parent.is_none()));
+        self.ssd_unreached = kept.len() as u64;
         let bytes: u64 = kept.iter().map(|block| block.bytes).sum();
         let size = &mut self.ssd_size;
         // None at all would be no SSD.
@@ -68,10 +69,15 @@ impl Blocks {
         self.ssd_has_come();
     }
 
+    /// Blocks that [`Self::ssd_ready_in_part`] has left on the SSD though they cannot be found, when it did.
+    pub fn ssd_unreached(&self) -> u64 {
+        self.ssd_unreached
+    }
+
     /// Answers with those whose chains are not whole.
     fn set_ssd(&mut self, size: SsdSize, blocks: Vec<SsdBlock>) -> Vec<SsdBlock> {
         self.ssd_gone();
-        self.ssd_size = size;
+        (self.ssd_size, self.ssd_unreached) = (size, 0);
         self.kept_changed();
         // The first block after each, and the next after the same one, by their places.
         let mut after: HashMap<BlockKey, usize, BuildHasherDefault<KeyHasher>> = HashMap::default();
