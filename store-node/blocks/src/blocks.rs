@@ -45,6 +45,7 @@ use crate::share::ShareRecord;
 use crate::share_state::Refusal;
 use crate::ssd::SsdBlock;
 use crate::tier_work::{Rises, Sinks};
+use crate::unreached::Unreached;
 use crate::unseen::Unseen;
 
 /// The one owner of a node's slots, index and shares.
@@ -111,8 +112,7 @@ pub struct Blocks {
     tombstones: Ended,
     finished: Ended,
     ssd_size: SsdSize,
-    /// Blocks that stay on the SSD and are not found, as long as what they follow cannot be read.
-    ssd_unreached: u64,
+    ssd_unreached: Unreached,
     /// What an extent of a block takes; 0 before it is known.
     extent_bytes: u64,
     sinks: Sinks,
@@ -185,7 +185,7 @@ impl Blocks {
             tombstones: Ended::new(options.tombstone_ms, options.tombstones_max),
             finished: Ended::new(options.finished_ms, options.finished_max),
             ssd_size: SsdSize::default(),
-            ssd_unreached: 0,
+            ssd_unreached: Unreached::default(),
             extent_bytes: 0,
             sinks: Sinks::default(),
             rises: Rises::default(),

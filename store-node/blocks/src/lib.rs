@@ -56,6 +56,7 @@ mod slot_state;
 mod slots;
 mod ssd;
 mod tier_work;
+mod unreached;
 mod unseen;
 
 pub use admin::{

@@ -245,11 +245,10 @@ impl Log {
     }
 
     /// Bytes that may be live: what is kept beyond it leaves cleaning nothing to gain. Segments that are not written until
-    /// the next start have what they have, and no more.
+    /// the next start give no room, whatever is in them: what takes its place is written elsewhere.
     pub fn live_bytes_max(&self) -> u64 {
         let written = self.segments.count() - self.segments.withheld();
         live_bytes_max(written, self.segments.segment_pages)
-            + self.segments.withheld_live_pages() * PAGE_BYTES as u64
     }
 
     pub fn counts(&self) -> Counts {
@@ -344,7 +343,10 @@ impl Log {
     /// Forgets a block that follows no other, so that no crash brings it back; [`Output::Appended`] follows when that
     /// is so. What is appended of it later counts.
     pub fn erase(&mut self, ticket: u64, key: BlockKey, namespace: Namespace) {
-        if self.graves.are_too_many(self.live_bytes_max() / PAGE_BYTES as u64 / REMOVALS_PART) {
+        // Where next to nothing can be written there is room for some all the same.
+        let pages = self.live_bytes_max() / PAGE_BYTES as u64;
+        let pages_max = pages.max(self.segments.segment_pages.into()) / REMOVALS_PART;
+        if self.graves.are_too_many(pages_max) {
             return self.not_appended(ticket, key, AppendError::TooManyRemovals);
         }
         let is_indexed = match self.index.get(key) {

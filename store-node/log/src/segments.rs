@@ -39,7 +39,6 @@ pub(crate) struct Segments {
     free: BTreeSet<u32>,
     pub(crate) segment_pages: u32,
     withheld: u32,
-    withheld_live_pages: u64,
 }
 
 impl Segments {
@@ -57,7 +56,6 @@ impl Segments {
             free: (0..count).collect(),
             segment_pages,
             withheld: 0,
-            withheld_live_pages: 0,
         }
     }
 
@@ -91,20 +89,12 @@ impl Segments {
 
     /// It was found, and could not be read whole.
     pub(crate) fn withhold(&mut self, segment: u32) {
-        let of = self.get_mut(segment);
-        of.phase = Phase::Withheld;
-        let live_pages = of.live_pages;
+        self.get_mut(segment).phase = Phase::Withheld;
         self.withheld += 1;
-        self.withheld_live_pages += live_pages;
     }
 
     pub(crate) fn withheld(&self) -> u32 {
         self.withheld
-    }
-
-    /// What is live in those.
-    pub(crate) fn withheld_live_pages(&self) -> u64 {
-        self.withheld_live_pages
     }
 
     /// Goes on being appended to after it was found.
@@ -139,11 +129,7 @@ impl Segments {
     }
 
     pub(crate) fn remove_live(&mut self, at: Location) {
-        let of = self.get_mut(at.segment);
-        of.live_pages -= u64::from(at.pages);
-        if of.phase == Phase::Withheld {
-            self.withheld_live_pages -= u64::from(at.pages);
-        }
+        self.get_mut(at.segment).live_pages -= u64::from(at.pages);
         self.free_if_done(at.segment);
     }
 

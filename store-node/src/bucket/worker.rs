@@ -636,7 +636,10 @@ impl Bucket {
                 if former == name {
                     return Ok(());
                 }
-                within(self.upload_timeout, self.store.copy(&former, &name)).await?;
+                let copied = within(self.upload_timeout, self.store.copy(&former, &name)).await;
+                if let Err(failure) = copied {
+                    return Err(self.of_object(failure).await);
+                }
                 // Before anybody is told: a mark that is taken away is gone when that is acknowledged.
                 let deleted = within(self.timeout, self.store.delete(&former)).await;
                 return match deleted {
@@ -703,7 +706,11 @@ impl Bucket {
                 false => Ok(None),
             }
         });
-        let decoded = match read.await? {
+        let read = match read.await {
+            Ok(read) => read,
+            Err(failure) => return Err(self.of_object(failure).await),
+        };
+        let decoded = match read {
             Some(object) => object::decode(&object, block, layout),
             None => Err(Wrong::Shape),
         };
@@ -719,6 +726,14 @@ impl Bucket {
                 let _ = within(self.timeout, self.store.delete(&name)).await;
                 Err(Failure::Gone(wrong.to_string()))
             }
+        }
+    }
+
+    /// Who hears that an object is not there may have no bucket.
+    async fn of_object(&self, failure: Failure) -> Failure {
+        match failure {
+            Failure::Gone(_) => self.ask().await.err().unwrap_or(failure),
+            other => other,
         }
     }
 

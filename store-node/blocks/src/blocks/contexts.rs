@@ -43,7 +43,7 @@ impl Blocks {
             return Err(KeepError::Busy);
         }
         self.check_tenant(keys, *tenant)?;
-        let known = self.cache.ssd().get(last).and_then(|block| block.mark);
+        let known = self.known_mark(last);
         let mark = longer(known, request);
         self.check_quota(*tenant, keys)?;
         if self.cache.ssd().prefix(*namespace, self.cache.layout(), None, keys) < on_ssd.min(blocks)
@@ -54,7 +54,7 @@ impl Blocks {
         let path = in_dram.clone();
         let is_marked = known == Some(mark);
         let lacks = |at: &usize| *at >= on_ssd || (*at == blocks - 1 && !is_marked);
-        let mark_of = |key: &BlockKey| self.cache.ssd().get(*key).and_then(|block| block.mark);
+        let mark_of = |key: &BlockKey| self.known_mark(*key);
         let sinks = (0..blocks).filter(lacks).map(|at| {
             let block = SsdBlock {
                 key: keys[at],
@@ -271,7 +271,8 @@ impl Blocks {
             return Err(KeepError::Busy);
         }
         let of_other = |key: &BlockKey| {
-            let block = self.cache.ssd().get(*key);
+            let block =
+                self.cache.ssd().get(*key).or_else(|| self.ssd_unreached.get(*key).copied());
             let of = block.map(|block| (block.class, block.mark));
             let is_other = |other: Tenant| other != tenant;
             of.is_some_and(|(class, mark)| {

@@ -6,10 +6,10 @@
 //! both tiers are closed under prefix, each by itself. Rising reads into a slot that nobody else has;
 //! shares that want the block pin that slot and wait, or go on without it when it fails or is late.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 
-use kvasir_proto::{BlockKey, Class, Namespace, Share, Side, SlotIndex};
+use kvasir_proto::{BlockKey, Class, Mark, Namespace, Share, Side, SlotIndex};
 
 use super::Blocks;
 use crate::api::{AbortReason, Action, RiseError, SinkError, SsdSize};
@@ -19,6 +19,7 @@ use crate::share_state::ShareEvent;
 use crate::slot_state::SlotState;
 use crate::ssd::SsdBlock;
 use crate::tier_work::{Batch, Rise, RiseFrom, Sink};
+use crate::unreached::Unreached;
 
 /// Blocks of one chain that sink together.
 const BATCH_MAX: usize = 16;
@@ -42,42 +43,30 @@ impl Blocks {
     }
 
     /// The same of an SSD that has more than could be read. What is kept for a tenant stays there, though what it
-    /// follows is not among these: that may be there again when the SSD is looked at the next time. Until then it is
-    /// not found, and its room is nobody else's.
-    pub fn ssd_ready_in_part(&mut self, size: SsdSize, blocks: Vec<SsdBlock>) {
+    /// follows is not among these: that may be there again when the SSD is looked at the next time.
+    pub fn ssd_ready_in_part(&mut self, size: SsdSize, blocks: Vec<SsdBlock>, unix_ms: u64) {
         let orphans = self.set_ssd(size, blocks);
-        let parents: HashMap<BlockKey, Option<BlockKey>> =
-            orphans.iter().map(|block| (block.key, block.parent)).collect();
-        let mut kept: HashSet<BlockKey> = HashSet::new();
-        for last in orphans.iter().filter(|block| block.mark.is_some()) {
-            let mut next = Some(last.key);
-            while let Some(key) = next.filter(|key| parents.contains_key(key) && kept.insert(*key))
-            {
-                next = parents[&key];
-            }
-        }
-        let (kept, others): (Vec<SsdBlock>, Vec<SsdBlock>) =
-            orphans.into_iter().partition(|block| kept.contains(&block.key));
+        let (unreached, others) = Unreached::new(orphans, unix_ms);
+        self.ssd_unreached = unreached;
         others.iter().for_each(|block| self.forget_extent(block.key, block.parent.is_none()));
-        self.ssd_unreached = kept.len() as u64;
-        let bytes: u64 = kept.iter().map(|block| block.bytes).sum();
-        let size = &mut self.ssd_size;
-        // None at all would be no SSD.
-        size.bytes_max = size.bytes_max.saturating_sub(bytes).max(1);
-        size.context_bytes_max = size.context_bytes_max.min(size.bytes_max);
-        size.tenant_bytes_max = size.tenant_bytes_max.min(size.bytes_max);
         self.ssd_has_come();
     }
 
-    /// Blocks that [`Self::ssd_ready_in_part`] has left on the SSD though they cannot be found, when it did.
-    pub fn ssd_unreached(&self) -> u64 {
-        self.ssd_unreached
+    /// Blocks that are on the SSD and cannot be found, as long as what they follow cannot be read.
+    pub fn ssd_unreached(&self) -> usize {
+        self.ssd_unreached.len()
+    }
+
+    /// What the SSD says of a block that it has, also of one that cannot be found.
+    pub(super) fn known_mark(&self, key: BlockKey) -> Option<Mark> {
+        let found = self.cache.ssd().get(key);
+        found.map_or_else(|| self.ssd_unreached.mark(key), |block| block.mark)
     }
 
     /// Answers with those whose chains are not whole.
     fn set_ssd(&mut self, size: SsdSize, blocks: Vec<SsdBlock>) -> Vec<SsdBlock> {
         self.ssd_gone();
-        (self.ssd_size, self.ssd_unreached) = (size, 0);
+        (self.ssd_size, self.ssd_unreached) = (size, Unreached::default());
         self.kept_changed();
         // The first block after each, and the next after the same one, by their places.
         let mut after: HashMap<BlockKey, usize, BuildHasherDefault<KeyHasher>> = HashMap::default();
@@ -134,6 +123,7 @@ impl Blocks {
 
     /// An extent was found rotten or could not be found: it, and what follows it, is not on the SSD.
     pub fn ssd_lost(&mut self, key: BlockKey) {
+        self.ssd_unreached.remove(key);
         self.totals.ssd_lost += self.unstore_and_forget(key) as u64;
     }
 
@@ -230,6 +220,9 @@ impl Blocks {
     /// the object store whose time is over are not there any more.
     pub fn expire(&mut self, unix_ms: u64) {
         self.totals.expired += self.cache.ssd_mut().expire(unix_ms) as u64;
+        for block in self.ssd_unreached.expire(unix_ms) {
+            self.forget_extent(block.key, block.parent.is_none());
+        }
         self.bucket.expire(unix_ms);
     }
 
@@ -344,7 +337,8 @@ impl Blocks {
         // It may have been dropped while it was written: then its bytes are in doubt, and it is not worth
         // an extent. But one that has replaced another is all that there is of that one, which may be kept
         // for a tenant; the copy was checked, as every read of it will be.
-        let replaces = self.cache.ssd().contains(done.block.key);
+        let was_unreached = self.ssd_unreached.remove(done.block.key).is_some();
+        let replaces = was_unreached || self.cache.ssd().contains(done.block.key);
         // Its slot is pinned until here: nothing else has come there.
         let is_indexed = |slot| self.cache.index().find(done.block.key) == Some(slot);
         let still = done.slot.is_none_or(|(slot, _)| is_indexed(slot));
@@ -403,7 +397,7 @@ impl Blocks {
                 parent: parent.map(|parent| parent.key),
                 class: Class::Normal,
                 // In another layout it may be there, and be kept.
-                mark: self.cache.ssd().get(entry.key).and_then(|block| block.mark),
+                mark: self.known_mark(entry.key),
                 layout: self.cache.layout(),
                 bytes: self.extent_bytes,
             };
@@ -497,7 +491,8 @@ impl Blocks {
     }
 
     fn ssd_has_room(&self, bytes: u64) -> bool {
-        self.cache.ssd().bytes() + self.sinks.bytes + bytes <= self.ssd_size.bytes_max
+        let taken = self.cache.ssd().bytes() + self.ssd_unreached.bytes() + self.sinks.bytes;
+        taken + bytes <= self.ssd_size.bytes_max
     }
 
     fn drop_from_ssd(&mut self, key: BlockKey) {

@@ -109,7 +109,7 @@ fn what_is_kept_stays_on_an_ssd_that_could_not_be_read_whole() {
         let mut again = self::node();
         match is_whole {
             true => again.blocks.ssd_ready(SIZE, rest.clone()),
-            false => again.blocks.ssd_ready_in_part(SIZE, rest.clone()),
+            false => again.blocks.ssd_ready_in_part(SIZE, rest.clone(), 2_000),
         }
         again.actions();
         assert_eq!(again.blocks.ssd_blocks().count(), 0);
@@ -121,15 +121,50 @@ fn what_is_kept_stays_on_an_ssd_that_could_not_be_read_whole() {
         others.sort();
         assert_eq!(forgotten, others);
         // What stays has its room.
-        let wanted: u32 = if is_whole { 40 } else { 38 };
-        let many: String = (0..60u8).map(|at| char::from(b'A' + at)).collect();
-        for (share, part) in ["3p", "4p", "5p"].iter().zip(many.as_bytes().chunks(20)) {
-            again.fill(share, std::str::from_utf8(part).expect("letters"));
-            again.blocks.sink_ahead(again.now_ms);
-            write(&mut again);
-        }
-        assert_eq!(again.blocks.counts().ssd_bytes, u64::from(wanted) * EXTENT_BYTES);
+        let fill = |again: &mut Node, shares: [&str; 3], first: u8| {
+            for (at, share) in (0..).zip(shares) {
+                let letters = (0..20u8).map(|letter| char::from(first + 20 * at + letter));
+                again.fill(share, &letters.collect::<String>());
+                again.blocks.sink_ahead(again.now_ms);
+                write(again);
+            }
+            again.blocks.counts().ssd_bytes / EXTENT_BYTES
+        };
+        assert_eq!(fill(&mut again, ["3p", "4p", "5p"], b'A'), if is_whole { 40 } else { 38 });
+        // Until its time is over.
+        again.blocks.expire(9_000);
+        again.actions();
+        let mut forgotten = std::mem::take(&mut again.forgotten);
+        forgotten.retain(|key| kept.contains(key));
+        forgotten.sort();
+        assert_eq!(
+            (forgotten.len(), again.blocks.ssd_unreached()),
+            (if is_whole { 0 } else { 2 }, 0)
+        );
+        assert_eq!(fill(&mut again, ["6p", "7p", "8p"], b'B'), 40);
     }
+}
+
+/// What is computed anew is kept as what could be read of it was.
+#[test]
+fn what_is_written_in_the_place_of_what_cannot_be_found_is_kept_as_long() {
+    let mut node = node();
+    node.fill("1p", "abc");
+    keep(&mut node, "abc", 9_000);
+    let mut rest = restarted_blocks(&node);
+    rest.retain(|block| block.parent.is_some());
+    let mut again = self::node();
+    again.blocks.ssd_ready_in_part(SIZE, rest, 2_000);
+    assert_eq!(again.blocks.ssd_unreached(), 2);
+    assert_eq!(listed(&again, &["a", "ab", "abc"]), []);
+    again.fill("1p", "abc");
+    let refused = again.blocks.keep(again.now_ms, &request("abc", 2, 9_000));
+    assert_eq!(refused, Err(KeepError::OtherTenant));
+    again.blocks.sink_ahead(again.now_ms);
+    write(&mut again);
+    assert_eq!(untils(&again, &["a", "ab", "abc"]), [9_000; 3]);
+    assert_eq!(listed(&again, &["a", "ab", "abc"]), [(3, 9_000)]);
+    assert_eq!(again.blocks.ssd_unreached(), 0);
 }
 
 #[test]

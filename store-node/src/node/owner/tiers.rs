@@ -223,7 +223,7 @@ impl Owner {
         let size = SsdSize { bytes_max, context_bytes_max, tenant_bytes_max };
         match is_whole {
             true => self.blocks.ssd_ready(size, blocks),
-            false => self.blocks.ssd_ready_in_part(size, blocks),
+            false => self.blocks.ssd_ready_in_part(size, blocks, clock::unix_ms()),
         }
         self.blocks.expire(clock::unix_ms());
         if let Some(layout) = layout {

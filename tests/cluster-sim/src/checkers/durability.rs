@@ -14,7 +14,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use kvasir_proto::BlockKey;
+use kvasir_proto::{BlockKey, Share};
 
 use super::Checker;
 use crate::calls::CALL_US;
@@ -69,6 +69,10 @@ pub struct Durability {
     started: BTreeMap<usize, Life>,
     /// What was put on a node, under a name of which it is to keep something, before it had found that out.
     put_before: BTreeSet<(Life, BlockKey)>,
+    /// Puts that have not ended, and what they put.
+    puts: BTreeMap<(Life, Share), Vec<(BlockKey, u32)>>,
+    /// Older versions that were being put when the one was kept that counts: one of them may be stored after it.
+    beside: BTreeMap<(usize, BlockKey), BTreeSet<u32>>,
     /// A node has drained: what it had of an object may have come to another one that has it too.
     is_mixed: bool,
     /// A node that has left was one of two, and the other one's copy may not be made yet.
@@ -91,6 +95,8 @@ impl Durability {
             partial: BTreeSet::new(),
             started: BTreeMap::new(),
             put_before: BTreeSet::new(),
+            puts: BTreeMap::new(),
+            beside: BTreeMap::new(),
             is_mixed: false,
             has_left: false,
         }
@@ -162,6 +168,30 @@ impl Durability {
         of_node.for_each(|(_, promise)| promise.most_ms = promise.ever_ms);
     }
 
+    /// What may have had its former time again has it now, or never.
+    fn is_whole_again(&mut self, node: usize, listed: &[ListedContext]) {
+        let of_node = self.contexts.iter_mut().filter(|((of, _), _)| *of == node);
+        for ((_, last), promise) in of_node {
+            let context = listed.iter().find(|context| context.last == *last);
+            let until_ms = context.map_or(0, |context| context.until_unix_ms);
+            promise.most_ms = promise.most_ms.min(until_ms).max(promise.least_ms);
+        }
+    }
+
+    /// This version of an object is kept. Of two that were put at the same time the one counts that was stored last.
+    fn keeps_version(&mut self, of: (usize, BlockKey), version: u32) {
+        let is_beside = self.beside.get(&of).is_some_and(|beside| beside.contains(&version));
+        let promise = self.contexts.entry(of).or_default();
+        if version < promise.version && !is_beside {
+            return;
+        }
+        promise.version = version;
+        let of_node = self.puts.iter().filter(|((at, _), _)| at.node == of.0);
+        let open = of_node.flat_map(|(_, puts)| puts).filter(|(key, _)| *key == of.1);
+        let older = open.map(|(_, open)| *open).filter(|open| *open < version);
+        self.beside.insert(of, older.collect());
+    }
+
     /// What a block that is kept may be: of an object the version that was kept or a newer one.
     fn may_be_kept(&self, node: usize, key: BlockKey, bytes: &PageBytes) -> bool {
         let of = (node, key);
@@ -201,6 +231,7 @@ impl Durability {
     fn forget(&mut self, node: usize) {
         self.contexts.retain(|(of, _), _| *of != node);
         self.rotted.retain(|(of, _)| *of != node);
+        self.beside.retain(|(of, _), _| *of != node);
         self.lied_to.remove(&node);
         self.partial.remove(&node);
         // What it had promised is no other's promise any more, nor that of who was done with it.
@@ -344,7 +375,10 @@ impl Checker for Durability {
                     };
                 }
             }
-            Seen::PutBegan { at, keys, versions, .. } => {
+            Seen::PutBegan { at, share, keys, versions, .. } => {
+                self.puts.retain(|(of, _), _| of.node != at.node || of == at);
+                let put = keys.iter().copied().zip(versions.iter().copied()).collect();
+                self.puts.insert((*at, *share), put);
                 for (key, version) in keys.iter().zip(versions) {
                     if self.partial.contains(&at.node) {
                         self.excuse(at.node, *key);
@@ -365,12 +399,12 @@ impl Checker for Durability {
                     let promise = self.contexts.entry((*node, *last)).or_default();
                     promise.least_ms = promise.least_ms.max(*until_unix_ms);
                     promise.at_most(*until_unix_ms);
-                    // Of two that were put at the same time the one counts that was stored last.
-                    if let Some(version) = self.keeping.get(&(*node, *last)) {
-                        promise.version = *version;
+                    if let Some(version) = self.keeping.get(&(*node, *last)).copied() {
+                        self.keeps_version((*node, *last), version);
                     }
                 }
             }
+            Seen::Ended { at, share } => drop(self.puts.remove(&(*at, *share))),
             // By somebody of its own namespace; anybody else's does not count.
             Seen::ObjectRemoved { node, namespace, key }
                 if self.truth.blocks.get(key).is_some_and(|of| of.namespace == *namespace) =>
@@ -379,6 +413,7 @@ impl Checker for Durability {
                     (promise.least_ms, promise.version) = (0, 0);
                 }
                 self.keeping.remove(&(*node, *key));
+                self.beside.remove(&(*node, *key));
                 if let Some(told_ms) = self.told_ms.get_mut(&(*node, *key)) {
                     *told_ms = u64::MAX;
                 }
@@ -453,7 +488,10 @@ impl Checker for Durability {
                             .filter(|(of, _)| of == at)
                             .for_each(|(_, key)| self.excuse(at.node, *key));
                     }
-                    false => drop(self.partial.remove(&at.node)),
+                    false if self.partial.remove(&at.node) => {
+                        self.is_whole_again(at.node, contexts)
+                    }
+                    false => {}
                 }
                 if *disk_lies {
                     self.lied_to.insert(at.node);

@@ -206,7 +206,7 @@ impl Running {
             let blocks = found.blocks.into_iter().map(block).collect();
             let size = SsdSize { bytes_max, context_bytes_max, tenant_bytes_max };
             match is_partial {
-                true => self.blocks.ssd_ready_in_part(size, blocks),
+                true => self.blocks.ssd_ready_in_part(size, blocks, unix_ms),
                 false => self.blocks.ssd_ready(size, blocks),
             }
             self.blocks.expire(unix_ms);
