@@ -489,7 +489,7 @@ impl Checker for Durability {
                             .for_each(|(_, key)| self.excuse(at.node, *key));
                     }
                     false if self.partial.remove(&at.node) => {
-                        self.is_whole_again(at.node, contexts)
+                        self.is_whole_again(at.node, contexts);
                     }
                     false => {}
                 }
