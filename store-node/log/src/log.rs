@@ -248,7 +248,8 @@ impl Log {
     /// the next start give no room, whatever is in them: what takes its place is written elsewhere.
     pub fn live_bytes_max(&self) -> u64 {
         let written = self.segments.count() - self.segments.withheld();
-        live_bytes_max(written, self.segments.segment_pages)
+        // None at all would be no log.
+        live_bytes_max(written, self.segments.segment_pages).max(PAGE_BYTES as u64)
     }
 
     pub fn counts(&self) -> Counts {

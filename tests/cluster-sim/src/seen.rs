@@ -92,6 +92,8 @@ pub enum Seen {
         unix_ms: u64,
         disk_lies: bool,
         is_partial: bool,
+        /// What it keeps there and cannot find, since it cannot read what that follows.
+        unreached: BTreeSet<BlockKey>,
     },
     /// The host has crashed: nothing in its memory is anybody's any more.
     Crashed {

@@ -271,8 +271,7 @@ impl Blocks {
             return Err(KeepError::Busy);
         }
         let of_other = |key: &BlockKey| {
-            let block =
-                self.cache.ssd().get(*key).or_else(|| self.ssd_unreached.get(*key).copied());
+            let block = self.cache.ssd().get(*key).or_else(|| self.ssd_unreached.get(*key));
             let of = block.map(|block| (block.class, block.mark));
             let is_other = |other: Tenant| other != tenant;
             of.is_some_and(|(class, mark)| {
@@ -288,7 +287,7 @@ impl Blocks {
 
     fn check_quota(&mut self, tenant: Tenant, keys: &[BlockKey]) -> Result<(), KeepError> {
         let kept_bytes = |key: BlockKey| {
-            let block = self.cache.ssd().get(key);
+            let block = self.cache.ssd().get(key).or_else(|| self.ssd_unreached.get(key));
             let kept = block.filter(|block| matches!(block.class, Class::Context { .. }));
             kept.map_or(0, |block| block.bytes)
         };
@@ -304,8 +303,12 @@ impl Blocks {
             sinks.map(more).sum()
         };
         let ssd = self.cache.ssd();
-        let of_tenant = ssd.tenant_bytes(tenant) + coming(Some(tenant));
-        let of_all = ssd.context_bytes() + coming(None);
+        let there = |of: Option<Tenant>| {
+            of.map_or(ssd.context_bytes(), |of| ssd.tenant_bytes(of))
+                + self.ssd_unreached.bytes_for(of)
+        };
+        let of_tenant = there(Some(tenant)) + coming(Some(tenant));
+        let of_all = there(None) + coming(None);
         let SsdSize { tenant_bytes_max, context_bytes_max, .. } = self.ssd_size;
         if of_tenant + new > tenant_bytes_max {
             let taken_bytes = of_tenant;

@@ -53,14 +53,14 @@ impl Blocks {
     }
 
     /// Blocks that are on the SSD and cannot be found, as long as what they follow cannot be read.
-    pub fn ssd_unreached(&self) -> usize {
-        self.ssd_unreached.len()
+    pub fn ssd_unreached(&self) -> impl Iterator<Item = BlockKey> + '_ {
+        self.ssd_unreached.keys()
     }
 
     /// What the SSD says of a block that it has, also of one that cannot be found.
     pub(super) fn known_mark(&self, key: BlockKey) -> Option<Mark> {
         let found = self.cache.ssd().get(key);
-        found.map_or_else(|| self.ssd_unreached.mark(key), |block| block.mark)
+        found.or_else(|| self.ssd_unreached.get(key)).and_then(|block| block.mark)
     }
 
     /// Answers with those whose chains are not whole.
@@ -337,14 +337,19 @@ impl Blocks {
         // It may have been dropped while it was written: then its bytes are in doubt, and it is not worth
         // an extent. But one that has replaced another is all that there is of that one, which may be kept
         // for a tenant; the copy was checked, as every read of it will be.
-        let was_unreached = self.ssd_unreached.remove(done.block.key).is_some();
-        let replaces = was_unreached || self.cache.ssd().contains(done.block.key);
+        let is_unreached = self.ssd_unreached.get(done.block.key).is_some();
+        let replaces = is_unreached || self.cache.ssd().contains(done.block.key);
         // Its slot is pinned until here: nothing else has come there.
         let is_indexed = |slot| self.cache.index().find(done.block.key) == Some(slot);
         let still = done.slot.is_none_or(|(slot, _)| is_indexed(slot));
         let stored =
             (still || replaces) && self.ssd_size.bytes_max > 0 && self.cache.stored(done.block);
-        if !stored {
+        if stored {
+            self.ssd_unreached.remove(done.block.key);
+            self.reach(done.block.key);
+        } else if is_unreached && self.ssd_size.bytes_max > 0 {
+            self.ssd_unreached.put(done.block);
+        } else {
             self.forget_extent(done.block.key, done.block.parent.is_none());
         }
         // What it was to replace may have gone meanwhile, and with it the room.
@@ -353,6 +358,29 @@ impl Blocks {
             self.sunk_for_keep(done);
         }
         stored
+    }
+
+    /// A block can be found on the SSD, and with it what follows it there.
+    fn reach(&mut self, key: BlockKey) {
+        if self.ssd_unreached.is_empty() {
+            return;
+        }
+        let (mut next, mut is_any) = (vec![key], false);
+        while let Some(of) = next.pop().and_then(|key| self.cache.ssd().get(key)) {
+            for block in self.ssd_unreached.take_after(of.key) {
+                let follows = (block.namespace, block.layout) == (of.namespace, of.layout);
+                if follows && self.cache.stored(block) {
+                    next.push(block.key);
+                    is_any = true;
+                } else {
+                    self.forget_extent(block.key, false);
+                }
+            }
+        }
+        if is_any {
+            self.kept_changed();
+            self.want_all_kept();
+        }
     }
 
     /// Plans to sink the chain that ends with a block, its first blocks first.

@@ -138,7 +138,7 @@ fn what_is_kept_stays_on_an_ssd_that_could_not_be_read_whole() {
         forgotten.retain(|key| kept.contains(key));
         forgotten.sort();
         assert_eq!(
-            (forgotten.len(), again.blocks.ssd_unreached()),
+            (forgotten.len(), again.blocks.ssd_unreached().count()),
             (if is_whole { 0 } else { 2 }, 0)
         );
         assert_eq!(fill(&mut again, ["6p", "7p", "8p"], b'B'), 40);
@@ -155,16 +155,67 @@ fn what_is_written_in_the_place_of_what_cannot_be_found_is_kept_as_long() {
     rest.retain(|block| block.parent.is_some());
     let mut again = self::node();
     again.blocks.ssd_ready_in_part(SIZE, rest, 2_000);
-    assert_eq!(again.blocks.ssd_unreached(), 2);
+    assert_eq!(again.blocks.ssd_unreached().count(), 2);
     assert_eq!(listed(&again, &["a", "ab", "abc"]), []);
     again.fill("1p", "abc");
-    let refused = again.blocks.keep(again.now_ms, &request("abc", 2, 9_000));
-    assert_eq!(refused, Err(KeepError::OtherTenant));
+    for prompt in ["ab", "abc"] {
+        let refused = again.blocks.keep(again.now_ms, &request(prompt, 2, 9_000));
+        assert_eq!(refused, Err(KeepError::OtherTenant));
+    }
     again.blocks.sink_ahead(again.now_ms);
     write(&mut again);
     assert_eq!(untils(&again, &["a", "ab", "abc"]), [9_000; 3]);
     assert_eq!(listed(&again, &["a", "ab", "abc"]), [(3, 9_000)]);
-    assert_eq!(again.blocks.ssd_unreached(), 0);
+    assert_eq!(again.blocks.ssd_unreached().count(), 0);
+}
+
+/// What follows it is as good as ever, whether or not that is computed too.
+#[test]
+fn what_could_not_be_found_is_found_when_what_it_follows_is_there_again() {
+    let mut node = node();
+    node.fill("1p", "abcd");
+    keep(&mut node, "abc", 9_000);
+    let mut rest = restarted_blocks(&node);
+    rest.retain(|block| block.parent.is_some());
+    for fails in [true, false] {
+        let mut again = self::node();
+        again.blocks.ssd_ready_in_part(SIZE, rest.clone(), 2_000);
+        again.fill("1p", "ab");
+        again.blocks.sink_ahead(again.now_ms);
+        again.actions();
+        // The first one may fail: the next one replaces what waits, and waits as that did.
+        for (sink, of) in std::mem::take(&mut again.sinks) {
+            let result = if fails && of == key("a") { Err(SinkError::Failed) } else { Ok(()) };
+            again.blocks.sunk(again.now_ms, sink, result);
+        }
+        again.actions();
+        assert_eq!(again.forgotten.iter().filter(|of| **of != key("a")).count(), 0);
+        assert_eq!(again.blocks.ssd_unreached().count(), if fails { 2 } else { 0 });
+        if fails {
+            again.now_ms += 60_000;
+            again.blocks.sink_ahead(again.now_ms);
+            write(&mut again);
+        }
+        assert_eq!(untils(&again, &["a", "ab", "abc"]), [9_000; 3], "{fails}");
+        assert_eq!(listed(&again, &["a", "ab", "abc"]), [(3, 9_000)]);
+    }
+}
+
+/// Also what cannot be found is its tenant's.
+#[test]
+fn a_quota_is_of_what_cannot_be_found_too() {
+    let mut node = node();
+    node.fill("1p", "abcdefghijklmnopqrst");
+    keep(&mut node, "abcdefghijklmnopqrst", 9_000);
+    let mut rest = restarted_blocks(&node);
+    rest.retain(|block| block.parent.is_some());
+    assert_eq!(rest.len(), 19);
+    let mut again = self::node();
+    again.blocks.ssd_ready_in_part(SIZE, rest, 2_000);
+    again.fill("1p", "ABC");
+    let kept = again.blocks.keep(again.now_ms, &request("ABC", 1, 9_000));
+    assert!(matches!(kept, Err(KeepError::OverQuota { taken_bytes: 190, .. })), "{kept:?}");
+    again.blocks.keep(again.now_ms, &request("ABC", 2, 9_000)).expect("another tenant's");
 }
 
 #[test]

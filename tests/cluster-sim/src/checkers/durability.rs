@@ -65,6 +65,8 @@ pub struct Durability {
     begun: BTreeMap<(usize, BlockKey), u32>,
     /// Nodes that could not read all of their disks when they started: what is missing is not lost.
     partial: BTreeSet<usize>,
+    /// Contexts of those nodes that are found and listed when all of the disk can be read.
+    unreached: BTreeSet<(usize, BlockKey)>,
     /// Which lives of nodes have found out what their disks have.
     started: BTreeMap<usize, Life>,
     /// What was put on a node, under a name of which it is to keep something, before it had found that out.
@@ -93,6 +95,7 @@ impl Durability {
             keeping: BTreeMap::new(),
             begun: BTreeMap::new(),
             partial: BTreeSet::new(),
+            unreached: BTreeSet::new(),
             started: BTreeMap::new(),
             put_before: BTreeSet::new(),
             puts: BTreeMap::new(),
@@ -150,8 +153,21 @@ impl Durability {
     /// A start that could not read all of a disk may have found what was before. That counts again when it is written anew
     /// meanwhile, as does what is computed anew of what was not found; and it is listed as long as it says itself. Of an
     /// object that was not found, and is not put meanwhile, nothing is written anew.
-    fn excuse_unread(&mut self, node: usize, there: &BTreeSet<BlockKey>, listed: &[ListedContext]) {
+    ///
+    /// What is kept and follows what could not be read is found later, when nothing of its chain may make room until then.
+    fn excuse_unread(
+        &mut self,
+        node: usize,
+        there: &BTreeSet<BlockKey>,
+        unreached: &BTreeSet<BlockKey>,
+        listed: &[ListedContext],
+    ) {
         for last in self.lasts(node).collect::<Vec<BlockKey>>() {
+            let is_in_chain = |key: &BlockKey| there.contains(key);
+            if unreached.contains(&last) && !self.truth.chain(last).iter().any(is_in_chain) {
+                self.unreached.insert((node, last));
+                continue;
+            }
             let is_missing_object = self.truth.is_object(last) && !there.contains(&last);
             let context = listed.iter().find(|context| context.last == last);
             let until_ms = context.map_or(0, |context| context.until_unix_ms);
@@ -234,6 +250,7 @@ impl Durability {
         self.beside.retain(|(of, _), _| *of != node);
         self.lied_to.remove(&node);
         self.partial.remove(&node);
+        self.unreached.retain(|(of, _)| *of != node);
         // What it had promised is no other's promise any more, nor that of who was done with it.
         self.draining.remove(&node);
         for moved in self.draining.values_mut() {
@@ -320,8 +337,11 @@ impl Durability {
     ) -> Result<(), String> {
         let listed: BTreeMap<BlockKey, u64> =
             listed.iter().map(|context| (context.last, context.until_unix_ms)).collect();
-        let is_context =
-            |last: &BlockKey| !self.has_rotted(node, *last) && !self.truth.is_object(*last);
+        let is_context = |last: &BlockKey| {
+            !self.has_rotted(node, *last)
+                && !self.truth.is_object(*last)
+                && !self.unreached.contains(&(node, *last))
+        };
         for last in self.lasts(node).filter(is_context) {
             let Promise { least_ms, .. } = self.contexts[&(node, last)];
             let until_ms = listed.get(&last).copied().unwrap_or(0);
@@ -470,7 +490,8 @@ impl Checker for Durability {
                     ));
                 }
             }
-            Seen::Started { at, on_ssd, contexts, unix_ms, disk_lies, is_partial } => {
+            Seen::Started { at, on_ssd, contexts, unix_ms, disk_lies, is_partial, unreached } => {
+                self.unreached.retain(|(of, _)| *of != at.node);
                 self.expire(at.node, *unix_ms);
                 let there: BTreeSet<BlockKey> = on_ssd.iter().copied().collect();
                 self.excuse_rotted(at.node, &there);
@@ -481,7 +502,7 @@ impl Checker for Durability {
                 match is_partial {
                     true => {
                         self.partial.insert(at.node);
-                        self.excuse_unread(at.node, &there, contexts);
+                        self.excuse_unread(at.node, &there, unreached, contexts);
                         // What was found under the name is removed, for nobody can know that it was promised.
                         let put: BTreeSet<(Life, BlockKey)> = put;
                         put.iter()

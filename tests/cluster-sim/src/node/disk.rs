@@ -2,7 +2,7 @@
 //! log on a simulated disk, and their ends reports. Here it does a job some time after it was given, as a
 //! thread would.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -214,7 +214,19 @@ impl Running {
             let disk_lies = self.disk_lies(context);
             let contexts = self.contexts(unix_ms);
             let at = self.at;
-            context.see(Seen::Started { at, on_ssd, contexts, unix_ms, disk_lies, is_partial });
+            let unreached: BTreeSet<BlockKey> = self.blocks.ssd_unreached().collect();
+            if !unreached.is_empty() {
+                context.covers("what is kept follows what cannot be read");
+            }
+            context.see(Seen::Started {
+                at,
+                on_ssd,
+                contexts,
+                unix_ms,
+                disk_lies,
+                is_partial,
+                unreached,
+            });
             if is_partial {
                 context.covers("a node starts without all of its disk");
             }

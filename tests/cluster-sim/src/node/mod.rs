@@ -668,7 +668,8 @@ impl Running {
         let locks = allocated + rising + leaving;
         let tail_bytes = self.tail_space.taken_bytes();
         let extents = self.ssd.as_ref().map_or(0, Ssd::extents);
-        let known = self.blocks.ssd_blocks().count() as u64 + self.blocks.ssd_unreached() as u64;
+        let known =
+            self.blocks.ssd_blocks().count() as u64 + self.blocks.ssd_unreached().count() as u64;
         let strays = extents.saturating_sub(known);
         let unsealed = self.ssd.as_ref().map_or(0, Ssd::unsealed);
         let says = Held { pins, locks, quarantined, imms, shares, tail_bytes, strays, unsealed };
