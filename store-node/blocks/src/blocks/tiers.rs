@@ -366,15 +366,10 @@ impl Blocks {
             return;
         }
         let (mut next, mut is_any) = (vec![key], false);
-        while let Some(of) = next.pop().and_then(|key| self.cache.ssd().get(key)) {
-            for block in self.ssd_unreached.take_after(of.key) {
-                let follows = (block.namespace, block.layout) == (of.namespace, of.layout);
-                if follows && self.cache.stored(block) {
-                    next.push(block.key);
-                    is_any = true;
-                } else {
-                    self.forget_extent(block.key, false);
-                }
+        while let Some(key) = next.pop() {
+            for block in self.ssd_unreached.take_after(key) {
+                is_any |= self.cache.stored(block);
+                next.push(block.key);
             }
         }
         if is_any {
