@@ -147,9 +147,12 @@ impl Blocks {
         if record.request.is_ephemeral && held.hold == Hold::Private {
             return Ok(Commit::Ephemeral);
         }
+        let unreached = self.ssd_unreached.get(key);
+        let of_other = unreached.is_some_and(|block| block.namespace != record.request.namespace);
         match held.hold {
             Hold::Pinned => sealed_before(&self.cache, held.slot, key),
             Hold::Duplicate { kept } => Ok(Commit::Duplicate { kept }),
+            Hold::Private if of_other => Err(ShareError::Refused("the key is another block's")),
             Hold::Private => seal(&mut self.cache, &mut self.totals, record, page, key, checksum),
         }
     }

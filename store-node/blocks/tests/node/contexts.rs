@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kvasir_blocks::{
     ContextName, DrainRequest, Evicted, KeepError, KeepRequest, KeptContext, Options, Peer,
-    PeerView, SinkError, SsdBlock, SsdSize,
+    PeerView, ShareError, SinkError, SsdBlock, SsdSize,
 };
 use kvasir_proto::{BlockKey, Class, Mark, Tenant};
 
 use crate::simulation::Random;
-use crate::support::{Node, chain, key, namespace, options};
+use crate::support::{self, Node, chain, key, namespace, options};
 
 const EXTENT_BYTES: u64 = 10;
 const SIZE: SsdSize = SsdSize { bytes_max: 400, context_bytes_max: 300, tenant_bytes_max: 200 };
@@ -180,6 +180,8 @@ fn what_could_not_be_found_is_found_when_what_it_follows_is_there_again() {
     for fails in [true, false] {
         let mut again = self::node();
         again.blocks.ssd_ready_in_part(SIZE, rest.clone(), 2_000);
+        // Blocks lie otherwise now.
+        again.blocks.set_extents(8, EXTENT_BYTES);
         again.fill("1p", "ab");
         again.blocks.sink_ahead(again.now_ms);
         again.actions();
@@ -199,6 +201,28 @@ fn what_could_not_be_found_is_found_when_what_it_follows_is_there_again() {
         assert_eq!(untils(&again, &["a", "ab", "abc"]), [9_000; 3], "{fails}");
         assert_eq!(listed(&again, &["a", "ab", "abc"]), [(3, 9_000)]);
     }
+}
+
+/// Nor of another layout, nor by another namespace.
+#[test]
+fn what_cannot_be_found_is_nobody_elses() {
+    let mut node = node();
+    node.fill("1p", "abc");
+    keep(&mut node, "abc", 9_000);
+    let mut rest = restarted_blocks(&node);
+    rest.retain(|block| block.parent.is_some());
+    let mut again = self::node();
+    again.blocks.ssd_ready_in_part(SIZE, rest, 2_000);
+    let other = namespace("other");
+    let removed = again.blocks.remove_objects(again.now_ms, other, &[key("ab"), key("abc")]);
+    assert_eq!(removed, Ok((0, None)));
+    let mut lying = support::request("2p", "abc", 1);
+    lying.namespace = other;
+    again.allocate(&lying).expect("there is room");
+    again.blocks.bind(support::share("2p"), support::EPOCH).expect("to bind");
+    again.commit("2p", 0);
+    let refused = again.blocks.commit_page(support::share("2p"), 1, 0);
+    assert_eq!(refused, Err(ShareError::Refused("the key is another block's")));
 }
 
 /// Also what cannot be found is its tenant's.
