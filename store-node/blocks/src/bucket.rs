@@ -181,7 +181,7 @@ impl Bucket {
     }
 
     /// It was not found.
-    pub(crate) fn doubt_found(&mut self, of: (Namespace, BlockKey)) {
+    pub(crate) fn doubt_not_found(&mut self, of: (Namespace, BlockKey)) {
         if !self.is_own_in_doubt(of) {
             self.set_doubt(of, Doubt::NotFound { lists: self.lists });
         }

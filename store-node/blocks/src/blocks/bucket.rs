@@ -122,7 +122,7 @@ impl Blocks {
         match (result, from) {
             (Ok(()), _) => self.bucket.end_doubt(of),
             (Err(SinkError::Failed), _) => self.bucket.doubt_sent(of),
-            (Err(_), UploadFrom::Bucket(_)) => self.bucket.doubt_found(of),
+            (Err(_), UploadFrom::Bucket(_)) => self.bucket.doubt_not_found(of),
             // It never left.
             (Err(_), UploadFrom::Ssd | UploadFrom::Slot { .. }) => {}
         }
@@ -252,7 +252,7 @@ impl Blocks {
         let lost = self.bucket.remove(key);
         self.totals.bucket_lost += u64::from(lost.is_some());
         if let Some(SsdBlock { namespace, .. }) = lost {
-            self.bucket.doubt_found((namespace, key));
+            self.bucket.doubt_not_found((namespace, key));
         }
     }
 

@@ -271,8 +271,7 @@ impl Blocks {
             return Err(KeepError::Busy);
         }
         let of_other = |key: &BlockKey| {
-            let block = self.cache.ssd().get(*key).or_else(|| self.ssd_unreached.get(*key));
-            let of = block.map(|block| (block.class, block.mark));
+            let of = self.on_ssd(*key).map(|block| (block.class, block.mark));
             let is_other = |other: Tenant| other != tenant;
             of.is_some_and(|(class, mark)| {
                 matches!(class, Class::Context { tenant, .. } if is_other(tenant))
@@ -287,8 +286,8 @@ impl Blocks {
 
     fn check_quota(&mut self, tenant: Tenant, keys: &[BlockKey]) -> Result<(), KeepError> {
         let kept_bytes = |key: BlockKey| {
-            let block = self.cache.ssd().get(key).or_else(|| self.ssd_unreached.get(key));
-            let kept = block.filter(|block| matches!(block.class, Class::Context { .. }));
+            let kept =
+                self.on_ssd(key).filter(|block| matches!(block.class, Class::Context { .. }));
             kept.map_or(0, |block| block.bytes)
         };
         let more = |key: &BlockKey| self.extent_bytes.saturating_sub(kept_bytes(*key));

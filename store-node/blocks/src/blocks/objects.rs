@@ -145,11 +145,8 @@ impl Blocks {
         let (removed, mut absent): (Vec<BlockKey>, Vec<BlockKey>) =
             keys.iter().copied().partition(|key| self.has_object(namespace, *key));
         // One that has made room may come back too. What is there is somebody else's.
-        let is_nowhere = |key: &BlockKey| {
-            let is_on_ssd =
-                self.cache.ssd().contains(*key) || self.ssd_unreached.get(*key).is_some();
-            !is_on_ssd && self.cache.index().find(*key).is_none()
-        };
+        let is_nowhere =
+            |key: &BlockKey| self.on_ssd(*key).is_none() && self.cache.index().find(*key).is_none();
         absent.retain(is_nowhere);
         // Reads that are under way are of what is removed, also where a list has not shown it any more.
         self.void_rises(now_ms, namespace, &keys);

@@ -57,10 +57,14 @@ impl Blocks {
         self.ssd_unreached.keys()
     }
 
-    /// What the SSD says of a block that it has, also of one that cannot be found.
+    /// What the SSD has, also when it cannot be found.
+    pub(super) fn on_ssd(&self, key: BlockKey) -> Option<SsdBlock> {
+        self.cache.ssd().get(key).or_else(|| self.ssd_unreached.get(key))
+    }
+
+    /// What it says of a block.
     pub(super) fn known_mark(&self, key: BlockKey) -> Option<Mark> {
-        let found = self.cache.ssd().get(key);
-        found.or_else(|| self.ssd_unreached.get(key)).and_then(|block| block.mark)
+        self.on_ssd(key).and_then(|block| block.mark)
     }
 
     /// Answers with those whose chains are not whole.

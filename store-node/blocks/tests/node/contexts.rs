@@ -203,7 +203,7 @@ fn what_could_not_be_found_is_found_when_what_it_follows_is_there_again() {
     }
 }
 
-/// Nor of another layout, nor by another namespace.
+/// It is not removed by who names its key, nor written over from another namespace.
 #[test]
 fn what_cannot_be_found_is_nobody_elses() {
     let mut node = node();
