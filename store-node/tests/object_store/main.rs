@@ -435,6 +435,31 @@ async fn an_object_store_that_fails_costs_time_and_no_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bucket_that_is_not_there_costs_time_and_no_block() {
+    goes_bad_and_good(Mode::NoBucket).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_kept_for_longer_is_not_lost_when_the_bucket_is_not_there() {
+    let s3 = S3::start().await;
+    let mut keeper = Tiered::start(&s3, |config| config.object_store.list_every_ms = 600_000).await;
+    keeper.says("object store: ready").await;
+    let kept = prompt(1, 3 * BLOCK_TOKENS + 9);
+    keeper.prefill(&kept).await;
+    assert_eq!(keeper.keep(&kept, 600_000).await, Ok(3));
+    let names = s3.names();
+    s3.set(Mode::NoBucket);
+    assert_eq!(keeper.keep(&kept, 900_000).await, Err(tonic::Code::Unavailable));
+    assert_eq!(keeper.event("object_store_lost").await, 0.0);
+    s3.set(Mode::Good);
+    keeper.says("object store: ready").await;
+    assert_eq!(s3.names(), names, "nothing was copied and nothing deleted");
+    assert_eq!(keeper.keep(&kept, 900_000).await, Ok(3));
+    let mut other = Tiered::ready(&s3).await;
+    assert_eq!(other.prefill(&kept).await, 3 * BLOCK_TOKENS);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_starts_while_the_object_store_refuses_it_and_uses_it_later() {
     let s3 = S3::start().await;
     s3.set(Mode::Refuses);

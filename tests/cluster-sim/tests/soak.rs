@@ -34,7 +34,7 @@ static ALLOCATOR: Counting = Counting;
 
 /// What may be there at rest: as many as there are of each, whatever the hour. Everything else is
 /// gone.
-const AT_REST: [(&str, usize); 4] = [
+const AT_REST: [(&str, usize); 5] = [
     // A tick for each node, a poll for each conductor, and what an engine or a disk has planned.
     ("events", 16),
     // A node remembers those that write to it, up to a bound.
@@ -43,11 +43,13 @@ const AT_REST: [(&str, usize); 4] = [
     ("instances", 8),
     // Two conductors; the slots of three nodes and what two disks hold.
     ("index keys", 1_200),
+    // Three nodes, each of which asks the two others two things now and then.
+    ("questions", 12),
 ];
 
 /// What may be there beside that while a context has fewer copies than it was promised: its node looks for one that takes
-/// it now and then, of which one question may be under way, and whom it has asked remembers for a time that this has ended.
-const WHILE_SHORT: [(&str, usize); 3] = [("copies", 3), ("finished", 200), ("tombstones", 20)];
+/// it now and then, and whom it has asked remembers for a time that this has ended.
+const WHILE_SHORT: [(&str, usize); 2] = [("finished", 200), ("tombstones", 20)];
 
 /// Of each hour, what comes after all that is asked.
 const REST_US: u64 = 60_000_000;

@@ -231,6 +231,24 @@ fn removals_that_are_kept_for_what_could_not_be_read_do_not_fill_the_log() {
 }
 
 #[test]
+fn where_next_to_nothing_can_be_written_something_can_be_removed() {
+    let mut log = TestLog::new(4);
+    let all: Vec<u32> = (0..SEGMENTS as u32 * SEGMENT_PAGES as u32 / 5).collect();
+    all.iter().for_each(|n| log.store(*n));
+    // Of all but four nothing can be read.
+    log.disk.faults.unreadable = (FIRST.0, FIRST.0 + (SEGMENTS - 4) * SEGMENT_PAGES * PAGE);
+    let mut log = log.crash();
+    assert!(log.log.live_bytes_max() <= PAGE as u64, "{:?}", log.log.counts());
+    let removed = SEGMENT_PAGES as u32 / 8;
+    (0..removed).for_each(|n| erase(&mut log, n));
+    log.disk.faults = Faults::default();
+    let mut log = log.crash();
+    for n in all {
+        assert_eq!(log.has(n), n >= removed, "block {n}");
+    }
+}
+
+#[test]
 fn what_is_moved_is_not_taken_for_newer_than_what_could_not_be_read() {
     let (mut log, all) = of_two_segments();
     // The first segment has the former extents, the last one the newest.

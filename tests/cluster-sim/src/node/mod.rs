@@ -706,6 +706,7 @@ impl Running {
             ("writers", self.writers.count()),
             ("keeps", self.keeps.len()),
             ("copies", self.replication.copies()),
+            ("questions", self.replication.questions()),
             ("clients", self.clients.count()),
             ("shares", counts.shares as usize),
             ("pins", counts.pins as usize),

@@ -96,11 +96,17 @@ impl Replication {
         self.asks > asks || (self.asks == asks && self.checking.is_none())
     }
 
+    /// Steps that have not been answered yet.
     pub fn copies(&self) -> usize {
-        // Others are asked for contexts for as long as there are any.
-        let is_held = |asked: &&Asked| !matches!(asked, Asked::Holds(_));
-        let calls = self.calls.values().filter(is_held).count();
-        self.jobs.len() + self.replies.len() + calls + self.awaited.len()
+        let steps = self.calls.len() - self.questions();
+        self.jobs.len() + self.replies.len() + steps + self.awaited.len()
+    }
+
+    /// What the others are asked again and again: what they keep, for as long as there are contexts, and what they
+    /// could take, for as long as there is something that nobody has taken.
+    pub fn questions(&self) -> usize {
+        let is_question = |asked: &&Asked| matches!(asked, Asked::Holds(_) | Asked::Describe(_));
+        self.calls.values().filter(is_question).count()
     }
 }
 
