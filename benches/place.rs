@@ -12,10 +12,11 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
 
+use kvasir_placement::attend::Constants;
 use kvasir_placement::{
     BookingId, ClusterView, IndexLimits, InstanceReport, ModelIndex, ModelSpec, NodeIndex,
-    Objectives, PlaceRequest, Policy, PrefixMatch, Profile, ReportedLoad, Role, Selection,
-    ShadowIndex, Steering, Tier, place,
+    Objectives, PlaceRequest, Policy, PrefixMatch, Profile, ReportedLoad, Role, RoutedRows,
+    Routing, Selection, ShadowIndex, SsdReads, Steering, Tier, place,
 };
 use kvasir_proto::{BlockKey, InstanceId, NodeId, keys};
 
@@ -57,6 +58,7 @@ fn report(node: u16) -> InstanceReport {
         max_running: 64,
         slots_total: 100_000,
         slots_available: 100_000,
+        ssd_reads: SsdReads::default(),
         draining: false,
         load: ReportedLoad::default(),
     }
@@ -78,12 +80,13 @@ fn request(tie_seed: u64, now_us: u64) -> PlaceRequest<'static> {
     }
 }
 
-/// A cluster at work.
-fn busy(matched: &PrefixMatch, selection: Selection) -> ClusterView {
-    let policy = Policy { selection, ..Policy::default() };
+/// A cluster at work, as `change` has its instances.
+fn busy(matched: &PrefixMatch, policy: Policy, change: fn(&mut InstanceReport)) -> ClusterView {
     let mut view = ClusterView::new(policy, Profile::default());
     for node in 0..2 * SIDES {
-        view.report(report(node), 0);
+        let mut said = report(node);
+        change(&mut said);
+        view.report(said, 0);
     }
     for id in 0..BOOKED {
         let now_us = id * 1_000;
@@ -92,6 +95,27 @@ fn busy(matched: &PrefixMatch, selection: Selection) -> ClusterView {
         view.book(BookingId(id), &placement, now_us);
     }
     view
+}
+
+fn split(matched: &PrefixMatch) -> ClusterView {
+    busy(matched, Policy::default(), |_| {})
+}
+
+/// Instances that do both and may leave a prefix where it is.
+fn routing(report: &mut InstanceReport) {
+    report.role = Role::Both;
+    let rows = RoutedRows { heads: 128, query_bytes: 1_152, partial_bytes: 1_032, layers: 60 };
+    report.model.routed = Some(rows);
+}
+
+/// What routes cost in a cluster of the paper's kind.
+fn routes() -> Option<Routing> {
+    let fabric = include_str!("../configs/fabrics/h100-ibgda.toml");
+    let kernel = include_str!("../configs/kernels/h100-flashmla.toml");
+    let fabric = toml::from_str(fabric).expect("a fabric");
+    let kernel = toml::from_str(kernel).expect("a kernel");
+    let constants = Constants { fabric, holder: kernel, local: kernel };
+    Some(Routing { constants, always: false })
 }
 
 /// All instances report so.
@@ -166,10 +190,15 @@ fn filled() -> (ShadowIndex, Vec<Vec<BlockKey>>) {
 }
 
 /// What a request costs whose keys are there: the match and the placement.
-fn measure_whole(selection: Selection, index: &ShadowIndex, prompts: &[Vec<BlockKey>]) {
+fn measure_whole(
+    what: &str,
+    (policy, change): (Policy, fn(&mut InstanceReport)),
+    index: &ShadowIndex,
+    prompts: &[Vec<BlockKey>],
+) {
     let reader = index.reader();
-    let view = busy(&reader.match_prefix(&prompts[0]), selection);
-    let (mut matches_ns, mut wholes_ns) = (Vec::new(), Vec::new());
+    let view = busy(&reader.match_prefix(&prompts[0]), policy, change);
+    let (mut matches_ns, mut wholes_ns, mut routed) = (Vec::new(), Vec::new(), 0);
     for seed in 0..(DECISIONS / 4) as u64 {
         let prompt = &prompts[(seed as usize * 389) % prompts.len()];
         let begun = Instant::now();
@@ -177,16 +206,17 @@ fn measure_whole(selection: Selection, index: &ShadowIndex, prompts: &[Vec<Block
         matches_ns.push(begun.elapsed().as_nanos() as u64);
         let decided = black_box(place(&view, &matched, &request(seed, BOOKED * 1_000)));
         let is_ok = decided.is_ok();
+        routed += usize::from(decided.as_ref().is_ok_and(|placement| placement.route.is_some()));
         drop((decided, matched));
         wholes_ns.push(begun.elapsed().as_nanos() as u64);
-        assert!(is_ok, "{selection}");
+        assert!(is_ok, "{what}");
     }
     let us = |took_ns: &mut Vec<u64>, part: usize| {
         took_ns.sort_unstable();
         took_ns[took_ns.len() * part / 100] as f64 / 1e3
     };
     println!(
-        "| {selection} | {:.2} | {:.2} | {:.2} | {:.2} |",
+        "| {what} | {:.2} | {:.2} | {:.2} | {:.2} | {routed} |",
         us(&mut matches_ns, 50),
         us(&mut matches_ns, 99),
         us(&mut wholes_ns, 50),
@@ -217,19 +247,22 @@ fn main() {
     let matched = PrefixMatch::from_pairs(&held);
     let none = Objectives::NONE;
     println!("| decision | p50 us | p99 us |\n| --- | ---: | ---: |");
-    measure("placed", &busy(&matched, Selection::default()), &matched, none, true);
+    measure("placed", &split(&matched), &matched, none, true);
     let late = Objectives { ttft_us: 1_000, ..none };
-    measure("refused: first token", &busy(&matched, Selection::default()), &matched, late, false);
-    let running = reported(busy(&matched, Selection::default()), |report| report.load.running = 64);
+    measure("refused: first token", &split(&matched), &matched, late, false);
+    let running = reported(split(&matched), |report| report.load.running = 64);
     let slow = Objectives { tbt_us: 2_400, ..none };
     measure("refused: between tokens", &running, &matched, slow, false);
-    let full = reported(busy(&matched, Selection::default()), |report| report.slots_available = 0);
+    let full = reported(split(&matched), |report| report.slots_available = 0);
     measure("refused: no room", &full, &matched, none, false);
-    println!("\n| policy | match p50 us | p99 | match and placement p50 us | p99 |");
-    println!("| --- | ---: | ---: | ---: | ---: |");
+    println!("\n| policy | match p50 us | p99 | match and placement p50 us | p99 | routed |");
+    println!("| --- | ---: | ---: | ---: | ---: | ---: |");
     let (index, prompts) = filled();
     for selection in Selection::ALL {
-        measure_whole(selection, &index, &prompts);
+        let policy = Policy { selection, ..Policy::default() };
+        measure_whole(&selection.to_string(), (policy, |_| {}), &index, &prompts);
     }
+    let policy = Policy { routing: routes(), ..Policy::default() };
+    measure_whole("kvasir, with routes", (policy, routing), &index, &prompts);
     measure_keys();
 }

@@ -128,7 +128,7 @@ pub struct Config {
     pub index_keys_max: usize,
     /// What fetching blocks from another node costs until that is measured.
     pub network: NetworkConfig,
-    /// What reading blocks from a node's own SSD costs.
+    /// What reading blocks from a node's own SSD costs until that is measured.
     pub ssd: SsdConfig,
     /// Attention over blocks that stay on another node.
     pub routes: RoutesConfig,

@@ -51,6 +51,12 @@ async fn kept_blocks_outlive_a_killed_node_and_give_the_same_tokens() {
         assert_eq!(cached_tokens(&answer), reusable_tokens(case.prompt.len()));
         let risen = cluster.sum("prefill-1-node", RISEN, &[("event", "risen")]).await;
         assert!(risen > 0.0, "they came from the SSD");
+        eventually("the node says how fast they came", async || {
+            let v1::SsdStatus { read_bytes_total, read_us_total, .. } =
+                ssd_of(&cluster, "prefill-1-node").await;
+            read_bytes_total > 1 << 20 && read_us_total > 0
+        })
+        .await;
     }
 }
 

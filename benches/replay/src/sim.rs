@@ -21,7 +21,7 @@ use kvasir_blocks::BlockChange;
 use kvasir_placement::{
     Admission, BookingId, ClusterView, IndexLimits, InstanceReport, ModelIndex, ModelSpec,
     NodeIndex, Objectives, PlaceRequest, Placement, Refusal, Refused, ReportedLoad, Role,
-    Selection, ShadowIndex, Steering, Tier, place,
+    Selection, ShadowIndex, SsdReads, Steering, Tier, place,
 };
 use kvasir_proto::{BlockKey, InstanceId, NodeId};
 
@@ -627,6 +627,7 @@ pub(crate) fn report(cluster: &Cluster, node: NodeIndex, role: Role) -> Instance
         max_running: cluster.decode.running_max,
         slots_total: ROOM,
         slots_available: ROOM,
+        ssd_reads: SsdReads::default(),
         draining: false,
         load: ReportedLoad::default(),
     }

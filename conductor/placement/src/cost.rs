@@ -4,7 +4,8 @@
 //! - Prefill: *Mooncake*'s cost of prefill, `l (a n^2 d + b n d^2)` FLOP, as a polynomial in the
 //!   computed and the reused tokens, which Algorithm 1 calls `EstimatePrefillExecutionTime`.
 //! - Transfer: *Mooncake* Algorithm 1's `EstimateKVCacheTransferTime`: bytes, those in flight
-//!   before them, over the measured bandwidth.
+//!   before them, over the measured bandwidth. Where the source reads from its SSD, what that was measured to
+//!   give.
 //! - Decode: one step over `running` sequences, and what an answer sees of the time between tokens, for
 //!   the objective on it (*Mooncake* §4.3).
 
@@ -148,13 +149,37 @@ impl Default for SsdProfile {
     }
 }
 
-impl SsdProfile {
+/// What a node's SSD gives: the mean of [`LinkModel`], of what the node measured.
+#[derive(Debug, Clone)]
+pub struct SsdModel(LinkModel);
+
+impl SsdModel {
+    pub fn new(SsdProfile { base_us, bytes_per_us }: SsdProfile) -> Self {
+        SsdModel(LinkModel::new(LinkProfile { base_us, bytes_per_us }))
+    }
+
     /// How long it takes to read so much; nothing for nothing.
     pub fn predict_us(&self, bytes: u64) -> u64 {
         match bytes {
             0 => 0,
-            _ => bounded_us(self.base_us + bytes as f64 / self.bytes_per_us),
+            _ => self.0.predict_us(bytes),
         }
+    }
+
+    /// `bytes` were read in `measured_us`, in which there was always something to read.
+    pub fn observe(&mut self, bytes: u64, measured_us: u64) {
+        self.0.observe(bytes, measured_us, true);
+    }
+
+    /// What it has learned so far.
+    pub(crate) fn profile(&self) -> SsdProfile {
+        let LinkProfile { base_us, bytes_per_us } = self.0.profile();
+        SsdProfile { base_us, bytes_per_us }
+    }
+
+    /// One that has learned this.
+    pub(crate) fn learned(SsdProfile { base_us, bytes_per_us }: SsdProfile) -> Self {
+        SsdModel(LinkModel::learned(LinkProfile { base_us, bytes_per_us }))
     }
 }
 

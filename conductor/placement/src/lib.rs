@@ -43,8 +43,8 @@ pub mod waiting;
 pub use ahead::Ahead;
 pub use chunks::{AskedChunk, ChunkUse, PlacedChunk};
 pub use cost::{
-    DecodeProfile, InstanceProfile, LinkProfile, LongestTenth, PrefillProfile, Profile, SsdProfile,
-    StepProfile,
+    DecodeProfile, InstanceProfile, LinkProfile, LongestTenth, PrefillProfile, Profile, SsdModel,
+    SsdProfile, StepProfile,
 };
 pub use decision::{
     Admission, Chosen, Considered, DecodeCandidate, Fetch, Missing, Objectives, OverloadReason,
@@ -60,5 +60,5 @@ pub use routing::{Route, RoutedRows, Routing};
 pub use selection::Selection;
 pub use view::{
     BookingId, ClusterView, Difference, Inputs, InstanceRef, InstanceReport, ModelIndex, ModelSpec,
-    OpenWork, RecordedDecision, RecordedError, ReportedLoad, Role,
+    OpenWork, RecordedDecision, RecordedError, ReportedLoad, Role, SsdReads,
 };

@@ -287,7 +287,7 @@ impl<'a> Planner<'a> {
         let held_blocks = self.held_blocks(instance);
         let memory_blocks = self.memory_blocks(instance);
         let selection = self.view.policy().selection;
-        let own_ssd_us = self.ssd_us(held_blocks - memory_blocks);
+        let own_ssd_us = self.ssd_us(instance, held_blocks - memory_blocks);
         let own = self.priced(at, instance, Reuse::held(held_blocks, own_ssd_us, true));
         if self.request.steering.prefix == Some(Way::Fetch)
             && let Some(best) = self.best.filter(|(blocks, _)| *blocks > held_blocks)
@@ -390,8 +390,9 @@ impl<'a> Planner<'a> {
         let memory_blocks = self.memory_blocks(instance);
         let is_elsewhere = !self.share_a_node(source as u32, at as u32);
         (blocks > memory_blocks && is_elsewhere).then(|| {
-            let from_memory = self.memory_blocks(self.at(source as u32)).min(blocks);
-            let ssd_us = self.ssd_us(blocks - from_memory);
+            let holder = self.at(source as u32);
+            let from_memory = self.memory_blocks(holder).min(blocks);
+            let ssd_us = self.ssd_us(holder, blocks - from_memory);
             let way_us = self.transfer_us(source, instance, blocks - memory_blocks);
             Reuse {
                 used_blocks: blocks,
@@ -424,8 +425,9 @@ impl<'a> Planner<'a> {
         waits_us.saturating_add(target.link.predict_us(self.block_bytes(blocks)))
     }
 
-    fn ssd_us(&self, blocks: u32) -> u64 {
-        self.view.profile().ssd.predict_us(self.block_bytes(blocks))
+    /// From the SSD of the instance's node.
+    fn ssd_us(&self, instance: &Instance, blocks: u32) -> u64 {
+        self.view.host(instance).ssd.predict_us(self.block_bytes(blocks))
     }
 
     fn price_decodes(

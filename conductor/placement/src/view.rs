@@ -102,6 +102,14 @@ pub struct ReportedLoad {
     pub waiting_prompt_tokens: u64,
 }
 
+/// Blocks that a node has read from its SSD into memory since it was started, as far as that tells how fast it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SsdReads {
+    pub bytes_total: u64,
+    /// In which there was always one to read.
+    pub us_total: u64,
+}
+
 /// One attached engine, as a status of its node has it. All of a node are reported together.
 #[derive(Debug, Clone, PartialEq)]
 pub struct InstanceReport {
@@ -121,6 +129,7 @@ pub struct InstanceReport {
     /// Of the node.
     pub slots_total: u32,
     pub slots_available: u32,
+    pub ssd_reads: SsdReads,
     pub draining: bool,
     pub load: ReportedLoad,
 }

@@ -140,6 +140,8 @@ fn shared(names: &[&str], per_node: usize, policy: Policy, steps: &[Step]) -> (W
                 report.load.running = running;
                 report.slots_available = slots;
                 report.draining = draining;
+                report.ssd_reads.bytes_total += waiting_tokens << 10;
+                report.ssd_reads.us_total += u64::from(slots) << 6;
                 view.report(report, now_us);
             }
             Step::Book { prompt_tokens } => {
@@ -248,7 +250,7 @@ proptest! {
         both: bool,
         per_node in 1usize..4,
         steps in prop::collection::vec(step(), 0..60),
-        held in prop::collection::vec(0u32..20, 6),
+        held in prop::collection::vec((0u32..20, 0u32..20), 6),
         prompt_tokens in 1u32..5_000,
         ttft_us in prop_oneof![Just(u64::MAX), 0u64..500_000],
         tbt_us in prop_oneof![Just(u64::MAX), 1_000u64..4_000],
@@ -264,8 +266,9 @@ proptest! {
         let names: &[&str] = if both { &BOTH } else { &SPLIT };
         let named = named.map(|at| InstanceId::from(names[at]));
         let (mut world, now_us) = shared(names, per_node, policy, &steps);
-        let held: Vec<_> = (0..).map(NodeIndex).zip(held).collect();
-        world.matched = PrefixMatch::from_pairs(&held);
+        let held = (0..).map(NodeIndex).zip(held);
+        let held: Vec<_> = held.map(|(node, (all, part))| (node, all, part.min(all))).collect();
+        world.matched = PrefixMatch::from_memory_and_all(&held);
         let exclude: Vec<InstanceId> =
             excluded.iter().map(|at| InstanceId::from(names[*at])).collect();
         let recorded = record(&world, &PlaceRequest {
@@ -320,7 +323,7 @@ fn what_is_no_recorded_decision_is_refused_and_says_why() {
         let error: RecordedError = RecordedDecision::read(changed).expect_err("refused");
         assert!(error.to_string().contains(want), "{error} lacks {want}");
     };
-    check("/form", 1.into(), "form 1; this version reads form 7");
+    check("/form", 1.into(), "form 1; this version reads form 8");
     check("/form", "x".into(), "form \"x\"");
     check("/inputs/request", Value::Null, "no recorded decision");
     check("/inputs/hosts/0/in_free_us", u64::MAX.into(), "`in_free_us` is out of bounds");

@@ -2,7 +2,10 @@
 
 mod support;
 
-use kvasir_placement::{IndexLimits, Placement, Policy, PrefixMatch, Selection, ShadowIndex, Tier};
+use kvasir_placement::{
+    IndexLimits, InstanceReport, Placement, Policy, PrefixMatch, Selection, ShadowIndex, SsdReads,
+    Tier,
+};
 use kvasir_proto::BlockKey;
 use support::World;
 
@@ -176,6 +179,44 @@ fn what_lies_on_ssd_is_read_only_where_that_is_cheaper() {
     assert_eq!(busy.place(|_| {}).expect("a placement").transfer_us, 1_600);
     busy.matched = matched(5);
     assert_eq!(busy.place(|_| {}).expect("a placement").transfer_us, 5_000);
+}
+
+#[test]
+fn an_ssd_is_priced_as_its_node_has_measured_it() {
+    let read = |bytes: u64, us: u64| {
+        move |report: &mut InstanceReport| {
+            report.ssd_reads.bytes_total += bytes;
+            report.ssd_reads.us_total += us;
+        }
+    };
+    let transfer_us = |world: &mut World, held: [(usize, usize); 2]| {
+        world.matched = on_two(held);
+        world.place(|_| {}).expect("a placement").transfer_us
+    };
+    const ON_FIRST: [(usize, usize); 2] = [(0, 10), (0, 0)];
+    // 200 bytes/us by the profile, and 1,000 as measured.
+    let mut world = World::new(&["p0", "p1", "d0"]);
+    assert_eq!(transfer_us(&mut world, ON_FIRST), 5_000);
+    for _ in 0..30 {
+        world = world.reports("p0", read(10_000_000, 10_000));
+    }
+    let measured_us = transfer_us(&mut world, ON_FIRST);
+    assert!((990..1_050).contains(&measured_us), "{measured_us}");
+    assert_eq!(transfer_us(&mut world, [(0, 0), (0, 10)]), 5_000, "the other one's is its own");
+    // What is said again was counted.
+    world = world.reports("p0", read(0, 0));
+    assert_eq!(transfer_us(&mut world, ON_FIRST), measured_us);
+    // A node that was started anew begins at nothing, and has become slower.
+    let anew = SsdReads { bytes_total: 4_000_000, us_total: 8_000 };
+    world = world.reports("p0", |report| report.ssd_reads = anew);
+    let slower_us = transfer_us(&mut world, ON_FIRST);
+    assert!((measured_us + 50..2_000).contains(&slower_us), "{slower_us}");
+    // Where another node has it and sends it that one's counts.
+    for name in ["p0", "d0"] {
+        world = world.reports(name, |report| report.load.waiting_prompt_tokens = 256_000);
+    }
+    let fetched_us = transfer_us(&mut world, [(0, 15), (0, 0)]);
+    assert!((slower_us..slower_us * 2).contains(&fetched_us), "{fetched_us}");
 }
 
 /// What two nodes hold of 15 blocks: so many in memory, and so many in all.

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use kvasir_placement::{InstanceReport, ModelSpec, NodeIndex, ReportedLoad, Role, RoutedRows};
+use kvasir_placement::{
+    InstanceReport, ModelSpec, NodeIndex, ReportedLoad, Role, RoutedRows, SsdReads,
+};
 use kvasir_proto::{FieldError, InstanceId, LayoutError, NodeId, SlotLayout, v1};
 
 /// Why a status cannot be used.
@@ -65,6 +67,10 @@ fn attached_one(
         max_running: instance.max_running,
         slots_total: status.slots_total,
         slots_available: status.slots_available,
+        ssd_reads: status.ssd.as_ref().map_or_else(SsdReads::default, |ssd| SsdReads {
+            bytes_total: ssd.read_bytes_total,
+            us_total: ssd.read_us_total,
+        }),
         draining: status.draining,
         load: ReportedLoad {
             running: load.running,

@@ -271,6 +271,12 @@ pub struct SsdStatus {
     pub bytes: u64,
     #[prost(uint64, tag = "5")]
     pub bytes_max: u64,
+    /// Of blocks that were read into memory since the node was started: how many bytes came, and in which time there
+    /// was always one to read. Only of stretches in which a MiB came at least: fewer say nothing of what the SSD gives.
+    #[prost(uint64, tag = "6")]
+    pub read_bytes_total: u64,
+    #[prost(uint64, tag = "7")]
+    pub read_us_total: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TxAllocateRequest {

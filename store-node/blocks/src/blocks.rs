@@ -2,7 +2,7 @@
 //!
 //! It alone changes them. Each of its concerns has a file: [`admin`] serves administrators, [`replication`] plans copies on other nodes, [`allocate`] reserves, [`engine`] serves
 //! the local engine, [`arrival`] settles what a remote writer sent, [`ending`] ends shares, [`tiers`] moves blocks to and
-//! from the SSD, [`contexts`] keeps them for tenants,
+//! from the SSD, [`partial`] serves one of which a part cannot be read, [`contexts`] keeps them for tenants,
 //! [`prefetch`] reads ahead,
 //! [`objects`] serves clients that are no engines, [`pools`] moves blocks between an engine's own pages and slots, [`carries`] what it computes there, and [`invariants`] says what must hold between any two calls.
 
@@ -17,6 +17,7 @@ mod ending;
 mod engine;
 mod invariants;
 mod objects;
+mod partial;
 mod pools;
 mod prefetch;
 mod replication;

@@ -184,11 +184,6 @@ impl Ssd {
         self.find(key).map(|id| self.block_at(id))
     }
 
-    /// That its extent takes; none when it is not here.
-    pub(crate) fn bytes_of(&self, key: BlockKey) -> u64 {
-        self.get(key).map_or(0, |block| block.bytes)
-    }
-
     pub(crate) fn iter(&self) -> impl Iterator<Item = SsdBlock> + '_ {
         (0..self.ids()).filter_map(|id| self.at_id(id))
     }

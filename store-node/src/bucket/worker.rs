@@ -641,11 +641,7 @@ impl Bucket {
                     return Err(self.of_object(failure).await);
                 }
                 // Before anybody is told: a mark that is taken away is gone when that is acknowledged.
-                let deleted = within(self.timeout, self.store.delete(&former)).await;
-                return match deleted {
-                    Err(Failure::Gone(_)) => Ok(()),
-                    deleted => deleted,
-                };
+                return self.remove(&former).await;
             }
             Source::Slot { slot, checksum, shape } => {
                 let layout = &shape.layout;
@@ -789,8 +785,8 @@ impl Bucket {
                 Err(failure) => return (deleted, Some(failure)),
             };
             for meta in found {
-                match within(self.timeout, self.store.delete(&meta.location)).await {
-                    Ok(()) | Err(Failure::Gone(_)) => deleted.push(meta.location),
+                match self.remove(&meta.location).await {
+                    Ok(()) => deleted.push(meta.location),
                     Err(failure) => return (deleted, Some(failure)),
                 }
             }
@@ -798,12 +794,23 @@ impl Bucket {
         (deleted, None)
     }
 
+    /// Deletes what may have gone already.
+    async fn remove(&self, name: &Path) -> Result<(), Failure> {
+        let Err(failure) = within(self.timeout, self.store.delete(name)).await else {
+            return Ok(());
+        };
+        match self.of_object(failure).await {
+            Failure::Gone(_) => Ok(()),
+            failure => Err(failure),
+        }
+    }
+
     /// Deletes one after the other, until one cannot be.
     async fn delete(&self, names: Vec<Path>) -> Done {
         let mut deleted = 0;
         for name in &names {
-            match within(self.timeout, self.store.delete(name)).await {
-                Ok(()) | Err(Failure::Gone(_)) => deleted += 1,
+            match self.remove(name).await {
+                Ok(()) => deleted += 1,
                 Err(failure) => return Done::Deleted { names, deleted, failure: Some(failure) },
             }
         }

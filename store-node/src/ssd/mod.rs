@@ -3,6 +3,7 @@
 //! - [`thread`]: takes jobs of the node's thread, drives the log, reports what became of them
 //! - [`open`]: the file, io_uring or plain calls, the index: whatever this host has
 //! - [`slots`]: the memory that payloads go to and come from
+//! - [`pace`]: how fast blocks come into memory
 //! - [`uring`], [`plain`]: disks; [`faulty`]: a disk that does wrong on purpose, for tests
 //! - [`sled_index`]: where extents lie, kept in sled
 //!
@@ -10,6 +11,7 @@
 
 pub mod faulty;
 pub mod open;
+pub mod pace;
 pub mod plain;
 pub mod sled_index;
 pub mod slots;

@@ -23,6 +23,7 @@ use kvasir_transfer::{SharedMemory, fold};
 use tokio::sync::oneshot;
 
 use super::open::{Opened, drop_index, open_disk, open_index};
+use super::pace::{Pace, Reads};
 use super::slots::Slots;
 use crate::backlog::Backlog;
 use crate::config::Ssd;
@@ -141,7 +142,7 @@ pub enum Report {
     Lost {
         key: BlockKey,
     },
-    Counts(Counts),
+    Counts(Counts, Reads),
 }
 
 /// The node's end. Dropping it ends the thread.
@@ -164,7 +165,8 @@ impl SsdThread {
     ) -> std::io::Result<Self> {
         let (jobs, receiver) = Backlog::new(JOBS_MAX);
         let (slots, report) = (Slots::new(slots), Box::new(report));
-        let thread = Thread { config, slots, log_id, jobs: receiver, report };
+        let pace = Pace::default();
+        let thread = Thread { config, slots, log_id, jobs: receiver, report, pace };
         std::thread::Builder::new().name("ssd".into()).spawn(move || thread.run())?;
         Ok(SsdThread { jobs })
     }
@@ -186,6 +188,7 @@ struct Thread {
     log_id: u64,
     jobs: Receiver<Job>,
     report: Box<dyn FnMut(Report) + Send>,
+    pace: Pace,
 }
 
 /// The node has ended.
@@ -337,7 +340,8 @@ impl<'a> Serving<'a> {
             if self.counted.is_none_or(|counted| counted.elapsed() >= COUNTS_EVERY) {
                 self.log.retry();
                 self.counted = Some(Instant::now());
-                (self.thread.report)(Report::Counts(self.log.counts()));
+                let reads = self.thread.pace.reads(Instant::now());
+                (self.thread.report)(Report::Counts(self.log.counts(), reads));
             }
         }
     }
@@ -402,6 +406,7 @@ impl<'a> Serving<'a> {
             Job::Rise { rise, slot, key, shape } => {
                 let span = shape.span(slot);
                 let ticket = self.ticket(Purpose::Rise { rise, shape });
+                self.thread.pace.asked(Instant::now());
                 self.log.read_into(ticket, key, span);
             }
             Job::Forget { key, follows_none } => self.log.remove(key, follows_none),
@@ -525,6 +530,8 @@ impl<'a> Serving<'a> {
     }
 
     fn risen(&mut self, rise: u64, shape: &Shape, result: Result<Record, ReadError>) {
+        let bytes = result.is_ok().then(|| shape.layout.slot_bytes());
+        self.thread.pace.came(bytes, Instant::now());
         let fits = |record: &Record| {
             record.layout == shape.hash && record.checksums.len() == shape.layout.runs_per_page()
         };
@@ -558,6 +565,7 @@ impl<'a> Serving<'a> {
     /// Nothing that was begun will be answered by the log any more. A slot is not let go of while the disk may still read
     /// or write it, however long that takes.
     fn give_up(&mut self) -> Result<(), Ended> {
+        self.thread.pace.broke_off();
         while self.under_way > 0 {
             self.under_way -= self.disk.complete(ENDS_WAIT).len();
             match self.thread.jobs.try_recv() {
@@ -677,7 +685,7 @@ mod tests {
         loop {
             match reports.recv_timeout(wait).ok()? {
                 Report::Risen { rise, result: Err(RiseError::Failed), .. } => return Some(rise),
-                Report::Counts(_) => {}
+                Report::Counts(..) => {}
                 other => panic!("{other:?}"),
             }
         }
@@ -703,6 +711,7 @@ mod tests {
             log_id: 1,
             jobs: receiver,
             report: Box::new(move |said| drop(report.send(said))),
+            pace: Pace::default(),
         };
         let serves = std::thread::spawn(move || {
             Serving::new(&mut thread, log, Box::new(disk)).serve().is_ok()
@@ -716,7 +725,7 @@ mod tests {
         rise(2);
         while !reports
             .try_iter()
-            .any(|report| matches!(report, Report::Counts(counts) if counts.operations == 2))
+            .any(|report| matches!(report, Report::Counts(counts, _) if counts.operations == 2))
         {
             std::thread::yield_now();
         }

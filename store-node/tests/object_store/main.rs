@@ -459,6 +459,28 @@ async fn what_is_kept_for_longer_is_not_lost_when_the_bucket_is_not_there() {
     assert_eq!(other.prefill(&kept).await, 3 * BLOCK_TOKENS);
 }
 
+/// What is said to be dropped is not found again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_context_is_not_dropped_before_its_former_name_is_gone() {
+    let s3 = S3::start().await;
+    let mut keeper = Tiered::start(&s3, |config| config.object_store.list_every_ms = 600_000).await;
+    keeper.says("object store: ready").await;
+    let kept = prompt(1, 3 * BLOCK_TOKENS + 9);
+    let longer = prompt(1, 2 * BLOCK_TOKENS + 9);
+    keeper.prefill(&kept).await;
+    assert_eq!(keeper.keep(&kept, 600_000).await, Ok(3));
+    assert_eq!(keeper.keep(&longer, 900_000).await, Ok(2));
+    s3.set(Mode::NoBucketSoon);
+    assert_eq!(keeper.drop_context(&longer).await, Err(tonic::Code::Unavailable));
+    s3.set(Mode::Good);
+    keeper.says("object store: ready").await;
+    assert_eq!(keeper.drop_context(&longer).await, Ok(()));
+    let mut other = Tiered::ready(&s3).await;
+    other.knows(3.0).await;
+    let contexts = other.contexts().await;
+    assert_eq!(contexts.iter().map(|(key, _)| key.clone()).collect::<Vec<_>>(), [last(&kept)]);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_starts_while_the_object_store_refuses_it_and_uses_it_later() {
     let s3 = S3::start().await;

@@ -37,6 +37,8 @@ pub enum Mode {
     Keeps,
     /// 404, for all: the bucket is not there.
     NoBucket,
+    /// The same from the first copy on, which is made.
+    NoBucketSoon,
 }
 
 #[derive(Debug)]
@@ -144,7 +146,7 @@ async fn serve(
         Mode::Refuses => return StatusCode::FORBIDDEN.into_response(),
         Mode::NoBucket => return StatusCode::NOT_FOUND.into_response(),
         Mode::Keeps if method == Method::DELETE => return StatusCode::FORBIDDEN.into_response(),
-        Mode::Good | Mode::Hangs | Mode::Keeps => {}
+        Mode::Good | Mode::Hangs | Mode::Keeps | Mode::NoBucketSoon => {}
     }
     let mut inner = s3.inner();
     if !is_signed(&method, &uri, &headers, &body) {
@@ -177,6 +179,9 @@ async fn serve(
             let found = source.and_then(|(_, source)| inner.objects.get(source).cloned());
             let Some(bytes) = found else { return StatusCode::NOT_FOUND.into_response() };
             inner.objects.insert(name, bytes);
+            if inner.mode == Mode::NoBucketSoon {
+                inner.mode = Mode::NoBucket;
+            }
             "<CopyObjectResult><ETag>\"1\"</ETag></CopyObjectResult>".into_response()
         }
         "DELETE" => {

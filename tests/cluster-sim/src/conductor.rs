@@ -9,7 +9,7 @@ use kvasir_blocks::ContextName;
 use kvasir_placement::{
     BookingId, ClusterView, IndexLimits, InstanceReport, ModelIndex, ModelSpec, NodeIndex,
     Objectives, PlaceRequest, Placement, Policy, Profile, ReportedLoad, Role, ShadowIndex,
-    Steering, place,
+    SsdReads, Steering, place,
 };
 use kvasir_proto::{BlockKey, InstanceId, NodeId, Share, Side, Tenant, TxId};
 
@@ -625,6 +625,7 @@ fn report(node: &Node, number: NodeIndex, engine: &Engine) -> InstanceReport {
         slots_total: counts.slots,
         slots_available: counts.free + counts.evictable,
         plays: None,
+        ssd_reads: SsdReads::default(),
         draining,
         load: ReportedLoad { running, waiting: 0, waiting_prompt_tokens: 0 },
     }

@@ -69,8 +69,8 @@ impl PrefixMatch {
         vram.min(self.held_blocks(node))
     }
 
-    /// A match that says this: `(node, held, held in memory)`.
-    pub(crate) fn from_memory_and_all(held: &[(NodeIndex, u32, u32)]) -> Self {
+    /// A match that says this, for replays and tests: `(node, held, held in memory)`.
+    pub fn from_memory_and_all(held: &[(NodeIndex, u32, u32)]) -> Self {
         let all: Vec<(NodeIndex, u32)> = held.iter().map(|(node, all, _)| (*node, *all)).collect();
         let fast = held.iter().map(|(node, _, memory)| (*node, *memory)).collect::<Vec<_>>();
         PrefixMatch { fast: PrefixMatch::from_pairs(&fast).held, ..PrefixMatch::from_pairs(&all) }

@@ -1,8 +1,8 @@
 //! Nodes with instances, and what all instances of a node share: its slots, its way in and out, and its holder of
 //! routed queries. It is counted once, however many instances there are.
 
-use super::{ClusterView, Instance, InstanceRef, InstanceReport};
-use crate::cost::LinkModel;
+use super::{ClusterView, Instance, InstanceRef, InstanceReport, SsdReads};
+use crate::cost::{LinkModel, SsdModel};
 
 /// One stay of a node in this view, as the view numbers it. Numbers are never used again; 0 is none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -16,6 +16,9 @@ pub(crate) struct Host {
     pub(super) slots_available: u32,
     /// Of the way to the node.
     pub(crate) link: LinkModel,
+    pub(crate) ssd: SsdModel,
+    /// Those that the SSD's model has been told of.
+    pub(super) ssd_reads: SsdReads,
     /// Of fetches under way.
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
@@ -54,13 +57,15 @@ impl Host {
     pub(super) fn new(
         reference: HostRef,
         (slots_total, slots_available): (u32, u32),
-        link: LinkModel,
+        (link, ssd): (LinkModel, SsdModel),
     ) -> Host {
         Host {
             reference,
             slots_total,
             slots_available,
             link,
+            ssd,
+            ssd_reads: SsdReads::default(),
             bytes_in: 0,
             bytes_out: 0,
             fetches_in: 0,
@@ -140,6 +145,12 @@ impl Host {
         self.slots_available = report.slots_available;
         self.slots_booked = 0;
         self.reports += 1;
+        let before = std::mem::replace(&mut self.ssd_reads, report.ssd_reads);
+        let SsdReads { bytes_total, us_total } = report.ssd_reads;
+        // One that was started anew begins at nothing.
+        let is_anew = bytes_total < before.bytes_total || us_total < before.us_total;
+        let before = if is_anew { SsdReads::default() } else { before };
+        self.ssd.observe(bytes_total - before.bytes_total, us_total - before.us_total);
     }
 }
 
@@ -205,9 +216,9 @@ impl ClusterView {
         }
         self.next_host += 1;
         let reference = HostRef(self.next_host);
-        let link = LinkModel::new(self.profile.link);
+        let ways = (LinkModel::new(self.profile.link), SsdModel::new(self.profile.ssd));
         let slots = (report.slots_total, report.slots_available);
-        self.hosts.push(Host::new(reference, slots, link));
+        self.hosts.push(Host::new(reference, slots, ways));
         self.hosts.len() - 1
     }
 

@@ -20,13 +20,13 @@ use serde_json::Value;
 
 use super::{
     Booked, BookingId, ClusterView, Host, HostRef, Instance, InstanceRef, InstanceReport,
-    ModelIndex, ModelSpec, Names, ReportedLoad, Role, Sent, Taken, Ways,
+    ModelIndex, ModelSpec, Names, ReportedLoad, Role, Sent, SsdReads, Taken, Ways,
 };
 use crate::attend::{LearnedRoutes, RouteModel, Way};
 use crate::chunks::AskedChunk;
 use crate::cost::{
     BINS, DecodeModel, LearnedDecode, LearnedTbt, LinkModel, LinkProfile, PrefillModel,
-    PrefillProfile, Profile, SsdProfile, TbtModel,
+    PrefillProfile, Profile, SsdModel, SsdProfile, TbtModel,
 };
 use crate::decision::{
     Chosen, Fetch, Objectives, PlaceRequest, Placement, Policy, Refused, Shape, Steering,
@@ -38,7 +38,7 @@ use crate::queue::{DecodeBookings, PrefillQueue, QueueParts};
 use crate::routing::{Route, RoutedRows};
 
 /// The form in which decisions are written. Another one is refused, not guessed at.
-pub const FORM: u32 = 7;
+pub const FORM: u32 = 8;
 /// No time that is read back may be later than this, so that sums of times stay numbers: thirty years.
 const US_MAX: u64 = 1_000_000_000_000_000;
 /// Nor may any other number be larger.
@@ -61,8 +61,6 @@ pub struct RecordedDecision {
 pub struct Inputs {
     #[serde(with = "form::PolicyForm")]
     policy: Policy,
-    #[serde(with = "form::SsdForm")]
-    ssd: SsdProfile,
     model: ModelInputs,
     /// What routed layers take, and steps over rows that are here, where that is asked.
     routes: Option<RouteInputs>,
@@ -155,6 +153,8 @@ struct HostInputs {
     others_busy: bool,
     #[serde(with = "form::LinkForm")]
     link: LinkProfile,
+    #[serde(with = "form::SsdForm")]
+    ssd: SsdProfile,
     bytes_in: u64,
     bytes_out: u64,
     /// Instances for which it attends prefixes, by their references, each with for how many requests.
@@ -307,7 +307,6 @@ impl Inputs {
         };
         Some(Inputs {
             policy: view.policy,
-            ssd: view.profile.ssd,
             model: ModelInputs {
                 name: Arc::clone(&spec.name),
                 block_tokens: spec.block_tokens,
@@ -408,8 +407,7 @@ impl Inputs {
             layout_hash: 0,
             routed: *routed,
         };
-        let profile = Profile { ssd: self.ssd, ..Profile::default() };
-        let mut view = ClusterView::new(self.policy, profile);
+        let mut view = ClusterView::new(self.policy, Profile::default());
         view.routes = self.routes.as_ref().zip(self.policy.routing).map(|(routes, routing)| {
             let RouteInputs { layer, step, open_us, has_steps } = *routes;
             let learned = LearnedRoutes { layer, step, open_us, has_steps };
@@ -445,7 +443,6 @@ impl Inputs {
         if !(0.0..=1e3).contains(&rank_stretch) {
             return Err("rank_stretch");
         }
-        within("ssd", &[self.ssd.base_us, self.ssd.bytes_per_us])?;
         if let Some(RouteInputs { layer, step, open_us, .. }) = &self.routes {
             within("routes", layer)?;
             within("routes", step)?;
@@ -460,6 +457,7 @@ impl Inputs {
         }
         for host in &self.hosts {
             within("link", &[host.link.base_us, host.link.bytes_per_us])?;
+            within("ssd", &[host.ssd.base_us, host.ssd.bytes_per_us])?;
             early("in_free_us", [host.in_free_us])?;
             early("out_free_us", [host.out_free_us])?;
             early("slots_end_us", host.slots_end_us.iter().map(|(end_us, _)| *end_us))?;
@@ -531,6 +529,7 @@ impl HostInputs {
             slots_expected: host.slots_expected,
             others_busy: beside.any(|one| !one.is_idle()),
             link: host.link.profile(),
+            ssd: host.ssd.profile(),
             bytes_in: host.bytes_in,
             bytes_out: host.bytes_out,
             routes_out: host.routes_out.iter().map(|(of, count)| (of.0, *count)).collect(),
@@ -557,7 +556,7 @@ impl HostInputs {
             ..Host::new(
                 reference,
                 (self.slots_total, self.slots_available),
-                LinkModel::learned(self.link),
+                (LinkModel::learned(self.link), SsdModel::learned(self.ssd)),
             )
         }
     }
@@ -610,6 +609,7 @@ impl InstanceInputs {
                 max_running: self.max_running,
                 slots_total: host.slots_total,
                 slots_available: host.slots_available,
+                ssd_reads: SsdReads::default(),
                 draining: self.draining,
                 load: ReportedLoad::default(),
             },

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use kvasir_placement::{
     BookingId, ClusterView, DecodeProfile, InstanceReport, LinkProfile, ModelIndex, ModelSpec,
     NodeIndex, Objectives, PlaceRequest, Placement, Policy, PrefillProfile, PrefixMatch, Profile,
-    Refusal, Refused, ReportedLoad, Role, SsdProfile, Steering, place,
+    Refusal, Refused, ReportedLoad, Role, SsdProfile, SsdReads, Steering, place,
 };
 use kvasir_proto::{InstanceId, NodeId};
 
@@ -61,6 +61,7 @@ pub fn report(name: &str, node: u16, role: Role) -> InstanceReport {
         max_running: 10,
         slots_total: 1_000,
         slots_available: 1_000,
+        ssd_reads: SsdReads::default(),
         draining: false,
         load: ReportedLoad::default(),
     }

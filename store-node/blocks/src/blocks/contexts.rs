@@ -313,7 +313,8 @@ impl Blocks {
             let taken_bytes = of_tenant;
             return Err(KeepError::OverQuota { wanted_bytes: new, taken_bytes, tenant_bytes_max });
         }
-        let more = |key: &BlockKey| self.extent_bytes.saturating_sub(ssd.bytes_of(*key));
+        let there = |key: &BlockKey| self.on_ssd(*key).map_or(0, |block| block.bytes);
+        let more = |key: &BlockKey| self.extent_bytes.saturating_sub(there(key));
         let not_there: u64 = keys.iter().map(more).sum();
         keys.iter().for_each(|key| self.cache.ssd_mut().touch(*key));
         if of_all + new > context_bytes_max || !self.make_ssd_room(not_there) {

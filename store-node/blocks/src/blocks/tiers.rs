@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 
-use kvasir_proto::{BlockKey, Class, Mark, Namespace, Share, Side, SlotIndex};
+use kvasir_proto::{BlockKey, Class, Namespace, Share, Side, SlotIndex};
 
 use super::Blocks;
 use crate::api::{AbortReason, Action, RiseError, SinkError, SsdSize};
@@ -42,40 +42,16 @@ impl Blocks {
         self.ssd_has_come();
     }
 
-    /// The same of an SSD that has more than could be read. What is kept for a tenant stays there, though what it
-    /// follows is not among these: that may be there again when the SSD is looked at the next time.
-    pub fn ssd_ready_in_part(&mut self, size: SsdSize, blocks: Vec<SsdBlock>, unix_ms: u64) {
-        let orphans = self.set_ssd(size, blocks);
-        let (unreached, others) = Unreached::new(orphans, unix_ms);
-        self.ssd_unreached = unreached;
-        others.iter().for_each(|block| self.forget_extent(block.key, block.parent.is_none()));
-        self.ssd_has_come();
-    }
-
-    /// Blocks that are on the SSD and cannot be found, as long as what they follow cannot be read.
-    pub fn ssd_unreached(&self) -> impl Iterator<Item = BlockKey> + '_ {
-        self.ssd_unreached.keys()
-    }
-
-    /// What the SSD has, also when it cannot be found.
-    pub(super) fn on_ssd(&self, key: BlockKey) -> Option<SsdBlock> {
-        self.cache.ssd().get(key).or_else(|| self.ssd_unreached.get(key))
-    }
-
-    /// What it says of a block.
-    pub(super) fn known_mark(&self, key: BlockKey) -> Option<Mark> {
-        self.on_ssd(key).and_then(|block| block.mark)
-    }
-
     /// Answers with those whose chains are not whole.
-    fn set_ssd(&mut self, size: SsdSize, blocks: Vec<SsdBlock>) -> Vec<SsdBlock> {
+    pub(super) fn set_ssd(&mut self, size: SsdSize, blocks: Vec<SsdBlock>) -> Vec<SsdBlock> {
         self.ssd_gone();
-        (self.ssd_size, self.ssd_unreached) = (size, Unreached::default());
+        self.ssd_size = size;
         self.kept_changed();
         // The first block after each, and the next after the same one, by their places.
         let mut after: HashMap<BlockKey, usize, BuildHasherDefault<KeyHasher>> = HashMap::default();
         let mut others = vec![None; blocks.len()];
         let mut next = Vec::new();
+        let namespace = |at: usize| blocks[at].namespace;
         for (at, block) in blocks.iter().enumerate().rev() {
             match block.parent {
                 Some(parent) => others[at] = after.insert(parent, at),
@@ -88,13 +64,15 @@ impl Blocks {
             is_known[at] = true;
             self.cache.stored(blocks[at]);
             let first = after.remove(&blocks[at].key);
-            next.extend(std::iter::successors(first, |at| others[*at]));
+            // What another namespace has after a key of the same name follows another block.
+            let children = std::iter::successors(first, |at| others[*at]);
+            next.extend(children.filter(|child| namespace(*child) == namespace(at)));
         }
         let orphans = blocks.into_iter().zip(is_known).filter(|(_, is_known)| !is_known);
         orphans.map(|(block, _)| block).collect()
     }
 
-    fn ssd_has_come(&mut self) {
+    pub(super) fn ssd_has_come(&mut self) {
         self.ssd_is_seen();
         self.make_ssd_room(0);
         self.want_all_kept();
@@ -111,7 +89,7 @@ impl Blocks {
             let unsunk: Vec<BlockKey> = firsts.filter(|key| !self.cache.is_on_ssd(*key)).collect();
             unsunk.into_iter().for_each(|key| self.unseen.ssd.put(key));
         }
-        self.ssd_size = SsdSize::default();
+        (self.ssd_size, self.ssd_unreached) = (SsdSize::default(), Unreached::default());
         let first = |block: SsdBlock| block.parent.is_none().then_some(block.key);
         let firsts: Vec<BlockKey> = self.cache.ssd().iter().filter_map(first).collect();
         for key in firsts {
@@ -364,24 +342,6 @@ impl Blocks {
         stored
     }
 
-    /// A block can be found on the SSD, and with it what follows it there.
-    fn reach(&mut self, key: BlockKey) {
-        if self.ssd_unreached.is_empty() {
-            return;
-        }
-        let (mut next, mut is_any) = (vec![key], false);
-        while let Some(key) = next.pop() {
-            for block in self.ssd_unreached.take_after(key) {
-                is_any |= self.cache.stored(block);
-                next.push(block.key);
-            }
-        }
-        if is_any {
-            self.kept_changed();
-            self.want_all_kept();
-        }
-    }
-
     /// Plans to sink the chain that ends with a block, its first blocks first.
     fn sink_chain(&mut self, last: SlotIndex) -> bool {
         let mut path = self.cache.index().path(last);
@@ -446,7 +406,8 @@ impl Blocks {
         self.sinks.batches.insert(batch, Batch { path, left: sinks.len() });
         for (block, slot) in sinks {
             let slot = slot.and_then(|slot| Some((slot, self.cache.slots().generation(slot)?)));
-            let bytes = block.bytes.saturating_sub(self.cache.ssd().bytes_of(block.key));
+            let there = self.on_ssd(block.key).map_or(0, |block| block.bytes);
+            let bytes = block.bytes.saturating_sub(there);
             self.sinks.bytes += bytes;
             let number = self.sinks.plan(Sink { block, slot, batch, keep, bytes, erases: false });
             if let Some(waits) = keep.and_then(|keep| self.sinks.keeps.get_mut(&keep)) {

@@ -130,6 +130,29 @@ fn what_is_kept_on_the_ssd_is_sent_and_nothing_else_is() {
 }
 
 #[test]
+fn what_is_found_again_on_the_ssd_is_sent_with_what_is_before_it() {
+    let mut node = node_with_ssd(8);
+    node.fill("1p", "abc");
+    keep_on_ssd(&mut node, "abc", UNTIL);
+    let blocks: Vec<SsdBlock> = node.blocks.ssd_blocks().collect();
+    let rest = blocks.into_iter().filter(|block| block.parent.is_some()).collect();
+    let mut again = Node::with(Options { sink_ahead_percent: 100, ..with_bucket(8) });
+    again.blocks.set_extents(LAYOUT, EXTENT_BYTES);
+    again.blocks.ssd_ready_in_part(SIZE, rest, 2_000);
+    again.blocks.bucket_listed(Vec::new(), true);
+    again.blocks.set_bucket_usable(true);
+    assert_eq!(send_all(&mut again), []);
+    again.fill("1p", "a");
+    again.blocks.sink_ahead(again.now_ms);
+    again.actions();
+    let sinks = std::mem::take(&mut again.sinks);
+    assert_eq!(sinks.len(), 1);
+    again.blocks.sunk(again.now_ms, sinks[0].0, Ok(()));
+    let sent = send_all(&mut again);
+    assert_eq!(sent, [("SSD", key("a")), ("SSD", key("ab")), ("SSD", key("abc"))]);
+}
+
+#[test]
 fn a_block_that_is_kept_for_longer_is_copied_where_it_is() {
     let mut node = node_with_ssd(8);
     node.fill("1p", "ab");

@@ -5,20 +5,20 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kvasir_blocks::{
     ContextName, DrainRequest, Evicted, KeepError, KeepRequest, KeptContext, Options, Peer,
-    PeerView, ShareError, SinkError, SsdBlock, SsdSize,
+    PeerView, SinkError, SsdBlock, SsdSize,
 };
 use kvasir_proto::{BlockKey, Class, Mark, Tenant};
 
 use crate::simulation::Random;
-use crate::support::{self, Node, chain, key, namespace, options};
+use crate::support::{Node, chain, key, namespace, options};
 
-const EXTENT_BYTES: u64 = 10;
-const SIZE: SsdSize = SsdSize { bytes_max: 400, context_bytes_max: 300, tenant_bytes_max: 200 };
+pub const EXTENT_BYTES: u64 = 10;
+pub const SIZE: SsdSize = SsdSize { bytes_max: 400, context_bytes_max: 300, tenant_bytes_max: 200 };
 
 /// So little that it is full now and then.
 const SMALL: SsdSize = SsdSize { bytes_max: 150, context_bytes_max: 110, tenant_bytes_max: 40 };
 
-fn node() -> Node {
+pub fn node() -> Node {
     let mut node = Node::with(Options { sink_ahead_percent: 100, ..options(32) });
     node.blocks.set_extents(7, EXTENT_BYTES);
     node.blocks.ssd_ready(SIZE, Vec::new());
@@ -26,7 +26,7 @@ fn node() -> Node {
 }
 
 /// Everything that is being written is.
-fn write(node: &mut Node) {
+pub fn write(node: &mut Node) {
     node.actions();
     while !node.sinks.is_empty() {
         for (sink, _) in std::mem::take(&mut node.sinks) {
@@ -36,7 +36,7 @@ fn write(node: &mut Node) {
     }
 }
 
-fn request(prompt: &str, tenant: u64, until_unix_ms: u64) -> KeepRequest {
+pub fn request(prompt: &str, tenant: u64, until_unix_ms: u64) -> KeepRequest {
     KeepRequest {
         namespace: namespace(""),
         keys: chain(prompt),
@@ -47,7 +47,7 @@ fn request(prompt: &str, tenant: u64, until_unix_ms: u64) -> KeepRequest {
     }
 }
 
-fn keep(node: &mut Node, prompt: &str, until_unix_ms: u64) {
+pub fn keep(node: &mut Node, prompt: &str, until_unix_ms: u64) {
     node.blocks.keep(node.now_ms, &request(prompt, 1, until_unix_ms)).expect("it can be kept");
     write(node);
 }
@@ -68,7 +68,7 @@ fn drop_context(node: &mut Node, prompt: &str) {
 }
 
 /// Until when each of these is kept: 0 for not at all.
-fn untils(node: &Node, prompts: &[&str]) -> Vec<u64> {
+pub fn untils(node: &Node, prompts: &[&str]) -> Vec<u64> {
     let until = |prompt: &&str| match node.blocks.ssd_block(key(prompt)).map(|block| block.class) {
         Some(Class::Context { until_unix_ms, .. }) => until_unix_ms,
         Some(Class::Normal) | None => 0,
@@ -76,7 +76,7 @@ fn untils(node: &Node, prompts: &[&str]) -> Vec<u64> {
     prompts.iter().map(until).collect()
 }
 
-fn listed(node: &Node, prompts: &[&str]) -> Vec<(u32, u64)> {
+pub fn listed(node: &Node, prompts: &[&str]) -> Vec<(u32, u64)> {
     let all = node.blocks.contexts(Tenant(1), None, 100, 0);
     let of = |prompt: &&str| all.iter().find(|context| context.last == key(prompt));
     let found: Vec<_> = prompts.iter().filter_map(of).collect();
@@ -90,156 +90,6 @@ fn restarted(node: &Node) -> Node {
     again.blocks.ssd_ready(SIZE, restarted_blocks(node));
     again.actions();
     again
-}
-
-/// Its first block could not be read: the others are there when it can be.
-#[test]
-fn what_is_kept_stays_on_an_ssd_that_could_not_be_read_whole() {
-    let mut node = node();
-    node.fill("1p", "abcd");
-    node.fill("2p", "xyz");
-    keep(&mut node, "abc", 9_000);
-    node.blocks.sink_ahead(node.now_ms);
-    write(&mut node);
-    let all = restarted_blocks(&node);
-    let is_first = |block: &SsdBlock| block.parent.is_none();
-    let (firsts, rest): (Vec<SsdBlock>, Vec<SsdBlock>) = all.iter().copied().partition(is_first);
-    assert_eq!((firsts.len(), rest.len()), (2, 5));
-    for is_whole in [false, true] {
-        let mut again = self::node();
-        match is_whole {
-            true => again.blocks.ssd_ready(SIZE, rest.clone()),
-            false => again.blocks.ssd_ready_in_part(SIZE, rest.clone(), 2_000),
-        }
-        again.actions();
-        assert_eq!(again.blocks.ssd_blocks().count(), 0);
-        let mut forgotten = std::mem::take(&mut again.forgotten);
-        forgotten.sort();
-        let kept = [key("ab"), key("abc")];
-        let mut others: Vec<BlockKey> = rest.iter().map(|block| block.key).collect();
-        others.retain(|key| is_whole || !kept.contains(key));
-        others.sort();
-        assert_eq!(forgotten, others);
-        // What stays has its room.
-        let fill = |again: &mut Node, shares: [&str; 3], first: u8| {
-            for (at, share) in (0..).zip(shares) {
-                let letters = (0..20u8).map(|letter| char::from(first + 20 * at + letter));
-                again.fill(share, &letters.collect::<String>());
-                again.blocks.sink_ahead(again.now_ms);
-                write(again);
-            }
-            again.blocks.counts().ssd_bytes / EXTENT_BYTES
-        };
-        assert_eq!(fill(&mut again, ["3p", "4p", "5p"], b'A'), if is_whole { 40 } else { 38 });
-        // Until its time is over.
-        again.blocks.expire(9_000);
-        again.actions();
-        let mut forgotten = std::mem::take(&mut again.forgotten);
-        forgotten.retain(|key| kept.contains(key));
-        forgotten.sort();
-        assert_eq!(
-            (forgotten.len(), again.blocks.ssd_unreached().count()),
-            (if is_whole { 0 } else { 2 }, 0)
-        );
-        assert_eq!(fill(&mut again, ["6p", "7p", "8p"], b'B'), 40);
-    }
-}
-
-/// What is computed anew is kept as what could be read of it was.
-#[test]
-fn what_is_written_in_the_place_of_what_cannot_be_found_is_kept_as_long() {
-    let mut node = node();
-    node.fill("1p", "abc");
-    keep(&mut node, "abc", 9_000);
-    let mut rest = restarted_blocks(&node);
-    rest.retain(|block| block.parent.is_some());
-    let mut again = self::node();
-    again.blocks.ssd_ready_in_part(SIZE, rest, 2_000);
-    assert_eq!(again.blocks.ssd_unreached().count(), 2);
-    assert_eq!(listed(&again, &["a", "ab", "abc"]), []);
-    again.fill("1p", "abc");
-    for prompt in ["ab", "abc"] {
-        let refused = again.blocks.keep(again.now_ms, &request(prompt, 2, 9_000));
-        assert_eq!(refused, Err(KeepError::OtherTenant));
-    }
-    again.blocks.sink_ahead(again.now_ms);
-    write(&mut again);
-    assert_eq!(untils(&again, &["a", "ab", "abc"]), [9_000; 3]);
-    assert_eq!(listed(&again, &["a", "ab", "abc"]), [(3, 9_000)]);
-    assert_eq!(again.blocks.ssd_unreached().count(), 0);
-}
-
-/// What follows it is as good as ever, whether or not that is computed too.
-#[test]
-fn what_could_not_be_found_is_found_when_what_it_follows_is_there_again() {
-    let mut node = node();
-    node.fill("1p", "abcd");
-    keep(&mut node, "abc", 9_000);
-    let mut rest = restarted_blocks(&node);
-    rest.retain(|block| block.parent.is_some());
-    for fails in [true, false] {
-        let mut again = self::node();
-        again.blocks.ssd_ready_in_part(SIZE, rest.clone(), 2_000);
-        // Blocks lie otherwise now.
-        again.blocks.set_extents(8, EXTENT_BYTES);
-        again.fill("1p", "ab");
-        again.blocks.sink_ahead(again.now_ms);
-        again.actions();
-        // The first one may fail: the next one replaces what waits, and waits as that did.
-        for (sink, of) in std::mem::take(&mut again.sinks) {
-            let result = if fails && of == key("a") { Err(SinkError::Failed) } else { Ok(()) };
-            again.blocks.sunk(again.now_ms, sink, result);
-        }
-        again.actions();
-        assert_eq!(again.forgotten.iter().filter(|of| **of != key("a")).count(), 0);
-        assert_eq!(again.blocks.ssd_unreached().count(), if fails { 2 } else { 0 });
-        if fails {
-            again.now_ms += 60_000;
-            again.blocks.sink_ahead(again.now_ms);
-            write(&mut again);
-        }
-        assert_eq!(untils(&again, &["a", "ab", "abc"]), [9_000; 3], "{fails}");
-        assert_eq!(listed(&again, &["a", "ab", "abc"]), [(3, 9_000)]);
-    }
-}
-
-/// It is not removed by who names its key, nor written over from another namespace.
-#[test]
-fn what_cannot_be_found_is_nobody_elses() {
-    let mut node = node();
-    node.fill("1p", "abc");
-    keep(&mut node, "abc", 9_000);
-    let mut rest = restarted_blocks(&node);
-    rest.retain(|block| block.parent.is_some());
-    let mut again = self::node();
-    again.blocks.ssd_ready_in_part(SIZE, rest, 2_000);
-    let other = namespace("other");
-    let removed = again.blocks.remove_objects(again.now_ms, other, &[key("ab"), key("abc")]);
-    assert_eq!(removed, Ok((0, None)));
-    let mut lying = support::request("2p", "abc", 1);
-    lying.namespace = other;
-    again.allocate(&lying).expect("there is room");
-    again.blocks.bind(support::share("2p"), support::EPOCH).expect("to bind");
-    again.commit("2p", 0);
-    let refused = again.blocks.commit_page(support::share("2p"), 1, 0);
-    assert_eq!(refused, Err(ShareError::Refused("the key is another block's")));
-}
-
-/// Also what cannot be found is its tenant's.
-#[test]
-fn a_quota_is_of_what_cannot_be_found_too() {
-    let mut node = node();
-    node.fill("1p", "abcdefghijklmnopqrst");
-    keep(&mut node, "abcdefghijklmnopqrst", 9_000);
-    let mut rest = restarted_blocks(&node);
-    rest.retain(|block| block.parent.is_some());
-    assert_eq!(rest.len(), 19);
-    let mut again = self::node();
-    again.blocks.ssd_ready_in_part(SIZE, rest, 2_000);
-    again.fill("1p", "ABC");
-    let kept = again.blocks.keep(again.now_ms, &request("ABC", 1, 9_000));
-    assert!(matches!(kept, Err(KeepError::OverQuota { taken_bytes: 190, .. })), "{kept:?}");
-    again.blocks.keep(again.now_ms, &request("ABC", 2, 9_000)).expect("another tenant's");
 }
 
 #[test]
@@ -683,7 +533,7 @@ fn classes_quotas_and_lists_are_those_of_the_marks() {
     assert!(met.iter().all(|&met| met > 20), "hardly anything happened: {met:?}");
 }
 
-fn restarted_blocks(node: &Node) -> Vec<SsdBlock> {
+pub fn restarted_blocks(node: &Node) -> Vec<SsdBlock> {
     let found = |block| SsdBlock { class: Class::Normal, ..block };
     node.blocks.ssd_blocks().map(found).collect()
 }

@@ -12,6 +12,7 @@ mod contexts;
 mod copies;
 mod ending;
 mod objects;
+mod partial;
 mod pools;
 mod prefetching;
 mod replicating;

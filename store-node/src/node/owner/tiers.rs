@@ -18,6 +18,7 @@ use crate::bucket::worker::BucketTask;
 use crate::clock;
 use crate::node::SERIALS_OF_HINTS;
 use crate::node::command::Refused;
+use crate::ssd::pace::Reads;
 use crate::ssd::thread::{Job, Report, Shape, SsdThread};
 
 /// How long an error is told of after it was met last.
@@ -69,6 +70,7 @@ struct OnSsd {
     /// The last error of the disk, and when it was met.
     error: Option<(u64, String)>,
     counts: Counts,
+    reads: Reads,
 }
 
 impl Tiers {
@@ -81,6 +83,7 @@ impl Tiers {
             is_too_small: false,
             error: None,
             counts: Counts::default(),
+            reads: Reads::default(),
         };
         Tiers {
             ssd: ssd.map(on_ssd),
@@ -181,10 +184,11 @@ impl Owner {
                 self.note_error(now_ms, Some("an extent failed its checksum".into()));
                 self.blocks.ssd_lost(key);
             }
-            Report::Counts(counts) => {
+            Report::Counts(counts, reads) => {
                 if let Some(ssd) = &mut self.tiers.ssd {
                     self.metrics.set_ssd_counts(&ssd.counts, &counts);
                     ssd.counts = counts;
+                    ssd.reads = reads;
                 }
             }
         }
@@ -344,6 +348,8 @@ impl Owner {
             blocks: counts.ssd_blocks.into(),
             bytes: counts.ssd_bytes,
             bytes_max: ssd.bytes_max,
+            read_bytes_total: ssd.reads.bytes,
+            read_us_total: ssd.reads.time.as_micros() as u64,
         })
     }
 }
