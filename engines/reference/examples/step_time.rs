@@ -34,7 +34,8 @@ fn main() {
         _ => KvDtype::F32,
     };
     let threads = arguments.next().and_then(|threads| threads.parse().ok()).unwrap_or(1);
-    let model = Model::load(&dir, LoadOptions { threads }).expect("a model");
+    let model =
+        Model::load(&dir, LoadOptions { threads, ..LoadOptions::default() }).expect("a model");
     println!(
         "{dtype:?}, {threads} threads, {:?}",
         kvasir_attention::AttentionOptions::default().kernel

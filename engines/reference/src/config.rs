@@ -33,6 +33,32 @@ impl Role {
     }
 }
 
+/// What products of attention may be rounded to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    F32,
+    Bf16,
+}
+
+impl Precision {
+    /// As kernels have it.
+    pub fn of_kernels(self) -> kvasir_attention::Precision {
+        match self {
+            Precision::F32 => kvasir_attention::Precision::F32,
+            Precision::Bf16 => kvasir_attention::Precision::Bf16,
+        }
+    }
+
+    /// As the wire has it.
+    pub fn to_wire(self) -> v1::Precision {
+        match self {
+            Precision::F32 => v1::Precision::F32,
+            Precision::Bf16 => v1::Precision::Bf16,
+        }
+    }
+}
+
 /// Configuration of the reference engine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -61,6 +87,9 @@ pub struct Config {
     pub block_tokens: u32,
     /// How the cache holds its numbers: `f32` or `bf16`. All engines of a cluster agree on it.
     pub kv_dtype: KvDtype,
+    /// What products of attention may be rounded to, here and where rows are attended elsewhere: `f32`, or `bf16` where
+    /// that is faster, which `kv_dtype` must be then. All engines of a model agree on it.
+    pub attention_precision: Precision,
     /// Threads of the large matrix products.
     pub threads: u32,
     /// Sequences that take part in steps at once, at most.
@@ -125,6 +154,7 @@ impl Default for Config {
             chunk_tokens: 512,
             block_tokens: 64,
             kv_dtype: KvDtype::F32,
+            attention_precision: Precision::F32,
             threads: 1,
             max_running: 32,
             max_waiting: 256,
@@ -145,6 +175,10 @@ impl Config {
             (self.model_name.is_empty(), "`model_name` is empty"),
             (self.chunk_tokens == 0, "`chunk_tokens` is 0; a step must compute something"),
             (self.block_tokens == 0, "`block_tokens` is 0; a block has at least one token"),
+            (
+                self.attention_precision == Precision::Bf16 && self.kv_dtype != KvDtype::Bf16,
+                "`attention_precision` is `bf16`, which is for rows of bf16: set `kv_dtype` to `bf16` too",
+            ),
             (self.threads == 0, "`threads` is 0; at least one thread computes"),
             (
                 self.listen.ip().is_unspecified() && self.advertise.is_none(),

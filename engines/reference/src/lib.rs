@@ -38,6 +38,6 @@ mod tail;
 mod text;
 mod worker;
 
-pub use config::{Config, Role, Routes};
+pub use config::{Config, Precision, Role, Routes};
 pub use error::Error;
 pub use run::run;

@@ -73,13 +73,17 @@ struct Loaded {
 }
 
 async fn load(config: &Config) -> Result<Loaded, Error> {
-    let (dir, threads) = (config.model.clone(), config.threads as usize);
-    let loading = tokio::task::spawn_blocking(move || load_blocking(&dir, threads));
+    let dir = config.model.clone();
+    let options = LoadOptions {
+        threads: config.threads as usize,
+        precision: config.attention_precision.of_kernels(),
+    };
+    let loading = tokio::task::spawn_blocking(move || load_blocking(&dir, options));
     loading.await.map_err(|_| Error::Compute)?
 }
 
-fn load_blocking(dir: &Path, threads: usize) -> Result<Loaded, Error> {
-    let model = Model::load(dir, LoadOptions { threads })?;
+fn load_blocking(dir: &Path, options: LoadOptions) -> Result<Loaded, Error> {
+    let model = Model::load(dir, options)?;
     let path = dir.join("tokenizer.json");
     let vocabulary = Vocabulary::load(&path, model.config().vocab as u32)
         .map_err(|why| Error::Tokenizer { path, why: why.to_string() })?;

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use kvasir_engine_reference::Precision;
 use kvasir_engine_reference::model::KvDtype;
 
 /// Memory is taken in whole pages of the host.
@@ -66,6 +67,10 @@ pub struct Flags {
     /// How the cache is stored.
     #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = ["f32", "bf16"])]
     pub kv_dtype: String,
+
+    /// What products of attention may be rounded to, where that is faster; "bf16" goes with `--kv-dtype bf16`.
+    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = ["f32", "bf16"])]
+    pub attention_precision: String,
 
     /// How the store nodes reach each other: shared memory, TCP as if on several hosts, the first
     /// RDMA device of this host, or EFA.
@@ -188,11 +193,17 @@ pub enum FlagError {
     TooManyEngines { asked: u64 },
     #[error("--{flag} {value} is out of range: {range}")]
     OutOfRange { flag: &'static str, value: u64, range: &'static str },
+    #[error("--attention-precision bf16 is for a cache in bf16: add --kv-dtype bf16")]
+    Precision,
 }
 
 impl Flags {
     pub fn kv_dtype(&self) -> KvDtype {
         if self.kv_dtype == "bf16" { KvDtype::Bf16 } else { KvDtype::F32 }
+    }
+
+    pub fn attention_precision(&self) -> Precision {
+        if self.attention_precision == "bf16" { Precision::Bf16 } else { Precision::F32 }
     }
 
     pub fn engines(&self) -> Result<Engines, FlagError> {
@@ -222,6 +233,9 @@ impl Flags {
 
     /// Numbers that no daemon could do anything with.
     pub fn check_ranges(&self) -> Result<(), FlagError> {
+        if self.attention_precision() == Precision::Bf16 && self.kv_dtype() != KvDtype::Bf16 {
+            return Err(FlagError::Precision);
+        }
         let chunk = u64::from(self.chunk_tokens);
         let threads = u64::from(self.threads.unwrap_or(1));
         let per_node = self.engines_per_node;
@@ -352,6 +366,7 @@ mod tests {
     fn numbers_out_of_range_are_refused() {
         for line in [
             "--arena-bytes 4097",
+            "--attention-precision bf16",
             "--arena-bytes 0",
             "--chunk-tokens 0",
             "--ssd-bytes 63MiB",

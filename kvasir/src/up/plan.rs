@@ -254,6 +254,7 @@ fn engine(
         listen,
         chunk_tokens: flags.chunk_tokens,
         kv_dtype: flags.kv_dtype(),
+        attention_precision: flags.attention_precision(),
         threads: common.threads,
         routes: routes(flags),
         drain_ms: ENGINE_DRAIN_MS,
@@ -352,6 +353,7 @@ fn model_name(flags: &Flags, model: &Path) -> String {
 mod tests {
     use super::*;
     use clap::Parser;
+    use kvasir_engine_reference::Precision;
     use kvasir_engine_reference::model::KvDtype;
 
     #[derive(clap::Parser)]
@@ -464,7 +466,7 @@ mod tests {
     #[test]
     fn flags_land_in_the_configurations_they_are_about() {
         let plan = planned(
-            "--both 1 --arena-bytes 64MiB --chunk-tokens 16 --kv-dtype bf16 --domain tcp --threads 3 \
+            "--both 1 --arena-bytes 64MiB --chunk-tokens 16 --kv-dtype bf16 --attention-precision bf16 --domain tcp --threads 3 \
              --no-push --throttle-bytes-per-s 1000 --layer-log-dir /logs --no-verify --lease-ms 70000 \
              --request-deadline-ms 900 --ttft-objective-ms 800 --tbt-objective-ms 70 --always-fetch --model-name other \
              --ssd-bytes 64MiB --ssd-dir /disk --ssd-faults --steering --chunks --balance act --balance-window-ms 1000",
@@ -484,6 +486,7 @@ mod tests {
         assert_eq!((engine.chunk_tokens, engine.threads), (16, 3));
         assert_eq!(engine.routes.throttle_bytes_per_s, 1000);
         assert_eq!((engine.kv_dtype, engine.role), (KvDtype::Bf16, Role::Both));
+        assert_eq!(engine.attention_precision, Precision::Bf16);
         assert_eq!(engine.layer_log, Some("/logs/both-1.log".into()));
         assert_eq!(engine.model_name, "other");
         let conductor: ConductorConfig = config(&plan, "conductor");

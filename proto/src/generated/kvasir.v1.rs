@@ -5820,6 +5820,9 @@ pub struct OpenRouteRequest {
     /// 16 bytes: the hash of the namespace.
     #[prost(bytes = "vec", tag = "3")]
     pub namespace: ::prost::alloc::vec::Vec<u8>,
+    /// As the engine itself computes.
+    #[prost(enumeration = "Precision", tag = "4")]
+    pub precision: i32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct OpenRouteReply {
@@ -5848,6 +5851,39 @@ pub struct CloseRouteSessionRequest {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CloseRouteSessionReply {}
+/// What products of attention are rounded to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum Precision {
+    /// F32.
+    Unspecified = 0,
+    /// Queries and weights keep their bits.
+    F32 = 1,
+    /// Queries and weights may be rounded to bf16, over rows of bf16.
+    Bf16 = 2,
+}
+impl Precision {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "PRECISION_UNSPECIFIED",
+            Self::F32 => "PRECISION_F32",
+            Self::Bf16 => "PRECISION_BF16",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "PRECISION_UNSPECIFIED" => Some(Self::Unspecified),
+            "PRECISION_F32" => Some(Self::F32),
+            "PRECISION_BF16" => Some(Self::Bf16),
+            _ => None,
+        }
+    }
+}
 /// Generated client implementations.
 #[cfg(feature = "services")]
 pub mod routes_client {

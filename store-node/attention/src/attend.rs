@@ -2,6 +2,7 @@
 
 #[cfg(target_arch = "x86_64")]
 use crate::amx;
+use crate::choice;
 use crate::narrow::{self, Narrow};
 use crate::pages::{PageList, RowDtype};
 use crate::partial::{PartialMut, Query};
@@ -25,7 +26,7 @@ pub enum Kernel {
 }
 
 /// What products are rounded to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Precision {
     /// As f32 has it: queries and weights keep their bits.
     #[default]
@@ -43,10 +44,10 @@ impl Kernel {
         Kernel::ALL.into_iter().filter(|kernel| kernel.runs_here()).collect()
     }
 
-    /// The fastest of this precision that this processor runs, where a batch is large enough.
+    /// The fastest on this processor of those that round to no less than this, over rows of bf16. Where it runs several
+    /// they are measured, once in a process.
     pub fn best(precision: Precision) -> Kernel {
-        let fits = |kernel: &Kernel| kernel.precision() == precision;
-        Kernel::available().into_iter().rfind(fits).unwrap_or_else(|| Kernel::best(Precision::F32))
+        choice::fastest(precision)
     }
 
     /// `scalar`, `portable`, `avx2`, `avx512` or `amx`.

@@ -14,13 +14,15 @@
 //! 5. [`index`]: under selection, which rows a query attends
 //! 6. [`cuda`]: attention over rows in a GPU's memory
 //! 7. [`vectors`]: kernels against files of reference vectors
-//! 8. `simd`, `exp`, `gather`, [`fp8`], [`matrix`]: what those are made of
+//! 8. `choice`: which kernel is fastest here
+//! 9. `simd`, `exp`, `gather`, [`fp8`], [`matrix`]: what those are made of
 //!
 //! Results are bit-equal for the same kernel, shape, split and number of threads.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
 pub mod attend;
+mod choice;
 pub mod cuda;
 mod exp;
 pub mod fp8;

@@ -11,7 +11,7 @@ use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 use kvasir_proto::{Generation, Namespace, SlotIndex, SlotLayout};
-use kvasir_route::holder::{Holder, HolderOptions, OpenRoute, OpenSession};
+use kvasir_route::holder::{Holder, HolderOptions, OpenRoute, OpenSession, Precision};
 use kvasir_route::requester::{
     Grant, PartRows, QueryShape, Requester, RequesterOptions, Session, SessionSize, gather,
 };
@@ -67,6 +67,7 @@ fn main() {
         blocks: (0..blocks as u32).map(|slot| (SlotIndex(slot), Generation(1))).collect(),
         layout: Arc::new(layout),
         kv_dtype: "bf16".into(),
+        precision: Precision::F32,
     };
     holder.open_route(route, Box::new(move |opened| drop(reply.send(opened))));
     let pins = opened.recv().expect("an answer").expect("a route").pins;

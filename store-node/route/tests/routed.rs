@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use kvasir_attention::{Attention, AttentionOptions, Query, Visible};
 use kvasir_proto::{Generation, Namespace, SlotIndex, SlotLayout};
 use kvasir_route::holder::{
-    Holder, HolderOptions, OpenError, OpenRoute, OpenSession, RouteOpened, RowShape,
+    Holder, HolderOptions, OpenError, OpenRoute, OpenSession, Precision, RouteOpened, RowShape,
 };
 use kvasir_route::requester::{
     DispatchError, Flight, FlightError, Grant, PartRows, QueryShape, Requester, RequesterOptions,
@@ -127,6 +127,16 @@ impl Host {
     }
 
     fn route(&self, session: u64, route: u64, slots: &[u32]) -> Result<RouteOpened, OpenError> {
+        self.route_in(Precision::F32, session, route, slots)
+    }
+
+    fn route_in(
+        &self,
+        precision: Precision,
+        session: u64,
+        route: u64,
+        slots: &[u32],
+    ) -> Result<RouteOpened, OpenError> {
         let open = OpenRoute {
             session,
             route,
@@ -134,6 +144,7 @@ impl Host {
             blocks: slots.iter().map(|&slot| (SlotIndex(slot), Generation(slot))).collect(),
             layout: layout(),
             kv_dtype: "f32".into(),
+            precision,
         };
         let (reply, opened) = sync_channel(1);
         self.holder().open_route(open, Box::new(move |opened| drop(reply.send(opened))));
@@ -375,6 +386,26 @@ fn who_does_not_wait_gets_no_answer_and_its_slot_is_used_again_only_afterwards()
         let answer = wait(vec![flight]).remove(0).remove(0).expect("computed");
         close(&answer, &host.expected(&values, &[0], 4, 1));
     }
+}
+
+#[test]
+fn what_is_asked_in_another_precision_is_computed_apart() {
+    let host = Host::start(Domain::Shm, 8);
+    let requester = host.requester();
+    let session = host.session(&requester).expect("a session");
+    let values = numbers(11, 2 * D_QK);
+    let precisions = [Precision::F32, Precision::F32, Precision::Bf16];
+    let routes = (1..).zip(precisions).map(|(name, precision)| {
+        let opened = host.route_in(precision, session.id(), name, &[0, 1]).expect("a route");
+        part(name, opened, 8, &values)
+    });
+    let parts: Vec<PartRows<'_>> = routes.collect();
+    let answers = wait(vec![send(&session, &parts)]).remove(0);
+    for answer in answers {
+        // Rows of f32 are rounded by nobody.
+        close(&answer.expect("computed"), &host.expected(&values, &[0, 1], 8, 1));
+    }
+    assert_eq!(host.count("kvasir_route_groups_total"), 2.0);
 }
 
 #[test]

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use kvasir_attention::{Attention, AttentionOptions, IndexQuery, Query, Visible};
 use kvasir_proto::layout::Run;
 use kvasir_proto::{Generation, Namespace, SlotIndex, SlotLayout};
-use kvasir_route::holder::{Holder, HolderOptions, OpenRoute, OpenSession, RouteOpened, RowShape};
+use kvasir_route::holder::{
+    Holder, HolderOptions, OpenRoute, OpenSession, Precision, RouteOpened, RowShape,
+};
 use kvasir_route::requester::{
     DispatchError, Flight, Grant, IndexRows, IndexShape, QueryShape, Requester, RequesterOptions,
     SelectedRows, Session, SessionSize, gather,
@@ -116,6 +118,7 @@ impl Host {
             blocks: slots.iter().map(|&slot| (SlotIndex(slot), Generation(slot))).collect(),
             layout: layout(keys),
             kv_dtype: "f32".into(),
+            precision: Precision::F32,
         };
         let (reply, opened) = sync_channel(1);
         self.holder.open_route(open, Box::new(move |opened| drop(reply.send(opened))));

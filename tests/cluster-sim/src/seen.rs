@@ -92,6 +92,8 @@ pub enum Seen {
         unix_ms: u64,
         disk_lies: bool,
         is_partial: bool,
+        /// All that could be read.
+        read: BTreeSet<BlockKey>,
         /// What it keeps there and cannot find, since it cannot read what that follows.
         unreached: BTreeSet<BlockKey>,
     },

@@ -6,7 +6,7 @@
 
 #![forbid(unsafe_code)]
 
-use kvasir_attention::{AttentionOptions, Partial};
+use kvasir_attention::{AttentionOptions, Kernel, Partial};
 use kvasir_proto::SlotIndex;
 
 use super::attention::{AttentionScratch, Away, Queries, Span};
@@ -265,8 +265,9 @@ impl Model {
             away_turns: &workspace.away_turns,
         };
         let kernels = workspace.kernels.get_or_insert_with(|| {
-            let threads = self.threads;
-            kvasir_attention::Attention::new(AttentionOptions { threads, ..Default::default() })
+            let (kernel, threads) = (Kernel::best(self.precision), self.threads);
+            let options = AttentionOptions { kernel, threads, ..AttentionOptions::default() };
+            kvasir_attention::Attention::new(options)
         });
         let x = scratch(&mut workspace.x, tokens * config.hidden);
         let normed = scratch(&mut workspace.normed, tokens * config.hidden);

@@ -4,6 +4,8 @@
 
 use std::path::Path;
 
+use kvasir_attention::Precision;
+
 use super::attention::{Attention, QueryProjection};
 use super::config::{ExpertsConfig, IndexerConfig};
 use super::files::WeightFiles;
@@ -20,6 +22,14 @@ use super::{ModelConfig, ModelError};
 pub struct LoadOptions {
     /// Threads of the large products; 1 starts none.
     pub threads: usize,
+    /// What products of attention may be rounded to.
+    pub precision: Precision,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        LoadOptions { threads: 1, precision: Precision::F32 }
+    }
 }
 
 /// What a folder holds, known without reading the weights.
@@ -37,6 +47,7 @@ pub struct ModelDescription {
 pub struct Model {
     pub(super) config: ModelConfig,
     pub(super) threads: usize,
+    pub(super) precision: Precision,
     pub(super) rope: Rope,
     pub(super) embedding: Matrix,
     pub(super) layers: Vec<Layer>,
@@ -74,6 +85,7 @@ impl Model {
         let parts = build(&mut plan, &config)?;
         Ok(Model {
             threads: options.threads.max(1),
+            precision: options.precision,
             rope: Rope::new(&config.rope, config.rope_dims),
             fingerprint: fingerprint(dir, &files)?,
             embedding: parts.embedding,

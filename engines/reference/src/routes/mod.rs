@@ -76,6 +76,7 @@ struct Shape {
     block_tokens: u32,
     d_qk: u32,
     kv_dtype: &'static str,
+    precision: v1::Precision,
     size: SessionSize,
 }
 
@@ -144,6 +145,7 @@ impl Router {
             block_tokens: config.block_tokens,
             d_qk: model.row_width() as u32,
             kv_dtype: config.kv_dtype.name(),
+            precision: config.attention_precision.to_wire(),
             size: session_size(
                 parts,
                 config.chunk_tokens as usize + parts + HOLES_MAX,
@@ -215,6 +217,7 @@ impl Router {
             session: session.id(),
             tx: Some(request.tx.into()),
             namespace: namespace.0.to_vec(),
+            precision: self.shape.precision.into(),
         };
         let opened = RoutesClient::new(place.channel.clone()).open_route(open).await?.into_inner();
         let Shape { block_tokens, d_qk, kv_dtype, .. } = self.shape;

@@ -29,7 +29,7 @@ fn edit_config(dir: &Path, edit: impl FnOnce(&mut Value)) {
 /// Both ways of looking at the folder refuse it, with all of these words.
 fn check_refused(dir: &Path, words: &[&str]) {
     let described = Model::describe(dir).expect_err("a refusal").to_string();
-    let loaded = Model::load(dir, LoadOptions { threads: 1 }).expect_err("a refusal").to_string();
+    let loaded = Model::load(dir, LoadOptions::default()).expect_err("a refusal").to_string();
     assert_eq!(described, loaded);
     for word in words {
         assert!(loaded.contains(word), "{word:?} is not in {loaded:?}");
@@ -45,7 +45,7 @@ fn a_good_folder_is_described_and_loaded() {
     // Two bytes become four; the header is a few percent of these small weights.
     let expected = 2 * file;
     assert!(description.memory_bytes < expected && description.memory_bytes > expected * 8 / 10);
-    let model = Model::load(dir.path(), LoadOptions { threads: 1 }).expect("a model");
+    let model = Model::load(dir.path(), LoadOptions::default()).expect("a model");
     assert_eq!(model.config(), &description.config);
     assert_eq!(Model::memory_needed(dir.path()).expect("bytes"), description.memory_bytes);
     let layout = model.config().layout(32, KvDtype::Bf16);
@@ -237,7 +237,7 @@ fn end_of_sequence_comes_from_both_files_as_number_or_list() {
 #[test]
 fn a_fingerprint_depends_on_every_byte_of_weights_and_configuration() {
     let fingerprint =
-        |dir: &Path| Model::load(dir, LoadOptions { threads: 1 }).expect("a model").fingerprint();
+        |dir: &Path| Model::load(dir, LoadOptions::default()).expect("a model").fingerprint();
     let dir = folder();
     let first = fingerprint(dir.path());
     assert_eq!(first, fingerprint(folder().path()), "an equal folder elsewhere");

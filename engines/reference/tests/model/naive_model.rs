@@ -9,7 +9,7 @@ use kvasir_engine_reference::model::{KvDtype, LoadOptions, Model, SequenceStep, 
 const MARGIN: f64 = 0.2;
 
 fn check(dir: &std::path::Path, prompts: &[Vec<u32>], steps: usize) {
-    let model = Model::load(dir, LoadOptions { threads: 1 }).expect("the checkpoint");
+    let model = Model::load(dir, LoadOptions::default()).expect("the checkpoint");
     let mut naive = Naive::load(dir);
     for (dtype, tolerance) in [(KvDtype::F32, 1e-4), (KvDtype::Bf16, 3e-2)] {
         naive.round_cache = dtype == KvDtype::Bf16;
@@ -125,7 +125,7 @@ fn weights_in_several_files_are_the_same_model() {
     random_checkpoint(one.path(), 3, &Sizes::default(), &tiny());
     random_checkpoint(three.path(), 3, &Sizes { files: 3, ..Sizes::default() }, &tiny());
     let logits = [one, three].map(|dir| {
-        let model = Model::load(dir.path(), LoadOptions { threads: 1 }).expect("a model");
+        let model = Model::load(dir.path(), LoadOptions::default()).expect("a model");
         let mut arena = Arena::new(&model, KvDtype::F32, 16, 10);
         let pages = arena.slots_for(30);
         arena::generate(&model, &mut arena, &pages, (&prompt(9, 20), 0), 7, 4)

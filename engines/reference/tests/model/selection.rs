@@ -46,7 +46,7 @@ struct Case {
 fn case(seed: u64, yarn_and_low_rank: bool) -> Case {
     let dir = tempfile::tempdir().expect("a folder");
     random_checkpoint(dir.path(), seed, &sizes(yarn_and_low_rank), &tiny());
-    let model = Model::load(dir.path(), LoadOptions { threads: 1 }).expect("the checkpoint");
+    let model = Model::load(dir.path(), LoadOptions::default()).expect("the checkpoint");
     Case { model, naive: Naive::load(dir.path()), _dir: dir }
 }
 
@@ -294,7 +294,7 @@ fn an_indexer_that_takes_all_rows_changes_nothing() {
     let all = IndexerSizes { heads: 6, width: 24, topk: 4096 };
     let dir = tempfile::tempdir().expect("a folder");
     random_checkpoint(dir.path(), 5, &Sizes { indexer: Some(all), ..sizes(true) }, &tiny());
-    let with = Model::load(dir.path(), LoadOptions { threads: 1 }).expect("the checkpoint");
+    let with = Model::load(dir.path(), LoadOptions::default()).expect("the checkpoint");
     // The same weights, without a word of the indexer.
     let config = std::fs::read(dir.path().join("config.json")).expect("config.json");
     let mut config: serde_json::Value = serde_json::from_slice(&config).expect("config.json");
@@ -302,7 +302,7 @@ fn an_indexer_that_takes_all_rows_changes_nothing() {
         config.as_object_mut().expect("an object").remove(key);
     }
     std::fs::write(dir.path().join("config.json"), config.to_string()).expect("written");
-    let without = Model::load(dir.path(), LoadOptions { threads: 1 }).expect("the checkpoint");
+    let without = Model::load(dir.path(), LoadOptions::default()).expect("the checkpoint");
     assert_ne!(with.fingerprint(), without.fingerprint());
     let prompt = prompt(3, 100);
     let [with, without] = [with, without].map(|model| {

@@ -8,7 +8,7 @@ use kvasir_proto::SlotIndex;
 use std::ptr::NonNull;
 
 fn model() -> Model {
-    Model::load(&tiny(), LoadOptions { threads: 1 }).expect("the checkpoint")
+    Model::load(&tiny(), LoadOptions::default()).expect("the checkpoint")
 }
 
 #[test]

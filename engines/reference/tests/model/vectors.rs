@@ -18,7 +18,8 @@ pub struct Case {
 pub fn load(variant: &str, threads: usize) -> (Model, Vec<Case>) {
     let data = arena::root().join("tests/data/deepseek_v2").join(variant);
     let dir = if variant == "plain" { arena::tiny() } else { data.join("model") };
-    let model = Model::load(&dir, LoadOptions { threads }).expect("the checkpoint");
+    let model = Model::load(&dir, LoadOptions { threads, ..LoadOptions::default() })
+        .expect("the checkpoint");
     let expected = std::fs::read(data.join("expected.json")).expect("test data");
     let expected: Value = serde_json::from_slice(&expected).expect("test data");
     let logits = std::fs::read(data.join("expected_logits.safetensors")).expect("test data");

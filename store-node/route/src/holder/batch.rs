@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use kvasir_attention::{Attention, Job, Partial, PartialMut, Query as Queries, Visible};
+use kvasir_attention::{Job, Partial, PartialMut, Precision, Query as Queries, Visible};
 use kvasir_proto::SlotIndex;
 use kvasir_transfer::SharedMemory;
 
+use super::kernels::Kernels;
 use super::rows::RowShape;
 use super::select;
 use crate::grouping::{Attends, Member, group};
@@ -16,10 +17,11 @@ use crate::wire::{Best, Kind, Part, PartStatus, Query};
 pub struct Route {
     pub session: u64,
     pub pins: u64,
-    /// Routes over the same slots have the same.
+    /// Routes over the same slots, in the same precision, have the same.
     pub blocks: u64,
     pub slots: Vec<SlotIndex>,
     pub shape: RowShape,
+    pub precision: Precision,
 }
 
 impl Route {
@@ -84,7 +86,7 @@ pub fn compute(
     queries: &[Query],
     routes: &Routes,
     memory: &SharedMemory,
-    kernels: &mut Attention,
+    kernels: &mut Kernels,
 ) -> (Vec<Computed>, usize) {
     let mut answers: Vec<Parts> = Vec::with_capacity(queries.len());
     let mut wanted = Vec::new();
@@ -126,7 +128,7 @@ pub fn compute(
             Computed::Partials(select::attend(query, heads, routes, memory, kernels))
         }
         Kind::Scores { heads, topk } => {
-            Computed::Best(select::best(query, (heads, topk), routes, memory, kernels))
+            Computed::Best(select::best(query, (heads, topk), routes, memory, kernels.exact()))
         }
     };
     let computed = queries.iter().zip(answers).map(&mut computed).collect();
@@ -156,7 +158,7 @@ fn shared<'a>(
     Shared { route, attends, members, offsets, values, partial, d_qk, status }
 }
 
-fn attend(groups: &mut [Shared<'_>], memory: &SharedMemory, kernels: &mut Attention) {
+fn attend(groups: &mut [Shared<'_>], memory: &SharedMemory, kernels: &mut Kernels) {
     let mut jobs = Vec::with_capacity(groups.len());
     for group in groups {
         let Shared { route, attends, offsets, values, partial, d_qk, status, .. } = group;
@@ -175,7 +177,7 @@ fn attend(groups: &mut [Shared<'_>], memory: &SharedMemory, kernels: &mut Attent
             visible: Visible::All,
         };
         let Partial { o, m, l } = partial;
-        jobs.push(Job { query, pages, out: PartialMut { o, m, l } });
+        jobs.push((route.precision, Job { query, pages, out: PartialMut { o, m, l } }));
     }
     kernels.attend_all(jobs);
 }

@@ -7,12 +7,14 @@
 //! - `thread`: the loop and what it owns
 //! - `batch`: what is computed, and how the answers come together
 //! - `select`: the same under selection, and an indexer's scores
+//! - `kernels`: who computes, by the precision that a route has
 //! - `rows`: slots as a list of rows; the one place with an address in it
 //!
 //! Bounds: sessions, routes and bytes of rings ([`HolderOptions`]); a session has a message for each slot of
 //! its ring at most, so that the thread's queue is never full of them.
 
 mod batch;
+mod kernels;
 mod rows;
 mod select;
 mod thread;
@@ -22,6 +24,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 
+pub use kvasir_attention::Precision;
 use kvasir_proto::{Generation, Namespace, SlotIndex, SlotLayout};
 use kvasir_transfer::{
     Domain, Handlers, PeerEvent, SharedMemory, StartError, TlsFiles, TransferConfig, TransferEngine,
@@ -123,6 +126,8 @@ pub struct OpenRoute {
     pub layout: Arc<SlotLayout>,
     /// The dtype of the rows, by its name.
     pub kv_dtype: String,
+    /// What its requester rounds products to where it computes them itself.
+    pub precision: Precision,
 }
 
 /// What a requester must know beside the route's name.

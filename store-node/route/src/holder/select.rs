@@ -2,11 +2,12 @@
 //! rows of its own, so nothing is shared between parts.
 
 use kvasir_attention::{
-    Attention, IndexQuery, Job, Partial, PartialMut, Query as Queries, Visible,
+    Attention, IndexQuery, Job, Partial, PartialMut, Precision, Query as Queries, Visible,
 };
 use kvasir_transfer::SharedMemory;
 
 use super::batch::{Route, Routes, check};
+use super::kernels::Kernels;
 use crate::wire::{Best, Part, PartStatus, Query};
 
 /// Which rows of each part score best.
@@ -45,7 +46,7 @@ pub fn attend(
     heads: u32,
     routes: &Routes,
     memory: &SharedMemory,
-    kernels: &mut Attention,
+    kernels: &mut Kernels,
 ) -> Vec<Result<Partial, PartStatus>> {
     let layer = query.head.dispatch.layer as usize;
     let pages_of = |part: &Part| -> Result<(&Route, Vec<usize>), PartStatus> {
@@ -78,7 +79,7 @@ fn of_part<'a>(
     (route, offsets): (&Route, &'a [usize]),
     memory: &'a SharedMemory,
     partial: &'a mut Partial,
-    jobs: &mut Vec<Job<'a>>,
+    jobs: &mut Vec<(Precision, Job<'a>)>,
 ) -> Result<(), PartStatus> {
     let (d_qk, d_v) = (query.head.d_qk as usize, query.head.d_v as usize);
     // SAFETY: committed slots do not change, and those of an open route stay pinned, so committed, until
@@ -96,7 +97,7 @@ fn of_part<'a>(
         let pages = selected.map_err(|_| PartStatus::OutOfRange)?;
         let scale = query.head.scale;
         let query = Queries { values, d_qk, d_v, scale, visible: Visible::All };
-        jobs.push(Job { query, pages, out: PartialMut { o, m, l } });
+        jobs.push((route.precision, Job { query, pages, out: PartialMut { o, m, l } }));
     }
     Ok(())
 }

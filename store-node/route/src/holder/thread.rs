@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError};
 use std::time::Duration;
 
-use kvasir_attention::{Attention, AttentionOptions};
 use kvasir_proto::{Generation, Namespace, SlotIndex};
 use kvasir_transfer::memory::Prefault;
 use kvasir_transfer::spin::Spin;
@@ -17,6 +16,7 @@ use kvasir_transfer::{
 };
 
 use super::batch::{self, Computed, Route, Routes};
+use super::kernels::Kernels;
 use super::rows::RowShape;
 use super::{HolderOptions, OpenError, OpenRoute, OpenSession, Reply, RouteOpened, SessionOpened};
 use crate::metrics::HolderMetrics;
@@ -128,7 +128,7 @@ pub struct Thread {
     /// For the transfer engine's callbacks.
     inputs: SyncSender<Input>,
     metrics: HolderMetrics,
-    kernels: Attention,
+    kernels: Kernels,
     sessions: BTreeMap<u64, Session>,
     routes: Routes,
     waiting: Vec<Waiting>,
@@ -154,7 +154,7 @@ impl Thread {
             transfer,
             inputs,
             metrics,
-            kernels: Attention::new(AttentionOptions { threads, ..AttentionOptions::default() }),
+            kernels: Kernels::new(threads),
             sessions: BTreeMap::new(),
             routes: BTreeMap::new(),
             waiting: Vec::new(),
@@ -340,7 +340,7 @@ impl Thread {
     }
 
     fn open_route(&mut self, request: OpenRoute) -> Result<RouteOpened, OpenError> {
-        let OpenRoute { session, route, namespace, blocks, layout, kv_dtype } = request;
+        let OpenRoute { session, route, namespace, blocks, layout, kv_dtype, precision } = request;
         if !self.sessions.contains_key(&session) {
             return Err(OpenError::NoSession);
         }
@@ -350,11 +350,13 @@ impl Thread {
         }
         let shape = RowShape::new(&layout, &kv_dtype)?;
         let slots: Vec<SlotIndex> = blocks.iter().map(|(slot, _)| *slot).collect();
-        let same = |route: &&Route| route.slots == slots && route.shape == shape;
+        let same = |route: &&Route| {
+            route.slots == slots && route.shape == shape && route.precision == precision
+        };
         let shared = self.routes.values().find(same).map(|known| known.blocks);
         let (pins, d_qk) = (pins(namespace, &blocks), shape.width as u32);
         let blocks = shared.unwrap_or(route);
-        self.routes.insert(route, Route { session, pins, blocks, slots, shape });
+        self.routes.insert(route, Route { session, pins, blocks, slots, shape, precision });
         self.metrics.routes.set(self.routes.len() as i64);
         Ok(RouteOpened { pins, d_qk })
     }

@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use kvasir_blocks::ShareError;
-use kvasir_proto::{Namespace, Share, Side, SlotIndex, v1};
-use kvasir_route::holder::{Holder, OpenRoute, OpenSession};
+use kvasir_proto::{FieldError, Namespace, Share, Side, SlotIndex, v1};
+use kvasir_route::holder::{Holder, OpenRoute, OpenSession, Precision};
 
 use super::Owner;
 use crate::clock;
@@ -121,6 +121,14 @@ impl Owner {
     fn route_of(&mut self, request: &v1::OpenRouteRequest) -> Result<OpenRoute, Refused> {
         let share = Share { tx: request.tx.try_into()?, side: Side::Source };
         let namespace = Namespace::try_from(request.namespace.as_slice())?;
+        let precision = match v1::Precision::try_from(request.precision) {
+            Ok(v1::Precision::Unspecified | v1::Precision::F32) => Precision::F32,
+            Ok(v1::Precision::Bf16) => Precision::Bf16,
+            Err(_) => {
+                let (field, got) = ("precision", request.precision);
+                return Err(FieldError::Unknown { field, got }.into());
+            }
+        };
         let view = self.blocks.share(share).filter(|view| !view.aborting);
         let view = view.ok_or_else(|| Refused::from(ShareError::Unknown))?;
         if view.request.namespace != namespace {
@@ -161,6 +169,7 @@ impl Owner {
             blocks,
             layout: Arc::clone(&shape.layout),
             kv_dtype: shape.kv_dtype.clone(),
+            precision,
         })
     }
 

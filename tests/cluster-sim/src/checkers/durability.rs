@@ -154,17 +154,18 @@ impl Durability {
     /// meanwhile, as does what is computed anew of what was not found; and it is listed as long as it says itself. Of an
     /// object that was not found, and is not put meanwhile, nothing is written anew.
     ///
-    /// What is kept and follows what could not be read is found later, when nothing of its chain may make room until then.
+    /// What is kept and follows what could not be read is found later, when nothing of its chain may make room until then:
+    /// of what is before that, nothing says that it is kept.
     fn excuse_unread(
         &mut self,
         node: usize,
         there: &BTreeSet<BlockKey>,
-        unreached: &BTreeSet<BlockKey>,
+        (read, unreached): (&BTreeSet<BlockKey>, &BTreeSet<BlockKey>),
         listed: &[ListedContext],
     ) {
         for last in self.lasts(node).collect::<Vec<BlockKey>>() {
-            let is_in_chain = |key: &BlockKey| there.contains(key);
-            if unreached.contains(&last) && !self.truth.chain(last).iter().any(is_in_chain) {
+            let may_go = |key: &BlockKey| read.contains(key) && !unreached.contains(key);
+            if unreached.contains(&last) && !self.truth.chain(last).iter().any(may_go) {
                 self.unreached.insert((node, last));
                 continue;
             }
@@ -490,7 +491,16 @@ impl Checker for Durability {
                     ));
                 }
             }
-            Seen::Started { at, on_ssd, contexts, unix_ms, disk_lies, is_partial, unreached } => {
+            Seen::Started {
+                at,
+                on_ssd,
+                contexts,
+                unix_ms,
+                disk_lies,
+                is_partial,
+                read,
+                unreached,
+            } => {
                 self.unreached.retain(|(of, _)| *of != at.node);
                 self.expire(at.node, *unix_ms);
                 let there: BTreeSet<BlockKey> = on_ssd.iter().copied().collect();
@@ -502,7 +512,7 @@ impl Checker for Durability {
                 match is_partial {
                     true => {
                         self.partial.insert(at.node);
-                        self.excuse_unread(at.node, &there, unreached, contexts);
+                        self.excuse_unread(at.node, &there, (read, unreached), contexts);
                         // What was found under the name is removed, for nobody can know that it was promised.
                         let put: BTreeSet<(Life, BlockKey)> = put;
                         put.iter()

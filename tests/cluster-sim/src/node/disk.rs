@@ -203,7 +203,8 @@ impl Running {
             let tenant_bytes_max = context_bytes_max * 3 / 4;
             let is_partial = found.unreadable_segments > 0;
             ssd.log = Some(found.log);
-            let blocks = found.blocks.into_iter().map(block).collect();
+            let blocks: Vec<SsdBlock> = found.blocks.into_iter().map(block).collect();
+            let read = blocks.iter().map(|block| block.key).collect();
             let size = SsdSize { bytes_max, context_bytes_max, tenant_bytes_max };
             match is_partial {
                 true => self.blocks.ssd_ready_in_part(size, blocks, unix_ms),
@@ -225,6 +226,7 @@ impl Running {
                 unix_ms,
                 disk_lies,
                 is_partial,
+                read,
                 unreached,
             });
             if is_partial {
