@@ -114,6 +114,8 @@ pub struct Blocks {
     finished: Ended,
     ssd_size: SsdSize,
     ssd_unreached: Unreached,
+    /// What could not be read of it may have newer extents than those that are known.
+    ssd_in_part: bool,
     /// What an extent of a block takes; 0 before it is known.
     extent_bytes: u64,
     sinks: Sinks,
@@ -187,6 +189,7 @@ impl Blocks {
             finished: Ended::new(options.finished_ms, options.finished_max),
             ssd_size: SsdSize::default(),
             ssd_unreached: Unreached::default(),
+            ssd_in_part: false,
             extent_bytes: 0,
             sinks: Sinks::default(),
             rises: Rises::default(),

@@ -52,7 +52,8 @@ impl Blocks {
         }
         // Blocks of it that only the SSD has are rewritten from there.
         let path = in_dram.clone();
-        let is_marked = known == Some(mark);
+        // What could not be read may say otherwise, and be newer than what does not need to be written.
+        let is_marked = known == Some(mark) && !self.ssd_in_part;
         let lacks = |at: &usize| *at >= on_ssd || (*at == blocks - 1 && !is_marked);
         let mark_of = |key: &BlockKey| self.known_mark(*key);
         let sinks = (0..blocks).filter(lacks).map(|at| {
@@ -177,7 +178,9 @@ impl Blocks {
         let mark = change(known);
         let chain = self.cache.ssd().chain(last);
         let changed = |of: (SsdBlock, Mark)| (Some(of.1) != mark).then_some(of.0);
-        let (sinks, path) = match on_ssd.and_then(changed) {
+        let to_write =
+            on_ssd.and_then(|of| if self.ssd_in_part { Some(of.0) } else { changed(of) });
+        let (sinks, path) = match to_write {
             None => (Vec::new(), Vec::new()),
             Some(block) => {
                 // From memory, where all of it is there: then nothing is read.

@@ -13,7 +13,7 @@ impl Blocks {
     pub fn ssd_ready_in_part(&mut self, size: SsdSize, blocks: Vec<SsdBlock>, unix_ms: u64) {
         let orphans = self.set_ssd(size, blocks);
         let (unreached, others) = Unreached::new(orphans, unix_ms);
-        self.ssd_unreached = unreached;
+        (self.ssd_unreached, self.ssd_in_part) = (unreached, true);
         others.iter().for_each(|block| self.forget_extent(block.key, block.parent.is_none()));
         self.ssd_has_come();
     }

@@ -90,6 +90,7 @@ impl Blocks {
             unsunk.into_iter().for_each(|key| self.unseen.ssd.put(key));
         }
         (self.ssd_size, self.ssd_unreached) = (SsdSize::default(), Unreached::default());
+        self.ssd_in_part = false;
         let first = |block: SsdBlock| block.parent.is_none().then_some(block.key);
         let firsts: Vec<BlockKey> = self.cache.ssd().iter().filter_map(first).collect();
         for key in firsts {

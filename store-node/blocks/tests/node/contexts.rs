@@ -52,7 +52,7 @@ pub fn keep(node: &mut Node, prompt: &str, until_unix_ms: u64) {
     write(node);
 }
 
-fn name(prompt: &str, tenant: u64) -> ContextName {
+pub fn name(prompt: &str, tenant: u64) -> ContextName {
     ContextName { tenant: Tenant(tenant), namespace: namespace(""), last: key(prompt) }
 }
 

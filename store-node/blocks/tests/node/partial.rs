@@ -4,7 +4,7 @@ use kvasir_blocks::{KeepError, ShareError, SinkError, SsdBlock, SsdSize};
 use kvasir_proto::BlockKey;
 
 use crate::contexts::{
-    EXTENT_BYTES, SIZE, keep, listed, node, request, restarted_blocks, untils, write,
+    EXTENT_BYTES, SIZE, keep, listed, name, node, request, restarted_blocks, untils, write,
 };
 use crate::support::{self, Node, key, namespace};
 
@@ -254,4 +254,34 @@ fn a_context_that_is_over_is_over_also_where_it_cannot_be_found() {
     again.blocks.sink_ahead(again.now_ms);
     write(&mut again);
     assert_eq!(listed(&again, &["abcd"]), [(4, 9_000)]);
+}
+
+/// What could not be read may be newer, and say that it is not kept.
+#[test]
+fn what_is_kept_is_written_anew_where_a_part_could_not_be_read() {
+    let mut node = node();
+    node.fill("1p", "abc");
+    keep(&mut node, "abc", 9_000);
+    let all = restarted_blocks(&node);
+    for is_whole in [true, false] {
+        let mut again = match is_whole {
+            true => self::node(),
+            false => found(SIZE, all.clone()),
+        };
+        if is_whole {
+            again.blocks.ssd_ready(SIZE, all.clone());
+        }
+        let written = |again: &Node| again.blocks.counts().sunk_total;
+        let once = u64::from(!is_whole);
+        keep(&mut again, "abc", 8_000);
+        assert_eq!(written(&again), once, "the last block says it");
+        again.blocks.extend_context(again.now_ms, &name("abc", 1), 9_000).expect("it is there");
+        write(&mut again);
+        assert_eq!(written(&again), 2 * once);
+        assert_eq!(listed(&again, &["abc"]), [(3, 9_000)]);
+        again.blocks.ssd_gone();
+        again.blocks.ssd_ready(SIZE, all.clone());
+        keep(&mut again, "abc", 8_000);
+        assert_eq!(written(&again), 2 * once, "all of it could be read");
+    }
 }
