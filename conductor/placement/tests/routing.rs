@@ -99,11 +99,14 @@ fn crowd() -> World {
 }
 
 fn crowd_with(constants: Constants) -> World {
+    crowd_of(&["b0", "b1", "b2", "b3"], constants).held(&[(0, 10)])
+}
+
+fn crowd_of(names: &[&str], constants: Constants) -> World {
     let policy =
         Policy { routing: Some(Routing { constants, always: false }), ..Policy::default() };
-    let names = ["b0", "b1", "b2", "b3"];
     let routed = Some(RoutedRows { heads: 4, query_bytes: 1, partial_bytes: 1, layers: 1 });
-    let world = World::with_policy(&names, policy).held(&[(0, 10)]);
+    let world = World::with_policy(names, policy);
     names
         .iter()
         .fold(world, |world, name| world.reports(name, |report| report.model.routed = routed))
@@ -132,6 +135,29 @@ fn a_holder_answers_so_many_and_then_its_blocks_are_fetched() {
     assert!(placed_at(&world, "b3").route.is_none());
     world.view.unbook(kvasir_placement::BookingId(0), Some(1), 0);
     assert!(placed_at(&world, "b3").route.is_some());
+}
+
+#[test]
+fn who_has_a_copy_takes_what_another_holder_has_no_room_for() {
+    let names = ["b0", "b1", "b2", "b3", "b4", "b5", "b6"];
+    let mut world = crowd_of(&names, constants()).held(&[(0, 10), (1, 10)]);
+    let mut holders = Vec::new();
+    for (booked, name) in names[2..].iter().enumerate() {
+        let placement = placed_at(&world, name);
+        let route = placement.route.as_ref();
+        holders.extend(route.map(|route| route.source.node_id.to_string()));
+        assert_eq!(route.is_some(), booked < 4, "{placement}");
+        world.view.book(kvasir_placement::BookingId(booked as u64), &placement, 0);
+    }
+    holders.sort();
+    assert_eq!(holders, ["n0", "n0", "n1", "n1"]);
+    // Another request of an instance goes where its message goes.
+    let placed = placed_at(&world, "b2");
+    let again = placed.route.as_ref().expect("in the same message");
+    world.view.unbook(kvasir_placement::BookingId(0), Some(1), 0);
+    let other = if &*again.source.node_id.0 == "n0" { "n1" } else { "n0" };
+    let moved = placed_at(&world, "b6").route.expect("there is room for one");
+    assert_ne!(&*moved.source.node_id.0, other);
 }
 
 #[test]

@@ -4,6 +4,7 @@ use super::Planner;
 use crate::attend::Way;
 use crate::decision::{DecodeCandidate, PrefillCandidate};
 use crate::routing::{Attended, Question};
+use crate::view::Instance;
 
 impl Planner<'_> {
     /// The prefill of what follows a prefix that is attended elsewhere.
@@ -23,6 +24,25 @@ impl Planner<'_> {
         compute_us.saturating_add(prefill.queue_us).saturating_add(decode.wait_us)
     }
 
+    /// Of those that have as much in memory as the best, the one that attends for the fewest others: a copy that was
+    /// fetched since a holder had its limit takes what comes next.
+    fn least_asked(&self, best: usize, requester: &Instance) -> usize {
+        let blocks = self.memory_blocks(self.at(best as u32));
+        let as_good = self.members().filter(|(_, instance)| {
+            self.memory_blocks(instance) == blocks
+                && !instance.report.draining
+                && !self.excluded(instance)
+        });
+        let least = as_good.min_by_key(|(_, instance)| {
+            let holder = self.view.host(instance);
+            let (flows, own) =
+                (holder.flows_beside(requester.reference), holder.routes_of(requester.reference));
+            // Its own requests there go in one message.
+            (flows, std::cmp::Reverse(own), self.tie(instance))
+        });
+        least.map_or(best, |(at, _)| at)
+    }
+
     /// What the ways to a prefix that lies elsewhere cost, where it could stay there.
     pub(super) fn attended(
         &self,
@@ -31,7 +51,8 @@ impl Planner<'_> {
     ) -> Option<Attended> {
         let routing = self.view.policy().routing.as_ref()?;
         let rows = self.spec.routed?;
-        let (_, source) = self.best_in_memory.or(self.best)?;
+        let (_, best) = self.best_in_memory.or(self.best)?;
+        let source = self.least_asked(best, self.at(prefill.at));
         let holder = self.view.host(self.at(source as u32));
         let blocks = self.memory_blocks(self.at(source as u32));
         let is_whole = prefill.at == decode.at && prefill.held_blocks == 0;
