@@ -69,6 +69,14 @@ impl Blocks {
             return Err(ShareError::Refused("layers of the page are not in its slot yet"));
         }
         let is_object = record.of_objects;
+        let namespace = record.request.namespace;
+        if is_object
+            && record.page(page).is_some_and(|page| page.hold == Hold::Private)
+            && self.cache.index().find(key).is_none()
+            && self.is_below(namespace, key)
+        {
+            return Ok(Commit::Below);
+        }
         let sealed = self.seal_page(share, page, key, checksum);
         if is_object && sealed == Ok(Commit::Indexed) {
             self.unseen.put(key);

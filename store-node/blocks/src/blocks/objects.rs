@@ -104,16 +104,23 @@ impl Blocks {
         if self.object_slot(namespace, key).is_some() {
             return Some(Tier::Dram);
         }
-        let on_ssd = self.cache.ssd().prefix(namespace, self.cache.layout(), None, &[key]) == 1;
-        let is_below =
-            on_ssd || self.bucket.prefix(namespace, self.cache.layout(), None, &[key]) == 1;
-        is_below.then_some(Tier::Ssd)
+        self.is_below(namespace, key).then_some(Tier::Ssd)
     }
 
-    /// An object that is in memory has come from another node: as if it had been put here.
+    /// The SSD or the object store has the object, in this layout.
+    pub(super) fn is_below(&self, namespace: Namespace, key: BlockKey) -> bool {
+        let layout = self.cache.layout();
+        self.cache.ssd().prefix(namespace, layout, None, &[key]) == 1
+            || self.bucket.prefix(namespace, layout, None, &[key]) == 1
+    }
+
+    /// An object that is in memory has come from another node: as if it had been put here. One of that name that was
+    /// found here meanwhile stays.
     pub fn object_has_come(&mut self, namespace: Namespace, key: BlockKey) {
-        if self.object_slot(namespace, key).is_some() {
-            self.unseen.put(key);
+        let Some(slot) = self.object_slot(namespace, key) else { return };
+        match self.is_below(namespace, key) {
+            true => self.drop_refused(slot),
+            false => self.unseen.put(key),
         }
     }
 

@@ -35,13 +35,13 @@ pub fn reserve(node: &mut Node, serial: u64, names: &[u8]) -> Vec<SlotIndex> {
     slots.expect("room")
 }
 
-fn commit(node: &mut Node, serial: u64, page: u32) -> Result<Commit, ShareError> {
+pub fn commit(node: &mut Node, serial: u64, page: u32) -> Result<Commit, ShareError> {
     let commit = node.blocks.commit_page(share(serial, Side::Prefill), page, 7);
     node.check();
     commit
 }
 
-fn release(node: &mut Node, serial: u64) {
+pub fn release(node: &mut Node, serial: u64) {
     node.blocks.release(node.now_ms, share(serial, Side::Prefill)).expect("an open share");
     node.check();
     while let Some(action) = node.blocks.poll_action() {

@@ -1,10 +1,11 @@
 //! Objects that are put while it is not known what the SSD or the object store has under their names.
 
-use kvasir_blocks::{BucketOptions, Options, SsdBlock, Tier};
+use kvasir_blocks::{BucketOptions, Commit, Options, SsdBlock, Tier};
 use kvasir_proto::BlockKey;
 
 use crate::objects::{
-    SIZE, ask_to_keep, at, end, extent, find, node_that_keeps, object, put, reserve, sent,
+    SIZE, ask_to_keep, at, commit, end, extent, find, node_that_keeps, object, put, release,
+    reserve, sent,
 };
 use crate::support::{Node, namespace, options};
 
@@ -104,6 +105,62 @@ fn what_has_come_from_another_node_before_the_ssd_was_known_is_as_if_it_had_been
     node.actions();
     let erased: Vec<BlockKey> = node.erased.iter().map(|(_, key)| *key).collect();
     assert_eq!(erased, [object(1)], "the other one is not here");
+}
+
+/// Who keeps it then keeps that, and is told that it was there.
+#[test]
+fn what_is_being_put_when_the_ssd_becomes_known_makes_way_for_what_is_there() {
+    let mut node = node_that_keeps();
+    node.blocks.ssd_gone();
+    reserve(&mut node, 1, &[1, 2, 3]);
+    assert_eq!(commit(&mut node, 1, 2), Ok(Commit::Indexed));
+    node.blocks.ssd_ready(SIZE, vec![extent(1, Some(9_000)), extent(2, None)]);
+    for page in [0, 1] {
+        assert_eq!(commit(&mut node, 1, page), Ok(Commit::Below));
+        assert_eq!(commit(&mut node, 1, page), Ok(Commit::Below), "again");
+    }
+    assert_eq!(commit(&mut node, 1, 2), Ok(Commit::Indexed), "it was put before");
+    release(&mut node, 1);
+    node.actions();
+    assert_eq!(find(&node, &[1, 2, 3]), [Some(Tier::Ssd), Some(Tier::Ssd), Some(Tier::Dram)]);
+    node.assert_idle();
+}
+
+#[test]
+fn what_is_being_put_while_another_one_is_kept_and_makes_room_makes_way_for_it() {
+    let mut node = node_that_keeps();
+    reserve(&mut node, 1, &[1]);
+    put(&mut node, 2, &[1]);
+    ask_to_keep(&mut node, 1);
+    let (sink, _) = node.sinks.pop().expect("it is being written");
+    node.blocks.sunk(node.now_ms, sink, Ok(()));
+    node.actions();
+    let slots = node.blocks.available();
+    reserve(&mut node, 3, &(10..10 + slots as u8).collect::<Vec<u8>>());
+    assert_eq!(find(&node, &[1]), [Some(Tier::Ssd)], "memory needs its slot");
+    assert_eq!(commit(&mut node, 1, 0), Ok(Commit::Below));
+    release(&mut node, 1);
+    assert_eq!(find(&node, &[1]), [Some(Tier::Ssd)]);
+}
+
+#[test]
+fn what_comes_from_another_node_makes_way_for_what_was_found_here_meanwhile() {
+    let mut node = node_that_keeps();
+    node.blocks.ssd_gone();
+    put(&mut node, 1, &[1, 2]);
+    node.blocks.ssd_ready(SIZE, Vec::new());
+    assert_eq!(find(&node, &[1, 2]), [Some(Tier::Dram); 2]);
+    // As if it had been found before they came.
+    node.blocks.ssd_gone();
+    node.blocks.ssd_ready(SIZE, vec![extent(7, Some(9_000))]);
+    node.blocks.object_has_come(namespace("objects"), object(1));
+    assert_eq!(find(&node, &[1, 2]), [Some(Tier::Dram); 2], "nothing else has the name");
+    ask_to_keep(&mut node, 2);
+    let (sink, _) = node.sinks.pop().expect("it is being written");
+    node.blocks.sunk(node.now_ms, sink, Ok(()));
+    node.actions();
+    node.blocks.object_has_come(namespace("objects"), object(2));
+    assert_eq!(find(&node, &[1, 2]), [Some(Tier::Dram), Some(Tier::Ssd)]);
 }
 
 #[test]
