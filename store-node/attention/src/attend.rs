@@ -68,6 +68,14 @@ impl Kernel {
         }
     }
 
+    /// Itself, or in the place of one that rounds the best of those that do not.
+    pub(crate) fn exact(self) -> Kernel {
+        match self.precision() {
+            Precision::F32 => self,
+            Precision::Bf16 => Kernel::best(Precision::F32),
+        }
+    }
+
     /// Whether the kernel computes over rows of this type without losing more than its precision
     /// says. [`Attention`] gives the others to the best kernel of f32.
     pub fn takes(self, dtype: RowDtype) -> bool {
@@ -235,12 +243,13 @@ impl Attention {
     }
 }
 
-fn run(options: AttentionOptions, job: Job<'_>, scratch: &mut Scratch) {
+fn run(mut options: AttentionOptions, job: Job<'_>, scratch: &mut Scratch) {
     let Job { query, pages, out } = job;
+    if !options.kernel.takes(pages.dtype()) || query.scale <= 0.0 {
+        options.kernel = options.kernel.exact();
+    }
     #[cfg(target_arch = "x86_64")]
     if options.kernel == Kernel::Amx
-        && Kernel::Amx.takes(pages.dtype())
-        && query.scale > 0.0
         && let Some(amx) = amx::Amx::detect()
     {
         amx::attend(amx, &query, &pages, out, &mut scratch.amx);

@@ -97,7 +97,7 @@ impl Attention {
         let tokens = query.tokens();
         let work = query.values.len() * keys.rows();
         let threads = self.threads().min(work / THREAD_WORK_MIN).min(tokens).max(1);
-        let kernel = self.kernel();
+        let kernel = self.kernel().exact();
         if threads == 1 {
             return of_tokens(kernel, query, keys, topk, 0..tokens);
         }

@@ -242,9 +242,9 @@ pub enum Commit {
     /// The key was there before: the old copy stays in the index, the new one stays the share's own
     /// and is freed with it.
     Duplicate { kept: SlotIndex },
-    /// The SSD or the object store has an object of that name, which nobody knew when this one was reserved: that one
-    /// stays, and the page the share's own.
-    Below,
+    /// The SSD has an object of that name, which nobody knew when this one was reserved: that one stays, and the page the
+    /// share's own.
+    OnSsd,
     /// The share is ephemeral: it stays the share's own.
     Ephemeral,
     /// The page before it was not committed, so nobody could find this one: it stays the share's

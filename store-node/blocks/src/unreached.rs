@@ -43,8 +43,8 @@ impl Unreached {
 
     /// Its extent is there, and what it follows is not.
     pub(crate) fn put(&mut self, block: SsdBlock) {
-        self.remove(block.key);
-        let class = block.mark.as_ref().map_or(Class::Normal, class_of);
+        let known = self.remove(block.key).map_or(Class::Normal, |known| known.class);
+        let class = block.mark.as_ref().map_or(known, class_of);
         self.insert(SsdBlock { class, ..block });
         // What is before it may be kept for another time now.
         self.until_unix_ms = 0;

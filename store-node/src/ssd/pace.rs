@@ -31,12 +31,13 @@ impl Pace {
         self.under_way += 1;
     }
 
-    /// It is there. `None` when it does not come: how long that took says nothing of those that do.
+    /// It is there. `None` when it does not come: how long that took says nothing of those that do, and what comes
+    /// beside it does not count.
     pub fn came(&mut self, bytes: Option<u64>, now: Instant) {
         self.under_way = self.under_way.saturating_sub(1);
         match bytes {
             Some(bytes) => self.bytes += bytes,
-            None => (self.began, self.bytes) = (Some(now), 0),
+            None => self.began = None,
         }
         if self.under_way == 0 {
             self.count(now);
@@ -104,11 +105,13 @@ mod tests {
     fn what_does_not_come_says_nothing() {
         let (mut pace, start) = (Pace::default(), Instant::now());
         let at = |ms: u64| start + Duration::from_millis(ms);
-        pace.asked(at(0));
-        pace.asked(at(0));
+        (0..3).for_each(|_| pace.asked(at(0)));
         pace.came(Some(MIB), at(1));
         pace.came(None, at(30_000));
-        assert_eq!(pace.reads(at(30_001)), Reads::default());
+        pace.asked(at(30_000));
+        pace.came(Some(MIB), at(30_001));
+        pace.came(Some(MIB), at(30_001));
+        assert_eq!(pace.reads(at(30_002)), Reads::default());
         pace.asked(at(40_000));
         pace.broke_off();
         pace.asked(at(50_000));

@@ -82,7 +82,7 @@ impl Planner<'_> {
             step_us: decode.tbt_us,
             step_max_us: self.objectives.tbt_us,
             free_slots: self.view.slots_left(instance),
-            fetch_us: self.transfer_us(source, instance, blocks),
+            fetch_us: self.transfer_us(best, instance, blocks),
             recompute_us: self
                 .compute_us(instance, 0)
                 .saturating_sub(self.compute_us(instance, blocks)),

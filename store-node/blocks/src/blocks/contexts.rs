@@ -52,9 +52,11 @@ impl Blocks {
         }
         // Blocks of it that only the SSD has are rewritten from there.
         let path = in_dram.clone();
-        // What could not be read may say otherwise, and be newer than what does not need to be written.
-        let is_marked = known == Some(mark) && !self.ssd_in_part;
-        let lacks = |at: &usize| *at >= on_ssd || (*at == blocks - 1 && !is_marked);
+        let is_marked = known == Some(mark);
+        // What could not be read may be newer, and say that the first one was removed or that the last one is not kept.
+        let is_in_doubt = |at: usize| self.ssd_in_part && (at == 0 || at == blocks - 1);
+        let lacks =
+            |at: &usize| *at >= on_ssd || (*at == blocks - 1 && !is_marked) || is_in_doubt(*at);
         let mark_of = |key: &BlockKey| self.known_mark(*key);
         let sinks = (0..blocks).filter(lacks).map(|at| {
             let block = SsdBlock {
@@ -177,6 +179,14 @@ impl Blocks {
         }
         let mark = change(known);
         let chain = self.cache.ssd().chain(last);
+        // Where a part could not be read: see [`Self::keep`].
+        let first = chain.first().copied().filter(|first| {
+            self.ssd_in_part && *first != last && mark.is_some() && on_ssd.is_some()
+        });
+        if first.is_some_and(|first| self.is_being_kept(first)) {
+            return Err(KeepError::Busy);
+        }
+        let first = first.and_then(|first| self.cache.ssd().get(first));
         let changed = |of: (SsdBlock, Mark)| (Some(of.1) != mark).then_some(of.0);
         let to_write =
             on_ssd.and_then(|of| if self.ssd_in_part { Some(of.0) } else { changed(of) });
@@ -186,10 +196,12 @@ impl Blocks {
                 // From memory, where all of it is there: then nothing is read.
                 let path = self.cache.index().prefix(Some(namespace), &chain);
                 let is_whole = path.len() == chain.len();
-                let slot = path.last().copied().filter(|_| is_whole);
+                let path = if is_whole { path } else { Vec::new() };
                 let class = mark.as_ref().map_or(Class::Normal, class_of);
                 let block = SsdBlock { mark, class, ..block };
-                (vec![(block, slot)], if is_whole { path } else { Vec::new() })
+                let first = first.map(|first| (first, path.first().copied()));
+                let last = (block, path.last().copied());
+                (first.into_iter().chain([last]).collect(), path)
             }
         };
         let blocks = match on_ssd {

@@ -73,9 +73,9 @@ impl Blocks {
         if is_object
             && record.page(page).is_some_and(|page| page.hold == Hold::Private)
             && self.cache.index().find(key).is_none()
-            && self.is_below(namespace, key)
+            && self.is_on_ssd(namespace, key)
         {
-            return Ok(Commit::Below);
+            return Ok(Commit::OnSsd);
         }
         let sealed = self.seal_page(share, page, key, checksum);
         if is_object && sealed == Ok(Commit::Indexed) {

@@ -104,23 +104,20 @@ impl Blocks {
         if self.object_slot(namespace, key).is_some() {
             return Some(Tier::Dram);
         }
-        self.is_below(namespace, key).then_some(Tier::Ssd)
+        let is_below = self.is_on_ssd(namespace, key)
+            || self.bucket.prefix(namespace, self.cache.layout(), None, &[key]) == 1;
+        is_below.then_some(Tier::Ssd)
     }
 
-    /// The SSD or the object store has the object, in this layout.
-    pub(super) fn is_below(&self, namespace: Namespace, key: BlockKey) -> bool {
-        let layout = self.cache.layout();
-        self.cache.ssd().prefix(namespace, layout, None, &[key]) == 1
-            || self.bucket.prefix(namespace, layout, None, &[key]) == 1
+    /// The SSD has the object, in this layout.
+    pub(super) fn is_on_ssd(&self, namespace: Namespace, key: BlockKey) -> bool {
+        self.cache.ssd().prefix(namespace, self.cache.layout(), None, &[key]) == 1
     }
 
-    /// An object that is in memory has come from another node: as if it had been put here. One of that name that was
-    /// found here meanwhile stays.
+    /// An object that is in memory has come from another node: as if it had been put here.
     pub fn object_has_come(&mut self, namespace: Namespace, key: BlockKey) {
-        let Some(slot) = self.object_slot(namespace, key) else { return };
-        match self.is_below(namespace, key) {
-            true => self.drop_refused(slot),
-            false => self.unseen.put(key),
+        if self.object_slot(namespace, key).is_some() {
+            self.unseen.put(key);
         }
     }
 

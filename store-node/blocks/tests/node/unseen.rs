@@ -116,8 +116,8 @@ fn what_is_being_put_when_the_ssd_becomes_known_makes_way_for_what_is_there() {
     assert_eq!(commit(&mut node, 1, 2), Ok(Commit::Indexed));
     node.blocks.ssd_ready(SIZE, vec![extent(1, Some(9_000)), extent(2, None)]);
     for page in [0, 1] {
-        assert_eq!(commit(&mut node, 1, page), Ok(Commit::Below));
-        assert_eq!(commit(&mut node, 1, page), Ok(Commit::Below), "again");
+        assert_eq!(commit(&mut node, 1, page), Ok(Commit::OnSsd));
+        assert_eq!(commit(&mut node, 1, page), Ok(Commit::OnSsd), "again");
     }
     assert_eq!(commit(&mut node, 1, 2), Ok(Commit::Indexed), "it was put before");
     release(&mut node, 1);
@@ -138,29 +138,9 @@ fn what_is_being_put_while_another_one_is_kept_and_makes_room_makes_way_for_it()
     let slots = node.blocks.available();
     reserve(&mut node, 3, &(10..10 + slots as u8).collect::<Vec<u8>>());
     assert_eq!(find(&node, &[1]), [Some(Tier::Ssd)], "memory needs its slot");
-    assert_eq!(commit(&mut node, 1, 0), Ok(Commit::Below));
+    assert_eq!(commit(&mut node, 1, 0), Ok(Commit::OnSsd));
     release(&mut node, 1);
     assert_eq!(find(&node, &[1]), [Some(Tier::Ssd)]);
-}
-
-#[test]
-fn what_comes_from_another_node_makes_way_for_what_was_found_here_meanwhile() {
-    let mut node = node_that_keeps();
-    node.blocks.ssd_gone();
-    put(&mut node, 1, &[1, 2]);
-    node.blocks.ssd_ready(SIZE, Vec::new());
-    assert_eq!(find(&node, &[1, 2]), [Some(Tier::Dram); 2]);
-    // As if it had been found before they came.
-    node.blocks.ssd_gone();
-    node.blocks.ssd_ready(SIZE, vec![extent(7, Some(9_000))]);
-    node.blocks.object_has_come(namespace("objects"), object(1));
-    assert_eq!(find(&node, &[1, 2]), [Some(Tier::Dram); 2], "nothing else has the name");
-    ask_to_keep(&mut node, 2);
-    let (sink, _) = node.sinks.pop().expect("it is being written");
-    node.blocks.sunk(node.now_ms, sink, Ok(()));
-    node.actions();
-    node.blocks.object_has_come(namespace("objects"), object(2));
-    assert_eq!(find(&node, &[1, 2]), [Some(Tier::Dram), Some(Tier::Ssd)]);
 }
 
 #[test]

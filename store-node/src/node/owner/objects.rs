@@ -323,7 +323,7 @@ impl Owner {
     fn commit_object(&mut self, share: Share, page: u32, checksum: u64) -> ObjectOutcome {
         match self.blocks.commit_page(share, page, checksum) {
             Ok(Committed::Indexed) => ObjectOutcome::Stored,
-            Ok(Committed::Duplicate { .. } | Committed::Below) => ObjectOutcome::Exists,
+            Ok(Committed::Duplicate { .. } | Committed::OnSsd) => ObjectOutcome::Exists,
             Ok(Committed::Ephemeral | Committed::NoParent) | Err(ShareError::Refused(_)) => {
                 ObjectOutcome::Refused
             }

@@ -141,12 +141,18 @@ impl Durability {
         of_node.for_each(|(_, promise)| promise.least_ms = 0);
     }
 
-    /// A context whose last block was not found, since its disk has spoiled it or one before it, is no context any more:
-    /// that block says for how long those before it are kept.
-    fn excuse_rotted(&mut self, node: usize, there: &BTreeSet<BlockKey>) {
-        let is_gone = |last: &BlockKey| !there.contains(last) && self.has_rotted(node, *last);
-        for last in self.lasts(node).filter(is_gone).collect::<Vec<BlockKey>>() {
-            self.contexts.entry((node, last)).or_default().least_ms = 0;
+    /// A context of which a disk has spoiled a block is kept for as long as it is listed: its last block, which says for how
+    /// long, was not found, or an older extent of it that says otherwise.
+    fn excuse_rotted(&mut self, node: usize, there: &BTreeSet<BlockKey>, listed: &[ListedContext]) {
+        let has_rotted = |last: &BlockKey| self.has_rotted(node, *last);
+        for last in self.lasts(node).filter(has_rotted).collect::<Vec<BlockKey>>() {
+            let context = listed.iter().find(|context| context.last == last);
+            let is_there = self.truth.is_object(last) && there.contains(&last);
+            let until_ms = context.map_or(0, |context| context.until_unix_ms);
+            let promise = self.contexts.entry((node, last)).or_default();
+            if !is_there {
+                promise.least_ms = promise.least_ms.min(until_ms);
+            }
         }
     }
 
@@ -504,7 +510,7 @@ impl Checker for Durability {
                 self.unreached.retain(|(of, _)| *of != at.node);
                 self.expire(at.node, *unix_ms);
                 let there: BTreeSet<BlockKey> = on_ssd.iter().copied().collect();
-                self.excuse_rotted(at.node, &there);
+                self.excuse_rotted(at.node, &there, contexts);
                 self.started.insert(at.node, *at);
                 let put_before = std::mem::take(&mut self.put_before);
                 let (put, others) = put_before.into_iter().partition(|(of, _)| of.node == at.node);

@@ -282,8 +282,8 @@ impl Running {
                     context.covers("an object is put twice");
                     there.push(key);
                 }
-                Ok(Commit::Below) => {
-                    context.covers("an object is found below memory while it is put");
+                Ok(Commit::OnSsd) => {
+                    context.covers("an object is found on the SSD while it is put");
                     there.push(key);
                 }
                 Ok(_) | Err(_) => context.covers("a put has lost its lease"),
