@@ -38,7 +38,13 @@ impl Blocks {
         let on_ssd = self.cache.ssd().prefix(*namespace, self.cache.layout(), None, keys);
         let blocks = in_dram.len().max(on_ssd);
         let keys = &keys[..blocks];
-        let Some(&last) = keys.last() else { return Err(KeepError::NotHere) };
+        let Some(&last) = keys.last() else {
+            // What only the object store has is kept there for longer.
+            return match self.bucket.usable {
+                true => self.keep_in_bucket(now_ms, request),
+                false => Err(KeepError::NotHere),
+            };
+        };
         if self.is_waited_for(last) {
             return Err(KeepError::Busy);
         }
@@ -80,12 +86,10 @@ impl Blocks {
     pub fn keepable(&self, now_ms: u64, namespace: Namespace, keys: &[BlockKey]) -> usize {
         let in_dram = self.cache.index().prefix(Some(namespace), keys).len();
         if self.extent_bytes > 0 && self.ssd_is_usable(now_ms) {
-            return in_dram.max(self.cache.ssd().prefix(
-                namespace,
-                self.cache.layout(),
-                None,
-                keys,
-            ));
+            let on_ssd = self.cache.ssd().prefix(namespace, self.cache.layout(), None, keys);
+            if in_dram.max(on_ssd) > 0 {
+                return in_dram.max(on_ssd);
+            }
         }
         let parent = in_dram.checked_sub(1).map(|before| keys[before]);
         in_dram + self.bucket.prefix(namespace, self.cache.layout(), parent, &keys[in_dram..])

@@ -153,6 +153,20 @@ fn what_is_found_again_on_the_ssd_is_sent_with_what_is_before_it() {
 }
 
 #[test]
+fn what_only_the_object_store_has_is_kept_there_for_longer_also_where_there_is_an_ssd() {
+    let mut node = node_with_ssd(8);
+    node.blocks.bucket_listed(vec![block("a", UNTIL), block("ab", UNTIL)], true);
+    assert_eq!(node.blocks.keepable(node.now_ms, namespace(""), &chain("abc")), 2);
+    node.blocks.keep(node.now_ms, &keep_until("abc", UNTIL + 500)).expect("it is there");
+    assert_eq!(send_all(&mut node), [("copy", key("a")), ("copy", key("ab"))]);
+    node.blocks.keep(node.now_ms, &keep_until("abc", UNTIL + 400)).expect("it is there");
+    assert_eq!(send_all(&mut node), [], "it is kept so long");
+    node.blocks.set_bucket_usable(false);
+    let refused = node.blocks.keep(node.now_ms, &keep_until("abc", UNTIL + 900));
+    assert_eq!(refused, Err(KeepError::NotHere));
+}
+
+#[test]
 fn a_block_that_is_kept_for_longer_is_copied_where_it_is() {
     let mut node = node_with_ssd(8);
     node.fill("1p", "ab");
