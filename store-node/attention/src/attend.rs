@@ -26,7 +26,7 @@ pub enum Kernel {
 }
 
 /// What products are rounded to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Precision {
     /// As f32 has it: queries and weights keep their bits.
     #[default]

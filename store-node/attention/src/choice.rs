@@ -29,8 +29,9 @@ pub(crate) fn fastest(precision: Precision) -> Kernel {
     };
     *known.get_or_init(|| {
         let available = Kernel::available().into_iter();
-        let wide = |kernel: &Kernel| !matches!(kernel, Kernel::Scalar | Kernel::Portable);
-        let of_this = available.filter(wide).filter(|kernel| kernel.precision() == precision);
+        let is_of_vectors = |kernel: &Kernel| !matches!(kernel, Kernel::Scalar | Kernel::Portable);
+        let of_this =
+            available.filter(is_of_vectors).filter(|kernel| kernel.precision() == precision);
         // What is rounded is to be faster than the best of what is not, which is one whoever asks.
         let exact = (precision == Precision::Bf16).then(|| fastest(Precision::F32));
         match exact.into_iter().chain(of_this).collect::<Vec<_>>().as_slice() {

@@ -15,6 +15,7 @@
 //!    `blocks/bucket.rs`: what is sent to an object store; `bucket.rs`: what is known of it.
 //!    `blocks/prefetch.rs`: what rises on a hint.
 //!    `blocks/objects.rs`: objects of clients that are no engines; `unseen.rs`: those put before all is known.
+//!    `unreached.rs`, `blocks/partial.rs`: an SSD of which a part cannot be read.
 //!    `blocks/pools.rs`: engines' own pages; `pools.rs`: who may touch each; `pool_set.rs`: what all engines have there
 //!    together; `pool_work.rs`: what is being filled.
 //!    `blocks/carries.rs`: what is computed in a pool for a share; `carries.rs`: what it remembers.
