@@ -1,10 +1,11 @@
 //! The CUDA kernels on a GPU: correct on files of vectors, and how long they take. Without a GPU it says
 //! so in a sentence and does nothing else. `tests/gpu/run` starts it.
 //!
-//!     cuda_check FOLDER [--nvrtc FILE] [--write FILE] [--short]
+//!     cuda_check FOLDER [--nvrtc FILE] [--write FILE] [--short] [--profile]
 //!
 //! FOLDER has the folders of vectors (`tests/data`). `--write` leaves a case of 2,048 rows with the GPU's
-//! answer for `tests/gpu/compare.py`; `--short` measures nothing.
+//! answer for `tests/gpu/compare.py`; `--short` measures nothing; `--profile` only launches
+//! some shapes, each three times, for a profiler.
 
 #![allow(clippy::print_stdout)] // it is what the example is for
 
@@ -13,8 +14,11 @@ mod device;
 #[path = "../tests/support/slots.rs"]
 mod slots;
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::error::Error;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -44,11 +48,14 @@ struct Flags {
     nvrtc: Option<PathBuf>,
     write: Option<PathBuf>,
     short: bool,
+    profile: bool,
 }
 
 struct Gpu {
     stream: Arc<Stream>,
     nvrtc: Nvrtc,
+    /// What was compiled, which takes seconds.
+    cubins: RefCell<HashMap<Variant, Rc<[u8]>>>,
 }
 
 fn main() -> Done<()> {
@@ -71,7 +78,11 @@ fn main() -> Done<()> {
         Some(file) => Nvrtc::open_file(file)?,
         None => Nvrtc::open()?,
     };
-    let gpu = Gpu { stream: Arc::new(Stream::new(&device)?), nvrtc };
+    let stream = Arc::new(Stream::new(&device)?);
+    let gpu = Gpu { stream, nvrtc, cubins: RefCell::default() };
+    if flags.profile {
+        return profile(&gpu);
+    }
     let failed = check_vectors(&gpu, &flags.vectors)?;
     if let Some(file) = &flags.write {
         write_case(&gpu, file)?;
@@ -83,7 +94,8 @@ fn main() -> Done<()> {
 }
 
 fn flags() -> Done<Flags> {
-    let mut flags = Flags { vectors: PathBuf::new(), nvrtc: None, write: None, short: false };
+    let mut flags =
+        Flags { vectors: PathBuf::new(), nvrtc: None, write: None, short: false, profile: false };
     let mut arguments = std::env::args_os().skip(1);
     while let Some(argument) = arguments.next() {
         let mut file = || arguments.next().map(PathBuf::from).ok_or("a file's name is missing");
@@ -91,11 +103,12 @@ fn flags() -> Done<Flags> {
             Some("--nvrtc") => flags.nvrtc = Some(file()?),
             Some("--write") => flags.write = Some(file()?),
             Some("--short") => flags.short = true,
+            Some("--profile") => flags.profile = true,
             _ => flags.vectors = PathBuf::from(argument),
         }
     }
     if flags.vectors.as_os_str().is_empty() {
-        return Err("cuda_check FOLDER [--nvrtc FILE] [--write FILE] [--short]".into());
+        return Err("cuda_check FOLDER [--nvrtc FILE] [--write FILE] [--short] [--profile]".into());
     }
     Ok(flags)
 }
@@ -107,8 +120,17 @@ impl Gpu {
         d_qk: usize,
         d_v: usize,
     ) -> Result<CudaAttention, CudaError> {
-        let variant = Variant::new(dtype, d_qk, d_v, Arch::of_device(self.stream.device())?)?;
-        CudaAttention::new(variant, &self.nvrtc, self.stream.clone())
+        let arch = Arch::of_device(self.stream.device())?;
+        let variant = Variant::new(dtype, d_qk, d_v, arch)?;
+        let compiled = self.cubins.borrow().get(&variant).cloned();
+        let cubin = match compiled {
+            Some(cubin) => cubin,
+            None => {
+                let cubin = Rc::from(self.nvrtc.compile(&variant, arch)?.cubin);
+                self.cubins.borrow_mut().entry(variant).or_insert(cubin).clone()
+            }
+        };
+        CudaAttention::from_cubin(variant, &cubin, self.stream.clone())
     }
 }
 
@@ -230,11 +252,12 @@ struct Host {
 }
 
 impl Host {
-    fn new(cell: Cell, variant: &Variant) -> Host {
+    fn new(cell: Cell) -> Host {
         let (jobs, query_rows) = match cell.selected {
             None => (1, cell.heads * cell.requesters),
             Some(_) => (cell.requesters, cell.heads),
         };
+        let query_dtype = if cell.dtype == RowDtype::F16 { RowDtype::F16 } else { RowDtype::Bf16 };
         let query = |job: usize| {
             let query = values(job as u64 + 1, query_rows * D_QK);
             let selected = cell.selected.map(|k| {
@@ -242,7 +265,7 @@ impl Host {
                 let step = (cell.rows as u32 / 3 + job as u32 * 10) | 1;
                 (0..k as u32).map(|i| i.wrapping_mul(step) % cell.rows as u32).collect()
             });
-            (Slots::queries(&query, D_QK, variant.query_dtype()), selected)
+            (Slots::queries(&query, D_QK, query_dtype), selected)
         };
         let rows = slots_of(99, cell.rows, cell.dtype);
         Host { rows, queries: (0..jobs).map(query).collect() }
@@ -250,8 +273,8 @@ impl Host {
 }
 
 impl Set {
-    fn new(gpu: &Gpu, variant: Variant, cubin: &[u8], host: &Host) -> Result<Set, CudaError> {
-        let attention = CudaAttention::from_cubin(variant, cubin, gpu.stream.clone())?;
+    fn new(gpu: &Gpu, dtype: RowDtype, host: &Host) -> Result<Set, CudaError> {
+        let attention = gpu.attention(dtype, D_QK, D_V)?;
         let rows = DeviceRows::of(&gpu.stream, &host.rows)?;
         let queries: Result<Vec<DeviceQuery>, CudaError> = host
             .queries
@@ -305,9 +328,25 @@ fn host_us(gpu: &Gpu, set: &mut Set) -> Result<f64, CudaError> {
     Ok(times[times.len() / 2])
 }
 
+/// Requesters that attend all of 2,048 rows.
+fn dense(dtype: RowDtype, heads: usize, requesters: usize) -> Cell {
+    Cell { dtype, heads, requesters, rows: 2048, selected: None }
+}
+
+fn profile(gpu: &Gpu) -> Done<()> {
+    for (heads, requesters) in [(16, 1), (128, 1), (16, 16), (128, 16), (128, 256)] {
+        let cell = dense(RowDtype::Bf16, heads, requesters);
+        let mut set = Set::new(gpu, cell.dtype, &Host::new(cell))?;
+        for _ in 0..3 {
+            // SAFETY: as in `graph_us`.
+            unsafe { set.attention.attend(&set.jobs)? };
+            gpu.stream.wait()?;
+        }
+    }
+    Ok(())
+}
+
 fn measure(gpu: &Gpu) -> Done<()> {
-    let dense =
-        |dtype, heads, requesters| Cell { dtype, heads, requesters, rows: 2048, selected: None };
     let mut cells = Vec::new();
     for heads in [16, 128] {
         for requesters in [1, 2, 4, 8, 16, 32, 64, 256] {
@@ -333,24 +372,16 @@ fn measure(gpu: &Gpu) -> Done<()> {
         "| rows of | heads | requesters | rows | selected | cold | warm | from the host | TFLOP/s, warm | best tiles, warm |"
     );
     println!("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
-    let arch = Arch::of_device(gpu.stream.device())?;
-    for dtype in [RowDtype::Bf16, RowDtype::F16, RowDtype::Fp8Latent] {
-        let variant = Variant::new(dtype, D_QK, D_V, arch)?;
-        let cubin = gpu.nvrtc.compile(&variant, arch)?.cubin;
-        for cell in cells.iter().filter(|cell| cell.dtype == dtype) {
-            measure_cell(gpu, variant, &cubin, *cell)?;
-        }
-    }
-    Ok(())
+    cells.into_iter().try_for_each(|cell| measure_cell(gpu, cell))
 }
 
-fn measure_cell(gpu: &Gpu, variant: Variant, cubin: &[u8], cell: Cell) -> Done<()> {
+fn measure_cell(gpu: &Gpu, cell: Cell) -> Done<()> {
     // Large stores and many requesters flush the cache with fewer sets, which take long to make.
     let query_rows = cell.heads * cell.requesters;
     let count = (SETS * 2048 / cell.rows.max(query_rows)).clamp(4, SETS);
-    let host = Host::new(cell, &variant);
+    let host = Host::new(cell);
     let mut sets =
-        (0..count).map(|_| Set::new(gpu, variant, cubin, &host)).collect::<Result<Vec<_>, _>>()?;
+        (0..count).map(|_| Set::new(gpu, cell.dtype, &host)).collect::<Result<Vec<_>, _>>()?;
     for set in &mut sets {
         set.attention.prepare(&set.jobs)?;
     }

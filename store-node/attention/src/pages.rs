@@ -11,7 +11,7 @@ use half::{bf16, f16};
 use crate::fp8;
 
 /// How a row holds its values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RowDtype {
     F32,
     Bf16,

@@ -315,6 +315,31 @@ fn rows_end_are_limited_and_are_left_out_where_they_should_be() {
     }
 }
 
+/// Tiles take each other's place many times, where copies are slow and where products are.
+#[test]
+fn many_tiles_go_through_the_room_of_two() {
+    let Some(emulated) = Emulated::build(RowDtype::Bf16, 576, 512, Arch::Sm90) else { return };
+    // The second query tile begins with another tile of rows.
+    let query = values(3, 70 * 576);
+    let slots = rows_of(4, 400, &emulated.variant, 64);
+    let tiles = Some(8);
+    let ask = Ask { query: &query, selected: None, visible: None, scale: 0.01, tiles };
+    check(&emulated, &[ask], &slots, "seven tiles");
+}
+
+/// Each merge has the parts of so many splits on their way at a time, and lanes know of 32.
+#[test]
+fn any_number_of_parts_is_merged() {
+    let Some(emulated) = Emulated::build(RowDtype::Bf16, 80, 64, Arch::Sm90) else { return };
+    let query = values(5, 2 * 80);
+    for splits in [2, 4, 5, 8, 9, 16, 17, 32, 33, 70] {
+        let slots = rows_of(6, splits * 64, &emulated.variant, 64);
+        let tiles = Some(1);
+        let ask = Ask { query: &query, selected: None, visible: None, scale: 0.4, tiles };
+        check(&emulated, &[ask], &slots, &format!("{splits} splits"));
+    }
+}
+
 #[test]
 fn a_selected_row_that_no_page_has_is_not_attended() {
     let Some(emulated) = Emulated::build(RowDtype::Bf16, 80, 64, Arch::Sm90) else { return };

@@ -55,7 +55,7 @@ macro_rules! functions {
                 library: &'static libloading::Library,
             ) -> Result<$table, $crate::DriverError> {
                 use $crate::driver::{LIBRARY, symbol};
-                // SAFETY: the names and types are those of `cuda.h` since CUDA 11.4.
+                // SAFETY: the names and types are those of `cuda.h` since CUDA 11.8.
                 unsafe { Ok($table { $($field: symbol(library, LIBRARY, $name)?,)* }) }
             }
         }

@@ -8,15 +8,34 @@ use crate::driver::{Device, Handle, Stream, functions};
 
 const FUNCTION_SHARED_BYTES_MAX: c_int = 8;
 const CAPTURE_THREAD_LOCAL: c_int = 1;
+const LAUNCH_OVERLAPS: c_int = 6;
+
+/// `CUlaunchAttribute`: what it is, and its value in 64 bytes.
+#[repr(C)]
+pub(crate) struct LaunchAttribute {
+    id: c_int,
+    _padding: c_int,
+    value: [c_int; 16],
+}
+
+/// `CUlaunchConfig`.
+#[repr(C)]
+pub(crate) struct LaunchConfig {
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared_bytes: c_uint,
+    stream: Handle,
+    attributes: *const LaunchAttribute,
+    attribute_count: c_uint,
+}
 
 functions! { KernelFunctions {
     module_load = "cuModuleLoadData": (*mut Handle, *const c_void);
     module_unload = "cuModuleUnload": (Handle);
     module_function = "cuModuleGetFunction": (*mut Handle, Handle, *const c_char);
     function_set = "cuFuncSetAttribute": (Handle, c_int, c_int);
-    launch = "cuLaunchKernel": (
-        Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void,
-        *mut *mut c_void
+    launch = "cuLaunchKernelEx": (
+        *const LaunchConfig, Handle, *mut *mut c_void, *mut *mut c_void
     );
     capture_begin = "cuStreamBeginCapture_v2": (Handle, c_int);
     capture_end = "cuStreamEndCapture": (Handle, *mut Handle);
@@ -119,24 +138,55 @@ impl Kernel {
         arguments: &mut [u64],
         stream: &Stream,
     ) -> Result<(), DriverError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_with(grid, arguments, stream, &[]) }
+    }
+
+    /// As [`Kernel::launch`], but the kernel may begin when the one before it on the stream says
+    /// `griddepcontrol.launch_dependents`, and says `griddepcontrol.wait` itself before it reads or
+    /// writes anything.
+    ///
+    /// # Errors
+    /// [`DriverError::Failed`].
+    ///
+    /// # Safety
+    /// As [`Kernel::launch`], and the kernel does wait.
+    pub unsafe fn launch_overlapping(
+        &self,
+        grid: (u32, u32),
+        arguments: &mut [u64],
+        stream: &Stream,
+    ) -> Result<(), DriverError> {
+        let mut value = [0; 16];
+        value[0] = 1;
+        let overlaps = LaunchAttribute { id: LAUNCH_OVERLAPS, _padding: 0, value };
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_with(grid, arguments, stream, &[overlaps]) }
+    }
+
+    /// # Safety
+    /// As [`Kernel::launch`].
+    unsafe fn launch_with(
+        &self,
+        (x, y): (u32, u32),
+        arguments: &mut [u64],
+        stream: &Stream,
+        attributes: &[LaunchAttribute],
+    ) -> Result<(), DriverError> {
         let mut pointers: Vec<*mut c_void> =
             arguments.iter_mut().map(|argument| (argument as *mut u64).cast()).collect();
-        let (x, y) = grid;
-        // SAFETY: the caller's promise; the arguments are copied before the call returns.
-        self.module.device.call_kernel("cuLaunchKernel", |f| unsafe {
-            (f.launch)(
-                self.handle,
-                x,
-                y,
-                1,
-                self.threads,
-                1,
-                1,
-                self.shared_bytes,
-                stream.handle,
-                pointers.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
+        let config = LaunchConfig {
+            grid: [x, y, 1],
+            block: [self.threads, 1, 1],
+            shared_bytes: self.shared_bytes,
+            stream: stream.handle,
+            attributes: attributes.as_ptr(),
+            attribute_count: attributes.len() as c_uint,
+        };
+        let none = std::ptr::null_mut();
+        // SAFETY: the caller's promise; configuration and arguments are copied before the call returns.
+        self.module.device.call_kernel("cuLaunchKernelEx", |f| unsafe {
+            (f.launch)(&config, self.handle, pointers.as_mut_ptr(), none)
         })
     }
 }

@@ -8,7 +8,7 @@ use super::CudaError;
 use super::compile::Nvrtc;
 use super::job::{CudaJob, DeviceJob};
 use super::plan::{Machine, Plan};
-use super::variant::{Arch, MERGE_THREADS, THREADS, Variant};
+use super::variant::{Arch, MERGE_THREADS, Variant};
 use crate::attend::Precision;
 use crate::pages::RowDtype;
 
@@ -20,7 +20,8 @@ const JOBS_MAX: usize = 65_535;
 pub struct CudaAttention {
     variant: Variant,
     partial: Kernel,
-    merge: Kernel,
+    /// By how many parts one has on their way at a time.
+    merges: [(u32, Kernel); 3],
     stream: Arc<Stream>,
     machine: Machine,
     jobs: Growing,
@@ -37,7 +38,7 @@ struct Prepared {
     works: u32,
     jobs: u32,
     query_rows_max: u32,
-    merges: bool,
+    splits_max: u32,
 }
 
 impl CudaAttention {
@@ -74,8 +75,14 @@ impl CudaAttention {
     ) -> Result<CudaAttention, CudaError> {
         let device: &Arc<Device> = stream.device();
         let module = Arc::new(Module::load(device, cubin)?);
-        let partial = module.kernel(c"kvasir_partial", THREADS, variant.shared_bytes())?;
-        let merge = module.kernel(c"kvasir_merge", MERGE_THREADS, 0)?;
+        let partial =
+            module.kernel(c"kvasir_partial", variant.threads(), variant.shared_bytes())?;
+        let merge = |name| module.kernel(name, MERGE_THREADS, 0);
+        let merges = [
+            (4, merge(c"kvasir_merge_4")?),
+            (8, merge(c"kvasir_merge_8")?),
+            (16, merge(c"kvasir_merge_16")?),
+        ];
         let machine = Machine {
             tile_rows: variant.tile_rows() as u32,
             multiprocessors: device.multiprocessors(),
@@ -83,7 +90,7 @@ impl CudaAttention {
         Ok(CudaAttention {
             variant,
             partial,
-            merge,
+            merges,
             stream,
             machine,
             jobs: Growing::default(),
@@ -151,7 +158,7 @@ impl CudaAttention {
             works: plan.works.len() as u32,
             jobs: jobs.len() as u32,
             query_rows_max: plan.query_rows_max,
-            merges: plan.merges(),
+            splits_max: plan.splits_max(),
         });
         Ok(())
     }
@@ -177,10 +184,20 @@ impl CudaAttention {
         // SAFETY: five arguments as `kvasir_partial` has them; the memory of jobs, works and parts is
         // this value's and as large as the plan asks, the rest is the caller's promise.
         unsafe { self.partial.launch(grid, &mut [jobs, works, o, m, l], &self.stream)? };
-        if prepared.merges {
+        if prepared.splits_max > 1 {
+            let fits = |of: &&(u32, Kernel)| prepared.splits_max <= of.0;
+            let [.., many] = &self.merges;
+            let (_, merge) = self.merges.iter().find(fits).unwrap_or(many);
             let grid = (prepared.query_rows_max, prepared.jobs);
-            // SAFETY: as above, with four arguments.
-            unsafe { self.merge.launch(grid, &mut [jobs, o, m, l], &self.stream)? };
+            let arguments = &mut [jobs, o, m, l];
+            // SAFETY: as above, with four arguments; where launches may overlap, the merge waits.
+            unsafe {
+                if self.variant.overlaps() {
+                    merge.launch_overlapping(grid, arguments, &self.stream)?;
+                } else {
+                    merge.launch(grid, arguments, &self.stream)?;
+                }
+            }
         }
         Ok(())
     }

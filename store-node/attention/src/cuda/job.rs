@@ -38,7 +38,7 @@ pub struct CudaJob {
     pub l: DeviceAddress,
 }
 
-/// A job as the device reads it. Laid out as `Job` of `partial.cu`.
+/// A job as the device reads it. Laid out as `Job` of `layout.cu`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[repr(C)]
 pub struct DeviceJob {

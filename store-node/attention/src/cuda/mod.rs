@@ -4,13 +4,13 @@
 //! 1. [`variant`]: which kernels there are, and what each needs of a GPU
 //! 2. [`job`]: a query and its rows, by addresses of the device
 //! 3. [`plan`]: which CTA takes which query rows and cached rows; no device needed
-//! 4. `partial.cu`: the kernels, one source for sm_80 and sm_90
+//! 4. `layout.cu`, `machine.cu`, `partial.cu`, `merge.cu`: the kernels, one source for sm_80 and sm_90
 //! 5. [`compile`]: NVRTC, opened at run time
 //! 6. [`attend`]: jobs by device addresses, in order on one stream
 //!
 //! Nothing is linked: a host without a driver or NVRTC gets a sentence, [`CudaError`]. Products are
 //! of bf16 or f16 and sums of f32 ([`Precision::Bf16`](crate::Precision)). Results are bit-equal for
-//! the same kernel, GPU and plan: parts are merged in the order of their rows.
+//! the same kernel, GPU and plan: parts are merged in one order.
 
 pub mod attend;
 pub mod compile;

@@ -7,317 +7,13 @@
 //     s_it = scale * <q_i, k_t>    m_i = max_t s_it    l_i = sum_t exp(s_it - m_i)
 //     o_i  = sum_t exp(s_it - m_i) * v_t / l_i
 //
-// One CTA of 256 threads takes one `Work`: up to 64 query rows against a range of cached rows, ROWS at a
-// time. Its 8 warps stand in groups that share query rows; a group's parties each have the scores of
-// some of the cached rows, and some of the outputs. By `mma`, there are 2 groups of 32 query rows, and
-// each of a group's 4 warps is a party. By `wgmma` (sm_90a), which reads all from shared memory, there is
-// 1 group, and its 2 warpgroups are the parties. Where a job's rows are split over CTAs, each leaves a
-// partial and `kvasir_merge` merges them in the order of the splits.
-//
-// The source has three readers: NVRTC for sm_80, NVRTC for sm_90, and a C++ compiler, for which
-// `tests/cuda/emulation.cpp` gives the functions of "what the machine does" another meaning. So it
-// includes nothing. Defined by whoever compiles it: D_QK, D_V, ROWS (64, or 32 where shared memory is
-// small), WGMMA (1 for sm_90a, with D_V 512 and rows of bf16 or f16), DTYPE (0 bf16, 1 f16, 2 rows of fp8 as `fp8.rs` has them, with queries of bf16), and SHARED, the
-// bytes of shared memory that it launches with.
-
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef unsigned char u8;
-
-// Addresses are the device's. All rows and queries lie at multiples of 16 bytes.
-struct Job {
-    u64 query;     // query_rows rows of D_QK values, bf16 or f16, at query_stride_bytes
-    u64 pages;     // u64[]: where each page begins
-    u64 selected;  // u32[rows]: which row of the pages each row of the list is, or 0 for all in order
-    u64 visible;   // u32[query_rows]: query row i attends the first so many of the list, or 0 for all
-    u64 o;         // f32[query_rows][D_V]
-    u64 m;         // f32[query_rows]
-    u64 l;         // f32[query_rows]
-    u64 part_row;  // the first row of the parts that is this job's
-    u32 query_rows;
-    u32 query_stride_bytes;
-    u32 rows;       // rows of the list
-    u32 page_rows;  // rows of all pages together; a selected row beyond is not attended
-    u32 rows_per_page;
-    u32 row_stride_bytes;
-    u32 splits;  // 1: the partial goes to o, m and l at once
-    float scale;
-};
-
-struct Work {
-    u32 job;
-    u32 query_first;  // its 64 query rows, or as many as there are
-    u32 row_first;    // its rows of the list: from here
-    u32 row_end;      // to before here
-    u32 split;        // which of the job's splits
-};
-
-struct alignas(8) Pair {
-    float first, second;
-};
-
-#define BF16 0
-#define F16 1
-#define FP8 2
-
-static constexpr u32 THREADS = 256;
-static constexpr u32 QUERIES = 64;  // query rows of a CTA
-#if WGMMA
-static constexpr u32 PARTIES = 2;
-static constexpr u32 GROUP_QUERIES = 64;
-static constexpr u32 GROUP_THREADS = 256;
-#else
-static constexpr u32 PARTIES = 4;
-static constexpr u32 GROUP_QUERIES = 32;
-static constexpr u32 GROUP_THREADS = 128;
-#endif
-
-// Tiles in shared memory are columns of 64 values: a column has the tile's rows one after another, each
-// 128 bytes, whose 16-byte parts are swapped by the row's last three bits, so that 8 rows read at one
-// place, as `ldmatrix` does, lie in 8 different banks.
-static constexpr u32 LINE_BYTES = 128;
-static constexpr u32 D_V_PADDED = (D_V + 63) / 64 * 64;
-static constexpr u32 QUERY_COLUMNS = (D_QK + 63) / 64;
-static constexpr u32 COLUMNS = QUERY_COLUMNS * 64 > D_V_PADDED ? QUERY_COLUMNS : D_V_PADDED / 64;
-static constexpr u32 QUERY_COLUMN_BYTES = QUERIES * LINE_BYTES;
-static constexpr u32 COLUMN_BYTES = ROWS * LINE_BYTES;
-static constexpr u32 TILE_BYTES = COLUMNS * COLUMN_BYTES;
-
-// Rows of fp8: 512 of e4m3, 4 scales of f32, 64 of bf16.
-static constexpr u32 FP8_ROW_BYTES = 656;
-static constexpr u32 FP8_GROUPS = 4;
-static constexpr u32 FP8_SCALES_AT = 512;
-static constexpr u32 FP8_ROPE_AT = 528;
-
-#if DTYPE == FP8
-static constexpr u32 ROW_BYTES = FP8_ROW_BYTES;
-static constexpr u32 STAGES = 1;  // tiles; the bytes of the next one wait as they came
-static constexpr u32 RAW_BYTES = ROWS * FP8_ROW_BYTES;
-static constexpr u32 SCALES_BYTES = FP8_GROUPS * ROWS * 4;
-static_assert(D_QK == 576 && D_V == 512, "rows of fp8 have one shape");
-#else
-static constexpr u32 ROW_BYTES = D_QK * 2;
-static constexpr u32 STAGES = 2;
-static constexpr u32 RAW_BYTES = 0;
-static constexpr u32 SCALES_BYTES = 0;
-#endif
-static constexpr u32 QUERY_ROW_BYTES = D_QK * 2;
-
-// Shared memory, in bytes from its beginning.
-static constexpr u32 QUERY_AT = 0;
-static constexpr u32 TILES_AT = QUERY_AT + QUERY_COLUMNS * QUERY_COLUMN_BYTES;
-static constexpr u32 RAW_AT = TILES_AT + STAGES * TILE_BYTES;
-static constexpr u32 WEIGHTS_AT = RAW_AT + RAW_BYTES;
-static constexpr u32 SCALES_AT = WEIGHTS_AT + QUERIES * ROWS * 2;
-static constexpr u32 EXCHANGE_AT = SCALES_AT + SCALES_BYTES;
-static constexpr u32 ATTENDED_AT = EXCHANGE_AT + 4 * QUERIES * 4;
-static constexpr u32 SHARED_BYTES = ATTENDED_AT + 2 * ROWS * 4;
-
-static constexpr u32 COPY_LANES = 8;  // threads that copy one row
-static constexpr u32 COPY_ROWS = THREADS / COPY_LANES;
-static constexpr u32 COPY_PASSES = ROWS / COPY_ROWS;
-
-static constexpr u32 M_TILES = WGMMA ? 1 : 2;              // of 16 query rows, in a warp
-static constexpr u32 S_TILES = ROWS / PARTIES / 8;         // of 8 cached rows, in a party
-static constexpr u32 O_COLUMNS = D_V_PADDED / PARTIES;     // of a party
-static constexpr u32 O_TILES = O_COLUMNS / 8;
-static constexpr u32 K_STEPS = (D_QK + 15) / 16;
-static constexpr u32 T_STEPS = ROWS / 16;
-static_assert(ROWS == 32 || ROWS == 64, "a warp has 8 or 16 cached rows");
-static_assert(!WGMMA || (ROWS == 64 && D_V == 512 && DTYPE != FP8), "the instructions are of one size");
-static_assert(SHARED_BYTES == SHARED, "whoever launches counts shared memory otherwise");
-
-// What the machine does.
-#ifndef KVASIR_EMULATION
-#define DEVICE static __device__ __forceinline__
-#define KERNEL extern "C" __global__
-#define BOUNDS __launch_bounds__(256, 1)
-#define UNROLL _Pragma("unroll")
-#define UNROLL_4 _Pragma("unroll 4")
-#define UNROLL_1 _Pragma("unroll 1")
-
-extern __shared__ __align__(1024) u8 shared_bytes[];
-
-DEVICE u32 thread_index() { return threadIdx.x; }
-DEVICE u32 block_x() { return blockIdx.x; }
-DEVICE u32 block_y() { return blockIdx.y; }
-
-// Shared memory by its offset.
-DEVICE u32 shared_address(u32 at) { return (u32)__cvta_generic_to_shared(shared_bytes) + at; }
-template <typename T> DEVICE T load_shared(u32 at) { return *(const T*)(shared_bytes + at); }
-template <typename T> DEVICE void store_shared(u32 at, T value) { *(T*)(shared_bytes + at) = value; }
-
-template <typename T> DEVICE T load_global(u64 at) { return *(const T*)at; }
-template <typename T> DEVICE void store_global(u64 at, T value) { *(T*)at = value; }
-
-// 16 bytes from global to shared memory, later; those from `bytes` on become zero.
-DEVICE void copy_16(u32 at, u64 from, u32 bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(at)), "l"(from),
-                 "r"(bytes)
-                 : "memory");
-}
-DEVICE void copies_end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// All groups of this thread have landed.
-DEVICE void copies_wait() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
-
-DEVICE void barrier_all() { __syncthreads(); }
-DEVICE void barrier_of(u32 id, u32 threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-DEVICE float shuffle_xor(float value, u32 mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
-// The same value in all lanes, which the compiler then keeps once for the warp.
-DEVICE u32 of_warp(u32 value) { return __shfl_sync(0xffffffffu, value, 0); }
-DEVICE bool any_lane(bool value) { return __any_sync(0xffffffffu, value); }
-
-// Four matrices of 8 × 8 values of 16 bits: lane i names a row, of matrix i / 8; each lane gets of every
-// matrix two neighbours of row lane / 4.
-DEVICE void load_matrices(u32 (&r)[4], u32 at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_address(at))
-                 : "memory");
-}
-// Two of them; the addresses are those of lanes 0 to 15.
-DEVICE void load_two_matrices(u32& r0, u32& r1, u32 at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-                 : "=r"(r0), "=r"(r1)
-                 : "r"(shared_address(at))
-                 : "memory");
-}
-// Four of them, each transposed.
-DEVICE void load_matrices_transposed(u32 (&r)[4], u32 at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_address(at))
-                 : "memory");
-}
-// d += a · b, of 16 × 16 by 16 × 8 values.
-DEVICE void multiply_add(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-#if DTYPE == F16
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-#else
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-#endif
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-#if WGMMA
-#if DTYPE == F16
-#define WGMMA_TYPES "f16.f16"
-#else
-#define WGMMA_TYPES "bf16.bf16"
-#endif
-// What this thread has written to shared memory is seen by products that begin after a barrier.
-DEVICE void products_will_read() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-DEVICE void products_wait() {
-    asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
-}
-// d (+)= a · b of a warpgroup, 64 × 16 by 16 × 32 values, where descriptors of shared memory say; b has
-// 16 values of a column side by side. A thread's four values of d for every 8 columns are those of `mma`.
-DEVICE void multiply_32(float (&d)[16], u64 a, u64 b, bool adds) {
-    asm volatile(
-        "{\n.reg .pred adds;\nsetp.ne.b32 adds, %18, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32." WGMMA_TYPES " {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, "
-        "%8, %9, %10, %11, %12, %13, %14, %15"
-        "}, %16, %17, adds, 1, 1, 0, 0;\n}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
-          "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
-          "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-        : "l"(a), "l"(b), "r"((u32)adds));
-}
-// The same by 16 × 256 values; b has 64 values of a row side by side.
-DEVICE void multiply_256(float (&d)[128], u64 a, u64 b, bool adds) {
-    asm volatile(
-        "{\n.reg .pred adds;\nsetp.ne.b32 adds, %130, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32." WGMMA_TYPES " {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, "
-        "%8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, "
-        "%24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, "
-        "%40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, "
-        "%56, %57, %58, %59, %60, %61, %62, %63, "
-        "%64, %65, %66, %67, %68, %69, %70, %71, "
-        "%72, %73, %74, %75, %76, %77, %78, %79, "
-        "%80, %81, %82, %83, %84, %85, %86, %87, "
-        "%88, %89, %90, %91, %92, %93, %94, %95, "
-        "%96, %97, %98, %99, %100, %101, %102, %103, "
-        "%104, %105, %106, %107, %108, %109, %110, %111, "
-        "%112, %113, %114, %115, %116, %117, %118, %119, "
-        "%120, %121, %122, %123, %124, %125, %126, %127"
-        "}, %128, %129, adds, 1, 1, 0, 1;\n}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
-          "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
-          "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]),
-          "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
-          "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-          "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]),
-          "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-          "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]),
-          "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]),
-          "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
-          "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]),
-          "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]),
-          "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]),
-          "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]),
-          "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]),
-          "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]),
-          "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]),
-          "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]),
-          "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]),
-          "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]),
-          "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]),
-          "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]),
-          "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]),
-          "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
-          "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]),
-          "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-        : "l"(a), "l"(b), "r"((u32)adds));
-}
-// Lines are swapped by bits of their address.
-DEVICE void check_shared_memory() {
-    if (shared_address(0) % 1024 != 0) asm volatile("trap;");
-}
-#else
-DEVICE void products_will_read() {}
-DEVICE void check_shared_memory() {}
-#endif
-// Two values of 16 bits, the first in the lower half.
-DEVICE u32 pack(float low, float high) {
-    u32 both;
-#if DTYPE == F16
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-#else
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-#endif
-    return both;
-}
-// a · b - 0 in each half, of bf16.
-DEVICE u32 multiply_bf16x2(u32 a, u32 b) {
-    u32 both;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(both) : "r"(a), "r"(b), "r"(0x80008000u));
-    return both;
-}
-DEVICE float power_of_2(float exponent) {
-    float power;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(exponent));
-    return power;
-}
-DEVICE float float_of_bits(u32 bits) { return __uint_as_float(bits); }
-DEVICE float larger(float a, float b) { return fmaxf(a, b); }
-DEVICE float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
-#endif
+// One CTA takes one `Work`: up to 64 query rows against a range of cached rows, ROWS at a time. 8 of its
+// warps attend. They stand in groups that share query rows; a group's parties each have the scores of some
+// of the cached rows, and some of the outputs. By `mma`, there are 2 groups of 32 query rows, and each of a
+// group's 4 warps is a party; all copy the next tile before they attend one. By `wgmma` (sm_90a), which
+// reads all from shared memory, there is 1 group, and its 2 warpgroups are the parties; a third one copies
+// tiles meanwhile. Where a job's rows are split over CTAs, each leaves a partial, and `kvasir_merge_4` or one of
+// its like merges them.
 
 static constexpr float LOG2_E = 1.44269504088896340736f;
 DEVICE float minus_infinity() { return float_of_bits(0xff800000u); }
@@ -339,56 +35,89 @@ DEVICE u32 part_bytes(u32 row_bytes, u32 part) {
     return from >= row_bytes ? 0 : (row_bytes - from < 16 ? row_bytes - from : 16);
 }
 
-// Where row `at` of the list lies; 0 where it is none.
-DEVICE u64 row_address(const Job& job, u32 at, u32 row_end) {
-    if (at >= row_end) return 0;
-    u32 row = job.selected ? load_global<u32>(job.selected + (u64)at * 4) : at;
-    if (row >= job.page_rows) return 0;
-    u32 page = row / job.rows_per_page;
-    return load_global<u64>(job.pages + (u64)page * 8) +
-           (u64)(row - page * job.rows_per_page) * job.row_stride_bytes;
+// The first of a CTA's threads attend; the last ones copy.
+DEVICE u32 copy_index() { return thread_index() - (THREADS - COPYING); }
+
+static constexpr u32 NO_ROW = 0xffffffffu;
+
+// What of a job says where rows lie, in registers.
+struct List {
+    u64 pages, selected;
+    u64 nowhere;  // an address of which nothing is read
+    u32 page_rows, rows_per_page, row_stride_bytes;
+};
+
+DEVICE List list_of(const Job& job) {
+    return {job.pages, job.selected, job.query, job.page_rows, job.rows_per_page, job.row_stride_bytes};
 }
 
-// The rows that this thread copies a part of, of the tile that begins at `first`.
-DEVICE void look_up(u64 (&rows)[COPY_PASSES], const Job& job, u32 first, u32 row_end) {
-    UNROLL for (u32 pass = 0; pass < COPY_PASSES; pass++)
-        rows[pass] = row_address(job, first + pass * COPY_ROWS + thread_index() / COPY_LANES, row_end);
-}
-
-// Begins to copy a tile's rows; those that are none become zero, and are noted as not attended.
-DEVICE void copy_rows(const Job& job, const u64 (&rows)[COPY_PASSES], u32 stage) {
-    u32 lane = thread_index() % COPY_LANES;
+// The rows that this thread copies a part of, of the tile that begins at `first`, as the list has them.
+DEVICE void pick(u32 (&rows)[COPY_PASSES], const List& list, u32 first, u32 row_end) {
     UNROLL for (u32 pass = 0; pass < COPY_PASSES; pass++) {
-        u32 row = pass * COPY_ROWS + thread_index() / COPY_LANES;
-        u64 from = rows[pass] ? rows[pass] : job.query;
-        u32 row_bytes = rows[pass] ? ROW_BYTES : 0;
-        if (lane == 0) store_shared<u32>(ATTENDED_AT + (stage * ROWS + row) * 4, rows[pass] != 0);
+        u32 at = first + pass * COPY_ROWS + copy_index() / COPY_LANES;
+        rows[pass] = list.selected  ? load_global_where(at < row_end, list.selected + (u64)at * 4, NO_ROW)
+                     : at < row_end ? at
+                                    : NO_ROW;
+    }
+}
+
+// Where rows lie: 0 where there is none, or its page and which row of it.
+struct Places {
+    u64 pages[COPY_PASSES];
+    u32 rows[COPY_PASSES];
+};
+
+DEVICE void place(Places& places, const List& list, const u32 (&rows)[COPY_PASSES]) {
+    UNROLL for (u32 pass = 0; pass < COPY_PASSES; pass++) {
+        u32 page = rows[pass] / list.rows_per_page;
+        places.rows[pass] = rows[pass] - page * list.rows_per_page;
+        places.pages[pass] = load_address_where(rows[pass] < list.page_rows, list.pages + (u64)page * 8);
+    }
+}
+
+// This lane's parts of a row to a tile; beyond the row's bytes zeros.
+template <u32 TILE_ROWS> DEVICE void copy_row(u32 tile, u32 row, u64 from, u32 row_bytes, u32 columns) {
+    u32 lane = thread_index() % COPY_LANES;
+    u32 to = tile + tile_at<TILE_ROWS>(row, lane);
+    from += lane * 16;
+    UNROLL for (u32 column = 0; column < columns; column++) {
+        u32 bytes = D_QK % 64 == 0 && column < QUERY_COLUMNS ? (row_bytes ? 16 : 0)
+                                                             : part_bytes(row_bytes, column * 8 + lane);
+        // Where nothing is read there is nothing but the row's beginning.
+        u64 at = D_QK % 64 == 0 || bytes ? from + column * LINE_BYTES : from - lane * 16;
+        copy_16(to + column * (TILE_ROWS * LINE_BYTES), at, bytes);
+    }
+}
+
+// Begins to copy rows of a tile, in passes; those that are none become zero, and are noted as not attended.
+template <u32 FIRST = 0, u32 END = COPY_PASSES>
+DEVICE void copy_rows(const List& list, const Places& places, u32 stage) {
+    UNROLL for (u32 pass = FIRST; pass < END; pass++) {
+        u32 row = pass * COPY_ROWS + copy_index() / COPY_LANES;
+        bool is_row = places.pages[pass] != 0;
+        u64 from = is_row ? places.pages[pass] + (u64)places.rows[pass] * list.row_stride_bytes : list.nowhere;
+        u32 row_bytes = is_row ? ROW_BYTES : 0;
+        u32 lanes = which_lanes(is_row);
+        if (thread_index() % 32 == 0) {
+            u32 four = (lanes & 1) | (lanes >> 7 & 2) | (lanes >> 14 & 4) | (lanes >> 21 & 8);
+            store_shared<u8>(ATTENDED_AT + stage * ATTENDED_BYTES + row / 4, (u8)four);
+        }
 #if DTYPE == FP8
+        u32 lane = copy_index() % COPY_LANES;
         UNROLL for (u32 part = lane; part < FP8_ROW_BYTES / 16; part += COPY_LANES)
             copy_16(RAW_AT + row * FP8_ROW_BYTES + part * 16, from + part * 16, row_bytes ? 16 : 0);
 #else
-        u32 tile = TILES_AT + stage * TILE_BYTES;
-        UNROLL for (u32 column = 0; column < COLUMNS; column++) {
-            u32 part = column * 8 + lane;
-            u32 bytes = part_bytes(row_bytes, part);
-            copy_16(tile + tile_at<ROWS>(row, part), bytes ? from + part * 16 : from, bytes);
-        }
+        copy_row<ROWS>(TILES_AT + stage * TILE_BYTES, row, from, row_bytes, COLUMNS);
 #endif
     }
-    copies_end_group();
 }
 
 DEVICE void copy_query(const Job& job, u32 query_first) {
-    u32 lane = thread_index() % COPY_LANES;
-    UNROLL for (u32 pass = 0; pass < QUERIES / COPY_ROWS; pass++) {
-        u32 row = pass * COPY_ROWS + thread_index() / COPY_LANES;
+    UNROLL for (u32 pass = 0; pass < QUERIES / QUERY_COPY_ROWS; pass++) {
+        u32 row = pass * QUERY_COPY_ROWS + thread_index() / COPY_LANES;
         bool is_there = query_first + row < job.query_rows;
         u64 from = job.query + (is_there ? (u64)(query_first + row) * job.query_stride_bytes : 0);
-        UNROLL for (u32 column = 0; column < QUERY_COLUMNS; column++) {
-            u32 part = column * 8 + lane;
-            u32 bytes = part_bytes(is_there ? QUERY_ROW_BYTES : 0, part);
-            copy_16(QUERY_AT + tile_at<QUERIES>(row, part), bytes ? from + part * 16 : from, bytes);
-        }
+        copy_row<QUERIES>(QUERY_AT, row, from, is_there ? QUERY_ROW_BYTES : 0, QUERY_COLUMNS);
     }
 }
 
@@ -451,28 +180,46 @@ DEVICE u64 matrix_at(u32 at, u32 leading, u32 stride) {
 DEVICE u64 matrix_offset(u32 bytes) { return bytes >> 4; }
 static constexpr u32 BLOCK_BYTES = 8 * LINE_BYTES;
 
-// Products of all query rows with the cached rows of this warpgroup.
-DEVICE void scores(Scores& s, u32 tile) {
+// The first values of this warp's query rows: every one that products find in registers is one less that they
+// read from shared memory, whose rate limits them.
+typedef u32 Queries[KEPT_STEPS][4];
+
+DEVICE void keep_queries(Queries& q) {
+    u32 lane = thread_index() % 32, row = thread_index() / 32 % 4 * 16 + lane % 16;
+    UNROLL for (u32 step = 0; step < KEPT_STEPS; step++)
+        load_matrices(q[step], QUERY_AT + tile_at<QUERIES>(row, step * 2 + lane / 16));
+}
+
+// Begins the products of all query rows with the cached rows of this warpgroup.
+DEVICE void scores_begin(Scores& s, const Queries& q, u32 tile) {
     u64 a = matrix_at(QUERY_AT, 16, BLOCK_BYTES);
     u64 b = matrix_at(of_warp(tile) + of_warp(own_party()) * (ROWS / PARTIES) * LINE_BYTES, 16, BLOCK_BYTES);
+    forget(a);
+    forget(b);
     products_begin();
     UNROLL for (u32 step = 0; step < K_STEPS; step++) {
         u32 column = step / 4, within = step % 4 * 32;
-        multiply_32(*(float(*)[16])&s, a + matrix_offset(column * QUERY_COLUMN_BYTES + within),
-                    b + matrix_offset(column * COLUMN_BYTES + within), step > 0);
+        u64 rows = b + matrix_offset(column * COLUMN_BYTES + within);
+        if (step < KEPT_STEPS)
+            multiply_32(*(float(*)[16])&s, q[step < KEPT_STEPS ? step : 0], rows, step > 0);
+        else
+            multiply_32(*(float(*)[16])&s, a + matrix_offset(column * QUERY_COLUMN_BYTES + within), rows, step > 0);
     }
-    products_wait();
+    products_end_group();
 }
 
-// Adds the weighted values of a tile to this warpgroup's outputs.
-DEVICE void add_values(Outputs& o, u32 tile) {
+// Begins to add the weighted values of a party's rows of a tile to this warpgroup's outputs.
+DEVICE void add_values_begin(Outputs& o, u32 tile, u32 party) {
     u64 a = matrix_at(WEIGHTS_AT, 16, BLOCK_BYTES);
-    u64 b = matrix_at(of_warp(tile) + of_warp(own_party()) * (O_COLUMNS / 64) * COLUMN_BYTES, COLUMN_BYTES, BLOCK_BYTES);
+    u32 columns = of_warp(tile) + of_warp(own_party()) * (O_COLUMNS / 64) * COLUMN_BYTES;
+    u64 b = matrix_at(columns, COLUMN_BYTES, BLOCK_BYTES);
     products_begin();
-    UNROLL for (u32 step = 0; step < T_STEPS; step++)
+    UNROLL for (u32 i = 0; i < T_STEPS / PARTIES; i++) {
+        u32 step = party * (T_STEPS / PARTIES) + i;
         multiply_256(*(float(*)[128])&o, a + matrix_offset(step * 32),
                      b + matrix_offset(step * 16 * LINE_BYTES), true);
-    products_wait();
+    }
+    products_end_group();
 }
 #else
 // Adds the products of this warp's query rows with its cached rows over 16 values.
@@ -569,9 +316,14 @@ static constexpr u32 OWN_ROWS = M_TILES * 2;
 
 struct Softmax {
     float m[OWN_ROWS];     // the largest product so far, before the scale
+    float base[OWN_ROWS];  // the product that weights are relative to: that one, or one little smaller
     float l[OWN_ROWS];     // this thread's part of the denominator relative to it
     u32 end[OWN_ROWS];     // the first row of the list that the query row does not attend
 };
+
+// Weights are relative to the same product until one comes that is larger by so many powers of 2: what is
+// summed is seldom multiplied, and no weight is too large for f16.
+static constexpr float BASE_BELOW_MAXIMUM = 8.0f;
 
 DEVICE u32 own_query(u32 r) {
     u32 warp = thread_index() / 32, lane = thread_index() % 32;
@@ -579,18 +331,32 @@ DEVICE u32 own_query(u32 r) {
     return first + r / 2 * 16 + r % 2 * 8 + lane / 4;
 }
 
-// From products to weights in shared memory; outputs and denominators follow the new maximum.
-DEVICE void weigh(Scores& s, Softmax& softmax, Outputs& o, u32 first, u32 stage, float scale_log2) {
-    u32 lane = thread_index() % 32;
-    u32 group = own_group(), party = own_party();
-    UNROLL for (u32 nt = 0; nt < S_TILES; nt++)
+// Products with rows that are not attended, or not by their query row, become -inf.
+DEVICE void leave_out(Scores& s, const Softmax& softmax, u32 first, u32 stage) {
+    u32 lane = thread_index() % 32, party = own_party();
+    u32 attended = ATTENDED_AT + stage * ATTENDED_BYTES + party * (S_TILES * 2);
+    u32 missing = 0;
+    UNROLL for (u32 at = 0; at < S_TILES * 2; at += 2) missing |= load_shared<u16>(attended + at) ^ 0x0f0f;
+    bool is_whole = missing == 0;
+    UNROLL for (u32 r = 0; r < OWN_ROWS; r++) is_whole = is_whole && first + ROWS <= softmax.end[r];
+    if (is_whole) return;
+    UNROLL for (u32 nt = 0; nt < S_TILES; nt++) {
+        u32 four = load_shared<u8>(attended + nt * 2 + lane % 4 / 2);
         UNROLL for (u32 odd = 0; odd < 2; odd++) {
             u32 row = party * (S_TILES * 8) + nt * 8 + lane % 4 * 2 + odd;
-            bool is_row = load_shared<u32>(ATTENDED_AT + (stage * ROWS + row) * 4) != 0;
+            bool is_row = four >> (row % 4) & 1;
             UNROLL for (u32 r = 0; r < OWN_ROWS; r++)
                 if (!is_row || first + row >= softmax.end[r])
                     s[r / 2][nt][r % 2 * 2 + odd] = minus_infinity();
         }
+    }
+}
+
+// From products to weights in shared memory; outputs and denominators follow the new base.
+DEVICE void weigh(Scores& s, Softmax& softmax, Outputs& o, u32 first, u32 stage, float scale_log2) {
+    u32 lane = thread_index() % 32;
+    u32 group = own_group(), party = own_party();
+    leave_out(s, softmax, first, stage);
     UNROLL for (u32 r = 0; r < OWN_ROWS; r++) {
         float m = minus_infinity();
         UNROLL for (u32 nt = 0; nt < S_TILES; nt++)
@@ -606,20 +372,23 @@ DEVICE void weigh(Scores& s, Softmax& softmax, Outputs& o, u32 first, u32 stage,
         float m = softmax.m[r];
         UNROLL for (u32 w = 0; w < PARTIES; w++)
             m = larger(m, load_shared<float>(EXCHANGE_AT + (w * QUERIES + own_query(r)) * 4));
+        softmax.m[r] = m;
+        bool moves = multiply_add(m, scale_log2, -softmax.base[r] * scale_log2) > BASE_BELOW_MAXIMUM;
+        float base = moves ? m : softmax.base[r];
         // Without a row yet everything is relative to 0, and every weight comes out as 0.
-        float base = m == minus_infinity() ? 0.0f : m * scale_log2;
-        keep[r] = power_of_2(multiply_add(softmax.m[r], scale_log2, -base));
-        changes = changes || m != softmax.m[r];
+        float scaled = base == minus_infinity() ? 0.0f : base * scale_log2;
+        keep[r] = moves ? power_of_2(multiply_add(softmax.base[r], scale_log2, -scaled)) : 1.0f;
+        softmax.base[r] = base;
+        changes = changes || moves;
         float l = 0.0f;
         UNROLL for (u32 nt = 0; nt < S_TILES; nt++) {
             float* of = &s[r / 2][nt][r % 2 * 2];
-            float low = power_of_2(multiply_add(of[0], scale_log2, -base));
-            float high = power_of_2(multiply_add(of[1], scale_log2, -base));
+            float low = power_of_2(multiply_add(of[0], scale_log2, -scaled));
+            float high = power_of_2(multiply_add(of[1], scale_log2, -scaled));
             l += low + high;
             u32 part = party * S_TILES + nt;
             store_shared<u32>(weights_at(own_query(r), part) + lane % 4 * 4, pack(low, high));
         }
-        softmax.m[r] = m;
         softmax.l[r] = softmax.l[r] * keep[r] + l;
     }
     if (any_lane(changes))
@@ -655,9 +424,10 @@ DEVICE void write_out(const Job& job, const Work& work, Softmax& softmax, Output
         if (query >= job.query_rows) continue;
         u64 row = first + query;
         float inverse = l > 0.0f ? 1.0f / l : 0.0f;
+        float beyond = (softmax.base[r] - softmax.m[r]) * (job.scale * LOG2_E);
         if (party == 0 && lane % 4 == 0) {
             store_global<float>(to_m + row * 4, l > 0.0f ? softmax.m[r] * job.scale : minus_infinity());
-            store_global<float>(to_l + row * 4, l);
+            store_global<float>(to_l + row * 4, l > 0.0f ? l * power_of_2(beyond) : 0.0f);
         }
         UNROLL for (u32 nt = 0; nt < O_TILES; nt++) {
             u32 value = party * O_COLUMNS + nt * 8 + lane % 4 * 2;
@@ -673,39 +443,175 @@ DEVICE void write_out(const Job& job, const Work& work, Softmax& softmax, Output
     }
 }
 
-KERNEL void BOUNDS kvasir_partial(const Job* jobs, const Work* works, u64 part_o, u64 part_m, u64 part_l) {
-    const Work work = works[block_x()];
-    // Read again where it is used: registers are scarcer than reads that hit the cache.
-    const Job& job = jobs[work.job];
-    check_shared_memory();
-    // A group without query rows only copies.
-    bool attends = work.query_first + own_group() * GROUP_QUERIES < job.query_rows;
-    float scale_log2 = job.scale * LOG2_E;
-
-    Softmax softmax;
+DEVICE void begin(Softmax& softmax, Outputs& o, const Job& job, const Work& work) {
     UNROLL for (u32 r = 0; r < OWN_ROWS; r++) {
-        softmax.m[r] = minus_infinity();
+        softmax.m[r] = softmax.base[r] = minus_infinity();
         softmax.l[r] = 0.0f;
         u32 query = work.query_first + own_query(r);
         bool is_limited = job.visible != 0 && query < job.query_rows;
         u32 visible = is_limited ? load_global<u32>(job.visible + (u64)query * 4) : work.row_end;
         softmax.end[r] = visible < work.row_end ? visible : work.row_end;
     }
-    Outputs o;
     UNROLL for (u32 mt = 0; mt < M_TILES; mt++)
         UNROLL for (u32 nt = 0; nt < O_TILES; nt++)
             UNROLL for (u32 e = 0; e < 4; e++) o[mt][nt][e] = 0.0f;
+}
 
-    u64 rows[COPY_PASSES];
-    u32 first = work.row_first;
-    look_up(rows, job, first, work.row_end);
+#if WGMMA
+// A work's tiles in the order in which they are attended. Works of one job's other query rows begin with other
+// tiles: those that run beside each other do not all ask the second-level cache for the same rows.
+struct Tiles {
+    u32 count, row_first, row_end, begin;
+
+    DEVICE_MEMBER explicit Tiles(const Work& work) : row_first(work.row_first), row_end(work.row_end) {
+        count = (row_end - row_first + ROWS - 1) / ROWS;
+        begin = count ? work.query_first / QUERIES % count : 0;
+    }
+    // Beyond the last one there are no rows.
+    DEVICE_MEMBER u32 first_row(u32 tile) const {
+        u32 at = begin + tile;
+        return tile < count ? row_first + (at < count ? at : at - count) * ROWS : row_end;
+    }
+};
+
+// Lanes have come as far as their first one: they wait for products together.
+DEVICE void arrive_of_warp(u32 at) {
+    if (thread_index() % 32 == 0) arrive(at);
+}
+
+DEVICE u32 arrivals_at(u32 at, u32 tile, u32 party) { return at + (tile % STAGES * PARTIES + party) * 8; }
+
+// Copies the rows of a tile that a party has the scores of, when those that lay there have been read.
+template <u32 PARTY> DEVICE void copy_rows_of(const List& list, const Places& places, u32 tile) {
+    static constexpr u32 PASSES = COPY_PASSES / PARTIES;
+    u32 landed = arrivals_at(LANDED_AT, tile, PARTY);
+    if (tile >= STAGES) wait_for_arrivals(arrivals_at(READ_AT, tile, PARTY), tile / STAGES % 2 ^ 1);
+    copy_rows<PARTY * PASSES, (PARTY + 1) * PASSES>(list, places, tile % STAGES);
+    arrive_after_copies(landed);
+    arrive_of_warp(landed);  // for what is noted beside the copies
+}
+
+// Copies the tiles of a work one after another, each to where the one before the last was. Where rows lie is
+// looked up one tile ahead, and what a list has there two: the answers come while copies begin.
+DEVICE void copy(const Job& job, const Work& work) {
+    const List list = list_of(job);
+    u32 rows[COPY_PASSES];
+    Places places;
+    const Tiles tiles(work);
+    pick(rows, list, tiles.first_row(0), work.row_end);
+    place(places, list, rows);
+    pick(rows, list, tiles.first_row(1), work.row_end);
+    UNROLL_1 for (u32 tile = 0; tile < tiles.count; tile++) {
+        Places next;
+        place(next, list, rows);
+        pick(rows, list, tiles.first_row(tile + 2), work.row_end);
+        copy_rows_of<0>(list, places, tile);
+        copy_rows_of<1>(list, places, tile);
+        places = next;
+    }
+}
+
+DEVICE void wait_for_rows(u32 tile, u32 party) {
+    wait_for_arrivals(arrivals_at(LANDED_AT, tile, party), tile / STAGES % 2);
+    products_will_read_arrived();
+}
+
+// Attends the tiles as they land. The scores of the next one begin behind the values of each, so that
+// nothing is multiplied only while weights are computed. Either warpgroup begins with its own rows, and
+// rows make room as soon as their values are added.
+DEVICE void attend(const Job& job, const Work& work, u64 part_o, u64 part_m, u64 part_l) {
     copy_query(job, work.query_first);
-    copy_rows(job, rows, 0);
-    look_up(rows, job, first + ROWS, work.row_end);
+    copies_end_group();
+    Softmax softmax;
+    Outputs o;
+    begin(softmax, o, job, work);
+    float scale_log2 = job.scale * LOG2_E;
+    Scores s;
+    float (&sums)[16] = *(float(*)[16])&s;
+    float (&outputs)[128] = *(float(*)[128])&o;
+    copies_wait();
+    products_will_read();
+    barrier_of(1, ATTENDING);
+    Queries q;
+    keep_queries(q);
+    u32 party = of_warp(own_party());
+    const Tiles tiles(work);
+    if (tiles.count > 0) {
+        wait_for_rows(0, party);
+        scores_begin(s, q, TILES_AT);
+        products_wait<0>(sums);
+    }
+    UNROLL_1 for (u32 tile = 0; tile < tiles.count; tile++) {
+        u32 stage = tile % STAGES;
+        u32 at = TILES_AT + stage * TILE_BYTES;
+        weigh(s, softmax, o, tiles.first_row(tile), stage, scale_log2);
+        // They have landed, or the other party would have no weights: this thread's products see them now.
+        wait_for_rows(tile, party ^ 1);
+        add_values_begin(o, at, 0);
+        add_values_begin(o, at, 1);
+        if (tile + 1 < tiles.count) {
+            wait_for_rows(tile + 1, party);
+            scores_begin(s, q, TILES_AT + (stage ^ 1) * TILE_BYTES);
+            products_wait<2>();
+            arrive_of_warp(arrivals_at(READ_AT, tile, 0));
+            products_wait<1>(outputs);
+            arrive_of_warp(arrivals_at(READ_AT, tile, 1));
+            products_wait<0>(sums);
+        } else {
+            products_wait<0>(outputs);
+        }
+    }
+    write_out(job, work, softmax, o, part_o, part_m, part_l);
+}
+
+KERNEL void BOUNDS kvasir_partial(const Job* jobs, const Work* works, u64 part_o, u64 part_m, u64 part_l) {
+    fetch_ahead((u64)jobs);  // most often there is one job; it comes while the work does
+    const Work work = works[block_x()];
+    // Read again where it is used: registers are scarcer than reads that hit the cache.
+    const Job& job = jobs[work.job];
+    check_shared_memory();
+    if (thread_index() < STAGES * PARTIES) {
+        arrivals_init(LANDED_AT + thread_index() * 8, COPYING + COPYING / 32);
+        arrivals_init(READ_AT + thread_index() * 8, ATTENDING / 32);
+    }
+    barrier_all();
+    merge_may_begin();
+    if (thread_index() >= ATTENDING) {
+        registers_of_copying();
+        copy(job, work);
+    } else {
+        registers_of_attending();
+        attend(job, work, part_o, part_m, part_l);
+    }
+}
+#else
+KERNEL void BOUNDS kvasir_partial(const Job* jobs, const Work* works, u64 part_o, u64 part_m, u64 part_l) {
+    fetch_ahead((u64)jobs);  // most often there is one job; it comes while the work does
+    const Work work = works[block_x()];
+    // Read again where it is used: registers are scarcer than reads that hit the cache.
+    const Job& job = jobs[work.job];
+    // A group without query rows only copies.
+    merge_may_begin();
+    bool attends = work.query_first + own_group() * GROUP_QUERIES < job.query_rows;
+    float scale_log2 = job.scale * LOG2_E;
+    Softmax softmax;
+    Outputs o;
+    begin(softmax, o, job, work);
+
+    u32 rows[COPY_PASSES];
+    Places places;
+    const List list = list_of(job);
+    u32 first = work.row_first;
+    pick(rows, list, first, work.row_end);
+    place(places, list, rows);
+    copy_query(job, work.query_first);
+    copy_rows(list, places, 0);
+    copies_end_group();
+    pick(rows, list, first + ROWS, work.row_end);
+    place(places, list, rows);
     u32 stage = 0;
     for (; first < work.row_end; first += ROWS) {
         copies_wait();
-        products_will_read();
         // This tile has landed for all; nobody reads the one before any more.
         barrier_all();
 #if DTYPE == FP8
@@ -716,8 +622,10 @@ KERNEL void BOUNDS kvasir_partial(const Job* jobs, const Work* works, u64 part_o
         u32 tile = TILES_AT + stage * TILE_BYTES;
 #endif
         if (first + ROWS < work.row_end) {
-            copy_rows(job, rows, stage ^ 1);
-            look_up(rows, job, first + 2 * ROWS, work.row_end);
+            copy_rows(list, places, stage ^ 1);
+            copies_end_group();
+            pick(rows, list, first + 2 * ROWS, work.row_end);
+            place(places, list, rows);
         }
         if (attends) {
             Scores s;
@@ -730,42 +638,4 @@ KERNEL void BOUNDS kvasir_partial(const Job* jobs, const Work* works, u64 part_o
     copies_wait();
     if (attends) write_out(job, work, softmax, o, part_o, part_m, part_l);
 }
-
-// Merges a job's parts, one CTA of 128 threads for query row x of job y. In the order of the splits, as
-// `merge` of `partial.rs` does: what has no rows changes nothing, and one part alone keeps its bits.
-KERNEL void kvasir_merge(const Job* jobs, u64 part_o, u64 part_m, u64 part_l) {
-    const Job& job = jobs[block_y()];
-    u32 query = block_x();
-    if (job.splits == 1 || query >= job.query_rows) return;
-    u64 row = job.part_row + query;
-    float m = minus_infinity();
-    u32 held = 0;
-    for (u32 split = 0; split < job.splits; split++) {
-        u64 at = (row + (u64)split * job.query_rows) * 4;
-        if (load_global<float>(part_l + at) > 0.0f) {
-            m = larger(m, load_global<float>(part_m + at));
-            held++;
-        }
-    }
-    float l = 0.0f;
-    for (u32 split = 0; split < job.splits; split++) {
-        u64 at = (row + (u64)split * job.query_rows) * 4;
-        float of = load_global<float>(part_l + at);
-        if (of > 0.0f) l += of * power_of_2((load_global<float>(part_m + at) - m) * LOG2_E);
-    }
-    for (u32 value = thread_index(); value < D_V; value += 128) {
-        float sum = 0.0f;
-        UNROLL_4 for (u32 split = 0; split < job.splits; split++) {
-            u64 part = row + (u64)split * job.query_rows;
-            float of = load_global<float>(part_l + part * 4);
-            float values = load_global<float>(part_o + (part * D_V + value) * 4);
-            float share = of * power_of_2((load_global<float>(part_m + part * 4) - m) * LOG2_E) / l;
-            sum = of > 0.0f ? (held == 1 ? values : multiply_add(share, values, sum)) : sum;
-        }
-        store_global<float>(job.o + ((u64)query * D_V + value) * 4, sum);
-    }
-    if (thread_index() == 0) {
-        store_global<float>(job.m + (u64)query * 4, m);
-        store_global<float>(job.l + (u64)query * 4, l);
-    }
-}
+#endif

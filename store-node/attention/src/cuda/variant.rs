@@ -5,12 +5,19 @@ use crate::fp8;
 use crate::pages::RowDtype;
 
 /// The kernels' source, for NVRTC.
-pub const SOURCE: &str = include_str!("partial.cu");
+pub const SOURCE: &str = concat!(
+    include_str!("layout.cu"),
+    include_str!("machine.cu"),
+    include_str!("partial.cu"),
+    include_str!("merge.cu"),
+);
 /// Query rows of one CTA.
 pub const QUERY_ROWS: usize = 64;
-/// Threads of one CTA of `kvasir_partial`.
-pub const THREADS: u32 = 256;
-/// Threads of one CTA of `kvasir_merge`.
+/// Threads of one CTA of `kvasir_partial` that attend, and those that copy for them where they do not
+/// themselves.
+const ATTENDING: u32 = 256;
+const COPYING: u32 = 128;
+/// Threads of one CTA of a merge.
 pub const MERGE_THREADS: u32 = 128;
 /// What every address and stride on the device is a multiple of.
 pub const ALIGN_BYTES: usize = 16;
@@ -81,7 +88,7 @@ impl Arch {
 }
 
 /// A kernel: one way to compile the source.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Variant {
     dtype: RowDtype,
     d_qk: usize,
@@ -129,6 +136,11 @@ impl Variant {
         self.tile_rows
     }
 
+    /// Threads of one CTA of `kvasir_partial`.
+    pub fn threads(&self) -> u32 {
+        if self.by_warpgroups() { ATTENDING + COPYING } else { ATTENDING }
+    }
+
     /// Queries are of f16 for rows of f16, and of bf16 else.
     pub fn query_dtype(&self) -> RowDtype {
         if self.dtype == RowDtype::F16 { RowDtype::F16 } else { RowDtype::Bf16 }
@@ -136,7 +148,8 @@ impl Variant {
 
     /// Bytes of shared memory of a CTA: the query rows, two tiles of cached rows (of fp8 one, and
     /// the next one's bytes with the scales of this one), the weights, a maximum for each query row
-    /// and warp, and for each row of two tiles whether it is attended.
+    /// and warp, for each row of two tiles whether it is attended, and for warpgroups the arrivals of
+    /// those that have copied and those that have read either tile.
     pub fn shared_bytes(&self) -> usize {
         let query_columns = self.d_qk.div_ceil(COLUMN);
         let columns = query_columns.max(self.d_v.div_ceil(COLUMN));
@@ -149,8 +162,9 @@ impl Variant {
         };
         let weights = QUERY_ROWS * self.tile_rows * 2;
         let exchange = 4 * QUERY_ROWS * size_of::<f32>();
-        let attended = 2 * self.tile_rows * size_of::<u32>();
-        query_columns * QUERY_ROWS * LINE_BYTES + tiles + weights + exchange + attended
+        let attended = 2 * self.tile_rows / 4;
+        let arrivals = if self.by_warpgroups() { 2 * 2 * 2 * size_of::<u64>() } else { 0 };
+        query_columns * QUERY_ROWS * LINE_BYTES + tiles + weights + exchange + attended + arrivals
     }
 
     /// Whether products are those of warpgroups (`wgmma`), which read all from shared memory. Rows of
@@ -160,6 +174,11 @@ impl Variant {
         self.tile_rows == Arch::Sm90.tile_rows()
             && self.dtype != RowDtype::Fp8Latent
             && self.d_v == D_V_MAX
+    }
+
+    /// Whether the merge may be launched while what it merges still runs, for which it waits.
+    pub fn overlaps(&self) -> bool {
+        self.tile_rows == Arch::Sm90.tile_rows()
     }
 
     /// What the source asks its compiler to define, as `NAME=VALUE`.
@@ -175,6 +194,7 @@ impl Variant {
             format!("ROWS={}", self.tile_rows),
             format!("DTYPE={dtype}"),
             format!("WGMMA={}", u8::from(self.by_warpgroups())),
+            format!("OVERLAPS={}", u8::from(self.overlaps())),
             format!("SHARED={}", self.shared_bytes()),
         ]
     }

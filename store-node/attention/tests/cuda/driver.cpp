@@ -16,7 +16,8 @@ enum { OK = 0, INVALID = 1, OUT_OF_MEMORY = 2, NOT_FOUND = 500, LAUNCH_FAILED = 
 static constexpr int SHARED_LIMIT = 227 << 10;
 
 struct Function {
-    bool is_merge;
+    const char* name;
+    void (*merge)(const Job*, u64, u64, u64);  // null for a partial
     int shared_bytes_max;
 };
 
@@ -36,7 +37,7 @@ static Result run_launch(const Launched& of) {
     machine::failure[0] = 0;
     machine::body = [] {
         const std::vector<u64>& a = now.arguments;
-        if (now.function->is_merge) return kvasir_merge((const Job*)a[0], a[1], a[2], a[3]);
+        if (now.function->merge) return now.function->merge((const Job*)a[0], a[1], a[2], a[3]);
         kvasir_partial((const Job*)a[0], (const Work*)a[1], a[2], a[3], a[4]);
     };
     for (unsigned y = 0; y < of.y; y++)
@@ -81,20 +82,38 @@ Result cuModuleLoadData(Handle* module, const void* image) {
 }
 Result cuModuleUnload(Handle module) { return live--, delete (std::string*)module, OK; }
 Result cuModuleGetFunction(Handle* function, Handle module, const char* name) {
-    static Function partial = {false, 48 << 10}, merge = {true, 48 << 10};
-    *function = !strcmp(name, "kvasir_partial") ? &partial : !strcmp(name, "kvasir_merge") ? &merge : nullptr;
-    return module && *function ? OK : NOT_FOUND;
+    static Function functions[] = {{"kvasir_partial", nullptr, 48 << 10},
+                                   {"kvasir_merge_4", kvasir_merge_4, 48 << 10},
+                                   {"kvasir_merge_8", kvasir_merge_8, 48 << 10},
+                                   {"kvasir_merge_16", kvasir_merge_16, 48 << 10}};
+    for (Function& of : functions)
+        if (module && !strcmp(name, of.name)) return *function = &of, OK;
+    return NOT_FOUND;
 }
 Result cuFuncSetAttribute(Handle function, int which, int value) {
     if (which != 8 || value > SHARED_LIMIT) return INVALID;
     ((Function*)function)->shared_bytes_max = value;
     return OK;
 }
-Result cuLaunchKernel(Handle function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned ty, unsigned tz,
-                      unsigned shared_bytes, Handle stream, void** arguments, void** extra) {
-    if (!x || y - 1 > 65534 || z != 1 || ty != 1 || tz != 1 || !stream || extra) return INVALID;
-    Launched launched = {(Function*)function, x, y, threads, shared_bytes, {}};
-    for (int i = 0; i < (launched.function->is_merge ? 4 : 5); i++)
+struct LaunchAttribute {
+    int id, padding;
+    int value[16];
+};
+struct LaunchConfig {
+    unsigned grid[3], block[3], shared_bytes;
+    Handle stream;
+    const LaunchAttribute* attributes;
+    unsigned attribute_count;
+};
+Result cuLaunchKernelEx(const LaunchConfig* of, Handle function, void** arguments, void** extra) {
+    if (!of->grid[0] || of->grid[1] - 1 > 65534 || of->grid[2] != 1) return INVALID;
+    if (of->block[1] != 1 || of->block[2] != 1 || !of->stream || extra) return INVALID;
+    // A merge may begin before what it merges is done: it waits.
+    unsigned overlaps = ((Function*)function)->merge && OVERLAPS;
+    if (of->attribute_count != overlaps) return INVALID;
+    if (overlaps && (of->attributes[0].id != 6 || of->attributes[0].value[0] != 1)) return INVALID;
+    Launched launched = {(Function*)function, of->grid[0], of->grid[1], of->block[0], of->shared_bytes, {}};
+    for (int i = 0; i < (launched.function->merge ? 4 : 5); i++)
         launched.arguments.push_back(*(const u64*)arguments[i]);
     if (!captured) return run_launch(launched);
     captured->push_back(launched);

@@ -1,13 +1,14 @@
-// Runs `partial.cu` on a processor: every thread of a CTA is a fiber, and what the machine does in that
+// Runs `partial.cu` and `merge.cu` on a processor: every thread of a CTA is a fiber, and what the machine does in that
 // source is done here as the PTX ISA documents it, fragment by fragment. It is slow and checks what a GPU
 // does not: copies reach only memory that was named, shared memory is not read beyond its end, a warp does
 // one thing together. Shared memory begins as NaN. Copies land as late as they may or as early, and
 // warps run as far as they can one at a time in an order from a seed, so that a missing wait or barrier
-// shows as a wrong result.
+// shows as a wrong result. Products read late where copies land early, and early where they land late.
 
 #include <setjmp.h>
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -15,18 +16,20 @@
 #include <cstring>
 #include <vector>
 
-#define KVASIR_EMULATION
 #define DEVICE static inline
+#define DEVICE_MEMBER
 #define KERNEL static
 #define BOUNDS
+#define MERGE_BOUNDS(ctas)
 #define UNROLL
-#define UNROLL_4
 #define UNROLL_1
 
 namespace machine {
 
 constexpr unsigned LANES = 32;
-constexpr unsigned THREADS_MAX = 256;
+constexpr unsigned THREADS_MAX = 384;
+// Threads beyond copy and do nothing else.
+constexpr unsigned ATTENDING_THREADS = 256;
 constexpr size_t STACK_BYTES = 64 << 10;
 
 struct Copy {
@@ -42,6 +45,8 @@ struct Product {
     uint64_t a, b;
     unsigned columns;
     bool b_is_by_rows, adds;
+    unsigned group;      // which of its thread's
+    const unsigned* kept;  // a of the warp in registers, or null
 };
 
 struct Thread {
@@ -51,6 +56,7 @@ struct Thread {
     const void* operand;
     std::vector<Copy> copies;
     std::vector<Product> products;
+    unsigned groups;  // of products, that have ended
     std::vector<char> stack;
 };
 
@@ -64,6 +70,18 @@ struct Warp {
     const char* doing;
 };
 
+// Arrivals in shared memory, where they are counted.
+struct Arrivals {
+    unsigned at, count, arrived, phase;
+    std::vector<unsigned> waiting;  // threads, for the end of this phase
+};
+
+// An arrival when a thread's copies have landed.
+struct Landing {
+    unsigned at, thread;
+    std::vector<Copy> copies;
+};
+
 struct Memory {
     uint64_t from, to;
 };
@@ -75,8 +93,11 @@ static std::vector<uint16_t> unseen;
 static Thread threads[THREADS_MAX];
 static Warp warps[THREADS_MAX / LANES];
 static Barrier barriers[16];
+static std::vector<Arrivals> arrivals;
+static std::vector<Landing> landings;
 static unsigned thread_count, current, block[2];
 static bool copies_land_early;
+static bool others_first;  // the warp that runs lets others go on
 static uint64_t random_state;
 static char failure[256];
 static jmp_buf home;
@@ -138,10 +159,37 @@ static void barrier(unsigned id, unsigned count) {
     barrier.arrived = 0;
 }
 
-static void land(const Copy& copy) {
-    unseen[copy.at / 16] = uint16_t(1 + current);
+static void land(const Copy& copy, unsigned thread) {
+    unseen[copy.at / 16] = uint16_t(1 + thread);
     memset(&shared[copy.at], 0, 16);
     memcpy(&shared[copy.at], (const void*)copy.from, copy.bytes);
+}
+
+static Arrivals& arrivals_at(unsigned at) {
+    for (Arrivals& of : arrivals)
+        if (of.at == at) return of;
+    fail("no arrivals are counted there");
+}
+
+static void arrive_at(unsigned at) {
+    Arrivals& of = arrivals_at(at);
+    if (++of.arrived < of.count) return;
+    of.arrived = 0;
+    of.phase++;
+    others_first = !of.waiting.empty();
+    for (unsigned thread : of.waiting) threads[thread].is_waiting = false;
+    of.waiting.clear();
+}
+
+// The oldest copies that somebody may wait for land.
+static bool land_oldest() {
+    if (landings.empty()) return false;
+    Landing landing = landings.front();
+    landings.erase(landings.begin());
+    if (!copies_land_early)
+        for (const Copy& copy : landing.copies) land(copy, landing.thread);
+    arrive_at(landing.at);
+    return true;
 }
 
 static unsigned random_below(unsigned limit) {
@@ -156,11 +204,15 @@ static void resume(unsigned thread) {
     setcontext(&threads[thread].start);
 }
 
-// The next thread that can go on: of the warp that runs, or of another, taken by chance.
+// The next thread that can go on: of the warp that runs, or of another, taken by chance. Copies land
+// where nobody can go on without them, or sooner.
 static bool next(unsigned& thread) {
+    if (copies_land_early) while (land_oldest());
     unsigned warp_count = thread_count / LANES, warp = current / LANES;
     auto can_run = [](unsigned thread) { return !threads[thread].is_done && !threads[thread].is_waiting; };
-    for (unsigned lane = 1; lane <= LANES; lane++) {
+    bool stays = !others_first;
+    others_first = false;
+    for (unsigned lane = 1; lane <= LANES && stays; lane++) {
         thread = warp * LANES + (current + lane) % LANES;
         if (can_run(thread)) return true;
     }
@@ -169,7 +221,7 @@ static bool next(unsigned& thread) {
             thread = (first + i) % warp_count * LANES + lane;
             if (can_run(thread)) return true;
         }
-    return false;
+    return land_oldest() && next(thread);
 }
 
 // Runs one CTA; false where `failure` says why not.
@@ -181,11 +233,14 @@ static bool run(unsigned count, unsigned x, unsigned y, size_t shared_size) {
     unseen.assign(shared_size / 16, 0);
     for (Warp& warp : warps) warp = {};
     for (Barrier& barrier : barriers) barrier = {};
+    arrivals.clear();
+    landings.clear();
     for (unsigned i = 0; i < count; i++) {
         Thread& thread = threads[i];
         thread.stack.resize(STACK_BYTES);
         thread.copies.clear();
         thread.products.clear();
+        thread.groups = 0;
         thread.is_started = thread.is_done = thread.is_waiting = false;
         getcontext(&thread.start);
         thread.start.uc_stack.ss_sp = thread.stack.data();
@@ -203,6 +258,10 @@ static bool run(unsigned count, unsigned x, unsigned y, size_t shared_size) {
             snprintf(failure, sizeof failure, "CTA %u,%u thread %u waits for ever", x, y, i);
             return false;
         }
+    if (!landings.empty()) {
+        snprintf(failure, sizeof failure, "CTA %u,%u: copies are never waited for", x, y);
+        return false;
+    }
     return true;
 }
 
@@ -246,7 +305,7 @@ static uint16_t round_f16(float value) {
 
 }  // namespace machine
 
-// The functions of "what the machine does".
+// The functions of `machine.cu`.
 
 static unsigned thread_index() { return machine::current; }
 static unsigned block_x() { return machine::block[0]; }
@@ -277,12 +336,21 @@ template <typename T> static void store_global(unsigned long long at, T value) {
     *(T*)at = value;
 }
 
+static unsigned load_global_where(bool is_there, unsigned long long at, unsigned otherwise) {
+    return is_there ? load_global<unsigned>(at) : otherwise;
+}
+static unsigned long long load_address_where(bool is_there, unsigned long long at) {
+    return is_there ? load_global<unsigned long long>(at) : 0;
+}
+
+static void fetch_ahead(unsigned long long) {}
+
 static void copy_16(unsigned at, unsigned long long from, unsigned bytes) {
     machine::check_shared(at, 16);
     if (from % 16 || bytes > 16) machine::fail("cp.async of an address that is not aligned");
     if (bytes) machine::check_global(from, bytes);
     machine::Copy copy = {at, from, bytes, false};
-    if (machine::copies_land_early) machine::land(copy);
+    if (machine::copies_land_early) machine::land(copy, machine::current);
     machine::threads[machine::current].copies.push_back(copy);
 }
 
@@ -297,10 +365,12 @@ static void copies_wait() {
         if (!copy.is_in_group)
             later.push_back(copy);
         else if (!machine::copies_land_early)
-            machine::land(copy);
+            machine::land(copy, machine::current);
     copies = later;
 }
 
+static void merge_may_begin() {}
+static void wait_for_parts() {}
 static void barrier_all() { machine::barrier(0, machine::thread_count); }
 static void barrier_of(unsigned id, unsigned threads) { machine::barrier(id, threads); }
 
@@ -313,6 +383,20 @@ static float shuffle_xor(float value, unsigned mask) {
         for (unsigned lane = 0; lane < machine::LANES; lane++) {
             Operand& operand = *(Operand*)operands[lane];
             operand.got = ((const Operand*)operands[lane ^ operand.mask])->value;
+        }
+    });
+    return own.got;
+}
+
+static float shuffle(float value, unsigned lane) {
+    struct Operand {
+        float value, got;
+        unsigned lane;
+    } own = {value, 0.0f, lane};
+    machine::together("shuffle of one", &own, [](const void** operands) {
+        for (unsigned lane = 0; lane < machine::LANES; lane++) {
+            Operand& operand = *(Operand*)operands[lane];
+            operand.got = ((const Operand*)operands[operand.lane % machine::LANES])->value;
         }
     });
     return own.got;
@@ -331,6 +415,22 @@ static bool any_lane(bool value) {
     });
     return own.got;
 }
+
+static unsigned which_lanes(bool value) {
+    struct Operand {
+        bool value;
+        unsigned got;
+    } own = {value, 0};
+    machine::together("ballot", &own, [](const void** operands) {
+        unsigned lanes = 0;
+        for (unsigned lane = 0; lane < machine::LANES; lane++)
+            lanes |= unsigned(((const Operand*)operands[lane])->value) << lane;
+        for (unsigned lane = 0; lane < machine::LANES; lane++) ((Operand*)operands[lane])->got = lanes;
+    });
+    return own.got;
+}
+
+static void forget(unsigned long long&) {}
 
 struct Matrices {
     unsigned* r[4];
@@ -414,6 +514,34 @@ static void products_will_read() {
         if (writer == 1 + machine::current) writer = 0;
 }
 
+static void arrivals_init(unsigned at, unsigned count) {
+    machine::check_shared(at, 8);
+    machine::arrivals.push_back({at, count, 0, 0, {}});
+}
+// Those who waited for the last arrival may be faster than the one who came last.
+static void arrive(unsigned at) {
+    machine::arrive_at(at);
+    if (machine::others_first && !_setjmp(machine::threads[machine::current].at)) _longjmp(machine::home, 1);
+}
+static void arrive_after_copies(unsigned at) {
+    machine::Thread& thread = machine::threads[machine::current];
+    machine::landings.push_back({at, machine::current, thread.copies});
+    thread.copies.clear();
+}
+static void wait_for_arrivals(unsigned at, unsigned parity) {
+    machine::Arrivals& of = machine::arrivals_at(at);
+    if (of.phase % 2 != parity) return;
+    of.waiting.push_back(machine::current);
+    machine::wait();
+}
+// Of all that has landed and was waited for by this thread.
+static void products_will_read_arrived() {
+    for (uint16_t& writer : machine::unseen)
+        if (writer > machine::ATTENDING_THREADS) writer = 0;
+}
+static void registers_of_copying() {}
+static void registers_of_attending() {}
+
 // A value of a matrix that `wgmma` is told of: lines of 128 bytes in blocks of eight, of which the address'
 // bits 7 to 9 swap bits 4 to 6. Without `by_rows` value k of line n; with it value n of line k.
 static float value_at(uint64_t matrix, unsigned n, unsigned k, bool by_rows) {
@@ -434,9 +562,14 @@ static void finish(const machine::Product* const* products) {
     unsigned row = machine::current / machine::LANES % 4 * 16;
     static float a[16][16], b[256][16];
     for (unsigned k = 0; k < 16; k++) {
-        for (unsigned i = 0; i < 16; i++) a[i][k] = value_at(first.a, row + i, k, false);
+        for (unsigned i = 0; i < 16 && !first.kept; i++) a[i][k] = value_at(first.a, row + i, k, false);
         for (unsigned j = 0; j < first.columns; j++) b[j][k] = value_at(first.b, j, k, first.b_is_by_rows);
     }
+    for (unsigned lane = 0; lane < machine::LANES && first.kept; lane++)
+        for (unsigned r = 0; r < 4; r++)
+            for (unsigned odd = 0; odd < 2; odd++)
+                a[lane / 4 + r % 2 * 8][lane % 4 * 2 + odd + r / 2 * 8] =
+                    widen(uint16_t(products[lane]->kept[r] >> odd * 16));
     for (unsigned lane = 0; lane < machine::LANES; lane++) {
         const machine::Product& product = *products[lane];
         if (product.a != first.a || product.b != first.b || product.columns != first.columns)
@@ -450,36 +583,56 @@ static void finish(const machine::Product* const* products) {
     }
 }
 
-// All that the warp has begun, in its order.
-static void finish_products() {
-    machine::together("wgmma", &machine::threads[machine::current].products, [](const void** operands) {
-        typedef std::vector<machine::Product> Products;
-        size_t count = ((const Products*)operands[0])->size();
+// The first groups that the warp has begun, in their order: all but the last `later` ones.
+static void finish_products(unsigned later) {
+    typedef std::vector<machine::Product> Products;
+    Products& own = machine::threads[machine::current].products;
+    unsigned last = machine::threads[machine::current].groups - later;
+    struct Operand {
+        Products* products;
+        size_t count;
+    } operand = {&own, 0};
+    while (operand.count < own.size() && own[operand.count].group < last) operand.count++;
+    machine::together("wgmma", &operand, [](const void** operands) {
+        size_t count = ((const Operand*)operands[0])->count;
         for (size_t at = 0; at < count; at++) {
             const machine::Product* products[machine::LANES];
             for (unsigned lane = 0; lane < machine::LANES; lane++) {
-                const Products& of = *(const Products*)operands[lane];
-                if (of.size() != count) machine::fail("lanes of a warp have begun different products");
-                products[lane] = &of[at];
+                const Operand& of = *(const Operand*)operands[lane];
+                if (of.count != count) machine::fail("lanes of a warp have begun different products");
+                products[lane] = &(*of.products)[at];
             }
             finish(products);
         }
     });
-    machine::threads[machine::current].products.clear();
+    own.erase(own.begin(), own.begin() + operand.count);
 }
 
 static void products_begin() {}
-static void products_wait() { finish_products(); }
+static void products_end_group() { machine::threads[machine::current].groups++; }
+template <unsigned LATER> static void products_wait() { finish_products(LATER); }
+template <unsigned LATER, unsigned COUNT> static void products_wait(float (&)[COUNT]) { finish_products(LATER); }
 
-static void begin_product(const machine::Product& product) {
-    machine::threads[machine::current].products.push_back(product);
-    if (machine::copies_land_early) finish_products();
+static void begin_product(machine::Product product) {
+    machine::Thread& thread = machine::threads[machine::current];
+    product.group = thread.groups;
+    thread.products.push_back(product);
+    // Where copies land late, products read as early as they may: as if their group had ended and were
+    // waited for. Where copies land early, products read as late as they may.
+    if (!machine::copies_land_early) {
+        thread.groups++;
+        finish_products(0);
+        thread.groups--;
+    }
 }
 static void multiply_32(float (&d)[16], uint64_t a, uint64_t b, bool adds) {
-    begin_product({d, a, b, 32, false, adds});
+    begin_product({d, a, b, 32, false, adds, 0, nullptr});
+}
+static void multiply_32(float (&d)[16], const unsigned (&a)[4], uint64_t b, bool adds) {
+    begin_product({d, 0, b, 32, false, adds, 0, a});
 }
 static void multiply_256(float (&d)[128], uint64_t a, uint64_t b, bool adds) {
-    begin_product({d, a, b, 256, true, adds});
+    begin_product({d, a, b, 256, true, adds, 0, nullptr});
 }
 
 static unsigned pack(float low, float high) {
@@ -498,12 +651,17 @@ static float float_of_bits(unsigned bits) { return machine::of_bits(bits); }
 static float larger(float a, float b) { return std::fmax(a, b); }
 static float multiply_add(float a, float b, float c) { return std::fma(a, b, c); }
 
+#include "../../src/cuda/layout.cu"
+
 #include "../../src/cuda/partial.cu"
+
+#include "../../src/cuda/merge.cu"
 
 struct Launch {
     const Job* jobs;
     const Work* works;
     u64 part_o, part_m, part_l;
+    void (*merge)(const Job*, u64, u64, u64);
 };
 static Launch launch;
 
@@ -516,7 +674,7 @@ void emulate_forget(u64, u64) { machine::memories.clear(); }
 // Both kernels, one after the other. Returns what went wrong, or null.
 const char* emulate(const Job* jobs, u32 job_count, const Work* works, u32 work_count, u32 query_rows_max,
                     u64 part_o, u64 part_m, u64 part_l, u64 seed, u32 copies_land_early) {
-    launch = {jobs, works, part_o, part_m, part_l};
+    launch = {jobs, works, part_o, part_m, part_l, nullptr};
     machine::random_state = seed;
     machine::copies_land_early = copies_land_early != 0;
     machine::failure[0] = 0;
@@ -525,11 +683,14 @@ const char* emulate(const Job* jobs, u32 job_count, const Work* works, u32 work_
         if (!machine::threads[machine::current].copies.empty()) machine::fail("a copy is never waited for");
     };
     for (u32 x = 0; x < work_count; x++)
-        if (!machine::run(256, x, 0, SHARED)) return machine::failure;
-    machine::body = [] { kvasir_merge(launch.jobs, launch.part_o, launch.part_m, launch.part_l); };
+        if (!machine::run(THREADS, x, 0, SHARED)) return machine::failure;
+    u32 splits = 1;
+    for (u32 job = 0; job < job_count; job++) splits = std::max(splits, jobs[job].splits);
+    launch.merge = splits <= 4 ? kvasir_merge_4 : splits <= 8 ? kvasir_merge_8 : kvasir_merge_16;
+    machine::body = [] { launch.merge(launch.jobs, launch.part_o, launch.part_m, launch.part_l); };
     for (u32 y = 0; y < job_count; y++)
         for (u32 x = 0; x < query_rows_max; x++)
-            if (!machine::run(128, x, y, 0)) return machine::failure;
+            if (!machine::run(MERGE_THREADS, x, y, 0)) return machine::failure;
     return nullptr;
 }
 }
