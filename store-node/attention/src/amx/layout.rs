@@ -4,16 +4,18 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
-use super::tiles::{LINE_BYTES, Rows, TILE_ROWS};
-use super::{PAIR_ROWS, STEP_ROWS, STEP_TILES, Scratch};
+use super::tiles::{LINE_BYTES, Rows, TILE_BYTES, TILE_ROWS};
+use super::{PAIR_BLOCKS, PAIR_ROWS, STEP_ROWS, STEP_ROWS_MAX, STEP_TILES_MAX, Scratch};
 use crate::pages::PageList;
 use crate::partial::Query;
 
 /// Values of bf16 in a line.
 const LINE_VALUES: usize = LINE_BYTES / size_of::<bf16>();
-/// Lines from panel to panel: two tiles for each 32 rows, and a few more, so that the same tile of
-/// all panels does not compete for the same lines of the first-level cache.
-pub(super) const PANEL_LINES: usize = STEP_TILES * TILE_ROWS + 3;
+/// Lines between panels, so that the same tile of all panels does not compete for the same lines of
+/// the first-level cache.
+const PANEL_GAP_LINES: usize = 3;
+/// Row tiles of a following step that are known, and fetched, ahead of it.
+const AHEAD_TILES: usize = 4;
 
 #[repr(C, align(64))]
 #[derive(Debug, Clone, Copy)]
@@ -52,12 +54,16 @@ pub(super) struct Shape {
     pub steps: usize,
     /// Panels of 32 columns of values.
     pub panels: usize,
+    /// Cached rows of one step, see [`STEP_ROWS_MAX`].
+    pub step_rows: usize,
 }
 
 impl Shape {
     pub(super) fn new(query: &Query<'_>) -> Shape {
+        let blocks = query.rows().div_ceil(TILE_ROWS);
         Shape {
-            blocks: query.rows().div_ceil(TILE_ROWS),
+            blocks,
+            step_rows: if blocks == 1 { STEP_ROWS_MAX } else { STEP_ROWS },
             steps: query.d_qk.div_ceil(LINE_VALUES),
             panels: query.d_v.div_ceil(LINE_VALUES),
         }
@@ -73,11 +79,26 @@ impl Shape {
         self.panels.next_multiple_of(2) * 2 * TILE_ROWS
     }
 
+    /// Where a block's scores begin: those of two blocks and of the two after them do not meet.
+    pub(super) fn score_line(&self, block: usize) -> usize {
+        block % (2 * PAIR_BLOCKS) * self.step_rows
+    }
+
+    /// Lines of a block's weights in one step: a tile for each 32 rows.
+    pub(super) fn weight_lines(&self) -> usize {
+        self.step_rows / PAIR_ROWS * TILE_ROWS
+    }
+
+    /// Lines from panel to panel: two tiles for each 32 rows and a gap.
+    pub(super) fn panel_lines(&self) -> usize {
+        self.step_rows + PANEL_GAP_LINES
+    }
+
     pub(super) fn reserve(&self, scratch: &mut Scratch) {
         scratch.queries.reserve(self.blocks * self.query_lines());
-        scratch.scores.reserve(2 * STEP_ROWS);
-        scratch.weights.reserve(self.blocks * STEP_TILES / 2 * TILE_ROWS);
-        scratch.values.reserve(self.panels.next_multiple_of(2) * PANEL_LINES);
+        scratch.scores.reserve(self.blocks.min(2 * PAIR_BLOCKS) * self.step_rows);
+        scratch.weights.reserve(self.blocks * self.weight_lines());
+        scratch.values.reserve(self.panels.next_multiple_of(2) * self.panel_lines());
         scratch.sums.reserve(self.blocks * self.sum_lines());
     }
 }
@@ -154,11 +175,13 @@ pub(super) fn pack_queries(query: &Query<'_>, shape: &Shape, into: &mut Lines) {
 /// A step's rows, sixteen by sixteen, in place or copied.
 #[derive(Debug)]
 pub(super) struct Located {
-    pub at: [Rows; STEP_TILES],
+    pub at: [Rows; STEP_TILES_MAX],
     /// Tiles that are there, a multiple of four: the last ones may hold nothing but zeros.
     pub tiles: usize,
     /// Rows that are there.
     pub rows: usize,
+    ahead: [Rows; AHEAD_TILES],
+    ahead_tiles: usize,
 }
 
 impl Located {
@@ -170,19 +193,23 @@ impl Located {
         shape: &Shape,
         copies: &mut Lines,
     ) -> Located {
-        let rows = STEP_ROWS.min(reach - from);
+        let rows = shape.step_rows.min(reach - from);
         let tiles = rows.div_ceil(TILE_ROWS).next_multiple_of(4);
         let row_bytes = pages.width() * size_of::<bf16>();
-        let in_place = pages.width().is_multiple_of(LINE_VALUES)
+        let can_be_in_place = pages.width().is_multiple_of(LINE_VALUES)
             && pages.rows_in_line().is_multiple_of(TILE_ROWS);
-        let mut at = [Rows { at: std::ptr::null(), stride: 0 }; STEP_TILES];
+        let in_place = |first: usize| {
+            (can_be_in_place && first + TILE_ROWS <= reach)
+                .then(|| Rows { at: pages.row(first), stride: pages.row_stride_bytes() })
+        };
+        let mut at = [Rows { at: std::ptr::null(), stride: 0 }; STEP_TILES_MAX];
         for (tile, at) in at[..tiles].iter_mut().enumerate() {
             let first = tile * TILE_ROWS;
-            if in_place && first + TILE_ROWS <= rows {
-                *at = Rows { at: pages.row(from + first), stride: pages.row_stride_bytes() };
+            if let Some(rows) = in_place(from + first) {
+                *at = rows;
                 continue;
             }
-            copies.reserve(STEP_ROWS * shape.steps);
+            copies.reserve(shape.step_rows * shape.steps);
             for row in first..first + TILE_ROWS {
                 let to = copies.at_mut(row * shape.steps);
                 let filled = if row < rows { row_bytes } else { 0 };
@@ -197,40 +224,81 @@ impl Located {
             }
             *at = Rows { at: copies.at(first * shape.steps), stride: shape.steps * LINE_BYTES };
         }
-        Located { at, tiles, rows }
+        let (mut ahead, mut ahead_tiles) = ([at[0]; AHEAD_TILES], 0);
+        while ahead_tiles < AHEAD_TILES
+            && let Some(rows) = in_place(from + shape.step_rows + ahead_tiles * TILE_ROWS)
+        {
+            ahead[ahead_tiles] = rows;
+            ahead_tiles += 1;
+        }
+        Located { at, tiles, rows, ahead, ahead_tiles }
     }
-}
 
-/// Interleaves the values of rows two by two, as the second product's right operand.
-#[target_feature(enable = "avx512f,avx512bw")]
-pub(super) fn interleave(located: &Located, shape: &Shape, into: &mut Lines) {
-    let index = |from: u16| {
-        let lanes: [u16; 32] = std::array::from_fn(|i| from + (i as u16) / 2 + (i as u16 % 2) * 32);
-        // SAFETY: 64 bytes either way.
-        unsafe { std::mem::transmute::<[u16; 32], __m512i>(lanes) }
-    };
-    let (low, high) = (index(0), index(16));
-    let into = into.at_mut(0);
-    for pair in 0..located.tiles * TILE_ROWS / 2 {
-        let tile = located.at[2 * pair / TILE_ROWS];
-        let row = 2 * pair % TILE_ROWS;
-        let (step, line) = (2 * pair / PAIR_ROWS, pair % TILE_ROWS);
-        // SAFETY: both rows are as wide as the panels, which the shape counted; a panel has two
-        // tiles for each pair of row tiles.
-        unsafe {
-            let upper = tile.at.add(row * tile.stride);
-            let lower = upper.add(tile.stride);
-            let to = into.add((step * 2 * TILE_ROWS + line) * LINE_BYTES);
-            for panel in 0..shape.panels {
-                let x = _mm512_loadu_si512(upper.add(panel * LINE_BYTES).cast());
-                let y = _mm512_loadu_si512(lower.add(panel * LINE_BYTES).cast());
-                let to = to.add(panel * PANEL_LINES * LINE_BYTES);
-                _mm512_store_si512(to.cast(), _mm512_permutex2var_epi16(x, low, y));
-                _mm512_store_si512(
-                    to.add(TILE_ROWS * LINE_BYTES).cast(),
-                    _mm512_permutex2var_epi16(x, high, y),
-                );
+    /// Fetches 64 bytes of each row of a tile from byte `column` on, if the step has such a tile, into
+    /// the first-level cache.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn fetch(&self, tile: usize, column: usize) {
+        if tile < self.tiles {
+            let Rows { at, stride } = self.at[tile];
+            let mut at = at.wrapping_add(column);
+            for _ in 0..TILE_ROWS {
+                _mm_prefetch::<_MM_HINT_T0>(at.cast());
+                at = at.wrapping_add(stride);
             }
         }
     }
+
+    /// Fetches row `row` of the following step into the second-level cache, if it is known.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn fetch_ahead(&self, row: usize, lines: usize) {
+        if row < self.ahead_tiles * TILE_ROWS {
+            let tile = self.ahead[row / TILE_ROWS];
+            let at = tile.at.wrapping_add(row % TILE_ROWS * tile.stride);
+            for line in 0..lines {
+                _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(line * LINE_BYTES).cast());
+            }
+        }
+    }
+}
+
+/// Interleaves 64 bytes of each of sixteen rows two by two into half the lines of a panel's two tiles,
+/// as the second product's right operand has them. Of each eight columns the first four go to the
+/// first tile and the others to the second, which costs one instruction a line; [`in_order`] undoes
+/// it.
+///
+/// # Safety
+/// 64 bytes of each row are readable; half the lines of two tiles are writable at `into`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) unsafe fn interleave(rows: Rows, into: *mut u8) {
+    let Rows { mut at, stride } = rows;
+    for pair in 0..TILE_ROWS / 2 {
+        // SAFETY: as the caller says; no address is made beyond the last row's.
+        unsafe {
+            let x = _mm512_loadu_si512(at.cast());
+            let y = _mm512_loadu_si512(at.add(stride).cast());
+            let to = into.add(pair * LINE_BYTES);
+            _mm512_store_si512(to.cast(), _mm512_unpacklo_epi16(x, y));
+            _mm512_store_si512(to.add(TILE_BYTES).cast(), _mm512_unpackhi_epi16(x, y));
+        }
+        at = at.wrapping_add(2 * stride);
+    }
+}
+
+/// 32 columns of a panel's two tiles in their order.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn in_order(first: __m512, second: __m512) -> [__m512; 2] {
+    [0, 16].map(|from| {
+        let source: [i32; 16] = std::array::from_fn(|lane| {
+            let column = from + lane as i32;
+            let (eight, rest) = (column / 8, column % 8);
+            if rest < 4 { 4 * eight + rest } else { 16 + 4 * eight + rest - 4 }
+        });
+        // SAFETY: 64 bytes either way.
+        let source = unsafe { std::mem::transmute::<[i32; 16], __m512i>(source) };
+        _mm512_permutex2var_ps(first, source, second)
+    })
 }

@@ -6,6 +6,10 @@
 //! second product the values of two rows at a time are interleaved, as the unit wants its right
 //! operand, once for up to [`CHUNK_BLOCKS`] blocks of query rows.
 //!
+//! The tile unit is one of several that a core has, so what vectors do is done while it multiplies:
+//! beside the scores of the first two blocks the same lines of the rows are interleaved and the next
+//! rows fetched, beside those of each following two the weights of the two before are computed.
+//!
 //! Queries and weights are rounded to bf16, sums are f32. The reference vectors have tolerances of
 //! their own for such a kernel.
 
@@ -18,16 +22,20 @@ pub(crate) use tiles::Amx;
 use crate::pages::PageList;
 use crate::partial::{PartialMut, Query};
 use layout::{Lines, Located, Shape};
-use softmax::Block;
-use tiles::{Rows, TILE_ROWS, Tiles};
+use softmax::{Block, PIECES, Weighing};
+use tiles::{LINE_BYTES, Rows, TILE_ROWS, Tiles};
 
-/// Cached rows of one step. Their scores with two blocks fit the first-level cache, the rows
-/// and the interleaved values the second.
+/// Cached rows of one step: the rows, the interleaved values and what the blocks of a chunk keep fit
+/// the second-level cache.
 const STEP_ROWS: usize = 256;
-/// Row tiles of one step.
-const STEP_TILES: usize = STEP_ROWS / TILE_ROWS;
+/// The same for a single block, which keeps little and reads its sums less often so.
+const STEP_ROWS_MAX: usize = 512;
+/// Row tiles of the longest step.
+const STEP_TILES_MAX: usize = STEP_ROWS_MAX / TILE_ROWS;
 /// Blocks of sixteen query rows that share one pass over the rows.
-const CHUNK_BLOCKS: usize = 8;
+const CHUNK_BLOCKS: usize = 16;
+/// Blocks whose scores are computed together.
+const PAIR_BLOCKS: usize = 2;
 /// Rows of one product over rows: two row tiles interleaved.
 const PAIR_ROWS: usize = 32;
 
@@ -38,7 +46,8 @@ pub(crate) struct Scratch {
     queries: Lines,
     /// Rows that could not be read in place.
     rows: Lines,
-    /// Scores of one step: for each of two blocks `STEP_ROWS` lines of sixteen query rows.
+    /// Scores of one step: for each of four blocks a line of sixteen query rows for each cached row.
+    /// Those of two are made while those of the two before become weights.
     scores: Lines,
     /// Left operand of the second product: for each block and 32 rows a tile.
     weights: Lines,
@@ -87,25 +96,23 @@ fn chunk(
     let mut blocks: Vec<Block> =
         (0..shape.blocks).map(|block| Block::new(block, query, counts)).collect();
     let reach = (0..query.rows()).map(counts).max().unwrap_or(0);
-    for from in (0..reach).step_by(STEP_ROWS) {
+    for from in (0..reach).step_by(shape.step_rows) {
         let located = Located::new(pages, from, reach, &shape, &mut scratch.rows);
-        layout::interleave(&located, &shape, &mut scratch.values);
-        for first in (0..shape.blocks).step_by(2) {
-            let pair = 2.min(shape.blocks - first);
-            scores(tiles, &located, &shape, (first, pair), scratch);
-            for (at, block) in blocks[first..first + pair].iter_mut().enumerate() {
-                let (scores, weights, sums) = (
-                    scratch.scores.at(at * STEP_ROWS),
-                    scratch.weights.at_mut((first + at) * STEP_TILES / 2 * TILE_ROWS),
-                    scratch.sums.at_mut((first + at) * shape.sum_lines()),
-                );
+        for first in (0..shape.blocks).step_by(PAIR_BLOCKS) {
+            let (before, now) = blocks.split_at_mut(first);
+            scores(tiles, &located, &shape, before, scratch);
+            for (at, block) in now.iter_mut().take(PAIR_BLOCKS).enumerate() {
+                let scores = scratch.scores.at(shape.score_line(first + at));
+                let sums = scratch.sums.at_mut((first + at) * shape.sum_lines());
                 // SAFETY: scratch was reserved for every block of this shape.
                 unsafe {
-                    block.step(query.scale, from, located.rows, scores, weights);
+                    block.begin(from, located.rows, scores);
                     block.correct(sums, shape.sum_lines());
                 }
             }
         }
+        // SAFETY: all blocks have begun the step; scratch was reserved for this shape.
+        unsafe { weighing(&mut blocks, &shape, scratch).finish(located.tiles / 2) };
         products(tiles, &located, &shape, from == 0, scratch);
     }
     for (at, block) in blocks.iter().enumerate() {
@@ -115,49 +122,114 @@ fn chunk(
     }
 }
 
-/// Scores of a step's rows with one or two blocks.
+/// The last one or two of `blocks`, whose scores are there.
+fn weighing<'a>(blocks: &'a mut [Block], shape: &Shape, scratch: &mut Scratch) -> Weighing<'a> {
+    let first = blocks.len().saturating_sub(1) / PAIR_BLOCKS * PAIR_BLOCKS;
+    // Where there is one block, its place stands for the missing one's, which is not used.
+    let block = |at: usize| (first + at).min(shape.blocks - 1);
+    Weighing {
+        scores: [0, 1].map(|at| scratch.scores.at_mut(shape.score_line(block(at)))),
+        weights: [0, 1].map(|at| scratch.weights.at_mut(block(at) * shape.weight_lines())),
+        blocks: &mut blocks[first..],
+    }
+}
+
+/// Scores of a step's rows with the one or two blocks that follow `before`. Beside those of the first
+/// ones the rows' values are interleaved, beside others the blocks before get their weights.
 #[target_feature(enable = "avx512f,avx512bw")]
 fn scores(
     tiles: &Tiles,
     located: &Located,
     shape: &Shape,
-    (first, pair): (usize, usize),
+    before: &mut [Block],
     scratch: &mut Scratch,
 ) {
+    let first = before.len();
+    let mut weighing = weighing(before, shape, scratch);
     let queries = |block: usize| scratch.queries.at(block * shape.query_lines());
-    let mut to = |line: usize| scratch.scores.at_mut(line);
-    for tile in (0..located.tiles).step_by(if pair == 2 { 2 } else { 4 }) {
-        // SAFETY: `Located` has whole groups of four row tiles, as wide as the shape; scratch was
-        // reserved for the queries and for the scores of a step.
+    let mut to = |at: usize, tile: usize| {
+        scratch.scores.at_mut(shape.score_line(first + at) + tile * TILE_ROWS)
+    };
+    let values = scratch.values.at_mut(0);
+    // Interleaves the values of a tile's rows in one panel and fetches as much of the next group's.
+    let spread = |tile: usize, step: usize, group: usize| {
+        let (Rows { at, stride }, column) = (located.at[tile], step * LINE_BYTES);
+        if step < shape.panels {
+            // A panel has two tiles for two row tiles, and half of their lines are of this one's rows.
+            let line =
+                step * shape.panel_lines() + tile / 2 * PAIR_ROWS + tile % 2 * (TILE_ROWS / 2);
+            // SAFETY: rows are as wide as the panels, which the shape counted and scratch was
+            // reserved for.
+            unsafe {
+                let rows = Rows { at: at.add(column), stride };
+                layout::interleave(rows, values.add(line * LINE_BYTES));
+            }
+        }
+        located.fetch(tile + group, column);
+    };
+    if first + 1 == shape.blocks {
+        // SAFETY: the blocks before have begun the step.
+        unsafe { weighing.finish(if first == 0 { 0 } else { located.tiles / 2 }) };
+        for tile in (0..located.tiles).step_by(4) {
+            let rows: [Rows; 4] = std::array::from_fn(|i| located.at[tile + i]);
+            let beside = |step: usize, i: usize| {
+                if first == 0 {
+                    spread(tile + i, step, 4);
+                }
+            };
+            // SAFETY: `Located` has whole groups of four row tiles, as wide as the shape; scratch
+            // was reserved for the queries and for the scores of a step.
+            unsafe {
+                tiles.scores_one_block(rows, queries(first), shape.steps, to(0, tile), beside);
+            }
+        }
+        return;
+    }
+    // One beside each row tile of each step, where rows have 576 values.
+    let pieces = PIECES.div_ceil(shape.steps * 2);
+    for tile in (0..located.tiles).step_by(2) {
+        let rows = [located.at[tile], located.at[tile + 1]];
+        let queries = [queries(first), queries(first + 1)];
+        let to = [to(0, tile), to(1, tile)];
+        let beside_first = |step: usize, i: usize| spread(tile + i, step, 2);
+        let beside_others = |step: usize, i: usize| {
+            let piece = (2 * step + i) * pieces;
+            for piece in piece..(piece + pieces).min(PIECES) {
+                // SAFETY: the blocks before have begun the step, and each of a group's pieces has its
+                // turn.
+                unsafe { weighing.piece(tile / 2, piece) };
+            }
+        };
+        // SAFETY: `Located` has whole pairs of row tiles, as wide as the shape; scratch was reserved
+        // for the queries and for the scores of a step.
         unsafe {
-            if pair == 2 {
-                let to = [to(tile * TILE_ROWS), to(STEP_ROWS + tile * TILE_ROWS)];
-                let rows = [located.at[tile], located.at[tile + 1]];
-                tiles.scores_two_blocks(
-                    rows,
-                    [queries(first), queries(first + 1)],
-                    shape.steps,
-                    to,
-                );
+            if first == 0 {
+                tiles.scores_two_blocks(rows, queries, shape.steps, to, beside_first);
             } else {
-                let rows: [Rows; 4] = std::array::from_fn(|i| located.at[tile + i]);
-                tiles.scores_one_block(rows, queries(first), shape.steps, to(tile * TILE_ROWS));
+                tiles.scores_two_blocks(rows, queries, shape.steps, to, beside_others);
             }
         }
     }
 }
 
-/// Adds a step's weighted values to the sums of all blocks.
+/// Adds a step's weighted values to the sums of all blocks. Beside them the first rows of the next
+/// step are fetched.
+#[target_feature(enable = "avx512f,avx512bw")]
 fn products(tiles: &Tiles, located: &Located, shape: &Shape, first: bool, scratch: &mut Scratch) {
     let steps = located.tiles / 2;
-    let weights = |block: usize| scratch.weights.at(block * STEP_TILES / 2 * TILE_ROWS);
-    let values = |panel: usize| scratch.values.at(panel * layout::PANEL_LINES);
+    let weights = |block: usize| scratch.weights.at(block * shape.weight_lines());
+    let values = |panel: usize| scratch.values.at(panel * shape.panel_lines());
     let mut sums = |block: usize, panel: usize| {
         scratch.sums.at_mut(block * shape.sum_lines() + panel * 2 * TILE_ROWS)
     };
-    let paired = shape.blocks / 2 * 2;
+    let mut fetched = 0;
+    let mut beside = || {
+        located.fetch_ahead(fetched, shape.steps);
+        fetched += 1;
+    };
+    let paired = shape.blocks / PAIR_BLOCKS * PAIR_BLOCKS;
     for panel in 0..shape.panels {
-        for block in (0..paired).step_by(2) {
+        for block in (0..paired).step_by(PAIR_BLOCKS) {
             // SAFETY: scratch was reserved for these blocks and panels, and holds `steps` tiles of
             // weights and pairs of tiles of values.
             unsafe {
@@ -167,6 +239,7 @@ fn products(tiles: &Tiles, located: &Located, shape: &Shape, first: bool, scratc
                     values(panel),
                     steps,
                     first,
+                    &mut beside,
                 );
             }
         }
@@ -175,8 +248,14 @@ fn products(tiles: &Tiles, located: &Located, shape: &Shape, first: bool, scratc
         for panel in (0..shape.panels).step_by(2) {
             // SAFETY: as above; panels are reserved by twos.
             unsafe {
-                let values = [values(panel), values(panel + 1)];
-                tiles.values_one_block(sums(paired, panel), weights(paired), values, steps, first);
+                tiles.values_one_block(
+                    sums(paired, panel),
+                    weights(paired),
+                    [values(panel), values(panel + 1)],
+                    steps,
+                    first,
+                    &mut beside,
+                );
             }
         }
     }

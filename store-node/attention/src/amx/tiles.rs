@@ -1,7 +1,12 @@
 //! The tile unit: finding it, configuring it, and the four products that the kernel is made of.
 //!
 //! Its intrinsics are not stable in Rust, inline assembly is. The compiler uses no tile register
-//! itself, so nothing here has to be saved for it.
+//! itself, so nothing here has to be saved for it, and what an instruction leaves in a tile is there
+//! for the next one.
+//!
+//! Each product loads the operands of its next step as soon as the last use of a tile is issued, and
+//! calls `beside` between its instructions: vector work and prefetches are done there while the unit
+//! multiplies, for sixteen cycles each pair of tiles.
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count};
@@ -115,97 +120,184 @@ pub(super) struct Rows {
     pub stride: usize,
 }
 
+/// Loads sixteen lines into a tile.
+///
+/// # Safety
+/// The lines are readable; tiles are configured.
+#[inline(always)]
+unsafe fn load<const TILE: u8>(at: *const u8, stride: usize) {
+    // SAFETY: as the caller says.
+    unsafe {
+        asm!("tileloadd tmm{t}, [{at} + {stride}]", t = const TILE, at = in(reg) at,
+            stride = in(reg) stride, options(nostack, preserves_flags, readonly));
+    }
+}
+
+/// Stores a tile as lines one after another.
+///
+/// # Safety
+/// A tile is writable at `at`; tiles are configured.
+#[inline(always)]
+unsafe fn store<const TILE: u8>(at: *mut u8) {
+    // SAFETY: as the caller says.
+    unsafe {
+        asm!("tilestored [{at} + {line}], tmm{t}", t = const TILE, at = in(reg) at,
+            line = in(reg) LINE_BYTES, options(nostack, preserves_flags));
+    }
+}
+
+/// # Safety
+/// Tiles are configured.
+#[inline(always)]
+unsafe fn zero<const TILE: u8>() {
+    // SAFETY: as the caller says.
+    unsafe { asm!("tilezero tmm{t}", t = const TILE, options(nostack, preserves_flags, nomem)) }
+}
+
+/// `sum += left · right`.
+///
+/// # Safety
+/// Tiles are configured.
+#[inline(always)]
+unsafe fn multiply<const SUM: u8, const LEFT: u8, const RIGHT: u8>() {
+    // SAFETY: as the caller says.
+    unsafe {
+        asm!("tdpbf16ps tmm{s}, tmm{l}, tmm{r}", s = const SUM, l = const LEFT, r = const RIGHT,
+            options(nostack, preserves_flags, nomem));
+    }
+}
+
+/// Four tiles of sums: as they lie at `at`, or zero when `first`.
+///
+/// # Safety
+/// The tiles at `at` are readable; tiles are configured.
+#[inline(always)]
+unsafe fn begin(at: [*const u8; 4], first: bool) {
+    // SAFETY: as the caller says.
+    unsafe {
+        if first {
+            zero::<0>();
+            zero::<1>();
+            zero::<2>();
+            zero::<3>();
+        } else {
+            load::<0>(at[0], LINE_BYTES);
+            load::<1>(at[1], LINE_BYTES);
+            load::<2>(at[2], LINE_BYTES);
+            load::<3>(at[3], LINE_BYTES);
+        }
+    }
+}
+
+/// Stores the four tiles of sums.
+///
+/// # Safety
+/// Tiles are writable at `at`; tiles are configured.
+#[inline(always)]
+unsafe fn end(at: [*mut u8; 4]) {
+    // SAFETY: as the caller says.
+    unsafe {
+        store::<0>(at[0]);
+        store::<1>(at[1]);
+        store::<2>(at[2]);
+        store::<3>(at[3]);
+    }
+}
+
 impl Tiles {
     /// Scores of 32 cached rows with two blocks of sixteen query rows: four tiles of
-    /// `row × query row` in f32, the second row tile behind the first.
+    /// `row × query row` in f32, the second row tile behind the first. Calls
+    /// `beside` with each step and row tile.
     ///
     /// # Safety
     /// Each of `rows` is sixteen rows of `steps` × 64 readable bytes, each of `queries` `steps`
     /// tiles, each of `scores` two writable tiles.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
     pub(super) unsafe fn scores_two_blocks(
         &self,
         rows: [Rows; 2],
         queries: [*const u8; 2],
         steps: usize,
         scores: [*mut u8; 2],
+        mut beside: impl FnMut(usize, usize),
     ) {
-        // SAFETY: the loop reads `steps` tiles of each operand and writes four, as the caller says.
+        let [upper, lower] = rows;
+        // SAFETY: what is read lies in step `next`, which is below `steps`; four tiles are written,
+        // as the caller says.
         unsafe {
-            asm!(
-                "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
-                "2:",
-                "tileloadd tmm4, [{a0} + {s0}]",
-                "tileloadd tmm6, [{b0} + {line}]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm7, [{b1} + {line}]",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tileloadd tmm5, [{a1} + {s1}]",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tdpbf16ps tmm3, tmm5, tmm7",
-                "add {a0}, 64", "add {a1}, 64", "add {b0}, 1024", "add {b1}, 1024",
-                "dec {n}", "jnz 2b",
-                "tilestored [{c0} + {line}], tmm0",
-                "tilestored [{c1} + {line}], tmm1",
-                "tilestored [{c0} + {line} + 1024], tmm2",
-                "tilestored [{c1} + {line} + 1024], tmm3",
-                a0 = inout(reg) rows[0].at => _, a1 = inout(reg) rows[1].at => _,
-                s0 = in(reg) rows[0].stride, s1 = in(reg) rows[1].stride,
-                b0 = inout(reg) queries[0] => _, b1 = inout(reg) queries[1] => _,
-                c0 = in(reg) scores[0], c1 = in(reg) scores[1],
-                line = in(reg) LINE_BYTES, n = inout(reg) steps => _,
-                options(nostack),
-            );
+            begin([std::ptr::null(); 4], true);
+            load::<4>(upper.at, upper.stride);
+            load::<6>(queries[0], LINE_BYTES);
+            load::<7>(queries[1], LINE_BYTES);
+            load::<5>(lower.at, lower.stride);
+            for step in 0..steps {
+                let next = (step + 1).min(steps - 1);
+                multiply::<0, 4, 6>();
+                multiply::<1, 4, 7>();
+                load::<4>(upper.at.add(next * LINE_BYTES), upper.stride);
+                beside(step, 0);
+                multiply::<3, 5, 7>();
+                load::<7>(queries[1].add(next * TILE_BYTES), LINE_BYTES);
+                multiply::<2, 5, 6>();
+                load::<6>(queries[0].add(next * TILE_BYTES), LINE_BYTES);
+                load::<5>(lower.at.add(next * LINE_BYTES), lower.stride);
+                beside(step, 1);
+            }
+            let [first, second] = scores;
+            end([first, second, first.add(TILE_BYTES), second.add(TILE_BYTES)]);
         }
     }
 
-    /// Scores of 64 cached rows with one block of query rows: four tiles, one behind another.
+    /// Scores of 64 cached rows with one block of query rows: four tiles, one behind another. Calls
+    /// `beside` with each step and row tile.
     ///
     /// # Safety
     /// As [`Tiles::scores_two_blocks`], with four writable tiles of scores.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
     pub(super) unsafe fn scores_one_block(
         &self,
         rows: [Rows; 4],
         queries: *const u8,
         steps: usize,
         scores: *mut u8,
+        mut beside: impl FnMut(usize, usize),
     ) {
-        // SAFETY: the loop reads `steps` tiles of each operand and writes four, as the caller says.
+        // SAFETY: as for two blocks.
         unsafe {
-            asm!(
-                "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
-                "2:",
-                "tileloadd tmm6, [{b} + {line}]",
-                "tileloadd tmm4, [{a0} + {s0}]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm5, [{a1} + {s1}]",
-                "tdpbf16ps tmm1, tmm5, tmm6",
-                "tileloadd tmm7, [{a2} + {s2}]",
-                "tdpbf16ps tmm2, tmm7, tmm6",
-                "tileloadd tmm4, [{a3} + {s3}]",
-                "tdpbf16ps tmm3, tmm4, tmm6",
-                "add {a0}, 64", "add {a1}, 64", "add {a2}, 64", "add {a3}, 64", "add {b}, 1024",
-                "dec {n:e}", "jnz 2b",
-                "mov {n:e}, 64",
-                "tilestored [{c} + {n}], tmm0",
-                "tilestored [{c} + {n} + 1024], tmm1",
-                "tilestored [{c} + {n} + 2048], tmm2",
-                "tilestored [{c} + {n} + 3072], tmm3",
-                a0 = inout(reg) rows[0].at => _, a1 = inout(reg) rows[1].at => _,
-                a2 = inout(reg) rows[2].at => _, a3 = inout(reg) rows[3].at => _,
-                s0 = in(reg) rows[0].stride, s1 = in(reg) rows[1].stride,
-                s2 = in(reg) rows[2].stride, s3 = in(reg) rows[3].stride,
-                b = inout(reg) queries => _, c = in(reg) scores,
-                line = in(reg) LINE_BYTES, n = inout(reg) steps => _,
-                options(nostack),
-            );
+            begin([std::ptr::null(); 4], true);
+            load::<6>(queries, LINE_BYTES);
+            load::<4>(rows[0].at, rows[0].stride);
+            load::<5>(rows[1].at, rows[1].stride);
+            for step in 0..steps {
+                let next = (step + 1).min(steps - 1);
+                load::<7>(rows[2].at.add(step * LINE_BYTES), rows[2].stride);
+                multiply::<0, 4, 6>();
+                beside(step, 0);
+                load::<4>(rows[3].at.add(step * LINE_BYTES), rows[3].stride);
+                multiply::<1, 5, 6>();
+                beside(step, 1);
+                load::<5>(rows[1].at.add(next * LINE_BYTES), rows[1].stride);
+                multiply::<2, 7, 6>();
+                beside(step, 2);
+                multiply::<3, 4, 6>();
+                load::<6>(queries.add(next * TILE_BYTES), LINE_BYTES);
+                load::<4>(rows[0].at.add(next * LINE_BYTES), rows[0].stride);
+                beside(step, 3);
+            }
+            end(std::array::from_fn(|tile| scores.add(tile * TILE_BYTES)));
         }
     }
 
     /// `sums += weights · values`, or `=` when `first`, for two blocks of query rows and 32 columns.
+    /// Calls `beside` once a step.
     ///
     /// # Safety
     /// Each of `sums` is two readable and writable tiles, each of `weights` `steps` tiles, `values`
     /// `steps` pairs of tiles.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
     pub(super) unsafe fn values_two_blocks(
         &self,
         sums: [*mut u8; 2],
@@ -213,40 +305,30 @@ impl Tiles {
         values: *const u8,
         steps: usize,
         first: bool,
+        mut beside: impl FnMut(),
     ) {
-        // SAFETY: the loop reads `steps` tiles of each operand, as the caller says; the sums are
-        // four tiles of the caller's.
+        // SAFETY: what is read lies in step `next`, which is below `steps`; the sums are four tiles
+        // of the caller's.
         unsafe {
-            asm!(
-                "test {first:e}, {first:e}", "jnz 3f",
-                "tileloadd tmm0, [{c0} + {line}]",
-                "tileloadd tmm1, [{c0} + {line} + 1024]",
-                "tileloadd tmm2, [{c1} + {line}]",
-                "tileloadd tmm3, [{c1} + {line} + 1024]",
-                "jmp 2f",
-                "3:",
-                "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
-                "2:",
-                "tileloadd tmm4, [{a0} + {line}]",
-                "tileloadd tmm6, [{b} + {line}]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm7, [{b} + {line} + 1024]",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tileloadd tmm5, [{a1} + {line}]",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tdpbf16ps tmm3, tmm5, tmm7",
-                "add {a0}, 1024", "add {a1}, 1024", "add {b}, 2048",
-                "dec {n}", "jnz 2b",
-                "tilestored [{c0} + {line}], tmm0",
-                "tilestored [{c0} + {line} + 1024], tmm1",
-                "tilestored [{c1} + {line}], tmm2",
-                "tilestored [{c1} + {line} + 1024], tmm3",
-                c0 = in(reg) sums[0], c1 = in(reg) sums[1],
-                a0 = inout(reg) weights[0] => _, a1 = inout(reg) weights[1] => _,
-                b = inout(reg) values => _, line = in(reg) LINE_BYTES,
-                n = inout(reg) steps => _, first = in(reg) usize::from(first),
-                options(nostack),
-            );
+            let sums = [sums[0], sums[0].add(TILE_BYTES), sums[1], sums[1].add(TILE_BYTES)];
+            begin(sums.map(<*mut u8>::cast_const), first);
+            load::<4>(weights[0], LINE_BYTES);
+            load::<6>(values, LINE_BYTES);
+            load::<7>(values.add(TILE_BYTES), LINE_BYTES);
+            load::<5>(weights[1], LINE_BYTES);
+            for step in 0..steps {
+                let next = (step + 1).min(steps - 1);
+                multiply::<0, 4, 6>();
+                multiply::<1, 4, 7>();
+                load::<4>(weights[0].add(next * TILE_BYTES), LINE_BYTES);
+                multiply::<3, 5, 7>();
+                load::<7>(values.add((2 * next + 1) * TILE_BYTES), LINE_BYTES);
+                beside();
+                multiply::<2, 5, 6>();
+                load::<5>(weights[1].add(next * TILE_BYTES), LINE_BYTES);
+                load::<6>(values.add(2 * next * TILE_BYTES), LINE_BYTES);
+            }
+            end(sums);
         }
     }
 
@@ -255,6 +337,8 @@ impl Tiles {
     /// # Safety
     /// `sums` is four readable and writable tiles, `weights` `steps` tiles, each of `values`
     /// `steps` pairs of tiles.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
     pub(super) unsafe fn values_one_block(
         &self,
         sums: *mut u8,
@@ -262,41 +346,29 @@ impl Tiles {
         values: [*const u8; 2],
         steps: usize,
         first: bool,
+        mut beside: impl FnMut(),
     ) {
-        // SAFETY: the loop reads `steps` tiles of each operand, as the caller says; the sums are
-        // four tiles of the caller's.
+        // SAFETY: as for two blocks.
         unsafe {
-            asm!(
-                "test {first:e}, {first:e}", "jnz 3f",
-                "tileloadd tmm0, [{c} + {line}]",
-                "tileloadd tmm1, [{c} + {line} + 1024]",
-                "tileloadd tmm2, [{c} + {line} + 2048]",
-                "tileloadd tmm3, [{c} + {line} + 3072]",
-                "jmp 2f",
-                "3:",
-                "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
-                "2:",
-                "tileloadd tmm4, [{a} + {line}]",
-                "tileloadd tmm5, [{b0} + {line}]",
-                "tdpbf16ps tmm0, tmm4, tmm5",
-                "tileloadd tmm6, [{b0} + {line} + 1024]",
-                "tdpbf16ps tmm1, tmm4, tmm6",
-                "tileloadd tmm7, [{b1} + {line}]",
-                "tdpbf16ps tmm2, tmm4, tmm7",
-                "tileloadd tmm5, [{b1} + {line} + 1024]",
-                "tdpbf16ps tmm3, tmm4, tmm5",
-                "add {a}, 1024", "add {b0}, 2048", "add {b1}, 2048",
-                "dec {n}", "jnz 2b",
-                "tilestored [{c} + {line}], tmm0",
-                "tilestored [{c} + {line} + 1024], tmm1",
-                "tilestored [{c} + {line} + 2048], tmm2",
-                "tilestored [{c} + {line} + 3072], tmm3",
-                c = in(reg) sums, a = inout(reg) weights => _,
-                b0 = inout(reg) values[0] => _, b1 = inout(reg) values[1] => _,
-                line = in(reg) LINE_BYTES, n = inout(reg) steps => _,
-                first = in(reg) usize::from(first),
-                options(nostack),
-            );
+            let sums: [*mut u8; 4] = std::array::from_fn(|tile| sums.add(tile * TILE_BYTES));
+            begin(sums.map(<*mut u8>::cast_const), first);
+            load::<4>(weights, LINE_BYTES);
+            load::<5>(values[0], LINE_BYTES);
+            load::<6>(values[0].add(TILE_BYTES), LINE_BYTES);
+            for step in 0..steps {
+                let next = (step + 1).min(steps - 1);
+                load::<7>(values[1].add(2 * step * TILE_BYTES), LINE_BYTES);
+                multiply::<0, 4, 5>();
+                load::<5>(values[1].add((2 * step + 1) * TILE_BYTES), LINE_BYTES);
+                multiply::<1, 4, 6>();
+                load::<6>(values[0].add((2 * next + 1) * TILE_BYTES), LINE_BYTES);
+                beside();
+                multiply::<2, 4, 7>();
+                multiply::<3, 4, 5>();
+                load::<4>(weights.add(next * TILE_BYTES), LINE_BYTES);
+                load::<5>(values[0].add(2 * next * TILE_BYTES), LINE_BYTES);
+            }
+            end(sums);
         }
     }
 }
