@@ -11,16 +11,19 @@ use crate::chunks::PlacedChunk;
 use crate::decision::{
     Considered, DecodeCandidate, Placement, PrefillCandidate, Refusal, Refused, Shape, Verdict,
 };
-use crate::routing::{Attended, Route};
+use crate::routing::{Attended, RoutePart};
 use crate::selection::Selection;
 
 impl fmt::Display for Placement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.considered)?;
-        if let Some(Attended { source, blocks, decision, .. }) = &self.attended {
-            let (_, node) = self.considered.name(*source);
-            writeln!(f, "prefix of {blocks} blocks on {node}")?;
-            writeln!(f, "{decision}")?;
+        if let Some(asked) = &self.attended {
+            write!(f, "prefix of {} blocks on ", asked.blocks())?;
+            for (at, part) in asked.parts.iter().enumerate() {
+                let (_, node) = self.considered.name(part.source);
+                write!(f, "{}{node}", if at > 0 { ", " } else { "" })?;
+            }
+            writeln!(f, "\n{}", asked.decision)?;
         }
         for chunk in &self.chunks {
             let PlacedChunk { first_position, blocks, .. } = chunk;
@@ -43,8 +46,10 @@ impl fmt::Display for Placement {
             let (from, until) = (fetch.from_block, fetch.until_block);
             write!(f, ", fetch [{from}, {until}) from {}", fetch.source.node_id)?;
         }
-        if let Some(Route { source, blocks, .. }) = &self.route {
-            write!(f, ", [0, {blocks}) stay on {}", source.node_id)?;
+        let mut from = 0;
+        for RoutePart { source, blocks, .. } in self.route.iter().flat_map(|route| &route.parts) {
+            write!(f, ", [{from}, {}) stay on {}", from + blocks, source.node_id)?;
+            from += blocks;
         }
         let (ttft, tbt) = (self.predicted_ttft_us, self.predicted_tbt_us);
         write!(f, ", first token in {ttft} us, then every {tbt} us")?;
@@ -194,7 +199,8 @@ pub struct FetchExplanation {
 /// Blocks `[0, blocks)` that could have stayed where they are, to be attended there.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PrefixExplanation {
-    pub node: String,
+    /// Each would attend a part of it, in this order.
+    pub nodes: Vec<String>,
     pub blocks: u32,
     /// Absent when no way was open.
     pub chosen: Option<String>,
@@ -331,8 +337,10 @@ impl Placement {
 
     fn prefix(&self, asked: &Attended) -> PrefixExplanation {
         PrefixExplanation {
-            node: self.considered.name(asked.source).1.to_string(),
-            blocks: asked.blocks,
+            nodes: (asked.parts.iter())
+                .map(|part| self.considered.name(part.source).1.to_string())
+                .collect(),
+            blocks: asked.blocks(),
             chosen: asked.decision.chosen.map(|way| way.to_string()),
             ways: asked.decision.prices.iter().map(explain_way).collect(),
         }
@@ -343,9 +351,10 @@ impl Placement {
         let considered = &self.considered;
         let blocks = considered.prompt_blocks;
         let chosen = self.prefill();
-        if let Some(Route { source, blocks: routed, .. }) = &self.route {
-            let node = &source.node_id;
-            return format!("{routed} of {blocks} blocks stay on {node} and are attended there");
+        if let Some(route) = &self.route {
+            let nodes: Vec<&str> = route.parts.iter().map(|part| &*part.source.node_id.0).collect();
+            let (routed, nodes) = (route.blocks(), nodes.join(", "));
+            return format!("{routed} of {blocks} blocks stay on {nodes} and are attended there");
         }
         let held = if self.leaves_ssd { chosen.memory_blocks } else { chosen.held_blocks };
         let used = self.fetch.as_ref().map_or(held, |fetch| fetch.until_block);

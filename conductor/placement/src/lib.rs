@@ -56,7 +56,7 @@ pub use explain::{
 };
 pub use index::{IndexLimits, IndexReader, NodeIndex, PrefixMatch, ShadowIndex, Tier, TierBlocks};
 pub use place::place;
-pub use routing::{Route, RoutedRows, Routing};
+pub use routing::{Route, RoutePart, RoutedRows, Routing};
 pub use selection::Selection;
 pub use view::{
     BookingId, ClusterView, Difference, Inputs, InstanceRef, InstanceReport, ModelIndex, ModelSpec,

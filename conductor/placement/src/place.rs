@@ -24,7 +24,7 @@ use crate::decision::{
 };
 use crate::growth::Growth;
 use crate::index::PrefixMatch;
-use crate::routing::{Attended, Route};
+use crate::routing::{Attended, AttendedPart, Route, RoutePart};
 use crate::selection::Selection;
 use crate::view::{ClusterView, Instance, ModelSpec, Role};
 
@@ -676,13 +676,17 @@ impl<'a> Planner<'a> {
                 && self.routed_ttft_us(prefill, decode, asked) <= ttft_max_us
         };
         let routed = attended.as_ref().filter(stays);
-        let route = routed.map(|asked| Route {
-            source: self.chosen(asked.source, asked.blocks, asked.blocks),
-            blocks: asked.blocks,
-            layer: asked.layer,
+        let route = routed.map(|asked| {
+            let blocks = asked.blocks();
+            let part = |part: &AttendedPart| RoutePart {
+                source: self.chosen(part.source, blocks, blocks),
+                blocks: part.blocks,
+                layer: part.layer,
+            };
+            Route { parts: asked.parts.iter().map(part).collect() }
         });
         let (used_blocks, transfer_us, compute_us) = match routed {
-            Some(asked) => (asked.blocks, 0, self.routed_compute_us(prefill, asked)),
+            Some(asked) => (asked.blocks(), 0, self.routed_compute_us(prefill, asked)),
             None => (prefill.used_blocks, prefill.transfer_us, prefill.compute_us),
         };
         let chunks = self.placed_chunks(prefill, decode);

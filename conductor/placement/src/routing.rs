@@ -5,16 +5,25 @@
 //! node has it in memory. The engine of that instance then has the query rows of what follows attended there,
 //! in every layer of every step. Nothing of such a request is cached: its rows have no chain before them here.
 //!
+//! Where several nodes have all of it, each may attend a part: all are asked at once, and a layer takes what
+//! the slowest does. It is split over twice as many when that saves a tenth at least, since every holder
+//! answers so many and no more.
+//!
 //! What this cluster has measured replaces the profile: fetches and prefills have the prices of all
 //! placements, and what a routed layer takes and what a step takes over rows that are here are fitted to what
 //! they took ([`RouteModel`]). All instances are taken to be alike in that.
 
 use serde::{Deserialize, Serialize};
 
+use arrayvec::ArrayVec;
+
 use crate::attend::{
     self, Constants, Decision, Demand, Holder, LayerDemand, RouteModel, RowBytes, Span, Way,
 };
 use crate::decision::Chosen;
+
+/// Nodes that attend the prefix of one request, at most.
+pub(crate) const HOLDERS_MAX: usize = 8;
 
 /// How prefixes are routed.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -36,28 +45,66 @@ pub struct RoutedRows {
     pub layers: u32,
 }
 
-/// Blocks `[0, blocks)` stay with this instance's node, which answers queries over them.
+/// The first blocks of a prompt stay where they are: part after part, in their order, each with another node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Route {
+    pub parts: Vec<RoutePart>,
+}
+
+impl Route {
+    /// Of all parts.
+    pub fn blocks(&self) -> u32 {
+        self.parts.iter().map(|part| part.blocks).sum()
+    }
+}
+
+/// Blocks that stay with this instance's node, which answers queries over them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RoutePart {
     pub source: Chosen,
     pub blocks: u32,
-    /// What a routed layer of one decode step asks, of this request alone.
+    /// What a routed layer of one decode step asks of it, of this request alone.
     pub(crate) layer: LayerDemand,
 }
 
 /// What was asked about a prefix, and the answer with all prices.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Attended {
-    /// Who has it: the position among the names of the placement.
-    pub(crate) source: u32,
-    pub blocks: u32,
+    /// Who would attend what, in the order of the blocks.
+    pub(crate) parts: ArrayVec<AttendedPart, HOLDERS_MAX>,
     pub decision: Decision,
-    pub(crate) layer: LayerDemand,
     /// Added to the prefill when the prefix stays there: opening the route, and its layers.
     pub(crate) prefill_us: u64,
 }
 
-/// One request and the node that has its prefix.
+impl Attended {
+    pub fn blocks(&self) -> u32 {
+        self.parts.iter().map(|part| part.blocks).sum()
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct AttendedPart {
+    /// Who has it: the position among the names of the placement.
+    pub source: u32,
+    pub blocks: u32,
+    pub layer: LayerDemand,
+}
+
+/// A node that has the prefix, or as much of it as it is asked about.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asked {
+    /// The position among the names of the placement.
+    pub source: u32,
+    /// Other instances for which it attends prefixes.
+    pub flows: u32,
+    /// Requests of theirs whose rows it attends: their queries come to the same kernel.
+    pub beside: u32,
+    /// Requests of this instance whose prefix it attends: their queries go in one message.
+    pub companions: u32,
+}
+
+/// One request and the nodes that have its prefix.
 pub(crate) struct Question {
     pub rows: RoutedRows,
     pub block_bytes: u64,
@@ -65,12 +112,6 @@ pub(crate) struct Question {
     pub blocks: u32,
     /// They were computed at another offset.
     pub is_moved: bool,
-    /// Other instances for which that node attends prefixes.
-    pub flows: u32,
-    /// Requests of theirs whose rows it attends: their queries come to the same kernel.
-    pub beside: u32,
-    /// Requests of this instance whose prefix it attends: their queries go in one message.
-    pub companions: u32,
     /// Other parts of the request are attended elsewhere: all are opened at the same time.
     pub is_opened: bool,
     /// Prompt tokens after the prefix.
@@ -87,11 +128,36 @@ pub(crate) struct Question {
 }
 
 impl Question {
-    pub fn answer(&self, source: u32, routing: &Routing, learned: &RouteModel) -> Attended {
+    /// Of the first of these holders, or of as many more as are worth it.
+    pub fn answer_over(
+        &self,
+        holders: &[Asked],
+        routing: &Routing,
+        learned: &RouteModel,
+    ) -> Attended {
+        let mut best = self.answer(&holders[..1], routing, learned);
+        let most = holders.len().min(HOLDERS_MAX).min(self.blocks as usize);
+        let counts = std::iter::successors(Some(2), |count| Some(count * 2));
+        for count in counts.take_while(|count| *count <= most) {
+            let more = self.answer(&holders[..count], routing, learned);
+            let [few, many] = [&best, &more].map(|asked| asked.decision.price(Way::Route));
+            let saves = few.closed.is_some() || many.total_us < few.total_us * 0.9;
+            if many.closed.is_some() || !saves {
+                break;
+            }
+            best = more;
+        }
+        best
+    }
+
+    /// Each of these holders has an equal part, the first ones a block more where they do not divide.
+    pub fn answer(&self, holders: &[Asked], routing: &Routing, learned: &RouteModel) -> Attended {
         let constants = learned.constants(&routing.constants);
-        let tokens = 1 + self.companions;
-        let decode = self.decide(&constants, tokens, u64::from(self.answer_tokens.max(1)));
-        let prefill = self.decide(&constants, self.prefill_tokens.max(1), 1);
+        let companions = holders.iter().map(|holder| holder.companions).max().unwrap_or(0);
+        let steps = u64::from(self.answer_tokens.max(1));
+        let parts: ArrayVec<AttendedPart, HOLDERS_MAX> = self.parts(holders).collect();
+        let decode = self.decide(&constants, (holders, &parts), 1 + companions, steps);
+        let prefill = self.decide(&constants, (holders, &parts), self.prefill_tokens.max(1), 1);
         let open_us = if self.is_opened { 0.0 } else { learned.open_us() };
         let prefill_us = open_us + prefill.price(Way::Route).total_us;
         let mut decision = decode
@@ -101,30 +167,45 @@ impl Question {
         if self.always && decision.price(Way::Route).closed.is_none() {
             decision.chosen = Some(Way::Route);
         }
-        let RoutedRows { heads, query_bytes, partial_bytes, .. } = self.rows;
-        let rows = f64::from(heads);
-        let layer = LayerDemand {
-            bytes: rows * (f64::from(query_bytes) + f64::from(partial_bytes)),
-            tokens: f64::from(self.blocks) * f64::from(self.block_tokens),
-            rows,
-        };
-        let blocks = self.blocks;
-        Attended { source, blocks, decision, layer, prefill_us: prefill_us as u64 }
+        Attended { parts, decision, prefill_us: prefill_us as u64 }
     }
 
-    fn decide(&self, constants: &Constants, tokens: u32, steps: u64) -> Decision {
+    fn parts(&self, holders: &[Asked]) -> impl Iterator<Item = AttendedPart> {
+        let RoutedRows { heads, query_bytes, partial_bytes, .. } = self.rows;
+        let rows = f64::from(heads);
+        let bytes = rows * (f64::from(query_bytes) + f64::from(partial_bytes));
+        let count = holders.len() as u32;
+        (0..).zip(holders).map(move |(at, holder)| {
+            let blocks = self.blocks / count + u32::from(at < self.blocks % count);
+            let tokens = f64::from(blocks) * f64::from(self.block_tokens);
+            AttendedPart {
+                source: holder.source,
+                blocks,
+                layer: LayerDemand { bytes, tokens, rows },
+            }
+        })
+    }
+
+    fn decide(
+        &self,
+        constants: &Constants,
+        (asked, parts): (&[Asked], &[AttendedPart]),
+        tokens: u32,
+        steps: u64,
+    ) -> Decision {
         let RoutedRows { heads, query_bytes, partial_bytes, layers } = self.rows;
         let row_bytes = self.block_bytes / u64::from(self.block_tokens.max(1));
         let kv_layer = u32::try_from(row_bytes / u64::from(layers.max(1))).unwrap_or(u32::MAX);
         let bytes = RowBytes { query: query_bytes, partial: partial_bytes, kv_layer, layers };
-        let holder = Holder {
-            tokens: u64::from(self.blocks) * u64::from(self.block_tokens),
+        let holder = |(asked, part): (&Asked, &AttendedPart)| Holder {
+            tokens: u64::from(part.blocks) * u64::from(self.block_tokens),
             selected: 0,
-            flows: self.flows,
-            rows: u64::from(heads) * u64::from(self.beside),
+            flows: asked.flows,
+            rows: u64::from(heads) * u64::from(asked.beside),
             has_kernel: true,
         };
-        let span = Span { holders: &[holder], is_moved: self.is_moved, is_selected: false };
+        let holders: ArrayVec<Holder, HOLDERS_MAX> = asked.iter().zip(parts).map(holder).collect();
+        let span = Span { holders: &holders, is_moved: self.is_moved, is_selected: false };
         let demand = Demand {
             rows: u64::from(heads) * u64::from(tokens),
             steps,

@@ -23,7 +23,7 @@ use crate::decision::{Placement, Policy};
 use crate::growth::Growth;
 use crate::index::NodeIndex;
 use crate::queue::{DecodeBookings, PrefillBooking, PrefillQueue, left_share};
-use crate::routing::RoutedRows;
+use crate::routing::{Route, RoutedRows};
 
 pub(crate) use decoding::Sent;
 use fetches::{BookedFetch, Ways};
@@ -468,8 +468,8 @@ impl ClusterView {
         let prompt_blocks = placement.considered.prompt_blocks;
         let prefill_end_us = now_us.saturating_add(placement.predicted_ttft_us);
         // What is here already takes no slots, nor does what is attended elsewhere: those are other blocks.
-        let routed_blocks = placement.route.as_ref().map_or(0, |route| route.blocks)
-            + routed_blocks(&placement.chunks);
+        let routed_blocks =
+            placement.route.as_ref().map_or(0, Route::blocks) + routed_blocks(&placement.chunks);
         let taken_blocks = decode.memory_blocks.saturating_add(routed_blocks);
         let prefill_slots = prompt_blocks.saturating_sub(prefill.memory_blocks);
         let prefill_host = self.host_of(prefill.instance);

@@ -9,7 +9,8 @@ use std::time::Instant;
 use bytes::Bytes;
 use kvasir_placement::{
     AskedChunk, ChunkUse, Fetch, Inputs, InstanceProfile, ModelIndex, ModelSpec, Objectives,
-    PlaceRequest, PlacedChunk, Placement, Policy, PrefixMatch, Profile, Refusal, Refused, Steering,
+    PlaceRequest, PlacedChunk, Placement, Policy, PrefixMatch, Profile, Refusal, Refused,
+    RoutePart, Steering,
 };
 use kvasir_proto::v1::engine_client::EngineClient;
 use kvasir_proto::v1::store_node_client::StoreNodeClient;
@@ -164,7 +165,8 @@ pub struct Placed {
     pub prefill: EngineTarget,
     pub decode: Option<EngineTarget>,
     pub fetch: Option<FetchSource>,
-    pub route: Option<RouteHolder>,
+    /// Part after part of the prefix, where it stays.
+    pub route: Vec<RouteHolder>,
     /// One for each chunk of the query.
     pub chunks: Vec<ChunkTarget>,
     pub booking: Booking,
@@ -216,10 +218,11 @@ pub struct FetchSource {
     pub bytes: u64,
 }
 
-/// The first blocks of the prompt stay with this node, and are attended there.
+/// Blocks of the prompt stay with this node, and are attended there.
 #[derive(Debug, Clone)]
 pub struct RouteHolder {
     pub node: NodeHandle,
+    pub first_block: u32,
     pub blocks: u32,
 }
 
@@ -520,7 +523,7 @@ struct Targets {
     prefill: EngineTarget,
     decode: Option<EngineTarget>,
     fetch: Option<FetchSource>,
-    route: Option<RouteHolder>,
+    route: Vec<RouteHolder>,
     chunks: Vec<ChunkTarget>,
 }
 
@@ -540,13 +543,15 @@ fn targets(state: &State, placement: &Placement) -> Option<Targets> {
         None => None,
         Some(fetch) => Some(source(fetch)?),
     };
-    let route = match &placement.route {
-        None => None,
-        Some(route) => {
-            let node = state.node_handle(route.source.node)?;
-            Some(RouteHolder { node, blocks: route.blocks })
-        }
+    let mut next_block = 0;
+    let part = |part: &RoutePart| {
+        let node = state.node_handle(part.source.node)?;
+        let first_block = next_block;
+        next_block += part.blocks;
+        Some(RouteHolder { node, first_block, blocks: part.blocks })
     };
+    let parts = placement.route.iter().flat_map(|route| &route.parts);
+    let route = parts.map(part).collect::<Option<_>>()?;
     let chunk = |chunk: &PlacedChunk| {
         Some(match &chunk.becomes {
             ChunkUse::Here => ChunkTarget::Here,

@@ -69,15 +69,14 @@ pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, End
     tracing::Span::current().record("tx", tracing::field::display(tx));
 
     // What cannot stay where it is is computed.
-    let route = match route {
-        Some(holder) if pin(scene, &mut transaction, &holder).await => Some(holder),
-        Some(_) => {
+    let route = match pin(scene, &mut transaction, &route).await {
+        true => route,
+        false => {
             booking.unrouted();
-            None
+            Vec::new()
         }
-        None => None,
     };
-    let routed_blocks = route.as_ref().map_or(0, |holder| holder.blocks);
+    let routed_blocks = route.iter().map(|holder| holder.blocks).sum();
     let brought = chunks::bring(scene, &chunks, &prefill, &booking).await;
     let chunk_tokens_elsewhere = brought.tokens_elsewhere;
     let computing =
@@ -98,7 +97,7 @@ pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, End
         None => (&prefill, v1::Leg::Whole),
     };
     let renewal = Some(transaction.renew());
-    let (pace, routed) = (Pace::new(), route.is_some() || !brought.wire.is_empty());
+    let (pace, routed) = (Pace::new(), !route.is_empty() || !brought.wire.is_empty());
     let mut course = Course {
         scene,
         transaction,
@@ -331,7 +330,7 @@ const AWAIT_LEAST: Duration = Duration::from_secs(2);
 async fn begin<'a>(scene: Scene<'a>, placed: &Placed) -> Option<Lead<'a>> {
     let Scene { serving, job, prompt, phase, .. } = scene;
     let Placed { placement, prefill, fetch, route, booking, .. } = placed;
-    if route.is_some() || !prompt.chunks().is_empty() {
+    if !route.is_empty() || !prompt.chunks().is_empty() {
         return None;
     }
     let us = Duration::from_micros;
@@ -437,7 +436,7 @@ fn routed_span(scene: Scene<'_>, tx: kvasir_proto::TxId, holder: &RouteHolder) -
         node: holder.node.address.to_string(),
         tx: Some(tx.into()),
         lease_ms: scene.serving.options.lease_ms(),
-        first_block: 0,
+        first_block: holder.first_block,
         blocks: holder.blocks,
     }
 }

@@ -1,5 +1,6 @@
 //! Allocates the shares of one attempt on all nodes at once.
 
+use futures::future::join_all;
 use kvasir_proto::{BlockKey, Side, v1};
 use tonic::Status;
 
@@ -48,21 +49,42 @@ fn request(
     }
 }
 
-/// Pins the blocks that are to be attended where they are. Answers whether all of them are there: otherwise
-/// nothing is held of them.
+/// Pins the blocks that are to be attended where they are, with all holders at once, each with what is before its
+/// own. Answers whether all of them are there: otherwise nothing is held of them.
 pub(super) async fn pin(
     scene: Scene<'_>,
     transaction: &mut Transaction<'_>,
-    holder: &RouteHolder,
+    holders: &[RouteHolder],
 ) -> bool {
-    let keys = &scene.prompt.keys()[..holder.blocks as usize];
-    pin_keys(scene, transaction, &holder.node, keys).await
+    let shared = &*transaction;
+    let pinned = join_all(holders.iter().map(|holder| {
+        let end = holder.first_block + holder.blocks;
+        is_pinned(scene, shared, &holder.node, &scene.prompt.keys()[..end as usize])
+    }));
+    let are_pinned = pinned.await.into_iter().all(|pinned| pinned);
+    if !are_pinned {
+        transaction.abort_share(Side::Source, "route");
+    }
+    are_pinned
 }
 
-/// The same for any chain.
+/// The same for any chain, with one node.
 pub(super) async fn pin_keys(
     scene: Scene<'_>,
     transaction: &mut Transaction<'_>,
+    node: &NodeHandle,
+    keys: &[BlockKey],
+) -> bool {
+    let pinned = is_pinned(scene, transaction, node, keys).await;
+    if !pinned {
+        transaction.abort_share(Side::Source, "route");
+    }
+    pinned
+}
+
+async fn is_pinned(
+    scene: Scene<'_>,
+    transaction: &Transaction<'_>,
     node: &NodeHandle,
     keys: &[BlockKey],
 ) -> bool {
@@ -77,7 +99,6 @@ pub(super) async fn pin_keys(
     };
     if !pinned {
         tracing::info!(node = %node.node_id, ?reply, "blocks cannot stay where they are");
-        transaction.abort_share(Side::Source, "route");
     }
     pinned
 }

@@ -181,6 +181,57 @@ async fn rows_behind_a_prefix_that_stays_elsewhere_are_nobody_elses() {
     assert_eq!(reserved.cache_class, i32::from(v1::CacheClass::Ephemeral));
 }
 
+/// A kernel so slow that each holder that takes a part is worth it.
+fn slow_holders(config: &mut Config, folder: &std::path::Path) {
+    let file = folder.join("kernel.toml");
+    let kernel = "launch_us = 1.0\ntoken_us = 100.0\nflat_rows = 64\nrow_token_us = 0.0\n\
+                  [selected]\nbase_factor = 1.0\ntoken_factor = 0.0\n";
+    std::fs::write(&file, kernel).expect("written");
+    config.routes.kernel_file = Some(file);
+}
+
+/// `h` and `i` have the whole of it.
+async fn with_two_holders(folder: &std::path::Path) -> (Bench, Value) {
+    let prefix = keys::chain(root(""), &prompt(3), BLOCK_TOKENS as usize);
+    let all = has(BlockKey::concat(&prefix));
+    let holders = [("h", all.clone()), ("i", all)];
+    let bench = Bench::start(&holders, |config| slow_holders(config, folder)).await;
+    let mut whole = body(3);
+    whole.as_object_mut().expect("an object").remove("kvasir_chunks");
+    (bench, whole)
+}
+
+#[tokio::test]
+async fn a_prefix_that_two_nodes_have_is_attended_by_both_each_a_part() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (bench, whole) = with_two_holders(folder.path()).await;
+    bench.answered(whole, "route").await;
+    let (_, generated) = bench.served();
+    let [first, second] = &generated.routed[..] else { panic!("{generated:?}") };
+    assert_ne!(first.node, second.node);
+    assert_eq!((first.first_block, second.first_block), (0, first.blocks));
+    assert!(first.blocks - second.blocks <= 1, "{generated:?}");
+    let blocks = (prompt(3).len() - 1) / BLOCK_TOKENS as usize;
+    assert_eq!((first.blocks + second.blocks) as usize, blocks);
+    assert_eq!(bench.pinned(), 2);
+}
+
+#[tokio::test]
+async fn where_one_of_two_holders_has_lost_it_the_prefix_is_computed_and_the_other_lets_it_go() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (bench, whole) = with_two_holders(folder.path()).await;
+    bench.pairs[2].change(|script| script.pin = Reply::Fail(Code::Aborted));
+    bench.answered(whole, "route").await;
+    let (reserved, generated) = bench.served();
+    assert!(generated.routed.is_empty(), "{generated:?}");
+    assert_eq!(reserved.prompt_tokens as usize, prompt(3).len(), "all of it has slots");
+    let is_abort = |happened: &Happened| match happened {
+        Happened::Abort { node, side, .. } => *node == "h" && *side == Side::Source,
+        _ => false,
+    };
+    bench.world.until("an abort", |log| log.iter().any(is_abort)).await;
+}
+
 #[tokio::test]
 async fn nobody_names_chunks_where_they_are_off() {
     let bench = Bench::start(&[], |config| config.chunks_enabled = false).await;

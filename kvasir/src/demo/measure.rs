@@ -1,5 +1,7 @@
 //! One cell: each alternative by force, then the conductor's own decision, all over one document.
 
+use std::time::Duration;
+
 use kvasir_engine_reference::model::ModelConfig;
 use serde_json::Value;
 
@@ -15,6 +17,9 @@ const PUSHED: &str = "kvasir_store_pushed_bytes_total";
 const QUERIES: &str = "kvasir_route_query_bytes_total";
 const PARTIALS: &str = "kvasir_route_partial_bytes_total";
 const BLOCK_TOKENS: u32 = 64;
+/// Longer than a group of pages takes on the slowest wire that is measured.
+const CALM_FOR: Duration = Duration::from_millis(250);
+const CALM_LOOKS_MAX: u32 = 40;
 
 /// What the bytes of routed queries follow from.
 #[derive(Debug, Clone, Copy)]
@@ -38,20 +43,21 @@ impl Model {
         }
     }
 
-    /// Bytes of queries and of partials, of all agents: for each row what it has, in each layer, for each token
-    /// that is computed. The last layer computes of a prompt what the first token needs alone.
-    fn routed_bytes(&self, cell: &Cell) -> (u64, u64) {
+    /// Bytes of queries and of partials, where all agents together ask so many holders: for each row what it has, in
+    /// each layer, for each token that is computed. The last layer computes of a prompt what the first token needs
+    /// alone.
+    fn routed_bytes(&self, cell: &Cell, holders: u64) -> (u64, u64) {
         let prompt = cell.document_tokens + QUESTION_TOKENS;
         let after = u64::from(prompt - (prompt - 1) / BLOCK_TOKENS * BLOCK_TOKENS);
         let steps = u64::from(cell.answer_tokens) - 1;
         let layers = (self.layers - 1) * after + 1 + self.layers * steps;
-        let rows = u64::from(cell.agents) * self.heads * layers;
+        let rows = holders * self.heads * layers;
         (rows * self.query_bytes, rows * self.partial_bytes)
     }
 }
 
 /// Bytes that moved while one alternative was measured.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Bytes {
     pub queries: f64,
     pub partials: f64,
@@ -155,7 +161,7 @@ pub async fn cell(
         let mut answers: Option<Vec<Vec<u32>>> = None;
         for way in order {
             let at = engine(way.unwrap_or(Way::Route));
-            let before = bytes(asking).await?;
+            let before = calm(asking).await?;
             let (got, took) = asking.ask_all(&prompts, cell.answer_tokens, at, way).await?;
             let moved = bytes(asking).await?.less(before);
             let took_ms = took.as_secs_f64() * 1e3;
@@ -164,9 +170,15 @@ pub async fn cell(
             match way {
                 Some(way) => {
                     forced[way as usize].push(took_ms);
-                    check_forced(asking, &got, way).await?;
+                    let placements = check_forced(asking, &got, way).await?;
                     match way {
-                        Way::Route => measured.routed.add(moved),
+                        Way::Route => {
+                            let holders = placements.iter().map(holders_of).sum();
+                            let (queries, partials) = model.routed_bytes(cell, holders);
+                            measured.expected.queries += queries as f64;
+                            measured.expected.partials += partials as f64;
+                            measured.routed.add(moved);
+                        }
                         Way::Fetch => measured.fetched.add(moved),
                         Way::Recompute => {}
                     }
@@ -177,9 +189,6 @@ pub async fn cell(
                 }
             }
         }
-        let (queries, partials) = model.routed_bytes(cell);
-        measured.expected.queries += queries as f64;
-        measured.expected.partials += partials as f64;
     }
     measured.forced_ms = forced.map(median);
     measured.decided_ms = median(decided);
@@ -196,12 +205,25 @@ async fn ways(asking: &Asking, answers: &[Answered]) -> Result<Vec<(Way, Value)>
     let brought = placements.iter().filter_map(way_of).find(|way| *way != Way::Route);
     let way = |placement: Value| match way_of(&placement).or(brought) {
         Some(way) => Ok((way, placement)),
-        None => Err("the agents' own node had the document".into()),
+        None => {
+            let cache = placement["cache"].as_str().unwrap_or("nothing is known of it");
+            Err(format!("the agents' own node had the document: {cache}").into())
+        }
     };
     placements.into_iter().map(way).collect()
 }
 
-async fn check_forced(asking: &Asking, answers: &[Answered], way: Way) -> Result<(), Failed> {
+/// Nodes that attend a part of what a placement leaves elsewhere.
+fn holders_of(placement: &Value) -> u64 {
+    placement["prefix"]["nodes"].as_array().map_or(1, |nodes| nodes.len() as u64)
+}
+
+async fn check_forced(
+    asking: &Asking,
+    answers: &[Answered],
+    way: Way,
+) -> Result<Vec<Value>, Failed> {
+    let mut placements = Vec::with_capacity(answers.len());
     for (came, placement) in ways(asking, answers).await? {
         if came != way {
             let cache = placement["cache"].as_str().unwrap_or("nothing is known of it");
@@ -209,8 +231,9 @@ async fn check_forced(asking: &Asking, answers: &[Answered], way: Way) -> Result
                 format!("{} was asked for and is not what came: {cache}", way.name()).into()
             );
         }
+        placements.push(placement);
     }
-    Ok(())
+    Ok(placements)
 }
 
 async fn count_decisions(
@@ -238,6 +261,21 @@ async fn bytes(asking: &Asking) -> Result<Bytes, Failed> {
         partials: asking.counted(PARTIALS).await?,
         cached: asking.counted(PUSHED).await?,
     })
+}
+
+/// When nothing moves any more: a fetch that a sibling made needless may still be on a slow wire, beside whose bytes
+/// the next way would be slow and would count them as its own.
+async fn calm(asking: &Asking) -> Result<Bytes, Failed> {
+    let mut before = bytes(asking).await?;
+    for _ in 0..CALM_LOOKS_MAX {
+        tokio::time::sleep(CALM_FOR).await;
+        let now = bytes(asking).await?;
+        if now == before {
+            return Ok(now);
+        }
+        before = now;
+    }
+    Err("bytes of the cache keep moving though nobody asks anything".into())
 }
 
 impl Bytes {

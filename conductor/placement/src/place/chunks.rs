@@ -4,7 +4,7 @@ use super::Planner;
 use crate::attend::Way;
 use crate::chunks::{AskedChunk, ChunkUse, PlacedChunk, ROUTED_MAX, cheapest};
 use crate::decision::{DecodeCandidate, PrefillCandidate};
-use crate::routing::{Attended, Question};
+use crate::routing::{Asked, Attended, Question};
 use crate::view::{Instance, Role};
 
 impl Planner<'_> {
@@ -75,7 +75,8 @@ impl Planner<'_> {
             (prefill, decode),
             (fetch_us, recompute_us),
         );
-        let (decision, layer) = asked.map(|asked| (asked.decision, asked.layer)).unzip();
+        let part = |asked: Attended| Some((asked.decision, asked.parts.first()?.layer));
+        let (decision, layer) = asked.and_then(part).unzip();
         let routed = before.iter().filter(|chunk| chunk.is_routed()).count();
         let may_route = routed < ROUTED_MAX && self.request.may_route && decision.is_some();
         let is_open = |way: Way| match way {
@@ -139,9 +140,6 @@ impl Planner<'_> {
             block_tokens: self.spec.block_tokens,
             blocks: chunk.blocks,
             is_moved: true,
-            flows: holder.flows_beside(instance.reference),
-            beside: holder.requests_beside(instance.reference),
-            companions: holder.routes_of(instance.reference) + beside,
             is_opened: before.iter().any(PlacedChunk::is_routed),
             prefill_tokens: u64::from(self.prompt_tokens).saturating_sub(behind) as u32,
             answer_tokens: match self.request.is_endless {
@@ -159,7 +157,13 @@ impl Planner<'_> {
             fetch_us: fetch_us.saturating_add(splice_us),
             recompute_us,
         };
-        Some(question.answer(source as u32, routing, routes))
+        let asked = Asked {
+            source: source as u32,
+            flows: holder.flows_beside(instance.reference),
+            beside: holder.requests_beside(instance.reference),
+            companions: holder.routes_of(instance.reference) + beside,
+        };
+        Some(question.answer(&[asked], routing, routes))
     }
 }
 

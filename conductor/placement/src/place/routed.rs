@@ -1,15 +1,17 @@
 //! What a prefix costs that another node has and that could stay there: see [`crate::routing`].
 
+use arrayvec::ArrayVec;
+
 use super::Planner;
 use crate::attend::Way;
 use crate::decision::{DecodeCandidate, PrefillCandidate};
-use crate::routing::{Attended, Question};
-use crate::view::Instance;
+use crate::routing::{Asked, Attended, HOLDERS_MAX, Question};
+use crate::view::{HostRef, Instance};
 
 impl Planner<'_> {
     /// The prefill of what follows a prefix that is attended elsewhere.
     pub(super) fn routed_compute_us(&self, prefill: &PrefillCandidate, asked: &Attended) -> u64 {
-        let rest_us = self.compute_us(self.at(prefill.at), asked.blocks);
+        let rest_us = self.compute_us(self.at(prefill.at), asked.blocks());
         rest_us.saturating_add(asked.prefill_us)
     }
 
@@ -24,23 +26,50 @@ impl Planner<'_> {
         compute_us.saturating_add(prefill.queue_us).saturating_add(decode.wait_us)
     }
 
-    /// Of those that have as much in memory as the best, the one that attends for the fewest others: a copy that was
-    /// fetched since a holder had its limit takes what comes next.
-    fn least_asked(&self, best: usize, requester: &Instance) -> usize {
+    /// Of those that have as much in memory as the best, one of each node, those first that attend for the fewest
+    /// others: a copy that was fetched since a holder had its limit takes what comes next.
+    fn least_asked(&self, best: usize, requester: &Instance) -> ArrayVec<Asked, HOLDERS_MAX> {
         let blocks = self.memory_blocks(self.at(best as u32));
         let as_good = self.members().filter(|(_, instance)| {
             self.memory_blocks(instance) == blocks
                 && !instance.report.draining
                 && !self.excluded(instance)
         });
-        let least = as_good.min_by_key(|(_, instance)| {
-            let holder = self.view.host(instance);
-            let (flows, own) =
-                (holder.flows_beside(requester.reference), holder.routes_of(requester.reference));
-            // Its own requests there go in one message.
-            (flows, std::cmp::Reverse(own), self.tie(instance))
-        });
-        least.map_or(best, |(at, _)| at)
+        // Its own requests there go in one message.
+        let order = |asked: &Asked| {
+            let tie = self.tie(self.at(asked.source));
+            (asked.flows, std::cmp::Reverse(asked.companions), tie)
+        };
+        let host = |asked: &Asked| -> HostRef { self.view.host(self.at(asked.source)).reference };
+        let mut holders = ArrayVec::<Asked, HOLDERS_MAX>::new();
+        for (at, _) in as_good {
+            let asked = self.asked(at, requester);
+            if let Some(there) = holders.iter_mut().find(|there| host(there) == host(&asked)) {
+                if order(&asked) < order(there) {
+                    *there = asked;
+                }
+            } else if holders.try_push(asked).is_err() {
+                let last = holders.iter_mut().max_by_key(|holder| order(holder));
+                last.filter(|last| order(&asked) < order(last)).into_iter().for_each(|last| {
+                    *last = asked;
+                });
+            }
+        }
+        if holders.is_empty() {
+            holders.push(self.asked(best, requester));
+        }
+        holders.sort_unstable_by_key(order);
+        holders
+    }
+
+    fn asked(&self, source: usize, requester: &Instance) -> Asked {
+        let holder = self.view.host(self.at(source as u32));
+        Asked {
+            source: source as u32,
+            flows: holder.flows_beside(requester.reference),
+            beside: holder.requests_beside(requester.reference),
+            companions: holder.routes_of(requester.reference),
+        }
     }
 
     /// What the ways to a prefix that lies elsewhere cost, where it could stay there.
@@ -52,9 +81,7 @@ impl Planner<'_> {
         let routing = self.view.policy().routing.as_ref()?;
         let rows = self.spec.routed?;
         let (_, best) = self.best_in_memory.or(self.best)?;
-        let source = self.least_asked(best, self.at(prefill.at));
-        let holder = self.view.host(self.at(source as u32));
-        let blocks = self.memory_blocks(self.at(source as u32));
+        let blocks = self.memory_blocks(self.at(best as u32));
         let is_whole = prefill.at == decode.at && prefill.held_blocks == 0;
         let asked_for = self.request.steering.prefix;
         let is_open = self.request.may_route && asked_for.is_none_or(|way| way == Way::Route);
@@ -62,6 +89,7 @@ impl Planner<'_> {
             return None;
         }
         let instance = self.at(prefill.at);
+        let holders = self.least_asked(best, instance);
         let prefix_tokens = blocks * self.spec.block_tokens;
         let question = Question {
             rows,
@@ -69,9 +97,6 @@ impl Planner<'_> {
             block_tokens: self.spec.block_tokens,
             blocks,
             is_moved: false,
-            flows: holder.flows_beside(instance.reference),
-            beside: holder.requests_beside(instance.reference),
-            companions: holder.routes_of(instance.reference),
             is_opened: false,
             prefill_tokens: self.prompt_tokens - prefix_tokens,
             answer_tokens: match self.request.is_endless {
@@ -87,6 +112,6 @@ impl Planner<'_> {
                 .compute_us(instance, 0)
                 .saturating_sub(self.compute_us(instance, blocks)),
         };
-        Some(question.answer(source as u32, routing, self.view.routes.as_ref()?))
+        Some(question.answer_over(&holders, routing, self.view.routes.as_ref()?))
     }
 }

@@ -35,10 +35,10 @@ use crate::growth::Growth;
 use crate::index::{NodeIndex, PrefixMatch};
 use crate::place::place;
 use crate::queue::{DecodeBookings, PrefillQueue, QueueParts};
-use crate::routing::{Route, RoutedRows};
+use crate::routing::{RoutePart, RoutedRows};
 
 /// The form in which decisions are written. Another one is refused, not guessed at.
-pub const FORM: u32 = 8;
+pub const FORM: u32 = 9;
 /// No time that is read back may be later than this, so that sums of times stay numbers: thirty years.
 const US_MAX: u64 = 1_000_000_000_000_000;
 /// Nor may any other number be larger.
@@ -669,9 +669,9 @@ struct Unexplained {
     prefill_instance: u64,
     decode_instance: u64,
     fetch_instance: Option<u64>,
-    route_instance: Option<u64>,
-    route_blocks: Option<u32>,
-    route_layer: Option<[f64; 3]>,
+    route_instances: Vec<u64>,
+    route_blocks: Vec<u32>,
+    route_layers: Vec<[f64; 3]>,
     route_prefill_us: Option<u64>,
     chunk_instances: Vec<Option<u64>>,
     chunk_once_us: Vec<u64>,
@@ -719,13 +719,14 @@ impl Unexplained {
             Shape::Whole(chosen) => (chosen, chosen),
             Shape::Split { prefill, decode } => (prefill, decode),
         };
+        let parts = || route.iter().flat_map(|route| &route.parts);
         Unexplained {
             prefill_instance: prefill.instance.0,
             decode_instance: decode.instance.0,
             fetch_instance: fetch.as_ref().map(|Fetch { source, .. }| source.instance.0),
-            route_instance: route.as_ref().map(|Route { source, .. }| source.instance.0),
-            route_blocks: route.as_ref().map(|route| route.blocks),
-            route_layer: route.as_ref().map(|route| route.layer.numbers()),
+            route_instances: parts().map(|RoutePart { source, .. }| source.instance.0).collect(),
+            route_blocks: parts().map(|part| part.blocks).collect(),
+            route_layers: parts().map(|part| part.layer.numbers()).collect(),
             route_prefill_us: attended.as_ref().map(|attended| attended.prefill_us),
             chunk_instances: (chunks.iter())
                 .map(|chunk| chunk.source().map(|source| source.instance.0))

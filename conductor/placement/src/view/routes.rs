@@ -22,12 +22,13 @@ impl ClusterView {
     /// Those of a placement: the prefix first.
     pub(super) fn routes_of(&self, placement: &Placement) -> Vec<BookedRoute> {
         let host = |source: &Chosen| self.host_of(source.instance);
-        let prefix = placement.route.as_ref().map(|route| BookedRoute {
+        let parts = placement.route.iter().flat_map(|route| &route.parts);
+        let prefix = parts.map(|part| BookedRoute {
             chunk: None,
-            source: host(&route.source),
-            layer: route.layer,
+            source: host(&part.source),
+            layer: part.layer,
             companions: 0,
-            slots: route.blocks,
+            slots: part.blocks,
         });
         let chunks = placement.chunks.iter().enumerate().filter(|(_, chunk)| chunk.is_routed());
         let chunks = chunks.filter_map(|(at, chunk)| {
@@ -39,7 +40,7 @@ impl ClusterView {
                 slots: chunk.blocks,
             })
         });
-        prefix.into_iter().chain(chunks).collect()
+        prefix.chain(chunks).collect()
     }
 
     /// Its prefix is not attended elsewhere after all: it takes slots where the request decodes.
@@ -54,8 +55,9 @@ impl ClusterView {
 
     fn end_route_of(&mut self, id: BookingId, chunk: Option<usize>) {
         let Some(mut booked) = self.bookings.remove(&id) else { return };
-        let at = booked.routes.iter().position(|route| route.chunk == chunk);
-        if let Some(route) = at.map(|at| booked.routes.remove(at)) {
+        let of_it = |route: &mut BookedRoute| route.chunk == chunk;
+        let ended: Vec<BookedRoute> = booked.routes.extract_if(.., of_it).collect();
+        for route in ended {
             self.end_route(route.source, booked.decode);
             booked.decode_slots = booked.decode_slots.saturating_add(route.slots);
             if let Some(host) = self.find_host(booked.decode_host) {
