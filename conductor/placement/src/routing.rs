@@ -21,6 +21,7 @@ use crate::attend::{
     self, Constants, Decision, Demand, Holder, LayerDemand, RouteModel, RowBytes, Span, Way,
 };
 use crate::decision::Chosen;
+use crate::view::HostRef;
 
 /// Nodes that attend the prefix of one request, at most.
 pub(crate) const HOLDERS_MAX: usize = 8;
@@ -96,6 +97,8 @@ pub(crate) struct AttendedPart {
 pub(crate) struct Asked {
     /// The position among the names of the placement.
     pub source: u32,
+    /// Its node.
+    pub host: HostRef,
     /// Other instances for which it attends prefixes.
     pub flows: u32,
     /// Requests of theirs whose rows it attends: their queries come to the same kernel.
@@ -141,8 +144,13 @@ impl Question {
         for count in counts.take_while(|count| *count <= most) {
             let more = self.answer(&holders[..count], routing, learned);
             let [few, many] = [&best, &more].map(|asked| asked.decision.price(Way::Route));
-            let saves = few.closed.is_some() || many.total_us < few.total_us * 0.9;
-            if many.closed.is_some() || !saves {
+            // What is too slow yet may be fast enough with more of them.
+            let gains = match (few.closed, many.closed) {
+                (None, None) => many.total_us < few.total_us * 0.9,
+                (None, Some(_)) => false,
+                (Some(_), _) => many.total_us < few.total_us,
+            };
+            if !gains {
                 break;
             }
             best = more;
@@ -150,8 +158,12 @@ impl Question {
         best
     }
 
-    /// Each of these holders has an equal part, the first ones a block more where they do not divide.
+    /// Each of these holders has an equal part, the first ones a block more where they do not divide. Who has which
+    /// does not depend on the request: queries over equal parts come to one kernel.
     pub fn answer(&self, holders: &[Asked], routing: &Routing, learned: &RouteModel) -> Attended {
+        let mut in_order: ArrayVec<Asked, HOLDERS_MAX> = holders.iter().copied().collect();
+        in_order.sort_unstable_by_key(|holder| holder.host);
+        let holders = &in_order[..];
         let constants = learned.constants(&routing.constants);
         let companions = holders.iter().map(|holder| holder.companions).max().unwrap_or(0);
         let steps = u64::from(self.answer_tokens.max(1));

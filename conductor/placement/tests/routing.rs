@@ -192,6 +192,35 @@ fn several_attend_a_part_each_as_long_as_that_is_worth_it() {
 }
 
 #[test]
+fn a_part_is_with_the_same_node_for_every_request() {
+    let names = ["b0", "b1", "b2", "b3", "b4", "b5"];
+    let world = crowd_of(&names, slow_kernel()).held(&[(0, 10), (1, 10)]);
+    for name in &names[2..] {
+        let placement = placed_at(&world, name);
+        assert_eq!(parts(&placement), [("n0".to_owned(), 5), ("n1".to_owned(), 5)], "{placement}");
+    }
+}
+
+#[test]
+fn as_many_are_asked_as_the_objective_needs() {
+    let names = ["b0", "b1", "b2", "b3", "b4"];
+    let held = [(0, 10), (1, 10), (2, 10), (3, 10)];
+    let world = crowd_of(&names, slow_kernel()).held(&held);
+    let instance = kvasir_proto::InstanceId::from("b4");
+    let model = world.view.models().last().expect("a model").0;
+    // A step is 1,100 us, and with a routed layer of one holder 1,199, of two 1,167, of four 1,154.
+    for (tbt_us, want) in [(1_160, 4), (1_150, 0)] {
+        let placement = world.place(|request| {
+            (request.model, request.max_tokens) = (model, 10);
+            request.steering.instance = Some(&instance);
+            request.objectives = Objectives { tbt_us, ..Objectives::NONE };
+        });
+        let placement = placement.expect("a placement");
+        assert_eq!(parts(&placement).len(), want, "{placement}");
+    }
+}
+
+#[test]
 fn every_holder_of_a_part_answers_so_many_and_is_free_after_them() {
     let names = ["b0", "b1", "b2", "b3", "b4", "b5"];
     let mut world = crowd_of(&names, slow_kernel()).held(&[(0, 10), (1, 10)]);

@@ -16,9 +16,6 @@ use tracing::Instrument;
 use crate::cluster::{Cluster, NodeHandle};
 use crate::metrics::Metrics;
 
-/// A transaction has so many sides.
-const SIDES: usize = 3;
-
 /// Renews for as long as it lives.
 #[derive(Debug)]
 pub(super) struct Renewal {
@@ -64,7 +61,7 @@ impl Renewal {
     ) -> Renewal {
         let stop = CancellationToken::new();
         let stopped = stop.clone();
-        let (losses, lost) = mpsc::channel(SIDES);
+        let (losses, lost) = mpsc::channel(shares.len().max(1));
         let renewed = Instant::now();
         let held = |(node, side)| Held { node, side, renewed, unfollowed: false };
         let held = shares.into_iter().map(held).collect();
@@ -120,7 +117,7 @@ impl Renewer {
                         self.metrics.renewals_lost.inc();
                         tracing::warn!(share = %self.share(held), node = %held.node.node_id,
                             "a lease could not be renewed");
-                        // There is room for every side.
+                        // There is room for every share.
                         let _ = losses.try_send(held.side);
                     }
                     !lost

@@ -1,6 +1,6 @@
 //! Allocates the shares of one attempt on all nodes at once.
 
-use futures::future::join_all;
+use futures::future::try_join_all;
 use kvasir_proto::{BlockKey, Side, v1};
 use tonic::Status;
 
@@ -57,11 +57,12 @@ pub(super) async fn pin(
     holders: &[RouteHolder],
 ) -> bool {
     let shared = &*transaction;
-    let pinned = join_all(holders.iter().map(|holder| {
-        let end = holder.first_block + holder.blocks;
-        is_pinned(scene, shared, &holder.node, &scene.prompt.keys()[..end as usize])
-    }));
-    let are_pinned = pinned.await.into_iter().all(|pinned| pinned);
+    let pinned = holders.iter().map(async |holder| {
+        let keys = &scene.prompt.keys()[..(holder.first_block + holder.blocks) as usize];
+        is_pinned(scene, shared, &holder.node, keys).await.then_some(()).ok_or(())
+    });
+    // The first no is enough: what the others have pinned meanwhile nobody renews yet.
+    let are_pinned = try_join_all(pinned).await.is_ok();
     if !are_pinned {
         transaction.abort_share(Side::Source, "route");
     }

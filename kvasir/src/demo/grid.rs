@@ -41,7 +41,9 @@ impl Wire {
     pub fn cluster_flags(&self) -> Vec<String> {
         let mut line = vec!["up".to_owned()];
         line.extend(
-            ["--port", "0", "--routes", "--steering", "--arena-bytes", "192MiB"].map(str::to_owned),
+            // Copies to where the next way is measured would be that way's already.
+            ["--port", "0", "--routes", "--steering", "--arena-bytes", "192MiB", "--no-copies"]
+                .map(str::to_owned),
         );
         line.extend(["--both".to_owned(), ENGINES.to_string()]);
         line.extend(["--domain".to_owned(), self.domain.to_owned()]);

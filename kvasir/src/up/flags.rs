@@ -135,6 +135,10 @@ pub struct Flags {
     #[arg(long, hide = true, requires = "routes")]
     pub always_route: bool,
 
+    /// For experiments: nodes copy no blocks to others by themselves.
+    #[arg(long, hide = true)]
+    pub no_copies: bool,
+
     /// For experiments: how long an engine waits for partial results of another node.
     #[arg(long, hide = true, value_name = "MS", requires = "routes")]
     pub route_deadline_ms: Option<u32>,

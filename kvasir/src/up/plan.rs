@@ -90,7 +90,8 @@ pub fn plan(
         }
     }
     let node_addresses: Vec<String> = configs.iter().map(|node| node.listen.to_string()).collect();
-    let named = configs.into_iter().map(|node| beside(node, &node_addresses));
+    let peers = if flags.no_copies { &[] } else { &node_addresses[..] };
+    let named = configs.into_iter().map(|node| beside(node, peers));
     let nodes: Vec<ProcessPlan> = named.collect::<Result<_, _>>()?;
     let watch = addresses.free()?;
     let conductor = conductor(&common, front_door, watch, node_addresses, addresses)?;
@@ -199,7 +200,7 @@ fn node(
     })
 }
 
-/// Every node may copy blocks to every other.
+/// The node may copy blocks to every other of these.
 fn beside(mut config: NodeConfig, nodes: &[String]) -> Result<ProcessPlan, PlanError> {
     let own = config.listen.to_string();
     config.replicas.peers = nodes.iter().filter(|node| **node != own).cloned().collect();
@@ -417,6 +418,8 @@ mod tests {
             assert_eq!(known, nodes, "it knows the others");
             assert_eq!(config::<EngineConfig>(&plan, engine).attach_dir, node.attach_dir);
         }
+        let plan = planned("--prefill 2 --no-copies");
+        assert_eq!(config::<NodeConfig>(&plan, "prefill-1-node").replicas.peers, [""; 0]);
     }
 
     #[test]

@@ -10,8 +10,8 @@ const FUNCTION_SHARED_BYTES_MAX: c_int = 8;
 const CAPTURE_THREAD_LOCAL: c_int = 1;
 const LAUNCH_OVERLAPS: c_int = 6;
 
-/// `CUlaunchAttribute`: what it is, and its value in 64 bytes.
-#[repr(C)]
+/// `CUlaunchAttribute`: what it is, and its value in 64 bytes, of which some have pointers.
+#[repr(C, align(8))]
 pub(crate) struct LaunchAttribute {
     id: c_int,
     _padding: c_int,
@@ -143,8 +143,8 @@ impl Kernel {
     }
 
     /// As [`Kernel::launch`], but the kernel may begin when the one before it on the stream says
-    /// `griddepcontrol.launch_dependents`, and says `griddepcontrol.wait` itself before it reads or
-    /// writes anything.
+    /// `griddepcontrol.launch_dependents`, and says `griddepcontrol.wait` itself, in every CTA, before it
+    /// reads what that one writes, or writes anything.
     ///
     /// # Errors
     /// [`DriverError::Failed`].

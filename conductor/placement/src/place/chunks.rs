@@ -159,6 +159,7 @@ impl Planner<'_> {
         };
         let asked = Asked {
             source: source as u32,
+            host: holder.reference,
             flows: holder.flows_beside(instance.reference),
             beside: holder.requests_beside(instance.reference),
             companions: holder.routes_of(instance.reference) + beside,

@@ -6,7 +6,7 @@ use super::Planner;
 use crate::attend::Way;
 use crate::decision::{DecodeCandidate, PrefillCandidate};
 use crate::routing::{Asked, Attended, HOLDERS_MAX, Question};
-use crate::view::{HostRef, Instance};
+use crate::view::Instance;
 
 impl Planner<'_> {
     /// The prefill of what follows a prefix that is attended elsewhere.
@@ -40,19 +40,17 @@ impl Planner<'_> {
             let tie = self.tie(self.at(asked.source));
             (asked.flows, std::cmp::Reverse(asked.companions), tie)
         };
-        let host = |asked: &Asked| -> HostRef { self.view.host(self.at(asked.source)).reference };
         let mut holders = ArrayVec::<Asked, HOLDERS_MAX>::new();
         for (at, _) in as_good {
             let asked = self.asked(at, requester);
-            if let Some(there) = holders.iter_mut().find(|there| host(there) == host(&asked)) {
-                if order(&asked) < order(there) {
-                    *there = asked;
-                }
-            } else if holders.try_push(asked).is_err() {
-                let last = holders.iter_mut().max_by_key(|holder| order(holder));
-                last.filter(|last| order(&asked) < order(last)).into_iter().for_each(|last| {
-                    *last = asked;
-                });
+            // One of each node; where there is no room for all, the last one makes it.
+            let weakest = match holders.iter().position(|there| there.host == asked.host) {
+                None if holders.try_push(asked).is_ok() => continue,
+                None => (0..holders.len()).max_by_key(|&at| order(&holders[at])).unwrap_or(0),
+                Some(there) => there,
+            };
+            if order(&asked) < order(&holders[weakest]) {
+                holders[weakest] = asked;
             }
         }
         if holders.is_empty() {
@@ -66,6 +64,7 @@ impl Planner<'_> {
         let holder = self.view.host(self.at(source as u32));
         Asked {
             source: source as u32,
+            host: holder.reference,
             flows: holder.flows_beside(requester.reference),
             beside: holder.requests_beside(requester.reference),
             companions: holder.routes_of(requester.reference),

@@ -34,10 +34,11 @@ template <u32 BATCH> DEVICE void merge(const Job* jobs, u64 part_o, u64 part_m, 
     const Job& job = jobs[block_y()];
     u32 query = block_x(), splits = job.splits, query_rows = job.query_rows;
     u64 row = job.part_row + query, to_o = job.o, to_m = job.m, to_l = job.l;
+    // Where this CTA has nothing to do too: what follows this launch relies on it.
+    wait_for_parts();
     if (splits == 1 || query >= query_rows) return;
     u32 lane = thread_index() % 32;
     u64 from = part_o + row * (D_V * 4), stride_bytes = (u64)query_rows * (D_V * 4);
-    wait_for_parts();
     MergeValues values[MERGE_PASSES][BATCH] = {};
     load_parts(values, from, stride_bytes, 0, splits);
     float m = minus_infinity();

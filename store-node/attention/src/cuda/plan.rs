@@ -124,7 +124,8 @@ impl Plan {
 
     /// The most parts that are merged to one; 1 where there is nothing to merge.
     pub fn splits_max(&self) -> u32 {
-        self.jobs.iter().map(|job| job.splits).max().unwrap_or(1)
+        let splits = self.jobs.iter().map(|job| job.splits).max().filter(|_| self.part_rows > 0);
+        splits.unwrap_or(1)
     }
 }
 
@@ -193,6 +194,10 @@ mod tests {
         assert!(one.works.len() > 32 && one.works.len() <= 132, "{}", one.works.len());
         let many = Plan::new(&[JobShape { query_rows: 128 * 256, rows: 2048 }], H200);
         assert_eq!(many.splits_max(), 1);
+        // Who has no query rows has no parts, however many splits there would be.
+        let none = JobShape { query_rows: 0, rows: 6400 };
+        let plan = Plan::with_tiles(&[none, JobShape { query_rows: 1, rows: 64 }], H200, 1);
+        assert_eq!((plan.part_rows, plan.splits_max()), (0, 1));
     }
 
     #[test]
