@@ -186,6 +186,23 @@ impl Asking {
         Ok(Answered { tokens, request_id })
     }
 
+    /// By how much, in its logarithm, the likeliest next token leads the second.
+    pub async fn lead(&self, prompt: &[u32]) -> Result<f64, Failed> {
+        let body = json!({
+            "model": self.model, "prompt": prompt, "max_tokens": 1, "temperature": 0, "logprobs": 2,
+        });
+        let request = self.client.post(format!("{}/v1/completions", self.url)).json(&body);
+        let answer: Value = request.send().await?.json().await?;
+        let likeliest = &answer["choices"][0]["logprobs"]["top_logprobs"][0];
+        let mut logprobs: Vec<f64> = match likeliest.as_object() {
+            Some(likeliest) => likeliest.values().filter_map(Value::as_f64).collect(),
+            None => return Err(format!("no logprobs came: {answer}").into()),
+        };
+        logprobs.sort_by(|a, b| b.total_cmp(a));
+        // Two tokens of one text are told as one.
+        Ok(logprobs.first().zip(logprobs.get(1)).map_or(f64::INFINITY, |(a, b)| a - b))
+    }
+
     /// What was decided for it, with all prices.
     pub async fn placement(&self, answered: &Answered) -> Result<Value, Failed> {
         let url = format!("{}/decisions/{}", self.watch, answered.request_id);
