@@ -7,7 +7,7 @@
 //!
 //! Where several nodes have all of it, each may attend a part: all are asked at once, and a layer takes what
 //! the slowest does. It is split over twice as many when that saves a tenth at least, since every holder
-//! answers so many and no more.
+//! answers so many and no more, or when fewer would be too slow for the objective.
 //!
 //! What this cluster has measured replaces the profile: fetches and prefills have the prices of all
 //! placements, and what a routed layer takes and what a step takes over rows that are here are fitted to what
