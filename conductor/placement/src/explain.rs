@@ -18,7 +18,10 @@ impl fmt::Display for Placement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.considered)?;
         if let Some(asked) = &self.attended {
-            write!(f, "prefix of {} blocks on ", asked.blocks())?;
+            match asked.first_block {
+                0 => write!(f, "prefix of {} blocks on ", asked.blocks())?,
+                first => write!(f, "blocks [{first}, {}) on ", asked.end_block())?,
+            }
             for (at, part) in asked.parts.iter().enumerate() {
                 let (_, node) = self.considered.name(part.source);
                 write!(f, "{}{node}", if at > 0 { ", " } else { "" })?;
@@ -46,7 +49,7 @@ impl fmt::Display for Placement {
             let (from, until) = (fetch.from_block, fetch.until_block);
             write!(f, ", fetch [{from}, {until}) from {}", fetch.source.node_id)?;
         }
-        let mut from = 0;
+        let mut from = self.route.as_ref().map_or(0, |route| route.first_block);
         for RoutePart { source, blocks, .. } in self.route.iter().flat_map(|route| &route.parts) {
             write!(f, ", [{from}, {}) stay on {}", from + blocks, source.node_id)?;
             from += blocks;
@@ -196,11 +199,13 @@ pub struct FetchExplanation {
     pub bytes: u64,
 }
 
-/// Blocks `[0, blocks)` that could have stayed where they are, to be attended there.
+/// Blocks of a prompt's beginning that could have stayed where they are, to be attended there.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PrefixExplanation {
     /// Each would attend a part of it, in this order.
     pub nodes: Vec<String>,
+    /// Those before it are with the prefill side.
+    pub first_block: u32,
     pub blocks: u32,
     /// Absent when no way was open.
     pub chosen: Option<String>,
@@ -340,6 +345,7 @@ impl Placement {
             nodes: (asked.parts.iter())
                 .map(|part| self.considered.name(part.source).1.to_string())
                 .collect(),
+            first_block: asked.first_block,
             blocks: asked.blocks(),
             chosen: asked.decision.chosen.map(|way| way.to_string()),
             ways: asked.decision.prices.iter().map(explain_way).collect(),
@@ -354,7 +360,12 @@ impl Placement {
         if let Some(route) = &self.route {
             let nodes: Vec<&str> = route.parts.iter().map(|part| &*part.source.node_id.0).collect();
             let (routed, nodes) = (route.blocks(), nodes.join(", "));
-            return format!("{routed} of {blocks} blocks stay on {nodes} and are attended there");
+            let here = match route.first_block {
+                0 => String::new(),
+                first => format!("{first} of {blocks} blocks are here, and "),
+            };
+            let of = if here.is_empty() { format!(" of {blocks} blocks") } else { String::new() };
+            return format!("{here}{routed}{of} stay on {nodes} and are attended there");
         }
         let held = if self.leaves_ssd { chosen.memory_blocks } else { chosen.held_blocks };
         let used = self.fetch.as_ref().map_or(held, |fetch| fetch.until_block);
@@ -433,6 +444,7 @@ impl fmt::Display for Verdict {
             Verdict::Excluded => "failed this request",
             Verdict::NotNamed => "another one was named",
             Verdict::Avoided => "failed a moment ago",
+            Verdict::RoutedOnly => "room for what does not stay elsewhere only",
             Verdict::RoomUnreported => "idle, and its room is not reported yet",
             Verdict::Draining => "draining",
             Verdict::NotWhole => "chunks need an instance that does both",

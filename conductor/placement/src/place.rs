@@ -260,7 +260,11 @@ impl<'a> Planner<'a> {
         };
         let blocks_max = largest(Role::prefills, Missing::Prefill)?
             .min(largest(Role::decodes, Missing::Decode)?);
-        if self.prompt_blocks > blocks_max {
+        let fits_routed = |(_, instance): (usize, &Instance)| {
+            let rest = self.prompt_blocks - self.routable_blocks(instance);
+            rest < self.prompt_blocks && rest <= prompt_blocks_max(instance)
+        };
+        if self.prompt_blocks > blocks_max && !self.members().any(fits_routed) {
             return Err(Refusal::TooLarge { prompt_blocks: self.prompt_blocks, blocks_max });
         }
         Ok(())
@@ -528,13 +532,21 @@ impl<'a> Planner<'a> {
         let objectives = self.objectives;
         let mut pairs = Vec::with_capacity(prefills.len());
         for (prefill, candidate) in prefills.iter_mut().enumerate() {
-            if !eligible(candidate.verdict) {
+            let is_full = candidate.verdict == Verdict::NoRoom;
+            if !eligible(candidate.verdict) && !is_full {
                 continue;
             }
             let decode = match self.at(candidate.at).role {
                 Role::Both => decodes.binary_search_by_key(&candidate.at, |decode| decode.at).ok(),
-                Role::Prefill | Role::Decode => split_decode,
+                Role::Prefill | Role::Decode => split_decode.filter(|_| !is_full),
             };
+            if is_full {
+                let decode = decode.map(|decode| &decodes[decode]);
+                match decode.and_then(|decode| self.without_room(candidate, decode)) {
+                    Some(routed) => *candidate = routed,
+                    None => continue,
+                }
+            }
             let Some(decode) = decode else {
                 candidate.verdict = Verdict::NoDecode;
                 continue;
@@ -677,16 +689,17 @@ impl<'a> Planner<'a> {
         };
         let routed = attended.as_ref().filter(stays);
         let route = routed.map(|asked| {
-            let blocks = asked.blocks();
+            let end_block = asked.end_block();
             let part = |part: &AttendedPart| RoutePart {
-                source: self.chosen(part.source, blocks, blocks),
+                source: self.chosen(part.source, end_block, end_block),
                 blocks: part.blocks,
                 layer: part.layer,
             };
-            Route { parts: asked.parts.iter().map(part).collect() }
+            let parts = asked.parts.iter().map(part).collect();
+            Route { first_block: asked.first_block, parts }
         });
         let (used_blocks, transfer_us, compute_us) = match routed {
-            Some(asked) => (asked.blocks(), 0, self.routed_compute_us(prefill, asked)),
+            Some(asked) => (asked.end_block(), 0, self.routed_compute_us(prefill, asked)),
             None => (prefill.used_blocks, prefill.transfer_us, prefill.compute_us),
         };
         let chunks = self.placed_chunks(prefill, decode);
@@ -791,19 +804,23 @@ fn prompt_blocks_max(instance: &Instance) -> u32 {
 
 /// Whether a candidate may be taken: nothing speaks against it, or nothing that is certain.
 fn eligible(verdict: Verdict) -> bool {
-    matches!(verdict, Verdict::Worse | Verdict::RoomUnreported | Verdict::Avoided)
+    matches!(
+        verdict,
+        Verdict::Worse | Verdict::RoutedOnly | Verdict::RoomUnreported | Verdict::Avoided
+    )
 }
 
 /// The order in which eligible candidates are fallen back on.
 fn last_resort(verdict: Verdict) -> u8 {
     match verdict {
-        Verdict::RoomUnreported => 1,
+        Verdict::RoutedOnly => 1,
+        Verdict::RoomUnreported => 2,
         Verdict::Avoided => LAST_RESORT,
         _ => 0,
     }
 }
 
-const LAST_RESORT: u8 = 2;
+const LAST_RESORT: u8 = 3;
 
 /// Candidates are in the order of the view.
 fn own_ttft_us(prefills: &[PrefillCandidate], at: u32) -> u64 {

@@ -1,9 +1,12 @@
 //! Whether the prefix of one request stays where it is ([`crate::attend`] decides by prices): when a placement
 //! asks that, and with what numbers.
 //!
-//! It is asked for an instance that does both, when nothing of the prefix is on its own node and another
-//! node has it in memory. The engine of that instance then has the query rows of what follows attended there,
-//! in every layer of every step. Nothing of such a request is cached: its rows have no chain before them here.
+//! It is asked for an instance that does both, when another node has more of the prefix in memory than its own
+//! node. The engine of that instance attends what is here itself, and has the query rows of what follows attended
+//! there, in every layer of every step. Nothing of such a request is cached: its rows have no chain before them here.
+//!
+//! An instance without room for all of a prompt, but for what is not elsewhere, is taken when nobody else has room, and
+//! routing is the way that is left.
 //!
 //! Where several nodes have all of it, each may attend a part: all are asked at once, and a layer takes what
 //! the slowest does. It is split over twice as many when that saves a tenth at least, since every holder
@@ -46,14 +49,16 @@ pub struct RoutedRows {
     pub layers: u32,
 }
 
-/// The first blocks of a prompt stay where they are: part after part, in their order, each with another node.
+/// Blocks of a prompt's beginning stay where they are: part after part, in their order, each with another node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Route {
+    /// Those before it are with the instance's own node.
+    pub first_block: u32,
     pub parts: Vec<RoutePart>,
 }
 
 impl Route {
-    /// Of all parts.
+    /// Of all parts, without those before them.
     pub fn blocks(&self) -> u32 {
         self.parts.iter().map(|part| part.blocks).sum()
     }
@@ -71,6 +76,8 @@ pub struct RoutePart {
 /// What was asked about a prefix, and the answer with all prices.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Attended {
+    /// With those before it the instance has nothing to ask.
+    pub(crate) first_block: u32,
     /// Who would attend what, in the order of the blocks.
     pub(crate) parts: ArrayVec<AttendedPart, HOLDERS_MAX>,
     pub decision: Decision,
@@ -81,6 +88,11 @@ pub struct Attended {
 impl Attended {
     pub fn blocks(&self) -> u32 {
         self.parts.iter().map(|part| part.blocks).sum()
+    }
+
+    /// With what is before them.
+    pub(crate) fn end_block(&self) -> u32 {
+        self.first_block + self.blocks()
     }
 }
 
@@ -112,6 +124,7 @@ pub(crate) struct Question {
     pub rows: RoutedRows,
     pub block_bytes: u64,
     pub block_tokens: u32,
+    pub first_block: u32,
     pub blocks: u32,
     /// They were computed at another offset.
     pub is_moved: bool,
@@ -179,7 +192,8 @@ impl Question {
         if self.always && decision.price(Way::Route).closed.is_none() {
             decision.chosen = Some(Way::Route);
         }
-        Attended { parts, decision, prefill_us: prefill_us as u64 }
+        let (first_block, prefill_us) = (self.first_block, prefill_us as u64);
+        Attended { first_block, parts, decision, prefill_us }
     }
 
     fn parts(&self, holders: &[Asked]) -> impl Iterator<Item = AttendedPart> {

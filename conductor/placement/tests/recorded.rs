@@ -323,7 +323,7 @@ fn what_is_no_recorded_decision_is_refused_and_says_why() {
         let error: RecordedError = RecordedDecision::read(changed).expect_err("refused");
         assert!(error.to_string().contains(want), "{error} lacks {want}");
     };
-    check("/form", 1.into(), "form 1; this version reads form 9");
+    check("/form", 1.into(), "form 1; this version reads form 10");
     check("/form", "x".into(), "form \"x\"");
     check("/inputs/request", Value::Null, "no recorded decision");
     check("/inputs/hosts/0/in_free_us", u64::MAX.into(), "`in_free_us` is out of bounds");

@@ -3,11 +3,16 @@
 mod support;
 
 use kvasir_placement::attend::{
-    Congestion, Constants, FabricProfile, GatherProfile, KernelProfile, MergeProfile,
+    Closed, Congestion, Constants, FabricProfile, GatherProfile, KernelProfile, MergeProfile,
     SelectedProfile, SpliceProfile, Way,
 };
-use kvasir_placement::{Objectives, Placement, Policy, RoutedRows, Routing};
+use kvasir_placement::{
+    Objectives, OverloadReason, Placement, Policy, Refusal, Role, RoutedRows, Routing, Verdict,
+};
 use support::World;
+
+const ROUTED: Option<RoutedRows> =
+    Some(RoutedRows { heads: 4, query_bytes: 1, partial_bytes: 1, layers: 1 });
 
 /// A layer takes 20 us on the way, 10 at the holder and 5 to merge: of one layer, 35 us a step.
 fn constants() -> Constants {
@@ -38,14 +43,13 @@ fn world(always: bool) -> World {
 
 fn world_with(constants: Constants, always: bool) -> World {
     let policy = Policy { routing: Some(Routing { constants, always }), ..Policy::default() };
-    let routed = Some(RoutedRows { heads: 4, query_bytes: 1, partial_bytes: 1, layers: 1 });
     World::with_policy(&["b0", "b1"], policy)
         .held(&[(0, 10)])
         .reports("b0", |report| {
-            report.model.routed = routed;
+            report.model.routed = ROUTED;
             report.load.waiting_prompt_tokens = 5_120;
         })
-        .reports("b1", |report| report.model.routed = routed)
+        .reports("b1", |report| report.model.routed = ROUTED)
 }
 
 fn placed(world: &World, max_tokens: u32) -> Placement {
@@ -105,11 +109,10 @@ fn crowd_with(constants: Constants) -> World {
 fn crowd_of(names: &[&str], constants: Constants) -> World {
     let policy =
         Policy { routing: Some(Routing { constants, always: false }), ..Policy::default() };
-    let routed = Some(RoutedRows { heads: 4, query_bytes: 1, partial_bytes: 1, layers: 1 });
     let world = World::with_policy(names, policy);
     names
         .iter()
-        .fold(world, |world, name| world.reports(name, |report| report.model.routed = routed))
+        .fold(world, |world, name| world.reports(name, |report| report.model.routed = ROUTED))
 }
 
 fn placed_at(world: &World, name: &str) -> Placement {
@@ -250,12 +253,11 @@ fn two_engines_of_one_node_are_one_holder() {
         routing: Some(Routing { constants: slow_kernel(), always: false }),
         ..Policy::default()
     };
-    let routed = Some(RoutedRows { heads: 4, query_bytes: 1, partial_bytes: 1, layers: 1 });
     let names = ["b0", "b1", "b2", "b3"];
     let world = World::shared(&names, 2, policy);
     let world = names
         .iter()
-        .fold(world, |world, name| world.reports(name, |report| report.model.routed = routed));
+        .fold(world, |world, name| world.reports(name, |report| report.model.routed = ROUTED));
     let placement = placed_at(&world.held(&[(0, 10)]), "b3");
     assert_eq!(parts(&placement), [("n0".to_owned(), 10)], "{placement}");
 }
@@ -437,4 +439,144 @@ fn a_prefix_that_is_not_attended_after_all_frees_its_holder_and_takes_room_here(
         world.view.book(kvasir_placement::BookingId(id), &placement, 0);
     }
     assert!(placed_at(&world, "b3").route.is_none());
+}
+
+#[test]
+fn what_is_here_is_attended_here_and_what_follows_it_elsewhere() {
+    let world = world(false).held(&[(0, 10), (1, 4)]);
+    for (tokens, way) in [(25, Way::Route), (26, Way::Fetch)] {
+        let placement = placed(&world, tokens);
+        let decision = placement.attended.as_ref().expect("it was asked").decision;
+        assert_eq!(decision.chosen, Some(way), "{tokens} tokens\n{decision}");
+        assert_eq!((placement.reused_tokens, placement.compute_tokens), (640, 360));
+        // Six blocks are priced, not ten.
+        assert!((decision.price(Way::Fetch).once_us - 700.0).abs() < 1e-3, "{decision}");
+        let recompute_us = decision.price(Way::Recompute).once_us;
+        assert!((recompute_us - 3_840.0).abs() < 1e-3, "{decision}");
+        match (&placement.route, &placement.fetch) {
+            (Some(route), None) if way == Way::Route => {
+                assert_eq!((route.first_block, route.blocks()), (4, 6));
+            }
+            (None, Some(fetch)) if way == Way::Fetch => assert_eq!(fetch.from_block, 4),
+            other => panic!("{other:?}"),
+        }
+    }
+    let got = placed(&world, 25).to_string();
+    for line in ["blocks [4, 10) on n0", "whole on b1, [4, 10) stay on n0, first token in 4655 us"]
+    {
+        assert!(got.lines().any(|of| of.starts_with(line)), "{line} is not in\n{got}");
+    }
+    let explained = placed(&world, 25).explain();
+    assert_eq!(
+        explained.prefix.as_ref().map(|prefix| (prefix.first_block, prefix.blocks)),
+        Some((4, 6))
+    );
+    assert!(explained.cache.contains("4 of 16 blocks are here, and 6 stay on n0"), "{explained:?}");
+    // Over several holders too, part after part.
+    let names = ["b0", "b1", "b2", "b3"];
+    let world = crowd_of(&names, slow_kernel()).held(&[(0, 10), (1, 10), (3, 2)]);
+    let placement = placed_at(&world, "b3");
+    assert_eq!(parts(&placement), [("n0".to_owned(), 4), ("n1".to_owned(), 4)], "{placement}");
+    assert_eq!(placement.route.expect("routed").first_block, 2);
+}
+
+#[test]
+fn what_the_requester_s_own_ssd_has_is_not_attended_elsewhere() {
+    let world = world(true).held_in_memory(&[(0, 10, 10), (1, 4, 3)]);
+    assert!(placed(&world, 10).attended.is_none());
+    let world = world.held_in_memory(&[(0, 10, 10), (1, 4, 4)]);
+    assert!(placed(&world, 10).route.is_some());
+}
+
+#[test]
+fn who_has_room_for_the_rest_alone_routes_when_nobody_has_room_for_all() {
+    // `b1` has the room of the six blocks that follow, and of one for the answer.
+    let with = |world: World, slots: u32| {
+        world.reports("b1", |report| {
+            (report.slots_total, report.slots_available) = (slots, slots);
+        })
+    };
+    let world = with(world(false), 7);
+    let instance = |placement: &Placement| placement.prefill().instance_id.to_string();
+    // It is long in the queue of the one that has room for all, but in time there.
+    let waits = placed(&world, 10);
+    assert_eq!((instance(&waits), waits.route.is_some()), ("b0".to_owned(), false), "{waits}");
+    let in_time = |world: &World, ttft_us| {
+        let model = world.view.models().last().expect("a model").0;
+        world.decide(|request| {
+            (request.model, request.max_tokens) = (model, 10);
+            request.objectives = Objectives { ttft_us, ..Objectives::NONE };
+        })
+    };
+    let routed = in_time(&world, 60_000).expect("routed");
+    assert_eq!(instance(&routed), "b1", "{routed}");
+    assert_eq!(routed.route.as_ref().map(|route| route.blocks()), Some(10), "{routed}");
+    assert_eq!(routed.predicted_ttft_us, 4_655);
+    let decision = routed.attended.as_ref().expect("asked").decision;
+    for way in [Way::Fetch, Way::Recompute] {
+        assert_eq!(decision.price(way).closed, Some(Closed::NoRoom), "{decision}");
+    }
+    let b1 = routed.considered.prefill_candidates[1].clone();
+    assert_eq!((b1.used_blocks, b1.transfer_us, b1.compute_us), (10, 0, 4_655), "{routed}");
+    // It is in time or not, as any other: where it is idle, late is a probe.
+    for (ttft_us, late) in [(4_655, false), (4_654, true)] {
+        let placement = in_time(&world, ttft_us).expect("routed");
+        assert_eq!((placement.probe, placement.route.is_some()), (late, true), "{placement}");
+    }
+    // One slot less than it takes.
+    let fuller = with(world, 6);
+    let none = in_time(&fuller, 60_000).expect_err("no room");
+    assert!(none.considered.prefill_candidates[1].verdict == Verdict::NoRoom, "{none}");
+}
+
+#[test]
+fn a_prompt_that_no_node_could_hold_is_served_where_a_part_of_it_may_stay_elsewhere() {
+    let small = |world: World, slots: u32| {
+        world.reports("b1", |report| {
+            (report.slots_total, report.slots_available) = (slots, slots);
+        })
+    };
+    let smaller = |world: World| {
+        // What it holds fills it.
+        world.reports("b0", |report| (report.slots_total, report.slots_available) = (12, 0))
+    };
+    let place = |world: &World, may_route: bool| {
+        let model = world.view.models().last().expect("a model").0;
+        world.decide(|request| {
+            (request.model, request.max_tokens, request.may_route) = (model, 10, may_route);
+        })
+    };
+    let world_of = |slots| smaller(small(world(false), slots));
+    let routed = place(&world_of(7), true).expect("routed");
+    assert_eq!(
+        (&*routed.prefill().instance_id.0, routed.route.is_some()),
+        ("b1", true),
+        "{routed}"
+    );
+    for (slots, may_route) in [(7, false), (6, true)] {
+        let refused = place(&world_of(slots), may_route).expect_err("too large");
+        assert!(
+            matches!(refused.refusal, Refusal::TooLarge { .. }),
+            "{slots} {may_route} {refused}"
+        );
+    }
+    // It could, were the holder to answer one more: that is a matter of time.
+    let mut busy = world_of(7);
+    let instances = ["b2", "b3"].map(|name| support::report(name, 7, Role::Both));
+    for (at, report) in instances.into_iter().enumerate() {
+        let model = kvasir_placement::ModelSpec { routed: ROUTED, ..report.model.clone() };
+        busy.view.report(kvasir_placement::InstanceReport { model, ..report }, 0);
+        let id = kvasir_placement::BookingId(at as u64);
+        let placement = placed_at(&busy, ["b2", "b3"][at]);
+        assert!(placement.route.is_some(), "{placement}");
+        busy.view.book(id, &placement, 0);
+    }
+    for name in ["b2", "b3"] {
+        busy = busy.reports(name, |report| (report.slots_total, report.slots_available) = (1, 0));
+    }
+    let later = place(&busy, true).expect_err("not now");
+    assert!(
+        matches!(later.refusal, Refusal::Overloaded { reason: OverloadReason::NoRoom, .. }),
+        "{later}"
+    );
 }

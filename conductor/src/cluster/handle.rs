@@ -543,7 +543,7 @@ fn targets(state: &State, placement: &Placement) -> Option<Targets> {
         None => None,
         Some(fetch) => Some(source(fetch)?),
     };
-    let mut next_block = 0;
+    let mut next_block = placement.route.as_ref().map_or(0, |route| route.first_block);
     let part = |part: &RoutePart| {
         let node = state.node_handle(part.source.node)?;
         let first_block = next_block;

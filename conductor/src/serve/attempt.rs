@@ -22,7 +22,7 @@ use super::Serving;
 use super::arrivals::{Lead, Outcome, Plan, Stage, Turn};
 use super::chunks::{self, Brought};
 use super::class::CacheClass;
-use super::fault::{Failure, Fault, FaultKind, engine_fault, node_fault};
+use super::fault::{Failure, Fault, FaultKind, InstanceFault, engine_fault, node_fault};
 use super::fetch;
 use super::job::{Ended, FinishReason, Job, Prompt};
 use super::legs::{self, Leg};
@@ -76,12 +76,21 @@ pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, End
             Vec::new()
         }
     };
+    let first_routed = route.first().map_or(0, |holder| holder.first_block);
     let routed_blocks = route.iter().map(|holder| holder.blocks).sum();
     let brought = chunks::bring(scene, &chunks, &prefill, &booking).await;
     let chunk_tokens_elsewhere = brought.tokens_elsewhere;
-    let computing =
-        Computing { target: &prefill, routed_blocks, chunk_tokens_elsewhere, leave_ssd };
+    let computing = Computing {
+        target: &prefill,
+        first_routed,
+        routed_blocks,
+        chunk_tokens_elsewhere,
+        leave_ssd,
+    };
     let reserved = reserve(scene, &transaction, computing, decode.as_ref(), fetch.as_ref()).await?;
+    if !reserved.has_before(first_routed) {
+        return Err(not_before(scene, &prefill));
+    }
     let reused = reserved.reused_blocks().saturating_mul(scene.prompt.block_tokens());
     let reused = reused.saturating_add(brought.tokens_reused);
     booking.revise(reused.min(scene.prompt.length().saturating_sub(1)));
@@ -377,6 +386,16 @@ fn not_renewed(scene: Scene<'_>, target: &EngineTarget) -> Fault {
     node_fault(scene, &status, target)
 }
 
+/// It has let go of blocks that others' would follow: with all of them computed nothing is wrong with it.
+fn not_before(scene: Scene<'_>, prefill: &EngineTarget) -> Fault {
+    Fault::Instance(InstanceFault {
+        instance: prefill.instance_id.clone(),
+        kind: FaultKind::Unrouted,
+        phase: scene.phase.get(),
+        message: "blocks before those that stay elsewhere are not there any more".to_owned(),
+    })
+}
+
 /// Of two sides, the one that is lost; the other may only have said no because of it.
 async fn blame(first: Fault, other: impl Future<Output = Option<Fault>>) -> Fault {
     if !matches!(&first, Fault::Instance(fault) if fault.kind == FaultKind::Refused) {
@@ -464,7 +483,6 @@ fn ending(finished: v1::Finished, cached_tokens: u32) -> (String, Ended) {
 mod tests {
     use std::future::ready;
 
-    use super::super::fault::InstanceFault;
     use super::*;
 
     fn fault(instance: &str, kind: FaultKind) -> Fault {

@@ -17,11 +17,16 @@ pub(super) struct Reserved {
     pub decode_targets: v1::WriteTargets,
     /// Absent when nothing is to be fetched.
     pub fetch: Option<Fetch>,
-    /// Leading blocks that are attended elsewhere.
+    /// Blocks that are attended elsewhere.
     routed_blocks: u32,
 }
 
 impl Reserved {
+    /// Whether the node of the prefill side has what is before those that are attended elsewhere.
+    pub fn has_before(&self, first_routed: u32) -> bool {
+        self.held_blocks >= first_routed
+    }
+
     /// Leading blocks that will not be computed, if all goes well.
     pub fn reused_blocks(&self) -> u32 {
         let fetched = self.fetch.as_ref().filter(|fetch| fetch.pinned);
@@ -108,7 +113,8 @@ async fn is_pinned(
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Computing<'a> {
     pub target: &'a EngineTarget,
-    /// The first ones are attended elsewhere: slots are for what follows.
+    /// From this one on so many are attended elsewhere: slots are for the others.
+    pub first_routed: u32,
     pub routed_blocks: u32,
     /// So are these, of its chunks.
     pub chunk_tokens_elsewhere: u32,
@@ -120,7 +126,7 @@ pub(super) struct Computing<'a> {
 pub(super) async fn reserve(
     scene: Scene<'_>,
     transaction: &Transaction<'_>,
-    Computing { target: prefill, routed_blocks, chunk_tokens_elsewhere, leave_ssd }: Computing<'_>,
+    Computing { target: prefill, first_routed, routed_blocks, chunk_tokens_elsewhere, leave_ssd }: Computing<'_>,
     decode: Option<&EngineTarget>,
     source: Option<&FetchSource>,
 ) -> Result<Reserved, Fault> {
@@ -130,9 +136,10 @@ pub(super) async fn reserve(
     let on_prefill = async {
         let mut request = request(Side::Prefill);
         if routed_blocks > 0 {
-            request.keys.drain(..routed_blocks as usize * 16);
+            let first = first_routed as usize;
+            request.keys.drain(first * 16..(first + routed_blocks as usize) * 16);
             request.prompt_tokens -= routed_blocks * scene.prompt.block_tokens();
-            // Without those before them nobody could find them.
+            // Without all before them nobody could find them.
             request.cache_class = v1::CacheClass::Ephemeral.into();
         }
         if !scene.prompt.chunks().is_empty() {

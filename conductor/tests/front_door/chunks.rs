@@ -54,7 +54,7 @@ fn has(keys: Vec<u8>) -> Script {
     Script { keys, routes: true, ..Script::default() }
 }
 
-/// Engines that do both: `b` has nothing, and the others what their scripts say.
+/// Engines that do both: `b` has nothing, or what it is said to have, and the others what their scripts say.
 struct Bench {
     world: World,
     pairs: Vec<Pair>,
@@ -63,8 +63,16 @@ struct Bench {
 
 impl Bench {
     async fn start(holders: &[(&'static str, Script)], change: impl FnOnce(&mut Config)) -> Bench {
+        Bench::start_with(has(Vec::new()), holders, change).await
+    }
+
+    async fn start_with(
+        own: Script,
+        holders: &[(&'static str, Script)],
+        change: impl FnOnce(&mut Config),
+    ) -> Bench {
         let world = World::default();
-        let mut pairs = vec![Pair::start(&world, "b", Role::Both, has(Vec::new())).await];
+        let mut pairs = vec![Pair::start(&world, "b", Role::Both, own).await];
         for (name, script) in holders {
             pairs.push(Pair::start(&world, name, Role::Both, script.clone()).await);
         }
@@ -179,6 +187,55 @@ async fn rows_behind_a_prefix_that_stays_elsewhere_are_nobody_elses() {
     let (reserved, generated) = bench.served();
     assert_eq!(generated.routed.len(), 1, "{generated:?}");
     assert_eq!(reserved.cache_class, i32::from(v1::CacheClass::Ephemeral));
+}
+
+/// Of the prompt `b` has as many blocks as it says, and says so again or does not when it is asked for slots.
+async fn with_a_beginning_here(blocks: u32, held_blocks: u32) -> (Bench, Value, Vec<BlockKey>) {
+    let prefix = keys::chain(root(""), &prompt(3), BLOCK_TOKENS as usize);
+    let own = Script { held_blocks, ..has(BlockKey::concat(&prefix[..blocks as usize])) };
+    let holders = [("h", has(BlockKey::concat(&prefix)))];
+    let bench = Bench::start_with(own, &holders, |_| ()).await;
+    let mut whole = body(3);
+    whole.as_object_mut().expect("an object").remove("kvasir_chunks");
+    (bench, whole, prefix)
+}
+
+#[tokio::test]
+async fn blocks_that_are_here_are_used_here_and_what_follows_them_stays_elsewhere() {
+    let (bench, whole, prefix) = with_a_beginning_here(2, 2).await;
+    bench.answered(whole, "route").await;
+    let (reserved, generated) = bench.served();
+    let [part] = &generated.routed[..] else { panic!("{generated:?}") };
+    let end = (prompt(3).len() - 1) / BLOCK_TOKENS as usize;
+    assert_eq!((part.first_block, (part.first_block + part.blocks) as usize), (2, end));
+    let slots = [&prefix[..2], &prefix[end..]].concat();
+    assert_eq!(reserved.keys, BlockKey::concat(&slots));
+    let away = (end - 2) * BLOCK_TOKENS as usize;
+    assert_eq!(reserved.prompt_tokens as usize, prompt(3).len() - away);
+    assert_eq!(reserved.cache_class, i32::from(v1::CacheClass::Ephemeral));
+    assert_eq!((bench.pinned(), bench.world.count(is_generated)), (1, 1));
+}
+
+fn is_generated(happened: &Happened) -> bool {
+    matches!(happened, Happened::Generate { .. })
+}
+
+#[tokio::test]
+async fn where_blocks_before_those_that_stay_elsewhere_are_gone_all_is_computed() {
+    let (bench, whole, prefix) = with_a_beginning_here(2, 1).await;
+    bench.answered(whole, "route").await;
+    let (reserved, generated) = bench.served();
+    assert!(generated.routed.is_empty(), "{generated:?}");
+    assert_eq!(reserved.keys, BlockKey::concat(&prefix));
+    assert_eq!(reserved.prompt_tokens as usize, prompt(3).len());
+    assert_eq!(bench.world.count(is_generated), 1, "no engine was called before");
+    for (node, side) in [("h", Side::Source), ("b", Side::Prefill)] {
+        let is_abort = |happened: &Happened| match happened {
+            Happened::Abort { node: of, side: which, .. } => (*of, *which) == (node, side),
+            _ => false,
+        };
+        bench.world.until("an abort", |log| log.iter().any(is_abort)).await;
+    }
 }
 
 /// A kernel so slow that each holder that takes a part is worth it.

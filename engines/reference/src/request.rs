@@ -60,7 +60,7 @@ impl Limits {
         if leg != Leg::Whole && !is_plain {
             return Err(refuse("only a whole leg attends blocks elsewhere, or has chunks"));
         }
-        let routed = spans(request.routed)?;
+        let routed = spans(request.routed, None)?;
         let chunks = self.chunks(request.chunks, blocks_of(&routed), request.prompt.len())?;
         self.check_room(&routed, &chunks, request.prompt.len())?;
         Ok(CheckedRequest {
@@ -100,7 +100,7 @@ impl Limits {
                 return Err(refuse("at least one token of a prompt follows its chunks"));
             }
             next = end;
-            let routed = spans(routed)?;
+            let routed = spans(routed, Some(0))?;
             if !routed.is_empty() && blocks_of(&routed) != blocks {
                 return Err(refuse("a chunk is attended elsewhere in part"));
             }
@@ -200,9 +200,10 @@ impl Limits {
     }
 }
 
-/// In order and without gaps.
-fn spans(spans: Vec<v1::RoutedSpan>) -> Result<Vec<SpanRequest>, Status> {
-    let mut next = 0u32;
+/// In order and without gaps from this block on, or from wherever the first one begins.
+fn spans(spans: Vec<v1::RoutedSpan>, from: Option<u32>) -> Result<Vec<SpanRequest>, Status> {
+    let first = spans.first().map_or(0, |span| span.first_block);
+    let mut next = from.unwrap_or(first);
     let mut checked = Vec::with_capacity(spans.len());
     for span in spans {
         let v1::RoutedSpan { node, tx, lease_ms, first_block, blocks } = span;
@@ -219,6 +220,7 @@ fn spans(spans: Vec<v1::RoutedSpan>) -> Result<Vec<SpanRequest>, Status> {
     Ok(checked)
 }
 
+/// Up to their end, with what is before them.
 fn blocks_of(spans: &[SpanRequest]) -> u32 {
     spans.last().map_or(0, |span| span.first_block + span.blocks)
 }
@@ -307,6 +309,13 @@ mod tests {
         let routed = check(|r| r.routed = vec![span(0, 1), span(1, 1)]).expect("taken").routed;
         let places: Vec<(u32, u32)> = routed.iter().map(|s| (s.first_block, s.blocks)).collect();
         assert_eq!(places, [(0, 1), (1, 1)]);
+        // What is before them is here.
+        let later = |r: &mut v1::GenerateRequest| {
+            (r.prompt, r.routed) = (vec![5; 27], vec![span(1, 1), span(2, 1)]);
+        };
+        let places = check(later).expect("taken").places(8).into_iter();
+        let places: Vec<_> = places.map(|p| (p.positions, p.moved, p.elsewhere)).collect();
+        assert_eq!(places, [(8..24, 0, true)]);
     }
 
     fn chunk(first_position: u32, blocks: u32) -> v1::Chunk {
@@ -371,10 +380,12 @@ mod tests {
         wrong(check(|r| r.prompt[3] = 100), "token 100");
         wrong(check(|r| r.sampling = None), "sampling");
         wrong(check(|r| r.namespace.clear()), "namespace");
-        wrong(check(|r| r.routed = vec![span(1, 1)]), "gap");
         wrong(check(|r| r.routed = vec![span(0, 1), span(2, 1)]), "gap");
+        wrong(check(|r| r.routed = vec![span(1, 1), span(1, 1)]), "gap");
+        wrong(check(|r| r.routed = vec![span(1, u32::MAX)]), "too many");
         wrong(check(|r| r.routed = vec![span(0, 0)]), "gap");
         wrong(check(|r| r.routed = vec![span(0, 3)]), "not routed");
+        wrong(check(|r| (r.prompt, r.routed) = (vec![5; 16], vec![span(1, 1)])), "not routed");
         wrong(check(|r| (r.prompt, r.routed) = (vec![5; 16], vec![span(0, 2)])), "not routed");
         wrong(check(|r| r.routed = vec![v1::RoutedSpan { tx: None, ..span(0, 1) }]), "`tx`");
         wrong(check(|r| r.routed = vec![v1::RoutedSpan { lease_ms: 0, ..span(0, 1) }]), "lease");

@@ -4861,10 +4861,11 @@ pub struct GenerateRequest {
     /// it, between two steps too, and nobody is passed by what came later than this.
     #[prost(uint64, tag = "7")]
     pub rank_delay_us: u64,
-    /// Blocks at the beginning of the prompt that stay where they are: the engine sends queries there. In the
-    /// order of the prompt, without gaps, and at least one token of the prompt after them. Only on a whole
-    /// leg, whose share has slots for what follows those blocks only and is ephemeral. When a holder is lost
-    /// or late the engine computes the blocks itself, in slots that it grows.
+    /// Blocks of the prompt's beginning that stay where they are: the engine sends queries there. In the
+    /// order of the prompt, without gaps, and at least one token of the prompt after them. Those before the first
+    /// of them are cached on the engine's own node: where its share lacks some the engine refuses. Only on a whole
+    /// leg, whose share has slots for what is before and behind those blocks only and is ephemeral. When a holder
+    /// is lost or late the engine computes the blocks itself, in slots that it grows.
     #[prost(message, repeated, tag = "8")]
     pub routed: ::prost::alloc::vec::Vec<RoutedSpan>,
     /// Chunks of the prompt that are used at another offset than the one that they were computed at: in the

@@ -135,6 +135,7 @@ impl Planner<'_> {
         };
         let beside = before.iter().filter(is_there).count() as u32;
         let question = Question {
+            first_block: 0,
             rows,
             block_bytes: self.spec.block_bytes,
             block_tokens: self.spec.block_tokens,

@@ -22,7 +22,7 @@ impl Planner<'_> {
         }
     }
 
-    fn has_room(&self, instance: &Instance, slots: u32) -> bool {
+    pub(super) fn has_room(&self, instance: &Instance, slots: u32) -> bool {
         slots <= self.view.slots_left(instance)
     }
 

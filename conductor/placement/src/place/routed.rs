@@ -4,14 +4,14 @@ use arrayvec::ArrayVec;
 
 use super::Planner;
 use crate::attend::Way;
-use crate::decision::{DecodeCandidate, PrefillCandidate};
+use crate::decision::{DecodeCandidate, PrefillCandidate, Verdict};
 use crate::routing::{Asked, Attended, HOLDERS_MAX, Question};
-use crate::view::Instance;
+use crate::view::{Instance, Role};
 
 impl Planner<'_> {
     /// The prefill of what follows a prefix that is attended elsewhere.
     pub(super) fn routed_compute_us(&self, prefill: &PrefillCandidate, asked: &Attended) -> u64 {
-        let rest_us = self.compute_us(self.at(prefill.at), asked.blocks());
+        let rest_us = self.compute_us(self.at(prefill.at), asked.end_block());
         rest_us.saturating_add(asked.prefill_us)
     }
 
@@ -80,8 +80,11 @@ impl Planner<'_> {
         let routing = self.view.policy().routing.as_ref()?;
         let rows = self.spec.routed?;
         let (_, best) = self.best_in_memory.or(self.best)?;
-        let blocks = self.memory_blocks(self.at(best as u32));
-        let is_whole = prefill.at == decode.at && prefill.held_blocks == 0;
+        let end_block = self.memory_blocks(self.at(best as u32));
+        let first_block = prefill.memory_blocks;
+        let blocks = end_block.saturating_sub(first_block);
+        // What its own SSD has would be read, or left there.
+        let is_whole = prefill.at == decode.at && prefill.held_blocks == prefill.memory_blocks;
         let asked_for = self.request.steering.prefix;
         let is_open = self.request.may_route && asked_for.is_none_or(|way| way == Way::Route);
         if !is_open || !is_whole || blocks == 0 || !self.request.chunks.is_empty() {
@@ -89,11 +92,12 @@ impl Planner<'_> {
         }
         let instance = self.at(prefill.at);
         let holders = self.least_asked(best, instance);
-        let prefix_tokens = blocks * self.spec.block_tokens;
+        let prefix_tokens = end_block * self.spec.block_tokens;
         let question = Question {
             rows,
             block_bytes: self.spec.block_bytes,
             block_tokens: self.spec.block_tokens,
+            first_block,
             blocks,
             is_moved: false,
             is_opened: false,
@@ -108,9 +112,51 @@ impl Planner<'_> {
             free_slots: self.view.slots_left(instance),
             fetch_us: self.transfer_us(best, instance, blocks),
             recompute_us: self
-                .compute_us(instance, 0)
-                .saturating_sub(self.compute_us(instance, blocks)),
+                .compute_us(instance, first_block)
+                .saturating_sub(self.compute_us(instance, end_block)),
         };
         Some(question.answer_over(&holders, routing, self.view.routes.as_ref()?))
+    }
+
+    /// Blocks of the prompt that could stay elsewhere, were this instance to serve it.
+    pub(super) fn routable_blocks(&self, instance: &Instance) -> u32 {
+        let routes = self.view.policy().routing.is_some() && self.spec.routed.is_some();
+        let may = routes && self.request.may_route && self.request.chunks.is_empty();
+        let own = self.memory_blocks(instance);
+        let best = self.best_in_memory.or(self.best).filter(|_| may && instance.role == Role::Both);
+        best.map_or(0, |(_, best)| self.memory_blocks(self.at(best as u32)).saturating_sub(own))
+    }
+
+    /// The candidate that has no room for all of the prompt, as it is when a part of that stays elsewhere: if there is
+    /// room for the rest, and that is the cheapest of what is open.
+    pub(super) fn without_room(
+        &self,
+        prefill: &PrefillCandidate,
+        decode: &DecodeCandidate,
+    ) -> Option<PrefillCandidate> {
+        let instance = self.at(prefill.at);
+        let routable_blocks = self.routable_blocks(instance);
+        let slots = self.prefill_slots(instance, prefill.memory_blocks);
+        // Looked at first: most of those that are full are full for this too.
+        if routable_blocks == 0 || !self.has_room(instance, slots.saturating_sub(routable_blocks)) {
+            return None;
+        }
+        let asked = self.attended(prefill, decode).filter(|_| !instance.avoided())?;
+        if asked.decision.chosen != Some(Way::Route) {
+            return None;
+        }
+        let compute_us = self.routed_compute_us(prefill, &asked);
+        let ttft_us = prefill.queue_us.saturating_add(compute_us);
+        Some(PrefillCandidate {
+            used_blocks: asked.end_block(),
+            fetch_from: None,
+            transfer_us: 0,
+            compute_us,
+            ttft_us,
+            latest_ttft_us: ttft_us,
+            cost_us: ttft_us,
+            verdict: Verdict::RoutedOnly,
+            ..*prefill
+        })
     }
 }

@@ -38,7 +38,7 @@ use crate::queue::{DecodeBookings, PrefillQueue, QueueParts};
 use crate::routing::{RoutePart, RoutedRows};
 
 /// The form in which decisions are written. Another one is refused, not guessed at.
-pub const FORM: u32 = 9;
+pub const FORM: u32 = 10;
 /// No time that is read back may be later than this, so that sums of times stay numbers: thirty years.
 const US_MAX: u64 = 1_000_000_000_000_000;
 /// Nor may any other number be larger.
@@ -669,6 +669,7 @@ struct Unexplained {
     prefill_instance: u64,
     decode_instance: u64,
     fetch_instance: Option<u64>,
+    route_first_block: Option<u32>,
     route_instances: Vec<u64>,
     route_blocks: Vec<u32>,
     route_layers: Vec<[f64; 3]>,
@@ -724,6 +725,7 @@ impl Unexplained {
             prefill_instance: prefill.instance.0,
             decode_instance: decode.instance.0,
             fetch_instance: fetch.as_ref().map(|Fetch { source, .. }| source.instance.0),
+            route_first_block: route.as_ref().map(|route| route.first_block),
             route_instances: parts().map(|RoutePart { source, .. }| source.instance.0).collect(),
             route_blocks: parts().map(|part| part.blocks).collect(),
             route_layers: parts().map(|part| part.layer.numbers()).collect(),

@@ -100,6 +100,14 @@ impl World {
         self
     }
 
+    /// The same, and how many of these are in memory.
+    pub fn held_in_memory(mut self, held: &[(u16, u32, u32)]) -> Self {
+        let pairs: Vec<_> =
+            held.iter().map(|&(node, all, fast)| (NodeIndex(node), all, fast)).collect();
+        self.matched = PrefixMatch::from_memory_and_all(&pairs);
+        self
+    }
+
     /// A new report of an instance, changed by `change`.
     pub fn reports(mut self, name: &str, change: impl FnOnce(&mut InstanceReport)) -> Self {
         let instances = self.view.instances().iter();

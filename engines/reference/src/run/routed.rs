@@ -1,7 +1,10 @@
 //! Engines that attend the beginning of prompts on other nodes, with this test in the conductor's place:
 //! the tokens are those of the reference vectors, whoever attends what, and whatever is lost on the way.
 
+use std::ops::Range;
+
 use futures::future::join_all;
+use kvasir_proto::refusal::{REFUSAL, UNROUTED};
 use kvasir_proto::v1::generate_event::Event;
 use kvasir_proto::{BlockKey, keys};
 use kvasir_store_node::config::TransferTls;
@@ -42,24 +45,26 @@ impl Host {
         assert_eq!(reply.into_inner().held_blocks, blocks, "they were computed here before");
     }
 
-    /// Reserves slots for what follows so many blocks.
-    async fn reserve_after(&self, ask: &Ask, blocks: u32) {
-        let keys = keys::chain(self.namespace, &ask.prompt, BLOCK);
+    /// Reserves slots for what is not in these blocks.
+    async fn reserve_without(&self, ask: &Ask, away: Range<u32>) -> u32 {
+        let mut keys = keys::chain(self.namespace, &ask.prompt, BLOCK);
+        keys.drain(away.start as usize..away.end as usize);
         let request = v1::TxAllocateRequest {
             tx: Some(ask.tx()),
             side: v1::Side::Prefill.into(),
             namespace: self.namespace.0.to_vec(),
-            keys: BlockKey::concat(&keys[blocks as usize..]),
-            prompt_tokens: ask.prompt.len() as u32 - blocks * BLOCK as u32,
+            keys: BlockKey::concat(&keys),
+            prompt_tokens: (ask.prompt.len() - away.len() * BLOCK) as u32,
             lease_ms: LEASE_MS,
             answer_tokens_max: ask.max_tokens,
             cache_class: v1::CacheClass::Ephemeral.into(),
             ..v1::TxAllocateRequest::default()
         };
-        self.node_client.clone().tx_allocate(request).await.expect("room");
+        let reply = self.node_client.clone().tx_allocate(request).await.expect("room");
+        reply.into_inner().held_blocks
     }
 
-    fn span(&self, ask: &Ask, blocks: std::ops::Range<u32>) -> v1::RoutedSpan {
+    fn span(&self, ask: &Ask, blocks: Range<u32>) -> v1::RoutedSpan {
         v1::RoutedSpan {
             node: self.node.address().to_string(),
             tx: Some(ask.tx()),
@@ -83,14 +88,24 @@ pub async fn begin(
     ask: &Ask,
 ) -> tonic::Streaming<v1::GenerateEvent> {
     let blocks = ((ask.prompt.len() - 1) / BLOCK) as u32;
-    let each = blocks.div_ceil(holders.len() as u32);
+    begin_behind(engine, holders, ask, 0..blocks).await
+}
+
+/// The same for some of its blocks; those before them are here.
+pub async fn begin_behind(
+    engine: &Host,
+    holders: &[&Host],
+    ask: &Ask,
+    away: Range<u32>,
+) -> tonic::Streaming<v1::GenerateEvent> {
+    let each = (away.len() as u32).div_ceil(holders.len() as u32);
     let mut spans = Vec::new();
-    for (holder, first) in holders.iter().zip((0..blocks).step_by(each as usize)) {
-        let end = (first + each).min(blocks);
+    for (holder, first) in holders.iter().zip(away.clone().step_by(each as usize)) {
+        let end = (first + each).min(away.end);
         holder.pin(ask, end).await;
         spans.push(holder.span(ask, first..end));
     }
-    engine.reserve_after(ask, blocks).await;
+    engine.reserve_without(ask, away).await;
     engine.call_routed(ask, v1::Leg::Whole, spans).await.expect("taken")
 }
 
@@ -184,7 +199,7 @@ async fn queries_go_under_tls_to_a_node_that_wants_it_and_not_without() {
     let asks = ask(3, &case);
     let blocks = ((case.prompt.len() - 1) / BLOCK) as u32;
     holder.pin(&asks, blocks).await;
-    plain.reserve_after(&asks, blocks).await;
+    plain.reserve_without(&asks, 0..blocks).await;
     let spans = vec![holder.span(&asks, 0..blocks)];
     let refused = plain.call_routed(&asks, v1::Leg::Whole, spans).await.expect_err("refused");
     assert_eq!(refused.code(), tonic::Code::Unavailable);
@@ -317,7 +332,7 @@ async fn what_a_holder_has_not_pinned_is_refused_before_anything_is_computed() {
     let case = long_cases(2).remove(0);
     holder.whole(&ask(1, &case)).await;
     let call = async |ask: &Ask, span: v1::RoutedSpan| {
-        engine.reserve_after(ask, 1).await;
+        engine.reserve_without(ask, 0..1).await;
         let called = engine.call_routed(ask, v1::Leg::Whole, vec![span]).await;
         called.expect_err("refused").code()
     };
@@ -331,4 +346,77 @@ async fn what_a_holder_has_not_pinned_is_refused_before_anything_is_computed() {
     assert_eq!(call(&ask(4, &case), nobody).await, tonic::Code::Unavailable);
     engine.end().await;
     holder.end().await;
+}
+
+/// The first blocks of a prompt, as another prompt whose blocks they are.
+fn beginning(serial: u64, case: &Case, blocks: usize) -> Ask {
+    Ask { serial, prompt: case.prompt[..blocks * BLOCK + 1].to_vec(), max_tokens: 1 }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn blocks_that_are_here_are_attended_here_and_those_behind_them_elsewhere() {
+    let (first, second) = (Host::start(Role::Both).await, Host::start(Role::Both).await);
+    let engine = Host::start(Role::Both).await;
+    let cases = long_cases(3);
+    let (mut serial, mut rows) = (0, 0);
+    let mut next = || {
+        serial += 1;
+        serial
+    };
+    for case in &cases {
+        engine.whole(&beginning(next(), case, 1)).await;
+        for holder in [&first, &second] {
+            assert_eq!(holder.whole(&ask(next(), case)).await.tokens, case.greedy);
+        }
+    }
+    for holders in [&[&first][..], &[&second, &first]] {
+        for case in &cases {
+            let blocks = ((case.prompt.len() - 1) / BLOCK) as u32;
+            let events = begin_behind(&engine, holders, &ask(next(), case), 1..blocks).await;
+            assert_eq!(tokens(events, async || ()).await, case.greedy);
+            rows += query_rows(case) * holders.len() as u64;
+        }
+    }
+    assert_eq!(engine.metrics.recalls.get(), 0);
+    assert_eq!(engine.router.metrics().query_bytes.get(), rows * D_QK * 4);
+    // Those behind what is elsewhere are not looked for: they are computed, though they are here.
+    let case = &cases[0];
+    engine.whole(&ask(next(), case)).await;
+    let asks = ask(next(), case);
+    first.pin(&asks, 2).await;
+    assert_eq!(engine.reserve_without(&asks, 1..2).await, 1);
+    let spans = vec![first.span(&asks, 1..2)];
+    let events = engine.call_routed(&asks, v1::Leg::Whole, spans).await.expect("taken");
+    assert_eq!(tokens(events, async || ()).await, case.greedy);
+    for host in [engine, first, second] {
+        host.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn blocks_that_come_back_are_computed_behind_those_that_are_here() {
+    let holder = Host::start(Role::Both).await;
+    // Every partial is late.
+    let engine = Host::start_with(Role::Both, 0).await;
+    let cases = long_cases(3);
+    for (case, serial) in cases.iter().zip((0..).step_by(3)) {
+        engine.whole(&beginning(serial, case, 1)).await;
+        holder.whole(&ask(serial + 1, case)).await;
+        let blocks = ((case.prompt.len() - 1) / BLOCK) as u32;
+        let asks = ask(serial + 2, case);
+        let events = begin_behind(&engine, &[&holder], &asks, 1..blocks).await;
+        assert_eq!(tokens(events, async || ()).await, case.greedy);
+    }
+    assert_eq!(engine.metrics.recalls.get(), cases.len() as u64);
+    // And where those are gone, it is said before anything is computed.
+    let case = &cases[0];
+    let fresh = Host::start(Role::Both).await;
+    let asks = ask(1000, case);
+    let mut events = begin_behind(&fresh, &[&holder], &asks, 1..2).await;
+    let refused = events.message().await.expect_err("refused");
+    assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
+    assert_eq!(refused.metadata().get(REFUSAL).expect("a word of its own"), UNROUTED);
+    for host in [engine, holder, fresh] {
+        host.end().await;
+    }
 }

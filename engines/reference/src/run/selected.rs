@@ -12,8 +12,8 @@ use futures::future::join_all;
 
 use self::checkpoint::{IndexerSizes, Sizes, random_checkpoint};
 use self::naive::{Naive, Sequence};
-use super::routed::{begin, metric, routed, tokens};
-use super::with_nodes::{Ask, Case, Host, file};
+use super::routed::{begin, begin_behind, metric, routed, tokens};
+use super::with_nodes::{Ask, BLOCK, Case, Host, file};
 use crate::config::Role;
 
 const STEPS: usize = 16;
@@ -110,6 +110,19 @@ async fn rows_are_selected_wherever_they_are_and_nobody_can_tell() {
     let mixed = [&engine, &holders[2]];
     let answers = join_all(asks().iter().map(|ask| routed(&engine, &mixed, ask))).await;
     check(&selecting, &answers, "mixed");
+    // Or with the engine itself.
+    let mut behind = 0;
+    for (ask, case) in asks().iter().zip(&selecting.cases) {
+        let blocks = ((ask.prompt.len() - 1) / BLOCK) as u32;
+        if blocks >= 3 {
+            behind += 1;
+            let away = [&holders[0], &holders[3]];
+            let events = begin_behind(&engine, &away, ask, 1..blocks).await;
+            let answer = tokens(events, async || ()).await;
+            assert_eq!(answer, case.greedy, "{} tokens, the first block here", ask.prompt.len());
+        }
+    }
+    assert!(behind > 0, "some have so many blocks");
     assert_eq!(engine.metrics.recalls.get(), 0);
     engine.end().await;
     for holder in holders {

@@ -1,4 +1,4 @@
-//! Parts of a prompt whose rows are not computed in their place, of one sequence: its beginning, where that is
+//! Parts of a prompt whose rows are not computed in their place, of one sequence: of its beginning what is
 //! attended elsewhere, and chunks that are used at another offset. Each is a *gap* until its rows are here.
 //!
 //! | a gap is | and becomes |
@@ -6,7 +6,7 @@
 //! | elsewhere: holders attend it | to be looked up, or alone, when one of them is lost |
 //! | to be looked up: its slots are waited for | asked |
 //! | asked: the node looks its blocks up | filled, or alone |
-//! | alone: its tokens are computed in its own slots, from position 0 on | filled |
+//! | alone: its tokens are computed in its own slots, a chunk from position 0 on, others behind what is before them | filled |
 //!
 //! Rows that are here lie one after another without the gaps. A gap is whole pages, so that it is filled by
 //! putting its slots among the others and moving the rest of one page at most.
@@ -22,6 +22,8 @@ use crate::routes::RoutedHoles;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     pub positions: Range<u32>,
+    /// How many positions further back its rows are computed: 0 for blocks of this very sequence.
+    pub moved: u32,
     /// Holders attend it.
     pub elsewhere: bool,
 }
@@ -38,8 +40,16 @@ enum Source {
 #[derive(Debug)]
 struct Gap {
     source: Source,
-    /// Its own slots, as they are granted.
+    /// Its own slots, as they are granted, behind those of what it attends when it is computed here.
     pages: Vec<SlotIndex>,
+    /// So many of these are not its own.
+    before: usize,
+}
+
+impl Gap {
+    fn own(&self) -> &[SlotIndex] {
+        &self.pages[self.before..]
+    }
 }
 
 /// What is to be done about the first gap that nobody attends.
@@ -51,8 +61,8 @@ pub enum Next {
     Waits,
     /// Its blocks are to be looked up.
     LookUp { positions: Range<u32> },
-    /// Its tokens are to be computed alone, in slots of its own.
-    Compute { positions: Range<u32>, computed: u32 },
+    /// Its tokens are to be computed, in slots of its own, so many positions further back.
+    Compute { positions: Range<u32>, moved: u32, computed: u32 },
     /// They are.
     Computed,
 }
@@ -77,12 +87,9 @@ impl Away {
         let gap = |place: &Place| Gap {
             source: if place.elsewhere { Source::Elsewhere } else { Source::ToLookUp },
             pages: Vec::new(),
+            before: 0,
         };
-        // A chunk lies where it was computed: alone, from position 0 on.
-        let hole = |place: &Place| Hole {
-            positions: place.positions.clone(),
-            moved: place.positions.start,
-        };
+        let hole = |place: &Place| Hole { positions: place.positions.clone(), moved: place.moved };
         let (gaps, holes) = (places.iter().map(gap).collect(), places.iter().map(hole).collect());
         let places = places.into_iter().map(|place| place.positions).collect();
         let opening_us = routed.as_ref().map_or(0, |routed| routed.opening_us);
@@ -117,6 +124,12 @@ impl Away {
         self.gaps.iter().zip(&self.holes).filter_map(elsewhere).sum()
     }
 
+    /// Blocks of the prompt's beginning that holders attend; those before them are here.
+    pub fn beginning(&self) -> Option<Range<u32>> {
+        let first = self.holes.first().filter(|hole| hole.moved == 0);
+        first.map(|hole| hole.positions.clone())
+    }
+
     /// The first position from this one on that is computed in its place.
     pub fn skip(&self, position: u32) -> u32 {
         let skip = |at: u32, place: &Range<u32>| if place.start == at { place.end } else { at };
@@ -148,20 +161,26 @@ impl Away {
 
     /// Slots of gaps.
     pub fn pages(&self) -> u32 {
-        self.gaps.iter().map(|gap| gap.pages.len() as u32).sum()
+        self.gaps.iter().map(|gap| gap.own().len() as u32).sum()
     }
 
-    /// Nobody attends anything elsewhere any more. Ends the leases. A prefix was not found here when it was
-    /// sent elsewhere, and is computed.
-    pub fn give_up(&mut self) {
+    /// Nobody attends anything elsewhere any more. Ends the leases. What was not found here of a prompt's beginning
+    /// when it was sent elsewhere is computed, behind the rows before it, which are the first of `slots`.
+    pub fn give_up(&mut self, slots: &[SlotIndex], page_tokens: u32) {
         self.routed = None;
         for (gap, hole) in self.gaps.iter_mut().zip(&self.holes) {
-            if gap.source == Source::Elsewhere {
-                gap.source = match hole.moved {
-                    0 => Source::Alone { computed: 0 },
-                    _ => Source::ToLookUp,
-                };
+            if gap.source != Source::Elsewhere {
+                continue;
             }
+            gap.source = match hole.moved {
+                0 => {
+                    // Whole pages, and no gap is before it.
+                    gap.before = (hole.positions.start / page_tokens) as usize;
+                    gap.pages.extend(&slots[..gap.before]);
+                    Source::Alone { computed: 0 }
+                }
+                _ => Source::ToLookUp,
+            };
         }
     }
 
@@ -169,7 +188,7 @@ impl Away {
     pub fn lacks(&self, page_tokens: u32) -> usize {
         let lacks = |(gap, hole): (&Gap, &Hole)| match gap.source {
             Source::Elsewhere => 0,
-            _ => pages_of(hole, page_tokens) - gap.pages.len(),
+            _ => pages_of(hole, page_tokens) - gap.own().len(),
         };
         self.gaps.iter().zip(&self.holes).map(lacks).sum()
     }
@@ -179,7 +198,7 @@ impl Away {
         let mut granted = granted.into_iter();
         for (gap, hole) in self.gaps.iter_mut().zip(&self.holes) {
             if gap.source != Source::Elsewhere {
-                let lacks = pages_of(hole, page_tokens) - gap.pages.len();
+                let lacks = pages_of(hole, page_tokens) - gap.own().len();
                 gap.pages.extend(granted.by_ref().take(lacks));
             }
         }
@@ -190,7 +209,7 @@ impl Away {
     pub fn next(&self, page_tokens: u32) -> Next {
         let Some(at) = self.first() else { return Next::Filled };
         let (gap, hole) = (&self.gaps[at], &self.holes[at]);
-        if gap.pages.len() < pages_of(hole, page_tokens) {
+        if gap.own().len() < pages_of(hole, page_tokens) {
             return Next::Waits;
         }
         let positions = hole.positions.clone();
@@ -199,7 +218,7 @@ impl Away {
             Source::Alone { computed } if computed == positions.end - positions.start => {
                 Next::Computed
             }
-            Source::Alone { computed } => Next::Compute { positions, computed },
+            Source::Alone { computed } => Next::Compute { positions, moved: hole.moved, computed },
             Source::Asked { .. } | Source::Elsewhere => Next::Waits,
         }
     }
@@ -219,7 +238,7 @@ impl Away {
         self.set_first(Source::Alone { computed });
     }
 
-    /// Where the tokens of that gap are computed.
+    /// Where the tokens of that gap are computed, behind what they attend.
     pub fn pages_alone(&self) -> &[SlotIndex] {
         self.first().map_or(&[], |at| &self.gaps[at].pages)
     }
@@ -242,8 +261,8 @@ impl Away {
         // Behind the page in which it begins, or where that page would be.
         let row = hole.positions.start - before;
         let page = row.div_ceil(page_tokens) as usize;
-        slots.splice(page..page, gap.pages.iter().copied());
-        // The beginning of a prompt lies where it was computed.
+        slots.splice(page..page, gap.own().iter().copied());
+        // What is of this very sequence lies where it was computed.
         if hole.moved > 0 {
             fill(&Splice {
                 chunk: chunk.unwrap_or(&gap.pages),
@@ -279,8 +298,9 @@ mod tests {
         numbers.map(SlotIndex).collect()
     }
 
+    /// Of a chunk, or of the whole beginning.
     fn place(positions: Range<u32>, elsewhere: bool) -> Place {
-        Place { positions, elsewhere }
+        Place { moved: positions.start, positions, elsewhere }
     }
 
     /// What a splice was to do: chunk, first position and pages.
@@ -302,11 +322,11 @@ mod tests {
         let mut here = slots(0..2);
         away.take(slots(5..6), &mut here, 4);
         assert_eq!((away.tokens_elsewhere(), away.pages(), here.len()), (12, 0, 3));
-        away.give_up();
+        away.give_up(&here, 4);
         away.take(slots(10..12), &mut here, 4);
         assert_eq!((away.next(4), away.pages(), here.len()), (Next::Waits, 2, 3));
         away.take(slots(12..15), &mut here, 4);
-        assert_eq!(away.next(4), Next::Compute { positions: 0..12, computed: 0 });
+        assert_eq!(away.next(4), Next::Compute { positions: 0..12, moved: 0, computed: 0 });
         assert_eq!(away.pages_alone(), slots(10..13));
         away.computed(12);
         assert_eq!(away.next(4), Next::Computed);
@@ -314,6 +334,27 @@ mod tests {
         assert_eq!(away.next(4), Next::Filled);
         assert_eq!(here, [10, 11, 12, 0, 1, 5, 13, 14].map(SlotIndex));
         assert!(away.holes().is_empty());
+    }
+
+    #[test]
+    fn blocks_behind_others_that_are_here_are_computed_behind_those() {
+        let behind = Place { positions: 8..16, moved: 0, elsewhere: true };
+        let mut away = Away::new(None, vec![behind, place(18..22, true)]);
+        assert_eq!((away.beginning(), away.skip(8), away.until(0, 30)), (Some(8..16), 16, 8));
+        // Rows of 0..8, 16..18 and 22.. are here.
+        let mut here = slots(0..4);
+        away.give_up(&here, 4);
+        assert_eq!((away.pages(), away.lacks(4)), (0, 3), "what it attends is not its own");
+        away.take(slots(10..11), &mut here, 4);
+        assert_eq!((away.next(4), away.pages(), away.lacks(4)), (Next::Waits, 1, 2));
+        away.take(slots(11..14), &mut here, 4);
+        assert_eq!((away.pages(), away.lacks(4)), (3, 0));
+        assert_eq!(away.next(4), Next::Compute { positions: 8..16, moved: 0, computed: 0 });
+        assert_eq!(away.pages_alone(), [0, 1, 10, 11].map(SlotIndex));
+        away.computed(8);
+        assert_eq!(fill(&mut away, None, &mut here), Filled::default(), "nothing is moved");
+        assert_eq!(here, [0, 1, 10, 11, 2, 3, 13].map(SlotIndex));
+        assert_eq!((away.beginning(), away.next(4)), (None, Next::LookUp { positions: 18..22 }));
     }
 
     #[test]
@@ -338,7 +379,7 @@ mod tests {
         assert_eq!(away.next(4), Next::Filled);
         assert_eq!(away.holes(), [Hole { positions: 14..18, moved: 14 }]);
         assert_eq!((away.holes_before(17), away.holes_before(18)), (0, 1));
-        away.give_up();
+        away.give_up(&here, 4);
         away.take(slots(20..22), &mut here, 4);
         assert_eq!(away.next(4), Next::LookUp { positions: 14..18 });
         away.computed(4);

@@ -1,8 +1,10 @@
 //! What the node says, and what becomes of the sequence it is about.
 
+use kvasir_proto::refusal::{REFUSAL, UNROUTED};
 use kvasir_proto::v1::node_to_engine::Message;
 use kvasir_proto::{Share, Side, SlotIndex, v1};
 use tonic::Status;
+use tonic::metadata::MetadataValue;
 
 use super::sequence::{Leg, Resume, State};
 use super::{End, Scheduler, release};
@@ -84,11 +86,18 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
         let sequence = self.sequences.get_mut(&id).expect("looked up by the caller");
         let prefills = sequence.leg != Leg::Decode;
         // The share has slots, and may have cached rows, for what is not elsewhere. What is computed in its
-        // place follows a prefix that is elsewhere, and ends before the first chunk.
+        // place follows what is elsewhere of the beginning, and ends before the first chunk.
         let elsewhere = sequence.away.tokens_elsewhere();
         let pages = (sequence.prompt_tokens - elsewhere).div_ceil(sequence.page_tokens);
-        let begins = sequence.away.skip(0);
-        let cached = begins.saturating_add(bound.cached_tokens);
+        let beginning = sequence.away.beginning().unwrap_or(0..0);
+        if bound.cached_tokens < beginning.start {
+            let why = "blocks before those that are attended elsewhere are not here any more";
+            let mut status = Status::failed_precondition(why);
+            status.metadata_mut().insert(REFUSAL, MetadataValue::from_static(UNROUTED));
+            return self.end(id, End::Failed { status, label: "unrouted" });
+        }
+        let begins = beginning.end;
+        let cached = (begins - beginning.start).saturating_add(bound.cached_tokens);
         let cached_max = match sequence.away.until(begins, sequence.prompt_tokens) {
             until if until < sequence.prompt_tokens => until,
             prompt => prompt - u32::from(prefills),
@@ -106,7 +115,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
         let own = slots.split_off(slots.len() - sequence.away.lacks(sequence.page_tokens));
         sequence.slots = slots;
         sequence.add_slots(own);
-        sequence.cached_tokens = cached - begins + elsewhere;
+        sequence.cached_tokens = bound.cached_tokens + elsewhere;
         if !prefills {
             sequence.state = State::Arriving;
             sequence.accept();

@@ -72,7 +72,7 @@ pub struct CheckedRequest {
     pub namespace: Option<Namespace>,
     /// By how much it counts as having come later, while nothing of it is computed.
     pub rank_delay_us: u64,
-    /// What of the prompt's beginning is to be attended elsewhere.
+    /// What of the prompt's beginning is to be attended elsewhere; whole blocks before it are here.
     pub routed: Vec<SpanRequest>,
     /// Behind that, in order.
     pub chunks: Vec<ChunkRequest>,
@@ -96,10 +96,15 @@ impl CheckedRequest {
 
     /// Where the prompt is not computed in its place.
     pub fn places(&self, block_tokens: u32) -> Vec<Place> {
-        let prefix = self.routed.iter().map(|span| span.blocks).sum::<u32>() * block_tokens;
-        let prefix = (prefix > 0).then_some(Place { positions: 0..prefix, elsewhere: true });
+        let ends = self.routed.first().zip(self.routed.last());
+        let prefix = ends.map(|(first, last)| {
+            let end = (last.first_block + last.blocks) * block_tokens;
+            Place { positions: first.first_block * block_tokens..end, moved: 0, elsewhere: true }
+        });
+        // A chunk lies where it was computed: alone, from position 0 on.
         let chunk = |chunk: &ChunkRequest| Place {
             positions: chunk.positions.clone(),
+            moved: chunk.positions.start,
             elsewhere: !chunk.routed.is_empty(),
         };
         prefix.into_iter().chain(self.chunks.iter().map(chunk)).collect()

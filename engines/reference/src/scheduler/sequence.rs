@@ -66,6 +66,13 @@ pub struct Times {
     pub passed_us: u64,
 }
 
+/// A part of a prompt that is computed in slots of its own: from where on, and how many positions further back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Alone {
+    pub first: u32,
+    pub moved: u32,
+}
+
 /// A request in the engine.
 #[derive(Debug)]
 pub struct Sequence {
@@ -113,7 +120,7 @@ impl Sequence {
                 Some(Work::Prefill { computed, until, prompt_tokens, queries })
             }
             State::Filling { .. } => match self.away.next(self.page_tokens) {
-                Next::Compute { positions, computed } => {
+                Next::Compute { positions, computed, .. } => {
                     Some(Work::Alone { computed, until: positions.end - positions.start })
                 }
                 _ => None,
@@ -142,10 +149,10 @@ impl Sequence {
     /// Its part of the model's batch.
     pub fn batch_part(&self, part: &Part) -> SequenceStep<'_> {
         let (start, end) = (part.positions.start, part.positions.end);
-        if let Some(chunk) = self.alone() {
+        if let Some(Alone { first, moved }) = self.alone() {
             return SequenceStep {
-                tokens: &self.tokens[(chunk + start) as usize..(chunk + end) as usize],
-                start,
+                tokens: &self.tokens[(first + start) as usize..(first + end) as usize],
+                start: first - moved + start,
                 holes: &[],
                 pages: self.away.pages_alone(),
                 logits: false,
@@ -160,10 +167,12 @@ impl Sequence {
         }
     }
 
-    /// Where the chunk begins that it computes alone, if it does that.
-    pub fn alone(&self) -> Option<u32> {
+    /// What it computes in slots of its own, if it does that.
+    pub fn alone(&self) -> Option<Alone> {
         match (self.state, self.away.next(self.page_tokens)) {
-            (State::Filling { .. }, Next::Compute { positions, .. }) => Some(positions.start),
+            (State::Filling { .. }, Next::Compute { positions, moved, .. }) => {
+                Some(Alone { first: positions.start, moved })
+            }
             _ => None,
         }
     }
@@ -205,7 +214,7 @@ impl Sequence {
             State::Decoding => Resume::Decoding,
             State::Binding | State::Arriving | State::Filling { .. } => return,
         };
-        self.away.give_up();
+        self.away.give_up(&self.slots, self.page_tokens);
         self.state = State::Filling { resume };
     }
 
