@@ -42,6 +42,16 @@ pub enum Precision {
 }
 
 impl Precision {
+    /// Rows that were computed in it are other rows: under what fingerprint they are cached, of one of the model's.
+    pub fn fingerprint_of_rows(self, model: [u8; 32]) -> [u8; 32] {
+        match self {
+            Precision::F32 => model,
+            Precision::Bf16 => {
+                blake3::derive_key("kvasir 2026 rows of attention in bf16 v1", &model)
+            }
+        }
+    }
+
     /// As kernels have it.
     pub fn of_kernels(self) -> kvasir_attention::Precision {
         match self {
@@ -88,7 +98,8 @@ pub struct Config {
     /// How the cache holds its numbers: `f32` or `bf16`. All engines of a cluster agree on it.
     pub kv_dtype: KvDtype,
     /// What products of attention may be rounded to, here and where rows are attended elsewhere: `f32`, or `bf16` where
-    /// that is faster, which `kv_dtype` must be then. All engines of a model agree on it.
+    /// that is faster, which `kv_dtype` must be then. Engines that differ in it share no cache: the model of one is
+    /// another model than that of the other, and one of them is served.
     pub attention_precision: Precision,
     /// Threads of the large matrix products.
     pub threads: u32,
@@ -199,5 +210,29 @@ impl Config {
             (self.max_running == 0, "`max_running` is 0; no request could ever run"),
         ];
         flaws.into_iter().find_map(|(wrong, flaw)| wrong.then_some(flaw))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn products_are_rounded_only_where_rows_are() {
+        let flaw = |attention_precision, kv_dtype| {
+            Config { attention_precision, kv_dtype, ..Config::default() }.flaw()
+        };
+        let why = flaw(Precision::Bf16, KvDtype::F32).expect("rows of f32 keep their bits");
+        assert!(why.contains("set `kv_dtype` to `bf16` too"), "{why}");
+        assert_eq!(flaw(Precision::Bf16, KvDtype::Bf16), None);
+        assert_eq!(flaw(Precision::F32, KvDtype::F32), None);
+    }
+
+    #[test]
+    fn rows_of_another_precision_are_not_shared() {
+        let of = |precision: Precision| precision.fingerprint_of_rows([7; 32]);
+        assert_eq!(of(Precision::F32), [7; 32]);
+        assert_ne!(of(Precision::Bf16), of(Precision::F32));
+        assert_ne!(of(Precision::Bf16), Precision::Bf16.fingerprint_of_rows([8; 32]));
     }
 }

@@ -250,7 +250,10 @@ fn attach_options(config: &Config, model: &Model, grpc_address: String) -> Attac
         role: config.role.to_wire(),
         model: v1::ModelDescription {
             name: config.model_name.clone(),
-            fingerprint: model.fingerprint().to_vec(),
+            fingerprint: config
+                .attention_precision
+                .fingerprint_of_rows(model.fingerprint())
+                .to_vec(),
             kv_dtype: config.kv_dtype.name().to_owned(),
             vocab_size: model.config().vocab as u32,
             context_tokens: model.config().positions_max,
