@@ -229,9 +229,14 @@ pub enum AdminAccess {
 pub struct Routes {
     /// Whether this node answers queries at all. One that does not still lets its blocks be fetched.
     pub enabled: bool,
-    /// Where queries come in over TCP; port 0 takes any free port. With `transfer_tls` they are under TLS.
+    /// Where queries come in over TCP; port 0 takes any free port. With `transfer_tls` they are under TLS. Ranks
+    /// other than the first one have the ports that follow.
     pub listen: SocketAddr,
-    /// Messages of engines that are computed at once; one that comes beside so many is refused, and its
+    /// Tensor-parallel ranks of engines that ask, each of which has the query rows of its heads: rank `r` is answered
+    /// by rank `r` of so many here, with threads and a transfer engine of its own. Everything else works with any
+    /// number.
+    pub ranks: u32,
+    /// Messages of engines that a rank computes at once; one that comes beside so many is refused, and its
     /// engine sends it again for as long as it would have waited for the answer. From about eight on a copy of the blocks on another node is worth it.
     pub flows_max: u32,
     /// Engines that may have a ring for queries here.
@@ -240,7 +245,7 @@ pub struct Routes {
     pub routes_max: u32,
     /// Bytes of memory for the query rings of all engines together. They are taken as engines come.
     pub ring_bytes_max: u64,
-    /// Threads that compute.
+    /// Threads that compute, for each rank.
     pub threads: u32,
 }
 
@@ -249,6 +254,7 @@ impl Default for Routes {
         Routes {
             enabled: true,
             listen: (Ipv4Addr::LOCALHOST, 0).into(),
+            ranks: 1,
             flows_max: 8,
             sessions_max: 64,
             routes_max: 4096,
@@ -258,6 +264,9 @@ impl Default for Routes {
     }
 }
 
+/// Each has two threads.
+const RANKS_MAX: u32 = 64;
+
 impl Routes {
     fn check(&self) -> Result<(), String> {
         for (name, number) in [
@@ -265,10 +274,14 @@ impl Routes {
             ("sessions_max", self.sessions_max),
             ("routes_max", self.routes_max),
             ("threads", self.threads),
+            ("ranks", self.ranks),
         ] {
             if number == 0 {
                 return Err(format!("`routes.{name}` must be above zero"));
             }
+        }
+        if self.ranks > RANKS_MAX {
+            return Err(format!("`routes.ranks` must be {RANKS_MAX} at most"));
         }
         if self.sessions_max > 1024 {
             return Err("`routes.sessions_max` must be 1024 at most".into());
@@ -557,6 +570,8 @@ mod tests {
             (with_replicas(|replicas| replicas.peers = vec!["node".into()]), "peers"),
             (with_replicas(|replicas| replicas.peers = vec!["http://a:1".into()]), "peers"),
             (with_routes(|routes| routes.flows_max = 0), "routes.flows_max"),
+            (with_routes(|routes| routes.ranks = 0), "routes.ranks"),
+            (with_routes(|routes| routes.ranks = 65), "routes.ranks"),
             (with_routes(|routes| routes.sessions_max = 2000), "routes.sessions_max"),
             (with_routes(|routes| routes.ring_bytes_max = 0), "routes.ring_bytes_max"),
             (with_store(|store| store.url = Some("http://b".into())), "object_store.url"),

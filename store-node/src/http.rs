@@ -1,10 +1,14 @@
 //! The HTTP paths on the same port as gRPC: liveness, readiness, metrics.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
 use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use prometheus::proto::MetricFamily;
 use prometheus::{Encoder, Registry, TextEncoder};
 
 use crate::node::command::{Command, NodeHandle};
@@ -26,7 +30,15 @@ pub fn router(node: NodeHandle, registries: Vec<Registry>) -> Router {
 
 async fn metrics(State(paths): State<Paths>) -> Response {
     let mut text = Vec::new();
-    let families: Vec<_> = paths.registries.iter().flat_map(Registry::gather).collect();
+    let mut families: BTreeMap<String, MetricFamily> = BTreeMap::new();
+    for mut family in paths.registries.iter().flat_map(Registry::gather) {
+        // Ranks count the same things, which stand there once.
+        match families.entry(family.name().to_owned()) {
+            Entry::Vacant(entry) => drop(entry.insert(family)),
+            Entry::Occupied(mut entry) => entry.get_mut().mut_metric().extend(family.take_metric()),
+        }
+    }
+    let families: Vec<MetricFamily> = families.into_values().collect();
     match TextEncoder::new().encode(&families, &mut text) {
         Ok(()) => text.into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),

@@ -94,14 +94,13 @@ pub async fn start(config: Config) -> Result<Running, Error> {
     let sockets = AttachSockets::bind(&config.attach_dir)?;
 
     let registry = Registry::new();
-    // Of the transfer engine for queries: its metrics have the names of the other one's.
-    let route_registry = Registry::new_custom(Some("route".into()), None)?;
+    let route_registries = route_registries(config.routes.ranks)?;
     let metrics = Metrics::new(&registry)?;
     let (post, inbox) = inbox(metrics.messages_dropped.clone())
         .map_err(failed("the node's doorbell cannot be made".into()))?;
     let parts = {
         let (config, post) = (config.clone(), post.clone());
-        let registries = (registry.clone(), route_registry.clone());
+        let registries = (registry.clone(), route_registries.clone());
         // Touching the arena takes half a second for each GiB.
         let made = tokio::task::spawn_blocking(move || {
             make_parts(config, &registries, metrics, post, inbox)
@@ -137,7 +136,7 @@ pub async fn start(config: Config) -> Result<Running, Error> {
         .into_axum_router()
         // Unknown paths are 404 for everyone; gRPC clients read that as "unimplemented".
         .reset_fallback()
-        .merge(http::router(node.clone(), vec![registry, route_registry]));
+        .merge(http::router(node.clone(), [vec![registry], route_registries].concat()));
     let serving = tonic::transport::Server::builder()
         .accept_http1(true)
         .max_concurrent_streams(STREAMS_MAX)
@@ -203,7 +202,7 @@ impl Drop for Running {
 
 fn make_parts(
     config: Config,
-    (registry, route_registry): &(Registry, Registry),
+    (registry, route_registries): &(Registry, Vec<Registry>),
     metrics: Metrics,
     post: Post,
     inbox: Inbox,
@@ -223,7 +222,7 @@ fn make_parts(
     let (transfer, driver) = start_transfer(&config, registry, &post)?;
     let ssd = start_ssd(&config, &arena, &post)?;
     let bucket = start_bucket(&config, &arena, &post)?;
-    let routing = start_routing(&config, &arena, registry, route_registry)?;
+    let routing = start_routing(&config, &arena, registry, route_registries)?;
     let (arena_region, _) = transfer.register(Arc::clone(arena.memory()))?;
     let mut blocks = Blocks::new(kvasir_blocks::Options {
         imm_seed: rand::random(),
@@ -275,11 +274,17 @@ fn make_parts(
 }
 
 /// Queries have a transfer engine of their own: they do not wait behind pages that are pushed.
+/// Of the transfer engines for queries, one for each rank: their metrics have the names of the other one's.
+fn route_registries(ranks: u32) -> Result<Vec<Registry>, prometheus::Error> {
+    let label = |rank: u32| (ranks > 1).then(|| [("rank".into(), rank.to_string())].into());
+    (0..ranks).map(|rank| Registry::new_custom(Some("route".into()), label(rank))).collect()
+}
+
 fn start_routing(
     config: &Config,
     arena: &Arena,
     registry: &Registry,
-    route_registry: &Registry,
+    route_registries: &[Registry],
 ) -> Result<Option<Routing>, Error> {
     let routes = &config.routes;
     if !routes.enabled {
@@ -298,8 +303,7 @@ fn start_routing(
         ring_bytes_max: routes.ring_bytes_max,
         threads: routes.threads as usize,
     };
-    let slots = Arc::clone(arena.memory());
-    let holder = Holder::start(options, slots, route_registry, registry)?;
+    let holder = Holder::start(&options, arena.memory(), route_registries, registry)?;
     Ok(Some(Routing::new(holder, rand::random(), routes.routes_max)))
 }
 

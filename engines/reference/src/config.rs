@@ -137,6 +137,9 @@ pub struct Routes {
     pub call_timeout_ms: u32,
     /// Bytes of queries that are sent in a second at most; 0 for no limit.
     pub throttle_bytes_per_s: u64,
+    /// Tensor-parallel ranks that the heads are divided among, equally: each sends the query rows of its own to
+    /// the holder's rank of its number (`routes.ranks` there). This engine computes all of them itself.
+    pub ranks: u32,
 }
 
 impl Default for Routes {
@@ -147,6 +150,7 @@ impl Default for Routes {
             deadline_ms: 1_000,
             call_timeout_ms: 5_000,
             throttle_bytes_per_s: 0,
+            ranks: 1,
         }
     }
 }
@@ -203,6 +207,7 @@ impl Config {
                 self.transfer_tls.files().is_err(),
                 "`transfer_tls` needs `certificate`, `key` and `authority`, or none of them",
             ),
+            (self.routes.ranks == 0, "`routes.ranks` is 0; at least one rank sends queries"),
             (
                 self.routes.call_timeout_ms == 0,
                 "`routes.call_timeout_ms` is 0; no holder could ever answer",

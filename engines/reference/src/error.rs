@@ -13,6 +13,8 @@ pub enum Error {
     Config(&'static str),
     #[error("the model cannot be loaded: {0}")]
     Model(#[from] ModelError),
+    #[error("`routes.ranks` is {ranks}, which does not divide the model's {heads} heads")]
+    Ranks { ranks: u32, heads: usize },
     #[error("the tokenizer {} cannot be used: {why}", path.display())]
     Tokenizer { path: PathBuf, why: String },
     #[error("cannot listen on {address}: {source}")]

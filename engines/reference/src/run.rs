@@ -109,6 +109,10 @@ struct Engine {
 impl Engine {
     fn start(config: Config, loaded: Loaded) -> Result<Self, Error> {
         let Loaded { model, vocabulary } = loaded;
+        let (ranks, heads) = (config.routes.ranks, model.config().heads);
+        if !heads.is_multiple_of(ranks as usize) {
+            return Err(Error::Ranks { ranks, heads });
+        }
         let registry = Registry::new();
         let metrics = Metrics::new(&registry);
         let route_registry = Registry::new();
@@ -168,6 +172,7 @@ impl Engine {
             inbox: Arc::clone(&inbox),
             exchange: ExchangeOptions {
                 dtype: routes::wire_dtype(&config),
+                heads_of_rank: routes::heads_of_rank(&config, model.config()),
                 deadline: Duration::from_millis(config.routes.deadline_ms.into()),
             },
             lost,

@@ -5797,6 +5797,11 @@ pub struct OpenRouteSessionRequest {
     pub query_bytes_max: u32,
     #[prost(uint32, tag = "6")]
     pub depth: u32,
+    /// Which of the engine's tensor-parallel ranks sends, with the query rows of its
+    /// heads alone. The node's rank of that number answers, or where it has fewer, of
+    /// its remainder.
+    #[prost(uint32, tag = "7")]
+    pub rank: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct OpenRouteSessionReply {
@@ -5985,7 +5990,7 @@ pub mod routes_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Makes a ring for the queries of one engine process.
+        /// Makes a ring for the queries of one engine process, or of one rank of it.
         /// Errors: RESOURCE_EXHAUSTED (sessions or ring bytes), INVALID_ARGUMENT,
         /// FAILED_PRECONDITION (routed queries are off here).
         pub async fn open_session(
@@ -6079,7 +6084,7 @@ pub mod routes_server {
     /// Generated trait containing gRPC methods that should be implemented for use with RoutesServer.
     #[async_trait]
     pub trait Routes: std::marker::Send + std::marker::Sync + 'static {
-        /// Makes a ring for the queries of one engine process.
+        /// Makes a ring for the queries of one engine process, or of one rank of it.
         /// Errors: RESOURCE_EXHAUSTED (sessions or ring bytes), INVALID_ARGUMENT,
         /// FAILED_PRECONDITION (routed queries are off here).
         async fn open_session(

@@ -47,7 +47,7 @@ fn main() {
         ring_bytes_max: 64 << 20,
         threads: 1,
     };
-    let holder = Holder::start(options, memory, &Registry::new(), &Registry::new());
+    let holder = Holder::start(&options, &memory, &[Registry::new()], &Registry::new());
     let holder = holder.expect("a holder");
     let options = RequesterOptions {
         name: "requester".into(),
@@ -99,6 +99,7 @@ fn open(holder: &Holder, requester: &Requester, query_rows: usize) -> Arc<Sessio
     };
     let prepared = requester.prepare(size).expect("memory");
     let open = OpenSession {
+        rank: 0,
         endpoint: requester.endpoint(),
         answers_region: prepared.answers_region(),
         answer_bytes_max: size.answer_bytes_max,

@@ -82,7 +82,7 @@ impl Host {
             threads: 1,
         };
         let transfer = Registry::new();
-        let holder = Holder::start(options, Arc::clone(&memory), &transfer, &registry);
+        let holder = Holder::start(&options, &memory, &[transfer], &registry);
         let holder = Some(holder.expect("a holder"));
         Host { holder, memory, registry, domain, _dir: dir }
     }
@@ -107,6 +107,7 @@ impl Host {
         let size = SessionSize { query_bytes_max: 8192, answer_bytes_max: 8192, depth: 2 };
         let prepared = requester.prepare(size).expect("memory");
         let open = OpenSession {
+            rank: 0,
             endpoint: requester.endpoint(),
             answers_region: prepared.answers_region(),
             answer_bytes_max: size.answer_bytes_max,

@@ -95,7 +95,7 @@ impl Host {
             threads: 1,
         };
         let registry = Registry::new();
-        let holder = Holder::start(options, Arc::clone(&memory), &Registry::new(), &registry);
+        let holder = Holder::start(&options, &memory, &[Registry::new()], &registry);
         let options = RequesterOptions {
             name: "requester".into(),
             preferred: Domain::Shm,
@@ -171,6 +171,7 @@ fn session(holder: &Holder, requester: &Requester) -> Arc<Session> {
     let size = SessionSize { query_bytes_max: 8192, answer_bytes_max: 2048, depth: 2 };
     let prepared = requester.prepare(size).expect("memory");
     let open = OpenSession {
+        rank: 0,
         endpoint: requester.endpoint(),
         answers_region: prepared.answers_region(),
         answer_bytes_max: size.answer_bytes_max,

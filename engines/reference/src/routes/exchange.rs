@@ -1,9 +1,11 @@
 //! One step's exchanges with holders: for each layer one message to each holder, with the queries of all
 //! sequences of the batch that it attends, while the model attends its own rows. Under selection there is
-//! another one before it ([`selection`]).
+//! another one before it ([`selection`]). Of tensor-parallel ranks each sends the rows of its heads, to the
+//! holder's rank of its number, and what comes back to each is put together by heads.
 
 mod selection;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,7 +17,7 @@ use kvasir_route::wire::{Answer, Reply};
 use kvasir_route::{MessageStatus, Part, PartStatus, WireDtype};
 
 use self::selection::Selecting;
-use super::{RoutedHoles, RoutedSpan};
+use super::{RankRoute, RoutedHoles, RoutedSpan};
 use crate::model::{Elsewhere, IndexQueries, LayerQueries};
 
 /// A query that was sent is not taken back early: its answer, late as it is, frees its slot.
@@ -29,6 +31,8 @@ const BUSY_PAUSE_MAX: Duration = Duration::from_millis(2);
 #[derive(Debug, Clone, Copy)]
 pub struct ExchangeOptions {
     pub dtype: WireDtype,
+    /// Query rows of a token, of one rank.
+    pub heads_of_rank: usize,
     /// From the time on at which the model waits for a layer's partials.
     pub deadline: Duration,
 }
@@ -39,6 +43,8 @@ struct Place {
     /// Among the sequences and holes of the layer.
     asked: usize,
     span: usize,
+    /// Whose heads.
+    rank: usize,
 }
 
 /// See the module; for one step.
@@ -128,6 +134,44 @@ impl OfPlace for Place {
     }
 }
 
+/// Of rows of so many values for each token and rank, those of one rank of so many.
+fn of_rank(values: &[f32], width: usize, (rank, ranks): (usize, usize)) -> Cow<'_, [f32]> {
+    if ranks == 1 {
+        return Cow::Borrowed(values);
+    }
+    let token = |token: &[f32]| token[rank * width..][..width].to_vec();
+    Cow::Owned(values.chunks_exact(ranks * width).flat_map(token).collect())
+}
+
+/// What ranks have brought back of the same tokens, each of so many heads, as one.
+fn by_heads(mut ranks: Vec<Partial>, heads: usize) -> Partial {
+    if ranks.len() == 1 {
+        return ranks.remove(0);
+    }
+    let (rows, d_v) = (ranks[0].m.len(), d_v(&ranks[0]));
+    let mut all = Partial::empty(rows * ranks.len(), d_v);
+    for (rank, part) in ranks.iter().enumerate() {
+        for token in 0..rows / heads {
+            let to = (token * ranks.len() + rank) * heads;
+            put(&mut all, to, part, token * heads, heads);
+        }
+    }
+    all
+}
+
+/// Values of a row.
+fn d_v(part: &Partial) -> usize {
+    part.o.len() / part.m.len().max(1)
+}
+
+/// Copies rows of one partial to another one.
+fn put(all: &mut Partial, to: usize, part: &Partial, from: usize, rows: usize) {
+    let d_v = d_v(part);
+    all.o[to * d_v..(to + rows) * d_v].copy_from_slice(&part.o[from * d_v..(from + rows) * d_v]);
+    all.m[to..to + rows].copy_from_slice(&part.m[from..from + rows]);
+    all.l[to..to + rows].copy_from_slice(&part.l[from..from + rows]);
+}
+
 /// Adds a part to the message of its holder.
 fn add<W>(messages: &mut Vec<Message<W>>, session: &Arc<Session>, part: W) {
     match messages.iter_mut().find(|message| Arc::ptr_eq(&message.session, session)) {
@@ -136,10 +180,11 @@ fn add<W>(messages: &mut Vec<Message<W>>, session: &Arc<Session>, part: W) {
     }
 }
 
-fn part_of(routed: &RoutedSpan, query_rows: usize) -> Part {
+fn part_of(routed: &RoutedSpan, rank: usize, query_rows: usize) -> Part {
+    let RankRoute { route, pins, .. } = routed.ranks[rank];
     Part {
-        route: routed.route,
-        pins: routed.pins,
+        route,
+        pins,
         first_block: routed.first_block,
         cached_rows: routed.rows,
         query_rows: query_rows as u32,
@@ -166,7 +211,9 @@ impl Elsewhere for Exchange<'_> {
         for (at, asked) in queries.sequences.iter().enumerate() {
             let Some(spans) = self.spans_of(asked.sequence, asked.hole) else { continue };
             for (span, routed) in spans.iter().enumerate() {
-                add(&mut messages, &routed.session, Place { asked: at, span });
+                for (rank, of) in routed.ranks.iter().enumerate() {
+                    add(&mut messages, &of.session, Place { asked: at, span, rank });
+                }
             }
         }
         self.flights = self.send_all(messages, |exchange, session, places| {
@@ -180,20 +227,26 @@ impl Elsewhere for Exchange<'_> {
         }
         let sent = std::mem::take(&mut self.flights);
         let was_asked = !sent.is_empty();
-        let spans =
-            |&(sequence, hole): &(usize, usize)| self.spans(sequence, hole).map_or(0, <[_]>::len);
-        let mut partials: Vec<Vec<Option<Partial>>> =
-            self.asked.iter().map(|asked| vec![None; spans(asked)]).collect();
+        let of_span = |routed: &RoutedSpan| vec![None; routed.ranks.len()];
+        let of_hole = |&(sequence, hole): &(usize, usize)| {
+            self.spans(sequence, hole).unwrap_or_default().iter().map(of_span).collect()
+        };
+        let mut partials: Vec<Vec<Vec<Option<Partial>>>> = self.asked.iter().map(of_hole).collect();
         self.each_part(
             sent,
             |exchange, session, places| exchange.dispatch_dense(queries, session, places),
-            |_, place, part: Partial| partials[place.asked][place.span] = Some(part),
+            |_, place, part: Partial| partials[place.asked][place.span][place.rank] = Some(part),
         );
         if was_asked {
             self.layers += 1;
             self.took += self.sent_at.elapsed();
         }
-        self.whole(partials)
+        let heads = self.options.heads_of_rank;
+        let joined = |ranks: Vec<Option<Partial>>| {
+            ranks.into_iter().collect::<Option<Vec<_>>>().map(|ranks| by_heads(ranks, heads))
+        };
+        let joined = |spans: Vec<Vec<Option<Partial>>>| spans.into_iter().map(joined).collect();
+        self.whole(partials.into_iter().map(joined).collect())
     }
 }
 
@@ -233,12 +286,16 @@ impl<'a> Exchange<'a> {
         session: &Arc<Session>,
         places: &[Place],
     ) -> Result<Flight, DispatchError> {
-        let part = |place: &Place| {
-            let values = queries.sequences[place.asked].values;
+        let width = self.options.heads_of_rank * queries.d_qk;
+        let of = |place: &Place| {
             let routed = self.span(*place)?;
-            Some(PartRows { part: part_of(routed, values.len() / queries.d_qk), values })
+            let all = queries.sequences[place.asked].values;
+            let values = of_rank(all, width, (place.rank, routed.ranks.len()));
+            Some((part_of(routed, place.rank, values.len() / queries.d_qk), values))
         };
-        let parts: Vec<PartRows<'_>> = places.iter().filter_map(part).collect();
+        let of: Vec<(Part, Cow<'_, [f32]>)> = places.iter().filter_map(of).collect();
+        let parts = of.iter().map(|(part, values)| PartRows { part: *part, values });
+        let parts: Vec<PartRows<'_>> = parts.collect();
         session.dispatch(&self.shape(queries), &parts, self.write_deadline())
     }
 
@@ -321,5 +378,37 @@ impl Exchange<'_> {
             if self.failed[sequence] { None } else { partials.into_iter().collect() }
         };
         partials.into_iter().zip(&self.asked).map(whole).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rows of one value, which says whose they are: `token * 10 + head`.
+    fn partial(tokens: usize, heads: std::ops::Range<usize>) -> Partial {
+        let rows = (0..tokens).flat_map(|token| heads.clone().map(move |head| token * 10 + head));
+        let rows: Vec<f32> = rows.map(|row| row as f32).collect();
+        let (m, l) = (rows.iter().map(|row| -row).collect(), rows.iter().map(|row| row + 0.5));
+        Partial { m, l: l.collect(), o: rows }
+    }
+
+    #[test]
+    fn ranks_have_the_rows_of_their_heads_and_what_they_bring_is_put_together_again() {
+        let all = partial(3, 0..6);
+        for ranks in [1, 2, 3] {
+            let heads = 6 / ranks;
+            let of = |rank: usize| {
+                let own = partial(3, rank * heads..(rank + 1) * heads);
+                let values = of_rank(&all.o, heads, (rank, ranks));
+                assert_eq!(values, own.o, "rank {rank} of {ranks}");
+                own
+            };
+            let joined = by_heads((0..ranks).map(of).collect(), heads);
+            assert_eq!(
+                (joined.o, joined.m, joined.l),
+                (all.o.clone(), all.m.clone(), all.l.clone())
+            );
+        }
     }
 }

@@ -52,11 +52,18 @@ pub struct SpanRequest {
 /// Blocks that one holder attends.
 #[derive(Debug)]
 pub struct RoutedSpan {
+    /// Of each tensor-parallel rank the way to the holder's.
+    pub ranks: Vec<RankRoute>,
+    pub first_block: u32,
+    pub rows: u32,
+}
+
+/// Where one rank sends the query rows of its heads.
+#[derive(Debug)]
+pub struct RankRoute {
     pub session: Arc<Session>,
     pub route: u64,
     pub pins: u64,
-    pub first_block: u32,
-    pub rows: u32,
 }
 
 /// What of a prompt is attended elsewhere: its beginning, or chunks of it. The shares that pin it end when it
@@ -78,6 +85,7 @@ struct Shape {
     kv_dtype: &'static str,
     precision: v1::Precision,
     size: SessionSize,
+    ranks: u32,
 }
 
 /// See the module.
@@ -97,13 +105,18 @@ pub struct Router {
 #[derive(Debug)]
 struct Place {
     channel: Channel,
-    /// If there is one. One request at a time opens it, and those that want another holder do not wait for it.
-    session: tokio::sync::Mutex<Option<Arc<Session>>>,
+    /// Of each rank, if there is one. One request at a time opens it, and those that want another holder do not wait
+    /// for it.
+    sessions: Vec<tokio::sync::Mutex<Option<Arc<Session>>>>,
 }
 
-/// Room for a step of so many sequences and tokens.
-fn session_size(parts: usize, tokens: usize, model: &ModelConfig, dtype: WireDtype) -> SessionSize {
-    let rows = tokens * model.heads;
+/// Room for a step of so many sequences and tokens, of the heads of one rank.
+fn session_size(
+    (parts, tokens, heads): (usize, usize, usize),
+    model: &ModelConfig,
+    dtype: WireDtype,
+) -> SessionSize {
+    let rows = tokens * heads;
     let mut query = wire::query_room(parts, rows, model.row_width(), dtype);
     let mut answer = wire::partials_room(parts, rows, model.rank, dtype);
     if let Some(IndexerConfig { heads, width, topk }) = model.indexer {
@@ -141,17 +154,14 @@ impl Router {
         // Each hole of a sequence has its own part and queries, turned its own way. Prompt tokens are counted for
         // each when a step is planned, and one more may be taken than there is budget for.
         let parts = config.max_running as usize * HOLES_MAX;
+        let tokens = config.chunk_tokens as usize + parts + HOLES_MAX;
         let shape = Shape {
             block_tokens: config.block_tokens,
             d_qk: model.row_width() as u32,
             kv_dtype: config.kv_dtype.name(),
             precision: config.attention_precision.to_wire(),
-            size: session_size(
-                parts,
-                config.chunk_tokens as usize + parts + HOLES_MAX,
-                model,
-                dtype,
-            ),
+            size: session_size((parts, tokens, heads_of_rank(config, model)), model, dtype),
+            ranks: config.routes.ranks,
         };
         let (requester, places) = (OnceCell::new(), Mutex::default());
         let call_timeout = Duration::from_millis(config.routes.call_timeout_ms.into());
@@ -212,7 +222,23 @@ impl Router {
         namespace: Namespace,
         request: &SpanRequest,
     ) -> Result<RoutedSpan, Status> {
-        let session = self.session(place).await?;
+        let ranks = join_all(
+            (0..self.shape.ranks).map(|rank| self.on_rank(place, rank, namespace, request)),
+        );
+        let ranks = ranks.await.into_iter().collect::<Result<_, Status>>()?;
+        let rows = request.blocks * self.shape.block_tokens;
+        Ok(RoutedSpan { ranks, first_block: request.first_block, rows })
+    }
+
+    /// Opens it for one rank.
+    async fn on_rank(
+        &self,
+        place: &Place,
+        rank: u32,
+        namespace: Namespace,
+        request: &SpanRequest,
+    ) -> Result<RankRoute, Status> {
+        let session = self.session(place, rank).await?;
         let open = v1::OpenRouteRequest {
             session: session.id(),
             tx: Some(request.tx.into()),
@@ -233,18 +259,13 @@ impl Router {
             let why = format!("it holds {held} of the {end} blocks that are wanted");
             return Err(Status::failed_precondition(why));
         }
-        Ok(RoutedSpan {
-            session,
-            route: opened.route,
-            pins: opened.pins,
-            first_block: request.first_block,
-            rows: request.blocks * block_tokens,
-        })
+        Ok(RankRoute { session, route: opened.route, pins: opened.pins })
     }
 
-    /// The session with a node: the one that is there, unless it is lost.
-    async fn session(&self, Place { channel, session }: &Place) -> Result<Arc<Session>, Status> {
-        let mut place = session.lock().await;
+    /// A rank's session with a node: the one that is there, unless it is lost.
+    async fn session(&self, place: &Place, rank: u32) -> Result<Arc<Session>, Status> {
+        let channel = &place.channel;
+        let mut place = place.sessions[rank as usize].lock().await;
         match place.take() {
             Some(session) if !session.is_lost() => return Ok(Arc::clone(place.insert(session))),
             Some(lost) => close(channel.clone(), lost.id()),
@@ -261,6 +282,7 @@ impl Router {
             answer_imm: prepared.answer_imm(),
             query_bytes_max,
             depth,
+            rank,
         };
         let opened = RoutesClient::new(channel.clone()).open_session(open).await?.into_inner();
         let grant = Grant {
@@ -287,15 +309,18 @@ impl Router {
         let is_live = |session: &Arc<Session>| !session.is_lost();
         // Of holders that are gone nothing is kept.
         places.retain(|of, place| {
+            let lives = |session: &tokio::sync::Mutex<Option<Arc<Session>>>| {
+                session.try_lock().is_ok_and(|session| session.as_ref().is_some_and(is_live))
+            };
             let taken = of == node || Arc::strong_count(place) > 1;
-            let session = || place.session.try_lock();
-            taken || session().is_ok_and(|session| session.as_ref().is_some_and(is_live))
+            taken || place.sessions.iter().any(lives)
         });
         if let Some(place) = places.get(node) {
             return Ok(Arc::clone(place));
         }
         let channel = connect(node, self.call_timeout)?;
-        let place = Arc::new(Place { channel, session: tokio::sync::Mutex::default() });
+        let sessions = (0..self.shape.ranks).map(|_| tokio::sync::Mutex::default()).collect();
+        let place = Arc::new(Place { channel, sessions });
         places.insert(node.to_owned(), Arc::clone(&place));
         Ok(place)
     }
@@ -305,6 +330,11 @@ impl Router {
     pub fn metrics(&self) -> &kvasir_route::metrics::RequesterMetrics {
         self.requester.get().expect("something was routed").metrics()
     }
+}
+
+/// Whose query rows go in one message.
+pub fn heads_of_rank(config: &Config, model: &ModelConfig) -> usize {
+    model.heads / config.routes.ranks as usize
 }
 
 /// Queries and outputs travel as the cache holds its rows.
@@ -325,7 +355,7 @@ fn close(channel: Channel, session: u64) {
 /// of its rows, and rows and scores come back: each query row has its share of that.
 pub fn routed_rows(config: &Config, model: &ModelConfig) -> v1::RoutedRows {
     let dtype = wire_dtype(config);
-    let share = |bytes: usize| bytes.div_ceil(model.heads);
+    let share = |bytes: usize| bytes.div_ceil(heads_of_rank(config, model));
     let (query, partial) = match model.indexer {
         None => (0, 0),
         Some(IndexerConfig { heads, width, topk }) => {
@@ -335,7 +365,7 @@ pub fn routed_rows(config: &Config, model: &ModelConfig) -> v1::RoutedRows {
         }
     };
     v1::RoutedRows {
-        heads: model.heads as u32,
+        heads: heads_of_rank(config, model) as u32,
         query_bytes: (wire::query_bytes(1, model.row_width(), dtype) + query) as u32,
         partial_bytes: (wire::partial_bytes(1, model.rank, dtype) + partial) as u32,
     }

@@ -420,3 +420,72 @@ async fn blocks_that_come_back_are_computed_behind_those_that_are_here() {
         host.end().await;
     }
 }
+
+async fn of_ranks(here: u32, asks: u32) -> Host {
+    Host::start_changed(Role::Both, |node, engine| {
+        (node.routes.ranks, engine.routes.ranks) = (here, asks);
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tensor_parallel_ranks_send_the_rows_of_their_heads_to_the_ranks_of_a_holder() {
+    let (first, second) = (of_ranks(2, 1).await, of_ranks(1, 1).await);
+    let cases = long_cases(2);
+    for (case, serial) in cases.iter().zip((0..).step_by(2)) {
+        for (holder, serial) in [(&first, serial), (&second, serial + 1)] {
+            assert_eq!(holder.whole(&ask(serial, case)).await.tokens, case.greedy);
+        }
+    }
+    let mut serial = 1_000;
+    for ranks in [2, 4] {
+        let engine = of_ranks(1, ranks).await;
+        for holders in [&[&first][..], &[&second, &first]] {
+            for case in &cases {
+                serial += 1;
+                let answer = routed(&engine, holders, &ask(serial, case)).await;
+                assert_eq!(answer, case.greedy, "{ranks} ranks, {} holders", holders.len());
+            }
+        }
+        assert_eq!(engine.metrics.recalls.get(), 0);
+        let rows: u64 = cases.iter().map(|case| 3 * query_rows(case)).sum();
+        let sent = engine.router.metrics();
+        // Together as much as one would send.
+        assert_eq!(sent.query_bytes.get(), rows * D_QK * 4);
+        assert_eq!(sent.partial_bytes.get(), rows * (D_V * 4 + 8));
+        // A ring for each rank that asks, with the holder's rank of its remainder.
+        assert_eq!(metric(&first, "kvasir_route_sessions").await, u64::from(ranks));
+        engine.end().await;
+        while metric(&first, "kvasir_route_sessions").await > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+    // Each rank of the holder has answered as much as the other, on its own way.
+    let written = async |rank: u32| {
+        let name = "route_kvasir_transfer_bytes_total";
+        let page = super::tests::get(first.node.address(), "/metrics").await;
+        let of_rank = format!("rank=\"{rank}\"");
+        let lines = page.lines().filter(|line| line.starts_with(name) && line.contains(&of_rank));
+        let number = |line: &str| line.rsplit(' ').next().and_then(|n| n.parse::<u64>().ok());
+        lines.filter_map(number).sum::<u64>()
+    };
+    let (one, other) = (written(0).await, written(1).await);
+    assert!(one > 0 && one == other, "{one} and {other} bytes");
+    first.end().await;
+    second.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rank_whose_partials_are_late_costs_time_and_no_token() {
+    let holder = of_ranks(2, 1).await;
+    let engine = Host::start_changed(Role::Both, |_, engine| {
+        (engine.routes.ranks, engine.routes.deadline_ms) = (2, 0);
+    })
+    .await;
+    let case = long_cases(2).remove(0);
+    holder.whole(&ask(1, &case)).await;
+    assert_eq!(routed(&engine, &[&holder], &ask(2, &case)).await, case.greedy);
+    assert_eq!(engine.metrics.recalls.get(), 1);
+    engine.end().await;
+    holder.end().await;
+}

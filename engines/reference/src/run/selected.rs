@@ -123,6 +123,18 @@ async fn rows_are_selected_wherever_they_are_and_nobody_can_tell() {
         }
     }
     assert!(behind > 0, "some have so many blocks");
+    // And where ranks ask, each with the rows of its heads.
+    let ranks = Host::start_changed(Role::Both, |_, engine| {
+        engine.model = selecting.dir.path().to_owned();
+        engine.routes.deadline_ms = 600_000;
+        engine.routes.ranks = 2;
+    })
+    .await;
+    let two = [&holders[1], &holders[2]];
+    let answers = join_all(asks().iter().map(|ask| routed(&ranks, &two, ask))).await;
+    check(&selecting, &answers, "two ranks");
+    assert_eq!(ranks.metrics.recalls.get(), 0);
+    ranks.end().await;
     assert_eq!(engine.metrics.recalls.get(), 0);
     engine.end().await;
     for holder in holders {

@@ -1,5 +1,9 @@
-//! The end that has the rows: one thread that takes queries out of the rings that requesters write, computes
+//! The end that has the rows: a thread that takes queries out of the rings that requesters write, computes
 //! what has arrived together, and answers each message by one write into its requester's memory.
+//!
+//! Where requesters are tensor-parallel, there is such a thread for each rank, with a transfer engine of its own:
+//! rank `r` of a requester, which has the query rows of its heads alone, has its sessions with rank `r` here. All ranks
+//! read the same slots, since latent rows are the same for all heads.
 //!
 //! [`Holder`] is the handle that the store node keeps. It opens a route over slots that a lease pins, and
 //! does not let the pins go before [`Holder::close_route`] has said that nobody reads the slots any more.
@@ -45,7 +49,8 @@ const CONTROL_MAX: usize = 1024;
 pub struct HolderOptions {
     pub name: String,
     pub preferred: Domain,
-    /// Where queries come in over TCP; port 0 takes any free one.
+    /// Where queries come in over TCP, of rank 0; those of others come in at the ports that follow. Port 0 takes
+    /// any free ones.
     pub tcp_listen: Option<SocketAddr>,
     /// TLS for queries over TCP; then it must be on at every requester.
     pub tcp_tls: Option<TlsFiles>,
@@ -53,13 +58,14 @@ pub struct HolderOptions {
     pub run_dir: Option<PathBuf>,
     /// What it sends in a second at most; 0 for no limit.
     pub throttle_bytes_per_s: u64,
-    /// Messages that are computed at once; one that comes beside so many is refused.
+    /// Messages that a rank computes at once; one that comes beside so many is refused.
     pub flows_max: usize,
+    /// Of a rank, and routes too.
     pub sessions_max: usize,
     pub routes_max: usize,
     /// Of the query rings of all sessions together.
     pub ring_bytes_max: u64,
-    /// Threads that compute.
+    /// Threads that compute, for each rank.
     pub threads: usize,
 }
 
@@ -72,6 +78,8 @@ pub enum HolderError {
     Metrics(#[from] prometheus::Error),
     #[error("the thread for routed queries cannot be started")]
     Thread(#[from] std::io::Error),
+    #[error("there are not so many ports for the ranks' queries from {0} on")]
+    Ports(SocketAddr),
 }
 
 /// Why nothing was opened.
@@ -96,6 +104,9 @@ pub enum OpenError {
 /// What a requester asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OpenSession {
+    /// Of its engine's tensor-parallel ranks the one that asks: the rank of that number answers, or where there are
+    /// fewer, of its remainder.
+    pub rank: u32,
     /// The requester's transfer address and the region of its answer ring, serialised.
     pub endpoint: Vec<u8>,
     pub answers_region: Vec<u8>,
@@ -118,7 +129,7 @@ pub struct SessionOpened {
 #[derive(Debug, Clone)]
 pub struct OpenRoute {
     pub session: u64,
-    /// Its name, which the caller never uses again.
+    /// Its name, which the caller never uses again: one of [`Holder::route_name`].
     pub route: u64,
     pub namespace: Namespace,
     /// In the order of the chain; pinned until the route is closed.
@@ -145,22 +156,123 @@ pub type Reply<T> = Box<dyn FnOnce(T) + Send>;
 /// See the module.
 #[derive(Debug)]
 pub struct Holder {
+    /// By number.
+    ranks: Vec<Rank>,
+}
+
+#[derive(Debug)]
+struct Rank {
     inputs: SyncSender<Input>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
 impl Holder {
-    /// Starts the thread and its transfer engine, over the node's slot memory.
+    /// Starts a rank for each of these registries, where its transfer engine counts, over the node's slot memory.
     ///
     /// # Errors
     /// [`HolderError`].
+    ///
+    /// # Panics
+    /// Without a registry.
     pub fn start(
-        options: HolderOptions,
-        slots: Arc<SharedMemory>,
-        registry: &Registry,
+        options: &HolderOptions,
+        slots: &Arc<SharedMemory>,
+        registries: &[Registry],
         metrics_registry: &Registry,
     ) -> Result<Self, HolderError> {
+        assert!(!registries.is_empty(), "a holder has at least one rank");
         let metrics = HolderMetrics::new(metrics_registry)?;
+        let start = |(number, registry): (usize, &Registry)| {
+            let place = Place { number, of: registries.len() };
+            Rank::start(place.options(options)?, place, slots, registry, metrics.clone())
+        };
+        let ranks = registries.iter().enumerate().map(start).collect::<Result<_, HolderError>>()?;
+        Ok(Holder { ranks })
+    }
+
+    /// The first name for a route of this session from this one on: routes are known by it to be of the session's
+    /// rank.
+    pub fn route_name(&self, session: u64, from: u64) -> u64 {
+        let ranks = self.ranks.len() as u64;
+        name_with(session % ranks, ranks, from)
+    }
+
+    /// Makes a query ring for a requester.
+    pub fn open_session(
+        &self,
+        request: OpenSession,
+        reply: Reply<Result<SessionOpened, OpenError>>,
+    ) {
+        let rank = u64::from(request.rank);
+        self.of(rank).ask(Input::OpenSession(Box::new(request), reply));
+    }
+
+    /// Ends a session and its routes. Nothing that its requester writes lands any more.
+    pub fn close_session(&self, session: u64) {
+        self.of(session).ask(Input::CloseSession(session));
+    }
+
+    /// Lets a session attend slots, which must stay as they are until the route is closed.
+    pub fn open_route(&self, request: OpenRoute, reply: Reply<Result<RouteOpened, OpenError>>) {
+        debug_assert_eq!(self.route_name(request.session, request.route), request.route);
+        self.of(request.session).ask(Input::OpenRoute(Box::new(request), reply));
+    }
+
+    /// Ends a route. When `done` is called nobody reads its slots, and nobody will; also when there is no such
+    /// route (any more), and when the holder has ended.
+    pub fn close_route(&self, route: u64, done: Reply<()>) {
+        self.of(route).ask(Input::CloseRoute(route, done));
+    }
+
+    /// Numbers of ranks, and names of their sessions and routes, all have the rank as their remainder.
+    fn of(&self, name: u64) -> &Rank {
+        &self.ranks[(name % self.ranks.len() as u64) as usize]
+    }
+}
+
+/// The first number from this one on that has such a remainder; beyond the last there is, the first of all.
+fn name_with(remainder: u64, of: u64, from: u64) -> u64 {
+    from.checked_add((remainder + of - from % of) % of).unwrap_or(remainder)
+}
+
+/// Which of how many ranks one is.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    number: usize,
+    of: usize,
+}
+
+impl Place {
+    fn options(self, all: &HolderOptions) -> Result<HolderOptions, HolderError> {
+        let own = all.clone();
+        if self.of == 1 {
+            return Ok(own);
+        }
+        let beside = |listen: SocketAddr| {
+            let port = match listen.port() {
+                0 => Some(0),
+                port => u16::try_from(self.number).ok().and_then(|rank| port.checked_add(rank)),
+            };
+            let port = port.ok_or(HolderError::Ports(listen))?;
+            Ok::<_, HolderError>(SocketAddr::new(listen.ip(), port))
+        };
+        Ok(HolderOptions {
+            name: format!("{}-{}", all.name, self.number),
+            tcp_listen: all.tcp_listen.map(beside).transpose()?,
+            ring_bytes_max: all.ring_bytes_max / self.of as u64,
+            ..own
+        })
+    }
+}
+
+impl Rank {
+    fn start(
+        options: HolderOptions,
+        place: Place,
+        slots: &Arc<SharedMemory>,
+        registry: &Registry,
+        metrics: HolderMetrics,
+    ) -> Result<Self, HolderError> {
         let (inputs, queue) = sync_channel(options.sessions_max * DEPTH_MAX as usize + CONTROL_MAX);
         let lost = inputs.clone();
         let handlers = Handlers {
@@ -185,36 +297,12 @@ impl Holder {
         };
         let (transfer, driver) = TransferEngine::start_driven(transfer, handlers, registry)?;
         let drive = Drive::start(driver, &options.name)?;
-        let thread = Thread::new(options, slots, transfer, inputs.clone(), metrics);
+        let (slots, to_itself) = (Arc::clone(slots), inputs.clone());
+        let thread = Thread::new(options, place, slots, transfer, to_itself, metrics);
         let thread = std::thread::Builder::new()
             .name("route-holder".into())
             .spawn(move || thread.run(&queue, &drive))?;
-        Ok(Holder { inputs, thread: Some(thread) })
-    }
-
-    /// Makes a query ring for a requester.
-    pub fn open_session(
-        &self,
-        request: OpenSession,
-        reply: Reply<Result<SessionOpened, OpenError>>,
-    ) {
-        self.ask(Input::OpenSession(Box::new(request), reply));
-    }
-
-    /// Ends a session and its routes. Nothing that its requester writes lands any more.
-    pub fn close_session(&self, session: u64) {
-        self.ask(Input::CloseSession(session));
-    }
-
-    /// Lets a session attend slots, which must stay as they are until the route is closed.
-    pub fn open_route(&self, request: OpenRoute, reply: Reply<Result<RouteOpened, OpenError>>) {
-        self.ask(Input::OpenRoute(Box::new(request), reply));
-    }
-
-    /// Ends a route. When `done` is called nobody reads its slots, and nobody will; also when there is no such
-    /// route (any more), and when the holder has ended.
-    pub fn close_route(&self, route: u64, done: Reply<()>) {
-        self.ask(Input::CloseRoute(route, done));
+        Ok(Rank { inputs, thread: Some(thread) })
     }
 
     fn ask(&self, input: Input) {
@@ -239,7 +327,7 @@ impl Holder {
     }
 }
 
-impl Drop for Holder {
+impl Drop for Rank {
     /// When it is dropped nobody reads slots any more.
     fn drop(&mut self) {
         // Waits for room, as for a route: the thread takes all that is there.
@@ -249,5 +337,55 @@ impl Drop for Holder {
         {
             tracing::error!("the thread for routed queries has panicked");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_have_their_rank_as_remainder_and_none_comes_twice() {
+        for (rank, of, from, want) in [
+            (0, 1, 7, 7),
+            (1, 2, 7, 7),
+            (0, 2, 7, 8),
+            (2, 3, 9, 11),
+            (0, 3, 11, 12),
+            (0, 1, u64::MAX, u64::MAX),
+            (0, 2, u64::MAX, 0),
+        ] {
+            assert_eq!(name_with(rank, of, from), want, "{rank} of {of} from {from}");
+        }
+    }
+
+    #[test]
+    fn each_rank_has_a_name_and_a_port_of_its_own() {
+        let all = |port| HolderOptions {
+            name: "n".into(),
+            preferred: Domain::Tcp,
+            tcp_listen: Some(SocketAddr::from(([127, 0, 0, 1], port))),
+            tcp_tls: None,
+            run_dir: None,
+            throttle_bytes_per_s: 0,
+            flows_max: 8,
+            sessions_max: 4,
+            routes_max: 16,
+            ring_bytes_max: 1 << 20,
+            threads: 1,
+        };
+        let of = |port, number, of| {
+            let own = Place { number, of }.options(&all(port))?;
+            let port = own.tcp_listen.map(|listen| listen.port());
+            Ok::<_, HolderError>((own.name, port, own.ring_bytes_max))
+        };
+        type Own = (String, Option<u16>, u64);
+        let is = |got: Result<Own, HolderError>, (name, port, bytes): (&str, u16, u64)| {
+            assert_eq!(got.expect("it has a place"), (name.to_owned(), Some(port), bytes));
+        };
+        is(of(7000, 0, 1), ("n", 7000, 1 << 20));
+        is(of(7000, 1, 2), ("n-1", 7001, 1 << 19));
+        is(of(0, 1, 2), ("n-1", 0, 1 << 19));
+        assert!(matches!(of(u16::MAX, 1, 2), Err(HolderError::Ports(_))));
     }
 }

@@ -18,7 +18,9 @@ use kvasir_transfer::{
 use super::batch::{self, Computed, Route, Routes};
 use super::kernels::Kernels;
 use super::rows::RowShape;
-use super::{HolderOptions, OpenError, OpenRoute, OpenSession, Reply, RouteOpened, SessionOpened};
+use super::{
+    HolderOptions, OpenError, OpenRoute, OpenSession, Place, Reply, RouteOpened, SessionOpened,
+};
 use crate::metrics::HolderMetrics;
 use crate::requester::DEPTH_MAX;
 use crate::turns::{Drive, Turns};
@@ -123,6 +125,7 @@ struct Waiting {
 #[derive(Debug)]
 pub struct Thread {
     options: HolderOptions,
+    place: Place,
     slots: Arc<SharedMemory>,
     transfer: TransferEngine,
     /// For the transfer engine's callbacks.
@@ -133,6 +136,8 @@ pub struct Thread {
     routes: Routes,
     waiting: Vec<Waiting>,
     ring_bytes: u64,
+    /// Sessions and routes as they are in the metrics, which all ranks share.
+    counted: (usize, usize),
     next_id: u64,
     next_imm: u32,
 }
@@ -140,6 +145,7 @@ pub struct Thread {
 impl Thread {
     pub fn new(
         options: HolderOptions,
+        place: Place,
         slots: Arc<SharedMemory>,
         transfer: TransferEngine,
         inputs: SyncSender<Input>,
@@ -149,8 +155,10 @@ impl Thread {
         Thread {
             options,
             slots,
-            // Names of a former process mean nothing here.
-            next_id: transfer.incarnation() | 1,
+            // Names of a former process mean nothing here. The remainder is the rank.
+            next_id: (transfer.incarnation() | 1) / place.of as u64 * place.of as u64
+                + place.number as u64,
+            place,
             transfer,
             inputs,
             metrics,
@@ -159,6 +167,7 @@ impl Thread {
             routes: BTreeMap::new(),
             waiting: Vec::new(),
             ring_bytes: 0,
+            counted: (0, 0),
             next_imm: 1,
         }
     }
@@ -234,7 +243,7 @@ impl Thread {
             Input::CloseRoute(route, done) => {
                 // Queries that wait for it are refused when their turn comes.
                 self.routes.remove(&route);
-                self.metrics.routes.set(self.routes.len() as i64);
+                self.count();
                 done(());
             }
             Input::PeerLost(incarnation) => {
@@ -293,7 +302,9 @@ impl Thread {
             .register(Arc::new(memory))
             .map_err(|error| no_memory(error.to_string()))?;
         let (id, query_imm) = (self.next_id, self.next_imm);
-        self.next_id = self.next_id.wrapping_add(1);
+        let ranks = self.place.of as u64;
+        // Names that go round begin anew with the rank.
+        self.next_id = id.checked_add(ranks).unwrap_or(id % ranks);
         self.next_imm = self.next_imm.wrapping_add(depth);
         let session = Session {
             peer,
@@ -307,7 +318,7 @@ impl Thread {
         };
         self.ring_bytes += ring;
         self.sessions.insert(id, session);
-        self.metrics.sessions.set(self.sessions.len() as i64);
+        self.count();
         for slot in 0..depth {
             self.expect(id, slot);
         }
@@ -335,8 +346,7 @@ impl Thread {
             // A session that is lost wants nothing.
             let _ = self.transfer.set_wanted(session.peer, false);
         }
-        self.metrics.sessions.set(self.sessions.len() as i64);
-        self.metrics.routes.set(self.routes.len() as i64);
+        self.count();
     }
 
     fn open_route(&mut self, request: OpenRoute) -> Result<RouteOpened, OpenError> {
@@ -357,8 +367,15 @@ impl Thread {
         let (pins, d_qk) = (pins(namespace, &blocks), shape.width as u32);
         let blocks = shared.unwrap_or(route);
         self.routes.insert(route, Route { session, pins, blocks, slots, shape, precision });
-        self.metrics.routes.set(self.routes.len() as i64);
+        self.count();
         Ok(RouteOpened { pins, d_qk })
+    }
+
+    fn count(&mut self) {
+        let now = (self.sessions.len(), self.routes.len());
+        self.metrics.sessions.add(now.0 as i64 - self.counted.0 as i64);
+        self.metrics.routes.add(now.1 as i64 - self.counted.1 as i64);
+        self.counted = now;
     }
 
     /// Waits for the next query in a slot of a ring.

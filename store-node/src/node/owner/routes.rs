@@ -11,7 +11,7 @@ use kvasir_route::holder::{Holder, OpenRoute, OpenSession, Precision};
 use super::Owner;
 use crate::clock;
 use crate::node::command::{Refused, Reply};
-use crate::node::inbox::End;
+use crate::node::inbox::{End, Post};
 use crate::node::leg::Leg;
 
 /// What the node keeps of its holder.
@@ -27,6 +27,18 @@ impl Routing {
     /// Routes are named from a number on that is drawn anew each time the node starts.
     pub fn new(holder: Holder, first_route: u64, routes_max: u32) -> Self {
         Routing { holder, next_route: first_route, routes_max: routes_max as usize }
+    }
+}
+
+/// Says so when the last route of a share is closed: each holds one, on whatever rank it is.
+struct AllClosed {
+    post: Post,
+    share: Share,
+}
+
+impl Drop for AllClosed {
+    fn drop(&mut self) {
+        self.post.end(End::RoutesClosed { share: self.share });
     }
 }
 
@@ -48,6 +60,7 @@ impl Owner {
             return;
         };
         let open = OpenSession {
+            rank: request.rank,
             endpoint: request.endpoint,
             answers_region: request.answers_region,
             answer_bytes_max: request.answer_bytes_max,
@@ -159,8 +172,8 @@ impl Owner {
         if leg.routes.is_empty() {
             self.blocks.read_begin(share)?;
         }
-        let route = routing.next_route;
-        routing.next_route = routing.next_route.wrapping_add(1);
+        let route = routing.holder.route_name(request.session, routing.next_route);
+        routing.next_route = route.wrapping_add(1);
         leg.routes.push(route);
         Ok(OpenRoute {
             session: request.session,
@@ -177,15 +190,15 @@ impl Owner {
     /// [`Owner::routes_closed`] follows.
     pub(super) fn close_routes(&mut self, share: Share) -> bool {
         let Some(leg) = self.legs.get_mut(&share) else { return false };
-        let mut routes = std::mem::take(&mut leg.routes);
-        let (Some(last), Some(routing)) = (routes.pop(), &self.routing) else { return false };
+        let routes = std::mem::take(&mut leg.routes);
+        let Some(routing) = self.routing.as_ref().filter(|_| !routes.is_empty()) else {
+            return false;
+        };
+        let all = Arc::new(AllClosed { post: self.post.clone(), share });
         for route in routes {
-            routing.holder.close_route(route, Box::new(|()| {}));
+            let all = Arc::clone(&all);
+            routing.holder.close_route(route, Box::new(move |()| drop(all)));
         }
-        // In order: when the last one is closed all are.
-        let post = self.post.clone();
-        let done = Box::new(move |()| post.end(End::RoutesClosed { share }));
-        routing.holder.close_route(last, done);
         true
     }
 

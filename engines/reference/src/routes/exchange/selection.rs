@@ -13,7 +13,7 @@ use kvasir_route::requester::{
 };
 use kvasir_route::wire::Best;
 
-use super::{Exchange, Message, OfPlace, Place, Sent, add, part_of};
+use super::{Exchange, Message, OfPlace, Place, Sent, add, part_of, put};
 use crate::model::{IndexQueries, LayerQueries, SequenceQueries};
 use crate::routes::RoutedSpan;
 
@@ -26,9 +26,8 @@ pub struct Selecting {
     /// The layer's queries were sent with chosen rows.
     pub is_sent: bool,
     partials: Vec<Sent<Partial, Chosen>>,
-    /// Query rows of each sequence and hole, and of a token.
+    /// Query rows of each sequence and hole.
     rows: Vec<usize>,
-    heads: usize,
     d_v: usize,
 }
 
@@ -80,7 +79,8 @@ impl Exchange<'_> {
         for (at, asked) in queries.sequences.iter().enumerate() {
             let Some(spans) = self.spans_of(asked.sequence, asked.hole) else { continue };
             for (span, routed) in spans.iter().enumerate() {
-                add(&mut messages, &routed.session, Place { asked: at, span });
+                // Indexers are the same on all ranks: one asks.
+                add(&mut messages, &routed.ranks[0].session, Place { asked: at, span, rank: 0 });
             }
         }
         self.selecting.scores = self.send_all(messages, |exchange, session, places| {
@@ -97,7 +97,7 @@ impl Exchange<'_> {
     ) -> Result<Flight<Best>, DispatchError> {
         let part = |place: &Place| {
             let asked = &queries.sequences[place.asked];
-            let part = part_of(self.span(*place)?, asked.weights.len());
+            let part = part_of(self.span(*place)?, place.rank, asked.weights.len());
             Some(IndexRows { part, values: asked.values, weights: asked.weights })
         };
         let parts: Vec<IndexRows<'_>> = places.iter().filter_map(part).collect();
@@ -138,13 +138,11 @@ impl Exchange<'_> {
     }
 
     pub(super) fn send_selected(&mut self, queries: &LayerQueries<'_>) {
-        let tokens = |asked: &SequenceQueries<'_>| asked.selected.map_or(0, <[_]>::len);
         let rows = |asked: &SequenceQueries<'_>| asked.values.len() / queries.d_qk;
-        let first = queries.sequences.iter().find(|asked| tokens(asked) > 0);
-        let heads = first.map_or(1, |asked| rows(asked) / tokens(asked));
+        let heads = self.options.heads_of_rank;
         self.selecting.is_sent = true;
         self.selecting.rows = queries.sequences.iter().map(rows).collect();
-        (self.selecting.heads, self.selecting.d_v) = (heads, queries.d_v);
+        self.selecting.d_v = queries.d_v;
         let mut messages: Vec<Message<Chosen>> = Vec::new();
         for (at, asked) in queries.sequences.iter().enumerate() {
             let Some(spans) = self.spans_of(asked.sequence, asked.hole) else { continue };
@@ -161,14 +159,21 @@ impl Exchange<'_> {
                     continue;
                 }
                 let width = heads * queries.d_qk;
-                let values =
-                    chosen.iter().flat_map(|(token, _)| &asked.values[token * width..][..width]);
-                let values: Vec<f32> = values.copied().collect();
-                let part = part_of(routed, chosen.len() * heads);
-                let (tokens, lists) = chosen.into_iter().unzip();
-                let place = Place { asked: at, span };
-                let chosen = Chosen { place, tokens, part, values, lists };
-                add(&mut messages, &routed.session, chosen);
+                let (tokens, lists): (Vec<usize>, Vec<Vec<u32>>) = chosen.into_iter().unzip();
+                let ranks = routed.ranks.len();
+                for (rank, of) in routed.ranks.iter().enumerate() {
+                    let first = |token: &usize| (token * ranks + rank) * width;
+                    let values =
+                        tokens.iter().flat_map(|token| &asked.values[first(token)..][..width]);
+                    let chosen = Chosen {
+                        place: Place { asked: at, span, rank },
+                        tokens: tokens.clone(),
+                        part: part_of(routed, rank, tokens.len() * heads),
+                        values: values.copied().collect(),
+                        lists: lists.clone(),
+                    };
+                    add(&mut messages, &of.session, chosen);
+                }
             }
         }
         self.selecting.partials = self.send_all(messages, |exchange, session, chosen| {
@@ -189,7 +194,7 @@ impl Exchange<'_> {
             selected: lists,
         });
         let rows: Vec<SelectedRows<'_>> = rows.collect();
-        let (shape, heads) = (self.shape(queries), self.selecting.heads as u32);
+        let (shape, heads) = (self.shape(queries), self.options.heads_of_rank as u32);
         session.dispatch_selected(&shape, heads, &rows, self.write_deadline())
     }
 
@@ -198,7 +203,7 @@ impl Exchange<'_> {
         queries: &LayerQueries<'_>,
     ) -> Vec<Option<Vec<Partial>>> {
         let sent = std::mem::take(&mut self.selecting.partials);
-        let (heads, d_v) = (self.selecting.heads, self.selecting.d_v);
+        let (heads, d_v) = (self.options.heads_of_rank, self.selecting.d_v);
         let was_asked = !sent.is_empty() || self.selecting.has_scored;
         // Over nothing, where nothing was chosen.
         let empty = |(&(sequence, hole), &rows): (&(usize, usize), &usize)| {
@@ -210,15 +215,12 @@ impl Exchange<'_> {
         let again = |exchange: &Self, session: &Arc<Session>, chosen: &[Chosen]| {
             exchange.dispatch_selected(queries, session, chosen)
         };
-        self.each_part(sent, again, |_, chosen, part: Partial| {
+        self.each_part(sent, again, |exchange, chosen, part: Partial| {
             let place = chosen.place;
+            let ranks = exchange.span(place).map_or(1, |routed| routed.ranks.len());
             let Some(all) = &mut partials[place.asked][place.span] else { return };
             for (at, token) in chosen.tokens.iter().enumerate() {
-                let (from, to) = (at * heads, token * heads);
-                all.o[to * d_v..(to + heads) * d_v]
-                    .copy_from_slice(&part.o[from * d_v..(from + heads) * d_v]);
-                all.m[to..to + heads].copy_from_slice(&part.m[from..from + heads]);
-                all.l[to..to + heads].copy_from_slice(&part.l[from..from + heads]);
+                put(all, (token * ranks + place.rank) * heads, &part, at * heads, heads);
             }
         });
         if was_asked {
