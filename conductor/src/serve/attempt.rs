@@ -300,7 +300,8 @@ impl Course<'_> {
 
     /// The engines have released their shares, or do so as their calls end.
     fn finish(mut self, finished: v1::Finished, whole: bool) -> (String, Ended) {
-        if finished.route_opening_us > 0 {
+        // A first connection says nothing of those that follow.
+        if finished.route_opening_us > 0 && !finished.route_opening_first {
             self.booking.opened(finished.route_opening_us);
         }
         if finished.routed_layers > 0 {

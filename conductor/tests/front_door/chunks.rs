@@ -117,6 +117,14 @@ impl Bench {
 
     /// What a decision for a request of this id reads of an instance.
     async fn seen(&self, id: &str, instance: &str) -> Value {
+        let inputs = self.inputs(id).await;
+        let mut instances = inputs["instances"].as_array().expect("a list").iter();
+        let found = instances.find(|one| one["instance"] == *instance).expect("it is there");
+        inputs["hosts"][found["host"].as_u64().expect("a number") as usize].clone()
+    }
+
+    /// What it reads at all.
+    async fn inputs(&self, id: &str) -> Value {
         let request = self.harness.client.post(format!("{}{COMPLETIONS}", self.harness.url));
         let request = request.header("x-kvasir-instance", "engine-h").header("x-request-id", id);
         let body = json!({"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 1});
@@ -126,10 +134,7 @@ impl Bench {
         let found = self.harness.client.get(url).send().await.expect("an answer");
         let found: Value = found.json().await.expect("JSON");
         let decisions = found["decisions"].as_array().expect("a list");
-        let inputs = &decisions[0]["inputs"];
-        let mut instances = inputs["instances"].as_array().expect("a list").iter();
-        let found = instances.find(|one| one["instance"] == *instance).expect("it is there");
-        inputs["hosts"][found["host"].as_u64().expect("a number") as usize].clone()
+        decisions[0]["inputs"].clone()
     }
 
     fn pinned(&self) -> usize {
@@ -214,6 +219,26 @@ async fn blocks_that_are_here_are_used_here_and_what_follows_them_stays_elsewher
     assert_eq!(reserved.prompt_tokens as usize, prompt(3).len() - away);
     assert_eq!(reserved.cache_class, i32::from(v1::CacheClass::Ephemeral));
     assert_eq!((bench.pinned(), bench.world.count(is_generated)), (1, 1));
+}
+
+#[tokio::test]
+async fn a_first_connection_says_nothing_of_how_long_routes_take_to_open() {
+    let (bench, whole, _) = with_a_beginning_here(0, 0).await;
+    let open_us = async |id: &str| {
+        let inputs = bench.inputs(id).await;
+        let number = inputs["routes"]["open_us"].as_str().expect("every digit of it");
+        number.parse::<f64>().expect("a number")
+    };
+    let mut known_us = vec![open_us("before").await];
+    for (id, is_first) in [("first", true), ("next", false)] {
+        bench.pairs[0].change(|script| script.opening = (1_000_000, is_first));
+        bench.answered(whole.clone(), "route").await;
+        assert_eq!(bench.served().1.routed.len(), 1);
+        known_us.push(open_us(id).await);
+    }
+    assert_eq!(known_us[0], known_us[1]);
+    // One outlier moves it by a part only.
+    assert!(known_us[2] > known_us[1] + 100.0, "{known_us:?}");
 }
 
 fn is_generated(happened: &Happened) -> bool {

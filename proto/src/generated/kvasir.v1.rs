@@ -5027,6 +5027,9 @@ pub struct Finished {
     /// Microseconds until all holders had opened its routes; they are part of queue_us.
     #[prost(uint64, tag = "10")]
     pub route_opening_us: u64,
+    /// For that the engine made its first connection to one of them, so that the next request opens its own sooner.
+    #[prost(bool, tag = "11")]
+    pub route_opening_first: bool,
 }
 /// Nested message and enum types in `Finished`.
 pub mod finished {

@@ -516,6 +516,7 @@ impl Fake {
         finished.set_reason(reason);
         finished.answer_tokens = sampling.max_tokens;
         finished.text = script.held_back.to_owned();
+        (finished.route_opening_us, finished.route_opening_first) = script.opening;
         finished.stop_matched = script.stop_matched.to_owned();
         send(Event::Finished(finished)).await;
         over.finished = true;

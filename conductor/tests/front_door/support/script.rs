@@ -85,6 +85,8 @@ pub struct Script {
     /// Text that only comes with the last event.
     pub held_back: &'static str,
     pub stop_matched: &'static str,
+    /// How long opening a route took, in microseconds, and whether a first connection was made for it.
+    pub opening: (u64, bool),
 }
 
 impl Default for Script {
@@ -119,6 +121,7 @@ impl Default for Script {
             padding: String::new(),
             held_back: "",
             stop_matched: "",
+            opening: (0, false),
         }
     }
 }

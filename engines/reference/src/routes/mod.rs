@@ -64,6 +64,8 @@ pub struct RankRoute {
     pub session: Arc<Session>,
     pub route: u64,
     pub pins: u64,
+    /// The session was made for it.
+    pub is_first: bool,
 }
 
 /// What of a prompt is attended elsewhere: its beginning, or chunks of it. The shares that pin it end when it
@@ -73,8 +75,16 @@ pub struct RoutedHoles {
     /// In the order of the prompt; the spans of each in order too.
     pub holes: Vec<Vec<RoutedSpan>>,
     /// How long it took until all of them answered.
-    pub opening_us: u64,
+    opening_us: u64,
     _leases: Leases,
+}
+
+impl RoutedHoles {
+    /// How long it took until all holders answered, in microseconds, and whether sessions were made for it.
+    pub fn opening(&self) -> (u64, bool) {
+        let mut ways = self.holes.iter().flatten().flat_map(|span| &span.ranks);
+        (self.opening_us, ways.any(|way| way.is_first))
+    }
 }
 
 /// What the model's rows are.
@@ -238,7 +248,7 @@ impl Router {
         namespace: Namespace,
         request: &SpanRequest,
     ) -> Result<RankRoute, Status> {
-        let session = self.session(place, rank).await?;
+        let (session, is_first) = self.session(place, rank).await?;
         let open = v1::OpenRouteRequest {
             session: session.id(),
             tx: Some(request.tx.into()),
@@ -259,15 +269,17 @@ impl Router {
             let why = format!("it holds {held} of the {end} blocks that are wanted");
             return Err(Status::failed_precondition(why));
         }
-        Ok(RankRoute { session, route: opened.route, pins: opened.pins })
+        Ok(RankRoute { session, route: opened.route, pins: opened.pins, is_first })
     }
 
-    /// A rank's session with a node: the one that is there, unless it is lost.
-    async fn session(&self, place: &Place, rank: u32) -> Result<Arc<Session>, Status> {
+    /// A rank's session with a node: the one that is there, unless it is lost; and whether it is a new one.
+    async fn session(&self, place: &Place, rank: u32) -> Result<(Arc<Session>, bool), Status> {
         let channel = &place.channel;
         let mut place = place.sessions[rank as usize].lock().await;
         match place.take() {
-            Some(session) if !session.is_lost() => return Ok(Arc::clone(place.insert(session))),
+            Some(session) if !session.is_lost() => {
+                return Ok((Arc::clone(place.insert(session)), false));
+            }
             Some(lost) => close(channel.clone(), lost.id()),
             None => {}
         }
@@ -300,7 +312,7 @@ impl Router {
             close(channel.clone(), grant.session);
             failed(error)
         })?;
-        Ok(Arc::clone(place.insert(session)))
+        Ok((Arc::clone(place.insert(session)), true))
     }
 
     fn place(&self, node: &str) -> Result<Arc<Place>, Status> {

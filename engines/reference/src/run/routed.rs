@@ -111,10 +111,18 @@ pub async fn begin_behind(
 
 /// The tokens up to the end, with `meanwhile` after the first ones.
 pub async fn tokens(
-    mut events: tonic::Streaming<v1::GenerateEvent>,
+    events: tonic::Streaming<v1::GenerateEvent>,
     meanwhile: impl AsyncFnOnce(),
 ) -> Vec<u32> {
+    tokens_and_end(events, meanwhile).await.0
+}
+
+async fn tokens_and_end(
+    mut events: tonic::Streaming<v1::GenerateEvent>,
+    meanwhile: impl AsyncFnOnce(),
+) -> (Vec<u32>, v1::Finished) {
     let (mut tokens, mut meanwhile) = (Vec::new(), Some(meanwhile));
+    let mut end = v1::Finished::default();
     while let Some(event) = events.message().await.expect("no error") {
         match event.event {
             Some(Event::Tokens(more)) => {
@@ -126,11 +134,12 @@ pub async fn tokens(
             Some(Event::Finished(finished)) => {
                 let opening_us = finished.route_opening_us;
                 assert!(opening_us > 0 && opening_us <= finished.queue_us, "{finished:?}");
+                end = finished;
             }
             _ => {}
         }
     }
-    tokens
+    (tokens, end)
 }
 
 pub async fn routed(engine: &Host, holders: &[&Host], ask: &Ask) -> Vec<u32> {
@@ -488,4 +497,27 @@ async fn a_rank_whose_partials_are_late_costs_time_and_no_token() {
     assert_eq!(engine.metrics.recalls.get(), 1);
     engine.end().await;
     holder.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_first_connection_to_a_holder_is_said_to_be_one() {
+    let (holder, engine) = (Host::start(Role::Both).await, Host::start(Role::Both).await);
+    let other = Host::start(Role::Both).await;
+    let case = long_cases(2).remove(0);
+    for (host, serial) in [(&holder, 1), (&other, 2)] {
+        host.whole(&ask(serial, &case)).await;
+    }
+    for (serial, holders, is_first) in [
+        (3, &[&holder][..], true),
+        (4, &[&holder], false),
+        (5, &[&holder, &other], true),
+        (6, &[&holder, &other], false),
+    ] {
+        let events = begin(&engine, holders, &ask(serial, &case)).await;
+        let (_, end) = tokens_and_end(events, async || ()).await;
+        assert_eq!(end.route_opening_first, is_first, "request {serial}");
+    }
+    for host in [engine, holder, other] {
+        host.end().await;
+    }
 }

@@ -78,7 +78,8 @@ pub struct Away {
     holes: Vec<Hole>,
     /// Layers of decode steps that were attended elsewhere, and microseconds that they took.
     exchanged: (u32, u64),
-    opening_us: u64,
+    /// How long, and whether sessions were made for it.
+    opening: (u64, bool),
 }
 
 impl Away {
@@ -92,8 +93,8 @@ impl Away {
         let hole = |place: &Place| Hole { positions: place.positions.clone(), moved: place.moved };
         let (gaps, holes) = (places.iter().map(gap).collect(), places.iter().map(hole).collect());
         let places = places.into_iter().map(|place| place.positions).collect();
-        let opening_us = routed.as_ref().map_or(0, |routed| routed.opening_us);
-        Away { routed, places, gaps, holes, exchanged: (0, 0), opening_us }
+        let opening = routed.as_ref().map_or((0, false), RoutedHoles::opening);
+        Away { routed, places, gaps, holes, exchanged: (0, 0), opening }
     }
 
     /// Who attends what is elsewhere; nobody once it has been given up.
@@ -150,9 +151,9 @@ impl Away {
         }
     }
 
-    /// Before it came here: until its holders answered.
-    pub fn opening_us(&self) -> u64 {
-        self.opening_us
+    /// Before it came here: microseconds until its holders answered, and whether sessions were made for it.
+    pub fn opening(&self) -> (u64, bool) {
+        self.opening
     }
 
     pub fn exchanged(&self) -> (u32, u64) {

@@ -253,7 +253,8 @@ impl Sequence {
             prefill_us: since(self.times.prefilled_us),
             routed_layers: self.away.exchanged().0,
             routed_us: self.away.exchanged().1,
-            route_opening_us: self.away.opening_us(),
+            route_opening_us: self.away.opening().0,
+            route_opening_first: self.away.opening().1,
         }
     }
 }
