@@ -233,15 +233,15 @@ pub struct Routes {
     /// other than the first one have the ports that follow.
     pub listen: SocketAddr,
     /// Tensor-parallel ranks of engines that ask, each of which has the query rows of its heads: rank `r` is answered
-    /// by rank `r` of so many here, with threads and a transfer engine of its own. Everything else works with any
-    /// number.
+    /// by rank `r` of so many here, with threads and a transfer engine of its own. Of an engine that has more, several
+    /// come to one here, and each takes a place of the limits below.
     pub ranks: u32,
     /// Messages of engines that a rank computes at once; one that comes beside so many is refused, and its
     /// engine sends it again for as long as it would have waited for the answer. From about eight on a copy of the blocks on another node is worth it.
     pub flows_max: u32,
-    /// Engines that may have a ring for queries here.
+    /// Engines that may have a ring for queries with one rank here.
     pub sessions_max: u32,
-    /// Sequences of engines that may attend blocks here at once.
+    /// Sequences of engines that may attend blocks at one rank here at once.
     pub routes_max: u32,
     /// Bytes of memory for the query rings of all engines together. They are taken as engines come.
     pub ring_bytes_max: u64,

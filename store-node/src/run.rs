@@ -273,13 +273,13 @@ fn make_parts(
     })
 }
 
-/// Queries have a transfer engine of their own: they do not wait behind pages that are pushed.
 /// Of the transfer engines for queries, one for each rank: their metrics have the names of the other one's.
 fn route_registries(ranks: u32) -> Result<Vec<Registry>, prometheus::Error> {
     let label = |rank: u32| (ranks > 1).then(|| [("rank".into(), rank.to_string())].into());
     (0..ranks).map(|rank| Registry::new_custom(Some("route".into()), label(rank))).collect()
 }
 
+/// Queries have a transfer engine of their own: they do not wait behind pages that are pushed.
 fn start_routing(
     config: &Config,
     arena: &Arena,

@@ -323,8 +323,8 @@ pub enum Verdict {
     NotNamed,
     /// It failed another request a moment ago.
     Avoided,
-    /// There is room for what of the prompt does not stay on other nodes. It is taken only when nobody has room
-    /// for all of it.
+    /// There is room for what of the prompt does not stay on other nodes. It is taken only when nobody who has room
+    /// for all of it serves in time.
     RoutedOnly,
     /// By its last report there is no room, but what had taken it has ended. It is taken only when
     /// there is nobody else, and its node decides.

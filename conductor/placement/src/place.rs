@@ -337,19 +337,11 @@ impl<'a> Planner<'a> {
         };
         let queue_us = instance.queue_us(rank_us, now_us);
         let ttft_us = selection.ttft_us(queue_us, reuse.transfer_us, compute_us);
-        // Those that it passes wait for it.
-        let passed = match selection {
-            Selection::Kvasir => instance.prefills.behind(rank_us, now_us) as u64,
-            _ => 0,
-        };
-        // While there is work that ranks later, what comes may go before it until its rank has come.
-        let passed_us = match self.view.policy().admission {
-            Admission::Calibrated => (rank_us - now_us).min(instance.queue_us(u64::MAX, now_us)),
-            _ => 0,
-        };
+        let times = (rank_us, ttft_us, compute_us);
+        let (latest_ttft_us, cost_us) = self.latest_and_cost_us(instance, times);
         PrefillCandidate {
             at: at as u32,
-            latest_ttft_us: ttft_us.max(passed_us + compute_us),
+            latest_ttft_us,
             held_blocks,
             memory_blocks,
             used_blocks: reuse.used_blocks,
@@ -359,7 +351,7 @@ impl<'a> Planner<'a> {
             transfer_us: reuse.transfer_us,
             compute_us,
             ttft_us,
-            cost_us: ttft_us + passed * compute_us,
+            cost_us,
             rank_us,
             verdict: match self.request.steering.instance {
                 Some(named) if *named != instance.report.instance_id => Verdict::NotNamed,
@@ -367,6 +359,27 @@ impl<'a> Planner<'a> {
                 _ => self.gate(instance, self.prefill_slots(instance, memory_blocks)),
             },
         }
+    }
+
+    /// Of a prefill of this rank, when its first token comes if others pass it, and what it costs all.
+    fn latest_and_cost_us(
+        &self,
+        instance: &Instance,
+        (rank_us, ttft_us, compute_us): (u64, u64, u64),
+    ) -> (u64, u64) {
+        let Policy { selection, admission, .. } = *self.view.policy();
+        let now_us = self.request.now_us;
+        // Those that it passes wait for it.
+        let passed = match selection {
+            Selection::Kvasir => instance.prefills.behind(rank_us, now_us) as u64,
+            _ => 0,
+        };
+        // While there is work that ranks later, what comes may go before it until its rank has come.
+        let passed_us = match admission {
+            Admission::Calibrated => (rank_us - now_us).min(instance.queue_us(u64::MAX, now_us)),
+            _ => 0,
+        };
+        (ttft_us.max(passed_us + compute_us), ttft_us + passed * compute_us)
     }
 
     /// Algorithm 1's test: the best prefix is longer by more than the threshold.

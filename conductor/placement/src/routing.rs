@@ -5,8 +5,8 @@
 //! node. The engine of that instance attends what is here itself, and has the query rows of what follows attended
 //! there, in every layer of every step. Nothing of such a request is cached: its rows have no chain before them here.
 //!
-//! An instance without room for all of a prompt, but for what is not elsewhere, is taken when nobody else has room, and
-//! routing is the way that is left.
+//! An instance without room for all of a prompt, but for what is not elsewhere, is taken when nobody who has room serves
+//! in time, and routing is the way that is left.
 //!
 //! Where several nodes have all of it, each may attend a part: all are asked at once, and a layer takes what
 //! the slowest does. It is split over twice as many when that saves a tenth at least, since every holder

@@ -49,8 +49,16 @@ pub struct ModelSpec {
     pub block_bytes: u64,
     /// A hash of the whole slot layout: pages are exchanged only between equals.
     pub layout_hash: u64,
-    /// Absent when its engines attend no blocks elsewhere.
+    /// Absent when its engines attend no blocks elsewhere. Each instance has its own: they may have different
+    /// numbers of ranks.
     pub routed: Option<RoutedRows>,
+}
+
+impl ModelSpec {
+    /// Instances of the two may work on one request.
+    fn agrees_with(&self, other: &ModelSpec) -> bool {
+        *self == ModelSpec { routed: self.routed, ..other.clone() }
+    }
 }
 
 /// A model as this view numbers it. Numbers are never used again.
@@ -592,8 +600,7 @@ impl ClusterView {
         let Some(instance) = self.instances.iter().find(|one| one.reference == decode) else {
             return;
         };
-        let layers = self.models.get(&instance.model).and_then(|spec| spec.routed);
-        let Some(RoutedRows { layers, .. }) = layers else { return };
+        let Some(RoutedRows { layers, .. }) = instance.report.model.routed else { return };
         let is_alone = instance.routes_in == 0
             && instance.prefills.is_empty()
             && instance.decodes.begins_us().is_empty()
@@ -685,7 +692,7 @@ impl ClusterView {
     }
 
     fn intern(&mut self, spec: &ModelSpec) -> ModelIndex {
-        if let Some((index, _)) = self.models.iter().find(|(_, known)| *known == spec) {
+        if let Some((index, _)) = self.models.iter().find(|(_, known)| known.agrees_with(spec)) {
             return *index;
         }
         if self.models.len() >= MODELS_MAX {

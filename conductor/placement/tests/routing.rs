@@ -53,16 +53,7 @@ fn world_with(constants: Constants, always: bool) -> World {
 }
 
 fn placed(world: &World, max_tokens: u32) -> Placement {
-    let mut world_model = None;
-    for (index, spec) in world.view.models() {
-        if spec.routed.is_some() {
-            world_model = Some(index);
-        }
-    }
-    let model = world_model.expect("it routes");
-    world
-        .place(|request| (request.model, request.max_tokens) = (model, max_tokens))
-        .expect("a placement")
+    world.place(|request| request.max_tokens = max_tokens).expect("a placement")
 }
 
 #[test]
@@ -579,4 +570,85 @@ fn a_prompt_that_no_node_could_hold_is_served_where_a_part_of_it_may_stay_elsewh
         matches!(later.refusal, Refusal::Overloaded { reason: OverloadReason::NoRoom, .. }),
         "{later}"
     );
+}
+
+/// `b0` holds ten blocks and has room for no more; of the other instance its room is given.
+fn full(other: &str, slots: u32) -> World {
+    let policy = Policy {
+        routing: Some(Routing { constants: constants(), always: false }),
+        ..Policy::default()
+    };
+    World::with_policy(&["b0", other], policy)
+        .held(&[(0, 10)])
+        .reports("b0", |report| {
+            report.model.routed = ROUTED;
+            (report.slots_total, report.slots_available) = (12, 0);
+        })
+        .reports(other, |report| {
+            report.model.routed = ROUTED;
+            (report.slots_total, report.slots_available) = (slots, slots);
+        })
+}
+
+fn with_answer(world: &World, max_tokens: u32) -> Result<Placement, Refusal> {
+    let model = world.view.models().last().expect("a model").0;
+    world.place(|request| (request.model, request.max_tokens) = (model, max_tokens))
+}
+
+#[test]
+fn more_room_that_is_not_enough_for_all_does_not_close_the_way_that_is_left() {
+    // Beside what follows there would be room for the prefix from 17 slots on.
+    for slots in 7..17 {
+        let placement = with_answer(&full("b1", slots), 256).expect("routed");
+        assert!(placement.route.is_some(), "{slots} slots\n{placement}");
+        let decision = placement.attended.as_ref().expect("asked").decision;
+        assert_eq!(decision.price(Way::Fetch).closed, Some(Closed::NoRoom), "{slots} slots");
+    }
+    let placement = with_answer(&full("b1", 17), 256).expect("it fits");
+    assert!(placement.fetch.is_some(), "{placement}");
+}
+
+#[test]
+fn what_cannot_be_routed_is_too_large_where_no_node_could_hold_it() {
+    let too_large = |refused: Result<Placement, Refusal>, what: &str| {
+        assert!(matches!(refused, Err(Refusal::TooLarge { .. })), "{what}: {refused:?}");
+    };
+    assert!(with_answer(&full("b1", 8), 10).is_ok());
+    too_large(with_answer(&full("p1", 8), 10), "it does not decode");
+    let on_ssd = full("b1", 8).held_in_memory(&[(0, 10, 10), (1, 2, 1)]);
+    too_large(with_answer(&on_ssd, 10), "a part of it is on its own SSD");
+    let world = full("b1", 8);
+    let model = world.view.models().last().expect("a model").0;
+    let fetched = world.place(|request| {
+        request.model = model;
+        request.steering.prefix = Some(Way::Fetch);
+    });
+    too_large(fetched, "it is to be fetched");
+}
+
+#[test]
+fn who_failed_a_moment_ago_does_not_route_for_want_of_room() {
+    let mut world = full("b1", 8).reports("b0", |report| {
+        (report.slots_total, report.slots_available) = (100, 0);
+        report.load.running = 1;
+    });
+    assert!(with_answer(&world, 10).expect("routed").route.is_some());
+    world.view.mark_failed(&kvasir_proto::InstanceId::from("b1"), 1_000);
+    let refused = with_answer(&world, 10).expect_err("nobody else");
+    assert!(matches!(refused, Refusal::Overloaded { .. }), "{refused}");
+}
+
+#[test]
+fn engines_with_other_numbers_of_ranks_serve_one_model_each_with_its_own_price() {
+    let half = ROUTED.map(|rows| RoutedRows { heads: rows.heads / 2, ..rows });
+    let mut world = crowd().reports("b2", |report| report.model.routed = half);
+    world = world.reports("b3", |report| report.model.routed = None);
+    let model = world.view.models().last().expect("a model").0;
+    assert!(world.view.instances().iter().all(|instance| instance.model() == model));
+    // Of one query row and one partial a byte each, over ten steps.
+    let bytes = |name: &str| {
+        let asked = placed_at(&world, name).attended;
+        asked.map(|asked| asked.decision.price(Way::Route).moved_bytes)
+    };
+    assert_eq!((bytes("b1"), bytes("b2"), bytes("b3")), (Some(80), Some(40), None));
 }

@@ -308,7 +308,7 @@ impl Course<'_> {
             self.booking.routed(finished.routed_layers, finished.routed_us);
         }
         if whole {
-            self.booking.queued(finished.queue_us);
+            self.booking.queued(finished.queue_us.saturating_sub(finished.route_opening_us));
             // What was attended elsewhere says nothing of prefills.
             let measured = measured(&finished).filter(|_| !self.routed);
             self.prefill = self.booking.prefilled(measured);

@@ -259,7 +259,10 @@ fn refused(
     last: Option<&InstanceFault>,
 ) -> Failure {
     match (&refusal, last) {
-        (Refusal::NoInstance { .. }, Some(fault)) => exhausted(serving, prompt, fault.clone()),
+        // Too large for any node without what was to stay elsewhere: it may well stay there next time.
+        (Refusal::NoInstance { .. } | Refusal::TooLarge { .. }, Some(fault)) => {
+            exhausted(serving, prompt, fault.clone())
+        }
         _ => refusal.into(),
     }
 }

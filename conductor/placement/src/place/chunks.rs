@@ -123,8 +123,8 @@ impl Planner<'_> {
         (fetch_us, recompute_us): (u64, u64),
     ) -> Option<Attended> {
         let routing = self.view.policy().routing.as_ref()?;
-        let (rows, routes) = (self.spec.routed?, self.view.routes.as_ref()?);
         let (instance, source_side) = (self.at(prefill.at), self.at(source as u32));
+        let (rows, routes) = (instance.report.model.routed?, self.view.routes.as_ref()?);
         let holder = self.view.host(source_side);
         let tokens = self.tokens(chunk.blocks);
         let splice_us = routing.constants.fabric.splice.us(tokens) as u64;

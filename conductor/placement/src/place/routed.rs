@@ -78,19 +78,15 @@ impl Planner<'_> {
         decode: &DecodeCandidate,
     ) -> Option<Attended> {
         let routing = self.view.policy().routing.as_ref()?;
-        let rows = self.spec.routed?;
+        let instance = self.at(prefill.at);
+        let rows = instance.report.model.routed?;
+        let blocks = self.routable_blocks(instance);
         let (_, best) = self.best_in_memory.or(self.best)?;
-        let end_block = self.memory_blocks(self.at(best as u32));
-        let first_block = prefill.memory_blocks;
-        let blocks = end_block.saturating_sub(first_block);
-        // What its own SSD has would be read, or left there.
-        let is_whole = prefill.at == decode.at && prefill.held_blocks == prefill.memory_blocks;
-        let asked_for = self.request.steering.prefix;
-        let is_open = self.request.may_route && asked_for.is_none_or(|way| way == Way::Route);
-        if !is_open || !is_whole || blocks == 0 || !self.request.chunks.is_empty() {
+        if prefill.at != decode.at || blocks == 0 {
             return None;
         }
-        let instance = self.at(prefill.at);
+        let first_block = prefill.memory_blocks;
+        let end_block = first_block + blocks;
         let holders = self.least_asked(best, instance);
         let prefix_tokens = end_block * self.spec.block_tokens;
         let question = Question {
@@ -106,10 +102,14 @@ impl Planner<'_> {
                 true => self.request.max_tokens,
                 false => self.request.max_tokens.min(instance.decode_model.answer_tokens()),
             },
-            always: routing.always || asked_for.is_some(),
+            always: routing.always || self.request.steering.prefix.is_some(),
             step_us: decode.tbt_us,
             step_max_us: self.objectives.tbt_us,
-            free_slots: self.view.slots_left(instance),
+            // Beside what it takes in any case.
+            free_slots: self
+                .view
+                .slots_left(instance)
+                .saturating_sub(self.prefill_slots(instance, first_block).saturating_sub(blocks)),
             fetch_us: self.transfer_us(best, instance, blocks),
             recompute_us: self
                 .compute_us(instance, first_block)
@@ -118,13 +118,22 @@ impl Planner<'_> {
         Some(question.answer_over(&holders, routing, self.view.routes.as_ref()?))
     }
 
-    /// Blocks of the prompt that could stay elsewhere, were this instance to serve it.
+    /// Blocks of the prompt that could stay elsewhere, were this instance to serve it: behind those that its node
+    /// has in memory. What its SSD has would be read, or left there.
     pub(super) fn routable_blocks(&self, instance: &Instance) -> u32 {
-        let routes = self.view.policy().routing.is_some() && self.spec.routed.is_some();
-        let may = routes && self.request.may_route && self.request.chunks.is_empty();
+        let request = self.request;
+        let may = self.view.policy().routing.is_some()
+            && instance.report.model.routed.is_some()
+            && instance.role == Role::Both
+            && request.may_route
+            && request.chunks.is_empty()
+            && request.steering.prefix.is_none_or(|way| way == Way::Route);
         let own = self.memory_blocks(instance);
-        let best = self.best_in_memory.or(self.best).filter(|_| may && instance.role == Role::Both);
-        best.map_or(0, |(_, best)| self.memory_blocks(self.at(best as u32)).saturating_sub(own))
+        let best = self.best_in_memory.or(self.best);
+        match best.filter(|_| may && self.held_blocks(instance) == own) {
+            Some((_, best)) => self.memory_blocks(self.at(best as u32)).saturating_sub(own),
+            None => 0,
+        }
     }
 
     /// The candidate that has no room for all of the prompt, as it is when a part of that stays elsewhere: if there is
@@ -147,14 +156,16 @@ impl Planner<'_> {
         }
         let compute_us = self.routed_compute_us(prefill, &asked);
         let ttft_us = prefill.queue_us.saturating_add(compute_us);
+        let times = (prefill.rank_us, ttft_us, compute_us);
+        let (latest_ttft_us, cost_us) = self.latest_and_cost_us(instance, times);
         Some(PrefillCandidate {
             used_blocks: asked.end_block(),
             fetch_from: None,
             transfer_us: 0,
             compute_us,
             ttft_us,
-            latest_ttft_us: ttft_us,
-            cost_us: ttft_us,
+            latest_ttft_us,
+            cost_us,
             verdict: Verdict::RoutedOnly,
             ..*prefill
         })

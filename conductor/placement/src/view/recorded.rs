@@ -78,7 +78,6 @@ struct ModelInputs {
     name: Arc<str>,
     block_tokens: u32,
     block_bytes: u64,
-    routed: Option<RoutedRows>,
 }
 
 /// What has been learned of the time between tokens.
@@ -177,6 +176,8 @@ struct InstanceInputs {
     host: u32,
     role: Role,
     max_running: u32,
+    /// What its queries are, where it sends some.
+    routed: Option<RoutedRows>,
     draining: bool,
     avoided: bool,
     #[serde(with = "form::PrefillForm")]
@@ -311,7 +312,6 @@ impl Inputs {
                 name: Arc::clone(&spec.name),
                 block_tokens: spec.block_tokens,
                 block_bytes: spec.block_bytes,
-                routed: spec.routed,
             },
             routes: view.routes.as_ref().map(|routes| {
                 let LearnedRoutes { layer, step, open_us, has_steps } = routes.profile();
@@ -395,7 +395,7 @@ impl Inputs {
     }
 
     fn view(&self) -> ClusterView {
-        let ModelInputs { name, block_tokens, block_bytes, routed } = &self.model;
+        let ModelInputs { name, block_tokens, block_bytes } = &self.model;
         let spec = ModelSpec {
             name: Arc::clone(name),
             fingerprint: [0; 32],
@@ -405,7 +405,7 @@ impl Inputs {
             block_tokens: *block_tokens,
             block_bytes: *block_bytes,
             layout_hash: 0,
-            routed: *routed,
+            routed: None,
         };
         let mut view = ClusterView::new(self.policy, Profile::default());
         view.routes = self.routes.as_ref().zip(self.policy.routing).map(|(routes, routing)| {
@@ -571,6 +571,7 @@ impl InstanceInputs {
             host,
             role: instance.role,
             max_running: report.max_running,
+            routed: report.model.routed,
             draining: report.draining,
             avoided: instance.avoided(),
             prefill: instance.prefill_model.profile(),
@@ -605,7 +606,7 @@ impl InstanceInputs {
                 attachment: (0, 0),
                 role: self.role,
                 plays: None,
-                model: spec.clone(),
+                model: ModelSpec { routed: self.routed, ..spec.clone() },
                 max_running: self.max_running,
                 slots_total: host.slots_total,
                 slots_available: host.slots_available,

@@ -64,7 +64,7 @@ pub struct RankRoute {
     pub session: Arc<Session>,
     pub route: u64,
     pub pins: u64,
-    /// The session was made for it.
+    /// The session was made for it, or meanwhile.
     pub is_first: bool,
 }
 
@@ -272,13 +272,19 @@ impl Router {
         Ok(RankRoute { session, route: opened.route, pins: opened.pins, is_first })
     }
 
-    /// A rank's session with a node: the one that is there, unless it is lost; and whether it is a new one.
+    /// A rank's session with a node: the one that is there, unless it is lost; and whether that was waited
+    /// for.
     async fn session(&self, place: &Place, rank: u32) -> Result<(Arc<Session>, bool), Status> {
         let channel = &place.channel;
-        let mut place = place.sessions[rank as usize].lock().await;
+        let session = &place.sessions[rank as usize];
+        // Who waits for one that is being made waits as long as who makes it.
+        let (mut place, is_first) = match session.try_lock() {
+            Ok(free) => (free, false),
+            Err(_) => (session.lock().await, true),
+        };
         match place.take() {
             Some(session) if !session.is_lost() => {
-                return Ok((Arc::clone(place.insert(session)), false));
+                return Ok((Arc::clone(place.insert(session)), is_first));
             }
             Some(lost) => close(channel.clone(), lost.id()),
             None => {}

@@ -480,6 +480,10 @@ async fn tensor_parallel_ranks_send_the_rows_of_their_heads_to_the_ranks_of_a_ho
     };
     let (one, other) = (written(0).await, written(1).await);
     assert!(one > 0 && one == other, "{one} and {other} bytes");
+    // Shares end when both have let go of their slots.
+    while metric(&first, "kvasir_store_shares").await > 0 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     first.end().await;
     second.end().await;
 }
@@ -520,4 +524,23 @@ async fn a_first_connection_to_a_holder_is_said_to_be_one() {
     for host in [engine, holder, other] {
         host.end().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_says_that_rows_of_another_precision_are_others() {
+    let fingerprint = async |precision| {
+        let host = Host::start_changed(Role::Both, |_, engine| {
+            engine.kv_dtype = crate::model::KvDtype::Bf16;
+            engine.attention_precision = precision;
+        })
+        .await;
+        let described = host.node_client.clone().describe(v1::DescribeRequest {}).await;
+        let instances = described.expect("described").into_inner().instances;
+        host.end().await;
+        let description = instances[0].description.clone().expect("described");
+        description.model.expect("a model").fingerprint
+    };
+    use crate::config::Precision;
+    let (exact, rounded) = (fingerprint(Precision::F32).await, fingerprint(Precision::Bf16).await);
+    assert_ne!(exact, rounded);
 }

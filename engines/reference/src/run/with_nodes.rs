@@ -118,7 +118,8 @@ impl Host {
         let listener = TcpListener::bind(any).await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let loaded = load(&config).await.expect("the default model");
-        let fingerprint = loaded.model.fingerprint();
+        let fingerprint =
+            config.attention_precision.fingerprint_of_rows(loaded.model.fingerprint());
         let namespace = keys::namespace(&fingerprint, config.kv_dtype.name(), "", "");
         let shutdown = CancellationToken::new();
         let engine = Engine::start(config, loaded).expect("it starts");

@@ -26,6 +26,7 @@ mod thread;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 
 pub use kvasir_attention::Precision;
@@ -56,7 +57,7 @@ pub struct HolderOptions {
     pub tcp_tls: Option<TlsFiles>,
     /// The folder of the shm domain's socket.
     pub run_dir: Option<PathBuf>,
-    /// What it sends in a second at most; 0 for no limit.
+    /// What it sends in a second at most, all ranks together; 0 for no limit.
     pub throttle_bytes_per_s: u64,
     /// Messages that a rank computes at once; one that comes beside so many is refused.
     pub flows_max: usize,
@@ -182,9 +183,10 @@ impl Holder {
     ) -> Result<Self, HolderError> {
         assert!(!registries.is_empty(), "a holder has at least one rank");
         let metrics = HolderMetrics::new(metrics_registry)?;
+        let shared = Shared { slots: Arc::clone(slots), ring_bytes: Arc::default(), metrics };
         let start = |(number, registry): (usize, &Registry)| {
             let place = Place { number, of: registries.len() };
-            Rank::start(place.options(options)?, place, slots, registry, metrics.clone())
+            Rank::start(place.options(options)?, place, shared.clone(), registry)
         };
         let ranks = registries.iter().enumerate().map(start).collect::<Result<_, HolderError>>()?;
         Ok(Holder { ranks })
@@ -235,6 +237,27 @@ fn name_with(remainder: u64, of: u64, from: u64) -> u64 {
     from.checked_add((remainder + of - from % of) % of).unwrap_or(remainder)
 }
 
+/// What all ranks have in common.
+#[derive(Debug, Clone)]
+struct Shared {
+    slots: Arc<SharedMemory>,
+    /// Taken by query rings.
+    ring_bytes: Arc<AtomicU64>,
+    metrics: HolderMetrics,
+}
+
+impl Shared {
+    /// Takes so many bytes for a ring, unless that is more than there may be: then it answers what is taken.
+    fn take_ring(&self, bytes: u64, max: u64) -> Result<(), u64> {
+        let beside = |taken: u64| taken.checked_add(bytes).filter(|all| *all <= max);
+        self.ring_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, beside).map(drop)
+    }
+
+    fn give_ring_back(&self, bytes: u64) {
+        self.ring_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
 /// Which of how many ranks one is.
 #[derive(Debug, Clone, Copy)]
 struct Place {
@@ -259,7 +282,7 @@ impl Place {
         Ok(HolderOptions {
             name: format!("{}-{}", all.name, self.number),
             tcp_listen: all.tcp_listen.map(beside).transpose()?,
-            ring_bytes_max: all.ring_bytes_max / self.of as u64,
+            throttle_bytes_per_s: all.throttle_bytes_per_s.div_ceil(self.of as u64),
             ..own
         })
     }
@@ -269,9 +292,8 @@ impl Rank {
     fn start(
         options: HolderOptions,
         place: Place,
-        slots: &Arc<SharedMemory>,
+        shared: Shared,
         registry: &Registry,
-        metrics: HolderMetrics,
     ) -> Result<Self, HolderError> {
         let (inputs, queue) = sync_channel(options.sessions_max * DEPTH_MAX as usize + CONTROL_MAX);
         let lost = inputs.clone();
@@ -297,8 +319,7 @@ impl Rank {
         };
         let (transfer, driver) = TransferEngine::start_driven(transfer, handlers, registry)?;
         let drive = Drive::start(driver, &options.name)?;
-        let (slots, to_itself) = (Arc::clone(slots), inputs.clone());
-        let thread = Thread::new(options, place, slots, transfer, to_itself, metrics);
+        let thread = Thread::new(options, place, shared, transfer, inputs.clone());
         let thread = std::thread::Builder::new()
             .name("route-holder".into())
             .spawn(move || thread.run(&queue, &drive))?;
@@ -360,6 +381,20 @@ mod tests {
     }
 
     #[test]
+    fn rings_of_all_ranks_take_from_one_budget() {
+        let metrics = HolderMetrics::new(&Registry::new()).expect("registers");
+        let memory = SharedMemory::create("slots", 4096, kvasir_transfer::memory::Prefault::Yes);
+        let slots = Arc::new(memory.expect("memory"));
+        let (one, max) = (Shared { slots, ring_bytes: Arc::default(), metrics }, 10);
+        let other = one.clone();
+        assert_eq!((one.take_ring(6, max), other.take_ring(5, max)), (Ok(()), Err(6)));
+        assert_eq!(other.take_ring(u64::MAX, max), Err(6));
+        assert_eq!((other.take_ring(4, max), one.take_ring(1, max)), (Ok(()), Err(10)));
+        one.give_ring_back(6);
+        assert_eq!(other.take_ring(6, max), Ok(()));
+    }
+
+    #[test]
     fn each_rank_has_a_name_and_a_port_of_its_own() {
         let all = |port| HolderOptions {
             name: "n".into(),
@@ -367,7 +402,7 @@ mod tests {
             tcp_listen: Some(SocketAddr::from(([127, 0, 0, 1], port))),
             tcp_tls: None,
             run_dir: None,
-            throttle_bytes_per_s: 0,
+            throttle_bytes_per_s: 1_001,
             flows_max: 8,
             sessions_max: 4,
             routes_max: 16,
@@ -377,15 +412,15 @@ mod tests {
         let of = |port, number, of| {
             let own = Place { number, of }.options(&all(port))?;
             let port = own.tcp_listen.map(|listen| listen.port());
-            Ok::<_, HolderError>((own.name, port, own.ring_bytes_max))
+            Ok::<_, HolderError>((own.name, port, own.throttle_bytes_per_s))
         };
         type Own = (String, Option<u16>, u64);
         let is = |got: Result<Own, HolderError>, (name, port, bytes): (&str, u16, u64)| {
             assert_eq!(got.expect("it has a place"), (name.to_owned(), Some(port), bytes));
         };
-        is(of(7000, 0, 1), ("n", 7000, 1 << 20));
-        is(of(7000, 1, 2), ("n-1", 7001, 1 << 19));
-        is(of(0, 1, 2), ("n-1", 0, 1 << 19));
+        is(of(7000, 0, 1), ("n", 7000, 1_001));
+        is(of(7000, 1, 2), ("n-1", 7001, 501));
+        is(of(0, 1, 2), ("n-1", 0, 501));
         assert!(matches!(of(u16::MAX, 1, 2), Err(HolderError::Ports(_))));
     }
 }

@@ -20,6 +20,7 @@ use super::kernels::Kernels;
 use super::rows::RowShape;
 use super::{
     HolderOptions, OpenError, OpenRoute, OpenSession, Place, Reply, RouteOpened, SessionOpened,
+    Shared,
 };
 use crate::metrics::HolderMetrics;
 use crate::requester::DEPTH_MAX;
@@ -126,7 +127,7 @@ struct Waiting {
 pub struct Thread {
     options: HolderOptions,
     place: Place,
-    slots: Arc<SharedMemory>,
+    shared: Shared,
     transfer: TransferEngine,
     /// For the transfer engine's callbacks.
     inputs: SyncSender<Input>,
@@ -135,7 +136,6 @@ pub struct Thread {
     sessions: BTreeMap<u64, Session>,
     routes: Routes,
     waiting: Vec<Waiting>,
-    ring_bytes: u64,
     /// Sessions and routes as they are in the metrics, which all ranks share.
     counted: (usize, usize),
     next_id: u64,
@@ -146,27 +146,25 @@ impl Thread {
     pub fn new(
         options: HolderOptions,
         place: Place,
-        slots: Arc<SharedMemory>,
+        shared: Shared,
         transfer: TransferEngine,
         inputs: SyncSender<Input>,
-        metrics: HolderMetrics,
     ) -> Self {
         let threads = options.threads;
         Thread {
             options,
-            slots,
+            metrics: shared.metrics.clone(),
+            shared,
             // Names of a former process mean nothing here. The remainder is the rank.
             next_id: (transfer.incarnation() | 1) / place.of as u64 * place.of as u64
                 + place.number as u64,
             place,
             transfer,
             inputs,
-            metrics,
             kernels: Kernels::new(threads),
             sessions: BTreeMap::new(),
             routes: BTreeMap::new(),
             waiting: Vec::new(),
-            ring_bytes: 0,
             counted: (0, 0),
             next_imm: 1,
         }
@@ -260,7 +258,7 @@ impl Thread {
     fn open_session(&mut self, request: &OpenSession) -> Result<SessionOpened, OpenError> {
         let invalid =
             |what: &str, why: String| OpenError::Invalid(format!("field `{what}`: {why}"));
-        let OpenSession { answer_bytes_max, answer_imm, query_bytes_max, depth, .. } = *request;
+        let OpenSession { answer_bytes_max, query_bytes_max, depth, .. } = *request;
         if depth == 0 || depth > DEPTH_MAX || query_bytes_max == 0 || answer_bytes_max == 0 {
             return Err(OpenError::Invalid(format!(
                 "a ring has 1 to {DEPTH_MAX} slots of at least one byte"
@@ -284,12 +282,28 @@ impl Thread {
             return Err(OpenError::NoSpace(format!("{max} requesters have sessions already")));
         }
         let ring = u64::from(query_bytes_max) * u64::from(depth);
-        let (taken, max) = (self.ring_bytes, self.options.ring_bytes_max);
-        if taken + ring > max {
-            return Err(OpenError::NoSpace(format!(
-                "a query ring of {ring} bytes is wanted, and {taken} of {max} are taken"
-            )));
+        let max = self.options.ring_bytes_max;
+        self.shared.take_ring(ring, max).map_err(|taken| {
+            let why =
+                format!("a query ring of {ring} bytes is wanted, and {taken} of {max} are taken");
+            OpenError::NoSpace(why)
+        })?;
+        let opened = self.open_ring(request, endpoint, answers);
+        if opened.is_err() {
+            self.shared.give_ring_back(ring);
         }
+        opened
+    }
+
+    /// The session of a request that was checked and that has room.
+    fn open_ring(
+        &mut self,
+        request: &OpenSession,
+        endpoint: Endpoint,
+        answers: RegionDesc,
+    ) -> Result<SessionOpened, OpenError> {
+        let OpenSession { answer_bytes_max, answer_imm, query_bytes_max, depth, .. } = *request;
+        let ring = u64::from(query_bytes_max) * u64::from(depth);
         let peer = self
             .transfer
             .connect(&endpoint)
@@ -316,7 +330,6 @@ impl Thread {
             query_imm,
             depth,
         };
-        self.ring_bytes += ring;
         self.sessions.insert(id, session);
         self.count();
         for slot in 0..depth {
@@ -334,7 +347,7 @@ impl Thread {
 
     fn close_session(&mut self, id: u64) {
         let Some(session) = self.sessions.remove(&id) else { return };
-        self.ring_bytes -= session.ring_bytes();
+        self.shared.give_ring_back(session.ring_bytes());
         self.routes.retain(|_, route| route.session != id);
         self.waiting.retain(|waiting| waiting.session != id);
         // Nothing lands in the ring any more when this is done, and its memory goes with it.
@@ -427,7 +440,7 @@ impl Thread {
             .map(|waiting| ((waiting.session, waiting.slot), waiting.query))
             .unzip();
         let (answers, groups) =
-            batch::compute(&queries, &self.routes, &self.slots, &mut self.kernels);
+            batch::compute(&queries, &self.routes, &self.shared.slots, &mut self.kernels);
         self.metrics.batches.inc();
         self.metrics.groups.inc_by(groups as u64);
         for ((place, query), computed) in places.into_iter().zip(&queries).zip(answers) {
