@@ -234,7 +234,8 @@ pub struct Routes {
     pub listen: SocketAddr,
     /// Tensor-parallel ranks of engines that ask, each of which has the query rows of its heads: rank `r` is answered
     /// by rank `r` of so many here, with threads and a transfer engine of its own. Of an engine that has more, several
-    /// come to one here, and each takes a place of the limits below.
+    /// come to one here, and each takes a place of the limits below; one that has fewer has only the share of
+    /// `throttle_bytes_per_s` of as many.
     pub ranks: u32,
     /// Messages of engines that a rank computes at once; one that comes beside so many is refused, and its
     /// engine sends it again for as long as it would have waited for the answer. From about eight on a copy of the blocks on another node is worth it.

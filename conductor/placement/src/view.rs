@@ -36,7 +36,7 @@ use routes::BookedRoute;
 const MODELS_MAX: usize = 256;
 
 /// A model that some instance serves or has served: everything that two instances must agree on
-/// to work on one request.
+/// to work on one request, and what queries of one of them are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelSpec {
     pub name: Arc<str>,

@@ -174,13 +174,14 @@ async fn place(
     // nobody else, and rather than to wait for others that have no time for it.
     let nobody = matches!(
         refusal_of(&placed),
-        Some(Refusal::NoInstance { .. } | Refusal::Overloaded { .. })
+        Some(Refusal::NoInstance { .. } | Refusal::Overloaded { .. } | Refusal::TooLarge { .. })
     );
     if nobody && !avoided.doubtful.is_empty() {
         avoided.doubtful.clear();
         placed = place(avoided);
     }
-    let nobody = matches!(refusal_of(&placed), Some(Refusal::NoInstance { .. }));
+    let nobody =
+        matches!(refusal_of(&placed), Some(Refusal::NoInstance { .. } | Refusal::TooLarge { .. }));
     if nobody && is_one_back(serving, avoided).await {
         avoided.broke_off.clear();
         placed = place(avoided);

@@ -5027,7 +5027,8 @@ pub struct Finished {
     /// Microseconds until all holders had opened its routes; they are part of queue_us.
     #[prost(uint64, tag = "10")]
     pub route_opening_us: u64,
-    /// For that the engine made its first connection to one of them, so that the next request opens its own sooner.
+    /// For that the engine made a connection to one of them, or waited for one that was being made: the next request
+    /// opens its own sooner.
     #[prost(bool, tag = "11")]
     pub route_opening_first: bool,
 }

@@ -248,13 +248,23 @@ struct Shared {
 
 impl Shared {
     /// Takes so many bytes for a ring, unless that is more than there may be: then it answers what is taken.
-    fn take_ring(&self, bytes: u64, max: u64) -> Result<(), u64> {
+    fn take_ring(&self, bytes: u64, max: u64) -> Result<RingBytes, u64> {
         let beside = |taken: u64| taken.checked_add(bytes).filter(|all| *all <= max);
-        self.ring_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, beside).map(drop)
+        self.ring_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, beside)?;
+        Ok(RingBytes { bytes, of: Arc::clone(&self.ring_bytes) })
     }
+}
 
-    fn give_ring_back(&self, bytes: u64) {
-        self.ring_bytes.fetch_sub(bytes, Ordering::Relaxed);
+/// A part of the budget of rings, until it is dropped.
+#[derive(Debug)]
+struct RingBytes {
+    bytes: u64,
+    of: Arc<AtomicU64>,
+}
+
+impl Drop for RingBytes {
+    fn drop(&mut self) {
+        self.of.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -387,11 +397,13 @@ mod tests {
         let slots = Arc::new(memory.expect("memory"));
         let (one, max) = (Shared { slots, ring_bytes: Arc::default(), metrics }, 10);
         let other = one.clone();
-        assert_eq!((one.take_ring(6, max), other.take_ring(5, max)), (Ok(()), Err(6)));
-        assert_eq!(other.take_ring(u64::MAX, max), Err(6));
-        assert_eq!((other.take_ring(4, max), one.take_ring(1, max)), (Ok(()), Err(10)));
-        one.give_ring_back(6);
-        assert_eq!(other.take_ring(6, max), Ok(()));
+        let first = one.take_ring(6, max).expect("room");
+        assert_eq!(other.take_ring(5, max).err(), Some(6));
+        assert_eq!(other.take_ring(u64::MAX, max).err(), Some(6));
+        let _second = other.take_ring(4, max).expect("room");
+        assert_eq!(one.take_ring(1, max).err(), Some(10));
+        drop(first);
+        assert!(other.take_ring(6, max).is_ok());
     }
 
     #[test]

@@ -19,8 +19,8 @@ use super::batch::{self, Computed, Route, Routes};
 use super::kernels::Kernels;
 use super::rows::RowShape;
 use super::{
-    HolderOptions, OpenError, OpenRoute, OpenSession, Place, Reply, RouteOpened, SessionOpened,
-    Shared,
+    HolderOptions, OpenError, OpenRoute, OpenSession, Place, Reply, RingBytes, RouteOpened,
+    SessionOpened, Shared,
 };
 use crate::metrics::HolderMetrics;
 use crate::requester::DEPTH_MAX;
@@ -93,13 +93,10 @@ struct Session {
     query_bytes_max: u32,
     query_imm: u32,
     depth: u32,
+    _ring_bytes: RingBytes,
 }
 
 impl Session {
-    fn ring_bytes(&self) -> u64 {
-        u64::from(self.query_bytes_max) * u64::from(self.depth)
-    }
-
     /// What lies in a slot, if it is a query. It is copied out first: then its writer cannot change it
     /// between a check and a use.
     fn query(&self, slot: u32) -> Option<Query> {
@@ -258,7 +255,7 @@ impl Thread {
     fn open_session(&mut self, request: &OpenSession) -> Result<SessionOpened, OpenError> {
         let invalid =
             |what: &str, why: String| OpenError::Invalid(format!("field `{what}`: {why}"));
-        let OpenSession { answer_bytes_max, query_bytes_max, depth, .. } = *request;
+        let OpenSession { answer_bytes_max, answer_imm, query_bytes_max, depth, .. } = *request;
         if depth == 0 || depth > DEPTH_MAX || query_bytes_max == 0 || answer_bytes_max == 0 {
             return Err(OpenError::Invalid(format!(
                 "a ring has 1 to {DEPTH_MAX} slots of at least one byte"
@@ -283,27 +280,11 @@ impl Thread {
         }
         let ring = u64::from(query_bytes_max) * u64::from(depth);
         let max = self.options.ring_bytes_max;
-        self.shared.take_ring(ring, max).map_err(|taken| {
-            let why =
-                format!("a query ring of {ring} bytes is wanted, and {taken} of {max} are taken");
-            OpenError::NoSpace(why)
+        let ring_bytes = self.shared.take_ring(ring, max).map_err(|taken| {
+            OpenError::NoSpace(format!(
+                "a query ring of {ring} bytes is wanted, and {taken} of {max} are taken"
+            ))
         })?;
-        let opened = self.open_ring(request, endpoint, answers);
-        if opened.is_err() {
-            self.shared.give_ring_back(ring);
-        }
-        opened
-    }
-
-    /// The session of a request that was checked and that has room.
-    fn open_ring(
-        &mut self,
-        request: &OpenSession,
-        endpoint: Endpoint,
-        answers: RegionDesc,
-    ) -> Result<SessionOpened, OpenError> {
-        let OpenSession { answer_bytes_max, answer_imm, query_bytes_max, depth, .. } = *request;
-        let ring = u64::from(query_bytes_max) * u64::from(depth);
         let peer = self
             .transfer
             .connect(&endpoint)
@@ -329,6 +310,7 @@ impl Thread {
             query_bytes_max,
             query_imm,
             depth,
+            _ring_bytes: ring_bytes,
         };
         self.sessions.insert(id, session);
         self.count();
@@ -347,7 +329,6 @@ impl Thread {
 
     fn close_session(&mut self, id: u64) {
         let Some(session) = self.sessions.remove(&id) else { return };
-        self.shared.give_ring_back(session.ring_bytes());
         self.routes.retain(|_, route| route.session != id);
         self.waiting.retain(|waiting| waiting.session != id);
         // Nothing lands in the ring any more when this is done, and its memory goes with it.
