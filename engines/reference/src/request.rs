@@ -352,6 +352,11 @@ mod tests {
         wrong(&|r| (r.leg, r.chunks) = (v1::Leg::Decode.into(), vec![chunk(1, 1)]), "whole leg");
         let half = v1::Chunk { routed: vec![span(0, 1)], ..chunk(1, 2) };
         wrong(&move |r| r.chunks = vec![half.clone()], "in part");
+        let rest = v1::Chunk { routed: vec![span(1, 1)], ..chunk(1, 2) };
+        let without_its_beginning = move |r: &mut v1::GenerateRequest| {
+            (r.prompt, r.chunks) = (vec![5; 27], vec![rest.clone()]);
+        };
+        wrong(&without_its_beginning, "gap");
         let many = |r: &mut v1::GenerateRequest| {
             r.prompt = vec![5; 31];
             let one = |at| v1::Chunk { routed: vec![span(0, 1)], ..chunk(at, 1) };
