@@ -360,12 +360,11 @@ impl Placement {
         if let Some(route) = &self.route {
             let nodes: Vec<&str> = route.parts.iter().map(|part| &*part.source.node_id.0).collect();
             let (routed, nodes) = (route.blocks(), nodes.join(", "));
-            let here = match route.first_block {
-                0 => String::new(),
-                first => format!("{first} of {blocks} blocks are here, and "),
+            let before = match route.first_block {
+                0 => format!("{routed} of {blocks} blocks"),
+                first => format!("{first} of {blocks} blocks are here, and {routed}"),
             };
-            let of = if here.is_empty() { format!(" of {blocks} blocks") } else { String::new() };
-            return format!("{here}{routed}{of} stay on {nodes} and are attended there");
+            return format!("{before} stay on {nodes} and are attended there");
         }
         let held = if self.leaves_ssd { chosen.memory_blocks } else { chosen.held_blocks };
         let used = self.fetch.as_ref().map_or(held, |fetch| fetch.until_block);
