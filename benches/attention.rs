@@ -189,7 +189,7 @@ mod peaks {
         let rate = |exists: bool, operations: usize, run: &dyn Fn()| {
             if exists { operations as f64 / best(400, |_| run()) } else { f64::NAN }
         };
-        let has_dot = is_x86_feature_detected!("avx512bf16") && Kernel::Avx512.runs_here();
+        let has_dot = Kernel::Avx512Bf16.runs_here();
         let amx = Kernel::Amx.runs_here();
         Peaks {
             // SAFETY: run only where the kernel of these instructions does.
@@ -271,7 +271,12 @@ impl Case {
 
     /// A kernel whose one call takes long is measured less often.
     fn round(&mut self, memory: &Memory, round: usize) {
-        let long = self.operations() / if self.kernel == Kernel::Amx { 4e11 } else { 4e10 };
+        let rate = match self.kernel {
+            Kernel::Amx => 4e11,
+            Kernel::Avx512Bf16 => 1e11,
+            _ => 4e10,
+        };
+        let long = self.operations() / rate;
         if round > 2 && long > 0.05 && !round.is_multiple_of(8) {
             return;
         }
@@ -313,9 +318,10 @@ fn main() {
     let mut cases = Vec::new();
     for heads in [16, 128] {
         for batch in [1, 4, 16, 64] {
-            for kernel in [Kernel::Avx2, Kernel::Avx512, Kernel::Amx] {
-                let slow = kernel == Kernel::Avx2 && heads * batch > 512;
-                if kernel.runs_here() && !slow {
+            for kernel in [Kernel::Avx2, Kernel::Avx512, Kernel::Avx512Bf16, Kernel::Amx] {
+                // Products of large matrices come from a crate that picks instructions itself.
+                let of_others = kernel == Kernel::Avx2 && heads * batch >= 64;
+                if kernel.runs_here() && !of_others {
                     cases.push(Case::new(kernel, heads, batch));
                 }
             }
@@ -332,6 +338,7 @@ fn main() {
         let peak = match case.kernel {
             Kernel::Avx2 => peaks.f32_avx2,
             Kernel::Avx512 => peaks.f32_avx512,
+            Kernel::Avx512Bf16 => peaks.dot_bf16,
             _ => peaks.tiles,
         };
         let share = |rate: f64, time: f64| {

@@ -1,7 +1,7 @@
 //! Attention over page lists: which kernel, which strategy, which thread.
 
 #[cfg(target_arch = "x86_64")]
-use crate::amx;
+use crate::bf16;
 use crate::choice;
 use crate::narrow::{self, Narrow};
 use crate::pages::{PageList, RowDtype};
@@ -21,7 +21,9 @@ pub enum Kernel {
     Avx2,
     /// x86-64 with AVX-512F.
     Avx512,
-    /// x86-64 with tiles of bf16. Products of bf16, sums of f32: for rows of bf16.
+    /// x86-64 with AVX-512 BF16. Products of bf16, sums of f32: for rows of bf16.
+    Avx512Bf16,
+    /// x86-64 with tiles of bf16. Products and sums as those of [`Kernel::Avx512Bf16`].
     Amx,
 }
 
@@ -36,8 +38,14 @@ pub enum Precision {
 }
 
 impl Kernel {
-    pub const ALL: [Kernel; 5] =
-        [Kernel::Scalar, Kernel::Portable, Kernel::Avx2, Kernel::Avx512, Kernel::Amx];
+    pub const ALL: [Kernel; 6] = [
+        Kernel::Scalar,
+        Kernel::Portable,
+        Kernel::Avx2,
+        Kernel::Avx512,
+        Kernel::Avx512Bf16,
+        Kernel::Amx,
+    ];
 
     /// Those that this processor runs, the slowest first.
     pub fn available() -> Vec<Kernel> {
@@ -50,13 +58,14 @@ impl Kernel {
         choice::fastest(precision)
     }
 
-    /// `scalar`, `portable`, `avx2`, `avx512` or `amx`.
+    /// `scalar`, `portable`, `avx2`, `avx512`, `avx512_bf16` or `amx`.
     pub fn name(self) -> &'static str {
         match self {
             Kernel::Scalar => "scalar",
             Kernel::Portable => "portable",
             Kernel::Avx2 => "avx2",
             Kernel::Avx512 => "avx512",
+            Kernel::Avx512Bf16 => "avx512_bf16",
             Kernel::Amx => "amx",
         }
     }
@@ -64,7 +73,7 @@ impl Kernel {
     pub fn precision(self) -> Precision {
         match self {
             Kernel::Scalar | Kernel::Portable | Kernel::Avx2 | Kernel::Avx512 => Precision::F32,
-            Kernel::Amx => Precision::Bf16,
+            Kernel::Avx512Bf16 | Kernel::Amx => Precision::Bf16,
         }
     }
 
@@ -91,6 +100,7 @@ impl Kernel {
             Kernel::Scalar | Kernel::Portable => "nothing",
             Kernel::Avx2 => "AVX2, FMA and F16C",
             Kernel::Avx512 => "AVX-512F",
+            Kernel::Avx512Bf16 => "AVX-512 F, BW and BF16",
             Kernel::Amx => "AMX with bf16, AVX-512 with bf16, and Linux' permission to use tiles",
         }
     }
@@ -102,7 +112,8 @@ impl Kernel {
             Kernel::Scalar | Kernel::Portable => true,
             Kernel::Avx2 => Avx2::detect().is_some(),
             Kernel::Avx512 => Avx512::detect().is_some(),
-            Kernel::Amx => amx::Amx::detect().is_some(),
+            Kernel::Avx512Bf16 => bf16::Avx512Bf16::detect().is_some(),
+            Kernel::Amx => bf16::Amx::detect().is_some(),
         }
     }
 
@@ -116,8 +127,9 @@ impl Kernel {
     pub(crate) fn run(self, task: impl Task) {
         use crate::simd::{Avx2, Avx512};
         match (self, Avx512::detect(), Avx2::detect()) {
-            (Kernel::Amx | Kernel::Avx512, Some(simd), _) => simd.run(task),
-            (Kernel::Amx | Kernel::Avx512 | Kernel::Avx2, _, Some(simd)) => simd.run(task),
+            (Kernel::Scalar | Kernel::Portable, ..) => Portable.run(task),
+            (Kernel::Avx512 | Kernel::Avx512Bf16 | Kernel::Amx, Some(simd), _) => simd.run(task),
+            (_, _, Some(simd)) => simd.run(task),
             _ => Portable.run(task),
         }
     }
@@ -168,10 +180,9 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Pairs below which another thread costs more than it brings: some 100 µs of one core.
+/// Pairs below which another thread costs more than it brings: some 100 µs of one core, computing in
+/// f32.
 const THREAD_WORK_MIN: usize = 16 * 1024;
-/// The same where tiles compute them.
-const THREAD_WORK_MIN_AMX: usize = 16 * THREAD_WORK_MIN;
 /// A job is cut at multiples of so many query rows, each part reading all its cached rows.
 const SPLIT_ROWS: usize = 64;
 
@@ -187,7 +198,7 @@ struct Scratch {
     narrow: narrow::Scratch,
     wide: wide::Scratch,
     #[cfg(target_arch = "x86_64")]
-    amx: amx::Scratch,
+    bf16: bf16::Scratch,
 }
 
 impl Attention {
@@ -224,8 +235,11 @@ impl Attention {
         }
         let options = self.options;
         let work: usize = jobs.iter().map(Job::work).sum();
-        let work_min =
-            if options.kernel == Kernel::Amx { THREAD_WORK_MIN_AMX } else { THREAD_WORK_MIN };
+        let work_min = match options.kernel {
+            Kernel::Amx => 16 * THREAD_WORK_MIN,
+            Kernel::Avx512Bf16 => 2 * THREAD_WORK_MIN,
+            _ => THREAD_WORK_MIN,
+        };
         let threads = self.scratch.len().min((work / work_min).max(1));
         if threads == 1 {
             jobs.into_iter().for_each(|job| run(options, job, &mut self.scratch[0]));
@@ -249,11 +263,18 @@ fn run(mut options: AttentionOptions, job: Job<'_>, scratch: &mut Scratch) {
         options.kernel = options.kernel.exact();
     }
     #[cfg(target_arch = "x86_64")]
-    if options.kernel == Kernel::Amx
-        && let Some(amx) = amx::Amx::detect()
-    {
-        amx::attend(amx, &query, &pages, out, &mut scratch.amx);
-        return;
+    match options.kernel {
+        Kernel::Amx => {
+            if let Some(amx) = bf16::Amx::detect() {
+                return bf16::attend_in_tiles(amx, &query, &pages, out, &mut scratch.bf16);
+            }
+        }
+        Kernel::Avx512Bf16 => {
+            if let Some(unit) = bf16::Avx512Bf16::detect() {
+                return bf16::attend_in_dots(unit, &query, &pages, out, &mut scratch.bf16);
+            }
+        }
+        _ => {}
     }
     if options.kernel == Kernel::Scalar {
         scalar::attend(&query, &pages, out);

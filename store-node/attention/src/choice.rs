@@ -107,6 +107,9 @@ mod tests {
         assert_eq!(of(100.0, 130.0, 124.0), Kernel::Amx);
         assert_eq!(of(100.0, 130.0, 300.0), Kernel::Avx2);
         assert_eq!(of(100.0, 124.0, 154.0), Kernel::Avx512, "not much slower than any");
+        let of = |dots| choose(&[(Kernel::Avx512, 100.0), (Kernel::Avx512Bf16, dots)]);
+        assert_eq!(of(52.0), Kernel::Avx512Bf16, "as on Zen 5");
+        assert_eq!(of(190.0), Kernel::Avx512, "as on Sapphire Rapids");
     }
 
     #[test]

@@ -9,8 +9,8 @@
 //! 1. [`pages`]: rows in memory that someone else owns; the one unsafe constructor
 //! 2. [`partial`]: queries, partials and [`merge`]
 //! 3. [`attend`]: chooses a kernel and a strategy, splits work over threads
-//! 4. `scalar` (the reference), `narrow` (few query rows: decode), `wide` (many: prefill), `amx`
-//!    (products of bf16 in tiles)
+//! 4. `scalar` (the reference), `narrow` (few query rows: decode), `wide` (many: prefill), `bf16`
+//!    (products of bf16, in tiles or vectors)
 //! 5. [`index`]: under selection, which rows a query attends
 //! 6. [`cuda`]: attention over rows in a GPU's memory
 //! 7. [`vectors`]: kernels against files of reference vectors
@@ -19,9 +19,9 @@
 //!
 //! Results are bit-equal for the same kernel, shape, split and number of threads.
 
-#[cfg(target_arch = "x86_64")]
-mod amx;
 pub mod attend;
+#[cfg(target_arch = "x86_64")]
+mod bf16;
 mod choice;
 pub mod cuda;
 mod exp;

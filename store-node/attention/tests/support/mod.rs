@@ -22,8 +22,8 @@ impl Way {
         let mut ways = Vec::new();
         for kernel in Kernel::available() {
             for wide in [false, true] {
-                // The reference and the tiles know no strategies.
-                if !wide || !matches!(kernel, Kernel::Scalar | Kernel::Amx) {
+                // The reference and products of bf16 know no strategies.
+                if !wide || !matches!(kernel, Kernel::Scalar | Kernel::Avx512Bf16 | Kernel::Amx) {
                     ways.push(Way { kernel, wide, threads: 1 });
                 }
             }

@@ -4,8 +4,8 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
-use super::tiles::{LINE_BYTES, Rows, TILE_BYTES, TILE_ROWS};
-use super::{PAIR_BLOCKS, PAIR_ROWS, STEP_ROWS, STEP_ROWS_MAX, STEP_TILES_MAX, Scratch};
+use super::unit::{LINE_BYTES, Rows, TILE_BYTES, TILE_ROWS, Unit};
+use super::{PAIR_BLOCKS, PAIR_ROWS, STEP_ROWS, STEP_TILES_MAX, Scratch};
 use crate::pages::PageList;
 use crate::partial::Query;
 
@@ -54,18 +54,20 @@ pub(super) struct Shape {
     pub steps: usize,
     /// Panels of 32 columns of values.
     pub panels: usize,
-    /// Cached rows of one step, see [`STEP_ROWS_MAX`].
+    /// Cached rows of one step.
     pub step_rows: usize,
+    reads_panels: bool,
 }
 
 impl Shape {
-    pub(super) fn new(query: &Query<'_>) -> Shape {
+    pub(super) fn new<U: Unit>(query: &Query<'_>) -> Shape {
         let blocks = query.rows().div_ceil(TILE_ROWS);
         Shape {
             blocks,
-            step_rows: if blocks == 1 { STEP_ROWS_MAX } else { STEP_ROWS },
+            step_rows: if blocks == 1 { U::STEP_ROWS_OF_ONE } else { STEP_ROWS },
             steps: query.d_qk.div_ceil(LINE_VALUES),
             panels: query.d_v.div_ceil(LINE_VALUES),
+            reads_panels: U::READS_PANELS,
         }
     }
 
@@ -98,7 +100,9 @@ impl Shape {
         scratch.queries.reserve(self.blocks * self.query_lines());
         scratch.scores.reserve(self.blocks.min(2 * PAIR_BLOCKS) * self.step_rows);
         scratch.weights.reserve(self.blocks * self.weight_lines());
-        scratch.values.reserve(self.panels.next_multiple_of(2) * self.panel_lines());
+        if self.reads_panels {
+            scratch.values.reserve(self.panels * self.panel_lines());
+        }
         scratch.sums.reserve(self.blocks * self.sum_lines());
     }
 }

@@ -1,10 +1,11 @@
-//! Partial attention in tiles of bf16, the fastest way on processors that have them.
+//! Partial attention in products of bf16: in tiles (AMX), the fastest way on processors that have them,
+//! or in dot products of vectors (AVX-512 BF16), where these are faster than f32.
 //!
-//! Cached rows are the left operand of the score product where they lie, sixteen at a time; rows of
+//! Cached rows are an operand of the score product where they lie, sixteen at a time; rows of
 //! a selection or of odd shapes are copied into scratch first. Scores come out with
 //! query rows in the lanes of a vector, so the softmax needs no reduction across lanes. For the
-//! second product the values of two rows at a time are interleaved, as the unit wants its right
-//! operand, once for up to [`CHUNK_BLOCKS`] blocks of query rows.
+//! second product the values of two rows at a time are interleaved: for tiles once for up to
+//! [`CHUNK_BLOCKS`] blocks of query rows, for vectors as they are loaded.
 //!
 //! The tile unit is one of several that a core has, so what vectors do is done while it multiplies:
 //! beside the scores of the first two blocks the same lines of the rows are interleaved and the next
@@ -13,22 +14,25 @@
 //! Queries and weights are rounded to bf16, sums are f32. The reference vectors have tolerances of
 //! their own for such a kernel.
 
+mod dots;
 mod layout;
 mod softmax;
 mod tiles;
+mod unit;
 
+pub(crate) use dots::Avx512Bf16;
 pub(crate) use tiles::Amx;
 
 use crate::pages::PageList;
 use crate::partial::{PartialMut, Query};
 use layout::{Lines, Located, Shape};
 use softmax::{Block, PIECES, Weighing};
-use tiles::{LINE_BYTES, Rows, TILE_ROWS, Tiles};
+use unit::{LINE_BYTES, Rows, TILE_ROWS, Unit, Values};
 
 /// Cached rows of one step: the rows, the interleaved values and what the blocks of a chunk keep fit
 /// the second-level cache.
 const STEP_ROWS: usize = 256;
-/// The same for a single block, which keeps little and reads its sums less often so.
+/// The same for a single block at most, see [`Unit::STEP_ROWS_OF_ONE`].
 const STEP_ROWS_MAX: usize = 512;
 /// Row tiles of the longest step.
 const STEP_TILES_MAX: usize = STEP_ROWS_MAX / TILE_ROWS;
@@ -51,21 +55,42 @@ pub(crate) struct Scratch {
     scores: Lines,
     /// Left operand of the second product: for each block and 32 rows a tile.
     weights: Lines,
-    /// Its right operand: for each 32 columns a panel with two tiles for each 32 rows.
+    /// Its right operand, for a unit that reads panels: for each 32 columns one with two tiles for each
+    /// 32 rows.
     values: Lines,
     /// Running outputs: for each block and sixteen columns a tile of f32.
     sums: Lines,
 }
 
-/// The partial of `query` over `pages`, whose rows are bf16, into `out`. The scale is above 0.
-pub(crate) fn attend(
+/// The partial of `query` over `pages`, whose rows are bf16, into `out`, in tiles. The scale is above 0.
+pub(crate) fn attend_in_tiles(
     amx: Amx,
     query: &Query<'_>,
     pages: &PageList<'_>,
     out: PartialMut<'_>,
     scratch: &mut Scratch,
 ) {
-    let tiles = amx.configure();
+    attend(&amx.configure(), query, pages, out, scratch);
+}
+
+/// As [`attend_in_tiles`], in dot products.
+pub(crate) fn attend_in_dots(
+    unit: Avx512Bf16,
+    query: &Query<'_>,
+    pages: &PageList<'_>,
+    out: PartialMut<'_>,
+    scratch: &mut Scratch,
+) {
+    attend(&unit, query, pages, out, scratch);
+}
+
+fn attend(
+    unit: &impl Unit,
+    query: &Query<'_>,
+    pages: &PageList<'_>,
+    out: PartialMut<'_>,
+    scratch: &mut Scratch,
+) {
     let chunk_rows = CHUNK_BLOCKS * TILE_ROWS;
     for first in (0..query.rows()).step_by(chunk_rows) {
         let rows = chunk_rows.min(query.rows() - first);
@@ -74,22 +99,21 @@ pub(crate) fn attend(
             m: &mut out.m[first..first + rows],
             l: &mut out.l[first..first + rows],
         };
-        // SAFETY: the tiles are configured, so the processor has the vector instructions too, which
-        // `Amx::detect` looked for.
-        unsafe { chunk(&tiles, &query.slice(first, first + rows), pages, out, scratch) };
+        // SAFETY: a unit exists only where all of these vector instructions do.
+        unsafe { chunk(unit, &query.slice(first, first + rows), pages, out, scratch) };
     }
 }
 
 /// Up to [`CHUNK_BLOCKS`] blocks of query rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-fn chunk(
-    tiles: &Tiles,
+fn chunk<U: Unit>(
+    unit: &U,
     query: &Query<'_>,
     pages: &PageList<'_>,
     out: PartialMut<'_>,
     scratch: &mut Scratch,
 ) {
-    let shape = Shape::new(query);
+    let shape = Shape::new::<U>(query);
     shape.reserve(scratch);
     layout::pack_queries(query, &shape, &mut scratch.queries);
     let counts = |row: usize| query.visible.of(row, pages.rows());
@@ -100,7 +124,7 @@ fn chunk(
         let located = Located::new(pages, from, reach, &shape, &mut scratch.rows);
         for first in (0..shape.blocks).step_by(PAIR_BLOCKS) {
             let (before, now) = blocks.split_at_mut(first);
-            scores(tiles, &located, &shape, before, scratch);
+            scores(unit, &located, &shape, before, scratch);
             for (at, block) in now.iter_mut().take(PAIR_BLOCKS).enumerate() {
                 let scores = scratch.scores.at(shape.score_line(first + at));
                 let sums = scratch.sums.at_mut((first + at) * shape.sum_lines());
@@ -113,7 +137,7 @@ fn chunk(
         }
         // SAFETY: all blocks have begun the step; scratch was reserved for this shape.
         unsafe { weighing(&mut blocks, &shape, scratch).finish(located.tiles / 2) };
-        products(tiles, &located, &shape, from == 0, scratch);
+        products(unit, &located, &shape, from == 0, scratch);
     }
     for (at, block) in blocks.iter().enumerate() {
         let sums = scratch.sums.at(at * shape.sum_lines());
@@ -137,8 +161,8 @@ fn weighing<'a>(blocks: &'a mut [Block], shape: &Shape, scratch: &mut Scratch) -
 /// Scores of a step's rows with the one or two blocks that follow `before`. Beside those of the first
 /// ones the rows' values are interleaved, beside others the blocks before get their weights.
 #[target_feature(enable = "avx512f,avx512bw")]
-fn scores(
-    tiles: &Tiles,
+fn scores<U: Unit>(
+    unit: &U,
     located: &Located,
     shape: &Shape,
     before: &mut [Block],
@@ -154,7 +178,7 @@ fn scores(
     // Interleaves the values of a tile's rows in one panel and fetches as much of the next group's.
     let spread = |tile: usize, step: usize, group: usize| {
         let (Rows { at, stride }, column) = (located.at[tile], step * LINE_BYTES);
-        if step < shape.panels {
+        if U::READS_PANELS && step < shape.panels {
             // A panel has two tiles for two row tiles, and half of their lines are of this one's rows.
             let line =
                 step * shape.panel_lines() + tile / 2 * PAIR_ROWS + tile % 2 * (TILE_ROWS / 2);
@@ -180,7 +204,7 @@ fn scores(
             // SAFETY: `Located` has whole groups of four row tiles, as wide as the shape; scratch
             // was reserved for the queries and for the scores of a step.
             unsafe {
-                tiles.scores_one_block(rows, queries(first), shape.steps, to(0, tile), beside);
+                unit.scores_one_block(rows, queries(first), shape.steps, to(0, tile), beside);
             }
         }
         return;
@@ -204,9 +228,9 @@ fn scores(
         // for the queries and for the scores of a step.
         unsafe {
             if first == 0 {
-                tiles.scores_two_blocks(rows, queries, shape.steps, to, beside_first);
+                unit.scores_two_blocks(rows, queries, shape.steps, to, beside_first);
             } else {
-                tiles.scores_two_blocks(rows, queries, shape.steps, to, beside_others);
+                unit.scores_two_blocks(rows, queries, shape.steps, to, beside_others);
             }
         }
     }
@@ -215,10 +239,22 @@ fn scores(
 /// Adds a step's weighted values to the sums of all blocks. Beside them the first rows of the next
 /// step are fetched.
 #[target_feature(enable = "avx512f,avx512bw")]
-fn products(tiles: &Tiles, located: &Located, shape: &Shape, first: bool, scratch: &mut Scratch) {
-    let steps = located.tiles / 2;
+fn products<U: Unit>(
+    unit: &U,
+    located: &Located,
+    shape: &Shape,
+    first: bool,
+    scratch: &mut Scratch,
+) {
     let weights = |block: usize| scratch.weights.at(block * shape.weight_lines());
-    let values = |panel: usize| scratch.values.at(panel * shape.panel_lines());
+    let values = |panel: usize| Values {
+        rows: &located.at[..located.tiles],
+        column: panel * LINE_BYTES,
+        panel: match U::READS_PANELS {
+            true => scratch.values.at(panel * shape.panel_lines()),
+            false => std::ptr::null(),
+        },
+    };
     let mut sums = |block: usize, panel: usize| {
         scratch.sums.at_mut(block * shape.sum_lines() + panel * 2 * TILE_ROWS)
     };
@@ -230,14 +266,13 @@ fn products(tiles: &Tiles, located: &Located, shape: &Shape, first: bool, scratc
     let paired = shape.blocks / PAIR_BLOCKS * PAIR_BLOCKS;
     for panel in 0..shape.panels {
         for block in (0..paired).step_by(PAIR_BLOCKS) {
-            // SAFETY: scratch was reserved for these blocks and panels, and holds `steps` tiles of
-            // weights and pairs of tiles of values.
+            // SAFETY: scratch was reserved for these blocks and panels, and holds a tile of weights and
+            // two of values for each two row tiles, which are as wide as the panels.
             unsafe {
-                tiles.values_two_blocks(
+                unit.values_two_blocks(
                     [sums(block, panel), sums(block + 1, panel)],
                     [weights(block), weights(block + 1)],
                     values(panel),
-                    steps,
                     first,
                     &mut beside,
                 );
@@ -246,13 +281,13 @@ fn products(tiles: &Tiles, located: &Located, shape: &Shape, first: bool, scratc
     }
     if paired < shape.blocks {
         for panel in (0..shape.panels).step_by(2) {
-            // SAFETY: as above; panels are reserved by twos.
+            // SAFETY: as above; sums are reserved for panels by twos.
             unsafe {
-                tiles.values_one_block(
+                unit.values_one_block(
                     sums(paired, panel),
                     weights(paired),
-                    [values(panel), values(panel + 1)],
-                    steps,
+                    // Where the second one is missing, nobody reads what comes of another in its place.
+                    [values(panel), values((panel + 1).min(shape.panels - 1))],
                     first,
                     &mut beside,
                 );

@@ -1,4 +1,4 @@
-//! The tile unit: finding it, configuring it, and the four products that the kernel is made of.
+//! The tile unit (AMX): finding it, configuring it, and the products in it.
 //!
 //! Its intrinsics are not stable in Rust, inline assembly is. The compiler uses no tile register
 //! itself, so nothing here has to be saved for it, and what an instruction leaves in a tile is there
@@ -12,12 +12,8 @@ use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count};
 use std::sync::OnceLock;
 
-/// Rows of a tile.
-pub(super) const TILE_ROWS: usize = 16;
-/// Bytes of a row of a tile.
-pub(super) const LINE_BYTES: usize = 64;
-/// Bytes of a tile whose rows lie one after another.
-pub(super) const TILE_BYTES: usize = TILE_ROWS * LINE_BYTES;
+use super::STEP_ROWS_MAX;
+use super::unit::{LINE_BYTES, Rows, TILE_BYTES, TILE_ROWS, Unit, Values};
 
 /// The processor has tiles of bf16 and this process may use them.
 #[derive(Debug, Clone, Copy)]
@@ -113,13 +109,6 @@ impl Drop for Tiles {
     }
 }
 
-/// Sixteen rows at a stride, an operand as it lies.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Rows {
-    pub at: *const u8,
-    pub stride: usize,
-}
-
 /// Loads sixteen lines into a tile.
 ///
 /// # Safety
@@ -204,17 +193,15 @@ unsafe fn end(at: [*mut u8; 4]) {
     }
 }
 
-impl Tiles {
-    /// Scores of 32 cached rows with two blocks of sixteen query rows: four tiles of
-    /// `row × query row` in f32, the second row tile behind the first. Calls
-    /// `beside` with each step and row tile.
-    ///
-    /// # Safety
-    /// Each of `rows` is sixteen rows of `steps` × 64 readable bytes, each of `queries` `steps`
-    /// tiles, each of `scores` two writable tiles.
+// SAFETY: tiles are configured only where `Amx::detect` saw the instructions.
+unsafe impl Unit for Tiles {
+    // Sums go through memory between steps.
+    const STEP_ROWS_OF_ONE: usize = STEP_ROWS_MAX;
+    const READS_PANELS: bool = true;
+
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
-    pub(super) unsafe fn scores_two_blocks(
+    unsafe fn scores_two_blocks(
         &self,
         rows: [Rows; 2],
         queries: [*const u8; 2],
@@ -249,14 +236,9 @@ impl Tiles {
         }
     }
 
-    /// Scores of 64 cached rows with one block of query rows: four tiles, one behind another. Calls
-    /// `beside` with each step and row tile.
-    ///
-    /// # Safety
-    /// As [`Tiles::scores_two_blocks`], with four writable tiles of scores.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
-    pub(super) unsafe fn scores_one_block(
+    unsafe fn scores_one_block(
         &self,
         rows: [Rows; 4],
         queries: *const u8,
@@ -290,23 +272,17 @@ impl Tiles {
         }
     }
 
-    /// `sums += weights · values`, or `=` when `first`, for two blocks of query rows and 32 columns.
-    /// Calls `beside` once a step.
-    ///
-    /// # Safety
-    /// Each of `sums` is two readable and writable tiles, each of `weights` `steps` tiles, `values`
-    /// `steps` pairs of tiles.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
-    pub(super) unsafe fn values_two_blocks(
+    unsafe fn values_two_blocks(
         &self,
         sums: [*mut u8; 2],
         weights: [*const u8; 2],
-        values: *const u8,
-        steps: usize,
+        values: Values<'_>,
         first: bool,
         mut beside: impl FnMut(),
     ) {
+        let (values, steps) = (values.panel, values.steps());
         // SAFETY: what is read lies in step `next`, which is below `steps`; the sums are four tiles
         // of the caller's.
         unsafe {
@@ -332,22 +308,17 @@ impl Tiles {
         }
     }
 
-    /// As [`Tiles::values_two_blocks`] for one block of query rows and 64 columns.
-    ///
-    /// # Safety
-    /// `sums` is four readable and writable tiles, `weights` `steps` tiles, each of `values`
-    /// `steps` pairs of tiles.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
-    pub(super) unsafe fn values_one_block(
+    unsafe fn values_one_block(
         &self,
         sums: *mut u8,
         weights: *const u8,
-        values: [*const u8; 2],
-        steps: usize,
+        values: [Values<'_>; 2],
         first: bool,
         mut beside: impl FnMut(),
     ) {
+        let (steps, values) = (values[0].steps(), values.map(|values| values.panel));
         // SAFETY: as for two blocks.
         unsafe {
             let sums: [*mut u8; 4] = std::array::from_fn(|tile| sums.add(tile * TILE_BYTES));

@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 
 use super::PAIR_ROWS;
 use super::layout::{in_order, transpose};
-use super::tiles::{LINE_BYTES, TILE_BYTES, TILE_ROWS};
+use super::unit::{LINE_BYTES, TILE_BYTES, TILE_ROWS};
 use crate::partial::Query;
 
 /// Bits by which the largest score may lead the reference.
