@@ -139,6 +139,8 @@ pub(crate) struct Question {
     pub free_slots: u32,
     pub fetch_us: u64,
     pub recompute_us: u64,
+    /// What the prefill of the rest takes longer where the prefix is here, and attended by it.
+    pub attend_us: u64,
     /// It is routed wherever that is open.
     pub always: bool,
 }
@@ -187,8 +189,8 @@ impl Question {
         let prefill_us = open_us + prefill.price(Way::Route).total_us;
         let mut decision = decode
             .with_once(Way::Route, prefill_us)
-            .with_once(Way::Fetch, self.fetch_us as f64)
-            .with_once(Way::Recompute, self.recompute_us as f64);
+            .with_once(Way::Fetch, self.fetch_us.saturating_add(self.attend_us) as f64)
+            .with_once(Way::Recompute, self.recompute_us.saturating_add(self.attend_us) as f64);
         if self.always && decision.price(Way::Route).closed.is_none() {
             decision.chosen = Some(Way::Route);
         }

@@ -270,6 +270,70 @@ fn what_routed_layers_take_replaces_the_profile() {
     assert_eq!(decision.chosen, Some(Way::Fetch), "{decision}");
 }
 
+/// What its prompt behind the prefix asks in a layer is so much more than a step that a step tells little of it.
+#[test]
+fn what_layers_of_prompts_take_replaces_the_profile_too() {
+    let holder = KernelProfile { flat_rows: 4, row_token_us: 1e-5, ..constants().holder };
+    let mut world = world_with(Constants { holder, ..constants() }, false);
+    let once_us = |world: &World| {
+        let decision = placed(world, 10).attended.expect("it was asked").decision;
+        decision.price(Way::Route).once_us
+    };
+    let before_us = once_us(&world);
+    assert!((60.0..70.0).contains(&before_us), "{before_us}");
+    let placement = placed(&world, 10);
+    let id = kvasir_placement::BookingId(1);
+    world.view.book(id, &placement, 0);
+    for _ in 0..100 {
+        world.view.routed(id, 100, 3_500);
+        // Two layers of 360 tokens, a hundred times as long as was thought beyond what is fixed.
+        world.view.prompt_routed(id, 2, 720, 2 * 954);
+    }
+    world.view.unbook(id, Some(10), 0);
+    let (after_us, decision) =
+        (once_us(&world), placed(&world, 10).attended.expect("asked").decision);
+    assert!((900.0..1_050.0).contains(&after_us), "{after_us}");
+    let step_us = decision.price(Way::Route).step_us;
+    assert!((33.0..38.0).contains(&step_us), "steps are as they were: {step_us}");
+}
+
+/// What the rest of a prompt attends here is part of fetching and of computing it again, and none of leaving it there:
+/// there it is in the layers that are asked.
+#[test]
+fn attending_a_prefix_here_is_not_free() {
+    let mut profile = support::profile();
+    profile.prefill.pair_us = 0.01;
+    let policy = Policy {
+        routing: Some(Routing { constants: constants(), always: false }),
+        ..Policy::default()
+    };
+    let world = World::with_profile(&["b0", "b1"], 1, policy, profile).held(&[(0, 10)]);
+    let world = world
+        .reports("b0", |report| {
+            report.model.routed = ROUTED;
+            report.load.waiting_prompt_tokens = 5_120;
+        })
+        .reports("b1", |report| report.model.routed = ROUTED);
+    let placement = placed(&world, 100);
+    let decision = placement.attended.as_ref().expect("it was asked").decision;
+    // Of 360 tokens 0.01 us for each pair with 640 of the prefix, twice; a fetch takes 1,100 us, and 640 tokens
+    // 6,400 and 0.01 for each pair of theirs.
+    let attend_us = 0.01 * 360.0 * 2.0 * 640.0;
+    let once_us = |way: Way| decision.price(way).once_us;
+    let near = |got: f64, want: f64| (got - want).abs() <= 2.0;
+    assert!(near(once_us(Way::Fetch), 1_100.0 + attend_us), "{placement}");
+    assert!(
+        near(once_us(Way::Recompute), 6_400.0 + 0.01 * 640.0 * 640.0 + attend_us),
+        "{placement}"
+    );
+    assert!(near(once_us(Way::Route), 55.0), "{placement}");
+    // Fetching would be the cheapest for so many tokens if attending were free.
+    assert_eq!(decision.chosen, Some(Way::Route), "{placement}");
+    // 1,000 us, 10 for each of 360 tokens, 0.01 for each pair of theirs, and what is asked elsewhere.
+    let first_us = 1_000.0 + 3_600.0 + 0.01 * 360.0 * 360.0 + 55.0;
+    assert!(near(placement.predicted_ttft_us as f64, first_us), "{placement}");
+}
+
 #[test]
 fn what_opening_a_route_takes_is_learned_and_counted_once() {
     let mut world = world(false);

@@ -143,6 +143,11 @@ impl Booking {
         self.shared.lock().view.routed(self.id, layers, routed_us);
     }
 
+    /// The same of its prompt, and how many queries were asked in all of them together.
+    pub fn prompt_routed(&self, layers: u32, queries: u64, routed_us: u64) {
+        self.shared.lock().view.prompt_routed(self.id, layers, queries, routed_us);
+    }
+
     /// The first token is there. Only the first call counts.
     pub fn first_token(&mut self) {
         if !self.first_token_seen {

@@ -307,6 +307,10 @@ impl Course<'_> {
         if finished.routed_layers > 0 {
             self.booking.routed(finished.routed_layers, finished.routed_us);
         }
+        if let layers @ 1.. = finished.routed_prompt_layers {
+            let (queries, us) = (finished.routed_prompt_queries, finished.routed_prompt_us);
+            self.booking.prompt_routed(layers, queries, us);
+        }
         if whole {
             self.booking.queued(finished.queue_us.saturating_sub(finished.route_opening_us));
             // What was attended elsewhere says nothing of prefills.

@@ -241,6 +241,21 @@ async fn a_first_connection_says_nothing_of_how_long_routes_take_to_open() {
     assert!(known_us[2] > known_us[1] + 100.0, "{known_us:?}");
 }
 
+#[tokio::test]
+async fn what_prompts_ask_of_holders_is_learned() {
+    let (bench, whole, _) = with_a_beginning_here(0, 0).await;
+    let layer = async |id: &str| {
+        let inputs = bench.inputs(id).await;
+        let numbers = inputs["routes"]["layer"].as_array().expect("numbers");
+        numbers.iter().map(|number| number.as_str().expect("digits").to_owned()).collect::<Vec<_>>()
+    };
+    bench.answered(whole.clone(), "route").await;
+    let before = layer("before").await;
+    bench.pairs[0].change(|script| script.prompt_routed = (8, 8_000_000, 40));
+    bench.answered(whole, "route").await;
+    assert_ne!(layer("after").await, before);
+}
+
 fn is_generated(happened: &Happened) -> bool {
     matches!(happened, Happened::Generate { .. })
 }

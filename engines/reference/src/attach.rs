@@ -17,7 +17,7 @@ use crate::metrics::Metrics;
 use crate::model::{
     Cache, CacheSpec, KvDtype, Model, SequenceStep, Splice, SpliceError, StepError, Workspace,
 };
-use crate::ports::{CachePort, Compute, PortLost};
+use crate::ports::{CachePort, Compute, Exchanged, PortLost};
 use crate::routes::RoutedHoles;
 use crate::routes::exchange::{Exchange, ExchangeOptions};
 use crate::worker::{Attachment, WaitPort};
@@ -78,7 +78,7 @@ pub struct ModelCompute {
     exchange: ExchangeOptions,
     step: u32,
     failed: Vec<usize>,
-    exchanged: (u32, u64),
+    exchanged: Exchanged,
     /// Keeps the slots mapped, and the attachment alive, for as long as the cache points to them.
     _link: Arc<Link>,
 }
@@ -112,7 +112,7 @@ impl ModelCompute {
             exchange,
             step: 0,
             failed: Vec::new(),
-            exchanged: (0, 0),
+            exchanged: Exchanged::default(),
             _link: link,
         }
     }
@@ -142,7 +142,7 @@ impl Compute for ModelCompute {
         self.model.fill(&mut self.cache, splice)
     }
 
-    fn exchanged(&self) -> (u32, u64) {
+    fn exchanged(&self) -> Exchanged {
         self.exchanged
     }
 }

@@ -62,10 +62,27 @@ pub trait Compute {
     /// [`SpliceError`] before anything was written.
     fn fill(&mut self, splice: &Splice<'_>) -> Result<(), SpliceError>;
 
-    /// Layers of the last batch that were attended elsewhere too, and microseconds from sending their queries
-    /// to having all that came back.
-    fn exchanged(&self) -> (u32, u64) {
-        (0, 0)
+    /// Of the last batch.
+    fn exchanged(&self) -> Exchanged {
+        Exchanged::default()
+    }
+}
+
+/// What was attended elsewhere too.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Exchanged {
+    pub layers: u32,
+    /// From sending queries to having all that came back.
+    pub us: u64,
+    /// Tokens that asked, each in every layer in which it did.
+    pub queries: u64,
+}
+
+impl std::ops::AddAssign for Exchanged {
+    fn add_assign(&mut self, more: Exchanged) {
+        self.layers += more.layers;
+        self.us += more.us;
+        self.queries += more.queries;
     }
 }
 

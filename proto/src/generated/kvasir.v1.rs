@@ -5031,6 +5031,14 @@ pub struct Finished {
     /// opens its own sooner.
     #[prost(bool, tag = "11")]
     pub route_opening_first: bool,
+    /// The same of layers of steps that computed its prompt, where its tokens follow all that is attended elsewhere
+    /// and no other request asked in the same step; and the tokens that asked, each in every such layer.
+    #[prost(uint32, tag = "12")]
+    pub routed_prompt_layers: u32,
+    #[prost(uint64, tag = "13")]
+    pub routed_prompt_us: u64,
+    #[prost(uint64, tag = "14")]
+    pub routed_prompt_queries: u64,
 }
 /// Nested message and enum types in `Finished`.
 pub mod finished {

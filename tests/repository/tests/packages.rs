@@ -83,7 +83,14 @@ const MAY_USE: [(&str, &[&str]); 23] = [
     ),
     (
         "kvasir-cluster-sim",
-        &["kvasir-proto", "kvasir-blocks", "kvasir-log", "kvasir-placement", "kvasir-transfer"],
+        &[
+            "kvasir-proto",
+            "kvasir-blocks",
+            "kvasir-log",
+            "kvasir-placement",
+            "kvasir-route",
+            "kvasir-transfer",
+        ],
     ),
     ("kvasir-tests-repository", &[]),
 ];

@@ -11,8 +11,16 @@ use crate::view::{Instance, Role};
 impl Planner<'_> {
     /// The prefill of what follows a prefix that is attended elsewhere.
     pub(super) fn routed_compute_us(&self, prefill: &PrefillCandidate, asked: &Attended) -> u64 {
-        let rest_us = self.compute_us(self.at(prefill.at), asked.end_block());
+        let (first, end) = (asked.first_block, asked.end_block());
+        let rest_us = self.rest_beside_us(self.at(prefill.at), first, end);
         rest_us.saturating_add(asked.prefill_us)
+    }
+
+    /// Of that what is computed here: the tokens from `end_block` on attend these and the blocks before `first_block`.
+    fn rest_beside_us(&self, instance: &Instance, first_block: u32, end_block: u32) -> u64 {
+        let tokens = |blocks: u32| u64::from(blocks) * u64::from(self.spec.block_tokens);
+        let rest = u64::from(self.prompt_tokens).saturating_sub(tokens(end_block));
+        instance.prefill_model.predict_us(rest, tokens(first_block))
     }
 
     /// Nothing is fetched first.
@@ -89,6 +97,7 @@ impl Planner<'_> {
         let end_block = first_block + blocks;
         let holders = self.least_asked(best, instance);
         let prefix_tokens = end_block * self.spec.block_tokens;
+        let rest_us = self.compute_us(instance, end_block);
         let question = Question {
             rows,
             block_bytes: self.spec.block_bytes,
@@ -111,9 +120,12 @@ impl Planner<'_> {
                 .slots_left(instance)
                 .saturating_sub(self.prefill_slots(instance, first_block).saturating_sub(blocks)),
             fetch_us: self.transfer_us(best, instance, blocks),
-            recompute_us: self
-                .compute_us(instance, first_block)
-                .saturating_sub(self.compute_us(instance, end_block)),
+            recompute_us: self.compute_us(instance, first_block).saturating_sub(rest_us),
+            attend_us: rest_us.saturating_sub(self.rest_beside_us(
+                instance,
+                first_block,
+                end_block,
+            )),
         };
         Some(question.answer_over(&holders, routing, self.view.routes.as_ref()?))
     }

@@ -76,27 +76,40 @@ impl ClusterView {
 
     /// So many layers of decode steps were attended elsewhere, and took so long.
     pub fn routed(&mut self, id: BookingId, layers: u32, routed_us: u64) {
+        self.learn_layer(id, None, routed_us as f64 / f64::from(layers));
+    }
+
+    /// The same of layers of its prompt, for which no other request of its instance asked; `queries` are those
+    /// of all these layers.
+    pub fn prompt_routed(&mut self, id: BookingId, layers: u32, queries: u64, routed_us: u64) {
+        let layers = f64::from(layers);
+        self.learn_layer(id, Some(queries as f64 / layers), routed_us as f64 / layers);
+    }
+
+    fn learn_layer(&mut self, id: BookingId, queries: Option<f64>, layer_us: f64) {
         let Some(booked) = self.bookings.get(&id) else { return };
-        let (routes, requester) = (booked.routes.clone(), booked.decode);
-        let asked = routes.iter().map(|route| self.asked_of(route.source, &routes, requester));
-        let asked: Vec<(LayerDemand, u32)> = asked.collect();
+        let (routes, requester) = (&booked.routes, booked.decode);
+        let asked = |route: &BookedRoute| self.asked_of(route.source, routes, requester, queries);
+        let asked: Vec<(LayerDemand, u32)> = routes.iter().map(asked).collect();
         if let Some(learned) = &mut self.routes {
             // All holders are asked at once: a layer waits for the one that takes longest.
             let takes_us = |(demand, flows): &(LayerDemand, u32)| learned.layer_us(*demand, *flows);
             let slowest = asked.into_iter().max_by(|a, b| takes_us(a).total_cmp(&takes_us(b)));
             if let Some((demand, flows)) = slowest {
-                learned.observe_layer(demand, flows, routed_us as f64 / f64::from(layers));
+                learned.observe_layer(demand, flows, layer_us);
             }
         }
     }
 
-    /// What a layer asks of one holder: these parts of one request that it has, and as many as were there of
-    /// that instance at either end; and the flows of others there. Who comes or goes between is not counted.
+    /// What a layer asks of one holder: these parts of one request that it has, by so many queries, or by one for each
+    /// request that was there of that instance at either end; and the flows of others there. Who comes or goes
+    /// between is not counted.
     fn asked_of(
         &self,
         holder: HostRef,
         routes: &[BookedRoute],
         requester: InstanceRef,
+        queries: Option<f64>,
     ) -> (LayerDemand, u32) {
         let parts = || routes.iter().filter(|route| route.source == holder);
         let now = self.hosts.iter().find(|host| host.reference == holder);
@@ -107,7 +120,7 @@ impl ClusterView {
         let before = parts().map(|part| part.companions + 1).max().unwrap_or(1);
         let count = parts().count().max(1) as f64;
         // Others are taken to ask what these do in the mean.
-        let together = f64::from(now.max(before)) / count;
+        let together = queries.unwrap_or(f64::from(now.max(before)) / count);
         let sum = |of: fn(&LayerDemand) -> f64| parts().map(|part| of(&part.layer)).sum::<f64>();
         let rows = sum(|layer| layer.rows) / count;
         let demand = LayerDemand {

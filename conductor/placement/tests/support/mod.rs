@@ -86,7 +86,12 @@ impl World {
 
     /// So many of them, one after another, are on one node.
     pub fn shared(names: &[&str], per_node: usize, policy: Policy) -> Self {
-        let mut view = ClusterView::new(policy, profile());
+        World::with_profile(names, per_node, policy, profile())
+    }
+
+    /// That begins with these prices.
+    pub fn with_profile(names: &[&str], per_node: usize, policy: Policy, profile: Profile) -> Self {
+        let mut view = ClusterView::new(policy, profile);
         for (at, name) in names.iter().enumerate() {
             view.report(report(name, (at / per_node) as u16, role_of(name)), 0);
         }

@@ -517,6 +517,10 @@ impl Fake {
         finished.answer_tokens = sampling.max_tokens;
         finished.text = script.held_back.to_owned();
         (finished.route_opening_us, finished.route_opening_first) = script.opening;
+        let (layers, us, queries) = script.prompt_routed;
+        finished.routed_prompt_layers = layers;
+        finished.routed_prompt_us = us;
+        finished.routed_prompt_queries = queries;
         finished.stop_matched = script.stop_matched.to_owned();
         send(Event::Finished(finished)).await;
         over.finished = true;

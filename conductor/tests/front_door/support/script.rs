@@ -87,6 +87,8 @@ pub struct Script {
     pub stop_matched: &'static str,
     /// How long opening a route took, in microseconds, and whether a first connection was made for it.
     pub opening: (u64, bool),
+    /// Layers of its prompt that were attended elsewhere, how long they took, and the queries of all.
+    pub prompt_routed: (u32, u64, u64),
 }
 
 impl Default for Script {
@@ -122,6 +124,7 @@ impl Default for Script {
             held_back: "",
             stop_matched: "",
             opening: (0, false),
+            prompt_routed: (0, 0, 0),
         }
     }
 }

@@ -18,7 +18,8 @@ use kvasir_route::{MessageStatus, Part, PartStatus, WireDtype};
 
 use self::selection::Selecting;
 use super::{RankRoute, RoutedHoles, RoutedSpan};
-use crate::model::{Elsewhere, IndexQueries, LayerQueries};
+use crate::model::{Elsewhere, IndexQueries, LayerQueries, SequenceQueries};
+use crate::ports::Exchanged;
 
 /// A query that was sent is not taken back early: its answer, late as it is, frees its slot.
 const WRITE_DEADLINE_MIN: Duration = Duration::from_secs(10);
@@ -61,7 +62,7 @@ pub struct Exchange<'a> {
     flights: Vec<Sent<Partial, Place>>,
     selecting: Selecting,
     sent_at: Instant,
-    layers: u32,
+    exchanged: Exchanged,
     took: Duration,
 }
 
@@ -76,14 +77,32 @@ impl<'a> Exchange<'a> {
             flights: Vec::new(),
             selecting: Selecting::default(),
             sent_at: Instant::now(),
-            layers: 0,
+            exchanged: Exchanged::default(),
             took: Duration::ZERO,
         }
     }
 
-    /// Layers whose partials were waited for, and microseconds that they took.
-    pub fn exchanged(&self) -> (u32, u64) {
-        (self.layers, self.took.as_micros() as u64)
+    /// Layers whose partials were waited for.
+    pub fn exchanged(&self) -> Exchanged {
+        Exchanged { us: self.took.as_micros() as u64, ..self.exchanged }
+    }
+
+    /// All of it is there that was asked.
+    fn count_layer(&mut self, queries: &LayerQueries<'_>) {
+        self.took += self.sent_at.elapsed();
+        self.exchanged.layers += 1;
+        self.exchanged.queries += self.tokens(queries);
+    }
+
+    /// Tokens whose queries were sent; one with several holes counts once.
+    fn tokens(&self, queries: &LayerQueries<'_>) -> u64 {
+        let of_one = |holes: &[SequenceQueries<'_>]| {
+            let SequenceQueries { sequence, hole, values, .. } = holes[0];
+            let span = self.spans(sequence, hole).and_then(<[RoutedSpan]>::first);
+            let heads = self.options.heads_of_rank * span.map_or(1, |span| span.ranks.len());
+            (values.len() / (queries.d_qk * heads).max(1)) as u64
+        };
+        queries.sequences.chunk_by(|a, b| a.sequence == b.sequence).map(of_one).sum()
     }
 
     /// Sequences of the batch that lack a partial: what the model made of them means nothing.
@@ -238,8 +257,7 @@ impl Elsewhere for Exchange<'_> {
             |_, place, part: Partial| partials[place.asked][place.span][place.rank] = Some(part),
         );
         if was_asked {
-            self.layers += 1;
-            self.took += self.sent_at.elapsed();
+            self.count_layer(queries);
         }
         let heads = self.options.heads_of_rank;
         let joined = |ranks: Vec<Option<Partial>>| {

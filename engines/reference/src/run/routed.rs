@@ -527,6 +527,25 @@ async fn a_first_connection_to_a_holder_is_said_to_be_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_prompt_asked_of_holders_is_told_apart_from_its_answer() {
+    let (holder, engine) = (Host::start(Role::Both).await, Host::start(Role::Both).await);
+    let case = long_cases(2).remove(0);
+    holder.whole(&ask(1, &case)).await;
+    let events = begin(&engine, &[&holder], &ask(2, &case)).await;
+    let (_, end) = tokens_and_end(events, async || ()).await;
+    let after = (case.prompt.len() - (case.prompt.len() - 1) / BLOCK * BLOCK) as u64;
+    // The last layer computes what the logits need alone.
+    let queries = (LAYERS - 1) * after + 1;
+    assert_eq!(u64::from(end.routed_prompt_layers), LAYERS, "{end:?}");
+    assert_eq!((end.routed_prompt_queries, end.routed_prompt_us > 0), (queries, true), "{end:?}");
+    let decoded = case.greedy.len() as u64 - 1;
+    assert_eq!(u64::from(end.routed_layers), LAYERS * decoded, "{end:?}");
+    for host in [engine, holder] {
+        host.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_says_that_rows_of_another_precision_are_others() {
     let fingerprint = async |precision| {
         let host = Host::start_changed(Role::Both, |_, engine| {

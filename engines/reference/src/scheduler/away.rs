@@ -16,6 +16,7 @@ use std::ops::Range;
 use kvasir_proto::SlotIndex;
 
 use crate::model::{Hole, Splice};
+use crate::ports::Exchanged;
 use crate::routes::RoutedHoles;
 
 /// Where a part of a prompt stands.
@@ -76,8 +77,9 @@ pub struct Away {
     /// Those that have no rows here, in the same order, and what the model is told of them.
     gaps: Vec<Gap>,
     holes: Vec<Hole>,
-    /// Layers of decode steps that were attended elsewhere, and microseconds that they took.
-    exchanged: (u32, u64),
+    /// In decode steps, and in steps that computed its prompt, behind all of it, for which nobody else asked.
+    exchanged: Exchanged,
+    prompt_exchanged: Exchanged,
     /// How long, and whether sessions were made for it.
     opening: (u64, bool),
 }
@@ -94,7 +96,15 @@ impl Away {
         let (gaps, holes) = (places.iter().map(gap).collect(), places.iter().map(hole).collect());
         let places = places.into_iter().map(|place| place.positions).collect();
         let opening = routed.as_ref().map_or((0, false), RoutedHoles::opening);
-        Away { routed, places, gaps, holes, exchanged: (0, 0), opening }
+        Away {
+            routed,
+            places,
+            gaps,
+            holes,
+            exchanged: Exchanged::default(),
+            prompt_exchanged: Exchanged::default(),
+            opening,
+        }
     }
 
     /// Who attends what is elsewhere; nobody once it has been given up.
@@ -144,10 +154,16 @@ impl Away {
     }
 
     /// Of one decode step.
-    pub fn exchange(&mut self, (layers, us): (u32, u64)) {
+    pub fn exchange(&mut self, exchanged: Exchanged) {
         if self.routed.is_some() {
-            self.exchanged.0 += layers;
-            self.exchanged.1 += us;
+            self.exchanged += exchanged;
+        }
+    }
+
+    /// Of a step that computed its prompt from this position on, for which nobody else asked.
+    pub fn exchange_prompt(&mut self, from: u32, exchanged: Exchanged) {
+        if self.routed.is_some() && self.holes_before(from) as usize == self.holes.len() {
+            self.prompt_exchanged += exchanged;
         }
     }
 
@@ -156,8 +172,12 @@ impl Away {
         self.opening
     }
 
-    pub fn exchanged(&self) -> (u32, u64) {
+    pub fn exchanged(&self) -> Exchanged {
         self.exchanged
+    }
+
+    pub fn prompt_exchanged(&self) -> Exchanged {
+        self.prompt_exchanged
     }
 
     /// Slots of gaps.

@@ -251,8 +251,11 @@ impl Sequence {
             stop_matched: String::new(),
             queue_us: since(self.times.started_us) + self.times.passed_us,
             prefill_us: since(self.times.prefilled_us),
-            routed_layers: self.away.exchanged().0,
-            routed_us: self.away.exchanged().1,
+            routed_layers: self.away.exchanged().layers,
+            routed_us: self.away.exchanged().us,
+            routed_prompt_layers: self.away.prompt_exchanged().layers,
+            routed_prompt_us: self.away.prompt_exchanged().us,
+            routed_prompt_queries: self.away.prompt_exchanged().queries,
             route_opening_us: self.away.opening().0,
             route_opening_first: self.away.opening().1,
         }

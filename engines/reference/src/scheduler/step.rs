@@ -46,6 +46,8 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
         }
         let failed = self.compute.failed().to_vec();
         let exchanged = self.compute.exchanged();
+        let asks = |part: &&Part| self.sequences[&part.sequence].away.routed().is_some();
+        let asking = parts.iter().filter(asks).count();
         let mut tokens = tokens.into_iter();
         for (index, part) in parts.iter().enumerate() {
             let token = part.samples.then(|| tokens.next().expect("one for each that samples"));
@@ -54,8 +56,12 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
                 continue;
             }
             let sequence = self.sequences.get_mut(&part.sequence).expect("parts are of sequences");
-            if sequence.state == State::Decoding {
-                sequence.away.exchange(exchanged);
+            match sequence.state {
+                State::Decoding => sequence.away.exchange(exchanged),
+                State::Prefilling { computed } if asking == 1 => {
+                    sequence.away.exchange_prompt(computed, exchanged);
+                }
+                _ => {}
             }
             self.advance(part, token, begun_us)?;
         }

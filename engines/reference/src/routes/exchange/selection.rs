@@ -224,8 +224,7 @@ impl Exchange<'_> {
             }
         });
         if was_asked {
-            self.layers += 1;
-            self.took += self.sent_at.elapsed();
+            self.count_layer(queries);
         }
         (self.selecting.is_sent, self.selecting.has_scored) = (false, false);
         self.whole(partials)
