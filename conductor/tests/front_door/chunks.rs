@@ -241,6 +241,29 @@ async fn a_first_connection_says_nothing_of_how_long_routes_take_to_open() {
     assert!(known_us[2] > known_us[1] + 100.0, "{known_us:?}");
 }
 
+/// Of a prompt that its node could not hold, and of which another one has the beginning.
+#[tokio::test]
+async fn what_is_too_large_once_its_holder_is_lost_is_not_called_too_large() {
+    let prefix = keys::chain(root(""), &prompt(3), BLOCK_TOKENS as usize);
+    let own = Script { slots: 2, ..has(Vec::new()) };
+    let holders = [("h", Script { slots: 2, ..has(BlockKey::concat(&prefix)) })];
+    let bench = Bench::start_with(own, &holders, |_| ()).await;
+    let mut whole = body(3);
+    whole.as_object_mut().expect("an object").remove("kvasir_chunks");
+    bench.answered(whole.clone(), "route").await;
+    assert_eq!(bench.served().1.routed.len(), 1);
+    bench.pairs[1].change(|script| script.pin = Reply::Fail(Code::Aborted));
+    bench.pairs[0].change(|script| script.allocate = Reply::Fail(Code::ResourceExhausted));
+    let lost = bench.ask(whole.clone(), "route", "").await.expect("no panic");
+    assert_eq!(lost.status, 429, "it may well stay there next time: {lost:?}");
+    assert!(lost.headers.contains_key("retry-after"), "{lost:?}");
+    // Where nobody has a beginning of it, that is what is said.
+    let mut other = whole;
+    other["prompt"] = json!((0..165).map(|token| 700 + token % 90).collect::<Vec<u32>>());
+    let never = bench.ask(other, "route", "").await.expect("no panic");
+    assert_eq!(never.status, 400, "{never:?}");
+}
+
 #[tokio::test]
 async fn what_prompts_ask_of_holders_is_learned() {
     let (bench, whole, _) = with_a_beginning_here(0, 0).await;

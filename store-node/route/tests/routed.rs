@@ -60,6 +60,10 @@ fn tcp() -> Option<SocketAddr> {
 
 impl Host {
     fn start(domain: Domain, flows_max: usize) -> Self {
+        Host::of_ranks(1, domain, flows_max, 1 << 20)
+    }
+
+    fn of_ranks(ranks: usize, domain: Domain, flows_max: usize, ring_bytes_max: u64) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
         let bytes = SLOTS * layout().slot_bytes() as usize;
         let memory = SharedMemory::create("slots", bytes, Prefault::Yes).expect("memory");
@@ -78,11 +82,11 @@ impl Host {
             flows_max,
             sessions_max: 3,
             routes_max: 4,
-            ring_bytes_max: 1 << 20,
+            ring_bytes_max,
             threads: 1,
         };
-        let transfer = Registry::new();
-        let holder = Holder::start(&options, &memory, &[transfer], &registry);
+        let transfers: Vec<Registry> = (0..ranks).map(|_| Registry::new()).collect();
+        let holder = Holder::start(&options, &memory, &transfers, &registry);
         let holder = Some(holder.expect("a holder"));
         Host { holder, memory, registry, domain, _dir: dir }
     }
@@ -104,10 +108,14 @@ impl Host {
     }
 
     fn session(&self, requester: &Requester) -> Result<Arc<Session>, OpenError> {
+        self.session_of(0, requester)
+    }
+
+    fn session_of(&self, rank: u32, requester: &Requester) -> Result<Arc<Session>, OpenError> {
         let size = SessionSize { query_bytes_max: 8192, answer_bytes_max: 8192, depth: 2 };
         let prepared = requester.prepare(size).expect("memory");
         let open = OpenSession {
-            rank: 0,
+            rank,
             endpoint: requester.endpoint(),
             answers_region: prepared.answers_region(),
             answer_bytes_max: size.answer_bytes_max,
@@ -302,6 +310,31 @@ fn a_part_that_may_not_be_answered_is_refused_by_name_and_the_others_are_not() {
     host.close_route(1);
     let answers = wait(vec![send(&session, &[part(1, mine, 4, &values)])]);
     assert_eq!(answers[0][0], Err(PartStatus::NoRoute));
+}
+
+#[test]
+fn rings_of_running_ranks_have_one_budget() {
+    // A ring has two slots of 8 KiB.
+    let host = Host::of_ranks(2, Domain::Shm, 8, 40 << 10);
+    let requester = host.requester();
+    let first = host.session_of(0, &requester).expect("a session");
+    let second = host.session_of(1, &requester).expect("a session");
+    for rank in 0..2 {
+        let third = host.session_of(rank, &requester);
+        assert!(matches!(third, Err(OpenError::NoSpace(_))), "rank {rank}");
+    }
+    // What one rank gives back the other may have.
+    host.holder().close_session(first.id());
+    let end = Instant::now() + DEADLINE;
+    let again = loop {
+        match host.session_of(1, &requester) {
+            Ok(session) => break session,
+            // Each rank has a thread of its own.
+            Err(OpenError::NoSpace(_)) if Instant::now() < end => std::thread::yield_now(),
+            Err(error) => panic!("{error}"),
+        }
+    };
+    assert_ne!(again.id(), second.id());
 }
 
 #[test]

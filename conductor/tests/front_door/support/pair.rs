@@ -131,9 +131,9 @@ impl Fake {
             endpoint: self.name.as_bytes().to_vec(),
             instances: vec![v1::AttachedInstance { description: Some(engine), load: Some(load) }],
             layout: Some((&SlotLayout::layer_major(BLOCK_TOKENS, 2, 64).expect("fits")).into()),
-            slots_total: 100_000,
-            slots_free: 100_000,
-            slots_available: if self.script().full { 0 } else { 100_000 },
+            slots_total: self.script().slots,
+            slots_free: self.script().slots,
+            slots_available: if self.script().full { 0 } else { self.script().slots },
             ssd: self
                 .script()
                 .keeps

@@ -63,6 +63,8 @@ pub struct Script {
     pub drop: Reply,
     /// Somebody else has all its slots.
     pub full: bool,
+    /// Of its node.
+    pub slots: u32,
     /// Its events end, and it does not describe itself: it cannot be followed.
     pub away: bool,
     /// It describes itself, and does not say what it holds.
@@ -110,6 +112,7 @@ impl Default for Script {
             list: Reply::Do,
             drop: Reply::Do,
             full: false,
+            slots: 100_000,
             away: false,
             silent: false,
             restarted: false,

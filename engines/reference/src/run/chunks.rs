@@ -149,6 +149,11 @@ impl Host {
     }
 }
 
+/// How many of its chunks may be elsewhere.
+fn most_chunks(reuse: &Reuse) -> usize {
+    reuse.chunks.len().min(kvasir_proto::ROUTED_CHUNKS_MAX)
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn chunks_give_the_same_tokens_copied_attended_elsewhere_and_computed_alone() {
     let hosts: Vec<Host> = join_all((0..3).map(|_| Host::start(Role::Both))).await;
@@ -164,9 +169,17 @@ async fn chunks_give_the_same_tokens_copied_attended_elsewhere_and_computed_alon
         let computed = alone.here(&reuse, &ask(0)).await;
         assert_eq!(alone.metrics.prompt_tokens_spliced.get(), 0);
         // As many as may be elsewhere are, then every other one.
-        let most = |chunk: usize| chunk < kvasir_proto::ROUTED_CHUNKS_MAX;
+        let most = |chunk: usize| chunk < most_chunks(&reuse);
         let attended = asks.there(knows, (&reuse, &ask(1)), most, async || ()).await;
         let some = asks.there(knows, (&reuse, &ask(2)), |n| n % 2 == 0, async || ()).await;
+        // Only of steps that begin behind all that is elsewhere it is known what a token asks.
+        let end = attended.finished.expect("it ended");
+        let behind = reuse.prompt.len() - reuse.chunks[most_chunks(&reuse) - 1].end;
+        assert!(end.routed_layers > 0, "{end:?}");
+        assert!(
+            end.routed_prompt_queries <= super::routed::LAYERS * behind as u64,
+            "{behind}: {end:?}"
+        );
         let answers = [copied.tokens, computed.tokens, attended.tokens, some.tokens];
         assert!(answers.iter().all(|tokens| *tokens == answers[0]), "{answers:?}");
         assert_ne!(answers[0], reuse.greedy, "a chunk does not see what is before it");

@@ -15,7 +15,7 @@ use crate::config::Role;
 
 /// Of the model: heads, layers, values of a row, leading ones that are the value.
 const HEADS: u64 = 4;
-const LAYERS: u64 = 3;
+pub const LAYERS: u64 = 3;
 const D_QK: u64 = 576;
 const D_V: u64 = 512;
 
@@ -526,6 +526,30 @@ async fn a_first_connection_to_a_holder_is_said_to_be_one() {
     }
 }
 
+/// Who comes while a connection is made waits for it as long as who makes it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_for_a_first_connection_of_somebody_else_says_so() {
+    let holder = Host::start(Role::Both).await;
+    let case = long_cases(2).remove(0);
+    holder.whole(&ask(1, &case)).await;
+    // Whether the second one comes in time is chance: a new engine tries it again.
+    for serial in (2..42).step_by(2) {
+        let engine = Host::start(Role::Both).await;
+        let end = async |serial: u64| {
+            let events = begin(&engine, &[&holder], &ask(serial, &case)).await;
+            tokens_and_end(events, async || ()).await.1
+        };
+        let (one, other) = tokio::join!(end(serial), end(serial + 1));
+        engine.end().await;
+        assert!(one.route_opening_first || other.route_opening_first, "one of them made it");
+        if one.route_opening_first && other.route_opening_first {
+            holder.end().await;
+            return;
+        }
+    }
+    panic!("no engine whose second request waited for the first one's connection");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_prompt_asked_of_holders_is_told_apart_from_its_answer() {
     let (holder, engine) = (Host::start(Role::Both).await, Host::start(Role::Both).await);
@@ -540,6 +564,35 @@ async fn what_a_prompt_asked_of_holders_is_told_apart_from_its_answer() {
     assert_eq!((end.routed_prompt_queries, end.routed_prompt_us > 0), (queries, true), "{end:?}");
     let decoded = case.greedy.len() as u64 - 1;
     assert_eq!(u64::from(end.routed_layers), LAYERS * decoded, "{end:?}");
+    for host in [engine, holder] {
+        host.end().await;
+    }
+}
+
+/// What came back together says nothing of either of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_prompt_asked_beside_others_is_not_told() {
+    let (holder, engine) = (Host::start(Role::Both).await, Host::start(Role::Both).await);
+    let case = long_cases(2).remove(0);
+    holder.whole(&ask(1, &case)).await;
+    let alone = async |serial: u64, max_tokens: u32| {
+        let ask = Ask { max_tokens, ..ask(serial, &case) };
+        let events = begin(&engine, &[&holder], &ask).await;
+        tokens_and_end(events, async || ()).await.1.routed_prompt_queries
+    };
+    let own = alone(2, 1).await;
+    assert!(own > 0);
+    let mut beside = 0;
+    // The second one comes while the first one's answer is made, if not always.
+    for serial in (3..43).step_by(2) {
+        let max_tokens = case.greedy.len() as u32;
+        let (one, other) = tokio::join!(alone(serial, max_tokens), alone(serial + 1, max_tokens));
+        for queries in [one, other] {
+            assert!(queries == own || queries == 0, "{queries} and not {own}");
+            beside += u32::from(queries == 0);
+        }
+    }
+    assert!(beside > 0, "they were never computed together");
     for host in [engine, holder] {
         host.end().await;
     }

@@ -274,7 +274,7 @@ pub struct Answered {
     pub cached: u32,
     pub tokens: Vec<u32>,
     text: String,
-    finished: Option<v1::Finished>,
+    pub finished: Option<v1::Finished>,
 }
 
 impl Answered {
