@@ -245,18 +245,18 @@ async fn a_first_connection_says_nothing_of_how_long_routes_take_to_open() {
 #[tokio::test]
 async fn what_is_too_large_once_its_holder_is_lost_is_not_called_too_large() {
     let prefix = keys::chain(root(""), &prompt(3), BLOCK_TOKENS as usize);
-    let own = Script { slots: 2, ..has(Vec::new()) };
-    let holders = [("h", Script { slots: 2, ..has(BlockKey::concat(&prefix)) })];
+    let own = Script { slots: 4, held_blocks: 1, ..has(BlockKey::concat(&prefix[..1])) };
+    let holders = [("h", Script { slots: 4, ..has(BlockKey::concat(&prefix)) })];
     let bench = Bench::start_with(own, &holders, |_| ()).await;
     let mut whole = body(3);
     whole.as_object_mut().expect("an object").remove("kvasir_chunks");
     bench.answered(whole.clone(), "route").await;
     assert_eq!(bench.served().1.routed.len(), 1);
-    bench.pairs[1].change(|script| script.pin = Reply::Fail(Code::Aborted));
-    bench.pairs[0].change(|script| script.allocate = Reply::Fail(Code::ResourceExhausted));
+    // What is before the blocks that stay elsewhere is gone when it is asked for: all would have to be here.
+    bench.pairs[0].change(|script| script.held_blocks = 0);
     let lost = bench.ask(whole.clone(), "route", "").await.expect("no panic");
-    assert_eq!(lost.status, 429, "it may well stay there next time: {lost:?}");
-    assert!(lost.headers.contains_key("retry-after"), "{lost:?}");
+    assert_eq!(lost.status, 503, "it may well stay there next time: {lost:?}");
+    assert!(lost.text.contains("cannot ask for what lies elsewhere"), "{lost:?}");
     // Where nobody has a beginning of it, that is what is said.
     let mut other = whole;
     other["prompt"] = json!((0..165).map(|token| 700 + token % 90).collect::<Vec<u32>>());
