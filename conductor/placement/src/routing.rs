@@ -138,8 +138,9 @@ pub(crate) struct Question {
     pub step_max_us: u64,
     pub free_slots: u32,
     pub fetch_us: u64,
+    /// Beside the prefill of the rest as it is where the prefix stays elsewhere.
     pub recompute_us: u64,
-    /// What the prefill of the rest takes longer where the prefix is here, and attended by it.
+    /// What that takes longer where the prefix was fetched, and is attended here.
     pub attend_us: u64,
     /// It is routed wherever that is open.
     pub always: bool,
@@ -190,7 +191,7 @@ impl Question {
         let mut decision = decode
             .with_once(Way::Route, prefill_us)
             .with_once(Way::Fetch, self.fetch_us.saturating_add(self.attend_us) as f64)
-            .with_once(Way::Recompute, self.recompute_us.saturating_add(self.attend_us) as f64);
+            .with_once(Way::Recompute, self.recompute_us as f64);
         if self.always && decision.price(Way::Route).closed.is_none() {
             decision.chosen = Some(Way::Route);
         }

@@ -9,8 +9,8 @@ use kvasir_placement::attend::{
 };
 use kvasir_placement::index::{NodeIndex, PrefixMatch};
 use kvasir_placement::{
-    AskedChunk, Inputs, Missing, Placement, Policy, Profile, RecordedDecision, Refusal, RoutedRows,
-    Routing, Steering,
+    AskedChunk, Inputs, Missing, Placement, Policy, RecordedDecision, Refusal, RoutedRows, Routing,
+    Steering,
 };
 use support::World;
 
@@ -38,14 +38,10 @@ fn constants(step_us: f64) -> Constants {
 
 /// `b0` and `b1`; a routed layer takes so long, and there is one layer.
 fn world(step_us: f64) -> World {
-    world_from(step_us, support::profile())
-}
-
-fn world_from(step_us: f64, profile: Profile) -> World {
     let routing = Some(Routing { constants: constants(step_us), always: false });
     let policy = Policy { routing, ..Policy::default() };
     let routed = Some(RoutedRows { heads: 4, query_bytes: 1, partial_bytes: 1, layers: 1 });
-    World::with_profile(&["b0", "b1"], 1, policy, profile)
+    World::with_policy(&["b0", "b1"], policy)
         .reports("b0", |report| report.model.routed = routed)
         .reports("b1", |report| report.model.routed = routed)
 }
@@ -92,29 +88,6 @@ fn a_chunk_comes_the_cheapest_way_and_its_copy_costs_the_splice_too() {
     {
         let placed = place(&world(1.0), &chunks, ("b1", Some(way))).expect("placed");
         assert_eq!(ways(&placed), [want], "asked for");
-    }
-}
-
-/// The prefill's time has it that the rest attends a chunk, wherever that is.
-#[test]
-fn attending_a_chunk_is_counted_once() {
-    let mut profile = support::profile();
-    profile.prefill.pair_us = 0.01;
-    for (way, once_us) in [(Way::Fetch, 1_600), (Way::Route, 0)] {
-        let placed_with = |profile| {
-            let world = world_from(30.0, profile);
-            place(&world, &[chunk(100, &[(0, 5)])], ("b1", Some(way))).expect("a placement")
-        };
-        let (free, priced) = (placed_with(support::profile()), placed_with(profile));
-        assert_eq!(ways(&priced), ways(&free), "{priced}");
-        let decision = priced.chunks[0].decision.expect("it was asked");
-        // 580 tokens behind it attend 320 of it, which are twice in the formula.
-        let attend_us = 0.01 * 580.0 * 2.0 * 320.0;
-        let price = decision.price(way).once_us;
-        let own = free.chunks[0].decision.expect("asked").price(way).once_us;
-        let more = if way == Way::Fetch { attend_us } else { 0.0 };
-        assert!((price - own - more).abs() <= 2.0, "{price}, not {own} and {more}\n{priced}");
-        assert_eq!(priced.chunks[0].once_us, once_us, "{priced}");
     }
 }
 

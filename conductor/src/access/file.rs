@@ -138,6 +138,9 @@ fn check(entry: Entry, folder: &Path, seen: &mut HashSet<KeyHash>) -> Result<One
     if entry.name.is_empty() || entry.name.len() > NAME_BYTES_MAX {
         return Err(format!("`name` must have 1 to {NAME_BYTES_MAX} bytes"));
     }
+    if entry.name.chars().any(char::is_control) {
+        return Err("`name` must have no control characters".to_owned());
+    }
     if entry.name == NOBODY {
         return Err(
             "`name` is what callers without a key are called: choose another one".to_owned()

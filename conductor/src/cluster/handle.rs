@@ -107,9 +107,9 @@ pub struct ServedModel {
 }
 
 impl ServedModel {
-    /// The root of the key chains of this model for one tenant.
-    pub fn namespace(&self, tenant_salt: &str) -> Namespace {
-        keys::namespace(&self.fingerprint, &self.kv_dtype, tenant_salt, "")
+    /// The root of the key chains of this model, of one tenant or of a salt within its.
+    pub fn namespace(&self, salt: &str) -> Namespace {
+        keys::namespace(&self.fingerprint, &self.kv_dtype, salt, "")
     }
 
     fn new(index: ModelIndex, spec: &ModelSpec, ready: bool) -> Self {

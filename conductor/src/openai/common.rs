@@ -1,6 +1,8 @@
 //! What both endpoints share: the parameters of sampling, streaming and counting, with the limits
 //! and the defaults of the OpenAI API and the extensions of vLLM that engines here can honour.
 
+use std::sync::Arc;
+
 use kvasir_proto::v1;
 use serde_json::Value;
 
@@ -18,6 +20,8 @@ pub(crate) struct Limits {
 /// Beyond it a stop string is no stop string; it also bounds what an engine holds back.
 const STOP_STRING_BYTES_MAX: usize = 1024;
 const STOP_TOKEN_IDS_MAX: usize = 64;
+/// A tenant's name and a salt of its own have room in it, should another conductor be asked.
+const CACHE_SALT_BYTES_MAX: usize = 1024;
 /// Logits are divided by it; less would leave the range of f32.
 const TEMPERATURE_MIN: f32 = 1e-5;
 pub(crate) const TOP_LOGPROBS_MAX: i64 = 20;
@@ -41,6 +45,8 @@ pub(crate) struct Common {
     pub add_special_tokens: Option<bool>,
     /// Parts of the prompt that are attended as if each stood alone.
     pub chunks: Vec<NamedChunk>,
+    /// Keeps its blocks apart from those of its tenant's other requests, as vLLM's does.
+    pub cache_salt: Option<String>,
 }
 
 impl Common {
@@ -61,6 +67,7 @@ impl Common {
         let return_token_ids = fields.flag("return_token_ids")?;
         let add_special_tokens = fields.boolean("add_special_tokens")?;
         let chunks = chunks::take(fields)?;
+        let cache_salt = take_cache_salt(fields)?;
         fields.ignore(&[
             "user",
             "metadata",
@@ -83,7 +90,25 @@ impl Common {
             return_token_ids,
             add_special_tokens,
             chunks,
+            cache_salt,
         })
+    }
+}
+
+pub(crate) fn take_cache_salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+    let salt = fields.string("cache_salt")?;
+    if salt.as_ref().is_some_and(|salt| salt.is_empty() || salt.len() > CACHE_SALT_BYTES_MAX) {
+        let message = format!("`cache_salt` must have 1 to {CACHE_SALT_BYTES_MAX} bytes.");
+        return Err(ApiError::invalid("cache_salt", message));
+    }
+    Ok(salt)
+}
+
+/// What blocks are salted with: the tenant's part has no such character, so that nobody meets another one's.
+pub(crate) fn salted(tenant_salt: &Arc<str>, cache_salt: Option<&str>) -> Arc<str> {
+    match cache_salt {
+        None => Arc::clone(tenant_salt),
+        Some(own) => format!("{tenant_salt}\0{own}").into(),
     }
 }
 
@@ -227,7 +252,6 @@ fn take_neutral(
         "truncate_prompt_tokens",
         "prompt_logprobs",
         "return_tokens_as_token_ids",
-        "cache_salt",
         "kv_transfer_params",
         "logits_processors",
     ] {

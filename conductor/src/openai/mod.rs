@@ -33,7 +33,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 pub(crate) use chat::ChatRequest;
-pub(crate) use common::Limits;
+pub(crate) use common::{Limits, salted};
 pub(crate) use completions::CompletionRequest;
 pub(crate) use contexts::{ContextRequest, ExtendRequest, TtlLimits};
 pub(crate) use error::{ApiError, shown};

@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 use super::answer::{Answer, Style};
 use super::chat::ChatRequest;
 use super::chunks::{self, NamedChunk};
-use super::common::Common;
+use super::common::{Common, salted};
 use super::completions::{CompletionRequest, Prompt};
 use super::contexts::{ContextRequest, Source};
 use super::error::ApiError;
@@ -43,7 +43,8 @@ pub(super) async fn chat(
         add_special_tokens: common.add_special_tokens.unwrap_or(false),
         chunks: std::mem::take(&mut common.chunks),
     };
-    let (prompt, served) = rendered(front, arrival, &common.model, rendering).await?;
+    let salt = salted(&arrival.tenant_salt, common.cache_salt.as_deref());
+    let (prompt, served) = rendered(front, salt, &common.model, rendering).await?;
     let room = room_of(&prompt.tokens, "prompt", common.max_tokens, &served)?;
     let max_tokens = common.max_tokens.unwrap_or(room);
     assemble(front, arrival, common, Style::Chat, vec![(prompt, max_tokens)])
@@ -70,12 +71,12 @@ fn permit_chunks(front: &Front, common: &Common) -> Result<(), ApiError> {
 
 async fn rendered(
     front: &Front,
-    arrival: &Arrival,
+    salt: Arc<str>,
     name: &str,
     rendering: Rendering,
 ) -> Result<(JobPrompt, ServedModel), ApiError> {
     let (text, served) = model(front, name)?;
-    let (hashed, salt) = (served.clone(), Arc::clone(&arrival.tenant_salt));
+    let hashed = served.clone();
     let encode = move || {
         let Rendering {
             mut messages,
@@ -119,7 +120,7 @@ pub(super) async fn context(
                 add_special_tokens: add_special_tokens.unwrap_or(false),
                 chunks: Vec::new(),
             };
-            rendered(front, arrival, &name, rendering).await?
+            rendered(front, Arc::clone(&arrival.tenant_salt), &name, rendering).await?
         }
         Source::Prompt(prompt) => {
             let (text, served) = model(front, &name)?;
@@ -177,7 +178,8 @@ pub(super) async fn completion(
     let (text, served) = model(front, &common.model)?;
     let add_special_tokens = common.add_special_tokens.unwrap_or(true);
     let quick = !echo && are_few_ids(&prompts);
-    let (hashed, salt) = (served.clone(), Arc::clone(&arrival.tenant_salt));
+    let salt = salted(&arrival.tenant_salt, common.cache_salt.as_deref());
+    let hashed = served.clone();
     let encode = move || {
         let mut echoes = echo.then(Vec::new);
         let mut all = Vec::with_capacity(prompts.len());

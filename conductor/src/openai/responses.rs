@@ -4,7 +4,7 @@
 use serde_json::{Map, Value};
 
 use super::chat::{ChatRequest, MESSAGES_MAX, ROLES};
-use super::common::{Common, Limits, take_sampling, take_seed};
+use super::common::{Common, Limits, take_cache_salt, take_sampling, take_seed};
 use super::error::{ApiError, shown};
 use super::fields::{Fields, kind_of, neutral};
 
@@ -55,6 +55,7 @@ impl ResponseRequest {
         }
         let metadata = take_metadata(&mut fields)?;
         let user = take_user(&mut fields)?;
+        let cache_salt = take_cache_salt(&mut fields)?;
         take_unsupported(&mut fields)?;
         fields.finish()?;
         let (temperature, top_p) = (sampling.temperature, sampling.top_p);
@@ -69,6 +70,7 @@ impl ResponseRequest {
             return_token_ids: false,
             add_special_tokens: None,
             chunks: Vec::new(),
+            cache_salt,
         };
         let chat = ChatRequest {
             common,
@@ -134,7 +136,7 @@ fn take_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
     for needs_storage in ["previous_response_id", "conversation", "background", "prompt"] {
         fields.only_neutral(needs_storage, neutral::empty)?;
     }
-    for empty in ["tools", "include", "context_management", "moderation", "cache_salt"] {
+    for empty in ["tools", "include", "context_management", "moderation"] {
         fields.only_neutral(empty, neutral::empty)?;
     }
     fields.only_neutral("tool_choice", neutral::text(&["none", "auto"]))?;

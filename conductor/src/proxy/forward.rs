@@ -16,7 +16,7 @@ use super::passing::{self, Held, Told, Usage};
 use super::upstream::{AskError, Pieces};
 use super::{Chosen, Nobody, Pool, Proxies};
 use crate::http::Front;
-use crate::openai::{ApiError, Arrival, off_reactor_when_large};
+use crate::openai::{ApiError, Arrival, off_reactor_when_large, salted};
 use crate::serve::{Asked, Failure};
 
 /// What is asked for.
@@ -217,8 +217,10 @@ async fn read(
         fields.set("store", &false);
     }
     if !arrival.tenant_salt.is_empty() {
-        // Servers that know it keep tenants' caches apart by it; it is not the client's to choose.
-        fields.set("cache_salt", &&*arrival.tenant_salt);
+        // Servers that know it keep caches apart by it: what the client chooses is within its tenant's.
+        let own = fields.get("cache_salt").and_then(|own| serde_json::from_str::<String>(own).ok());
+        let salt = salted(&arrival.tenant_salt, own.as_deref().filter(|own| !own.is_empty()));
+        fields.set("cache_salt", &&*salt);
     }
     Ok(fields)
 }

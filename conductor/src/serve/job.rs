@@ -18,7 +18,7 @@ use crate::http::Trace;
 #[derive(Debug, Clone)]
 pub(crate) struct Prompt {
     pub tokens: Arc<[u32]>,
-    tenant_salt: Arc<str>,
+    salt: Arc<str>,
     namespace: Namespace,
     block_tokens: u32,
     keys: Arc<[BlockKey]>,
@@ -34,9 +34,9 @@ impl Prompt {
         tokens: Arc<[u32]>,
         named: Arc<[Range<u32>]>,
         model: &ServedModel,
-        tenant_salt: Arc<str>,
+        salt: Arc<str>,
     ) -> Prompt {
-        let (namespace, block_tokens) = (model.namespace(&tenant_salt), model.block_tokens);
+        let (namespace, block_tokens) = (model.namespace(&salt), model.block_tokens);
         let used: Vec<Range<u32>> =
             named.iter().filter_map(|named| used(named, tokens.len(), block_tokens)).collect();
         let size = block_tokens as usize;
@@ -50,7 +50,7 @@ impl Prompt {
         let chunks = used.iter().map(chunk).collect();
         // What is behind a chunk is not what a prompt has there that is computed whole.
         let keys = keys::chain_with_chunks(namespace, &tokens, size, &used).into();
-        Prompt { tokens, tenant_salt, namespace, block_tokens, keys, named, chunks }
+        Prompt { tokens, salt, namespace, block_tokens, keys, named, chunks }
     }
 
     /// Parts that are used as if each stood alone.
@@ -60,12 +60,12 @@ impl Prompt {
 
     /// The keys in the model's namespace as it is now: it may have been replaced since.
     pub fn keyed(&self, model: &ServedModel) -> Prompt {
-        let namespace = model.namespace(&self.tenant_salt);
+        let namespace = model.namespace(&self.salt);
         if self.namespace == namespace && self.block_tokens == model.block_tokens {
             return self.clone();
         }
         let (tokens, named) = (Arc::clone(&self.tokens), Arc::clone(&self.named));
-        Prompt::new(tokens, named, model, Arc::clone(&self.tenant_salt))
+        Prompt::new(tokens, named, model, Arc::clone(&self.salt))
     }
 
     pub fn keys(&self) -> &Arc<[BlockKey]> {

@@ -399,8 +399,11 @@ async fn a_tenants_chunks_are_neither_attended_nor_fetched_by_another() {
     // Nor does anybody say whose it is.
     let mut other = body(1);
     other["cache_salt"] = "a".into();
-    let refused = bench.ask(other, "route", "second-key").await.expect("no panic");
-    assert_eq!(refused.status, 400, "{refused:?}");
+    let answered = bench.ask(other, "route", "second-key").await.expect("no panic");
+    assert_eq!(answered.status, 200, "{answered:?}");
+    let (reserved, generated) = bench.served();
+    assert_eq!((routed(&generated), bench.copied()), (vec![0], 1), "{reserved:?}");
+    assert_eq!(reserved.namespace, root("b\0a").0);
 }
 
 #[tokio::test]

@@ -88,7 +88,9 @@ async fn parameters_that_are_wrong_are_refused_by_name() {
         (json!({"min_tokens": 1}), ("min_tokens", "unsupported_parameter")),
         (json!({"best_of": 3}), ("best_of", "unsupported_parameter")),
         (json!({"guided_json": {"a": 1}}), ("guided_json", "unsupported_parameter")),
-        (json!({"cache_salt": "x"}), ("cache_salt", "unsupported_parameter")),
+        (json!({"cache_salt": ""}), ("cache_salt", value)),
+        (json!({"cache_salt": "x".repeat(1025)}), ("cache_salt", value)),
+        (json!({"cache_salt": 7}), ("cache_salt", kind)),
         (json!({"temprature": 1}), ("temprature", "unknown_parameter")),
         (json!({"max_tokens": 512}), ("", "context_length_exceeded")),
     ];

@@ -515,7 +515,7 @@ async fn tenants_are_kept_apart_and_pay_for_what_the_server_says() {
     let (harness, _folder) = start_with_quota(&server, 50).await;
     let ask = async || {
         let mut body = chat("hi");
-        body["cache_salt"] = "another's".into();
+        body["cache_salt"] = "its own".into();
         post(&harness, "/v1/chat/completions", Some(KEY), &body).await
     };
     assert_eq!(post(&harness, "/v1/completions", None, &chat("hi")).await.status(), 401);
@@ -525,7 +525,7 @@ async fn tenants_are_kept_apart_and_pay_for_what_the_server_says() {
         assert_eq!(answer.status(), 200);
         answer.bytes().await.expect("a body");
     }
-    assert_eq!(server.asked()[0].body["cache_salt"], "acme");
+    assert_eq!(server.asked()[0].body["cache_salt"], "acme\0its own");
     assert!(!server.asked()[0].headers.contains_key("authorization"));
     eventually(async || ask().await.status() == 429).await;
 }

@@ -160,7 +160,7 @@ async fn what_a_response_cannot_have_is_refused_by_name() {
         (json!({"include": ["message.output_text.logprobs"]}), "include", unsupported),
         (json!({"truncation": "auto"}), "truncation", unsupported),
         (json!({"top_logprobs": 1}), "top_logprobs", unsupported),
-        (json!({"cache_salt": "x"}), "cache_salt", unsupported),
+        (json!({"cache_salt": ""}), "cache_salt", value),
         (json!({"reasoning": {"effort": "high"}}), "reasoning.effort", unsupported),
         (json!({"reasoning": {"summary": "auto"}}), "reasoning.summary", unsupported),
         (json!({"text": {"format": {"type": "json_object"}}}), "text.format", unsupported),

@@ -74,7 +74,7 @@ pub struct Exchanged {
     pub layers: u32,
     /// From sending queries to having all that came back.
     pub us: u64,
-    /// Tokens that asked, each in every layer in which it did.
+    /// Tokens that asked, each in every layer in which it did; none under selection.
     pub queries: u64,
 }
 

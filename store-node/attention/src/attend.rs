@@ -47,7 +47,7 @@ impl Kernel {
         Kernel::Amx,
     ];
 
-    /// Those that this processor runs, the slowest first.
+    /// Those that this processor runs, the oldest first.
     pub fn available() -> Vec<Kernel> {
         Kernel::ALL.into_iter().filter(|kernel| kernel.runs_here()).collect()
     }

@@ -1,7 +1,7 @@
 //! What becomes of a request's chunks, once it is known which instance serves it: see [`crate::chunks`].
 
 use super::Planner;
-use crate::attend::{Price, Way};
+use crate::attend::Way;
 use crate::chunks::{AskedChunk, ChunkUse, PlacedChunk, ROUTED_MAX, cheapest};
 use crate::decision::{DecodeCandidate, PrefillCandidate};
 use crate::routing::{Asked, Attended, Question};
@@ -69,15 +69,11 @@ impl Planner<'_> {
         let fetched_blocks = blocks - chunk.matched.memory_blocks(instance.report.node);
         let fetch_us = self.transfer_us(source, instance, fetched_blocks);
         let recompute_us = instance.prefill_model.predict_us(self.tokens(blocks), 0);
-        let behind = u64::from(first_position).saturating_add(self.tokens(blocks));
-        let rest = u64::from(self.prompt_tokens).saturating_sub(behind);
-        let rest_us = |reused: u64| instance.prefill_model.predict_us(rest, reused);
-        let attend_us = rest_us(self.tokens(blocks)).saturating_sub(rest_us(0));
         let asked = self.asked_of_chunk(
             (chunk, before),
             source,
             (prefill, decode),
-            (fetch_us, recompute_us, attend_us),
+            (fetch_us, recompute_us),
         );
         let part = |asked: Attended| Some((asked.decision, asked.parts.first()?.layer));
         let (decision, layer) = asked.and_then(part).unzip();
@@ -100,17 +96,15 @@ impl Planner<'_> {
             None => None,
         });
         let price = |way: Way| decision.as_ref().map(|decision| *decision.price(way));
-        // That the rest attends it is in the prefill's time.
-        let beside_us = |price: Price| (price.once_us as u64).saturating_sub(attend_us);
         match way {
             Some(Way::Route) => {
-                let (once_us, step_us) = price(Way::Route)
-                    .map_or((0, 0), |price| (beside_us(price), price.step_us as u64));
+                let (once_us, step_us) =
+                    price(Way::Route).map_or((0.0, 0.0), |price| (price.once_us, price.step_us));
                 let becomes = ChunkUse::Routed(chosen());
-                PlacedChunk { layer, ..placed(becomes, decision, once_us, step_us) }
+                PlacedChunk { layer, ..placed(becomes, decision, once_us as u64, step_us as u64) }
             }
             Some(Way::Fetch) => {
-                let once_us = price(Way::Fetch).map_or(fetch_us, beside_us);
+                let once_us = price(Way::Fetch).map_or(fetch_us, |price| price.once_us as u64);
                 let fetched_bytes = self.block_bytes(fetched_blocks);
                 let becomes = ChunkUse::Fetched(chosen());
                 PlacedChunk { fetched_bytes, ..placed(becomes, decision, once_us, 0) }
@@ -126,7 +120,7 @@ impl Planner<'_> {
         (chunk, before): (&AskedChunk, &[PlacedChunk]),
         source: usize,
         (prefill, decode): (&PrefillCandidate, &DecodeCandidate),
-        (fetch_us, recompute_us, attend_us): (u64, u64, u64),
+        (fetch_us, recompute_us): (u64, u64),
     ) -> Option<Attended> {
         let routing = self.view.policy().routing.as_ref()?;
         let (instance, source_side) = (self.at(prefill.at), self.at(source as u32));
@@ -163,7 +157,7 @@ impl Planner<'_> {
             }),
             fetch_us: fetch_us.saturating_add(splice_us),
             recompute_us,
-            attend_us,
+            attend_us: 0,
         };
         let asked = Asked {
             source: source as u32,

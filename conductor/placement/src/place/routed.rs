@@ -97,7 +97,7 @@ impl Planner<'_> {
         let end_block = first_block + blocks;
         let holders = self.least_asked(best, instance);
         let prefix_tokens = end_block * self.spec.block_tokens;
-        let rest_us = self.compute_us(instance, end_block);
+        let beside_us = self.rest_beside_us(instance, first_block, end_block);
         let question = Question {
             rows,
             block_bytes: self.spec.block_bytes,
@@ -120,12 +120,8 @@ impl Planner<'_> {
                 .slots_left(instance)
                 .saturating_sub(self.prefill_slots(instance, first_block).saturating_sub(blocks)),
             fetch_us: self.transfer_us(best, instance, blocks),
-            recompute_us: self.compute_us(instance, first_block).saturating_sub(rest_us),
-            attend_us: rest_us.saturating_sub(self.rest_beside_us(
-                instance,
-                first_block,
-                end_block,
-            )),
+            recompute_us: self.compute_us(instance, first_block).saturating_sub(beside_us),
+            attend_us: self.compute_us(instance, end_block).saturating_sub(beside_us),
         };
         Some(question.answer_over(&holders, routing, self.view.routes.as_ref()?))
     }

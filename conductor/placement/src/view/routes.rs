@@ -79,11 +79,15 @@ impl ClusterView {
         self.learn_layer(id, None, routed_us as f64 / f64::from(layers));
     }
 
-    /// The same of layers of its prompt, for which no other request of its instance asked; `queries` are those
-    /// of all these layers.
+    /// The same of layers of its prompt, for which nothing else was computed; `queries` are those of all these
+    /// layers. What no prompt asks is not learned from.
     pub fn prompt_routed(&mut self, id: BookingId, layers: u32, queries: u64, routed_us: u64) {
+        let Some(booked) = self.bookings.get(&id) else { return };
         let layers = f64::from(layers);
-        self.learn_layer(id, Some(queries as f64 / layers), routed_us as f64 / layers);
+        let queries = queries as f64 / layers;
+        if queries > 0.0 && queries <= f64::from(booked.prompt_tokens) {
+            self.learn_layer(id, Some(queries), routed_us as f64 / layers);
+        }
     }
 
     fn learn_layer(&mut self, id: BookingId, queries: Option<f64>, layer_us: f64) {

@@ -87,14 +87,14 @@ impl<'a> Exchange<'a> {
         Exchanged { us: self.took.as_micros() as u64, ..self.exchanged }
     }
 
-    /// All of it is there that was asked.
-    fn count_layer(&mut self, queries: &LayerQueries<'_>) {
+    /// All of it is there that so many tokens asked.
+    fn count_layer(&mut self, tokens: u64) {
         self.took += self.sent_at.elapsed();
         self.exchanged.layers += 1;
-        self.exchanged.queries += self.tokens(queries);
+        self.exchanged.queries += tokens;
     }
 
-    /// Tokens whose queries were sent; one with several holes counts once.
+    /// Tokens whose queries go to all holders; one with several holes counts once.
     fn tokens(&self, queries: &LayerQueries<'_>) -> u64 {
         let of_one = |holes: &[SequenceQueries<'_>]| {
             let SequenceQueries { sequence, hole, values, .. } = holes[0];
@@ -257,7 +257,7 @@ impl Elsewhere for Exchange<'_> {
             |_, place, part: Partial| partials[place.asked][place.span][place.rank] = Some(part),
         );
         if was_asked {
-            self.count_layer(queries);
+            self.count_layer(self.tokens(queries));
         }
         let heads = self.options.heads_of_rank;
         let joined = |ranks: Vec<Option<Partial>>| {

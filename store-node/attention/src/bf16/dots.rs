@@ -3,8 +3,8 @@
 //!
 //! One operand is a vector, the other a pair that goes to all its lanes. Eight rows of a tile by two
 //! vectors are summed in registers: enough sums under way that none waits for the one before, few
-//! enough that the operands have room. Vectors compute here, so nothing is won by doing other work
-//! between them, and it is done first.
+//! enough that the operands have room. Other work is done beside the first
+//! eight rows of a tile.
 
 // One index names places in two matrices at once; iterators over them would hide that.
 #![allow(clippy::needless_range_loop)]

@@ -224,7 +224,8 @@ impl Exchange<'_> {
             }
         });
         if was_asked {
-            self.count_layer(queries);
+            // Whom a token asks is another thing in each layer.
+            self.count_layer(0);
         }
         (self.selecting.is_sent, self.selecting.has_scored) = (false, false);
         self.whole(partials)
