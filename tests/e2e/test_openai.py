@@ -145,6 +145,23 @@ def test_completion_logprobs_name_the_best_tokens(client):
     assert all(value <= 0 for value in logprobs.token_logprobs)
 
 
+def test_only_requests_with_the_same_salt_find_each_other_s_blocks(client):
+    def cached(salt):
+        salted = {"cache_salt": salt} if salt else {}
+        extra = {"extra_body": {**GREEDY["extra_body"], **salted}}
+        answer = client.completions.create(
+            model=MODEL, prompt=list(range(100, 100 + 3 * BLOCK_TOKENS)), max_tokens=4, temperature=0, **extra
+        )
+        texts.add(answer.choices[0].text)
+        return answer.usage.prompt_tokens_details.cached_tokens
+
+    texts = set()
+    found = [cached(salt) for salt in ("one", "one", "two", "two", None, None)]
+    assert found[0] == found[2] == found[4] == 0
+    assert all(tokens >= 2 * BLOCK_TOKENS for tokens in (found[1], found[3], found[5]))
+    assert len(texts) == 1
+
+
 def test_the_second_turn_of_a_conversation_reports_cached_tokens(client):
     first = [{"role": "user", "content": "Tell me of licences and of copies. " * 20}]
     options = {"model": MODEL, "max_tokens": 24, **GREEDY}

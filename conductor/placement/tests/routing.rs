@@ -297,6 +297,23 @@ fn what_layers_of_prompts_take_replaces_the_profile_too() {
     assert!((33.0..38.0).contains(&step_us), "steps are as they were: {step_us}");
 }
 
+#[test]
+fn what_no_prompt_can_have_asked_is_not_learned() {
+    let mut world = world(false);
+    let price = |world: &World| placed(world, 10).attended.expect("it was asked").decision;
+    let before = price(&world);
+    let placement = placed(&world, 10);
+    let id = kvasir_placement::BookingId(1);
+    world.view.book(id, &placement, 0);
+    // Of 1,000 tokens: none, more than there are, and in no layer at all.
+    for (layers, queries) in [(10, 0), (10, 10_001), (10, u64::MAX), (0, 0), (0, 5)] {
+        world.view.prompt_routed(id, layers, queries, 1_000_000);
+    }
+    world.view.prompt_routed(kvasir_placement::BookingId(2), 10, 10, 1_000_000);
+    world.view.unbook(id, Some(10), 0);
+    assert_eq!(price(&world), before);
+}
+
 /// What the rest of a prompt attends here is part of fetching and of computing it again, and none of leaving it there:
 /// there it is in the layers that are asked.
 #[test]

@@ -5018,8 +5018,8 @@ pub struct Finished {
     pub queue_us: u64,
     #[prost(uint64, tag = "7")]
     pub prefill_us: u64,
-    /// Layers of steps that computed nothing but answers in which it was attended elsewhere, and microseconds from
-    /// sending their queries to having all that came back.
+    /// Layers of decode steps in which it was attended elsewhere, and microseconds from sending their queries to
+    /// having all that came back.
     #[prost(uint32, tag = "8")]
     pub routed_layers: u32,
     #[prost(uint64, tag = "9")]
@@ -5031,8 +5031,8 @@ pub struct Finished {
     /// opens its own sooner.
     #[prost(bool, tag = "11")]
     pub route_opening_first: bool,
-    /// The same of layers of steps that computed nothing but its prompt, behind all that is attended elsewhere and with
-    /// little beside it that they attended here; and the tokens that asked, each in every such layer.
+    /// The same of layers of steps that computed its prompt, where its tokens follow all that is attended elsewhere
+    /// and no other request asked in the same step; and the tokens that asked, each in every such layer.
     #[prost(uint32, tag = "12")]
     pub routed_prompt_layers: u32,
     #[prost(uint64, tag = "13")]

@@ -79,7 +79,7 @@ impl ClusterView {
         self.learn_layer(id, None, routed_us as f64 / f64::from(layers));
     }
 
-    /// The same of layers of its prompt, for which nothing else was computed; `queries` are those of all these
+    /// The same of layers of its prompt, for which no other request of its instance asked; `queries` are those of all these
     /// layers. What no prompt asks is not learned from.
     pub fn prompt_routed(&mut self, id: BookingId, layers: u32, queries: u64, routed_us: u64) {
         let Some(booked) = self.bookings.get(&id) else { return };

@@ -172,14 +172,14 @@ async fn chunks_give_the_same_tokens_copied_attended_elsewhere_and_computed_alon
         let most = |chunk: usize| chunk < most_chunks(&reuse);
         let attended = asks.there(knows, (&reuse, &ask(1)), most, async || ()).await;
         let some = asks.there(knows, (&reuse, &ask(2)), |n| n % 2 == 0, async || ()).await;
-        // Between chunks not all of them are asked, and far behind them too much is attended here.
+        // Only of steps behind all that is elsewhere it is known what a token asks. The last layer computes
+        // what the logits need, and chunks that are here ask nobody.
         let end = attended.finished.expect("it ended");
-        let routed = &reuse.chunks[..most_chunks(&reuse)];
-        let elsewhere: usize = routed.iter().map(Range::len).sum();
-        let told = (elsewhere + elsewhere / 2).saturating_sub(routed.last().expect("one").end);
-        let queries = super::routed::LAYERS * told as u64;
-        assert!(end.routed_layers > 0, "{end:?}");
-        assert!(end.routed_prompt_queries <= queries, "{queries}: {end:?}");
+        let (elsewhere, here) = reuse.chunks.split_at(most_chunks(&reuse));
+        let behind = reuse.prompt.len() - elsewhere.last().expect("one").end;
+        let behind = (behind - here.iter().map(Range::len).sum::<usize>()) as u64;
+        let layers = super::routed::LAYERS - 1;
+        assert_eq!(end.routed_prompt_queries, layers * behind + 1, "{end:?}");
         let answers = [copied.tokens, computed.tokens, attended.tokens, some.tokens];
         assert!(answers.iter().all(|tokens| *tokens == answers[0]), "{answers:?}");
         assert_ne!(answers[0], reuse.greedy, "a chunk does not see what is before it");

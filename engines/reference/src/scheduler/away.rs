@@ -77,15 +77,12 @@ pub struct Away {
     /// Those that have no rows here, in the same order, and what the model is told of them.
     gaps: Vec<Gap>,
     holes: Vec<Hole>,
-    /// In steps that computed answers alone, and in those that computed its prompt alone.
+    /// In decode steps, and in steps that computed its prompt, behind all of it, for which nobody else asked.
     exchanged: Exchanged,
     prompt_exchanged: Exchanged,
     /// How long, and whether sessions were made for it.
     opening: (u64, bool),
 }
-
-/// One part in so many is little.
-const HERE_LITTLE: u32 = 2;
 
 impl Away {
     /// `routed` has as many holes as places are elsewhere.
@@ -156,20 +153,16 @@ impl Away {
         next.map_or(prompt_tokens, |place| place.start)
     }
 
-    /// Of one step.
+    /// Of one decode step.
     pub fn exchange(&mut self, exchanged: Exchanged) {
         if self.routed.is_some() {
             self.exchanged += exchanged;
         }
     }
 
-    /// Of one step that computed these positions of its prompt. What they attend here is attended while their
-    /// queries are away, and must be little: otherwise that is what took so long.
-    pub fn exchange_prompt(&mut self, positions: &Range<u32>, exchanged: Exchanged) {
-        let follows_all = self.holes_before(positions.start) as usize == self.holes.len();
-        let elsewhere = self.tokens_elsewhere();
-        let here = positions.end.saturating_sub(elsewhere);
-        if self.routed.is_some() && follows_all && here <= elsewhere / HERE_LITTLE {
+    /// Of a step that computed its prompt from this position on, for which nobody else asked.
+    pub fn exchange_prompt(&mut self, from: u32, exchanged: Exchanged) {
+        if self.routed.is_some() && self.holes_before(from) as usize == self.holes.len() {
             self.prompt_exchanged += exchanged;
         }
     }

@@ -46,9 +46,8 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
         }
         let failed = self.compute.failed().to_vec();
         let exchanged = self.compute.exchanged();
-        // What is computed for somebody else meanwhile says nothing of holders.
-        let decodes = |part: &Part| self.sequences[&part.sequence].state == State::Decoding;
-        let only_decodes = parts.iter().all(decodes);
+        let asks = |part: &&Part| self.sequences[&part.sequence].away.routed().is_some();
+        let asking = parts.iter().filter(asks).count();
         let mut tokens = tokens.into_iter();
         for (index, part) in parts.iter().enumerate() {
             let token = part.samples.then(|| tokens.next().expect("one for each that samples"));
@@ -58,9 +57,9 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
             }
             let sequence = self.sequences.get_mut(&part.sequence).expect("parts are of sequences");
             match sequence.state {
-                State::Decoding if only_decodes => sequence.away.exchange(exchanged),
-                State::Prefilling { .. } if parts.len() == 1 => {
-                    sequence.away.exchange_prompt(&part.positions, exchanged);
+                State::Decoding => sequence.away.exchange(exchanged),
+                State::Prefilling { computed } if asking == 1 => {
+                    sequence.away.exchange_prompt(computed, exchanged);
                 }
                 _ => {}
             }
