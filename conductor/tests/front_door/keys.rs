@@ -146,6 +146,30 @@ async fn tenants_share_no_blocks_whatever_they_ask_for() {
     assert_ne!(of("a"), of(""), "nor with callers of the scheduler");
 }
 
+#[tokio::test]
+async fn every_endpoint_of_prompts_takes_a_salt() {
+    let keyed = Keyed::start(&two_tenants()).await;
+    let chat = json!([{"role": "user", "content": "Why?"}]);
+    let asks = [
+        (COMPLETIONS, json!({"model": "tiny", "prompt": "Why?", "max_tokens": 1})),
+        ("/v1/chat/completions", json!({"model": "tiny", "messages": chat, "max_tokens": 1})),
+        ("/v1/responses", json!({"model": "tiny", "input": "Why?", "max_output_tokens": 1})),
+    ];
+    let key = format!("Bearer {FIRST_KEY}");
+    for (path, mut body) in asks {
+        body["cache_salt"] = "s".into();
+        let answered = keyed.send(path, Some(&key), Some(&body)).await;
+        assert_eq!(answered.status, 200, "{path}: {answered:?}");
+        let log = keyed.world.log();
+        let reserved = log.iter().rev().find_map(|happened| match happened {
+            Happened::Allocate { node: "p", request, .. } => Some(&request.namespace),
+            _ => None,
+        });
+        let want = namespace(&[7; 32], "f32", "a\0s", "").0.to_vec();
+        assert_eq!(reserved, Some(&want), "{path}");
+    }
+}
+
 async fn limited(limit: &str) -> Keyed {
     let tenant = format!("[[tenants]]\nname = \"a\"\nkeys = [{{ sha256 = \"{FIRST_HASH}\" }}]\n");
     Keyed::start(&format!("{tenant}{limit}\n")).await

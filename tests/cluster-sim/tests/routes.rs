@@ -67,7 +67,8 @@ const STEPS: [u32; 4] = [1, 8, 64, 512];
 const ROUNDS_SEEN: usize = 12;
 const SEEN: [(u32, u32); 4] = [(4, 3), (16, 20), (64, 30), (100, 12)];
 
-/// What processors take, in microseconds: rates of one core of a Zen 5. The conductor is not told.
+/// What processors take, in microseconds: attention at the rates of one core of a Zen 5, the rest of steps and
+/// prefills made up. The conductor is not told.
 struct Truth;
 
 impl Truth {
