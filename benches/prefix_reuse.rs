@@ -22,6 +22,8 @@ use std::time::Instant;
 use serde_json::json;
 use support::cluster::Cluster;
 
+/// Named here, so that figures stay comparable when `kvasir up` bundles another model.
+const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/models/tiny-deepseek-v2");
 const LENGTHS: [usize; 4] = [512, 1024, 2048, 4032];
 const NEW_TOKENS: usize = 40;
 const REPEATS: u64 = 9;
@@ -63,7 +65,8 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let cluster = Cluster::start("--prefill 1 --decode 1 --arena-bytes 512MiB").await;
+    let flags = format!("--model {MODEL} --prefill 1 --decode 1 --arena-bytes 512MiB");
+    let cluster = Cluster::start(&flags).await;
     println!("| tokens | cold ms | second turn ms | ratio |");
     println!("| --- | --- | --- | --- |");
     let mut all_faster = true;

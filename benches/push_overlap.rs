@@ -25,6 +25,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use support::cluster::Cluster;
 
+/// Named here, so that figures stay comparable when `kvasir up` bundles another model.
+const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/models/tiny-deepseek-v2");
 const LENGTHS: [u32; 5] = [512, 1024, 2048, 3072, 4032];
 const CHUNK_TOKENS: u32 = 512;
 const LAYERS: u64 = 3;
@@ -57,7 +59,8 @@ impl Bench {
         let logs = logs.join(name);
         std::fs::create_dir_all(&logs).expect("a folder for logs");
         let flags = format!(
-            "{flags} --chunk-tokens {CHUNK_TOKENS} --arena-bytes 512MiB --layer-log-dir {}",
+            "{flags} --model {MODEL} --chunk-tokens {CHUNK_TOKENS} --arena-bytes 512MiB \
+             --layer-log-dir {}",
             logs.display()
         );
         let pushes = !flags.contains("--no-push");

@@ -27,13 +27,13 @@ use grid::{Grid, Wire};
 use measure::{Measured, Model};
 
 #[derive(Debug, clap::Subcommand)]
-pub enum Demo {
+pub(crate) enum Demo {
     /// Agents fork a long document that another node has: attend it there, fetch it, or compute it again.
     Agents(Box<AgentsFlags>),
 }
 
 #[derive(Debug, clap::Args)]
-pub struct AgentsFlags {
+pub(crate) struct AgentsFlags {
     /// A few small cells, once each.
     #[arg(long)]
     quick: bool,
@@ -59,6 +59,10 @@ pub struct AgentsFlags {
     #[arg(long, value_name = "TIMES")]
     repeat: Option<u32>,
 
+    /// A Hugging Face folder with the model that the cluster serves; the bundled model by default.
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+
     /// Prints one JSON object and nothing else.
     #[arg(long)]
     json: bool,
@@ -72,7 +76,7 @@ pub struct AgentsFlags {
 /// nothing of the document.
 const ENGINES: u32 = 4;
 
-pub fn run(demo: &Demo, setting: &up::Setting) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(demo: &Demo, setting: &up::Setting) -> Result<(), Box<dyn Error>> {
     let Demo::Agents(flags) = demo;
     let grid = Grid::of(flags)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -99,7 +103,8 @@ async fn run_wire(
     wire: &Wire,
     setting: &up::Setting,
 ) -> Result<Vec<Measured>, Box<dyn Error>> {
-    let line = ClusterLine::try_parse_from(wire.cluster_flags())?;
+    let mut line = ClusterLine::try_parse_from(wire.cluster_flags())?;
+    line.flags.model.clone_from(&flags.model);
     let setting = up::Setting { quiet: true, ..setting.clone() };
     let worked = up::run_for(&line.flags, setting, async |cluster| {
         let model = Model::of(&ModelConfig::read(&cluster.model)?);
